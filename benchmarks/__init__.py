@@ -1,0 +1,1 @@
+"""What is measured against peers: `python -m benchmarks.NAME [--quick] [--json FILE] [--write]`."""

@@ -1,0 +1,1 @@
+"""One file per algorithm: a config and a loss."""

@@ -1,0 +1,1 @@
+"""The persistent experience of the fleet: store, ledger and sampler."""

@@ -1,0 +1,1 @@
+"""The composition root: configs, recipes and the `vla-fleet` command line."""

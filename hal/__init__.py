@@ -1,0 +1,1 @@
+"""Robots, cameras and teleoperators as schedulable resources."""

@@ -1,0 +1,1 @@
+"""What turns an observation into an action chunk; normalisation; weights as named tensors."""

@@ -1,0 +1,84 @@
+"""The fast/slow policy interface. Nothing here imports torch, so a robot that infers remotely stays light."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from wire.types import ActionChunk, Latent, Observation, RobotSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Policy(Protocol):
+    """Turns observations into action chunks in two paces.
+
+    `think` is slow and looks at images and words; `act` is fast and looks at the newest state and the newest latent.
+    A policy without a slow path returns an empty latent.
+    """
+
+    spec: RobotSpec
+    horizon: int
+    """H, actions per chunk"""
+    version: int
+    """the loaded policy version, 0 before any"""
+
+    def think(self, observation: Observation) -> Latent:
+        """The latent of the newest frames and the instruction."""
+        ...
+
+    def act(self, observation: Observation, latent: Latent, tick: int) -> ActionChunk:
+        """A chunk whose first action is for control tick `tick`.
+
+        Raises `PolicyError` if `latent` was made by another policy version.
+        """
+        ...
+
+    def load(self, weights: bytes, version: int) -> None:
+        """Take all weights of `version` at once, or raise `WeightsError` and keep the old ones.
+
+        `weights` is a safetensors file whose metadata names the robot spec and the network.
+        """
+        ...
+
+
+class TrainablePolicy(Protocol):
+    """What a learner needs of a policy, whatever is inside."""
+
+    module: torch.nn.Module
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Imitation loss of a batch, a scalar. Equation and paper stand at the implementation."""
+        ...
+
+    def save(self, module: torch.nn.Module | None = None) -> bytes:
+        """Weights of `module` (default: this policy's) as a safetensors file that `Policy.load` accepts."""
+        ...
+
+
+Batch = dict[str, Any]
+"""Arrays of one training batch, by the names that `cloud_learner.buffer.sampler` documents."""
+
+
+def check_observation(spec: RobotSpec, observation: Observation) -> None:
+    """Raise `InvalidData` naming the field if `observation` does not fit `spec`."""
+    from wire.errors import InvalidData
+
+    if observation.state.shape != (spec.state_dim,):
+        raise InvalidData(
+            f"state of shape {observation.state.shape}; robot '{spec.embodiment}' has {spec.state_dim} dimensions."
+        )
+    if not np.isfinite(observation.state).all():
+        names = [d.name for d, ok in zip(spec.state, np.isfinite(observation.state), strict=True) if not ok]
+        raise InvalidData(f"state is not finite in {names} of robot '{spec.embodiment}'.")
+    for camera in spec.cameras:
+        frame = observation.images.get(camera.name)
+        if frame is None:
+            raise InvalidData(f"no image of camera '{camera.name}'; got {sorted(observation.images)}.")
+        if frame.image.shape != (camera.height, camera.width, 3) or frame.image.dtype != np.uint8:
+            raise InvalidData(
+                f"camera '{camera.name}': {frame.image.dtype}{list(frame.image.shape)}, "
+                f"expected uint8[{camera.height}, {camera.width}, 3]."
+            )

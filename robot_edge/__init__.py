@@ -1,0 +1,1 @@
+"""Runs on the robot computer: control loop, inference, safety, recorder, spool and weight client."""

@@ -1,0 +1,1 @@
+"""The shared language of the fleet: types, messages, codec, channels, clock and errors."""

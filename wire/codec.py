@@ -1,0 +1,80 @@
+"""Messages to bytes and back: one version byte, then MessagePack of the tagged union. No pickle, ever.
+
+An array travels as (dtype, shape, bytes); only the plain numeric types below are accepted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from wire.errors import ProtocolError, TooLarge
+from wire.messages import Message
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+_DTYPES = {"|u1", "|b1", "<i2", "<i4", "<i8", "<f4", "<f8"}
+
+
+def _encode_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.dtype.str not in _DTYPES:
+            raise ProtocolError(f"an array of dtype {value.dtype} cannot be sent; use one of {sorted(_DTYPES)}.")
+        return value.dtype.str, value.shape, np.ascontiguousarray(value).data.cast("B") if value.size else b""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise ProtocolError(f"a {type(value).__name__} cannot be sent.")
+
+
+def _decode_array(kind: type, value: Any) -> Any:
+    if kind is not np.ndarray:
+        raise ProtocolError(f"no decoder for {kind.__name__}.")
+    try:
+        dtype, shape, data = value
+        if dtype not in _DTYPES:
+            raise ProtocolError(f"an array of dtype {dtype!r} is not accepted.")
+        if any(not isinstance(n, int) or n < 0 for n in shape):
+            raise ProtocolError(f"an array of shape {shape!r} is not accepted.")
+        if math.prod(shape) * np.dtype(dtype).itemsize != len(data):
+            raise ProtocolError(f"an array of {len(data)} bytes does not fill shape {shape} of {dtype}.")
+        return np.frombuffer(data, dtype).reshape(shape)
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(f"an array that cannot be read: {error}.") from error
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_decoder = msgspec.msgpack.Decoder(Message, dec_hook=_decode_array)
+
+
+def encode(message: Message) -> bytes:
+    """Bytes of `message`. Raises `TooLarge` above the cap."""
+    data = bytes([PROTOCOL_VERSION]) + _encoder.encode(message)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise TooLarge(
+            f"a {type(message).__name__} of {len(data)} bytes is above the cap of {MAX_MESSAGE_BYTES}; send it in parts."
+        )
+    return data
+
+
+def decode(data: bytes | memoryview) -> Message:
+    """The message in `data`; its arrays are read-only views of `data`.
+
+    Raises `ProtocolError` for anything that is not a message of this protocol version.
+    """
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise TooLarge(f"{len(data)} bytes received, above the cap of {MAX_MESSAGE_BYTES}.")
+    if len(data) < 2:
+        raise ProtocolError(f"{len(data)} bytes are no message.")
+    if data[0] != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"the other side speaks protocol {data[0]}, this side {PROTOCOL_VERSION}: install the same vla-fleet on both."
+        )
+    try:
+        return _decoder.decode(memoryview(data)[1:])
+    except ProtocolError:
+        raise
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a message: {error}.") from error

@@ -1,0 +1,106 @@
+"""Every error this project raises on purpose.
+
+    FleetError
+    ├── ConfigError            an option, recipe or task that does not exist or cannot work
+    ├── WireError
+    │   ├── ProtocolError      bytes that are not a message of this protocol
+    │   ├── TooLarge           a message above the size cap
+    │   └── Refused            the other side said no, with its reason
+    ├── SpecMismatch           data or a policy made for another robot
+    ├── InvalidData            a value that must not be stored or executed (NaN, wrong shape, time going back)
+    ├── StorageError
+    │   ├── DiskFull           no room left; what was being written was taken back
+    │   ├── NotWritable        a directory or file that may not be written
+    │   └── Corrupt            bytes on disk that do not match their checksum
+    ├── RobotError
+    │   └── RenderError        a simulated camera that cannot draw
+    └── PolicyError
+        └── WeightsError       weights that do not match their hash or their network
+
+Each message names the thing, the place and the way out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+from collections.abc import Iterable
+
+
+class FleetError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(FleetError):
+    """An option, recipe or task that does not exist or cannot work."""
+
+
+class WireError(FleetError):
+    """Something wrong between two processes."""
+
+
+class ProtocolError(WireError):
+    """Bytes that are not a message of this protocol."""
+
+
+class TooLarge(WireError):
+    """A message above the size cap."""
+
+
+class Refused(WireError):
+    """The other side said no."""
+
+
+class SpecMismatch(FleetError):
+    """Data or a policy made for another robot."""
+
+
+class InvalidData(FleetError):
+    """A value that must not be stored or executed."""
+
+
+class StorageError(FleetError):
+    """Something wrong with what is on disk."""
+
+
+class DiskFull(StorageError):
+    """No room left on the device."""
+
+
+class NotWritable(StorageError):
+    """A directory or file that may not be written."""
+
+
+class Corrupt(StorageError):
+    """Bytes on disk that do not match their checksum."""
+
+
+class RobotError(FleetError):
+    """A robot or its driver failed."""
+
+
+class RenderError(RobotError):
+    """A simulated camera cannot draw."""
+
+
+class PolicyError(FleetError):
+    """A policy cannot be built or run."""
+
+
+class WeightsError(PolicyError):
+    """Weights that do not match their hash or their network."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`" Did you mean 'x'?"` for the known word closest to `word`, or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def storage_error(error: OSError, what: str, where: object) -> StorageError:
+    """The `StorageError` that says what `error` means for `what` at `where`."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"{what}: no space left for {where}. Free some room or choose another --data directory.")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return NotWritable(f"{what}: {where} may not be written. Fix its permissions or choose another --data.")
+    return StorageError(f"{what}: {where}: {error.strerror or error}.")

@@ -1,0 +1,357 @@
+"""Everything two processes may say to each other, one frozen type each.
+
+`Message` is the tagged union the codec accepts; a message that is not in it cannot be sent. Grouped by who speaks.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from wire.types import ActionChunk, Episode, Frame, Observation, PolicyVersion, RobotSpec, Step
+
+
+class _Message(msgspec.Struct, frozen=True, eq=False, tag=True):
+    pass
+
+
+# --- anyone to the gateway -------------------------------------------------------------------------------------
+
+
+class Hello(_Message):
+    """The first message of a connection, repeated until the gateway answers `Welcome` or `Refusal`."""
+
+    name: str
+    role: str
+    """edge, trainer, evaluator or console"""
+    clock: str
+    sent_ns: int
+    spec: RobotSpec | None = None
+    tasks: tuple[str, ...] = ()
+
+
+class Heartbeat(_Message):
+    """Keeps a connection and carries one clock sample."""
+
+    sent_ns: int
+
+
+class FetchWeights(_Message):
+    """Ask for bytes [offset, offset + size) of a version."""
+
+    number: int
+    offset: int
+    size: int
+
+
+# --- an edge to the gateway ------------------------------------------------------------------------------------
+
+
+class CameraFrames(msgspec.Struct, frozen=True, eq=False):
+    """The frames of one camera that a segment brings, each once."""
+
+    times_ns: np.ndarray
+    """int64[F]"""
+    encoded: tuple[bytes, ...]
+    """F JPEG images, RGB"""
+
+
+class Segment(_Message):
+    """Steps [first_tick, first_tick + T) of one episode: the unit that is spooled, sent and acknowledged."""
+
+    id: str
+    """`<episode id>/<index>`; a segment that comes twice is stored once"""
+    episode: Episode
+    index: int
+    first_tick: int
+    last: bool
+    """whether the episode ends with it"""
+    outcome: str
+    """'' until the last segment, then success, failure or aborted"""
+    closed_ns: int
+    """when its last step had been recorded"""
+    times_ns: np.ndarray
+    """int64[T]"""
+    state: np.ndarray
+    """float32[T, ds]"""
+    proposed: np.ndarray
+    """float32[T, da]"""
+    executed: np.ndarray
+    """float32[T, da]"""
+    actor: np.ndarray
+    """uint8[T], index into `ACTORS`"""
+    chunk_tick: np.ndarray
+    """int32[T]"""
+    delay_ticks: np.ndarray
+    """int16[T]"""
+    version: np.ndarray
+    """int32[T]"""
+    reward: np.ndarray
+    """float32[T]"""
+    terminated: np.ndarray
+    """bool[T]"""
+    truncated: np.ndarray
+    """bool[T]"""
+    frame_times_ns: dict[str, np.ndarray]
+    """int64[T] by camera: the time of the frame each step saw"""
+    frames: dict[str, CameraFrames]
+    """by camera; a step may refer to a frame that an earlier segment of the episode brought"""
+
+    @property
+    def steps(self) -> int:
+        return len(self.times_ns)
+
+
+ACTORS = ("policy", "human", "script", "hold")
+"""`Segment.actor` holds indices into this tuple."""
+
+
+class EdgeStatus(_Message):
+    """What a robot is doing, several times a second. Counters only grow while the edge's spool lives."""
+
+    robot: str
+    time_ns: int
+    mode: str
+    """estop, hold, reset, policy, script or human"""
+    reason: str
+    """why it holds, '' when it does not"""
+    task: str
+    episode: str
+    tick: int
+    state: np.ndarray
+    """float32[ds]"""
+    version: int
+    """policy version that acts"""
+    ticks: int
+    missed_ticks: int
+    late_p99_s: float
+    starved_ticks: int
+    episodes: int
+    interventions: int
+    steps_recorded: int
+    """steps ever written to this edge's spool"""
+    spooled: int
+    """segments that wait for an acknowledgement"""
+    control_pid: int = 0
+    inference_pid: int = 0
+    uplink_pid: int = 0
+
+
+class Preview(_Message):
+    """The newest camera picture for people; never stored, dropped when the line is slow."""
+
+    robot: str
+    camera: str
+    time_ns: int
+    jpeg: bytes
+
+
+class Applied(_Message):
+    """The robot's inference now runs this version."""
+
+    robot: str
+    number: int
+    applied_ns: int
+
+
+# --- the gateway to an edge ------------------------------------------------------------------------------------
+
+
+class Welcome(_Message):
+    """The connection stands."""
+
+    clock: str
+    received_ns: int
+    echo_ns: int
+    """`sent_ns` of the message this answers"""
+
+
+class Refusal(_Message):
+    """The connection is refused; `reason` says why and what to do."""
+
+    reason: str
+
+
+class Ack(_Message):
+    """These segments are on disk and committed; the edge may forget them."""
+
+    segments: tuple[str, ...]
+    quarantined: tuple[str, ...] = ()
+    """kept aside because they were not valid; the gateway's log says why"""
+
+
+class Nack(_Message):
+    """Nothing can be stored now; keep the segments and try again later."""
+
+    reason: str
+
+
+class Job(_Message):
+    """What a robot is to work on until further notice: it goes on when the line is cut."""
+
+    id: str
+    tasks: tuple[str, ...]
+    """task names; the robot takes them in turn"""
+    first_seed: int
+    """seed of its first episode; training and held-out seeds never meet"""
+
+
+class Announce(_Message):
+    """A new policy version can be fetched."""
+
+    version: PolicyVersion
+    announced_ns: int
+
+
+class WeightBytes(_Message):
+    """Part of a version's weights: fetched from the gateway, or published to it."""
+
+    number: int
+    offset: int
+    data: bytes
+
+
+class Operator(_Message):
+    """A person's wish for one robot, from the page."""
+
+    robot: str
+    kind: str
+    """take_over, hand_back, command, estop, release_estop or drop_link"""
+    action: tuple[float, ...] = ()
+    """with `command`: the action to hold until the next command, within the spec's limits"""
+    sequence: int = 0
+    operator: str = "web"
+
+
+class Stop(_Message):
+    """Finish the running episode's record, drain the spool and exit."""
+
+
+# --- the trainer and the evaluator -----------------------------------------------------------------------------
+
+
+class Publish(_Message):
+    """The trainer offers a version; its bytes follow as `WeightBytes`, in order."""
+
+    version: PolicyVersion
+
+
+class Published(_Message):
+    """The version is on disk, committed and announced."""
+
+    number: int
+
+
+class TrainerStatus(_Message):
+    """How learning goes."""
+
+    gradient_steps: int
+    loss: float
+    steps_per_s: float
+    imitated_steps: int
+    cached_segments: int
+    phase: str
+    """waiting, pretraining or online"""
+
+
+class Evaluate(_Message):
+    """Ask the evaluator to measure a version on held-out seeds [first_seed, first_seed + episodes) of each task."""
+
+    number: int
+    episodes: int
+    first_seed: int
+    label: str
+
+
+class Evaluation(_Message):
+    """Measured success of a version on held-out seeds."""
+
+    number: int
+    success: dict[str, float]
+    """by task name, 0 to 1"""
+    episodes: int
+    """per task"""
+    first_seed: int
+    label: str
+    """cadence, before or after"""
+    started_ns: int
+    duration_s: float
+
+
+# --- within one robot computer: control, inference and uplink ---------------------------------------------------
+
+
+class ChunkRequest(_Message):
+    """Control asks inference for a chunk whose first action is for `tick`."""
+
+    tick: int
+    observation: Observation
+
+
+class ChunkReply(_Message):
+    """Inference answers; `error` is '' or why there is no chunk."""
+
+    chunk: ActionChunk | None
+    error: str = ""
+
+
+class LoadWeights(_Message):
+    """The uplink tells inference that verified weights lie at `path`."""
+
+    version: PolicyVersion
+    path: str
+
+
+class EpisodeStarted(_Message):
+    episode: Episode
+
+
+class StepTaken(_Message):
+    episode_id: str
+    step: Step
+
+
+class FrameTaken(_Message):
+    """A frame for the record (`image`) or for people (`preview`); sent once."""
+
+    episode_id: str
+    camera: str
+    frame: Frame
+
+
+class EpisodeEnded(_Message):
+    episode_id: str
+    outcome: str
+    ended_ns: int
+
+
+Message = (
+    Hello
+    | Heartbeat
+    | FetchWeights
+    | Segment
+    | EdgeStatus
+    | Preview
+    | Applied
+    | Welcome
+    | Refusal
+    | Ack
+    | Nack
+    | Job
+    | Announce
+    | WeightBytes
+    | Operator
+    | Stop
+    | Publish
+    | Published
+    | TrainerStatus
+    | Evaluate
+    | Evaluation
+    | ChunkRequest
+    | ChunkReply
+    | LoadWeights
+    | EpisodeStarted
+    | StepTaken
+    | FrameTaken
+    | EpisodeEnded
+)

@@ -1,0 +1,233 @@
+"""The nouns of the fleet: one frozen, slotted type each.
+
+Shapes use these letters: H actions of a chunk, T steps of a segment, ds state and da action dimensions,
+h and w image height and width, F frames of a camera in a segment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+
+from wire.errors import ConfigError, SpecMismatch
+
+
+class Meaning(StrEnum):
+    """What a number of a state or action dimension means to the robot."""
+
+    absolute = "absolute"
+    """a target or measured value, as it is"""
+    delta = "delta"
+    """a change applied once per control tick"""
+    velocity = "velocity"
+    """a rate that goes on until the next command"""
+
+
+class Actor(StrEnum):
+    """Who chose the action of a step."""
+
+    policy = "policy"
+    human = "human"
+    script = "script"
+    hold = "hold"
+
+
+class Dimension(msgspec.Struct, frozen=True):
+    """One state or action dimension."""
+
+    name: str
+    unit: str
+    low: float
+    high: float
+    meaning: Meaning = Meaning.absolute
+
+
+class CameraSpec(msgspec.Struct, frozen=True):
+    """One camera as the policy sees it: uint8[height, width, 3], RGB."""
+
+    name: str
+    height: int
+    width: int
+    rate_hz: float
+
+
+class RobotSpec(msgspec.Struct, frozen=True):
+    """What a robot measures and accepts. Two robots with equal specs share one data stream."""
+
+    embodiment: str
+    state: tuple[Dimension, ...]
+    action: tuple[Dimension, ...]
+    cameras: tuple[CameraSpec, ...]
+    control_hz: float
+
+    def __post_init__(self) -> None:
+        for kind, dimensions in (("state", self.state), ("action", self.action)):
+            names = [dimension.name for dimension in dimensions]
+            if len(set(names)) != len(names):
+                raise ConfigError(f"robot spec '{self.embodiment}': a {kind} name stands twice in {names}.")
+            for dimension in dimensions:
+                if not dimension.low < dimension.high:
+                    raise ConfigError(
+                        f"robot spec '{self.embodiment}': {kind} '{dimension.name}' has low {dimension.low} "
+                        f"not below high {dimension.high}."
+                    )
+                if not dimension.unit:
+                    raise ConfigError(f"robot spec '{self.embodiment}': {kind} '{dimension.name}' has no unit.")
+        if not self.control_hz > 0:
+            raise ConfigError(f"robot spec '{self.embodiment}': control_hz must be positive.")
+
+    @property
+    def hash(self) -> str:
+        """16 hexadecimal digits that name the data stream."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
+    @property
+    def state_dim(self) -> int:
+        return len(self.state)
+
+    @property
+    def action_dim(self) -> int:
+        return len(self.action)
+
+    @property
+    def period_ns(self) -> int:
+        return round(1e9 / self.control_hz)
+
+    def action_low(self) -> np.ndarray:
+        """float32[da]"""
+        return np.array([d.low for d in self.action], np.float32)
+
+    def action_high(self) -> np.ndarray:
+        """float32[da]"""
+        return np.array([d.high for d in self.action], np.float32)
+
+    def require(self, other: RobotSpec, what: str) -> None:
+        """Raise `SpecMismatch` that names the first difference if `other` is another spec."""
+        if self.hash == other.hash:
+            return
+        for field in self.__struct_fields__:
+            mine, theirs = getattr(self, field), getattr(other, field)
+            if mine != theirs:
+                if isinstance(mine, tuple):
+                    mine, theirs = [d.name for d in mine], [d.name for d in theirs]
+                    if mine == theirs:
+                        mine = theirs = f"the same names with other limits, units or shapes: {mine}"
+                raise SpecMismatch(
+                    f"{what}: made for robot spec {self.hash} ('{self.embodiment}'), but got {other.hash} "
+                    f"('{other.embodiment}'); '{field}' differs: {mine} against {theirs}. "
+                    "Use weights and data of this robot, or start a fresh --data directory."
+                )
+
+
+class Frame(msgspec.Struct, frozen=True, eq=False):
+    """One camera image, captured once."""
+
+    time_ns: int
+    image: np.ndarray
+    """uint8[h, w, 3], RGB"""
+    preview: np.ndarray | None = None
+    """uint8[H, W, 3], RGB: a larger view of the same moment for people, never for the policy"""
+
+
+class Observation(msgspec.Struct, frozen=True, eq=False):
+    """What a robot sees and feels at one moment."""
+
+    time_ns: int
+    state: np.ndarray
+    """float32[ds]"""
+    images: dict[str, Frame]
+    """by camera name; each frame has its own, earlier time"""
+    task: str
+    """the instruction, as a person would say it"""
+
+
+class Latent(msgspec.Struct, frozen=True, eq=False):
+    """What the slow pathway left for the fast one."""
+
+    data: np.ndarray
+    """float32[...]; its shape belongs to the policy"""
+    observed_ns: int
+    """when what it saw was captured"""
+    version: int
+
+
+class ActionChunk(msgspec.Struct, frozen=True, eq=False):
+    """H actions in a row, made from one observation."""
+
+    actions: np.ndarray
+    """float32[H, da]"""
+    first_tick: int
+    """the control tick that `actions[0]` is meant for"""
+    step_ns: int
+    """time between two actions"""
+    version: int
+    observed_ns: int
+    latent_observed_ns: int
+
+
+class Step(msgspec.Struct, frozen=True, eq=False):
+    """One control tick as it happened."""
+
+    tick: int
+    """0 at the start of the episode"""
+    time_ns: int
+    state: np.ndarray
+    """float32[ds], before the action"""
+    proposed: np.ndarray
+    """float32[da]; what the one in control asked for"""
+    executed: np.ndarray
+    """float32[da]; what the robot did, after limits"""
+    actor: Actor
+    frames: dict[str, int]
+    """time_ns of the newest frame seen, by camera name"""
+    chunk_tick: int
+    """first tick of the chunk the policy's action came from, -1 when none"""
+    delay_ticks: int
+    """measured: ticks from the chunk's observation until it could be used, -1 when none"""
+    version: int
+    """policy version that acted or was ready to act, 0 when none"""
+    reward: float
+    terminated: bool = False
+    truncated: bool = False
+
+
+class Episode(msgspec.Struct, frozen=True):
+    """An ordered run of steps of one robot on one task."""
+
+    id: str
+    robot: str
+    spec_hash: str
+    task: str
+    seed: int
+    source: str
+    """online, demonstration or evaluation"""
+    started_ns: int
+
+
+class PolicyVersion(msgspec.Struct, frozen=True):
+    """One published set of weights."""
+
+    number: int
+    """grows by one; 0 means none"""
+    sha256: str
+    size_bytes: int
+    parent: int
+    gradient_steps: int
+    human_steps: int
+    """imitated steps in the buffer when it was made"""
+    newest_segment: int
+    """ledger row of the newest segment that could have trained it"""
+    created_ns: int = 0
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """Who holds a robot, for what, until when."""
+
+    robot: str
+    holder: str
+    purpose: str
+    priority: int
+    expires_ns: int
