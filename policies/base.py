@@ -47,7 +47,10 @@ class Policy(Protocol):
 class TrainablePolicy(Protocol):
     """What a learner needs of a policy, whatever is inside."""
 
-    module: torch.nn.Module
+    @property
+    def module(self) -> torch.nn.Module:
+        """The network that is trained."""
+        ...
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Imitation loss of a batch, a scalar. Equation and paper stand at the implementation."""

@@ -35,8 +35,15 @@ class MonotonicClock:
             time.sleep(remaining_ns / 1e9)
 
 
+class UnpacedClock(MonotonicClock):
+    """The same time, but nobody sleeps on it: a loop runs as fast as the machine allows."""
+
+    def sleep_until(self, deadline_ns: int) -> None:
+        return
+
+
 class ManualClock:
-    """A clock that stands still until somebody sleeps on it or moves it: for tests and unpaced runs."""
+    """A clock that stands still until somebody sleeps on it or moves it: for tests."""
 
     def __init__(self, start_ns: int = 0) -> None:
         self._now_ns = start_ns

@@ -54,7 +54,8 @@ def encode(message: Message) -> bytes:
     data = bytes([PROTOCOL_VERSION]) + _encoder.encode(message)
     if len(data) > MAX_MESSAGE_BYTES:
         raise TooLarge(
-            f"a {type(message).__name__} of {len(data)} bytes is above the cap of {MAX_MESSAGE_BYTES}; send it in parts."
+            f"a {type(message).__name__} of {len(data)} bytes is above the cap of {MAX_MESSAGE_BYTES};"
+            " send it in parts."
         )
     return data
 
@@ -70,7 +71,8 @@ def decode(data: bytes | memoryview) -> Message:
         raise ProtocolError(f"{len(data)} bytes are no message.")
     if data[0] != PROTOCOL_VERSION:
         raise ProtocolError(
-            f"the other side speaks protocol {data[0]}, this side {PROTOCOL_VERSION}: install the same vla-fleet on both."
+            f"the other side speaks protocol {data[0]}, this side {PROTOCOL_VERSION}:"
+            " install the same vla-fleet on both."
         )
     try:
         return _decoder.decode(memoryview(data)[1:])

@@ -15,10 +15,10 @@ class _Message(msgspec.Struct, frozen=True, eq=False, tag=True):
     pass
 
 
-# --- anyone to the gateway -------------------------------------------------------------------------------------
+# --- anyone to the gateway -------------------------------------------------------------------------------------------
 
 
-class Hello(_Message):
+class Hello(_Message, frozen=True, eq=False):
     """The first message of a connection, repeated until the gateway answers `Welcome` or `Refusal`."""
 
     name: str
@@ -26,17 +26,18 @@ class Hello(_Message):
     """edge, trainer, evaluator or console"""
     clock: str
     sent_ns: int
+    pid: int = 0
     spec: RobotSpec | None = None
     tasks: tuple[str, ...] = ()
 
 
-class Heartbeat(_Message):
+class Heartbeat(_Message, frozen=True, eq=False):
     """Keeps a connection and carries one clock sample."""
 
     sent_ns: int
 
 
-class FetchWeights(_Message):
+class FetchWeights(_Message, frozen=True, eq=False):
     """Ask for bytes [offset, offset + size) of a version."""
 
     number: int
@@ -44,7 +45,7 @@ class FetchWeights(_Message):
     size: int
 
 
-# --- an edge to the gateway ------------------------------------------------------------------------------------
+# --- an edge to the gateway ------------------------------------------------------------------------------------------
 
 
 class CameraFrames(msgspec.Struct, frozen=True, eq=False):
@@ -56,7 +57,7 @@ class CameraFrames(msgspec.Struct, frozen=True, eq=False):
     """F JPEG images, RGB"""
 
 
-class Segment(_Message):
+class Segment(_Message, frozen=True, eq=False):
     """Steps [first_tick, first_tick + T) of one episode: the unit that is spooled, sent and acknowledged."""
 
     id: str
@@ -106,7 +107,7 @@ ACTORS = ("policy", "human", "script", "hold")
 """`Segment.actor` holds indices into this tuple."""
 
 
-class EdgeStatus(_Message):
+class EdgeStatus(_Message, frozen=True, eq=False):
     """What a robot is doing, several times a second. Counters only grow while the edge's spool lives."""
 
     robot: str
@@ -137,7 +138,7 @@ class EdgeStatus(_Message):
     uplink_pid: int = 0
 
 
-class Preview(_Message):
+class Preview(_Message, frozen=True, eq=False):
     """The newest camera picture for people; never stored, dropped when the line is slow."""
 
     robot: str
@@ -146,7 +147,7 @@ class Preview(_Message):
     jpeg: bytes
 
 
-class Applied(_Message):
+class Applied(_Message, frozen=True, eq=False):
     """The robot's inference now runs this version."""
 
     robot: str
@@ -154,10 +155,10 @@ class Applied(_Message):
     applied_ns: int
 
 
-# --- the gateway to an edge ------------------------------------------------------------------------------------
+# --- the gateway to an edge ------------------------------------------------------------------------------------------
 
 
-class Welcome(_Message):
+class Welcome(_Message, frozen=True, eq=False):
     """The connection stands."""
 
     clock: str
@@ -166,13 +167,17 @@ class Welcome(_Message):
     """`sent_ns` of the message this answers"""
 
 
-class Refusal(_Message):
+class Refusal(_Message, frozen=True, eq=False):
     """The connection is refused; `reason` says why and what to do."""
 
     reason: str
 
 
-class Ack(_Message):
+class Introduce(_Message, frozen=True, eq=False):
+    """The gateway does not know this peer, for it may just have started: say `Hello` again."""
+
+
+class Ack(_Message, frozen=True, eq=False):
     """These segments are on disk and committed; the edge may forget them."""
 
     segments: tuple[str, ...]
@@ -180,13 +185,13 @@ class Ack(_Message):
     """kept aside because they were not valid; the gateway's log says why"""
 
 
-class Nack(_Message):
+class Nack(_Message, frozen=True, eq=False):
     """Nothing can be stored now; keep the segments and try again later."""
 
     reason: str
 
 
-class Job(_Message):
+class Job(_Message, frozen=True, eq=False):
     """What a robot is to work on until further notice: it goes on when the line is cut."""
 
     id: str
@@ -196,14 +201,14 @@ class Job(_Message):
     """seed of its first episode; training and held-out seeds never meet"""
 
 
-class Announce(_Message):
+class Announce(_Message, frozen=True, eq=False):
     """A new policy version can be fetched."""
 
     version: PolicyVersion
     announced_ns: int
 
 
-class WeightBytes(_Message):
+class WeightBytes(_Message, frozen=True, eq=False):
     """Part of a version's weights: fetched from the gateway, or published to it."""
 
     number: int
@@ -211,7 +216,7 @@ class WeightBytes(_Message):
     data: bytes
 
 
-class Operator(_Message):
+class Operator(_Message, frozen=True, eq=False):
     """A person's wish for one robot, from the page."""
 
     robot: str
@@ -223,26 +228,26 @@ class Operator(_Message):
     operator: str = "web"
 
 
-class Stop(_Message):
+class Stop(_Message, frozen=True, eq=False):
     """Finish the running episode's record, drain the spool and exit."""
 
 
-# --- the trainer and the evaluator -----------------------------------------------------------------------------
+# --- the trainer and the evaluator -----------------------------------------------------------------------------------
 
 
-class Publish(_Message):
+class Publish(_Message, frozen=True, eq=False):
     """The trainer offers a version; its bytes follow as `WeightBytes`, in order."""
 
     version: PolicyVersion
 
 
-class Published(_Message):
+class Published(_Message, frozen=True, eq=False):
     """The version is on disk, committed and announced."""
 
     number: int
 
 
-class TrainerStatus(_Message):
+class TrainerStatus(_Message, frozen=True, eq=False):
     """How learning goes."""
 
     gradient_steps: int
@@ -254,7 +259,7 @@ class TrainerStatus(_Message):
     """waiting, pretraining or online"""
 
 
-class Evaluate(_Message):
+class Evaluate(_Message, frozen=True, eq=False):
     """Ask the evaluator to measure a version on held-out seeds [first_seed, first_seed + episodes) of each task."""
 
     number: int
@@ -263,7 +268,7 @@ class Evaluate(_Message):
     label: str
 
 
-class Evaluation(_Message):
+class Evaluation(_Message, frozen=True, eq=False):
     """Measured success of a version on held-out seeds."""
 
     number: int
@@ -278,40 +283,40 @@ class Evaluation(_Message):
     duration_s: float
 
 
-# --- within one robot computer: control, inference and uplink ---------------------------------------------------
+# --- within one robot computer: control, inference and uplink --------------------------------------------------------
 
 
-class ChunkRequest(_Message):
+class ChunkRequest(_Message, frozen=True, eq=False):
     """Control asks inference for a chunk whose first action is for `tick`."""
 
     tick: int
     observation: Observation
 
 
-class ChunkReply(_Message):
+class ChunkReply(_Message, frozen=True, eq=False):
     """Inference answers; `error` is '' or why there is no chunk."""
 
     chunk: ActionChunk | None
     error: str = ""
 
 
-class LoadWeights(_Message):
+class LoadWeights(_Message, frozen=True, eq=False):
     """The uplink tells inference that verified weights lie at `path`."""
 
     version: PolicyVersion
     path: str
 
 
-class EpisodeStarted(_Message):
+class EpisodeStarted(_Message, frozen=True, eq=False):
     episode: Episode
 
 
-class StepTaken(_Message):
+class StepTaken(_Message, frozen=True, eq=False):
     episode_id: str
     step: Step
 
 
-class FrameTaken(_Message):
+class FrameTaken(_Message, frozen=True, eq=False):
     """A frame for the record (`image`) or for people (`preview`); sent once."""
 
     episode_id: str
@@ -319,7 +324,7 @@ class FrameTaken(_Message):
     frame: Frame
 
 
-class EpisodeEnded(_Message):
+class EpisodeEnded(_Message, frozen=True, eq=False):
     episode_id: str
     outcome: str
     ended_ns: int
@@ -335,6 +340,7 @@ Message = (
     | Applied
     | Welcome
     | Refusal
+    | Introduce
     | Ack
     | Nack
     | Job

@@ -82,7 +82,9 @@ class RobotSpec(msgspec.Struct, frozen=True):
     @property
     def hash(self) -> str:
         """16 hexadecimal digits that name the data stream."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+        # A whole number given as an int is the same number after it came over the wire as a float.
+        same = msgspec.convert(msgspec.to_builtins(self), RobotSpec)
+        return hashlib.sha256(msgspec.json.encode(same)).hexdigest()[:16]
 
     @property
     def state_dim(self) -> int:

@@ -1,1 +1,1 @@
-"""One file per kind of robot."""
+"""Robots that `hal.registry` knows by name. Nothing here is imported until its robot is asked for."""

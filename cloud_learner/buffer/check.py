@@ -1,0 +1,152 @@
+"""Whether a segment may be stored: pure functions that raise `InvalidData` naming the field that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from cloud_learner.buffer.files import checked_name
+from wire.errors import InvalidData
+from wire.messages import ACTORS, Segment
+from wire.types import RobotSpec
+
+MAX_STEPS = 4096
+MAX_BYTES = 32 * 1024 * 1024
+"""Caps of one segment, far above the second or so that an edge puts in one."""
+SOURCES = ("online", "demonstration", "evaluation")
+OUTCOMES = ("success", "failure", "aborted")
+_MAX_INT64 = 2**63 - 1
+
+KnownFrames = Mapping[str, frozenset[int]]
+"""Times of the frames that earlier segments of the episode brought, by camera."""
+
+
+def check_names(segment: Segment, peer: str) -> None:
+    """That the segment is named as it must be and came from the robot whose episode it is."""
+    episode = segment.episode
+    checked_name(episode.id, "episode id")
+    checked_name(episode.robot, "robot")
+    checked_name(episode.spec_hash, "spec hash")
+    if episode.robot != peer:
+        raise InvalidData(f"it belongs to robot {episode.robot!r} but was sent by {peer!r}.")
+    if segment.id != f"{episode.id}/{segment.index}":
+        raise InvalidData(f"id {segment.id[:200]!r} is not '<episode id>/<index>' of {episode.id!r}, {segment.index}.")
+    if episode.source not in SOURCES:
+        raise InvalidData(f"episode source {episode.source[:50]!r} is none of {SOURCES}.")
+    if not 1 <= len(episode.task) <= 200:
+        raise InvalidData(f"a task name has 1 to 200 characters, this one {len(episode.task)}.")
+    allowed = OUTCOMES if segment.last else ("",)
+    if segment.outcome not in allowed:
+        place = "the last segment" if segment.last else "a segment that is not the last"
+        raise InvalidData(f"outcome {segment.outcome[:50]!r} of {place} is none of {allowed}.")
+    for name, value in (("index", segment.index), ("first_tick", segment.first_tick), ("seed", episode.seed)):
+        if not 0 <= value < 2**53:
+            raise InvalidData(f"{name} {value} is negative or too large.")
+    for name, value in (("closed_ns", segment.closed_ns), ("started_ns", episode.started_ns)):
+        if abs(value) > _MAX_INT64:
+            raise InvalidData(f"{name} {value} does not fit 64 bits.")
+
+
+def check_steps(segment: Segment, spec: RobotSpec) -> None:
+    """That every step array has the shape, type and range that `spec` and the message say."""
+    t = segment.steps
+    if t > MAX_STEPS or _size(segment) > MAX_BYTES:
+        raise InvalidData(f"{t} steps, {_size(segment)} bytes; at most {MAX_STEPS} steps, {MAX_BYTES} bytes are taken.")
+    if t == 0 and not segment.last:
+        raise InvalidData("no steps, and the episode does not end with it.")
+    for name, dtype, shape in (
+        ("times_ns", "<i8", (t,)),
+        ("state", "<f4", (t, spec.state_dim)),
+        ("proposed", "<f4", (t, spec.action_dim)),
+        ("executed", "<f4", (t, spec.action_dim)),
+        ("actor", "|u1", (t,)),
+        ("chunk_tick", "<i4", (t,)),
+        ("delay_ticks", "<i2", (t,)),
+        ("version", "<i4", (t,)),
+        ("reward", "<f4", (t,)),
+        ("terminated", "|b1", (t,)),
+        ("truncated", "|b1", (t,)),
+    ):
+        array: np.ndarray = getattr(segment, name)
+        _require_array(array, dtype, shape, name)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            tick = segment.first_tick + int(np.argwhere(~np.isfinite(array))[0][0])
+            raise InvalidData(f"{name} is not finite at tick {tick}.")
+    if (np.diff(segment.times_ns) <= 0).any():
+        tick = segment.first_tick + int(np.argmax(np.diff(segment.times_ns) <= 0)) + 1
+        raise InvalidData(f"times_ns does not grow at tick {tick}.")
+    if t and int(segment.actor.max()) >= len(ACTORS):
+        raise InvalidData(f"actor {int(segment.actor.max())} is none of {ACTORS}.")
+    if t and int(segment.version.min()) < 0:
+        raise InvalidData(f"version {int(segment.version.min())} is negative.")
+
+
+def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None) -> None:
+    """That frames are JPEG images of the spec's size and that every step refers to one that is there.
+
+    `known`: the frames of earlier segments, or None when some of them have not come, so that nobody can tell.
+    """
+    names = {camera.name for camera in spec.cameras}
+    if set(segment.frame_times_ns) != names or not set(segment.frames) <= names:
+        raise InvalidData(
+            f"frames of cameras {sorted({*segment.frame_times_ns, *segment.frames})[:20]}; "
+            f"the robot has {sorted(names)}."
+        )
+    for camera in spec.cameras:
+        what = f"camera '{camera.name}'"
+        seen = segment.frame_times_ns[camera.name]
+        _require_array(seen, "<i8", (segment.steps,), f"frame_times_ns of {what}")
+        if (np.diff(seen) < 0).any():
+            raise InvalidData(f"{what}: a step saw an older frame than the step before.")
+        if (seen > segment.times_ns).any():
+            tick = segment.first_tick + int(np.argmax(seen > segment.times_ns))
+            raise InvalidData(f"{what}: the step at tick {tick} saw a frame that was taken after it.")
+        brought: list[int] = []
+        if (frames := segment.frames.get(camera.name)) is not None:
+            _require_array(frames.times_ns, "<i8", (len(frames.encoded),), f"frame times of {what}")
+            if (np.diff(frames.times_ns) <= 0).any():
+                raise InvalidData(f"{what}: frame times do not grow.")
+            for number, image in enumerate(frames.encoded):
+                size = jpeg_size(image)
+                if size != (camera.height, camera.width, 3):
+                    raise InvalidData(
+                        f"{what}: frame {number} is {'no JPEG image' if size is None else f'a JPEG of {size}'}, "
+                        f"expected {(camera.height, camera.width, 3)}."
+                    )
+            brought = frames.times_ns.tolist()
+        if known is not None:
+            there = known.get(camera.name, frozenset())
+            missing = [time for time in np.unique(seen).tolist() if time not in there and time not in brought]
+            if missing:
+                raise InvalidData(f"{what}: steps refer to a frame of time {missing[0]} that never came.")
+
+
+def jpeg_size(data: bytes) -> tuple[int, int, int] | None:
+    """(height, width, channels) that a JPEG header promises, or None if `data` is no whole JPEG file."""
+    if data[:3] != b"\xff\xd8\xff" or data[-2:] != b"\xff\xd9":
+        return None
+    at = 2
+    while at + 9 < len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # a fill byte
+            at += 1
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # start of frame
+            height, width = int.from_bytes(data[at + 5 : at + 7], "big"), int.from_bytes(data[at + 7 : at + 9], "big")
+            return height, width, data[at + 9]
+        elif marker in (0xD8, 0xD9, 0xDA):  # the image begins, or the file ends, without a frame header
+            return None
+        else:
+            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return None
+
+
+def _size(segment: Segment) -> int:
+    return sum(len(image) for frames in segment.frames.values() for image in frames.encoded) + sum(
+        value.nbytes for name in segment.__struct_fields__ if isinstance(value := getattr(segment, name), np.ndarray)
+    )
+
+
+def _require_array(array: np.ndarray, dtype: str, shape: tuple[int, ...], what: str) -> None:
+    if array.dtype.str != dtype or array.shape != shape:
+        raise InvalidData(f"{what} is {array.dtype.str}{list(array.shape)}, expected {dtype}{list(shape)}.")

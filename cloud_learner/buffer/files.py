@@ -1,0 +1,88 @@
+"""Files that are either wholly there or not there at all, whatever happens while they are written.
+
+A file is written under a temporary name, flushed to the device, renamed, and its directory flushed. What a crash leaves
+is at most a temporary file, which the owner of the directory removes at its next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+from wire.errors import InvalidData, storage_error
+
+TEMPORARY = ".part"
+"""Suffix of files that are being written."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+=-]{0,127}\Z")
+
+
+def checked_name(name: str, what: str) -> str:
+    """`name` if it is safe as one component of a path; raises `InvalidData` naming `what` otherwise."""
+    if not _NAME.match(name) or ".." in name or name.endswith(TEMPORARY):
+        raise InvalidData(
+            f"{what} {name[:200]!r} cannot be a file name: use 1 to 128 letters, digits and any of _ . : @ + = -, "
+            "not starting with a dot and without '..'."
+        )
+    return name
+
+
+def write_durably(path: Path, data: bytes, what: str) -> None:
+    """Write `data` to `path`, replacing what is there; it is on the device when this returns.
+
+    Raises `DiskFull`, `NotWritable` or `StorageError`; then nothing new stands at `path` and no temporary is left.
+    """
+    temporary = path.with_name(path.name + TEMPORARY)
+    try:
+        make_directory(path.parent)
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        move_durably(temporary, path)
+    except OSError as error:
+        remove_quietly(temporary)
+        raise storage_error(error, what, path) from error
+
+
+def move_durably(temporary: Path, path: Path) -> None:
+    """Give an already flushed file its final name. Raises `OSError`."""
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def make_directory(path: Path) -> None:
+    """Create `path` and its parents so that they survive a power cut. Raises `OSError`."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Flush the names in a directory to the device. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_quietly(path: Path) -> None:
+    """Remove a temporary file; one that is gone, or cannot be removed now, waits for `remove_leftovers`."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def remove_leftovers(root: Path, what: str) -> int:
+    """Remove temporary files below `root`; only the process that writes there may call this. Returns how many."""
+    found = sorted(root.rglob("*" + TEMPORARY))
+    for path in found:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise storage_error(error, what, path) from error
+    return len(found)

@@ -1,0 +1,262 @@
+"""The gateway: the one door of the cloud. It stores, serves weights, hands out jobs and passes people's wishes on.
+
+It never trains. Killed at any point and started again on the same data directory it goes on: what was acknowledged is
+on disk, and every peer introduces itself anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from cloud_learner.buffer.ledger import Ledger
+from cloud_learner.buffer.rows import Totals
+from cloud_learner.ingest import Ingest
+from cloud_learner.operator.view import FleetView
+from cloud_learner.weight_store import WeightStore
+from hal.scheduler import TaskSchedule
+from wire.channel import ServerChannel
+from wire.clock import Clock, clock_name
+from wire.errors import FleetError, SpecMismatch, StorageError
+from wire.messages import (
+    Ack,
+    Announce,
+    Applied,
+    EdgeStatus,
+    Evaluate,
+    Evaluation,
+    FetchWeights,
+    Heartbeat,
+    Hello,
+    Introduce,
+    Job,
+    Message,
+    Nack,
+    Operator,
+    Preview,
+    Publish,
+    Published,
+    Refusal,
+    Segment,
+    TrainerStatus,
+    WeightBytes,
+    Welcome,
+)
+from wire.types import RobotSpec
+
+log = logging.getLogger(__name__)
+
+_MESSAGES_PER_TURN = 200
+
+
+class Door(ServerChannel, Protocol):
+    """A server channel that can say whom it turned away."""
+
+    def refused(self) -> list[tuple[str, str]]: ...
+
+
+class Gateway:
+    """`turn` answers what has come and returns."""
+
+    def __init__(
+        self,
+        channel: Door,
+        ledger: Ledger,
+        ingest: Ingest,
+        weights: WeightStore,
+        view: FleetView,
+        schedule: TaskSchedule,
+        spec: RobotSpec,
+        clock: Clock,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """`spec`: of the robots this fleet's policy is made for; others are refused with the difference."""
+        self._channel = channel
+        self._ledger = ledger
+        self._ingest = ingest
+        self._weights = weights
+        self._view = view
+        self._schedule = schedule
+        self._spec = spec
+        self._clock = clock
+        self._wall_ns = wall_ns
+        self._roles: dict[str, str] = {}
+        self._clocks: dict[str, str] = {}
+        self._offsets_ns: dict[str, int] = {}
+        self._jobs: dict[str, Job] = {}
+        self._announced_ns: dict[int, int] = {}
+        self._no_room = ""
+
+    def turn(self) -> int:
+        """Handle what is there; returns how many messages that was."""
+        handled = 0
+        while handled < _MESSAGES_PER_TURN and (received := self._channel.recv()) is not None:
+            handled += 1
+            peer, message = received
+            try:
+                self._handle(peer, message)
+            except StorageError as error:
+                # Told once per change, not once per message: a full disk stays full for a while.
+                if str(error) != self._no_room:
+                    log.error("%s", error)
+                    self._view.event("storage", str(error), peer)
+                self._no_room = str(error)
+                self._channel.send(peer, Nack(str(error)))
+            except FleetError as error:
+                log.error("a %s of '%s': %s", type(message).__name__, peer, error)
+                self._view.event("error", str(error), peer)
+                self._channel.send(peer, Refusal(str(error)))
+        for name, reason in self._channel.refused():
+            self._view.refused(name, reason)
+            self._ledger.add_event(self._clock.now_ns(), name, "refused", reason)
+        for wish in self._view.wishes():
+            self._pass_on(wish)
+        return handled
+
+    # --- peers ----------------------------------------------------------------------------------------------------
+
+    def _handle(self, peer: str, message: Message) -> None:
+        if isinstance(message, Hello):
+            self._welcome(peer, message)
+            return
+        role = self._roles.get(peer)
+        if role is None:
+            self._channel.send(peer, Introduce())
+            return
+        match message:
+            case Segment():
+                self._store(peer, message)
+            case EdgeStatus(robot=robot) if robot == peer:
+                self._view.status(message)
+            case Preview(robot=robot) if robot == peer:
+                self._view.preview(message)
+            case Applied(robot=robot) if robot == peer:
+                self._applied(peer, message)
+            case Heartbeat(sent_ns=sent_ns):
+                self._measure_clock(peer, sent_ns)
+                self._channel.send(peer, Welcome(clock_name(), self._clock.now_ns(), sent_ns))
+            case FetchWeights():
+                self._channel.send(peer, self._weights.serve(message))
+            case Publish() if role == "trainer":
+                if (version := self._weights.begin(message)) is not None:
+                    self._channel.send(peer, Published(version.number))
+            case WeightBytes() if role == "trainer":
+                self._weight_part(peer, message)
+            case TrainerStatus() if role == "trainer":
+                self._view.trainer(message)
+            case Evaluate(number=number) if role == "evaluator":
+                self._announce(peer, number)
+            case Evaluation() if role == "evaluator":
+                if self._ledger.add_evaluation(message, self._wall_ns()):
+                    self._view.evaluation(message)
+            case _:
+                log.error("dropped a %s of '%s', which as %s may not send it.", type(message).__name__, peer, role)
+
+    def _welcome(self, peer: str, hello: Hello) -> None:
+        now_ns = self._clock.now_ns()
+        if hello.name != peer:
+            self._channel.send(peer, Refusal(f"the key of '{peer}' cannot speak for '{hello.name}'."))
+            return
+        if hello.spec is not None:
+            try:
+                self._spec.require(hello.spec, f"the policy of this fleet and robot '{peer}'")
+            except SpecMismatch as error:
+                if self._roles.pop(peer, "") or peer not in self._clocks:
+                    log.error("robot '%s' is refused: %s", peer, error)
+                    self._view.refused(peer, str(error))
+                self._clocks[peer] = hello.clock
+                self._channel.send(peer, Refusal(str(error)))
+                return
+        known = self._roles.get(peer)
+        self._roles[peer], self._clocks[peer] = hello.role, hello.clock
+        self._measure_clock(peer, hello.sent_ns)
+        self._ledger.see_robot(peer, hello.spec, hello.clock, now_ns)
+        self._channel.send(peer, Welcome(clock_name(), now_ns, hello.sent_ns))
+        if hello.role == "edge":
+            self._view.robot_seen(peer, hello.spec)
+            if peer not in self._jobs:
+                job = self._schedule.job(peer, hello.tasks)
+                # A robot that comes back goes on with the seeds it has not had yet.
+                done = self._ledger.robot_totals().get(peer, Totals()).episodes
+                self._jobs[peer] = Job(job.id, job.tasks, job.first_seed + done)
+            self._channel.send(peer, self._jobs[peer])
+        if hello.role in ("edge", "evaluator"):
+            self._announce(peer, None)
+        if known is None:
+            log.info("%s '%s' is here.", hello.role, peer)
+
+    def _measure_clock(self, peer: str, sent_ns: int) -> None:
+        """Offset = gateway time - robot time; the smallest sample is the one that waited least on its way."""
+        if self._clocks.get(peer) == clock_name():
+            offset_ns = 0
+        else:
+            sample_ns = self._clock.now_ns() - sent_ns
+            offset_ns = min(sample_ns, self._offsets_ns.get(peer, sample_ns))
+        if self._offsets_ns.get(peer) != offset_ns:
+            self._offsets_ns[peer] = offset_ns
+            if self._ledger.robot(peer) is not None:
+                self._ledger.set_clock_offset(peer, offset_ns)
+
+    # --- data in --------------------------------------------------------------------------------------------------
+
+    def _store(self, peer: str, segment: Segment) -> None:
+        result = self._ingest.accept(peer, segment, self._clock.now_ns())
+        if result.outcome == "retry":
+            self._view.event("storage", result.reason, peer)
+            self._channel.send(peer, Nack(result.reason))
+            return
+        self._no_room = ""
+        if result.outcome == "quarantined":
+            self._view.event("quarantine", result.reason, peer)
+            self._channel.send(peer, Ack((), (segment.id,)))
+            return
+        self._channel.send(peer, Ack((segment.id,)))
+        if result.outcome == "stored":
+            latency_s = (self._clock.now_ns() - segment.closed_ns - self._offsets_ns.get(peer, 0)) / 1e9
+            self._view.stored(segment.steps, latency_s if segment.episode.source == "online" else None)
+            if segment.last:
+                episode = self._ledger.episode(segment.episode.id)
+                human_steps = episode.human_steps if episode else 0
+                self._view.episode_done(peer, segment.episode.task, segment.outcome, human_steps)
+
+    # --- weights out ----------------------------------------------------------------------------------------------
+
+    def _weight_part(self, peer: str, part: WeightBytes) -> None:
+        version = self._weights.receive(part)
+        if version is None:
+            return
+        self._channel.send(peer, Published(version.number))
+        self._view.version(version)
+        self._announced_ns[version.number] = self._clock.now_ns()
+        for name, role in self._roles.items():
+            if role in ("edge", "evaluator"):
+                self._announce(name, version.number)
+
+    def _announce(self, peer: str, number: int | None) -> None:
+        row = self._ledger.newest_version() if number is None else self._ledger.version(number)
+        if row is None:
+            if number is not None:
+                self._channel.send(peer, Refusal(f"there is no policy version {number}."))
+            return
+        announced_ns = self._announced_ns.setdefault(row.version.number, self._clock.now_ns())
+        self._channel.send(peer, Announce(row.version, announced_ns))
+
+    def _applied(self, peer: str, applied: Applied) -> None:
+        announced_ns = self._announced_ns.get(applied.number)
+        if announced_ns is None:
+            return
+        applied_ns = applied.applied_ns + self._offsets_ns.get(peer, 0)
+        if self._ledger.note_applied(peer, applied.number, announced_ns, applied_ns):
+            self._view.applied(applied)
+
+    # --- people's wishes ------------------------------------------------------------------------------------------
+
+    def _pass_on(self, wish: Operator) -> None:
+        sent = self._channel.send(wish.robot, wish)
+        if wish.kind != "command":
+            note = "" if sent else " (the robot cannot be reached)"
+            self._ledger.add_event(self._clock.now_ns(), wish.robot, wish.kind, f"by {wish.operator}{note}")
+            if not sent:
+                self._view.event("error", f"{wish.kind} did not reach the robot", wish.robot)

@@ -1,0 +1,235 @@
+"""The web server of the operator page: `make_app` builds it, `serve` runs it in a thread of the gateway.
+
+Websocket `/ws`. From the page, JSON: see the types in `desk`. To the page, JSON `fleet`, `error`, `not_held`, `warning`
+and `dropped`, and binary pictures: u8 length and UTF-8 of the robot's name, the same of the camera's, then the JPEG.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI, Response, WebSocket, WebSocketDisconnect
+from fastapi.responses import FileResponse
+from fastapi.staticfiles import StaticFiles
+
+from cloud_learner.operator.desk import HEARTBEAT_S, MAX_MESSAGE_BYTES, Desk, NotHeld
+from cloud_learner.operator.guard import LOCAL_HOSTS, Guard
+from cloud_learner.operator.view import FleetView
+from wire.errors import ConfigError, FleetError, ProtocolError, Refused
+
+STATIC = Path(__file__).parent / "static"
+SNAPSHOT_PERIOD_S = 0.2
+PICTURE_PERIOD_S = 0.05
+_WATCH_PERIOD_S = 0.05
+
+
+def make_app(
+    view: FleetView,
+    *,
+    hosts: Iterable[str] = LOCAL_HOSTS,
+    any_address: bool = False,
+    heartbeat_s: float = HEARTBEAT_S,
+) -> FastAPI:
+    """The page of `view`, reachable under the names `hosts` (with `any_address` also by any literal IP address).
+
+    A page that drives a robot and is silent for `heartbeat_s` loses it: the robot gets `drop_link`.
+    """
+    desk = Desk(view, heartbeat_s=heartbeat_s)
+    pages: dict[int, WebSocket] = {}
+    app = FastAPI(title="vla-fleet", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard, hosts=tuple(hosts), any_address=any_address)
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(STATIC / "index.html")
+
+    @app.get("/api/fleet")
+    async def fleet() -> Response:
+        body = msgspec.json.encode(view.snapshot() | {"control": desk.control()})
+        return Response(body, media_type="application/json")
+
+    @app.websocket("/ws")
+    async def operator(socket: WebSocket) -> None:
+        await socket.accept()
+        number = desk.join()
+        pages[number] = socket
+        # Whichever ends first (the page left, or a send failed) ends the others.
+        tasks = [
+            asyncio.create_task(_listen(socket, desk, number)),
+            asyncio.create_task(_show(socket, desk, view, number)),
+            asyncio.create_task(_watch(desk, pages)),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            del pages[number]
+            desk.leave(number)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        for task in tasks:
+            error = None if task.cancelled() else task.exception()
+            if error is not None and not isinstance(error, WebSocketDisconnect):
+                raise error
+
+    return app
+
+
+async def _tell(socket: WebSocket, kind: str, text: str, **more: Any) -> None:
+    await socket.send_text(msgspec.json.encode({"type": kind, "text": text, **more}).decode())
+
+
+async def _listen(socket: WebSocket, desk: Desk, number: int) -> None:
+    """Hand every message of a page to the desk and answer what it refuses, until the page leaves."""
+    while True:
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        try:
+            warning = desk.hear(number, message.get("text") or message.get("bytes") or "")
+        except (ProtocolError, Refused) as error:
+            await _tell(socket, "not_held" if isinstance(error, NotHeld) else "error", str(error))
+        else:
+            if warning:
+                await _tell(socket, "warning", warning)
+
+
+async def _show(socket: WebSocket, desk: Desk, view: FleetView, number: int) -> None:
+    """Push snapshots and new pictures. A slow page gets fewer of them, always the newest."""
+    serial = 0
+    sent: dict[str, int] = {}
+    next_snapshot_s = 0.0
+    while True:
+        now_s = time.monotonic()
+        if now_s >= next_snapshot_s:
+            next_snapshot_s = now_s + SNAPSHOT_PERIOD_S
+            snapshot = view.snapshot()
+            for name in ("curve", "events"):  # long, and mostly what the page already has
+                revision = snapshot[f"{name}_revision"]
+                if sent.get(name) == revision:
+                    del snapshot[name]
+                sent[name] = revision
+            message = {"type": "fleet", "you": number, "control": desk.control(number), **snapshot}
+            await socket.send_text(msgspec.json.encode(message).decode())
+        serial, pictures = view.previews(serial)
+        for robot, camera, jpeg in pictures:
+            await socket.send_bytes(picture_message(robot, camera, jpeg))
+        await asyncio.sleep(PICTURE_PERIOD_S)
+
+
+async def _watch(desk: Desk, pages: dict[int, WebSocket]) -> None:
+    """Drop the robots of silent pages. Apart from `_show`, because sending to a frozen page may block."""
+    while True:
+        due_s = time.monotonic() + _WATCH_PERIOD_S
+        await asyncio.sleep(_WATCH_PERIOD_S)
+        if time.monotonic() > due_s + _WATCH_PERIOD_S:
+            continue  # this process was the late one: read first what the pages sent meanwhile
+        for number, robots in desk.expire().items():
+            names = ", ".join(robots)
+            text = f"The link to this page was too slow, so {names} holds. Take over again or hand back."
+            with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # that page is closing: it needs no word
+                await _tell(pages[number], "dropped", text, robots=robots)
+
+
+def picture_message(robot: str, camera: str, jpeg: bytes) -> bytes:
+    """One picture as the page gets it. Names are cut at 255 bytes."""
+    names = b"".join(bytes([len(name)]) + name for name in (robot.encode()[:255], camera.encode()[:255]))
+    return names + jpeg
+
+
+class Server:
+    """A running page. `close` may be called twice."""
+
+    def __init__(self, server: uvicorn.Server, listener: socket.socket, url: str) -> None:
+        self.url = url
+        self._server = server
+        self._thread = threading.Thread(
+            target=server.run, kwargs={"sockets": [listener]}, name="operator-page", daemon=True
+        )
+        self._thread.start()
+        deadline_s = time.monotonic() + 30
+        while not server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline_s:
+                raise FleetError(f"The operator page did not start at {url}: see the log above for uvicorn's reason.")
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Stop serving: open pages are closed, so their robots get `drop_link`."""
+        self._server.should_exit = True
+        self._thread.join(timeout=5)
+
+
+def serve(
+    view: FleetView,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    *,
+    hosts: Iterable[str] = (),
+    heartbeat_s: float = HEARTBEAT_S,
+) -> Server:
+    """Serve the page of `view` in a daemon thread; port 0 takes a free one.
+
+    `hosts` are further names the page may be reached by, such as that of a reverse proxy. There is no log-in: whoever
+    reaches the port can move robots, so let `host` be this machine or a network you trust.
+    Raises `ConfigError` when the address cannot be used.
+    """
+    listener = _listen_on(host, port)
+    port = listener.getsockname()[1]
+    wildcard = host in ("", "0.0.0.0", "::")
+    app = make_app(
+        view, hosts=[*LOCAL_HOSTS, socket.gethostname(), host, *hosts], any_address=wildcard, heartbeat_s=heartbeat_s
+    )
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="websockets-sansio",
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,  # pictures are compressed already
+        timeout_graceful_shutdown=2,
+    )
+    shown = "localhost" if wildcard else f"[{host}]" if ":" in host else host
+    return Server(uvicorn.Server(config), listener, f"http://{shown}:{port}")
+
+
+def _listen_on(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65_535:
+        raise ConfigError(f"The operator page: there is no port {port}; choose one up to 65535 with --web-port.")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ConfigError(
+            f"The operator page cannot listen on '{host}', port {port}: {error}. Fix --web-host."
+        ) from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            why = "is used by another program; stop that or choose another port with --web-port"
+        elif error.errno == errno.EACCES:
+            why = "may not be used by this account; choose one above 1023 with --web-port"
+        elif error.errno == errno.EADDRNOTAVAIL:
+            why = f"cannot be opened, as '{host}' is no address of this machine; fix --web-host"
+        else:
+            why = f"cannot be opened: {error}; choose another with --web-port"
+        raise ConfigError(f"The operator page: port {port} on {host} {why}.") from error
+    return listener

@@ -1,0 +1,363 @@
+"""What people see of the fleet, and what they wish for: one object between the gateway's loop and the page.
+
+The gateway calls the small methods (`status`, `preview`, `stored`, ...) from its loop; the page's thread calls
+`snapshot` and `previews` and queues wishes; the gateway drains `wishes`. Every history is bounded, every method
+takes one lock for a short while and none waits for anything else.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from wire.clock import Clock, MonotonicClock
+from wire.messages import Applied, EdgeStatus, Evaluation, Operator, Preview, TrainerStatus
+from wire.types import Meaning, PolicyVersion, RobotSpec
+
+LOST_AFTER_S = 2.0
+"""a robot without a status for this long counts as lost"""
+MAX_CURVE_POINTS = 600
+MAX_EVENTS = 100
+MAX_WISHES = 512
+MAX_VERSIONS = 64
+RECENT_EPISODES = 12
+_SAMPLES = 512
+_GRIPPER_WORDS = ("grip", "effort", "finger")
+
+_MODE_EVENTS = {
+    ("", "human"): ("intervention", "a person took over"),
+    ("human", ""): ("intervention", "handed back"),
+    ("", "estop"): ("estop", "emergency stop"),
+    ("estop", ""): ("estop", "emergency stop released"),
+}
+
+
+class _Robot:
+    """What is known of one robot."""
+
+    def __init__(self, name: str, spec: RobotSpec | None, seen_ns: int) -> None:
+        self.name = name
+        self.spec = spec
+        self.seen_ns = seen_ns
+        self.status: EdgeStatus | None = None
+        self.lost = False
+        self.held = ""
+        """human or estop while the robot is in that mode, for the events"""
+        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_EPISODES)
+
+
+class FleetView:
+    """Thread-safe. Times are of `clock`; `t_s` in a snapshot counts from the making of this object."""
+
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        *,
+        instructions: Mapping[str, str] | None = None,
+        steps_stored: int = 0,
+    ) -> None:
+        """`instructions`: the sentence for each task name; `steps_stored`: what the buffer holds at the start."""
+        self._clock = clock or MonotonicClock()
+        self._instructions = dict(instructions or {})
+        self._lock = threading.Lock()
+        self._started_ns = self._clock.now_ns()
+        self._robots: dict[str, _Robot] = {}
+        self._previews: dict[tuple[str, str], tuple[int, bytes]] = {}
+        self._preview_serial = 0
+        self._trainer: tuple[TrainerStatus, int] | None = None
+        self._version: PolicyVersion | None = None
+        self._published_ns: dict[int, int] = {}
+        self._curve: list[dict[str, Any]] = []
+        self._curve_revision = 0
+        self._measured: dict[str, dict[str, Any]] = {}
+        self._steps_stored = steps_stored
+        self._ingest_s: deque[float] = deque(maxlen=_SAMPLES)
+        self._applied_s: deque[float] = deque(maxlen=_SAMPLES)
+        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
+        self._events_revision = 0
+        self._wishes: list[Operator] = []
+
+    # --- the gateway's side -------------------------------------------------------------------------------------
+
+    def robot_seen(self, name: str, spec: RobotSpec | None) -> None:
+        """A robot said hello. Calling it again (the hello is repeated) changes nothing but the spec."""
+        with self._lock:
+            robot = self._robots.get(name)
+            if robot is None:
+                self._robots[name] = _Robot(name, spec, self._clock.now_ns())
+                self._note("link", "connected", name)
+            elif spec is not None:
+                robot.spec = spec
+
+    def status(self, status: EdgeStatus) -> None:
+        """The newest status of a robot; a robot never seen before appears with it."""
+        with self._lock:
+            now_ns = self._clock.now_ns()
+            robot = self._robots.get(status.robot)
+            if robot is None:
+                robot = self._robots[status.robot] = _Robot(status.robot, None, now_ns)
+            if robot.lost:
+                self._note("link", f"back after {(now_ns - robot.seen_ns) / 1e9:.1f} s", robot.name)
+            robot.lost = False
+            robot.seen_ns = now_ns
+            robot.status = status
+            # A taken-over robot that lost its operator holds; that is still the same intervention.
+            held = status.mode if status.mode in ("human", "estop") else ""
+            if robot.held == "human" and status.mode == "hold":
+                held = "human"
+            if held != robot.held:
+                for step in ((robot.held, ""), ("", held)):
+                    if step in _MODE_EVENTS:
+                        self._note(*_MODE_EVENTS[step], robot.name)
+                robot.held = held
+            self._mark_lost(now_ns)
+
+    def preview(self, preview: Preview) -> None:
+        """The newest picture of a robot's camera; only the newest is kept."""
+        with self._lock:
+            self._preview_serial += 1
+            self._previews[preview.robot, preview.camera] = (self._preview_serial, preview.jpeg)
+
+    def trainer(self, status: TrainerStatus) -> None:
+        """How learning goes."""
+        with self._lock:
+            before = self._trainer[0].phase if self._trainer else None
+            if status.phase != before:
+                self._note("trainer", f"trainer is {status.phase}")
+            self._trainer = (status, self._clock.now_ns())
+
+    def version(self, version: PolicyVersion) -> None:
+        """A version has been published. Call it before its announcement leaves."""
+        with self._lock:
+            self._version = version
+            self._published_ns[version.number] = self._clock.now_ns()
+            while len(self._published_ns) > MAX_VERSIONS:
+                del self._published_ns[next(iter(self._published_ns))]
+            self._note("version", f"version {version.number} published at {version.gradient_steps:,} gradient steps")
+
+    def applied(self, applied: Applied) -> None:
+        """A robot runs a version now: gives one sample of publish -> applied, both ends on the gateway's clock."""
+        with self._lock:
+            published_ns = self._published_ns.get(applied.number)
+            if published_ns is not None:
+                self._applied_s.append((self._clock.now_ns() - published_ns) / 1e9)
+
+    def evaluation(self, evaluation: Evaluation, t_s: float | None = None) -> None:
+        """Measured success. `cadence` goes on the curve at `t_s`, by default when the measurement began.
+
+        `before` and `after` use other seeds, so they stand beside the curve and not on it.
+        """
+        success = {task: _finite(rate) or 0.0 for task, rate in sorted(evaluation.success.items())}
+        if not success:
+            return
+        point = {"version": evaluation.number, "mean": statistics.fmean(success.values()), "tasks": success}
+        with self._lock:
+            if evaluation.label in ("before", "after"):
+                self._measured[evaluation.label] = point | {"episodes": evaluation.episodes}
+                self._note("evaluation", f"{evaluation.label}: version {evaluation.number} at {point['mean']:.0%}")
+                return
+            if t_s is None:
+                t_s = (self._clock.now_ns() - self._started_ns) / 1e9 - (_finite(evaluation.duration_s) or 0.0)
+            self._curve.append({"t_s": max(0.0, round(t_s, 3)), **point})
+            self._curve.sort(key=lambda p: p["t_s"])
+            if len(self._curve) > MAX_CURVE_POINTS:
+                # Thin the older part, so that the curve always spans the whole run.
+                half = MAX_CURVE_POINTS // 2
+                self._curve = self._curve[:half:2] + self._curve[half:]
+            self._curve_revision += 1
+            self._note(
+                "evaluation", f"version {evaluation.number} succeeds in {point['mean']:.0%} of held-out episodes"
+            )
+
+    def episode_done(self, robot: str, task: str, outcome: str, human_steps: int) -> None:
+        """An episode has ended; `human_steps` of it were driven by a person."""
+        with self._lock:
+            known = self._robots.get(robot)
+            if known is not None:
+                known.recent.append({"task": task, "outcome": outcome, "human_steps": human_steps})
+
+    def stored(self, steps: int, ingest_s: float | None = None) -> None:
+        """`steps` have been committed, `ingest_s` seconds after the edge closed their segment."""
+        with self._lock:
+            self._steps_stored += steps
+            if ingest_s is not None and math.isfinite(ingest_s):
+                self._ingest_s.append(ingest_s)
+
+    def refused(self, name: str, reason: str) -> None:
+        """Somebody who wanted to connect was refused."""
+        with self._lock:
+            self._note("refused", f"refused: {reason}", name)
+
+    def event(self, kind: str, text: str, robot: str = "") -> None:
+        """A line for the list of events. `kind` chooses its colour: see `.event[data-kind]` in style.css."""
+        with self._lock:
+            self._note(kind, text, robot)
+
+    def wishes(self) -> list[Operator]:
+        """What people wished for since the last call, oldest first."""
+        with self._lock:
+            wishes, self._wishes = self._wishes, []
+            return wishes
+
+    # --- the page's side ----------------------------------------------------------------------------------------
+
+    def wish(self, wish: Operator) -> bool:
+        """Queue `wish`; False when the queue is full because the gateway's loop does not drain it.
+
+        Of several commands in a row for one robot only the newest stays. A stop always finds room: it takes the
+        place of everything else that waits for its robot.
+        """
+        with self._lock:
+            mine = [i for i, queued in enumerate(self._wishes) if queued.robot == wish.robot]
+            if mine and self._wishes[mine[-1]].kind == wish.kind:
+                del self._wishes[mine[-1]]
+            if len(self._wishes) >= MAX_WISHES:
+                if wish.kind not in ("estop", "drop_link"):
+                    return False
+                self._wishes = [queued for queued in self._wishes if queued.robot != wish.robot]
+            self._wishes.append(wish)
+            return True
+
+    def spec(self, robot: str) -> RobotSpec | None:
+        """The spec of a robot that said hello, else None."""
+        with self._lock:
+            known = self._robots.get(robot)
+            return known.spec if known else None
+
+    def robots(self) -> list[str]:
+        """Names of all robots seen."""
+        with self._lock:
+            return sorted(self._robots)
+
+    def lost(self, robot: str) -> bool:
+        """Whether a robot has been silent for `LOST_AFTER_S` or never spoke."""
+        with self._lock:
+            known = self._robots.get(robot)
+            return known is None or self._clock.now_ns() - known.seen_ns > LOST_AFTER_S * 1e9
+
+    def previews(self, after: int) -> tuple[int, list[tuple[str, str, bytes]]]:
+        """The serial to go on with, and the newest pictures after serial `after` as (robot, camera, JPEG)."""
+        with self._lock:
+            fresh = [(*key, jpeg) for key, (serial, jpeg) in self._previews.items() if serial > after]
+            return self._preview_serial, fresh
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that the page shows but the pictures, ready for JSON: no NaN, no infinities."""
+        with self._lock:
+            now_ns = self._clock.now_ns()
+            self._mark_lost(now_ns)
+            return {
+                "t_s": round((now_ns - self._started_ns) / 1e9, 3),
+                "robots": [self._robot(robot, now_ns) for _, robot in sorted(self._robots.items())],
+                "trainer": self._trainer_now(now_ns),
+                "version": None
+                if self._version is None
+                else {
+                    "number": self._version.number,
+                    "gradient_steps": self._version.gradient_steps,
+                    "sha256": self._version.sha256[:12],
+                },
+                "totals": {
+                    "steps_stored": self._steps_stored,
+                    "ingest_p50_s": _median(self._ingest_s),
+                    "applied_p50_s": _median(self._applied_s),
+                },
+                "measured": dict(self._measured),
+                "curve": list(self._curve),
+                "curve_revision": self._curve_revision,
+                "events": list(self._events),
+                "events_revision": self._events_revision,
+            }
+
+    # --- inside, with the lock held -----------------------------------------------------------------------------
+
+    def _note(self, kind: str, text: str, robot: str = "") -> None:
+        t_s = round((self._clock.now_ns() - self._started_ns) / 1e9, 3)
+        self._events.append({"t_s": t_s, "kind": kind, "robot": robot, "text": text})
+        self._events_revision += 1
+
+    def _mark_lost(self, now_ns: int) -> None:
+        for robot in self._robots.values():
+            if not robot.lost and robot.status is not None and now_ns - robot.seen_ns > LOST_AFTER_S * 1e9:
+                robot.lost = True
+                self._note("link", f"no word for {LOST_AFTER_S:.0f} s", robot.name)
+
+    def _trainer_now(self, now_ns: int) -> dict[str, Any] | None:
+        if self._trainer is None:
+            return None
+        status, seen_ns = self._trainer
+        fields = {field: getattr(status, field) for field in status.__struct_fields__}
+        return {
+            **fields,
+            "loss": _finite(status.loss),
+            "steps_per_s": _finite(status.steps_per_s),
+            "age_s": round((now_ns - seen_ns) / 1e9, 1),
+        }
+
+    def _robot(self, robot: _Robot, now_ns: int) -> dict[str, Any]:
+        status, spec = robot.status, robot.spec
+        age_s = (now_ns - robot.seen_ns) / 1e9
+        task = status.task if status else ""
+        link = "lost" if age_s > LOST_AFTER_S else "ok" if status else "waiting"
+        return {
+            "name": robot.name,
+            "link": link,
+            "age_s": round(age_s, 1),
+            "mode": status.mode if status else "hold",
+            "reason": status.reason if status else "waiting for its first status",
+            "task": task,
+            "instruction": self._instructions.get(task, ""),
+            "version": status.version if status else 0,
+            "episodes": status.episodes if status else 0,
+            "interventions": status.interventions if status else 0,
+            "tick": status.tick if status else 0,
+            "missed_percent": round(100 * status.missed_ticks / status.ticks, 3) if status and status.ticks else 0.0,
+            "late_p99_s": _finite(status.late_p99_s) if status else None,
+            "ticks": status.ticks if status else 0,
+            "missed_ticks": status.missed_ticks if status else 0,
+            "starved_ticks": status.starved_ticks if status else 0,
+            "pids": [status.control_pid, status.inference_pid, status.uplink_pid] if status else [],
+            "spooled": status.spooled if status else 0,
+            "state": [_finite(float(x)) for x in status.state.ravel()[:64]] if status else [],
+            "recent": list(robot.recent),
+            "spec": None
+            if spec is None
+            else {
+                "embodiment": spec.embodiment,
+                "control_hz": spec.control_hz,
+                "action": [msgspec.to_builtins(d) for d in spec.action],
+                "state": [d.name for d in spec.state[:64]],
+                "cameras": [camera.name for camera in spec.cameras],
+            },
+            "not_drivable": not_drivable(spec),
+        }
+
+
+def not_drivable(spec: RobotSpec | None) -> str:
+    """Why keys cannot drive a robot, '' when they can.
+
+    Keys give directions, so all dimensions but a gripper must be deltas or velocities, for which 0 is rest.
+    """
+    if spec is None:
+        return "it has not said what its actions mean yet"
+    for dimension in spec.action:
+        if dimension.meaning == Meaning.absolute:
+            if not any(word in dimension.name.lower() for word in _GRIPPER_WORDS):
+                return f"its action '{dimension.name}' is an absolute target, which keys cannot give"
+        elif not dimension.low <= 0 <= dimension.high:
+            return f"its action '{dimension.name}' has no rest: 0 is outside [{dimension.low}, {dimension.high}]"
+    return ""
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _median(samples: deque[float]) -> float | None:
+    return statistics.median(samples) if samples else None

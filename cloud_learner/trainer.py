@@ -1,0 +1,260 @@
+"""The trainer process: sample → loss → step → publish. It never serves; killed at any point it resumes.
+
+It reads the buffer that the gateway writes, trains on an average of weights, and offers versions to the gateway while
+robots keep moving.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from cloud_learner import checkpoint
+from cloud_learner.learner import Learner
+from policies.base import Batch
+from wire.channel import Channel
+from wire.clock import Clock, clock_name
+from wire.errors import InvalidData
+from wire.messages import (
+    Announce,
+    Heartbeat,
+    Hello,
+    Introduce,
+    Publish,
+    Published,
+    Refusal,
+    Stop,
+    TrainerStatus,
+    WeightBytes,
+    Welcome,
+)
+from wire.types import PolicyVersion
+
+log = logging.getLogger(__name__)
+
+_PART = 256 * 1024
+_REPUBLISH_S = 5.0
+_REFRESH_S = 0.2
+_STATUS_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerConfig:
+    """Pace of the trainer process; what it optimises is the algorithm's config."""
+
+    demonstrations: int = 12
+    """finished demonstration episodes to wait for before pretraining"""
+    pretrain_steps: int = 600
+    publish_every_s: float = 5.0
+    checkpoint_every_s: float = 30.0
+    max_steps: int = 0
+    """stop training after so many gradient steps, 0 never: for comparisons at equal compute"""
+
+
+class Source(Protocol):
+    """The part of the replay buffer that the trainer needs."""
+
+    newest_row: int
+
+    def refresh(self) -> int: ...
+
+    def finished(self, source: str) -> int: ...
+
+    @property
+    def imitable_steps(self) -> int: ...
+
+    @property
+    def cached_segments(self) -> int: ...
+
+    def states(self) -> np.ndarray: ...
+
+
+class Trainer:
+    """`turn` does at most one gradient step."""
+
+    def __init__(
+        self,
+        name: str,
+        learner: Learner,
+        fit: Callable[[np.ndarray], None],
+        source: Source,
+        sample: Callable[[np.random.Generator], Batch],
+        newest_version: Callable[[], int],
+        gateway: Channel,
+        checkpoints: Path,
+        clock: Clock,
+        config: TrainerConfig,
+        seed: int = 0,
+    ) -> None:
+        """`fit` sets the policy's normalisation from float32[n, ds] before the first step.
+
+        Restores the newest checkpoint below `checkpoints` if there is one. Raises `PolicyError` when it does not fit.
+        """
+        self.learner = learner
+        self.phase = "waiting"
+        self.stopping = False
+        self.refused = ""
+        self._name = name
+        self._fit = fit
+        self._source = source
+        self._sample = sample
+        self._newest_version = newest_version
+        self._gateway = gateway
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._config = config
+        self._rng = np.random.default_rng(seed)
+        self._version = 0
+        self._offered: tuple[PolicyVersion, bytes, int] | None = None
+        self._published_at_step = -1
+        self._welcomed = False
+        self._losses: deque[float] = deque(maxlen=50)
+        self._step_times_ns: deque[int] = deque(maxlen=50)
+        now_ns = clock.now_ns()
+        self._next_refresh_ns = self._next_hello_ns = self._next_status_ns = now_ns
+        self._next_publish_ns = now_ns
+        self._next_checkpoint_ns = now_ns + int(config.checkpoint_every_s * 1e9)
+        self._resume()
+
+    def turn(self) -> bool:
+        """One round of work; True when it trained, False when there was nothing to train on."""
+        self._listen()
+        now_ns = self._clock.now_ns()
+        if now_ns >= self._next_refresh_ns:
+            self._next_refresh_ns = now_ns + int(_REFRESH_S * 1e9)
+            self._source.refresh()
+        if self.phase == "waiting" and self._source.finished("demonstration") >= self._config.demonstrations:
+            self._fit(self._source.states())
+            self.phase = "pretraining"
+        trained = False
+        if self.phase != "waiting" and not self._finished:
+            trained = self._step()
+        if self.phase == "pretraining" and self.learner.gradient_steps >= self._config.pretrain_steps:
+            self.phase = "online"
+            self._next_publish_ns = now_ns
+        if self.phase == "online":
+            self._publish()
+            if now_ns >= self._next_checkpoint_ns:
+                self.save()
+        self._report()
+        return trained
+
+    def save(self) -> None:
+        """Write a checkpoint now."""
+        self._next_checkpoint_ns = self._clock.now_ns() + int(self._config.checkpoint_every_s * 1e9)
+        meta = {"version": self._version, "phase": self.phase, "sampling": self._rng.bit_generator.state}
+        checkpoint.save(self._checkpoints, self.learner.state(), meta)
+
+    @property
+    def _finished(self) -> bool:
+        return bool(self._config.max_steps) and self.learner.gradient_steps >= self._config.max_steps
+
+    def _resume(self) -> None:
+        found = checkpoint.load_newest(self._checkpoints)
+        if found is None:
+            return
+        self.learner.restore(found.state)
+        self._version, self.phase = found.meta["version"], found.meta["phase"]
+        self._rng.bit_generator.state = found.meta["sampling"]
+        self._published_at_step = self.learner.gradient_steps
+        log.info("resumed at gradient step %d, version %d.", self.learner.gradient_steps, self._version)
+
+    def _step(self) -> bool:
+        started_ns = self._clock.now_ns()
+        try:
+            loss = self.learner.step(self._sample(self._rng))
+        except InvalidData as error:
+            log.error("%s", error)
+            return False
+        self._losses.append(loss)
+        self._step_times_ns.append(self._clock.now_ns() - started_ns)
+        return True
+
+    # --- publish --------------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        now_ns = self._clock.now_ns()
+        if self._offered is not None:
+            version, weights, sent_ns = self._offered
+            if now_ns - sent_ns > _REPUBLISH_S * 1e9:
+                self._offer(version, weights)
+            return
+        if now_ns < self._next_publish_ns or self.learner.gradient_steps == self._published_at_step:
+            return
+        self._next_publish_ns = now_ns + int(self._config.publish_every_s * 1e9)
+        self._version = max(self._version, self._newest_version())
+        weights = self.learner.weights()
+        version = PolicyVersion(
+            number=self._version + 1,
+            sha256=hashlib.sha256(weights).hexdigest(),
+            size_bytes=len(weights),
+            parent=self._version,
+            gradient_steps=self.learner.gradient_steps,
+            human_steps=self._source.imitable_steps,
+            newest_segment=self._source.newest_row,
+            created_ns=now_ns,
+        )
+        self._published_at_step = self.learner.gradient_steps
+        self._offer(version, weights)
+
+    def _offer(self, version: PolicyVersion, weights: bytes) -> None:
+        self._offered = (version, weights, self._clock.now_ns())
+        self._gateway.send(Publish(version))
+        for offset in range(0, len(weights), _PART):
+            self._gateway.send(WeightBytes(version.number, offset, weights[offset : offset + _PART]))
+
+    # --- talk -----------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while (message := self._gateway.recv()) is not None:
+            match message:
+                case Published(number=number):
+                    if self._offered is not None and number == self._offered[0].number:
+                        self._version, self._offered = number, None
+                case Welcome():
+                    self._welcomed = True
+                case Introduce():
+                    self._welcomed, self._next_hello_ns = False, 0
+                case Announce():
+                    # Its own versions, and those of the gateway it resumed with: nothing to do.
+                    log.debug("version announced.")
+                case Refusal(reason=reason):
+                    self.refused = reason
+                    log.error("trainer '%s' is refused by the gateway: %s", self._name, reason)
+                    # A version number the gateway does not want is asked for again, from its newest.
+                    self._offered = None
+                case Stop():
+                    self.stopping = True
+                case _:
+                    log.warning("trainer does not understand %s.", type(message).__name__)
+        now_ns = self._clock.now_ns()
+        if now_ns >= self._next_hello_ns:
+            self._next_hello_ns = now_ns + 1_000_000_000
+            if self._welcomed:
+                self._welcomed = self._gateway.send(Heartbeat(now_ns))
+            else:
+                self._gateway.send(Hello(self._name, "trainer", clock_name(), now_ns))
+
+    def _report(self) -> None:
+        now_ns = self._clock.now_ns()
+        if now_ns < self._next_status_ns:
+            return
+        self._next_status_ns = now_ns + int(_STATUS_S * 1e9)
+        mean_s = float(np.mean(self._step_times_ns)) / 1e9 if self._step_times_ns else 0.0
+        self._gateway.send(
+            TrainerStatus(
+                gradient_steps=self.learner.gradient_steps,
+                loss=float(np.mean(self._losses)) if self._losses else 0.0,
+                steps_per_s=1.0 / mean_s if mean_s else 0.0,
+                imitated_steps=self._source.imitable_steps,
+                cached_segments=self._source.cached_segments,
+                phase="finished" if self._finished else self.phase,
+            )
+        )

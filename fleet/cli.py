@@ -1,0 +1,206 @@
+"""The `vla-fleet` command line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wire.errors import FleetError
+
+app = typer.Typer(
+    name="vla-fleet",
+    help="A fleet of robots that keeps learning while it works.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Recipe = Annotated[str, typer.Option(help="Which job: a name from `vla-fleet recipes`.")]
+Data = Annotated[Path | None, typer.Option(help="Data directory; default data/RECIPE.", show_default=False)]
+Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
+Address = Annotated[str, typer.Option(help="The gateway, tcp://HOST:PORT.")]
+Keys = Annotated[Path | None, typer.Option(help="Key directory; default DATA/keys.", show_default=False)]
+Name = Annotated[str, typer.Option(help="Name of this process; its key is filed under it.")]
+RunDir = Annotated[Path, typer.Option(hidden=True)]
+
+_PORT = 5760
+_WEB_PORT = 8080
+
+
+@app.command()
+def up(
+    recipe: Recipe = "pixels",
+    robots: Annotated[int, typer.Option(min=1, max=64, help="How many simulated robots.")] = 3,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="Stop after so many minutes of robots at work; default: at Ctrl-C.")
+    ] = None,
+    data: Data = None,
+    seed: Seed = 0,
+    headless: Annotated[bool, typer.Option("--headless", help="Lines instead of a live table.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write what was measured to this JSON file.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Gateway port; 0 takes a free one.")] = _PORT,
+    web_port: Annotated[int, typer.Option(min=0, max=65535, help="Page port; 0 takes a free one.")] = _WEB_PORT,
+    web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1",
+    operator: Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")] = True,
+) -> None:
+    """Run the whole loop on this machine: gateway, trainer, evaluator and robots."""
+    from fleet.up import Options, run_up
+
+    options = Options(recipe, robots, minutes, data, seed, headless, report, port, web_port, web_host, operator)
+    raise typer.Exit(run_up(options))
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes."""
+    from fleet.recipes import RECIPES
+
+    for name, make in RECIPES.items():
+        typer.echo(f"{name:10} {make().summary}")
+
+
+@app.command()
+def keys(
+    names: Annotated[list[str], typer.Argument(help="Names of robots and processes that may connect.")],
+    keys: Annotated[Path, typer.Option(help="Key directory.")] = Path("keys"),
+) -> None:
+    """Make CURVE keys for the gateway and for NAMES; existing ones stay."""
+    from wire.keys import GATEWAY, make_keys
+
+    make_keys(keys, [GATEWAY, *names])
+    typer.echo(f"keys of {', '.join([GATEWAY, *names])} are in {keys}; give each machine its own .key_secret only.")
+
+
+@app.command()
+def gateway(
+    recipe: Recipe = "pixels",
+    data: Data = None,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = _PORT,
+    host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1",
+    web_port: Annotated[int, typer.Option(min=0, max=65535)] = _WEB_PORT,
+    web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1",
+) -> None:
+    """Run the gateway: ingest, buffer, weight server and the operator page."""
+    from fleet.processes import run_gateway
+
+    _log()
+    run_gateway(recipe, _data(data, recipe), host, port, web_host, web_port)
+
+
+@app.command()
+def trainer(
+    gateway: Address = f"tcp://127.0.0.1:{_PORT}",
+    recipe: Recipe = "pixels",
+    data: Data = None,
+    keys: Keys = None,
+    seed: Seed = 0,
+    name: Name = "trainer",
+    max_steps: Annotated[int, typer.Option(help="Stop learning after so many gradient steps; 0: never.")] = 0,
+) -> None:
+    """Train on the buffer in DATA and publish versions to the gateway."""
+    from fleet.processes import run_trainer
+
+    _log()
+    run_trainer(recipe, _data(data, recipe), gateway, keys, seed, name, max_steps)
+
+
+@app.command()
+def evaluator(
+    gateway: Address = f"tcp://127.0.0.1:{_PORT}",
+    recipe: Recipe = "pixels",
+    data: Data = None,
+    keys: Keys = None,
+    seed: Seed = 0,
+    name: Name = "evaluator",
+    version: Annotated[int, typer.Option(help="Measure only this version, then end; 0: the newest, steadily.")] = 0,
+    label: Annotated[str, typer.Option(help="With --version: before, after or any word.")] = "once",
+) -> None:
+    """Measure versions on held-out seeds."""
+    from fleet.processes import run_evaluator
+
+    _log()
+    run_evaluator(recipe, _data(data, recipe), gateway, keys, seed, name, version, label)
+
+
+@app.command()
+def demonstrate(
+    gateway: Address = f"tcp://127.0.0.1:{_PORT}",
+    recipe: Recipe = "pixels",
+    data: Data = None,
+    keys: Keys = None,
+    name: Name = "demonstrator",
+    first_seed: Annotated[int, typer.Option(help="Seed of the first demonstration.")] = 0,
+    episodes: Annotated[int, typer.Option(help="How many in all; 0: as the recipe says.")] = 0,
+) -> None:
+    """Record demonstrations of the scripted operator and send them to the gateway."""
+    from fleet.processes import run_demonstrator
+
+    _log()
+    run_demonstrator(recipe, _data(data, recipe), gateway, keys, name, first_seed, episodes)
+
+
+@app.command()
+def edge(
+    name: Name = "robot-0",
+    gateway: Address = f"tcp://127.0.0.1:{_PORT}",
+    recipe: Recipe = "pixels",
+    data: Data = None,
+    keys: Keys = None,
+    operator: Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")] = True,
+) -> None:
+    """Run one robot: its control, inference and uplink processes."""
+    from fleet.processes import run_robot
+
+    _log()
+    raise typer.Exit(run_robot(recipe, _data(data, recipe), gateway, keys, name, operator))
+
+
+@app.command(hidden=True)
+def edge_part(
+    part: Annotated[str, typer.Argument(help="control, inference or uplink")],
+    run_dir: RunDir,
+    name: Name,
+    gateway: Address,
+    recipe: Recipe,
+    data: Data,
+    keys: Keys,
+    operator: bool = True,
+) -> None:
+    """One process of a robot; started by `edge`."""
+    from fleet.processes import run_edge_part
+
+    _log()
+    run_edge_part(part, run_dir, recipe, _data(data, recipe), gateway, keys, name, operator)
+
+
+def main() -> None:
+    """Run the command line; errors that are ours become one line and exit status 1."""
+    try:
+        app()
+    except FleetError as error:
+        sys.stderr.write(f"vla-fleet: {error}\n")
+        sys.stderr.flush()
+        # Background threads of libraries must not keep a process alive that has said why it ends.
+        os._exit(1)
+
+
+def _data(data: Path | None, recipe: str) -> Path:
+    return data if data is not None else Path("data") / recipe
+
+
+def _log() -> None:
+    logging.basicConfig(
+        level=os.environ.get("VLA_FLEET_LOG", "INFO"),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""What makes one fleet: a frozen dataclass, made by the functions in `fleet.recipes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cloud_learner.algorithms.hg_dagger import HGDagger
+from robot_edge.evaluator import EvaluatorConfig
+from robot_edge.gate import GateConfig
+from robot_edge.loop import LoopConfig
+from wire.types import RobotSpec
+
+if TYPE_CHECKING:
+    from policies.flow.policy import FlowPolicy
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A whole job: robots, tasks, policy, algorithm and their pace."""
+
+    name: str
+    summary: str
+    tasks: tuple[str, ...]
+    instructions: dict[str, str]
+    """the sentence for each task"""
+    robot: str
+    """driver by its registered name"""
+    robot_config: Any
+    """frozen config of that driver, paced like real hardware"""
+    unpaced_config: Any
+    """the same robot as fast as the machine allows, for demonstrations and evaluation"""
+    spec: RobotSpec
+    make_policy: Callable[[RobotSpec, int], FlowPolicy]
+    """(spec, seed) to a fresh policy; imports torch only when called"""
+    algorithm: HGDagger
+    demonstrations: int = 3
+    """per task, before anything is learned"""
+    replan_ticks: int = 8
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
+    checkpoint_every_s: float = 30.0
+    cache_bytes: int = 4 * 1024**3
+    """RAM the trainer's replay cache may take"""

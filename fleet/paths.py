@@ -1,0 +1,115 @@
+"""The data directory: everything one fleet keeps, in one place."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from wire.errors import ConfigError, Corrupt, DiskFull, storage_error
+
+LEAST_FREE_BYTES = 64 * 1024 * 1024
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What a data directory belongs to."""
+
+    recipe: str
+    seed: int
+    spec_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataDirectory:
+    """Paths below `root`. Nothing is created before `prepare`."""
+
+    root: Path
+
+    @property
+    def keys(self) -> Path:
+        return self.root / "keys"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.sqlite"
+
+    @property
+    def segments(self) -> Path:
+        return self.root / "segments"
+
+    @property
+    def weights(self) -> Path:
+        return self.root / "weights"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def edges(self) -> Path:
+        return self.root / "edges"
+
+    def edge(self, name: str) -> Path:
+        return self.edges / name
+
+    def prepare(self, identity: Identity) -> IO[str]:
+        """Create and lock the directory; keep the returned file open as long as the lock is needed.
+
+        Raises `NotWritable`, `DiskFull`, or `ConfigError` when another fleet uses it or it holds another recipe's data.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock = (self.root / "lock").open("w")
+        except OSError as error:
+            raise storage_error(error, "opening the data directory", self.root) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise ConfigError(
+                f"{self.root} is in use by another running fleet. Stop that one or choose another --data directory."
+            ) from error
+        free = shutil.disk_usage(self.root).free
+        if free < LEAST_FREE_BYTES:
+            lock.close()
+            raise DiskFull(
+                f"{self.root} has {free / 1e6:.0f} MB free, a fleet needs at least {LEAST_FREE_BYTES / 1e6:.0f} MB. "
+                "Free some room or choose another --data directory."
+            )
+        try:
+            self._identify(identity)
+        except BaseException:
+            lock.close()
+            raise
+        return lock
+
+    def _identify(self, identity: Identity) -> None:
+        path = self.root / "fleet.json"
+        try:
+            if not path.exists():
+                temporary = path.with_suffix(".tmp")
+                with temporary.open("wb") as file:
+                    file.write(msgspec.json.format(msgspec.json.encode(identity)))
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.rename(path)
+                return
+            found = msgspec.json.decode(path.read_bytes(), type=Identity)
+        except OSError as error:
+            raise storage_error(error, "reading the data directory", path) from error
+        except msgspec.DecodeError as error:
+            raise Corrupt(f"{path} cannot be read ({error}). Move it away to start a fresh fleet there.") from error
+        if (found.recipe, found.spec_hash) != (identity.recipe, identity.spec_hash):
+            raise ConfigError(
+                f"{self.root} belongs to recipe '{found.recipe}' (robot spec {found.spec_hash}), not to "
+                f"'{identity.recipe}' ({identity.spec_hash}). Choose another --data directory or that recipe."
+            )

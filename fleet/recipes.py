@@ -1,0 +1,107 @@
+"""The jobs this project ships. A recipe is a function that returns a frozen `Recipe`; copy one to make your own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cloud_learner.algorithms import hg_dagger
+from fleet.config import Recipe
+from hal.drivers.metaworld import MetaWorldConfig, MetaWorldRobot
+from hal.drivers.metaworld_tasks import instruction
+from hal.fake import FakeConfig, FakeRobot
+from robot_edge.evaluator import EvaluatorConfig
+from robot_edge.gate import GateConfig
+from robot_edge.loop import LoopConfig
+from wire.errors import ConfigError, nearest
+from wire.types import RobotSpec
+
+if TYPE_CHECKING:
+    from policies.flow.policy import FlowPolicy
+
+PIXEL_TASKS = ("drawer-open", "button-press-topdown", "window-open", "door-open")
+STATE_TASKS = ("push", "pick-place")
+
+
+def pixels(seed: int = 0) -> Recipe:
+    """Four tasks from a 64x64 camera, proprioception and the instruction; no object poses."""
+    paced = MetaWorldConfig(tasks=PIXEL_TASKS, observation="pixels", render_in_thread=True)
+    unpaced = MetaWorldConfig(tasks=PIXEL_TASKS, observation="pixels", render_in_thread=False)
+    return Recipe(
+        name="pixels",
+        summary="MetaWorld: open the drawer, press the button, open the window, open the door, from a camera",
+        tasks=PIXEL_TASKS,
+        instructions={task: instruction(task) for task in PIXEL_TASKS},
+        robot="metaworld",
+        robot_config=paced,
+        unpaced_config=unpaced,
+        spec=MetaWorldRobot(paced).spec,
+        make_policy=_pixels_policy,
+        algorithm=hg_dagger.pixels(),
+        gate=GateConfig(disagreement=0.35, min_ticks=50, stall_ticks=40),
+    )
+
+
+def state(seed: int = 0) -> Recipe:
+    """Push and pick-place with object poses: quick, for tests and for comparing algorithms."""
+    config = MetaWorldConfig(tasks=STATE_TASKS, observation="state", render_in_thread=False)
+    return Recipe(
+        name="state",
+        summary="MetaWorld: push and pick-place, from object poses; fast",
+        tasks=STATE_TASKS,
+        instructions={task: instruction(task) for task in STATE_TASKS},
+        robot="metaworld",
+        robot_config=config,
+        unpaced_config=config,
+        spec=MetaWorldRobot(config).spec,
+        make_policy=_state_policy,
+        algorithm=hg_dagger.state(),
+        evaluator=EvaluatorConfig(episodes=10, every_s=30.0, final_episodes=40),
+    )
+
+
+def fake(seed: int = 0) -> Recipe:
+    """A point that moves to a goal it sees: no simulator, for seconds-long tests of the whole."""
+    config = FakeConfig()
+    robot = FakeRobot(config)
+    tasks = config.tasks
+    return Recipe(
+        name="fake",
+        summary="a point that moves to a goal it sees; needs no simulator",
+        tasks=tasks,
+        instructions={task: f"go to the {task}" for task in tasks},
+        robot="fake",
+        robot_config=config,
+        unpaced_config=config,
+        spec=robot.spec,
+        make_policy=_pixels_policy,
+        algorithm=hg_dagger.HGDagger(batch=16, pretrain_steps=20, publish_every_s=1.0),
+        loop=LoopConfig(max_ticks=60),
+        evaluator=EvaluatorConfig(episodes=2, every_s=5.0, final_episodes=3, max_ticks=60),
+        checkpoint_every_s=2.0,
+    )
+
+
+def _pixels_policy(spec: RobotSpec, seed: int) -> FlowPolicy:
+    from policies.flow.policy import FlowPolicy
+    from policies.flow.presets import pixels_network
+
+    return FlowPolicy(spec, pixels_network(spec), seed)
+
+
+def _state_policy(spec: RobotSpec, seed: int) -> FlowPolicy:
+    from policies.flow.policy import FlowPolicy
+    from policies.flow.presets import state_network
+
+    return FlowPolicy(spec, state_network(spec), seed)
+
+
+RECIPES: dict[str, Callable[..., Recipe]] = {"pixels": pixels, "state": state, "fake": fake}
+
+
+def get_recipe(name: str, seed: int = 0) -> Recipe:
+    """The recipe called `name`. Raises `ConfigError` that suggests the nearest one."""
+    make = RECIPES.get(name)
+    if make is None:
+        raise ConfigError(f"there is no recipe '{name}'.{nearest(name, RECIPES)} Known: {', '.join(RECIPES)}.")
+    return make(seed)

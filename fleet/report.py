@@ -1,0 +1,153 @@
+"""The report of a run: every figure is computed from the ledger, the stored segments and the edges' spools."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cloud_learner.buffer.ledger import Ledger
+from cloud_learner.buffer.rows import EvaluationRow
+from cloud_learner.buffer.store import SegmentStore
+from fleet.config import Recipe
+from fleet.meters import Meters
+from fleet.paths import DataDirectory
+from robot_edge.spool import Spool
+from wire.errors import storage_error
+from wire.messages import ACTORS
+
+
+def write_report(path: Path, data: DataDirectory, recipe: Recipe, meters: Meters, duration_s: float) -> dict[str, Any]:
+    """Write the report to `path`, whole, and return it."""
+    report = make_report(data, recipe, meters, duration_s)
+    temporary = path.with_suffix(".tmp")
+    try:
+        temporary.write_text(json.dumps(report, indent=2) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise storage_error(error, "writing the report", path) from error
+    return report
+
+
+def make_report(data: DataDirectory, recipe: Recipe, meters: Meters, duration_s: float) -> dict[str, Any]:
+    """Everything that was measured on the fleet in `data`, over all its runs but `ticks` and `duration_s`."""
+    ledger = Ledger.open(data.ledger, read_only=True)
+    try:
+        totals, by_robot = ledger.totals(), ledger.robot_totals()
+        versions, evaluations = ledger.versions(), ledger.evaluations()
+        recorded = {name: _recorded(data, name) for name in by_robot}
+        online = [row for row in _segments(ledger) if row.source == "online"]
+        offsets = {robot.name: robot.clock_offset_ns for robot in ledger.robots()}
+        ingest_s = [(row.committed_ns - row.closed_ns - offsets.get(row.robot, 0)) / 1e9 for row in online]
+        applied_s = [(row.applied_ns - row.announced_ns) / 1e9 for row in ledger.applied()]
+        start_ns = versions[0].version.created_ns if versions else 0
+        return {
+            "recipe": recipe.name,
+            "machine": _machine(),
+            "duration_s": round(duration_s, 1),
+            "success_before": _mean(_newest(evaluations, "before")),
+            "success_after": _mean(_newest(evaluations, "after")),
+            "success_before_per_task": _tasks(_newest(evaluations, "before")),
+            "success_after_per_task": _tasks(_newest(evaluations, "after")),
+            "evaluation_episodes_per_task": recipe.evaluator.final_episodes,
+            "success_curve": [
+                {
+                    "time_s": round((row.started_ns - start_ns) / 1e9, 1),
+                    "version": row.number,
+                    "mean": _mean(row),
+                    "success": row.success,
+                    "episodes_per_task": row.episodes,
+                }
+                for row in evaluations
+                if row.label == "cadence"
+            ],
+            "episodes": len({row.episode for row in online}),
+            "demonstrations": len({row.episode for row in _segments(ledger) if row.source == "demonstration"}),
+            "interventions": totals.interventions,
+            "human_steps": sum(row.human_steps for row in online),
+            "versions_published": len(versions),
+            "gradient_steps": versions[-1].version.gradient_steps if versions else 0,
+            "steps_recorded": sum(recorded.values()),
+            "steps_stored": totals.steps - totals.duplicated_steps,
+            "steps_lost": sum(max(0, recorded[name] - robot.steps) for name, robot in by_robot.items()),
+            "steps_duplicated": totals.duplicated_steps,
+            "ingest_latency_s": _quantiles(ingest_s),
+            "publish_to_applied_s": _quantiles(applied_s),
+            "version_lag": _version_lag(data, ledger),
+            "ticks": meters.ticks,
+            "missed_ticks": meters.missed_ticks,
+            "starved_ticks": meters.starved_ticks,
+        }
+    finally:
+        ledger.close()
+
+
+def _segments(ledger: Ledger) -> list:
+    rows: list = []
+    while found := ledger.segments_after(rows[-1].row if rows else 0):
+        rows += found
+    return rows
+
+
+def _recorded(data: DataDirectory, robot: str) -> int:
+    """Steps the robot's spool ever took in."""
+    path = data.edge(robot) / "spool.sqlite"
+    if not path.exists():
+        return 0
+    spool = Spool(path)
+    try:
+        return spool.steps_recorded
+    finally:
+        spool.close()
+
+
+def _version_lag(data: DataDirectory, ledger: Ledger) -> dict[str, int]:
+    """How many versions behind the newest published one the policy's steps were: steps by lag."""
+    created_ns = np.array([row.version.created_ns for row in ledger.versions()], np.int64)
+    numbers = np.array([row.version.number for row in ledger.versions()], np.int64)
+    store, counts = SegmentStore(data.segments), Counter[int]()
+    policy = ACTORS.index("policy")
+    for row in _segments(ledger):
+        if row.source != "online":
+            continue
+        segment = store.read(row.path, row.sha256)
+        acted = segment.actor == policy
+        newest = np.searchsorted(created_ns, segment.times_ns[acted], side="right") - 1
+        counts.update((numbers[np.maximum(newest, 0)] - segment.version[acted]).tolist())
+    return {str(lag): counts[lag] for lag in sorted(counts)}
+
+
+def _newest(evaluations: tuple[EvaluationRow, ...], label: str) -> EvaluationRow | None:
+    return next((row for row in reversed(evaluations) if row.label == label), None)
+
+
+def _mean(row: EvaluationRow | None) -> float | None:
+    return None if row is None else round(float(np.mean(list(row.success.values()))), 4)
+
+
+def _tasks(row: EvaluationRow | None) -> dict[str, float]:
+    return {} if row is None else dict(row.success)
+
+
+def _quantiles(values: list[float]) -> dict[str, float | int | None]:
+    if not values:
+        return {"p50": None, "p99": None, "count": 0}
+    p50, p99 = np.percentile(values, [50, 99])
+    return {"p50": round(float(p50), 4), "p99": round(float(p99), 4), "count": len(values)}
+
+
+def _machine() -> str:
+    model = "unknown processor"
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        model = "unknown processor"
+    return f"{model}, {os.cpu_count()} cores"

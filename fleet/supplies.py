@@ -1,0 +1,168 @@
+"""Makes each process's objects from a recipe and a data directory. The only place where all rooms meet."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fleet.config import Recipe
+from fleet.paths import DataDirectory
+from hal.registry import make_operator, make_robot
+from robot_edge.demonstrate import Insistent
+from robot_edge.evaluator import Evaluator
+from robot_edge.gate import Gate
+from robot_edge.loop import ControlLoop
+from robot_edge.schedule import AlignedSchedule
+from robot_edge.uplink import Uplink
+from wire.channel import Channel
+from wire.clock import Clock, MonotonicClock, UnpacedClock
+from wire.keys import GATEWAY, load_pair, load_public
+from wire.messages import Evaluate
+from wire.zmq_channel import ZmqClient
+
+if TYPE_CHECKING:
+    from cloud_learner.buffer.ledger import Ledger
+    from cloud_learner.gateway import Door, Gateway
+    from cloud_learner.operator.view import FleetView
+    from cloud_learner.trainer import Trainer
+
+
+def client(gateway: str, name: str, keys: Path) -> ZmqClient:
+    """`name`'s line to the gateway. Raises `ConfigError` when a key is missing."""
+    return ZmqClient(gateway, name, load_pair(keys, name), load_public(keys, GATEWAY))
+
+
+def make_control(
+    recipe: Recipe, name: str, uplink: Channel, inference: Channel, clock: Clock, *, operated: bool = True
+) -> ControlLoop:
+    """The control loop of one robot; `operated`: with the scripted operator at its side."""
+    robot = make_robot(recipe.robot, recipe.robot_config)
+    return ControlLoop(
+        name,
+        secrets.token_hex(4),
+        robot,
+        uplink,
+        inference,
+        AlignedSchedule(recipe.replan_ticks),
+        clock,
+        recipe.loop,
+        make_operator(recipe.robot, robot) if operated else None,
+        Gate(recipe.gate) if operated else None,
+    )
+
+
+def make_demonstrator(
+    recipe: Recipe, name: str, uplink: Channel, inference: Channel, clock: UnpacedClock
+) -> ControlLoop:
+    """A control loop in which the scripted operator does everything, unpaced."""
+    robot = make_robot(recipe.robot, recipe.unpaced_config)
+    config = replace(recipe.loop, source="demonstration", needs_policy=False)
+    return ControlLoop(
+        name,
+        secrets.token_hex(4),
+        robot,
+        uplink,
+        inference,
+        AlignedSchedule(recipe.replan_ticks),
+        clock,
+        config,
+        make_operator(recipe.robot, robot),
+        Insistent(),
+    )
+
+
+def make_uplink(name: str, directory: Path, gateway: Channel, control: Channel, inference: Channel) -> Uplink:
+    return Uplink(name, directory, gateway, control, inference, MonotonicClock())
+
+
+def make_evaluator(
+    recipe: Recipe, name: str, data: DataDirectory, gateway: Channel, seed: int, only: Evaluate | None = None
+) -> Evaluator:
+    return Evaluator(
+        name,
+        make_robot(recipe.robot, recipe.unpaced_config),
+        recipe.make_policy(recipe.spec, seed),
+        AlignedSchedule(recipe.replan_ticks),
+        recipe.tasks,
+        gateway,
+        data.edge(name) / "weights",
+        MonotonicClock(),
+        recipe.evaluator,
+        only,
+    )
+
+
+def make_gateway(recipe: Recipe, data: DataDirectory, channel: Door) -> tuple[Gateway, FleetView, Ledger]:
+    """The gateway on `data`, its view for the page, and the ledger to close at the end."""
+    from cloud_learner.buffer.ledger import Ledger
+    from cloud_learner.buffer.store import SegmentStore
+    from cloud_learner.gateway import Gateway
+    from cloud_learner.ingest import Ingest
+    from cloud_learner.operator.view import FleetView
+    from cloud_learner.weight_store import WeightStore
+    from hal.scheduler import TaskSchedule
+
+    ledger = Ledger.open(data.ledger)
+    ingest = Ingest(data.root, ledger, SegmentStore.open(data.segments))
+    ingest.open()
+    clock = MonotonicClock()
+    view = FleetView(clock, instructions=recipe.instructions, steps_stored=ledger.totals().steps)
+    weights = WeightStore.open(data.weights, ledger)
+    gateway = Gateway(channel, ledger, ingest, weights, view, TaskSchedule(recipe.tasks), recipe.spec, clock)
+    return gateway, view, ledger
+
+
+def make_trainer(
+    recipe: Recipe, name: str, data: DataDirectory, gateway: Channel, seed: int, max_steps: int = 0
+) -> Trainer:
+    """The trainer on the buffer in `data`; resumes from its newest checkpoint."""
+    from cloud_learner.buffer.ledger import Ledger
+    from cloud_learner.buffer.replay import Replay
+    from cloud_learner.buffer.store import SegmentStore
+    from cloud_learner.learner import Learner
+    from cloud_learner.trainer import Trainer, TrainerConfig
+
+    algorithm = recipe.algorithm
+    policy = recipe.make_policy(recipe.spec, seed)
+    ledger = Ledger.open(data.ledger, read_only=True)
+    replay = Replay(
+        ledger,
+        SegmentStore(data.segments),
+        recipe.spec,
+        recipe.instructions,
+        horizon=policy.horizon,
+        capacity_bytes=recipe.cache_bytes,
+    )
+
+    def sample(rng: np.random.Generator) -> dict:
+        if recipe.spec.cameras:
+            return replay.sample_grouped(algorithm.batch, algorithm.ticks_per_frame, rng)
+        return replay.sample(algorithm.batch, rng)
+
+    def newest_version() -> int:
+        row = ledger.newest_version()
+        return row.version.number if row else 0
+
+    return Trainer(
+        name,
+        Learner(policy, algorithm, seed),
+        policy.fit,
+        replay,
+        sample,
+        newest_version,
+        gateway,
+        data.checkpoints,
+        MonotonicClock(),
+        TrainerConfig(
+            demonstrations=recipe.demonstrations * len(recipe.tasks),
+            pretrain_steps=algorithm.pretrain_steps,
+            publish_every_s=algorithm.publish_every_s,
+            checkpoint_every_s=recipe.checkpoint_every_s,
+            max_steps=max_steps,
+        ),
+        seed,
+    )

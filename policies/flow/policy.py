@@ -1,0 +1,240 @@
+"""The flow policy: `Policy` for a robot and `TrainablePolicy` for a learner around one `FlowNetwork`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from policies.base import Batch, check_observation
+from policies.flow.network import FlowConfig, FlowNetwork
+from policies.text import tokenize
+from policies.weights import Header, load_into, pack, read_header, unpack
+from wire.errors import ConfigError, InvalidData, PolicyError, WeightsError
+from wire.types import ActionChunk, Latent, Observation, RobotSpec
+
+NETWORK = "flow"
+"""`Header.network` of this policy's files"""
+
+
+class FlowPolicy:
+    """Flow-matching action chunks from images, an instruction and the state.
+
+    Not for several threads: whoever serves it calls `load` between two inferences.
+    """
+
+    def __init__(self, spec: RobotSpec, config: FlowConfig, seed: int = 0, device: str = "cpu") -> None:
+        """`seed` is for the first weights and the noise of `act`. Raises `ConfigError` if `config` cannot fit."""
+        _require_fit(spec, config)
+        self.spec = spec
+        self.config = config
+        self.horizon = config.horizon
+        self.version = 0
+        self.device = torch.device(device)
+        names = {eye.name for eye in config.eyes}
+        self._seen = msgspec.structs.replace(spec, cameras=tuple(c for c in spec.cameras if c.name in names))
+        self._felt = msgspec.structs.replace(spec, cameras=())
+        self._noise = torch.Generator().manual_seed(seed)
+        low, high = spec.action_low(), spec.action_high()
+        self._low, self._high = low, high
+        self._middle = torch.from_numpy((high + low) / 2).to(self.device)
+        self._half = torch.from_numpy((high - low) / 2).to(self.device)
+        self.module: FlowNetwork = self._fresh(seed)
+
+    # --- Policy ------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def think(self, observation: Observation) -> Latent:
+        """The latent of the newest frames and the instruction, float32[z]; its time is the newest frame's.
+
+        Raises `InvalidData` if what it reads does not fit the spec. A camera it has no eye for may be missing.
+        """
+        check_observation(self._seen, observation)
+        frames = [observation.images[eye.name] for eye in self.config.eyes]
+        images = [self._tensor(frame.image)[None] for frame in frames]
+        tokens = self._tokens([observation.task])
+        latent = self.module.slow(images, tokens)[0].cpu().numpy()
+        observed_ns = max((frame.time_ns for frame in frames), default=observation.time_ns)
+        return Latent(latent, observed_ns, self.version)
+
+    @torch.inference_mode()
+    def act(self, observation: Observation, latent: Latent, tick: int) -> ActionChunk:
+        """float32[H, da] within the spec's limits; reads the state and the latent, never an image.
+
+        Raises `PolicyError` for a latent of another version or shape, and when the network gives NaN.
+        """
+        if latent.version != self.version:
+            raise PolicyError(
+                f"the latent was made by version {latent.version}, this policy is version {self.version}; "
+                "call think() again after loading weights."
+            )
+        if latent.data.shape != (self.module.slow.width,):
+            raise PolicyError(
+                f"a latent of shape {list(latent.data.shape)}; this policy's think() gives [{self.module.slow.width}]."
+            )
+        check_observation(self._felt, observation)
+        noise = torch.randn(1, self.horizon * self.spec.action_dim, generator=self._noise).to(self.device)
+        sampled = self.module.sample(self._tensor(latent.data)[None], self._tensor(observation.state)[None], noise)
+        actions = (sampled.view(self.horizon, -1) * self._half + self._middle).cpu().numpy()
+        if not np.isfinite(actions).all():
+            raise PolicyError(f"version {self.version} gave actions that are not finite; roll back to another version.")
+        return ActionChunk(
+            actions=np.clip(actions, self._low, self._high),
+            first_tick=tick,
+            step_ns=self.spec.period_ns,
+            version=self.version,
+            observed_ns=observation.time_ns,
+            latent_observed_ns=latent.observed_ns,
+        )
+
+    def load(self, weights: bytes, version: int) -> None:
+        """Take all weights of `version` at once: they are read into a fresh network, which then replaces the old one.
+
+        Raises `SpecMismatch` for another robot's weights and `WeightsError` for anything else that does not fit;
+        the old weights stay.
+        """
+        what = f"weights of version {version}"
+        header, tensors = unpack(weights, what)
+        header.spec.require(self.spec, what)
+        self._require_network(header, what)
+        module = self._fresh(0)
+        load_into(module, tensors, what)
+        self.module, self.version = module, version
+
+    # --- TrainablePolicy ---------------------------------------------------------------------------------------
+
+    def fit(self, states: np.ndarray) -> None:
+        """Take the state statistics of float[N, ds]; once, before training begins."""
+        self.module.normalizer.fit(states)
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """`FlowNetwork.loss` of a batch: a scalar. Noise and flow times come from torch's global generator.
+
+        `images` {camera: uint8[b, h, w, 3]}, `instructions` b strings, and k steps behind each image: `state`
+        [b, k, ds], `actions` [b, k, H, da], `mask` [b, k, H]. Without the k axis, one step behind each image.
+        Raises `InvalidData` that names what does not fit.
+        """
+        state, actions, mask = (batch[name] for name in ("state", "actions", "mask"))
+        if state.ndim == 2:
+            state, actions, mask = state[:, None], actions[:, None], mask[:, None]
+        b, k = state.shape[:2]
+        h, da = self.horizon, self.spec.action_dim
+        for name, array, shape in (
+            ("state", state, (b, k, self.spec.state_dim)),
+            ("actions", actions, (b, k, h, da)),
+            ("mask", mask, (b, k, h)),
+            *((f"image of '{e.name}'", _image(batch, e.name), (b, e.height, e.width, 3)) for e in self.config.eyes),
+        ):
+            if tuple(array.shape) != shape:
+                raise InvalidData(f"training batch: {name} has shape {list(array.shape)}, expected {list(shape)}.")
+        if len(batch["instructions"]) != b:
+            raise InvalidData(f"training batch: {len(batch['instructions'])} instructions for {b} images.")
+        kept = self._tensor(mask).bool()
+        if not kept.any():
+            raise InvalidData("training batch: its mask keeps no action, so there is nothing to imitate.")
+        return self.module.loss(
+            [self._tensor(_image(batch, eye.name)) for eye in self.config.eyes],
+            self._tokens(batch["instructions"]),
+            self._tensor(state),
+            (self._tensor(actions) - self._middle) / self._half,
+            kept,
+        )
+
+    def save(self, module: nn.Module | None = None) -> bytes:
+        """Weights of `module` (default: this policy's own) as a safetensors file that `load` accepts."""
+        header = Header(
+            network=NETWORK,
+            config=msgspec.to_builtins(self.config),
+            spec=self.spec,
+            spec_hash=self.spec.hash,
+            trained_max_delay=0,
+            state_aligned=False,
+            prefix_trained=False,
+        )
+        return pack((self.module if module is None else module).state_dict(), header)
+
+    @classmethod
+    def from_weights(
+        cls, weights: bytes, spec: RobotSpec, version: int, seed: int = 0, device: str = "cpu"
+    ) -> FlowPolicy:
+        """A policy with the network that `weights` describes. Raises as `load` does."""
+        what = f"weights of version {version}"
+        header = read_header(weights, what)
+        header.spec.require(spec, what)
+        policy = cls(spec, _config(header, what), seed, device)
+        policy.load(weights, version)
+        return policy
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _fresh(self, seed: int) -> FlowNetwork:
+        # building a policy must not move the random stream of whoever builds it
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return FlowNetwork(self.config).to(self.device)
+
+    def _tensor(self, array: Any) -> torch.Tensor:
+        if isinstance(array, np.ndarray) and not array.flags.writeable:
+            array = array.copy()  # torch warns about memory it must not write, such as a received message
+        return torch.as_tensor(array, device=self.device)
+
+    def _tokens(self, instructions: list[str]) -> torch.Tensor:
+        rows = [tokenize(text, self.config.vocabulary, self.config.words) for text in instructions]
+        return torch.from_numpy(np.stack(rows)).to(self.device)
+
+    def _require_network(self, header: Header, what: str) -> None:
+        config = _config(header, what)
+        for field in FlowConfig.__struct_fields__:
+            mine, theirs = getattr(self.config, field), getattr(config, field)
+            if mine != theirs:
+                raise WeightsError(
+                    f"{what}: made by a network with {field} {theirs}, this policy has {mine}. "
+                    "Train and run with the same network configuration."
+                )
+
+
+def _image(batch: Batch, camera: str) -> Any:
+    images = batch.get("images", {})
+    if camera not in images:
+        raise InvalidData(f"training batch: no images of camera '{camera}'; it has {sorted(images)}.")
+    return images[camera]
+
+
+def _config(header: Header, what: str) -> FlowConfig:
+    if header.network != NETWORK:
+        raise WeightsError(f"{what}: made by a '{header.network}' network, this policy is '{NETWORK}'.")
+    try:
+        return msgspec.convert(header.config, FlowConfig)
+    except msgspec.ValidationError as error:
+        raise WeightsError(f"{what}: the network configuration cannot be read: {error}.") from error
+
+
+def _require_fit(spec: RobotSpec, config: FlowConfig) -> None:
+    for name, mine, theirs in (
+        ("state_dim", config.state_dim, spec.state_dim),
+        ("action_dim", config.action_dim, spec.action_dim),
+    ):
+        if mine != theirs:
+            raise ConfigError(f"flow policy: {name} {mine}, but robot '{spec.embodiment}' has {theirs}.")
+    cameras = {camera.name: (camera.height, camera.width) for camera in spec.cameras}
+    for eye in config.eyes:
+        if cameras.get(eye.name) != (eye.height, eye.width):
+            raise ConfigError(
+                f"flow policy: camera '{eye.name}' at {eye.height}x{eye.width}, but robot '{spec.embodiment}' has "
+                f"{cameras or 'no camera'}."
+            )
+    if config.vocabulary < 2 or min(config.horizon, config.layers, config.euler_steps, config.words) < 1:
+        raise ConfigError(
+            "flow policy: horizon, layers, euler_steps, words must be 1 or more and vocabulary 2 or more."
+        )
+    if config.eyes and not config.stem:
+        raise ConfigError("flow policy: a policy with cameras needs at least one convolution in `stem`.")
+    unbounded = [d.name for d in spec.action if not np.isfinite([d.low, d.high]).all()]
+    if unbounded:
+        raise ConfigError(
+            f"flow policy: actions {unbounded} of robot '{spec.embodiment}' have no finite limits to normalise by; "
+            "give the spec finite ones."
+        )

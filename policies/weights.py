@@ -1,0 +1,133 @@
+"""Named tensors to safetensors bytes and back, with what a robot must know before it trusts them.
+
+A file holds the tensors and one metadata entry, the JSON of `Header`. It is never a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from wire.errors import WeightsError
+from wire.types import RobotSpec
+
+FORMAT = 1
+_KEY = "vla_fleet"
+_MAX_HEADER_BYTES = 100 * 1024 * 1024
+_EXPORT = "Export the policy with `save()`, which writes safetensors."
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What stands beside the tensors."""
+
+    network: str
+    """the kind of policy, for example `flow`"""
+    config: dict[str, Any]
+    """the network's own configuration"""
+    spec: RobotSpec
+    """the robot the weights were trained for"""
+    spec_hash: str
+    trained_max_delay: int = 0
+    """largest inference delay, in ticks, that training simulated"""
+    state_aligned: bool = False
+    """whether `act` expects the state rolled forward to the chunk's first tick"""
+    prefix_trained: bool = False
+    """whether training conditioned on actions already committed"""
+    format: int = FORMAT
+
+
+def sha256(data: bytes) -> str:
+    """64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def require_sha256(data: bytes, expected: str, what: str) -> None:
+    """Raise `WeightsError` if `data` is not what `expected` was taken from."""
+    actual = sha256(data)
+    if actual != expected:
+        raise WeightsError(
+            f"{what}: sha256 {actual[:12]} of {len(data)} bytes instead of {expected[:12]}; fetch the weights again."
+        )
+
+
+def pack(tensors: Mapping[str, torch.Tensor], header: Header) -> bytes:
+    """A safetensors file. The same tensors and header always give the same bytes."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
+    return safetensors.torch.save(plain, metadata={_KEY: msgspec.json.encode(header).decode()})
+
+
+def read_header(data: bytes, what: str = "weights") -> Header:
+    """The header alone. Raises `WeightsError` for anything that is not a weights file of this format."""
+    if data[:2] == b"PK" or data[:1] == b"\x80":
+        raise WeightsError(f"{what}: this is a pickle or a torch archive, which may run code when read. {_EXPORT}")
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER_BYTES):
+        raise WeightsError(f"{what}: {len(data)} bytes that are no safetensors file, or a torn one. {_EXPORT}")
+    try:
+        metadata = msgspec.json.decode(data[8 : 8 + length]).get("__metadata__", {})
+        text = metadata[_KEY]
+    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError) as error:
+        raise WeightsError(f"{what}: the safetensors header cannot be read: {error}. {_EXPORT}") from error
+    except (KeyError, TypeError) as error:
+        raise WeightsError(f"{what}: a safetensors file without '{_KEY}' metadata. {_EXPORT}") from error
+    try:
+        header = msgspec.json.decode(text, type=Header)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise WeightsError(f"{what}: the '{_KEY}' metadata cannot be read: {error}. {_EXPORT}") from error
+    if header.format != FORMAT:
+        raise WeightsError(
+            f"{what}: format {header.format}, this program reads {FORMAT}; install the same vla-fleet on both sides."
+        )
+    if header.spec.hash != header.spec_hash:
+        raise WeightsError(
+            f"{what}: the robot spec inside has hash {header.spec.hash}, the header says {header.spec_hash}; "
+            "the file was changed after it was saved."
+        )
+    return header
+
+
+def unpack(data: bytes, what: str = "weights") -> tuple[Header, dict[str, torch.Tensor]]:
+    """Header and tensors. Raises `WeightsError` for bytes that are no weights, and for tensors with NaN."""
+    header = read_header(data, what)
+    try:
+        tensors = safetensors.torch.load(data)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise WeightsError(f"{what}: the tensors cannot be read: {error}. Fetch or export them again.") from error
+    bad = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
+    if bad:
+        raise WeightsError(f"{what}: not finite in {_some(bad)}; training diverged, use an earlier version.")
+    return header, tensors
+
+
+def load_into(module: nn.Module, tensors: Mapping[str, torch.Tensor], what: str = "weights") -> None:
+    """Copy `tensors` into the module's parameters and buffers; nothing is copied unless everything fits.
+
+    Raises `WeightsError` that names the tensors that are missing, not expected, or of another shape or type.
+    """
+    own = module.state_dict()
+    problems = []
+    if missing := sorted(own.keys() - tensors.keys()):
+        problems.append(f"missing {_some(missing)}")
+    if unexpected := sorted(tensors.keys() - own.keys()):
+        problems.append(f"not expected {_some(unexpected)}")
+    for name in sorted(own.keys() & tensors.keys()):
+        mine, theirs = own[name], tensors[name]
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            problems.append(f"'{name}' is {theirs.dtype}{list(theirs.shape)} instead of {mine.dtype}{list(mine.shape)}")
+    if problems:
+        raise WeightsError(
+            f"{what}: {'; '.join(problems[:6])}. Use weights made by the network this policy was configured with."
+        )
+    module.load_state_dict(dict(tensors))
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(f"'{name}'" for name in names[:5]) + more

@@ -1,0 +1,58 @@
+"""Passes what happened to the uplink, which makes it durable. Never blocks the control loop."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from wire.channel import Channel
+from wire.messages import EpisodeEnded, EpisodeStarted, FrameTaken, StepTaken
+from wire.types import Episode, Frame, Observation, Step
+
+_Record = EpisodeStarted | StepTaken | FrameTaken | EpisodeEnded
+
+
+class Recorder:
+    """Sends every step, and every frame once; keeps what the uplink cannot take yet and says so through `healthy`."""
+
+    def __init__(self, channel: Channel, backlog: int = 160) -> None:
+        """`backlog`: messages kept before `healthy` turns false, which makes the robot hold."""
+        self._channel = channel
+        self._limit = backlog
+        self._waiting: deque[_Record] = deque()
+        self._episode: Episode | None = None
+        self._frame_ns: dict[str, int] = {}
+        self.previews = True
+
+    @property
+    def healthy(self) -> bool:
+        """Whether steps leave this process."""
+        self._flush()
+        return len(self._waiting) < self._limit
+
+    def start(self, episode: Episode) -> None:
+        self._episode = episode
+        self._frame_ns = {}
+        self._put(EpisodeStarted(episode))
+
+    def step(self, observation: Observation, step: Step) -> None:
+        """Record one tick; frames not yet recorded go first, so that a step never refers to what did not come."""
+        assert self._episode is not None
+        for camera, frame in observation.images.items():
+            if frame.time_ns > self._frame_ns.get(camera, -1):
+                self._frame_ns[camera] = frame.time_ns
+                sent = frame if self.previews else Frame(frame.time_ns, frame.image)
+                self._put(FrameTaken(self._episode.id, camera, sent))
+        self._put(StepTaken(self._episode.id, step))
+
+    def end(self, outcome: str, now_ns: int) -> None:
+        assert self._episode is not None
+        self._put(EpisodeEnded(self._episode.id, outcome, now_ns))
+        self._episode = None
+
+    def _put(self, record: _Record) -> None:
+        self._waiting.append(record)
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._waiting and self._channel.send(self._waiting[0]):
+            self._waiting.popleft()

@@ -1,0 +1,314 @@
+"""The uplink process: makes what control recorded durable, sends it, and brings weights, jobs and wishes down.
+
+One outbound line to the gateway. When it is cut the robot works on and the spool grows; when it is back the spool
+drains. Nothing is forgotten before it is acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from robot_edge.segments import SegmentBuilder, encode_jpeg
+from robot_edge.spool import Spool
+from robot_edge.weight_client import WeightClient
+from wire.channel import Channel
+from wire.clock import Clock, clock_name
+from wire.errors import StorageError
+from wire.messages import (
+    Ack,
+    Announce,
+    Applied,
+    EdgeStatus,
+    EpisodeEnded,
+    EpisodeStarted,
+    FrameTaken,
+    Heartbeat,
+    Hello,
+    Introduce,
+    Job,
+    LoadWeights,
+    Message,
+    Nack,
+    Operator,
+    Preview,
+    Refusal,
+    Segment,
+    StepTaken,
+    Stop,
+    WeightBytes,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+_WINDOW = 8
+_RESEND_S = 5.0
+_HEARTBEAT_S = 1.0
+_PREVIEW_S = 0.1
+
+
+class Uplink:
+    """`turn` does all there is to do now and returns."""
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        gateway: Channel,
+        control: Channel,
+        inference: Channel,
+        clock: Clock,
+        segment_steps: int = 80,
+    ) -> None:
+        """`directory` is this robot's own: spool and weight cache. Raises `StorageError`."""
+        self.name = name
+        self.spool = Spool(directory / "spool.sqlite")
+        self.weights = WeightClient(directory / "weights", gateway, clock)
+        self.stopping = False
+        self.refused = ""
+        self._gateway = gateway
+        self._control = control
+        self._inference = inference
+        self._clock = clock
+        self._segment_steps = segment_steps
+        self._builder: SegmentBuilder | None = None
+        self._unspooled: list[Segment] = []
+        self._hello: Hello | None = None
+        self._welcomed = False
+        self._job: Job | None = None
+        self._applied: Applied | None = None
+        self._in_flight: dict[str, int] = {}
+        self._sent_row = 0
+        self._progress_ns = clock.now_ns()
+        self._next_heartbeat_ns = 0
+        self._next_preview_ns: dict[str, int] = {}
+        self._control_done = False
+        self._control_pid = self._inference_pid = 0
+        self._storage_fault = ""
+        self._last_status: EdgeStatus | None = None
+
+    @property
+    def drained(self) -> bool:
+        """Control has finished and everything it recorded is acknowledged."""
+        return self._control_done and not self._unspooled and len(self.spool) == 0
+
+    def turn(self) -> None:
+        for message in _drain(self._control):
+            self._from_control(message)
+        for message in _drain(self._inference):
+            self._from_inference(message)
+        for message in _drain(self._gateway):
+            self._from_gateway(message)
+        self._spool_waiting()
+        self._send_segments()
+        self.weights.turn()
+        self._greet()
+
+    def stop(self) -> None:
+        """Ask control to finish; `drained` turns true when all is safe in the cloud."""
+        if not self.stopping:
+            self.stopping = True
+            self._control.send(Stop())
+
+    def control_gone(self) -> None:
+        """Control's process has ended: what it recorded last is all there will be."""
+        if self._builder is not None:
+            self._close_segment(self._builder.end("aborted", self._clock.now_ns()))
+            self._builder = None
+        self._control_done = True
+
+    def report_drained(self) -> None:
+        """Tell the gateway the final counters of the spool."""
+        if self._last_status is not None:
+            self._send_status(self._last_status)
+
+    def close(self) -> None:
+        self.spool.close()
+
+    # --- from this computer ---------------------------------------------------------------------------------------
+
+    def _from_control(self, message: Message) -> None:
+        match message:
+            case StepTaken(episode_id=episode_id, step=step):
+                if self._builder is not None and self._builder.episode.id == episode_id:
+                    self._close_segment(self._builder.step(step))
+            case FrameTaken():
+                self._frame(message)
+            case EpisodeStarted(episode=episode):
+                if self._builder is not None:
+                    self._close_segment(self._builder.end("aborted", self._clock.now_ns()))
+                self._builder = SegmentBuilder(episode, self._segment_steps)
+            case EpisodeEnded(episode_id=episode_id, outcome=outcome, ended_ns=ended_ns):
+                if self._builder is not None and self._builder.episode.id == episode_id:
+                    self._close_segment(self._builder.end(outcome, ended_ns))
+                    self._builder = None
+            case EdgeStatus():
+                self._last_status = message
+                self._send_status(message)
+            case Hello():
+                self._hello = msgspec.structs.replace(message, name=self.name, clock=clock_name())
+                self._welcomed, self._next_heartbeat_ns = False, 0
+                self._control_done = False
+                self._control_pid = message.pid
+                for waiting in (self._job, self._applied):
+                    if waiting is not None:
+                        self._control.send(waiting)
+                if self._storage_fault:
+                    self._control.send(Nack(self._storage_fault))
+            case Stop():
+                self._control_done = True
+            case _:
+                log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
+
+    def _send_status(self, status: EdgeStatus) -> None:
+        self._gateway.send(
+            msgspec.structs.replace(
+                status,
+                steps_recorded=self.spool.steps_recorded,
+                spooled=len(self.spool) + len(self._unspooled),
+                control_pid=self._control_pid,
+                inference_pid=self._inference_pid,
+                uplink_pid=os.getpid(),
+            )
+        )
+
+    def _from_inference(self, message: Message) -> None:
+        match message:
+            case Hello():
+                self._inference_pid = message.pid
+                self._offer_weights()
+            case Applied():
+                self._applied = message
+                self._control.send(message)
+                self._gateway.send(message)
+            case _:
+                log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
+
+    def _frame(self, message: FrameTaken) -> None:
+        frame = message.frame
+        if self._builder is not None and self._builder.episode.id == message.episode_id:
+            self._builder.frame(message.camera, frame.time_ns, frame.image)
+        if frame.time_ns >= self._next_preview_ns.get(message.camera, 0):
+            self._next_preview_ns[message.camera] = frame.time_ns + int(_PREVIEW_S * 1e9)
+            picture = frame.image if frame.preview is None else frame.preview
+            self._gateway.send(Preview(self.name, message.camera, frame.time_ns, encode_jpeg(picture, 80)))
+
+    def _close_segment(self, segment: Segment | None) -> None:
+        if segment is not None:
+            self._unspooled.append(segment)
+            self._spool_waiting()
+
+    def _spool_waiting(self) -> None:
+        """Write what is not yet durable; when the disk does not take it the robot holds and nothing is dropped."""
+        while self._unspooled:
+            try:
+                self.spool.put(self._unspooled[0])
+            except StorageError as error:
+                if not self._storage_fault:
+                    log.error("robot '%s' holds: %s", self.name, error)
+                    self._storage_fault = str(error)
+                    self._control.send(Nack(self._storage_fault))
+                return
+            self._unspooled.pop(0)
+            if self._storage_fault:
+                log.info("robot '%s': the spool takes segments again.", self.name)
+                self._storage_fault = ""
+                self._control.send(Nack(""))
+
+    # --- to and from the gateway ----------------------------------------------------------------------------------
+
+    def _from_gateway(self, message: Message) -> None:
+        match message:
+            case Ack(segments=segments, quarantined=quarantined):
+                if quarantined:
+                    log.error(
+                        "robot '%s': the gateway put aside %s as not valid; see its log.",
+                        self.name,
+                        quarantined,
+                    )
+                done = (*segments, *quarantined)
+                self.spool.forget(done)
+                for segment_id in done:
+                    self._in_flight.pop(segment_id, None)
+                self._progress_ns = self._clock.now_ns()
+            case Nack(reason=reason):
+                log.warning("robot '%s': the gateway cannot store now: %s", self.name, reason)
+                self._progress_ns = self._clock.now_ns()
+            case Announce(version=version):
+                if self.weights.announced(version):
+                    self._offer_weights()
+            case WeightBytes():
+                if self.weights.received(message):
+                    self._offer_weights()
+            case Job():
+                self._job = message
+                self._control.send(message)
+            case Operator():
+                self._control.send(message)
+            case Welcome():
+                if not self._welcomed:
+                    self._welcomed = True
+                    self.refused = ""
+                    self._resend_all()
+            case Introduce():
+                self._welcomed, self._next_heartbeat_ns = False, 0
+            case Refusal(reason=reason):
+                if reason != self.refused:
+                    log.error("robot '%s' is refused by the gateway: %s", self.name, reason)
+                self.refused = reason
+            case Stop():
+                self.stop()
+            case _:
+                log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
+
+    def _greet(self) -> None:
+        now_ns = self._clock.now_ns()
+        if self._hello is None or now_ns < self._next_heartbeat_ns:
+            return
+        self._next_heartbeat_ns = now_ns + int(_HEARTBEAT_S * 1e9)
+        if self._welcomed:
+            sent = self._gateway.send(Heartbeat(now_ns))
+        else:
+            sent = self._gateway.send(msgspec.structs.replace(self._hello, sent_ns=now_ns))
+        if not sent:
+            # The line is down: introduce ourselves again when it is back, to a gateway that may be a new one.
+            self._welcomed = False
+
+    def _send_segments(self) -> None:
+        if not self._welcomed:
+            return
+        now_ns = self._clock.now_ns()
+        if self._in_flight and now_ns - self._progress_ns > _RESEND_S * 1e9:
+            self._resend_all()
+        room = _WINDOW - len(self._in_flight)
+        for row, segment_id in self.spool.waiting(self._sent_row, room) if room > 0 else ():
+            segment = self.spool.get(row)
+            if segment is None or not self._gateway.send(segment):
+                return
+            if not self._in_flight:
+                self._progress_ns = now_ns
+            self._in_flight[segment_id] = row
+            self._sent_row = row
+
+    def _resend_all(self) -> None:
+        self._in_flight.clear()
+        self._sent_row = 0
+        self._progress_ns = self._clock.now_ns()
+
+    def _offer_weights(self) -> None:
+        if self.weights.ready is not None:
+            version, path = self.weights.ready
+            self._inference.send(LoadWeights(version, str(path)))
+
+
+def _drain(channel: Channel, most: int = 500) -> Iterable[Message]:
+    for _ in range(most):
+        message = channel.recv()
+        if message is None:
+            return
+        yield message

@@ -1,0 +1,259 @@
+"""The page in a real Chromium, with a thread that plays the gateway."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from operator_fakes import arm_spec, edge_status, picture
+
+from cloud_learner.operator.app import Server, serve
+from cloud_learner.operator.view import FleetView
+from wire.messages import Evaluation, Operator, Preview, TrainerStatus
+from wire.types import PolicyVersion
+
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install 'vla-fleet[dev]'"
+)
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+ROBOTS = ("r1", "r2", "r3")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no Chromium at {CHROMIUM}: install the package 'chromium'"),
+]
+
+
+class Gateway:
+    """Feeds a view as the gateway's loop does and does what people wish."""
+
+    def __init__(self) -> None:
+        self.view = FleetView(instructions={"drawer-open": "open the drawer"})
+        self.wishes: list[Operator] = []
+        self._modes = dict.fromkeys(ROBOTS, "policy")
+        self._stop = threading.Event()
+        for name in ROBOTS:
+            self.view.robot_seen(name, arm_spec())
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        pictures = [picture(shade) for shade in (40, 90, 140, 190)]
+        self.view.version(PolicyVersion(7, "ab" * 32, 10, 6, 4200, 0, 0))
+        for i in range(4):
+            tasks = {"drawer-open": 0.2 * i, "door-open": 0.25 * i}
+            self.view.evaluation(Evaluation(i + 1, tasks, 10, 0, "cadence", 0, 0.0), t_s=10.0 * i)
+        self.view.trainer(TrainerStatus(4200, 0.05, 20.0, 900, 12, "online"))
+        self.view.stored(12_345, 0.08)
+        turn = 0
+        while not self._stop.wait(0.05):
+            for wish in self.view.wishes():
+                self.wishes.append(wish)
+                modes = {"take_over": "human", "hand_back": "policy", "drop_link": "hold", "estop": "estop"}
+                self._modes[wish.robot] = modes.get(wish.kind, self._modes[wish.robot])
+                if wish.kind == "release_estop":
+                    self._modes[wish.robot] = "policy"
+            for name in ROBOTS:
+                self.view.status(edge_status(name, mode=self._modes[name]))
+                self.view.preview(Preview(name, "front", turn, pictures[turn // 4 % 4]))
+            turn += 1
+
+    def wait_for(self, kind: str, since: int = 0, action: tuple[float, ...] | None = None) -> Operator:
+        """The first wish of `kind` (and `action`) after the first `since` wishes."""
+        deadline_s = time.monotonic() + 30
+        while time.monotonic() < deadline_s:
+            for wish in self.wishes[since:]:
+                if wish.kind == kind and (action is None or wish.action == pytest.approx(action)):
+                    return wish
+            time.sleep(0.02)
+        raise AssertionError(f"no {kind} {action} within 30 s, only {self.wishes[since:][-5:]}")
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    gateway = Gateway()
+    yield gateway
+    gateway.close()
+
+
+@pytest.fixture
+def server(gateway: Gateway) -> Iterator[Server]:
+    # A crowded test machine may stall a browser for longer than a person's would be.
+    server = serve(gateway.view, port=0, heartbeat_s=5.0)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[sync_api.Browser]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: sync_api.Browser, server: Server) -> Iterator[sync_api.Page]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
+    page.goto(server.url)
+    page.wait_for_selector(".card >> nth=2")
+    yield page
+    context.close()
+    assert [text for text in complaints if "ERR_CONNECTION_REFUSED" not in text] == []
+
+
+def shade(page: sync_api.Page, robot: str) -> int:
+    """Red value in the middle of the shown picture."""
+    return page.evaluate(
+        "name => document.querySelector(`[data-robot=${name}] canvas`)"
+        ".getContext('2d').getImageData(96, 96, 1, 1).data[0]",
+        robot,
+    )
+
+
+def test_the_page_shows_the_fleet(page: sync_api.Page):
+    assert page.locator(".card h3").all_inner_texts() == list(ROBOTS)
+    sync_api.expect(page.locator("#link")).to_have_text("live")
+    sync_api.expect(page.locator("#total-success")).to_have_text("68%")
+    sync_api.expect(page.locator("#total-version")).to_have_text("7")
+    sync_api.expect(page.locator("#total-gradient")).to_have_text("4,200")
+    sync_api.expect(page.locator("#total-stored")).to_have_text("12,345")
+    sync_api.expect(page.locator("#total-ingest")).to_have_text("80 ms")
+    assert page.locator(".chart path.line").count() == 3
+    page.hover("#chart", position={"x": 300, "y": 60})
+    sync_api.expect(page.locator(".tooltip")).to_contain_text("version")
+    card = page.locator("[data-robot=r2]")
+    sync_api.expect(card.locator(".chip")).to_have_text("policy")
+    sync_api.expect(card.locator(".task")).to_have_text("open the drawer")
+    sync_api.expect(page.locator("#events")).to_contain_text("version 7 published")
+    seen = set()
+    for _ in range(100):
+        seen.add(shade(page, "r2"))
+        page.wait_for_timeout(50)
+        if len(seen) > 2:
+            break
+    assert len(seen) > 2, "the camera picture does not change"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_driving_with_the_keyboard(page: sync_api.Page, gateway: Gateway):
+    card = page.locator("[data-robot=r1]")
+    card.get_by_role("button", name="Take over").click()
+    assert gateway.wait_for("take_over").robot == "r1"
+    sync_api.expect(card.locator(".chip")).to_have_text("human drives")
+    gateway.wait_for("command", action=(0, 0, 0, -1))  # at rest, gripper open as measured
+
+    for key, moving in (
+        ("ArrowUp", (-0.3, 0, 0, -1)),
+        ("d", (0, 0.3, 0, -1)),
+        ("PageDown", (0, 0, -0.3, -1)),
+    ):
+        since = len(gateway.wishes)
+        page.keyboard.down(key)
+        assert gateway.wait_for("command", since, moving).robot == "r1"
+        since = len(gateway.wishes)
+        page.keyboard.up(key)
+        gateway.wait_for("command", since, (0, 0, 0, -1))
+
+    since = len(gateway.wishes)
+    page.keyboard.down("ArrowUp")
+    page.keyboard.press("Space")
+    gateway.wait_for("command", since, (-0.3, 0, 0, 1))
+    since = len(gateway.wishes)
+    page.evaluate("dispatchEvent(new Event('blur'))")
+    gateway.wait_for("command", since, (0, 0, 0, 1))
+    page.keyboard.up("ArrowUp")
+
+    since = len(gateway.wishes)
+    card.get_by_role("button", name="Hand back").click()
+    gateway.wait_for("hand_back", since)
+    sync_api.expect(card.locator(".chip")).to_have_text("policy")
+    sync_api.expect(card.get_by_role("button", name="Take over")).to_be_visible()
+    since = len(gateway.wishes)
+    page.keyboard.press("ArrowUp")
+    page.wait_for_timeout(300)
+    assert gateway.wishes[since:] == []
+    assert page.locator(".toast").count() == 0
+
+
+def test_stops(page: sync_api.Page, gateway: Gateway):
+    card = page.locator("[data-robot=r3]")
+    card.get_by_role("button", name="E-stop").click()
+    assert gateway.wait_for("estop").robot == "r3"
+    sync_api.expect(card.locator(".chip")).to_have_text("estop")
+    sync_api.expect(card.get_by_role("button", name="Take over")).to_be_disabled()
+    card.get_by_role("button", name="Release stop").click()
+    assert gateway.wait_for("release_estop").robot == "r3"
+    since = len(gateway.wishes)
+    page.get_by_role("button", name="Stop all robots").click()
+    for card in page.locator(".card").all():
+        sync_api.expect(card.locator(".chip")).to_have_text("estop")
+    assert {wish.robot for wish in gateway.wishes[since:] if wish.kind == "estop"} == set(ROBOTS)
+
+
+def test_closing_the_page_drops_its_robot(page: sync_api.Page, gateway: Gateway, browser, server: Server):
+    page.locator("[data-robot=r2]").get_by_role("button", name="Take over").click()
+    gateway.wait_for("take_over")
+    other = browser.new_page()
+    other.goto(server.url)
+    card = other.locator("[data-robot=r2]")
+    sync_api.expect(card.locator(".reason")).to_have_text("Driven from another page.")
+    sync_api.expect(card.get_by_role("button", name="Take over")).to_be_disabled()
+    page.close()
+    assert gateway.wait_for("drop_link").robot == "r2"
+    sync_api.expect(card.get_by_role("button", name="Take over")).to_be_enabled()
+    sync_api.expect(card.get_by_role("button", name="Hand back")).to_be_visible()
+    other.close()
+
+
+def test_a_lost_connection_is_said_and_mended(page: sync_api.Page, gateway: Gateway, server: Server):
+    port = int(server.url.rpartition(":")[2])
+    server.close()
+    sync_api.expect(page.locator("#lost")).to_be_visible()
+    sync_api.expect(page.locator("#lost")).to_contain_text("robots under your control hold")
+    again = serve(gateway.view, port=port)
+    sync_api.expect(page.locator("#link")).to_have_text("live", timeout=20_000)
+    sync_api.expect(page.locator("#lost")).to_be_hidden()
+    again.close()
+
+
+def test_a_phone_drives_by_touch(browser: sync_api.Browser, gateway: Gateway, server: Server, tmp_path: Path):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(server.url)
+    card = page.locator("[data-robot=r1]")
+    card.get_by_role("button", name="Take over").tap()
+    gateway.wait_for("take_over")
+    key = card.get_by_role("button", name="Away")
+    sync_api.expect(key).to_be_visible()
+    since = len(gateway.wishes)
+    key.dispatch_event("pointerdown", {"pointerId": 1})
+    gateway.wait_for("command", since, (-0.3, 0, 0, -1))
+    since = len(gateway.wishes)
+    key.dispatch_event("pointerup", {"pointerId": 1})
+    gateway.wait_for("command", since, (0, 0, 0, -1))
+    shots = Path(os.environ.get("OPERATOR_SHOTS", tmp_path))
+    page.screenshot(path=shots / "phone.png", full_page=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    context.close()

@@ -1,0 +1,215 @@
+import errno
+import logging
+import os
+
+import msgspec
+import numpy as np
+import pytest
+
+from cloud_learner.buffer.fake import CLOSING_NS, fake_episode, fake_spec, same_segment
+from cloud_learner.buffer.ledger import Ledger
+from cloud_learner.buffer.store import SegmentStore
+from cloud_learner.ingest import Ingest
+from wire import codec
+from wire.clock import ManualClock
+from wire.errors import StorageError
+
+SPEC = fake_spec(1, size=16)
+replace = msgspec.structs.replace
+
+
+class Gateway:
+    """The storage side of a gateway, which can be started again."""
+
+    def __init__(self, root):
+        self.root = root
+        self.clock = ManualClock(10**12)
+        self.start()
+        self.ledger.see_robot("r1", SPEC, "clock", 1)
+
+    def start(self):
+        self.ledger = Ledger.open(self.root / "ledger.sqlite")
+        self.store = SegmentStore.open(self.root / "segments")
+        self.ingest = Ingest(self.root, self.ledger, self.store, self.clock)
+        self.ingest.open()
+
+    def accept(self, segment, peer="r1"):
+        return self.ingest.accept(peer, segment, self.clock.now_ns())
+
+    def quarantined(self):
+        return sorted(path.name for path in (self.root / "quarantine").iterdir())
+
+
+@pytest.fixture
+def gateway(tmp_path):
+    return Gateway(tmp_path)
+
+
+def _files(root):
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def test_what_is_stored_reads_back_and_a_resend_is_stored_once(gateway):
+    segments = fake_episode(SPEC, "e", steps=200)
+    assert [gateway.accept(segment).outcome for segment in segments] == ["stored"] * 3
+    before = _files(gateway.root / "segments")
+    assert [gateway.accept(segment).outcome for segment in segments] == ["duplicate"] * 3
+    # as it comes from the wire: read-only views
+    assert gateway.accept(codec.decode(codec.encode(segments[1]))).outcome == "duplicate"
+    assert _files(gateway.root / "segments") == before
+    rows = gateway.ledger.segments_after(0)
+    assert len(rows) == 3
+    for row, segment in zip(rows, segments, strict=True):
+        assert same_segment(gateway.store.read(row.path, row.sha256), segment)
+    assert gateway.ledger.totals().duplicated_steps == 0
+    assert gateway.quarantined() == []
+
+
+def test_invalid_data_is_kept_aside_with_its_reason(gateway, caplog):
+    (segment,) = fake_episode(SPEC, "e", steps=20)
+    state = segment.state.copy()
+    state[7, 2] = np.nan
+    bad = replace(segment, state=state)
+    result = gateway.accept(bad)
+    assert result.outcome == "quarantined"
+    assert "state is not finite at tick 7" in result.reason
+    assert "e/0" in caplog.text
+    message, note = gateway.quarantined()
+    assert (gateway.root / "quarantine" / note).read_text().splitlines()[1] == result.reason
+    assert same_segment(codec.decode((gateway.root / "quarantine" / message).read_bytes()), bad)
+    # the same again does not fill the disk
+    gateway.accept(bad)
+    assert len(gateway.quarantined()) == 2
+    assert gateway.ledger.totals().segments == 0
+    assert _files(gateway.root / "segments") == []
+
+
+@pytest.mark.parametrize("name", ["../../../escape", "a/b", "..", "", "x" * 5000, "\n\0"])
+def test_hostile_names_stay_in_quarantine(gateway, name):
+    (segment,) = fake_episode(SPEC, "e", steps=4)
+    bad = replace(segment, id=f"{name}/0", episode=replace(segment.episode, id=name))
+    assert gateway.accept(bad).outcome == "quarantined"
+    assert len(gateway.quarantined()) == 2
+    outside = [path for path in _files(gateway.root) if not path.startswith(("quarantine/", "ledger.sqlite"))]
+    assert outside == []
+
+
+def test_nobody_writes_into_another_robots_episode(gateway):
+    segments = fake_episode(SPEC, "e", steps=200)
+    gateway.accept(segments[0])
+    assert "sent by 'r2'" in gateway.accept(segments[1], peer="r2").reason
+    stolen = replace(segments[1], episode=replace(segments[1].episode, robot="r2"))
+    result = gateway.accept(stolen, peer="r2")
+    assert (result.outcome, "robot" in result.reason) == ("quarantined", True)
+    # the robot's own segment finds its place free
+    assert gateway.accept(segments[1]).outcome == "stored"
+    row = gateway.ledger.segment("e/1")
+    assert same_segment(gateway.store.read(row.path, row.sha256), segments[1])
+
+
+def test_an_id_with_other_content_is_not_lost(gateway):
+    (first,) = fake_episode(SPEC, "e", steps=20, seed=1)
+    (other,) = fake_episode(SPEC, "e", steps=20, seed=2)
+    other = replace(other, episode=first.episode)
+    gateway.accept(first)
+    result = gateway.accept(other)
+    assert (result.outcome, "other content" in result.reason) == ("quarantined", True)
+    row = gateway.ledger.segment("e/0")
+    assert same_segment(gateway.store.read(row.path, row.sha256), first)
+
+
+def test_an_unknown_spec_or_an_unknown_frame_is_quarantined(gateway):
+    (stranger,) = fake_episode(fake_spec(2), "x", steps=8)
+    assert "unknown" in gateway.accept(stranger).reason
+    first, second = fake_episode(SPEC, "e", steps=160)
+    seen = second.frame_times_ns["camera0"].copy()
+    seen[0] -= 1
+    gateway.accept(first)
+    wrong = replace(second, frame_times_ns={"camera0": seen})
+    assert "never came" in gateway.accept(wrong).reason
+    assert gateway.accept(second).outcome == "stored"
+
+
+def test_frames_of_earlier_segments_are_known_after_a_restart(gateway, caplog):
+    first, second, third = fake_episode(SPEC, "e", steps=60, segment_steps=22)
+    gateway.accept(first)
+    gateway.start()
+    # steps of the second segment saw a frame that the first one brought
+    assert second.frame_times_ns["camera0"][0] in first.frames["camera0"].times_ns
+    assert gateway.accept(second).outcome == "stored"
+    gateway.start()
+    row = gateway.ledger.segment("e/1")
+    (gateway.store.root / row.path).write_bytes(b"damaged")
+    # nobody can tell what a damaged segment brought: the next one is taken nevertheless
+    assert gateway.accept(third).outcome == "stored"
+    assert "e/1" in caplog.text
+
+
+def test_segments_may_come_in_any_order(gateway):
+    segments = fake_episode(SPEC, "e", steps=60, segment_steps=22)
+    for index in (2, 0, 1):
+        assert gateway.accept(segments[index]).outcome == "stored"
+    episode = gateway.ledger.episode("e")
+    assert (episode.steps, episode.outcome) == (60, "success")
+
+
+def test_a_full_disk_leaves_nothing_and_the_resend_succeeds(gateway, monkeypatch, caplog):
+    first, second, _ = fake_episode(SPEC, "e", steps=200)
+    gateway.accept(first)
+    before = _files(gateway.root / "segments")
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        result = gateway.accept(second)
+        assert (result.outcome, "no space left" in result.reason) == ("retry", True)
+        # what should go to quarantine is not dropped either
+        assert gateway.accept(replace(second, outcome="nonsense")).outcome == "retry"
+    assert _files(gateway.root / "segments") == before
+    assert gateway.quarantined() == []
+    assert gateway.ledger.totals().segments == 1
+    assert gateway.accept(second).outcome == "stored"
+
+
+def test_a_ledger_that_fails_after_the_file_was_written(gateway, monkeypatch):
+    (segment,) = fake_episode(SPEC, "e", steps=20)
+    with monkeypatch.context() as patch:
+
+        def fail(*_args):
+            raise StorageError("the ledger is locked.")
+
+        patch.setattr(gateway.ledger, "commit_segment", fail)
+        assert gateway.accept(segment).outcome == "retry"
+    assert gateway.accept(segment).outcome == "stored"
+    assert len(_files(gateway.root / "segments")) == 1
+
+
+def test_a_file_that_went_missing_comes_back_with_a_resend(gateway, caplog):
+    (segment,) = fake_episode(SPEC, "e", steps=20)
+    gateway.accept(segment)
+    row = gateway.ledger.segment("e/0")
+    (gateway.store.root / row.path).unlink()
+    with caplog.at_level(logging.ERROR):
+        assert gateway.accept(segment).outcome == "duplicate"
+    assert "written again" in caplog.text
+    assert same_segment(gateway.store.read(row.path, row.sha256), segment)
+
+
+def test_latency_is_measured_in_the_gateways_clock(gateway):
+    assert gateway.ingest.latency().count == 0
+    segments = fake_episode(SPEC, "e", steps=200)
+    offset_ns = 5 * 10**9
+    gateway.ledger.set_clock_offset("r1", offset_ns)
+    for number, segment in enumerate(segments, start=1):
+        gateway.clock.sleep_until(segment.closed_ns + offset_ns + number * 10**7)
+        gateway.accept(segment)
+    latency = gateway.ingest.latency()
+    assert latency.count == 3
+    assert latency.p50_s == pytest.approx(0.02)
+    assert 0.029 < latency.p99_s <= 0.03
+    # a resend is no new sample
+    gateway.accept(segments[0])
+    assert gateway.ingest.latency().count == 3
+    assert segments[0].closed_ns - int(segments[0].times_ns[-1]) == CLOSING_NS

@@ -1,0 +1,233 @@
+"""The small pure pieces of the edge."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from robot_edge.gate import Gate, GateConfig
+from robot_edge.human import Human
+from robot_edge.rate import Rate
+from robot_edge.schedule import AlignedSchedule
+from robot_edge.state import Hold, Known, Mode, decide
+from tests import samples
+from wire.clock import ManualClock
+from wire.messages import Operator
+
+MS = 1_000_000
+
+
+class TestRate:
+    def test_deadlines_are_absolute(self) -> None:
+        clock = ManualClock()
+        rate = Rate(10 * MS, clock)
+        assert rate.wait() == 0
+        clock.advance(3 * MS)
+        rate.wait()
+        assert clock.now_ns() == 20 * MS
+
+    @pytest.mark.parametrize(("work_ms", "missed"), [(9, 0), (19, 0), (20, 1), (35, 1)])
+    def test_missed_is_a_whole_period_late(self, work_ms: int, missed: int) -> None:
+        clock = ManualClock()
+        rate = Rate(10 * MS, clock)
+        rate.wait()
+        clock.advance(work_ms * MS)
+        rate.wait()
+        assert rate.missed == missed
+        before = clock.now_ns()
+        rate.wait()
+        assert clock.now_ns() > before
+        assert clock.now_ns() % (10 * MS) == 0
+
+    def test_lateness_quantile(self) -> None:
+        clock = ManualClock()
+        rate = Rate(10 * MS, clock)
+        assert rate.late_s(0.99) == 0.0
+        for _ in range(99):
+            rate.wait()
+        clock.advance(15 * MS)
+        rate.wait()
+        assert rate.late_s(0.5) < 0.001
+        assert 0.004 < rate.late_s(0.999) < 0.006
+
+    def test_restart_forgives(self) -> None:
+        clock = ManualClock()
+        rate = Rate(10 * MS, clock)
+        clock.advance(500 * MS)
+        rate.restart()
+        rate.wait()
+        assert rate.missed == 0
+
+
+class TestState:
+    def test_the_strict_order(self) -> None:
+        """Whatever else is true, the higher authority wins."""
+        flags = ("estop", "human", "script", "human_linked", "human_command_fresh", "action_ready", "storage_ok")
+        for values in itertools.product((False, True), repeat=len(flags)):
+            known = Known(**dict(zip(flags, values, strict=True)), version=1)
+            mode, reason = decide(known)
+            if known.estop:
+                assert mode is Mode.estop
+            elif not known.storage_ok:
+                assert (mode, reason) == (Mode.hold, Hold.storage)
+            elif known.human:
+                moves = known.human_linked and known.human_command_fresh
+                assert mode is (Mode.human if moves else Mode.hold)
+            elif known.script:
+                assert mode is Mode.script
+            else:
+                assert mode is (Mode.policy if known.action_ready else Mode.hold)
+            assert (reason == Hold.none) == (mode not in (Mode.hold, Mode.estop))
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"recorder_ok": False}, Hold.no_recorder),
+            ({"observation_ok": False}, Hold.bad_observation),
+            ({"camera_fresh": False}, Hold.stale_camera),
+            ({"version": 0}, Hold.no_version),
+            ({"action_ready": False}, Hold.no_action),
+            ({"human": True, "human_linked": False}, Hold.operator_lost),
+            ({"human": True}, Hold.operator_idle),
+        ],
+    )
+    def test_every_hold_has_a_name(self, change: dict, reason: Hold) -> None:
+        base = {"version": 2, "action_ready": True}
+        assert decide(Known(**base)) == (Mode.policy, Hold.none)
+        assert decide(Known(**{**base, **change})) == (Mode.hold, reason)
+
+
+class TestGate:
+    config = GateConfig(disagreement=0.4, patience_ticks=3, min_ticks=5, stall_ticks=20, stall_progress=0.01)
+
+    def run(self, policies: list[np.ndarray | None], progress: list[float]) -> list[bool]:
+        gate = Gate(self.config)
+        return [gate.update(p, np.zeros(4, np.float32), d) for p, d in zip(policies, progress, strict=True)]
+
+    def test_it_waits_out_a_moment_and_fires_on_a_while(self) -> None:
+        far, near = np.ones(4, np.float32), np.zeros(4, np.float32)
+        falling = [1 - 0.02 * i for i in range(12)]
+        assert not any(self.run([far, far, near] * 4, falling))
+        took = self.run([far] * 12, falling)
+        assert took[:2] == [False, False]
+        assert all(took[2:7])
+
+    def test_it_hands_back_after_its_least_time(self) -> None:
+        far, near = np.ones(4, np.float32), np.zeros(4, np.float32)
+        took = self.run([far] * 3 + [near] * 9, [1 - 0.02 * i for i in range(12)])
+        assert took == [False] * 2 + [True] * 5 + [False] * 5
+
+    def test_it_fires_when_nothing_advances(self) -> None:
+        near = np.zeros(4, np.float32)
+        took = self.run([near] * 40, [1.0] * 40)
+        assert not any(took[:19])
+        assert took[20]
+
+    def test_it_does_not_hand_back_to_nobody(self) -> None:
+        far = np.ones(4, np.float32)
+        took = self.run([far] * 3 + [None] * 10, [1 - 0.02 * i for i in range(13)])
+        assert all(took[2:])
+
+
+class TestSchedule:
+    def test_late_actions_are_skipped(self) -> None:
+        schedule = AlignedSchedule(8)
+        assert schedule.wants(0)
+        schedule.asked(0)
+        assert not schedule.wants(1)
+        assert schedule.action(2) is None
+        schedule.offer(samples.chunk(0), 3)
+        assert schedule.delay_ticks == 3
+        action, _ = schedule.action(3) or pytest.fail("no action")
+        assert action[0] == pytest.approx(0.03)
+
+    def test_it_asks_again_in_time_and_never_repeats(self) -> None:
+        schedule = AlignedSchedule(8)
+        schedule.offer(samples.chunk(0), 1)
+        assert not schedule.wants(7)
+        assert schedule.wants(8)
+        assert schedule.action(15) is not None
+        assert schedule.action(16) is None
+
+    def test_a_chunk_of_the_last_episode_is_void(self) -> None:
+        schedule = AlignedSchedule(8)
+        schedule.asked(90)
+        schedule.reset(100)
+        schedule.offer(samples.chunk(90), 101)
+        assert schedule.action(101) is None
+        assert schedule.wants(101)
+
+    def test_an_older_chunk_does_not_replace_a_newer(self) -> None:
+        schedule = AlignedSchedule(8)
+        schedule.offer(samples.chunk(16), 17)
+        schedule.offer(samples.chunk(8), 18)
+        action, chunk = schedule.action(18) or pytest.fail("no action")
+        assert chunk.first_tick == 16
+
+    def test_an_unanswered_request_is_repeated(self) -> None:
+        schedule = AlignedSchedule(8, patience_ticks=40)
+        schedule.asked(0)
+        assert not schedule.wants(39)
+        assert schedule.wants(40)
+        schedule.asked(40)
+        schedule.offer(None, 41)
+        assert schedule.wants(41)
+
+
+class TestHuman:
+    executed = np.array([0, 0, 0, 1], np.float32)
+
+    def wish(self, kind: str, *action: float) -> Operator:
+        return Operator("robot-0", kind, action)
+
+    def test_a_key_moves_and_its_release_holds(self) -> None:
+        clock = ManualClock()
+        human = Human(samples.spec(), clock)
+        assert human.hear(self.wish("take_over"))
+        assert not human.hear(self.wish("take_over"))
+        human.hear(self.wish("command", 0.5, 0, 0, -1))
+        command = human.command(self.executed)
+        assert command is not None
+        # the gripper stays as it is until the person changes it
+        assert command.tolist() == [0.5, 0, 0, 1]
+        human.hear(self.wish("command", 0, 0, 0, -1))
+        assert human.command(self.executed) is None
+        human.hear(self.wish("command", 0, 0, 0, 0.5))
+        command = human.command(self.executed)
+        assert command is not None
+        assert command.tolist() == [0, 0, 0, 0.5]
+
+    def test_an_old_command_is_a_released_key(self) -> None:
+        clock = ManualClock()
+        human = Human(samples.spec(), clock)
+        human.hear(self.wish("take_over"))
+        human.hear(self.wish("command", 1, 0, 0, 0))
+        clock.advance(290 * MS)
+        assert human.command(self.executed) is not None
+        clock.advance(20 * MS)
+        assert human.command(self.executed) is None
+
+    def test_a_lost_link_holds_until_the_person_is_back(self) -> None:
+        human = Human(samples.spec(), ManualClock())
+        human.hear(self.wish("take_over"))
+        human.hear(self.wish("command", 1, 0, 0, 0))
+        human.hear(self.wish("drop_link"))
+        assert human.in_control
+        assert not human.linked
+        assert human.command(self.executed) is None
+        human.hear(self.wish("command", 1, 0, 0, 0))
+        assert human.linked
+
+    def test_nobody_moves_a_robot_without_taking_over(self) -> None:
+        human = Human(samples.spec(), ManualClock())
+        human.hear(self.wish("command", 1, 0, 0, 0))
+        assert human.command(self.executed) is None
+
+    @pytest.mark.parametrize("action", [(1.0,), (float("nan"), 0, 0, 0)])
+    def test_bad_commands_are_ignored(self, action: tuple[float, ...]) -> None:
+        human = Human(samples.spec(), ManualClock())
+        human.hear(self.wish("take_over"))
+        human.hear(self.wish("command", *action))
+        assert human.command(self.executed) is None

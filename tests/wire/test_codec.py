@@ -1,0 +1,115 @@
+"""Messages survive the trip; what is not a message is refused with words."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import samples
+from wire import codec
+from wire.codec import decode, encode
+from wire.errors import ProtocolError, TooLarge
+from wire.messages import Ack, ChunkReply, ChunkRequest, Heartbeat, Segment, StepTaken, WeightBytes
+
+
+GOLDEN_SEGMENT = "055c0374aec376de"
+
+
+def test_a_segment_comes_back_equal() -> None:
+    sent = samples.segment()
+    came = decode(encode(sent))
+    assert isinstance(came, Segment)
+    for field in ("times_ns", "state", "actor", "chunk_tick", "delay_ticks", "reward", "terminated"):
+        before, after = getattr(sent, field), getattr(came, field)
+        assert before.dtype == after.dtype
+        assert np.array_equal(before, after)
+    assert came.episode == sent.episode
+    assert came.frames["front"].encoded == (b"jpeg",)
+
+
+def test_images_are_not_copied_when_they_arrive() -> None:
+    came = decode(encode(ChunkRequest(5, samples.observation())))
+    assert isinstance(came, ChunkRequest)
+    picture = came.observation.images["front"].image
+    assert not picture.flags.owndata
+    assert np.array_equal(picture, samples.image())
+
+
+def test_optional_parts() -> None:
+    reply = decode(encode(ChunkReply(None, "late")))
+    assert isinstance(reply, ChunkReply)
+    assert (reply.chunk, reply.error) == (None, "late")
+    came = decode(encode(StepTaken("e", samples.step(3, frame_ns=7))))
+    assert isinstance(came, StepTaken)
+    assert came.step.frames == {"front": 7}
+
+
+def test_golden_bytes_of_the_wire() -> None:
+    """Bytes that peers of this protocol version rely on; a change here needs a new PROTOCOL_VERSION."""
+    assert codec.PROTOCOL_VERSION == 1
+    assert encode(Heartbeat(5)) == bytes.fromhex("0182a474797065a9486561727462656174a773656e745f6e7305")
+    digest = hashlib.sha256(encode(samples.segment())).hexdigest()
+    assert digest[:16] == GOLDEN_SEGMENT
+
+
+def test_another_protocol_version_says_what_to_do() -> None:
+    with pytest.raises(ProtocolError, match="speaks protocol 2, this side 1: install the same"):
+        decode(b"\x02" + encode(Heartbeat(1))[1:])
+
+
+@pytest.mark.parametrize("data", [b"", b"\x01", b"\x01\xc1", b"\x01" + b"\x91" * 2000, encode(Ack(("a",)))[:-1]])
+def test_garbage_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=300))
+def test_any_bytes_are_refused_or_a_message(data: bytes) -> None:
+    try:
+        decode(b"\x01" + data)
+    except ProtocolError as error:
+        assert str(error)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 400), st.integers(0, 255))
+def test_a_flipped_byte_never_crashes(position: int, value: int) -> None:
+    data = bytearray(encode(samples.segment()))
+    data[1 + position % (len(data) - 1)] = value
+    try:
+        decode(bytes(data))
+    except ProtocolError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [["<f4", [2], b"1234"], ["<f4", [-1], b""], ["|O", [1], b"12345678"], ["<f4", [1]], "text", ["<f4", ["x"], b""]],
+)
+def test_arrays_that_do_not_fit_are_refused(array: object) -> None:
+    good = msgspec.msgpack.decode(encode(ChunkRequest(1, samples.observation()))[1:])
+    good["observation"]["state"] = array
+    with pytest.raises(ProtocolError):
+        decode(b"\x01" + msgspec.msgpack.encode(good))
+
+
+def test_unknown_dtype_is_not_sent() -> None:
+    bad = samples.observation()
+    bad = type(bad)(bad.time_ns, bad.state.astype(np.complex64), bad.images, bad.task)
+    with pytest.raises(ProtocolError, match="complex64"):
+        encode(ChunkRequest(1, bad))
+
+
+def test_too_large_is_refused_on_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode(WeightBytes(1, 0, bytes(5000)))
+    monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 1000)
+    with pytest.raises(TooLarge, match="send it in parts"):
+        encode(WeightBytes(1, 0, bytes(5000)))
+    with pytest.raises(TooLarge):
+        decode(data)
