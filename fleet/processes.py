@@ -18,6 +18,7 @@ from robot_edge.edge import lines, run_control, run_edge, run_inference, run_upl
 from robot_edge.process import Lifeline
 from wire.clock import MonotonicClock, UnpacedClock
 from wire.errors import ConfigError, Refused
+from wire.keys import GATEWAY, load_pair, load_public
 from wire.messages import Evaluate
 from wire.zmq_channel import ZmqClient, ZmqPair, ZmqServer, wait_any
 
@@ -36,6 +37,8 @@ def run_gateway(recipe_name: str, root: Path, host: str, port: int, web_host: st
     channel = ZmqServer(f"tcp://{host}:{port or '*'}", data.keys)
     gateway, view, ledger = supplies.make_gateway(recipe, data, channel)
     page = serve(view, web_host, web_port)
+    if web_host not in ("127.0.0.1", "localhost", "::1"):
+        log.warning("the page has no log-in: everybody who reaches %s can move robots.", page.url)
     log.info("robots connect to %s; the page is %s", channel.endpoint, page.url)
     try:
         while not lifeline.cut:
@@ -43,6 +46,8 @@ def run_gateway(recipe_name: str, root: Path, host: str, port: int, web_host: st
             gateway.turn()
     finally:
         page.close()
+        # Closing the page drops the links of those who held a robot: the robots must hear of it.
+        gateway.turn()
         channel.close()
         ledger.close()
 
@@ -122,7 +127,8 @@ def run_robot(recipe_name: str, root: Path, gateway: str, keys: Path | None, nam
     get_recipe(recipe_name)
     data = DataDirectory(root)
     # Fails here, in one line, rather than in each of three children.
-    supplies.client(gateway, name, keys or data.keys).close()
+    load_pair(keys or data.keys, name)
+    load_public(keys or data.keys, GATEWAY)
     common = ["--name", name, "--gateway", gateway, "--recipe", recipe_name, "--data", str(root)]
     common += ["--keys", str(keys or data.keys), "--operator" if operator else "--no-operator"]
     commands = {part: [sys.executable, "-m", "fleet.cli", "edge-part", part, *common] for part in PARTS}
@@ -130,16 +136,21 @@ def run_robot(recipe_name: str, root: Path, gateway: str, keys: Path | None, nam
 
 
 def run_edge_part(
-    part: str, run_directory: Path, recipe_name: str, root: Path, gateway: str, keys: Path | None, name: str, operator: bool
+    part: str,
+    run_directory: Path,
+    recipe_name: str,
+    root: Path,
+    gateway: str,
+    keys: Path | None,
+    name: str,
+    operator: bool,
 ) -> None:
     """One of a robot's three processes."""
     recipe, data, ends = get_recipe(recipe_name), DataDirectory(root), lines(run_directory)
     if part == "control":
         uplink_line = ZmqPair(ends["uplink-control"], bind=False)
         inference_line = ZmqPair(ends["inference-control"], bind=False, queue=8)
-        loop = supplies.make_control(
-            recipe, name, uplink_line, inference_line, MonotonicClock(), operated=operator
-        )
+        loop = supplies.make_control(recipe, name, uplink_line, inference_line, MonotonicClock(), operated=operator)
         run_control(loop, uplink_line, recipe.tasks)
         uplink_line.close()
         inference_line.close()

@@ -122,6 +122,7 @@ def make_trainer(
     """The trainer on the buffer in `data`; resumes from its newest checkpoint."""
     from cloud_learner.buffer.ledger import Ledger
     from cloud_learner.buffer.replay import Replay
+    from cloud_learner.buffer.sampler import Recent
     from cloud_learner.buffer.store import SegmentStore
     from cloud_learner.learner import Learner
     from cloud_learner.trainer import Trainer, TrainerConfig
@@ -138,10 +139,12 @@ def make_trainer(
         capacity_bytes=recipe.cache_bytes,
     )
 
+    recent = Recent(algorithm.recent_share, algorithm.recent_frames)
+
     def sample(rng: np.random.Generator) -> dict:
         if recipe.spec.cameras:
-            return replay.sample_grouped(algorithm.batch, algorithm.ticks_per_frame, rng)
-        return replay.sample(algorithm.batch, rng)
+            return replay.sample_grouped(algorithm.batch, algorithm.ticks_per_frame, rng, recent)
+        return replay.sample(algorithm.batch, rng, recent)
 
     def newest_version() -> int:
         row = ledger.newest_version()

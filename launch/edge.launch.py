@@ -1,6 +1,6 @@
 """Start one robot's edge (control, inference, uplink) on the robot's computer.
 
-    ros2 launch ./launch/edge.launch.py name:=robot-0 gateway:=tcp://gateway-host:5760 keys:=/etc/vla-fleet/keys
+ros2 launch ./launch/edge.launch.py name:=robot-0 gateway:=tcp://gateway-host:5760 keys:=/etc/vla-fleet/keys
 """
 
 from launch import LaunchDescription

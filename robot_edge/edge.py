@@ -20,7 +20,7 @@ from robot_edge.process import Lifeline
 from robot_edge.supervisor import Child, Supervisor
 from robot_edge.uplink import Uplink
 from wire.channel import Channel
-from wire.clock import MonotonicClock, clock_name
+from wire.clock import clock_name
 from wire.errors import RobotError
 from wire.messages import Hello, Stop
 from wire.zmq_channel import ZmqClient, ZmqPair, wait_any

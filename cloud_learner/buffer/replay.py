@@ -277,20 +277,28 @@ class Replay:
 
     # --- sampling -------------------------------------------------------------------------------------------------
 
-    def sample(self, batch: int, rng: np.random.Generator) -> dict[str, object]:
+    def sample(
+        self, batch: int, rng: np.random.Generator, recent: sampler.Recent = sampler.EVENLY
+    ) -> dict[str, object]:
         """`batch` windows, with replacement, as `sampler` documents; an equal share of each task that has data.
 
         Raises `InvalidData` while there is nothing to imitate.
         """
-        return self._gather(sampler.draw(self._current_index(), batch, rng))
+        return self._gather(sampler.draw(self._current_index(), batch, rng, recent))
 
-    def sample_grouped(self, batch_frames: int, ticks_per_frame: int, rng: np.random.Generator) -> dict[str, object]:
+    def sample_grouped(
+        self,
+        batch_frames: int,
+        ticks_per_frame: int,
+        rng: np.random.Generator,
+        recent: sampler.Recent = sampler.EVENLY,
+    ) -> dict[str, object]:
         """`batch_frames` sets of frames and, behind each, `ticks_per_frame` windows that start at a step that saw it.
 
         Every frame of a task is as likely as every other, and so is every step behind it. Without cameras each step is
         alone behind its (empty) frame; use `sample` then. Raises `InvalidData` while there is nothing to imitate.
         """
-        return self._gather(sampler.draw_grouped(self._current_index(), batch_frames, ticks_per_frame, rng))
+        return self._gather(sampler.draw_grouped(self._current_index(), batch_frames, ticks_per_frame, rng, recent))
 
     @property
     def imitable_steps(self) -> int:

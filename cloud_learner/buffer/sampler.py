@@ -84,26 +84,53 @@ def build_index(steps: Steps) -> Index:
     return Index(tasks, tuple(starts), tuple(groups))
 
 
-def draw(index: Index, count: int, rng: np.random.Generator) -> np.ndarray:
-    """int64[count] steps with replacement, an equal share of each task (within one), any step of a task as likely."""
+class Recent(msgspec.Struct, frozen=True):
+    """Prefers what came last: a part of every batch is drawn from the newest of each task."""
+
+    share: float = 0.0
+    """part of a batch, 0 to 1"""
+    newest: int = 300
+    """how many frames (without a camera: steps) of a task count as recent"""
+
+
+EVENLY = Recent()
+"""no preference"""
+
+
+def draw(index: Index, count: int, rng: np.random.Generator, recent: Recent = EVENLY) -> np.ndarray:
+    """int64[count] steps with replacement, an equal share of each task (within one).
+
+    Any step of a task is as likely as another, but for the part of the batch that is `recent`.
+    """
     share = _shares(index, count, rng)
     chosen = np.empty(count, np.int64)
     for number, starts in enumerate(index.starts):
         here = share == number
-        chosen[here] = starts[rng.integers(len(starts), size=int(here.sum()))]
+        chosen[here] = starts[_positions(len(starts), int(here.sum()), rng, recent)]
     return chosen
 
 
-def draw_grouped(index: Index, frames: int, ticks: int, rng: np.random.Generator) -> np.ndarray:
+def draw_grouped(
+    index: Index, frames: int, ticks: int, rng: np.random.Generator, recent: Recent = EVENLY
+) -> np.ndarray:
     """int64[frames, ticks]: frames with replacement, an equal share of each task; then steps that saw each of them."""
     share = _shares(index, frames, rng)
     chosen = np.empty((frames, ticks), np.int64)
     for number, (starts, groups) in enumerate(zip(index.starts, index.groups, strict=True)):
         here = share == number
-        group = rng.integers(len(groups) - 1, size=int(here.sum()))
+        group = _positions(len(groups) - 1, int(here.sum()), rng, recent)
         first, end = groups[group][:, None], groups[group + 1][:, None]
         chosen[here] = starts[rng.integers(first, end, size=(len(group), ticks))]
     return chosen
+
+
+def _positions(length: int, count: int, rng: np.random.Generator, recent: Recent) -> np.ndarray:
+    """int64[count] in [0, length); higher positions came later."""
+    anywhere = rng.integers(length, size=count)
+    if not recent.share:
+        return anywhere
+    newest = rng.integers(max(0, length - recent.newest), length, size=count)
+    return np.where(rng.random(count) < recent.share, newest, anywhere)
 
 
 def _shares(index: Index, count: int, rng: np.random.Generator) -> np.ndarray:

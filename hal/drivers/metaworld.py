@@ -99,7 +99,7 @@ def metaworld_spec(config: MetaWorldConfig) -> RobotSpec:
 
 
 class MetaWorldRobot:
-    """Keeps the `Robot` protocol. Each task's simulator is made at its first reset (0.3 s) and kept."""
+    """Keeps the `Robot` protocol. Each task's simulator is made at its first reset (about 0.1 s) and kept."""
 
     def __init__(self, config: MetaWorldConfig | None = None, clock: Clock | None = None) -> None:
         """Only stores; `clock` stamps observations and frames (default: the machine's monotonic clock)."""

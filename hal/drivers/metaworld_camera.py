@@ -69,6 +69,7 @@ class InlineCamera:
 
     def start(self, simulation: Simulation) -> None:
         self._simulation, self._tick = simulation, 0
+        self.frame()
 
     def moved(self, simulation: Simulation) -> None:
         self._tick += 1

@@ -71,6 +71,7 @@ STATE_TASKS = ("push", "pick-place")
 _INSTRUCTIONS = {
     "drawer-open": "open the drawer",
     "button-press-topdown": "press the button",
+    "button-press": "press the button from the front",
     "window-open": "open the window",
     "door-open": "open the door",
     "push": "push the puck to the goal",

@@ -142,7 +142,7 @@ def test_a_full_disk_gives_up_the_upload_and_leaves_nothing(tmp_path, store, led
 
 
 def test_a_restart_forgets_what_was_half_sent_and_keeps_what_was_whole(tmp_path, store, ledger):
-    data, version = _publish(store, 1)
+    data, _ = _publish(store, 1)
     second, next_version = _weights(2, 4_000_000)
     store.begin(Publish(next_version))
     store.receive(_parts(2, second, 3_000_000)[0])

@@ -163,7 +163,7 @@ class TestSchedule:
         schedule = AlignedSchedule(8)
         schedule.offer(samples.chunk(16), 17)
         schedule.offer(samples.chunk(8), 18)
-        action, chunk = schedule.action(18) or pytest.fail("no action")
+        _, chunk = schedule.action(18) or pytest.fail("no action")
         assert chunk.first_tick == 16
 
     def test_an_unanswered_request_is_repeated(self) -> None:

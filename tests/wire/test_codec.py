@@ -16,7 +16,6 @@ from wire.codec import decode, encode
 from wire.errors import ProtocolError, TooLarge
 from wire.messages import Ack, ChunkReply, ChunkRequest, Heartbeat, Segment, StepTaken, WeightBytes
 
-
 GOLDEN_SEGMENT = "055c0374aec376de"
 
 

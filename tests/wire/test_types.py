@@ -37,6 +37,8 @@ def test_bad_specs_are_refused(field: str, value: object, words: str) -> None:
 
 def test_a_mismatch_names_both_sides_and_the_field() -> None:
     other = msgspec.structs.replace(samples.spec(), cameras=(CameraSpec("wrist", 8, 8, 20.0),))
-    with pytest.raises(SpecMismatch, match=r"the policy: made for .*'cameras' differs: \['front'\] against \['wrist'\]"):
+    with pytest.raises(
+        SpecMismatch, match=r"the policy: made for .*'cameras' differs: \['front'\] against \['wrist'\]"
+    ):
         samples.spec().require(other, "the policy")
     samples.spec().require(samples.spec(), "the policy")

@@ -46,7 +46,9 @@ def connect(keys: Path, server: ZmqServer) -> Iterator[Callable[..., ZmqClient]]
         channel.close()
 
 
-def exchange(server: ZmqServer, client: ZmqClient, message: Message, seconds: float = 5.0) -> tuple[str, Message] | None:
+def exchange(
+    server: ZmqServer, client: ZmqClient, message: Message, seconds: float = 5.0
+) -> tuple[str, Message] | None:
     """Send until the server has it."""
     deadline = time.monotonic() + seconds
     sent = False
@@ -99,9 +101,7 @@ def test_an_unknown_key_is_refused_by_name_and_disturbs_nobody(
     assert received[0] == "robot-0"
 
 
-def test_a_key_speaks_only_for_its_own_name(
-    keys: Path, server: ZmqServer, connect: Callable[..., ZmqClient]
-) -> None:
+def test_a_key_speaks_only_for_its_own_name(keys: Path, server: ZmqServer, connect: Callable[..., ZmqClient]) -> None:
     imposter = connect("robot-1", load_pair(keys, "robot-0"))
     received = exchange(server, imposter, Heartbeat(1))
     assert received is not None
@@ -129,9 +129,7 @@ def test_a_peer_without_a_key_is_refused(server: ZmqServer) -> None:
     assert [name for name, _ in refused] == ["unknown"]
 
 
-def test_a_peer_that_comes_back_is_found_under_its_name(
-    server: ZmqServer, connect: Callable[..., ZmqClient]
-) -> None:
+def test_a_peer_that_comes_back_is_found_under_its_name(server: ZmqServer, connect: Callable[..., ZmqClient]) -> None:
     assert exchange(server, connect("robot-0"), Heartbeat(1)) is not None
     second = connect("robot-0")
     assert exchange(server, second, Heartbeat(2)) is not None

@@ -1,11 +1,7 @@
 """A gateway that is killed with -9 again and again loses nothing it acknowledged and stores nothing twice."""
 
-import os
-import random
-import signal
 import subprocess
 import sys
-import time
 
 from cloud_learner.buffer.fake import fake_episode, fake_spec, same_segment
 from cloud_learner.buffer.files import TEMPORARY
@@ -13,48 +9,59 @@ from cloud_learner.buffer.ledger import Ledger
 from cloud_learner.buffer.store import SegmentStore
 
 KILLS = 15
-EPISODES = 4000
 STEPS, SEGMENT_STEPS = 24, 8
 
-# The writer says what it acknowledged; at its start it gets everything again that was not.
-WRITER = """
-import pathlib, sys
+# One process imports everything and forks the writers that it then kills. A writer says what it acknowledged; what was
+# committed last comes again in the next life, as after an acknowledgement that was lost.
+LIVES = """
+import os, pathlib, random, signal, sys, time
 from cloud_learner.buffer.fake import fake_episode, fake_spec
 from cloud_learner.buffer.ledger import Ledger
 from cloud_learner.buffer.store import SegmentStore
 from cloud_learner.ingest import Ingest
 
-root, start = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-spec = fake_spec(1, size=16)
-ledger = Ledger.open(root / "ledger.sqlite")
-ledger.see_robot("r1", spec, "clock", 1)
-ingest = Ingest(root, ledger, SegmentStore.open(root / "segments"))
-ingest.open()
-print("ready", flush=True)
-for number in range(start // 3, 4000):
-    for segment in fake_episode(spec, f"e{number}", steps=24, segment_steps=8, seed=number):
-        result = ingest.accept("r1", segment, 1)
-        assert result.outcome in ("stored", "duplicate"), result
-        print(segment.id, flush=True)
+def write(root, out):
+    spec = fake_spec(1, size=16)
+    ledger = Ledger.open(root / "ledger.sqlite")
+    ledger.see_robot("r1", spec, "clock", 1)
+    ingest = Ingest(root, ledger, SegmentStore.open(root / "segments"))
+    ingest.open()
+    number = max(0, ledger.totals().newest_row // 3 - 2)
+    while True:
+        for segment in fake_episode(spec, f"e{number}", steps=24, segment_steps=8, seed=number):
+            result = ingest.accept("r1", segment, 1)
+            os.write(out, f"{result.outcome} {segment.id}\\n".encode())
+        number += 1
+
+chance = random.Random(0)
+for _ in range(int(sys.argv[2])):
+    heard, out = os.pipe()
+    writer = os.fork()
+    if writer == 0:
+        try:
+            write(pathlib.Path(sys.argv[1]), out)
+        finally:
+            os._exit(1)
+    os.close(out)
+    # anywhere in the work on the segment after so many: the chance is in the time, not in the progress
+    with open(heard, "rb") as lines:
+        for _ in range(chance.randrange(1, 13)):
+            os.write(1, lines.readline())
+        time.sleep(chance.uniform(0.0, 0.02))
+        os.kill(writer, signal.SIGKILL)
+        os.write(1, lines.read())
+    _, status = os.waitpid(writer, 0)
+    assert os.WIFSIGNALED(status), status
 """
 
 
 def test_everything_acknowledged_survives_kill_9(tmp_path):
-    chance = random.Random(0)
-    acknowledged: list[str] = []
-    for _ in range(KILLS):
-        # the first segments come again, as after an acknowledgement that was lost
-        start = max(0, len(set(acknowledged)) - 4)
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path), str(start)], stdout=subprocess.PIPE, text=True
-        )
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
-        time.sleep(chance.uniform(0.0, 0.15))
-        os.kill(writer.pid, signal.SIGKILL)
-        said, _ = writer.communicate()
-        # a line torn by the kill is no acknowledgement
-        acknowledged += [line[:-1] for line in said.splitlines(keepends=True) if line.endswith("\n")]
+    lives = subprocess.run(
+        [sys.executable, "-c", LIVES, str(tmp_path), str(KILLS)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    said = [line.split() for line in lives.stdout.splitlines()]
+    assert {outcome for outcome, _ in said} == {"stored", "duplicate"}
+    acknowledged = [segment for _, segment in said]
     ledger = Ledger.open(tmp_path / "ledger.sqlite")
     store = SegmentStore.open(tmp_path / "segments")
     rows = ledger.segments_after(0, limit=10**6)

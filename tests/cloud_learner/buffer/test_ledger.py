@@ -235,7 +235,7 @@ def test_a_ledger_that_cannot_be_read_says_why(tmp_path, ledger):
     with pytest.raises(StorageError, match="format unknown"):
         Ledger.open(tmp_path / "other.sqlite")
     (tmp_path / "text.sqlite").write_text("this is no database" * 100)
-    with pytest.raises(Corrupt, match="text.sqlite"):
+    with pytest.raises(Corrupt, match=r"text\.sqlite"):
         Ledger.open(tmp_path / "text.sqlite")
     (tmp_path / "name with ? and # and %").mkdir()
     Ledger.open(tmp_path / "name with ? and # and %" / "ledger.sqlite").close()

@@ -166,7 +166,7 @@ def test_data_that_comes_later_joins_what_is_there(tmp_path):
     buffer = Buffer(tmp_path, fake_spec(1, size=16))
     replay = buffer.replay()
     assert replay.refresh() == 0
-    with pytest.raises(InvalidData, match="nothing to imitate|no step to imitate"):
+    with pytest.raises(InvalidData, match="no step to imitate"):
         replay.sample(4, np.random.default_rng(0))
     first, second = fake_episode(buffer.spec, "e", steps=40, segment_steps=22, actor=[HUMAN] * 40)
     # the second segment's first steps saw a frame that only the first one brings

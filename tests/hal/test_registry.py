@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+import hal.registry as registry
+from hal.fake import FakeConfig, FakeExpert, FakeRobot
+from hal.registry import broken_robots, known_operators, known_robots, make_operator, make_robot
+from wire.errors import ConfigError, RobotError
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
+    """Entry points of other packages."""
+    points: list[EntryPoint] = []
+    monkeypatch.setattr(registry, "entry_points", lambda group: [p for p in points if p.group == group])
+    return points
+
+
+def test_it_makes_what_it_lists() -> None:
+    assert {"fake", "metaworld"} <= set(known_robots())
+    assert {"fake", "metaworld"} <= set(known_operators())
+    robot = make_robot("fake", FakeConfig(tasks=("go-up",)))
+    assert isinstance(robot, FakeRobot) and robot.tasks == ("go-up",)
+    assert isinstance(make_operator("fake", robot), FakeExpert)
+    assert make_robot("metaworld").spec.action_dim == 4
+
+
+def test_an_unknown_name_gets_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no robot 'metawold'\. Did you mean 'metaworld'"):
+        make_robot("metawold")
+    with pytest.raises(ConfigError, match=r"no operator 'fale'\. Did you mean 'fake'"):
+        make_operator("fale", FakeRobot())
+
+
+def test_a_broken_package_is_named_and_hides_nobody(installed: list[EntryPoint]) -> None:
+    installed.append(EntryPoint("arm", "no_such_package.arm:Arm", registry.ROBOTS))
+    assert set(known_robots()) == {"arm", "fake", "metaworld"}
+    assert isinstance(make_robot("fake"), FakeRobot)
+    with pytest.raises(RobotError, match=r"'arm = no_such_package.arm:Arm'.*ModuleNotFoundError"):
+        make_robot("arm")
+    assert set(broken_robots()) == {"arm"}
+
+
+def test_what_is_no_robot_is_refused(installed: list[EntryPoint]) -> None:
+    installed.append(EntryPoint("text", "hal.drivers.metaworld_tasks:instruction_or_none", registry.ROBOTS))
+    installed.append(EntryPoint("dict", "builtins:bool", registry.ROBOTS))
+    with pytest.raises(RobotError, match="text"):
+        make_robot("text")
+    with pytest.raises(RobotError, match="gave a bool, which lacks"):
+        make_robot("dict")
+
+
+def test_a_package_cannot_take_a_built_in_name(installed: list[EntryPoint]) -> None:
+    installed.append(EntryPoint("fake", "no_such_package:Fake", registry.ROBOTS))
+    assert isinstance(make_robot("fake"), FakeRobot)
+
+
+def test_nothing_heavy_is_imported_for_a_spec() -> None:
+    code = (
+        "import sys; from hal.registry import known_robots, make_robot; known_robots()\n"
+        "assert not any(m.startswith('hal.drivers.metaworld') for m in sys.modules)\n"
+        "print(make_robot('metaworld').spec.hash)\n"
+        "import hal.resource, hal.scheduler\n"
+        "heavy = {'mujoco', 'metaworld', 'torch', 'cv2', 'gymnasium'} & set(sys.modules); assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.strip()) == 16

@@ -1,0 +1,96 @@
+"""The house's rule of who may import whom, read from the imports themselves."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("wire", "hal", "policies", "robot_edge", "cloud_learner", "fleet", "benchmarks", "launch")
+
+ALLOWED = {
+    "wire": set(),
+    "hal": {"wire"},
+    "policies": {"wire"},
+    "robot_edge": {"wire", "hal", "policies"},
+    "cloud_learner": {"wire", "hal.resource", "hal.scheduler", "policies"},
+    "fleet": {"wire", "hal", "policies", "robot_edge", "cloud_learner"},
+    "benchmarks": {"wire", "hal", "policies", "robot_edge", "cloud_learner", "fleet"},
+    "launch": set(),
+}
+"""room: what it may import besides itself"""
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of this project that a file imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide which room is meant"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.split(".")[0] in ROOMS and name != "launch"}
+
+
+def files(room: str) -> list[Path]:
+    return sorted((ROOT / room).rglob("*.py"))
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if room != "launch"])
+def test_imports_go_one_way(room: str) -> None:
+    wrong = []
+    for path in files(room):
+        for name in imports(path):
+            own = name.split(".")[0] == room
+            if not own and not any(name == ok or name.startswith(f"{ok}.") for ok in ALLOWED[room]):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert files(room), f"no file in {room}"
+    assert wrong == []
+
+
+def test_drivers_are_reached_through_the_registry() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in files("robot_edge")
+        for name in imports(path)
+        if name.startswith("hal.drivers")
+    ]
+    assert wrong == []
+
+
+def test_the_rule_itself_catches_a_wrong_import(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("def f():\n    from robot_edge.loop import ControlLoop\n    import hal.drivers.metaworld\n")
+    assert imports(bad) == {"robot_edge.loop.ControlLoop", "hal.drivers.metaworld"}
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("robot_edge.loop", ("torch", "zarr", "sqlalchemy", "mujoco", "fastapi")),
+        ("robot_edge.edge", ("torch", "zarr", "sqlalchemy", "mujoco", "fastapi")),
+        ("fleet.cli", ("torch", "zarr", "mujoco", "fastapi")),
+        ("fleet.recipes", ("torch", "mujoco", "metaworld")),
+        ("wire.zmq_channel", ("torch", "cv2")),
+        ("hal.registry", ("torch", "mujoco", "cv2")),
+    ],
+)
+def test_a_light_process_stays_light(module: str, forbidden: tuple[str, ...]) -> None:
+    code = f"import sys, {module}; print(*[m for m in {forbidden!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == []
+
+
+def test_files_stay_small() -> None:
+    long = {
+        str(path.relative_to(ROOT)): count
+        for room in ROOMS
+        for path in files(room)
+        if (count := len(path.read_text().splitlines())) > 420
+    }
+    assert long == {}
