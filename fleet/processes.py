@@ -15,9 +15,9 @@ from fleet.config import Recipe
 from fleet.paths import DataDirectory
 from fleet.recipes import get_recipe
 from robot_edge.edge import lines, run_control, run_edge, run_inference, run_uplink
-from robot_edge.process import Lifeline
+from robot_edge.process import Lifeline, only_one
 from wire.clock import MonotonicClock, UnpacedClock
-from wire.errors import ConfigError, Refused
+from wire.errors import ConfigError, Refused, nearest
 from wire.keys import GATEWAY, load_pair, load_public
 from wire.messages import Evaluate
 from wire.zmq_channel import ZmqClient, ZmqPair, ZmqServer, wait_any
@@ -147,6 +147,22 @@ def run_edge_part(
 ) -> None:
     """One of a robot's three processes."""
     recipe, data, ends = get_recipe(recipe_name), DataDirectory(root), lines(run_directory)
+    if part not in PARTS:
+        raise ConfigError(f"a robot has no part '{part}'.{nearest(part, PARTS)} It has {', '.join(PARTS)}.")
+    with only_one(data.edge(name) / f"{part}.lock"):
+        _run_part(part, recipe, data, ends, gateway, keys, name, operator)
+
+
+def _run_part(
+    part: str,
+    recipe: Recipe,
+    data: DataDirectory,
+    ends: dict[str, str],
+    gateway: str,
+    keys: Path | None,
+    name: str,
+    operator: bool,
+) -> None:
     if part == "control":
         uplink_line = ZmqPair(ends["uplink-control"], bind=False)
         inference_line = ZmqPair(ends["inference-control"], bind=False, queue=8)
@@ -157,7 +173,7 @@ def run_edge_part(
     elif part == "inference":
         _one_thread()
         run_inference_part(recipe, name, ends)
-    elif part == "uplink":
+    else:
         control_line = ZmqPair(ends["uplink-control"], bind=True)
         inference_end = ZmqPair(ends["uplink-inference"], bind=True)
         with _line(gateway, name, keys or data.keys) as channel:
@@ -165,8 +181,6 @@ def run_edge_part(
             run_uplink(uplink, channel, control_line, inference_end)
         control_line.close()
         inference_end.close()
-    else:
-        raise ConfigError(f"a robot has no part '{part}'; it has {', '.join(PARTS)}.")
 
 
 def run_inference_part(recipe: Recipe, name: str, ends: dict[str, str]) -> None:

@@ -112,7 +112,10 @@ def make_gateway(recipe: Recipe, data: DataDirectory, channel: Door) -> tuple[Ga
     clock = MonotonicClock()
     view = FleetView(clock, instructions=recipe.instructions, steps_stored=ledger.totals().steps)
     weights = WeightStore.open(data.weights, ledger)
-    gateway = Gateway(channel, ledger, ingest, weights, view, TaskSchedule(recipe.tasks), recipe.spec, clock)
+    # Robots keep their seeds over a restart of the gateway, whatever the order they come back in.
+    known = sorted((row for row in ledger.robots() if row.spec_hash), key=lambda row: row.first_seen_ns)
+    schedule = TaskSchedule(recipe.tasks, [row.name for row in known])
+    gateway = Gateway(channel, ledger, ingest, weights, view, schedule, recipe.spec, clock)
     return gateway, view, ledger
 
 

@@ -40,11 +40,16 @@ def lines(run_directory: Path) -> dict[str, str]:
     }
 
 
+def control_hello(loop: ControlLoop, tasks: tuple[str, ...]) -> Hello:
+    """How control introduces its robot to the uplink, which passes it on to the gateway."""
+    return Hello(loop.name, "edge", clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec, tasks)
+
+
 def run_control(loop: ControlLoop, uplink: Channel, tasks: tuple[str, ...]) -> None:
     """The control process: connect the robot, then tick until asked to stop."""
     lifeline = Lifeline()
     loop.robot.connect()
-    hello = Hello(loop.name, "edge", clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec, tasks)
+    hello = control_hello(loop, tasks)
     # Imports leave so many objects behind that one full collection takes longer than a tick; they will not go away.
     gc.collect()
     gc.freeze()

@@ -23,8 +23,8 @@ from robot_edge.schedule import ChunkSchedule
 from robot_edge.state import Hold, Known, Mode, decide
 from wire.channel import Channel
 from wire.clock import Clock
-from wire.errors import InvalidData
-from wire.messages import Applied, ChunkReply, ChunkRequest, EdgeStatus, Job, Message, Nack, Operator, Stop
+from wire.errors import InvalidData, RobotError
+from wire.messages import Applied, ChunkReply, ChunkRequest, EdgeStatus, Hello, Job, Message, Nack, Operator, Stop
 from wire.types import ActionChunk, Actor, Episode, Observation, Step
 
 log = logging.getLogger(__name__)
@@ -94,6 +94,8 @@ class ControlLoop:
         self.episodes = self._interventions = self._starved = 0
         self._state = np.zeros(robot.spec.state_dim, np.float32)
         self._next_status = 0
+        self._seen: Observation | None = None
+        self._fault = ""
 
     def tick(self) -> None:
         """One control period."""
@@ -167,6 +169,10 @@ class ControlLoop:
             case Operator():
                 if self.human.hear(message):
                     self._interventions += 1
+            case Hello(role="uplink"):
+                if self._episode is not None:
+                    log.warning("robot '%s': the recorder is a new one; the running episode ends.", self.name)
+                    self._end_episode("aborted")
             case Stop():
                 self.stopping = True
             case _:
@@ -175,12 +181,19 @@ class ControlLoop:
     # --- read and decide ------------------------------------------------------------------------------------------
 
     def _read(self) -> tuple[Observation, str]:
-        observation = self.robot.read()
+        fault = ""
         try:
+            observation = self._seen = self.robot.read()
             check_observation(self.robot.spec, observation)
-        except InvalidData as error:
-            log.warning("robot '%s': %s", self.name, error)
-            return observation, str(error)
+        except (InvalidData, RobotError) as error:
+            if self._seen is None:
+                raise
+            fault, observation = str(error), self._seen
+            if fault != self._fault:
+                log.warning("robot '%s' holds: %s", self.name, fault)
+        self._fault = fault
+        if fault:
+            return observation, fault
         self._state = observation.state
         if (
             self.config.needs_policy
@@ -232,6 +245,9 @@ class ControlLoop:
         self._policy_ticks += not self.human.in_control
         self._starved += self.reason is Hold.no_action
         self._success_ticks += success or self._success_ticks > 0
+        if self.reason in (Hold.no_recorder, Hold.bad_observation):
+            # Nobody takes notes, so no backlog may grow; or there is nothing valid to note. The robot stands still.
+            return
         terminated = self._success_ticks > self.config.tail_ticks
         truncated = not terminated and (self._policy_ticks >= self.config.max_ticks or self._estop or self.stopping)
         self.recorder.step(

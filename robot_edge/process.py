@@ -2,23 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import logging
 import os
 import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
+
+from wire.errors import ConfigError, storage_error
+
+log = logging.getLogger(__name__)
+
+
+PARENT = "VLA_FLEET_PARENT"
+"""environment variable in which a supervisor gives its process id to its children"""
 
 
 class Lifeline:
-    """`cut` turns true when this process should finish: it was asked to, or its parent is no more."""
+    """`cut` turns true when this process should finish: it was asked to, or the supervisor that started it is gone."""
 
     def __init__(self) -> None:
-        self._parent = os.getppid()
+        self._parent = int(os.environ.get(PARENT, "0"))
         self._asked = False
         signal.signal(signal.SIGTERM, self._ask)
         signal.signal(signal.SIGINT, self._ask)
 
     @property
     def cut(self) -> bool:
-        return self._asked or os.getppid() != self._parent
+        return self._asked or (self._parent != 0 and os.getppid() != self._parent)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
+
+
+@contextlib.contextmanager
+def only_one(path: Path, patience_s: float = 30.0) -> Iterator[None]:
+    """Hold the lock file `path` meanwhile; wait for a predecessor that is still putting its work away.
+
+    Raises `ConfigError` when it is still held after `patience_s`, `StorageError` when it cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise storage_error(error, "locking", path) from error
+    with file:
+        deadline = time.monotonic() + patience_s
+        waited = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"{path} is held by another running process: two robots have one name, or the same robot was "
+                        "started twice. Stop the other one or choose another --name."
+                    ) from error
+                if not waited:
+                    log.info("waiting for the predecessor that holds %s.", path)
+                    waited = True
+                time.sleep(0.05)
+        yield

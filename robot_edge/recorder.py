@@ -14,7 +14,7 @@ _Record = EpisodeStarted | StepTaken | FrameTaken | EpisodeEnded
 class Recorder:
     """Sends every step, and every frame once; keeps what the uplink cannot take yet and says so through `healthy`."""
 
-    def __init__(self, channel: Channel, backlog: int = 160) -> None:
+    def __init__(self, channel: Channel, backlog: int = 24) -> None:
         """`backlog`: messages kept before `healthy` turns false, which makes the robot hold."""
         self._channel = channel
         self._limit = backlog

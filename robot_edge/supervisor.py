@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from robot_edge.process import PARENT
 from wire.errors import storage_error
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **child.environment},
+                env={**os.environ, **child.environment, PARENT: str(os.getpid())},
                 # Ctrl-C goes to the parent alone; it ends its children in order.
                 start_new_session=True,
             )

@@ -91,6 +91,7 @@ class Uplink:
         self._control_pid = self._inference_pid = 0
         self._storage_fault = ""
         self._last_status: EdgeStatus | None = None
+        self._greeted_control = False
 
     @property
     def drained(self) -> bool:
@@ -154,7 +155,12 @@ class Uplink:
                 self._hello = msgspec.structs.replace(message, name=self.name, clock=clock_name())
                 self._welcomed, self._next_heartbeat_ns = False, 0
                 self._control_done = False
-                self._control_pid = message.pid
+                if message.pid != self._control_pid:
+                    self._control_pid = message.pid
+                    if not self._greeted_control:
+                        self._greeted_control = True
+                        # This process is new: what an earlier one had not yet spooled of an episode is gone.
+                        self._control.send(Hello(self.name, "uplink", clock_name(), self._clock.now_ns(), os.getpid()))
                 for waiting in (self._job, self._applied):
                     if waiting is not None:
                         self._control.send(waiting)

@@ -36,6 +36,10 @@ class MemoryServer:
         peer, data = self._inbox.popleft()
         return peer, decode(data)
 
+    def refused(self) -> list[tuple[str, str]]:
+        """Nobody is ever refused: there are no keys within one process."""
+        return []
+
     def close(self) -> None:
         self._outboxes.clear()
 

@@ -1,0 +1,210 @@
+"""The whole loop in one thread: fake robots, in-memory lines, the real gateway, buffer, trainer and policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cloud_learner.buffer.store import SegmentStore
+from fleet import supplies
+from fleet.config import Recipe
+from fleet.meters import Meters
+from fleet.paths import DataDirectory
+from fleet.recipes import fake
+from fleet.report import make_report
+from robot_edge.demonstrate import demonstrate
+from robot_edge.edge import control_hello
+from robot_edge.inference import Inference
+from wire.clock import MonotonicClock, UnpacedClock
+from wire.memory_channel import MemoryServer, memory_pair
+from wire.messages import ACTORS, Operator
+
+
+class Robot:
+    """Control, inference and uplink of one robot, turned by hand."""
+
+    def __init__(self, recipe: Recipe, name: str, data: DataDirectory, server: MemoryServer) -> None:
+        self.name = name
+        control_up, uplink_control = memory_pair()
+        control_inference, inference_control = memory_pair()
+        uplink_inference, inference_uplink = memory_pair()
+        self.loop = supplies.make_control(recipe, name, control_up, control_inference, UnpacedClock())
+        self.uplink = supplies.make_uplink(
+            name, data.edge(name), server.connect(name), uplink_control, uplink_inference
+        )
+        policy = recipe.make_policy(recipe.spec, 7)
+        self.inference = Inference(name, policy, inference_control, inference_uplink, MonotonicClock())
+        self.loop.robot.connect()
+        self.inference.hello()
+        control_up.send(control_hello(self.loop, recipe.tasks))
+
+    def turn(self) -> None:
+        self.loop.tick()
+        self.inference.turn()
+        self.uplink.turn()
+
+    def finish(self) -> None:
+        self.loop.close()
+        self.uplink.turn()
+        self.uplink.control_gone()
+
+
+class Fleet:
+    """Everything, in the order the processes would run."""
+
+    def __init__(self, root: Path, robots: int = 2) -> None:
+        self.recipe = replace(fake(), checkpoint_every_s=0.0)
+        self.data = DataDirectory(root)
+        self.server = MemoryServer()
+        self.gateway, self.view, self.ledger = supplies.make_gateway(self.recipe, self.data, self.server)
+        self._demonstrate()
+        self.trainer = supplies.make_trainer(self.recipe, "trainer", self.data, self.server.connect("trainer"), 0)
+        self.robots = [Robot(self.recipe, f"robot-{n}", self.data, self.server) for n in range(robots)]
+
+    def _demonstrate(self) -> None:
+        control, uplink_end = memory_pair()
+        idle, unused = memory_pair()
+        loop = supplies.make_demonstrator(self.recipe, "demonstrator", control, idle, UnpacedClock())
+        line = self.server.connect("demonstrator")
+        uplink = supplies.make_uplink("demonstrator", self.data.edge("demonstrator"), line, uplink_end, unused)
+        tasks = self.recipe.tasks
+        demonstrate(loop, uplink, control, uplink_end, tasks, len(tasks) * 3, 0, lambda: self.gateway.turn())
+
+    def turn(self, rounds: int, learn: bool = True) -> None:
+        for number in range(rounds):
+            for robot in self.robots:
+                robot.turn()
+            self.gateway.turn()
+            if learn and number % 5 == 0:
+                self.trainer.turn()
+
+    def drain(self) -> None:
+        for robot in self.robots:
+            robot.finish()
+        for _ in range(50):
+            for robot in self.robots:
+                robot.uplink.turn()
+            self.gateway.turn()
+        assert all(robot.uplink.drained for robot in self.robots)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path)
+
+
+def test_data_flows_round_and_nothing_is_lost(fleet: Fleet) -> None:
+    fleet.turn(700)
+    fleet.drain()
+    newest = fleet.ledger.newest_version()
+    assert newest is not None
+    assert newest.version.number >= 2
+    assert newest.version.parent == newest.version.number - 1
+    assert {row.robot for row in fleet.ledger.applied()} == {"robot-0", "robot-1"}
+    report = make_report(fleet.data, fleet.recipe, Meters(), 1.0)
+    assert report["demonstrations"] == 12
+    assert report["episodes"] >= 4
+    assert report["steps_lost"] == 0
+    assert report["steps_duplicated"] == 0
+    assert report["steps_stored"] == report["steps_recorded"] > 1000
+    assert report["interventions"] > 0
+    assert report["human_steps"] > 0
+    assert sum(report["version_lag"].values()) > 100
+    assert report["ingest_latency_s"]["count"] > 0
+
+
+def test_every_stored_step_is_what_the_robot_did(fleet: Fleet) -> None:
+    fleet.turn(400)
+    fleet.drain()
+    store = SegmentStore(fleet.data.segments)
+    rows = [row for row in fleet.ledger.segments_after(0) if row.source == "online"]
+    assert rows
+    ends: dict[str, int] = {}
+    for row in rows:
+        segment = store.read(row.path, row.sha256)
+        assert segment.first_tick == ends.get(row.episode, 0)
+        ends[row.episode] = segment.first_tick + segment.steps
+        assert np.abs(segment.executed).max() <= 1.0
+        held = segment.actor == ACTORS.index("hold")
+        assert not segment.executed[held][:, :3].any()
+        assert (segment.version[segment.actor == ACTORS.index("policy")] > 0).all()
+        assert (np.diff(segment.times_ns) > 0).all()
+
+
+def test_robots_go_on_while_the_line_is_cut_and_everything_arrives_later(fleet: Fleet) -> None:
+    fleet.turn(400)
+    fleet.server.cut.add("robot-0")
+    before = fleet.ledger.robot_totals()["robot-0"].steps
+    episodes = fleet.robots[0].loop.episodes
+    fleet.turn(400, learn=False)
+    assert fleet.robots[0].loop.episodes > episodes
+    assert len(fleet.robots[0].uplink.spool) > 2
+    assert fleet.ledger.robot_totals()["robot-0"].steps == before
+    fleet.server.cut.clear()
+    # what the robot believed to be under way is sent again when it introduces itself
+    fleet.robots[0].uplink._welcomed = False
+    fleet.robots[0].uplink._next_heartbeat_ns = 0
+    fleet.turn(50, learn=False)
+    fleet.drain()
+    report = make_report(fleet.data, fleet.recipe, Meters(), 1.0)
+    assert (report["steps_lost"], report["steps_duplicated"]) == (0, 0)
+
+
+def test_a_person_outranks_the_script_and_only_moves_are_recorded_as_human(fleet: Fleet) -> None:
+    fleet.turn(300)
+    robot = fleet.robots[0]
+    fleet.view.wish(Operator("robot-0", "take_over"))
+    fleet.turn(5, learn=False)
+    assert (robot.loop.mode, robot.loop.reason) == ("hold", "the operator presses no key")
+    fleet.view.wish(Operator("robot-0", "command", (0.5, 0.0, 0.0, 0.0)))
+    fleet.turn(3, learn=False)
+    assert robot.loop.mode == "human"
+    fleet.view.wish(Operator("robot-0", "drop_link"))
+    fleet.turn(3, learn=False)
+    assert (robot.loop.mode, robot.loop.reason) == ("hold", "the operator's link is lost")
+    fleet.view.wish(Operator("robot-0", "hand_back"))
+    fleet.turn(30, learn=False)
+    assert robot.loop.mode in ("policy", "script", "reset")
+    fleet.view.wish(Operator("robot-0", "estop"))
+    fleet.turn(3, learn=False)
+    assert robot.loop.mode == "estop"
+    fleet.turn(10, learn=False)
+    fleet.view.wish(Operator("robot-0", "release_estop"))
+    fleet.turn(30, learn=False)
+    assert robot.loop.mode in ("policy", "script")
+    fleet.drain()
+    store = SegmentStore(fleet.data.segments)
+    actors = np.concatenate(
+        [store.read(row.path, row.sha256).actor for row in fleet.ledger.segments_after(0) if row.robot == "robot-0"]
+    )
+    assert 1 <= (actors == ACTORS.index("human")).sum() <= 6
+
+
+def test_a_new_gateway_on_the_same_data_goes_on(fleet: Fleet) -> None:
+    fleet.turn(300)
+    stored = fleet.ledger.totals().steps
+    version = fleet.ledger.newest_version()
+    assert version is not None
+    fleet.ledger.close()
+    fleet.gateway, fleet.view, fleet.ledger = supplies.make_gateway(fleet.recipe, fleet.data, fleet.server)
+    assert fleet.ledger.totals().steps == stored
+    fleet.turn(300)
+    fleet.drain()
+    report = make_report(fleet.data, fleet.recipe, Meters(), 1.0)
+    assert (report["steps_lost"], report["steps_duplicated"]) == (0, 0)
+    newest = fleet.ledger.newest_version()
+    assert newest is not None
+    assert newest.version.number > version.version.number
+
+
+def test_the_trainer_resumes_where_it_was(fleet: Fleet) -> None:
+    fleet.turn(400)
+    fleet.trainer.save()
+    steps = fleet.trainer.learner.gradient_steps
+    again = supplies.make_trainer(fleet.recipe, "trainer", fleet.data, fleet.server.connect("trainer"), 0)
+    assert again.learner.gradient_steps == steps
+    assert again.phase == "online"
+    assert again.learner.weights() == fleet.trainer.learner.weights()

@@ -1,0 +1,186 @@
+"""Real processes, real ZeroMQ with CURVE, a real simulator: killed with -9 in turn, nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloud_learner.buffer.ledger import Ledger
+from cloud_learner.buffer.store import SegmentStore
+from fleet.paths import DataDirectory
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Job:
+    """`vla-fleet up` in a process of its own, watched through its page as a person would."""
+
+    def __init__(self, data: Path, *options: str, recipe: str = "state", robots: int = 2) -> None:
+        self.data = DataDirectory(data)
+        self.log = data.with_suffix(".log")
+        command = [sys.executable, "-m", "fleet.cli", "up", "--recipe", recipe, "--robots", str(robots)]
+        command += ["--data", str(data), "--port", "0", "--web-port", "0", "--headless", *options]
+        with self.log.open("w") as output:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, "COLUMNS": "200"},
+            )
+        self.page = ""
+
+    def snapshot(self) -> dict[str, Any]:
+        if not self.page:
+            found = re.search(r"http://127\.0\.0\.1:\d+", self.log.read_text())
+            if not found:
+                raise OSError("the page is not there yet")
+            self.page = found.group()
+        with urllib.request.urlopen(f"{self.page}/api/fleet", timeout=2) as answer:
+            return json.load(answer)
+
+    def wait(self, what: str, until: Callable[[dict[str, Any]], object], seconds: float = 60.0) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        last: dict[str, Any] = {}
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"up ended early:\n{self.log.read_text()}"
+            try:
+                last = self.snapshot()
+                if until(last):
+                    return last
+            except OSError:
+                last = {}
+            time.sleep(0.05)
+        pytest.fail(
+            f"not within {seconds:.0f} s: {what}; last seen {json.dumps(last)[:3000]}\n{self.log.read_text()[-2000:]}"
+        )
+
+    def pid(self, command: str, *words: str) -> int:
+        """Process id of the child that runs `vla-fleet COMMAND` with `words` in its command line, 0 when there is none."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    line = (entry / "cmdline").read_bytes().decode().split("\0")
+                except OSError:
+                    continue
+                if str(self.data.root) in line and line[3:4] == [command] and set(words) <= set(line):
+                    return int(entry.name)
+        return 0
+
+    def kill(self, pid: int) -> None:
+        assert pid > 0
+        os.kill(pid, signal.SIGKILL)
+
+    def stop(self, seconds: float = 60.0) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        return self.process.wait(seconds)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    made: list[Job] = []
+
+    def start(*options: str, **more: Any) -> Job:
+        made.append(Job(tmp_path / "fleet", *options, **more))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.end()
+
+
+def robot(snapshot: dict[str, Any], name: str) -> dict[str, Any]:
+    return next((r for r in snapshot["robots"] if r["name"] == name), {})
+
+
+def acts(snapshot: dict[str, Any]) -> bool:
+    robots = [r for r in snapshot["robots"] if r["name"].startswith("robot-")]
+    return len(robots) == 2 and all(r["link"] == "ok" and r["mode"] in ("policy", "script") for r in robots)
+
+
+@pytest.mark.slow
+def test_everything_is_killed_in_turn_and_nothing_is_lost(job: Callable[..., Job]) -> None:
+    up = job()
+    before = up.wait("robots act on the policy", acts, 120)
+    assert before["version"]["number"] >= 1
+
+    # the gateway: robots go on, it comes back on the same port and knows everything
+    stored = up.wait("steps are stored", lambda s: s["totals"]["steps_stored"] > 500)["totals"]["steps_stored"]
+    up.kill(up.pid("gateway"))
+    up.wait("the gateway is back with all it had acknowledged", lambda s: s["totals"]["steps_stored"] >= stored)
+    up.wait("robots are connected again", acts)
+
+    # the trainer: it resumes from its checkpoint and goes on publishing
+    # (a checkpoint is written every few seconds; wait for one that is worth something)
+    deadline = time.monotonic() + 60
+    while not list(up.data.checkpoints.glob("*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    version = up.snapshot()["version"]["number"]
+    up.kill(up.pid("trainer"))
+    up.wait("a newer version after the trainer's death", lambda s: s["version"]["number"] > version + 1)
+    assert "resumed at gradient step" in (up.data.logs / "trainer.log").read_text()
+
+    # one robot's inference: it holds with a name and comes back
+    pids = robot(up.snapshot(), "robot-0")["pids"]
+    up.kill(pids[1])
+    up.wait(
+        "robot-0 holds without inference",
+        lambda s: robot(s, "robot-0")["reason"] == "no fresh action from inference",
+        10,
+    )
+    up.wait("robot-0 acts again", acts)
+
+    # its uplink: control notices that nobody takes notes
+    up.kill(robot(up.snapshot(), "robot-0")["pids"][2])
+    up.wait("a new uplink", lambda s: robot(s, "robot-0")["pids"][2] not in (0, pids[2]) and acts(s))
+
+    # the whole edge: parent and children
+    old = robot(up.snapshot(), "robot-1")["pids"]
+    for pid in (up.pid("edge", "robot-1"), *old):
+        up.kill(pid)
+    up.wait("robot-1 is a new process", lambda s: not set(robot(s, "robot-1")["pids"]) & set(old) and acts(s))
+
+    assert up.stop() == 0
+    check(up.data)
+
+
+def check(data: DataDirectory) -> None:
+    """Everything that left a spool is in the buffer, once, and reads back."""
+    from robot_edge.spool import Spool
+
+    ledger = Ledger.open(data.ledger, read_only=True)
+    store = SegmentStore(data.segments)
+    totals = ledger.robot_totals()
+    for name in ("robot-0", "robot-1", "demonstrator"):
+        spool = Spool(data.edge(name) / "spool.sqlite")
+        assert len(spool) == 0
+        assert totals[name].steps == spool.steps_recorded
+        assert totals[name].duplicated_steps == 0
+        spool.close()
+    rows = ledger.segments_after(0, 100_000)
+    seen: set[tuple[str, int]] = set()
+    for row in rows:
+        segment = store.read(row.path, row.sha256)
+        for tick in range(segment.first_tick, segment.first_tick + segment.steps):
+            assert (row.episode, tick) not in seen
+            seen.add((row.episode, tick))
+    assert len(seen) == ledger.totals().steps
+    ledger.close()
