@@ -37,10 +37,17 @@ def client(gateway: str, name: str, keys: Path) -> ZmqClient:
 
 
 def make_control(
-    recipe: Recipe, name: str, uplink: Channel, inference: Channel, clock: Clock, *, operated: bool = True
+    recipe: Recipe,
+    name: str,
+    uplink: Channel,
+    inference: Channel,
+    clock: Clock,
+    *,
+    operated: bool = True,
+    paced: bool = True,
 ) -> ControlLoop:
     """The control loop of one robot; `operated`: with the scripted operator at its side."""
-    robot = make_robot(recipe.robot, recipe.robot_config)
+    robot = make_robot(recipe.robot, recipe.robot_config if paced else recipe.unpaced_config)
     return ControlLoop(
         name,
         secrets.token_hex(4),
@@ -75,8 +82,15 @@ def make_demonstrator(
     )
 
 
-def make_uplink(name: str, directory: Path, gateway: Channel, control: Channel, inference: Channel) -> Uplink:
-    return Uplink(name, directory, gateway, control, inference, MonotonicClock())
+def make_uplink(
+    name: str,
+    directory: Path,
+    gateway: Channel,
+    control: Channel,
+    inference: Channel,
+    clock: Clock | None = None,
+) -> Uplink:
+    return Uplink(name, directory, gateway, control, inference, clock or MonotonicClock())
 
 
 def make_evaluator(
@@ -120,7 +134,13 @@ def make_gateway(recipe: Recipe, data: DataDirectory, channel: Door) -> tuple[Ga
 
 
 def make_trainer(
-    recipe: Recipe, name: str, data: DataDirectory, gateway: Channel, seed: int, max_steps: int = 0
+    recipe: Recipe,
+    name: str,
+    data: DataDirectory,
+    gateway: Channel,
+    seed: int,
+    max_steps: int = 0,
+    clock: Clock | None = None,
 ) -> Trainer:
     """The trainer on the buffer in `data`; resumes from its newest checkpoint."""
     from cloud_learner.buffer.ledger import Ledger
@@ -162,7 +182,7 @@ def make_trainer(
         newest_version,
         gateway,
         data.checkpoints,
-        MonotonicClock(),
+        clock or MonotonicClock(),
         TrainerConfig(
             demonstrations=recipe.demonstrations * len(recipe.tasks),
             pretrain_steps=algorithm.pretrain_steps,

@@ -40,7 +40,7 @@ def demonstrate(
     tasks: tuple[str, ...],
     episodes: int,
     first_seed: int,
-    wait: Callable[[], None],
+    wait: Callable[[], object],
     patience_s: float = 60.0,
 ) -> None:
     """Record `episodes` episodes, the `tasks` in turn, and return when the gateway has acknowledged all of them.
@@ -51,6 +51,7 @@ def demonstrate(
     loop.robot.connect()
     to_uplink.send(Hello(loop.name, "demonstrator", clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec))
     from_uplink.send(Job("demonstrations", tasks, first_seed))
+    uplink.turn()
     try:
         while loop.episodes < episodes:
             before = loop.episodes

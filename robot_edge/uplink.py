@@ -92,6 +92,7 @@ class Uplink:
         self._storage_fault = ""
         self._last_status: EdgeStatus | None = None
         self._greeted_control = False
+        self._unknown_episode = ""
 
     @property
     def drained(self) -> bool:
@@ -138,6 +139,9 @@ class Uplink:
             case StepTaken(episode_id=episode_id, step=step):
                 if self._builder is not None and self._builder.episode.id == episode_id:
                     self._close_segment(self._builder.step(step))
+                elif episode_id != self._unknown_episode:
+                    self._unknown_episode = episode_id
+                    self._say_new()
             case FrameTaken():
                 self._frame(message)
             case EpisodeStarted(episode=episode):
@@ -159,8 +163,7 @@ class Uplink:
                     self._control_pid = message.pid
                     if not self._greeted_control:
                         self._greeted_control = True
-                        # This process is new: what an earlier one had not yet spooled of an episode is gone.
-                        self._control.send(Hello(self.name, "uplink", clock_name(), self._clock.now_ns(), os.getpid()))
+                        self._say_new()
                 for waiting in (self._job, self._applied):
                     if waiting is not None:
                         self._control.send(waiting)
@@ -170,6 +173,10 @@ class Uplink:
                 self._control_done = True
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
+
+    def _say_new(self) -> None:
+        """Tell control that what an earlier uplink had not yet spooled of its episode is gone."""
+        self._control.send(Hello(self.name, "uplink", clock_name(), self._clock.now_ns(), os.getpid()))
 
     def _send_status(self, status: EdgeStatus) -> None:
         self._gateway.send(

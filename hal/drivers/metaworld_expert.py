@@ -65,7 +65,7 @@ def _round_the_handle(seen: np.ndarray) -> np.ndarray | None:
     """
     hand, handle = seen[:3], seen[4:7]
     offset = hand - handle
-    near = np.linalg.norm(offset[:2] + [0.05, 0.0]) <= 0.12
+    near = np.linalg.norm(offset[:2] + np.array([0.05, 0.0])) <= 0.12
     if not near or offset[0] >= -0.02:
         return None
     below = offset[2] < 0.07

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,93 +11,21 @@ import pytest
 
 from cloud_learner.buffer.store import SegmentStore
 from fleet import supplies
-from fleet.config import Recipe
 from fleet.meters import Meters
-from fleet.paths import DataDirectory
 from fleet.recipes import fake
+from fleet.rehearsal import Rehearsal
 from fleet.report import make_report
-from robot_edge.demonstrate import demonstrate
-from robot_edge.edge import control_hello
-from robot_edge.inference import Inference
-from wire.clock import MonotonicClock, UnpacedClock
-from wire.memory_channel import MemoryServer, memory_pair
 from wire.messages import ACTORS, Operator
 
 
-class Robot:
-    """Control, inference and uplink of one robot, turned by hand."""
-
-    def __init__(self, recipe: Recipe, name: str, data: DataDirectory, server: MemoryServer) -> None:
-        self.name = name
-        control_up, uplink_control = memory_pair()
-        control_inference, inference_control = memory_pair()
-        uplink_inference, inference_uplink = memory_pair()
-        self.loop = supplies.make_control(recipe, name, control_up, control_inference, UnpacedClock())
-        self.uplink = supplies.make_uplink(
-            name, data.edge(name), server.connect(name), uplink_control, uplink_inference
-        )
-        policy = recipe.make_policy(recipe.spec, 7)
-        self.inference = Inference(name, policy, inference_control, inference_uplink, MonotonicClock())
-        self.loop.robot.connect()
-        self.inference.hello()
-        control_up.send(control_hello(self.loop, recipe.tasks))
-
-    def turn(self) -> None:
-        self.loop.tick()
-        self.inference.turn()
-        self.uplink.turn()
-
-    def finish(self) -> None:
-        self.loop.close()
-        self.uplink.turn()
-        self.uplink.control_gone()
-
-
-class Fleet:
-    """Everything, in the order the processes would run."""
-
-    def __init__(self, root: Path, robots: int = 2) -> None:
-        self.recipe = replace(fake(), checkpoint_every_s=0.0)
-        self.data = DataDirectory(root)
-        self.server = MemoryServer()
-        self.gateway, self.view, self.ledger = supplies.make_gateway(self.recipe, self.data, self.server)
-        self._demonstrate()
-        self.trainer = supplies.make_trainer(self.recipe, "trainer", self.data, self.server.connect("trainer"), 0)
-        self.robots = [Robot(self.recipe, f"robot-{n}", self.data, self.server) for n in range(robots)]
-
-    def _demonstrate(self) -> None:
-        control, uplink_end = memory_pair()
-        idle, unused = memory_pair()
-        loop = supplies.make_demonstrator(self.recipe, "demonstrator", control, idle, UnpacedClock())
-        line = self.server.connect("demonstrator")
-        uplink = supplies.make_uplink("demonstrator", self.data.edge("demonstrator"), line, uplink_end, unused)
-        tasks = self.recipe.tasks
-        demonstrate(loop, uplink, control, uplink_end, tasks, len(tasks) * 3, 0, lambda: self.gateway.turn())
-
-    def turn(self, rounds: int, learn: bool = True) -> None:
-        for number in range(rounds):
-            for robot in self.robots:
-                robot.turn()
-            self.gateway.turn()
-            if learn and number % 5 == 0:
-                self.trainer.turn()
-
-    def drain(self) -> None:
-        for robot in self.robots:
-            robot.finish()
-        for _ in range(50):
-            for robot in self.robots:
-                robot.uplink.turn()
-            self.gateway.turn()
-        assert all(robot.uplink.drained for robot in self.robots)
-
-
 @pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
-    return Fleet(tmp_path)
+def fleet(tmp_path: Path) -> Iterator[Rehearsal]:
+    rehearsal = Rehearsal(tmp_path, replace(fake(), checkpoint_every_s=0.0))
+    yield rehearsal
+    rehearsal.close()
 
 
-def test_data_flows_round_and_nothing_is_lost(fleet: Fleet) -> None:
+def test_data_flows_round_and_nothing_is_lost(fleet: Rehearsal) -> None:
     fleet.turn(700)
     fleet.drain()
     newest = fleet.ledger.newest_version()
@@ -116,7 +45,7 @@ def test_data_flows_round_and_nothing_is_lost(fleet: Fleet) -> None:
     assert report["ingest_latency_s"]["count"] > 0
 
 
-def test_every_stored_step_is_what_the_robot_did(fleet: Fleet) -> None:
+def test_every_stored_step_is_what_the_robot_did(fleet: Rehearsal) -> None:
     fleet.turn(400)
     fleet.drain()
     store = SegmentStore(fleet.data.segments)
@@ -134,12 +63,12 @@ def test_every_stored_step_is_what_the_robot_did(fleet: Fleet) -> None:
         assert (np.diff(segment.times_ns) > 0).all()
 
 
-def test_robots_go_on_while_the_line_is_cut_and_everything_arrives_later(fleet: Fleet) -> None:
+def test_robots_go_on_while_the_line_is_cut_and_everything_arrives_later(fleet: Rehearsal) -> None:
     fleet.turn(400)
     fleet.server.cut.add("robot-0")
     before = fleet.ledger.robot_totals()["robot-0"].steps
     episodes = fleet.robots[0].loop.episodes
-    fleet.turn(400, learn=False)
+    fleet.turn(400, 0)
     assert fleet.robots[0].loop.episodes > episodes
     assert len(fleet.robots[0].uplink.spool) > 2
     assert fleet.ledger.robot_totals()["robot-0"].steps == before
@@ -147,33 +76,33 @@ def test_robots_go_on_while_the_line_is_cut_and_everything_arrives_later(fleet: 
     # what the robot believed to be under way is sent again when it introduces itself
     fleet.robots[0].uplink._welcomed = False
     fleet.robots[0].uplink._next_heartbeat_ns = 0
-    fleet.turn(50, learn=False)
+    fleet.turn(50, 0)
     fleet.drain()
     report = make_report(fleet.data, fleet.recipe, Meters(), 1.0)
     assert (report["steps_lost"], report["steps_duplicated"]) == (0, 0)
 
 
-def test_a_person_outranks_the_script_and_only_moves_are_recorded_as_human(fleet: Fleet) -> None:
+def test_a_person_outranks_the_script_and_only_moves_are_recorded_as_human(fleet: Rehearsal) -> None:
     fleet.turn(300)
     robot = fleet.robots[0]
     fleet.view.wish(Operator("robot-0", "take_over"))
-    fleet.turn(5, learn=False)
+    fleet.turn(5, 0)
     assert (robot.loop.mode, robot.loop.reason) == ("hold", "the operator presses no key")
     fleet.view.wish(Operator("robot-0", "command", (0.5, 0.0, 0.0, 0.0)))
-    fleet.turn(3, learn=False)
+    fleet.turn(3, 0)
     assert robot.loop.mode == "human"
     fleet.view.wish(Operator("robot-0", "drop_link"))
-    fleet.turn(3, learn=False)
+    fleet.turn(3, 0)
     assert (robot.loop.mode, robot.loop.reason) == ("hold", "the operator's link is lost")
     fleet.view.wish(Operator("robot-0", "hand_back"))
-    fleet.turn(30, learn=False)
+    fleet.turn(30, 0)
     assert robot.loop.mode in ("policy", "script", "reset")
     fleet.view.wish(Operator("robot-0", "estop"))
-    fleet.turn(3, learn=False)
+    fleet.turn(3, 0)
     assert robot.loop.mode == "estop"
-    fleet.turn(10, learn=False)
+    fleet.turn(10, 0)
     fleet.view.wish(Operator("robot-0", "release_estop"))
-    fleet.turn(30, learn=False)
+    fleet.turn(30, 0)
     assert robot.loop.mode in ("policy", "script")
     fleet.drain()
     store = SegmentStore(fleet.data.segments)
@@ -183,7 +112,7 @@ def test_a_person_outranks_the_script_and_only_moves_are_recorded_as_human(fleet
     assert 1 <= (actors == ACTORS.index("human")).sum() <= 6
 
 
-def test_a_new_gateway_on_the_same_data_goes_on(fleet: Fleet) -> None:
+def test_a_new_gateway_on_the_same_data_goes_on(fleet: Rehearsal) -> None:
     fleet.turn(300)
     stored = fleet.ledger.totals().steps
     version = fleet.ledger.newest_version()
@@ -200,7 +129,7 @@ def test_a_new_gateway_on_the_same_data_goes_on(fleet: Fleet) -> None:
     assert newest.version.number > version.version.number
 
 
-def test_the_trainer_resumes_where_it_was(fleet: Fleet) -> None:
+def test_the_trainer_resumes_where_it_was(fleet: Rehearsal) -> None:
     fleet.turn(400)
     fleet.trainer.save()
     steps = fleet.trainer.learner.gradient_steps

@@ -68,7 +68,7 @@ class Job:
         )
 
     def pid(self, command: str, *words: str) -> int:
-        """Process id of the child that runs `vla-fleet COMMAND` with `words` in its command line, 0 when there is none."""
+        """Process id of the child that runs `vla-fleet COMMAND ... words ...`, 0 when there is none."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:

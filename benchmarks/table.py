@@ -1,0 +1,103 @@
+"""The form all benchmarks share: a table for people, JSON for programs, goals that hold or do not.
+
+    python -m benchmarks.NAME [--quick] [--json FILE] [--write]
+
+The JSON holds `machine`, `command`, `rows` and `goals` (each `name`, `value`, `target`, `holds`). `--write` puts the
+table into docs/results/NAME.md, with the command that made it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A figure this project set itself."""
+
+    name: str
+    value: float
+    target: str
+    holds: bool
+
+
+@dataclass(slots=True)
+class Result:
+    """What a benchmark measured."""
+
+    title: str
+    rows: list[dict[str, Any]]
+    goals: list[Goal] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def machine() -> str:
+    """Processor, cores and system, as a reader of a table wants to know them."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = lines[0].split(":", 1)[1].strip() if lines else model
+    return (
+        f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    )
+
+
+def interval(values: list[float]) -> str:
+    """Mean and the lowest and highest of a few seeds."""
+    return f"{np.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def run(name: str, measure: Callable[[bool], Result], arguments: list[str] | None = None) -> int:
+    """Parse the options, measure, print, and write what was asked for. 1 when a goal does not hold."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
+    parser.add_argument("--quick", action="store_true", help="a small run that shows the benchmark works")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    parser.add_argument("--write", action="store_true", help=f"update docs/results/{name}.md")
+    options = parser.parse_args(arguments)
+    result = measure(options.quick)
+    command = f"python -m benchmarks.{name}" + (" --quick" if options.quick else "")
+    text = render(result, command)
+    sys.stdout.write(text)
+    if options.json is not None:
+        document = {
+            "machine": machine(),
+            "command": command,
+            "rows": result.rows,
+            "goals": [{"name": g.name, "value": g.value, "target": g.target, "holds": g.holds} for g in result.goals],
+        }
+        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    if options.write:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / f"{name}.md").write_text(text)
+    return 0 if all(goal.holds for goal in result.goals) else 1
+
+
+def render(result: Result, command: str) -> str:
+    """The result as Markdown."""
+    columns = list(result.rows[0])
+    lines = [f"# {result.title}", "", f"`{command}` on {machine()}.", ""]
+    lines += ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in result.rows]
+    if result.goals:
+        lines += ["", "| goal | value | target | holds |", "| --- | --- | --- | --- |"]
+        lines += [f"| {g.name} | {_cell(g.value)} | {g.target} | {'yes' if g.holds else 'no'} |" for g in result.goals]
+    if result.notes:
+        lines += ["", *(f"- {note}" for note in result.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else "" if value is None else str(value)
