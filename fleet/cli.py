@@ -21,7 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Recipe = Annotated[str, typer.Option(help="Which job: a name from `vla-fleet recipes`.")]
+Recipe = Annotated[str, typer.Option(help="Which job: a name from `vla-fleet recipes`, or module:function.")]
 Data = Annotated[Path | None, typer.Option(help="Data directory; default data/RECIPE.", show_default=False)]
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
 Address = Annotated[str, typer.Option(help="The gateway, tcp://HOST:PORT.")]
@@ -63,6 +63,18 @@ def recipes() -> None:
 
     for name, make in RECIPES.items():
         typer.echo(f"{name:10} {make().summary}")
+
+
+@app.command()
+def plot(
+    report: Annotated[Path, typer.Argument(help="A report that `up --report` wrote.")],
+    picture: Annotated[Path, typer.Argument(help="The picture to write: .png, .svg or .pdf.")],
+) -> None:
+    """Draw the success curve of a report."""
+    from fleet.plot import draw
+
+    draw(report, picture)
+    typer.echo(f"{picture} written.")
 
 
 @app.command()
@@ -191,7 +203,7 @@ def main() -> None:
 
 
 def _data(data: Path | None, recipe: str) -> Path:
-    return data if data is not None else Path("data") / recipe
+    return data if data is not None else Path("data") / recipe.replace(":", ".")
 
 
 def _log() -> None:

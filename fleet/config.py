@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
+from policies.base import LearnedPolicy
 from robot_edge.evaluator import EvaluatorConfig
 from robot_edge.gate import GateConfig
 from robot_edge.loop import LoopConfig
 from wire.types import RobotSpec
-
-if TYPE_CHECKING:
-    from policies.flow.policy import FlowPolicy
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,8 @@ class Recipe:
     unpaced_config: Any
     """the same robot as fast as the machine allows, for demonstrations and evaluation"""
     spec: RobotSpec
-    make_policy: Callable[[RobotSpec, int], FlowPolicy]
-    """(spec, seed) to a fresh policy; imports torch only when called"""
+    make_policy: Callable[[RobotSpec, int], LearnedPolicy]
+    """(spec, seed) to a fresh policy; imports torch only when called, for the control process runs without it"""
     algorithm: HGDagger
     demonstrations: int = 3
     """per task, before anything is learned"""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cloud_learner.algorithms import hg_dagger
@@ -103,8 +105,28 @@ RECIPES: dict[str, Callable[..., Recipe]] = {"pixels": pixels, "state": state, "
 
 
 def get_recipe(name: str, seed: int = 0) -> Recipe:
-    """The recipe called `name`. Raises `ConfigError` that suggests the nearest one."""
+    """The recipe called `name`, or what the function `module:function` returns for `seed`.
+
+    Raises `ConfigError` that suggests the nearest name, or says why the function cannot be used.
+    """
     make = RECIPES.get(name)
+    if make is None and ":" in name:
+        make = _load(name)
     if make is None:
-        raise ConfigError(f"there is no recipe '{name}'.{nearest(name, RECIPES)} Known: {', '.join(RECIPES)}.")
-    return make(seed)
+        raise ConfigError(
+            f"there is no recipe '{name}'.{nearest(name, RECIPES)} Known: {', '.join(RECIPES)}, or module:function."
+        )
+    recipe = make(seed)
+    if not isinstance(recipe, Recipe):
+        raise ConfigError(f"recipe '{name}' returned a {type(recipe).__name__}; it must return a fleet.config.Recipe.")
+    return replace(recipe, name=name)
+
+
+def _load(name: str) -> Callable[..., Recipe]:
+    module, _, function = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"recipe '{name}': {error}. Install its package, or set PYTHONPATH to the folder it is in."
+        ) from error

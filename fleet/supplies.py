@@ -160,6 +160,7 @@ def make_trainer(
         recipe.instructions,
         horizon=policy.horizon,
         capacity_bytes=recipe.cache_bytes,
+        ticks_ahead=policy.ticks_ahead,
     )
 
     recent = Recent(algorithm.recent_share, algorithm.recent_frames)

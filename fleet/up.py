@@ -60,7 +60,7 @@ class Up:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.recipe: Recipe = get_recipe(options.recipe, options.seed)
-        self.data = DataDirectory((options.data or Path("data") / self.recipe.name).resolve())
+        self.data = DataDirectory((options.data or Path("data") / self.recipe.name.replace(":", ".")).resolve())
         self.robots = [f"robot-{number}" for number in range(options.robots)]
         self.meters = Meters()
         self._asked = 0

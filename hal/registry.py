@@ -24,15 +24,29 @@ _BUILT_IN = (
     EntryPoint("metaworld", "hal.drivers.metaworld_expert:MetaWorldExpert", OPERATORS),
 )
 
+_registered: dict[str, dict[str, Callable[[Any], Any]]] = {ROBOTS: {}, OPERATORS: {}}
+
 
 def known_robots() -> tuple[str, ...]:
     """Names that `make_robot` takes, sorted. A name that is listed may still fail to load; `broken_robots` tells."""
-    return tuple(sorted(_found(ROBOTS)))
+    return tuple(sorted({*_found(ROBOTS), *_registered[ROBOTS]}))
 
 
 def known_operators() -> tuple[str, ...]:
     """Names that `make_operator` takes, sorted."""
-    return tuple(sorted(_found(OPERATORS)))
+    return tuple(sorted({*_found(OPERATORS), *_registered[OPERATORS]}))
+
+
+def register(kind: str, robot: Callable[[Any], Robot], operator: Callable[[Any], Teleoperator] | None = None) -> None:
+    """Add a robot, and its scripted operator, for this process: for a robot that is not installed as a package.
+
+    Call it where the recipe is defined; every process of the fleet imports that. Raises `ConfigError` for a taken name.
+    """
+    for group, made in ((ROBOTS, robot), (OPERATORS, operator)):
+        if kind in _found(group) and _registered[group].get(kind) is not made:
+            raise ConfigError(f"'{kind}' is taken in '{group}'; choose another name.")
+        if made is not None:
+            _registered[group][kind] = made
 
 
 def make_robot(kind: str, config: Any = None) -> Robot:
@@ -43,7 +57,7 @@ def make_robot(kind: str, config: Any = None) -> Robot:
     robot = _call(ROBOTS, kind, config)
     if not isinstance(robot, Robot):
         raise RobotError(
-            f"robot '{kind}' ({_found(ROBOTS)[kind].value}) gave a {type(robot).__name__}, which lacks methods of "
+            f"robot '{kind}' gave a {type(robot).__name__}, which lacks methods of "
             "hal.robot.Robot: spec, connect, reset, read, write, close."
         )
     return robot
@@ -72,6 +86,8 @@ def _found(group: str, installed: Iterable[EntryPoint] | None = None) -> dict[st
 
 
 def _call(group: str, kind: str, argument: Any) -> Any:
+    if kind in _registered[group]:
+        return _registered[group][kind](argument)
     found = _found(group)
     what = "robot" if group == ROBOTS else "operator"
     if kind not in found:

@@ -48,6 +48,11 @@ class TrainablePolicy(Protocol):
     """What a learner needs of a policy, whatever is inside."""
 
     @property
+    def ticks_ahead(self) -> tuple[int, ...]:
+        """Growing numbers of ticks; batches bring the state so much later as `ahead`. Empty when it needs none."""
+        ...
+
+    @property
     def module(self) -> torch.nn.Module:
         """The network that is trained."""
         ...
@@ -58,6 +63,14 @@ class TrainablePolicy(Protocol):
 
     def save(self, module: torch.nn.Module | None = None) -> bytes:
         """Weights of `module` (default: this policy's) as a safetensors file that `Policy.load` accepts."""
+        ...
+
+
+class LearnedPolicy(Policy, TrainablePolicy, Protocol):
+    """What a recipe gives: a policy that acts on robots and learns in the trainer."""
+
+    def fit(self, states: np.ndarray) -> None:
+        """Set the normalisation from `states`, float32[n, ds], before the first gradient step."""
         ...
 
 

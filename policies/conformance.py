@@ -50,7 +50,9 @@ def example_observation(spec: RobotSpec, seed: int = 0, task: str = "open the dr
     return Observation(1000, state, images, task)
 
 
-def example_batch(spec: RobotSpec, horizon: int, seed: int = 0, images: int = 4, steps: int = 2) -> Batch:
+def example_batch(
+    spec: RobotSpec, horizon: int, seed: int = 0, images: int = 4, steps: int = 2, ticks_ahead: tuple[int, ...] = ()
+) -> Batch:
     """A random grouped training batch: `steps` steps behind each of `images` images, every action kept."""
     rng = np.random.default_rng(seed)
     seen = [example_observation(spec, seed + 1 + i) for i in range(images)]
@@ -62,6 +64,7 @@ def example_batch(spec: RobotSpec, horizon: int, seed: int = 0, images: int = 4,
             np.float32
         ),
         "mask": np.ones((images, steps, horizon), bool),
+        "ahead": rng.normal(0, 0.1, (images, steps, len(ticks_ahead), spec.state_dim)).astype(np.float32),
         "instructions": ["open the drawer", "press the button"] * (images // 2) + ["open it"] * (images % 2),
     }
 
@@ -76,7 +79,9 @@ def check_policy(make: Make, observation: Observation | None = None, batch: Batc
         try:
             policy = make()
             seen = example_observation(policy.spec) if observation is None else observation
-            data = example_batch(policy.spec, policy.horizon) if batch is None else batch
+            data = batch
+            if data is None:
+                data = example_batch(policy.spec, policy.horizon, ticks_ahead=policy.ticks_ahead)
             detail = check(make, seen, data)
         except Exception as error:  # noqa: BLE001  a policy under test may raise anything; it is reported, not hidden
             detail = f"{type(error).__name__}: {error}"

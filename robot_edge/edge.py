@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from hal.priority import real_time
 from robot_edge.inference import Inference
 from robot_edge.loop import ControlLoop
 from robot_edge.process import Lifeline
@@ -53,6 +54,7 @@ def run_control(loop: ControlLoop, uplink: Channel, tasks: tuple[str, ...]) -> N
     # Imports leave so many objects behind that one full collection takes longer than a tick; they will not go away.
     gc.collect()
     gc.freeze()
+    real_time()
     next_hello = 0.0
     try:
         while not (lifeline.cut or loop.stopping):

@@ -68,8 +68,9 @@ class Replay:
         tasks: Mapping[str, str],
         horizon: int = 16,
         capacity_bytes: int = 2 * 1024**3,
+        ticks_ahead: tuple[int, ...] = (),
     ) -> None:
-        """`tasks`: instruction by task name; other tasks are left out. Above `capacity_bytes` the oldest episodes are
+        """`tasks`: instruction by task name; other tasks are left out. `ticks_ahead`: growing; see `ahead` of a batch. Above `capacity_bytes` the oldest episodes are
         forgotten, demonstrations last; the store keeps them all.
         """
         if not tasks or horizon < 1 or capacity_bytes < 1:
@@ -77,6 +78,7 @@ class Replay:
         self._ledger, self._store, self._spec = ledger, store, spec
         self.tasks = tuple(tasks)
         self.horizon = horizon
+        self.ticks_ahead = ticks_ahead
         self.capacity_bytes = capacity_bytes
         self._instructions = tuple(tasks.values())
         self._cameras = tuple(camera.name for camera in spec.cameras)
@@ -353,7 +355,7 @@ class Replay:
 
     def _gather(self, chosen: np.ndarray) -> dict[str, object]:
         pixels = {camera: column.rows for camera, column in self._pixels.items()}
-        return sampler.gather(self._views(), chosen, self.horizon, pixels, self._instructions)
+        return sampler.gather(self._views(), chosen, self.horizon, self.ticks_ahead, pixels, self._instructions)
 
 
 class _Episode:

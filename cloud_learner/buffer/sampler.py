@@ -10,6 +10,7 @@ A batch is a dict of:
 | `state` | float32[b, ds] | before the first action |
 | `actions` | float32[b, H, da] | executed from this step on, 0 where masked |
 | `mask` | float32[b, H] | 1 while the steps follow each other and all may be imitated, 0 from the first that does not |
+| `ahead` | float32[b, W, ds] | the state W given numbers of ticks later, or the last one before control was let go |
 | `version` | int32[b] | policy version that acted or was ready to act |
 | `actor` | uint8[b] | who acted, index into `wire.messages.ACTORS` |
 | `frame_age` | float32[b] | ticks between the oldest of the frames seen and the step, 0 without cameras |
@@ -155,10 +156,24 @@ def windows(steps: Steps, starts: np.ndarray, horizon: int) -> tuple[np.ndarray,
     return steps.executed[np.moveaxis(at, 0, -1)] * mask[..., None], mask
 
 
+def ahead(steps: Steps, starts: np.ndarray, ticks: tuple[int, ...]) -> np.ndarray:
+    """float32[..., W, ds]: the state `ticks` (growing) after each start, or the last one that may still be imitated."""
+    at, found, done = starts, [], 0
+    for tick in ticks:
+        for _ in range(tick - done):
+            following = steps.following[at]
+            goes_on = (following >= 0) & steps.imitable[following]
+            at = np.where(goes_on, following, at)
+        done = tick
+        found.append(steps.state[at])
+    return np.stack(found, -2) if found else np.zeros((*starts.shape, 0, steps.state.shape[1]), np.float32)
+
+
 def gather(
     steps: Steps,
     chosen: np.ndarray,
     horizon: int,
+    ticks_ahead: tuple[int, ...],
     pixels: Mapping[str, np.ndarray],
     instructions: tuple[str, ...],
 ) -> dict[str, object]:
@@ -174,6 +189,7 @@ def gather(
         "state": steps.state[chosen],
         "actions": actions,
         "mask": mask,
+        "ahead": ahead(steps, chosen, ticks_ahead),
         "version": steps.version[chosen],
         "actor": steps.actor[chosen],
         "frame_age": steps.frame_age[chosen],

@@ -13,6 +13,7 @@ import numpy as np
 
 from hal.drivers.metaworld_render import Painter, render_error
 from hal.drivers.metaworld_sim import Pose, Simulation, import_simulator
+from hal.priority import ordinary
 from wire.clock import Clock
 from wire.errors import RenderError
 from wire.types import Frame
@@ -159,6 +160,8 @@ class ThreadedCamera:
     # --- the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        # Drawing takes a third of a control period: it must not compete with control loops.
+        ordinary()
         try:
             with contextlib.closing(Painter(self._name, self._sizes[1])) as painter:
                 self._film(painter)

@@ -58,6 +58,10 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """hidden layers of the fast path"""
     frequencies: int = 8
     """sines and cosines of the flow time"""
+    ahead: tuple[int, ...] = ()
+    """ticks at which an auxiliary head predicts the state, while it trains; see `FlowNetwork.loss`"""
+    ahead_weight: float = 0.3
+    """its share in the loss"""
     predict: Literal["velocity", "action"] = "velocity"
     """what the fast path's output means; see `FlowNetwork.loss`"""
     euler_steps: int = 5
@@ -176,6 +180,9 @@ class FlowNetwork(nn.Module):
         self.normalizer = Normalizer(config.state_dim)
         self.slow = SlowPath(config)
         self.fast = FastPath(config, self.slow.width)
+        if config.ahead:
+            inputs, outputs = self.slow.width + config.state_dim, len(config.ahead) * config.state_dim
+            self.prophet = nn.Sequential(nn.Linear(inputs, 128), nn.SiLU(), nn.Linear(128, outputs))
 
     def loss(
         self,
@@ -184,6 +191,7 @@ class FlowNetwork(nn.Module):
         state: torch.Tensor,
         actions: torch.Tensor,
         mask: torch.Tensor,
+        ahead: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Conditional flow matching, the mean over the actions that `mask` keeps.
 
@@ -194,8 +202,14 @@ class FlowNetwork(nn.Module):
         With `predict = "action"` the network gives a, from which v = (a - x_t) / (1 - t) follows, and the loss is
         |a(x_t, t) - a|^2, which is the one above times (1 - t)^2: near t = 1 it asks less.
 
+        With `ahead`, a head on the latent also predicts how far the person will have moved the robot by then, in
+        standard deviations of the state. Actions of an operator are mostly full speed one way or the other: they tell
+        where the goal is only at the moment it is reached. Where the hand will be tells it at every step, and so
+        teaches the slow path to find the goal in the picture (Dosovitskiy and Koltun 2017, arXiv 1611.01779: learning
+        to act by predicting the future state at several offsets). Nothing of the head is used to act.
+
         images: uint8[b, h, w, 3] per camera; tokens: int64[b, L]; state: [b, k, ds]; actions: [b, k, H, da];
-        mask: bool[b, k, H].
+        mask: bool[b, k, H]; ahead: [b, k, W, ds].
         """
         kept = mask[..., None].expand_as(actions).flatten(2)
         # what is masked is no action: its values must reach neither the input nor the loss
@@ -203,9 +217,16 @@ class FlowNetwork(nn.Module):
         noise = torch.randn_like(target)
         time = torch.rand_like(target[..., :1])
         noisy = (1 - time) * noise + time * target
-        output = self.fast(self.slow(images, tokens), self.normalizer(state), noisy, time).float()
+        latent, felt = self.slow(images, tokens), self.normalizer(state)
+        output = self.fast(latent, felt, noisy, time).float()
         wanted = target if self.config.predict == "action" else target - noise
-        return ((output - wanted).square() * kept).sum() / kept.sum()
+        loss = ((output - wanted).square() * kept).sum() / kept.sum()
+        if ahead is None or not self.config.ahead:
+            return loss
+        moved = (ahead - state[:, :, None]) / self.normalizer.std
+        seen = torch.cat([latent[:, None].expand(-1, felt.shape[1], -1), felt], -1)
+        foretold = self.prophet(seen).float().unflatten(-1, moved.shape[-2:])
+        return loss + self.config.ahead_weight * (foretold - moved).square().mean()
 
     def sample(self, latent: torch.Tensor, state: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Euler steps from noise to actions: [1, z], [1, ds], [1, H * da] -> [1, H * da] in [-1, 1]."""

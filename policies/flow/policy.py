@@ -44,6 +44,11 @@ class FlowPolicy:
         self._half = torch.from_numpy((high - low) / 2).to(self.device)
         self.module: FlowNetwork = self._fresh(seed)
 
+    @property
+    def ticks_ahead(self) -> tuple[int, ...]:
+        """What `loss` wants to be told of the future."""
+        return self.config.ahead
+
     # --- Policy ------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -114,18 +119,23 @@ class FlowPolicy:
         """`FlowNetwork.loss` of a batch: a scalar. Noise and flow times come from torch's global generator.
 
         `images` {camera: uint8[b, h, w, 3]}, `instructions` b strings, and k steps behind each image: `state`
-        [b, k, ds], `actions` [b, k, H, da], `mask` [b, k, H]. Without the k axis, one step behind each image.
+        [b, k, ds], `actions` [b, k, H, da], `mask` [b, k, H], `ahead` [b, k, W, ds] if the configuration asks for it.
+        Without the k axis, one step behind each image.
         Raises `InvalidData` that names what does not fit.
         """
         state, actions, mask = (batch[name] for name in ("state", "actions", "mask"))
         if state.ndim == 2:
             state, actions, mask = state[:, None], actions[:, None], mask[:, None]
+        ahead = batch["ahead"] if self.config.ahead else None
+        if ahead is not None and ahead.ndim == 3:
+            ahead = ahead[:, None]
         b, k = state.shape[:2]
         h, da = self.horizon, self.spec.action_dim
         for name, array, shape in (
             ("state", state, (b, k, self.spec.state_dim)),
             ("actions", actions, (b, k, h, da)),
             ("mask", mask, (b, k, h)),
+            *((("ahead", ahead, (b, k, len(self.config.ahead), self.spec.state_dim)),) if ahead is not None else ()),
             *((f"image of '{e.name}'", _image(batch, e.name), (b, e.height, e.width, 3)) for e in self.config.eyes),
         ):
             if tuple(array.shape) != shape:
@@ -141,6 +151,7 @@ class FlowPolicy:
             self._tensor(state),
             (self._tensor(actions) - self._middle) / self._half,
             kept,
+            None if ahead is None else self._tensor(ahead),
         )
 
     def save(self, module: nn.Module | None = None) -> bytes:

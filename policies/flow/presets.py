@@ -23,6 +23,8 @@ def pixels_network(spec: RobotSpec, horizon: int = 16) -> FlowConfig:
         # closed loop after equal training, one seed: 0.89 success against 0.75 with "velocity"; from the whole state
         # it is the other way round, 0.53 against 0.92
         predict="action",
+        # offline on the same corrections, after 3,000 steps: 0.97 success with it, 0.35 to 0.48 without
+        ahead=(16, 32, 48),
         euler_steps=4,
     )
 

@@ -1,0 +1,91 @@
+"""Your own robot in a fleet: five methods, one entry point, one recipe.
+
+    PYTHONPATH=docs/examples vla-fleet up --recipe own_robot:slider --robots 2 --minutes 1
+
+A robot that ships in a package names itself in the package's pyproject.toml instead of calling `register`:
+
+    [project.entry-points."vla_fleet.robots"]
+    slider = "own_robot:Slider"
+    [project.entry-points."vla_fleet.operators"]
+    slider = "own_robot:Coach"
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from fleet.config import Recipe
+from fleet.recipes import state
+from hal.registry import register
+from hal.robot import Feedback
+from robot_edge.loop import LoopConfig
+from wire.types import Dimension, Meaning, Observation, RobotSpec
+
+SPEC = RobotSpec(
+    embodiment="slider",
+    state=(Dimension("position", "m", -1.0, 1.0), Dimension("goal", "m", -1.0, 1.0)),
+    action=(Dimension("move", "cm/step", -1.0, 1.0, Meaning.delta), Dimension("brake", "1", 0.0, 1.0)),
+    cameras=(),
+    control_hz=50.0,
+)
+
+
+class Slider:
+    """A carriage on a rail that has to reach a mark."""
+
+    spec, tasks = SPEC, ("reach",)
+
+    def __init__(self, config: object = None) -> None:
+        self.position = self.goal = 0.0
+
+    def connect(self) -> None:
+        """Nothing to open: a real driver opens its bus here."""
+
+    def reset(self, task: str, seed: int) -> None:
+        self.position, self.goal = np.random.default_rng(seed).uniform(-0.5, 0.5, 2)
+
+    def read(self) -> Observation:
+        state = np.array([self.position, self.goal], np.float32)
+        return Observation(time.monotonic_ns(), state, {}, "reach the mark")
+
+    def write(self, action: np.ndarray) -> Feedback:
+        self.position += 0.01 * float(action[0])
+        return Feedback(action, success=abs(self.position - self.goal) < 0.01)
+
+    def close(self) -> None:
+        """Nothing to stop: a real driver brings its robot to rest here."""
+
+
+class Coach:
+    """Corrects the slider: what a person, or a controller that knows more than the policy, would do."""
+
+    def __init__(self, robot: Slider) -> None:
+        self.robot = robot
+
+    def propose(self, observation: Observation) -> np.ndarray:
+        wanted = np.clip(100 * (self.robot.goal - self.robot.position), -1, 1)
+        return np.array([wanted, 0.0], np.float32)
+
+    def progress(self) -> float:
+        return abs(self.robot.goal - self.robot.position)
+
+
+register("slider", Slider, Coach)
+
+
+def slider(seed: int = 0) -> Recipe:
+    """The `state` recipe with another robot."""
+    return replace(
+        state(seed),
+        summary="a carriage that reaches a mark",
+        tasks=("reach",),
+        instructions={"reach": "reach the mark"},
+        robot="slider",
+        robot_config=None,
+        unpaced_config=None,
+        spec=SPEC,
+        loop=LoopConfig(max_ticks=150),
+    )

@@ -1,0 +1,312 @@
+"""The uplink: durable before sent, resent until acknowledged, weights and wishes passed on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from robot_edge.uplink import Uplink
+from tests import samples
+from wire.clock import ManualClock, clock_name
+from wire.errors import DiskFull
+from wire.memory_channel import MemoryServer, memory_pair
+from wire.messages import (
+    Ack,
+    Announce,
+    Applied,
+    EdgeStatus,
+    EpisodeEnded,
+    EpisodeStarted,
+    FetchWeights,
+    FrameTaken,
+    Hello,
+    Introduce,
+    Job,
+    LoadWeights,
+    Message,
+    Nack,
+    Operator,
+    Preview,
+    Segment,
+    StepTaken,
+    WeightBytes,
+    Welcome,
+)
+from wire.types import Frame, PolicyVersion
+
+SECOND = 1_000_000_000
+
+
+class Desk:
+    """An uplink with a test at the other end of each of its lines."""
+
+    def __init__(self, root: Path, segment_steps: int = 10) -> None:
+        self.clock = ManualClock(SECOND)
+        self.server = MemoryServer()
+        self.control, control = memory_pair()
+        self.inference, inference = memory_pair()
+        line = self.server.connect("robot-0")
+        self.uplink = Uplink("robot-0", root / "edge", line, control, inference, self.clock, segment_steps)
+
+    def hello(self) -> None:
+        self.control.send(Hello("robot-0", "edge", "c", 1, 77, samples.spec(), ("reach",)))
+        self.uplink.turn()
+        self.server.send("robot-0", Welcome(clock_name(), 1, 1))
+        self.uplink.turn()
+
+    def record(self, steps: int, number: int = 0, end: bool = True) -> None:
+        episode = samples.episode(number=number)
+        self.control.send(EpisodeStarted(episode))
+        for tick in range(steps):
+            if tick % 4 == 0:
+                self.control.send(FrameTaken(episode.id, "front", Frame(10 * tick + 1, samples.image(tick))))
+            self.control.send(StepTaken(episode.id, samples.step(tick, frame_ns=10 * (tick - tick % 4) + 1)))
+        if end:
+            self.control.send(EpisodeEnded(episode.id, "success", 5))
+        self.uplink.turn()
+
+    def received(self, kind: type | None = None) -> list[Message]:
+        found = []
+        while (item := self.server.recv()) is not None:
+            if kind is None or isinstance(item[1], kind):
+                found.append(item[1])
+        return found
+
+    def to_control(self) -> list[Message]:
+        return self.heard(self.control)
+
+    def heard(self, channel) -> list[Message]:
+        found = []
+        while (message := channel.recv()) is not None:
+            found.append(message)
+        return found
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    made.uplink.close()
+
+
+def segments(messages: list[Message]) -> list[Segment]:
+    return [message for message in messages if isinstance(message, Segment)]
+
+
+def test_steps_become_segments_that_are_sent_once_and_forgotten_when_acknowledged(desk: Desk) -> None:
+    desk.hello()
+    desk.record(25)
+    sent = segments(desk.received())
+    assert [s.steps for s in sent] == [10, 10, 5]
+    assert [s.last for s in sent] == [False, False, True]
+    assert [s.outcome for s in sent] == ["", "", "success"]
+    assert [s.first_tick for s in sent] == [0, 10, 20]
+    desk.uplink.turn()
+    assert segments(desk.received()) == []
+    desk.server.send("robot-0", Ack(tuple(s.id for s in sent)))
+    desk.uplink.turn()
+    assert len(desk.uplink.spool) == 0
+    assert desk.uplink.spool.steps_recorded == 25
+
+
+def test_each_frame_travels_once_with_the_first_segment_that_saw_it(desk: Desk) -> None:
+    desk.hello()
+    desk.record(25)
+    sent = segments(desk.received())
+    times = [t for s in sent for t in s.frames["front"].times_ns.tolist()]
+    assert times == [10 * t + 1 for t in range(0, 25, 4)]
+    known: set[int] = set()
+    for s in sent:
+        known |= set(s.frames["front"].times_ns.tolist())
+        assert set(s.frame_times_ns["front"].tolist()) <= known
+
+
+def test_nothing_leaves_before_the_gateway_knows_the_robot(desk: Desk) -> None:
+    desk.record(5)
+    assert segments(desk.received()) == []
+    assert len(desk.uplink.spool) == 1
+    desk.hello()
+    assert len(segments(desk.received())) == 1
+
+
+def test_what_is_not_acknowledged_is_sent_again(desk: Desk) -> None:
+    desk.hello()
+    desk.record(5)
+    first = segments(desk.received())
+    desk.clock.advance(4 * SECOND)
+    desk.uplink.turn()
+    assert segments(desk.received()) == []
+    desk.clock.advance(2 * SECOND)
+    desk.uplink.turn()
+    again = segments(desk.received())
+    assert [s.id for s in again] == [s.id for s in first]
+
+
+def test_a_gateway_that_cannot_store_is_asked_again_later(desk: Desk) -> None:
+    desk.hello()
+    desk.record(5)
+    desk.received()
+    desk.server.send("robot-0", Nack("the disk is full"))
+    desk.uplink.turn()
+    assert len(desk.uplink.spool) == 1
+    desk.clock.advance(6 * SECOND)
+    desk.uplink.turn()
+    assert len(segments(desk.received())) == 1
+
+
+def test_a_gateway_that_restarted_is_told_who_this_is_and_gets_everything_again(desk: Desk) -> None:
+    desk.hello()
+    desk.record(5)
+    desk.received()
+    desk.server.send("robot-0", Introduce())
+    desk.uplink.turn()
+    assert any(isinstance(m, Hello) for m in desk.received())
+    desk.server.send("robot-0", Welcome(clock_name(), 1, 1))
+    desk.uplink.turn()
+    assert len(segments(desk.received())) == 1
+
+
+def test_a_spool_survives_the_process(desk: Desk, tmp_path: Path) -> None:
+    desk.hello()
+    desk.record(5)
+    again = Desk(tmp_path)
+    again.hello()
+    assert len(segments(again.received())) == 1
+    again.uplink.close()
+
+
+def test_quarantined_segments_are_forgotten_with_a_word(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.hello()
+    desk.record(5)
+    sent = segments(desk.received())
+    desk.server.send("robot-0", Ack((), (sent[0].id,)))
+    desk.uplink.turn()
+    assert len(desk.uplink.spool) == 0
+    assert "not valid" in caplog.text
+
+
+def test_a_full_disk_holds_the_robot_and_drops_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.hello()
+    desk.to_control()
+    put = desk.uplink.spool.put
+
+    def full(segment: Segment) -> None:
+        raise DiskFull("the disk is full")
+
+    monkeypatch.setattr(desk.uplink.spool, "put", full)
+    desk.record(5)
+    told = desk.to_control()
+    assert [m.reason for m in told if isinstance(m, Nack)] == ["the disk is full"]
+    monkeypatch.setattr(desk.uplink.spool, "put", put)
+    desk.uplink.turn()
+    assert [m.reason for m in desk.to_control() if isinstance(m, Nack)] == [""]
+    assert len(segments(desk.received())) == 1
+
+
+def test_an_episode_that_control_never_ended_is_closed_as_aborted(desk: Desk) -> None:
+    desk.hello()
+    desk.record(5, end=False)
+    desk.record(5, number=1, end=False)
+    desk.uplink.control_gone()
+    desk.uplink.turn()
+    sent = segments(desk.received())
+    assert [s.outcome for s in sent] == ["aborted", "aborted"]
+    assert not desk.uplink.drained
+    desk.server.send("robot-0", Ack(tuple(s.id for s in sent)))
+    desk.uplink.turn()
+    assert desk.uplink.drained
+
+
+def test_a_new_uplink_in_the_middle_of_an_episode_says_so(desk: Desk) -> None:
+    desk.control.send(StepTaken("an episode it never heard of", samples.step(3)))
+    desk.uplink.turn()
+    assert any(isinstance(m, Hello) and m.role == "uplink" for m in desk.to_control())
+
+
+def version(number: int, data: bytes) -> PolicyVersion:
+    return PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), number - 1, 10, 10, 1)
+
+
+def test_weights_are_fetched_in_parts_checked_and_offered_whole(desk: Desk) -> None:
+    desk.hello()
+    data = bytes(range(256)) * 2000
+    desk.server.send("robot-0", Announce(version(1, data), 5))
+    offered: list[Message] = []
+    for _ in range(10):
+        desk.uplink.turn()
+        for request in desk.received(FetchWeights):
+            assert isinstance(request, FetchWeights)
+            part = data[request.offset : request.offset + request.size]
+            desk.server.send("robot-0", WeightBytes(1, request.offset, part))
+        offered += desk.heard(desk.inference)
+    assert len(offered) == 1
+    assert isinstance(offered[0], LoadWeights)
+    assert Path(offered[0].path).read_bytes() == data
+    # a new inference process is offered them again, and what it applied is passed on
+    desk.inference.send(Hello("robot-0", "inference", "", 1, 42))
+    desk.inference.send(Applied("robot-0", 1, 9))
+    desk.uplink.turn()
+    assert any(isinstance(m, LoadWeights) for m in desk.heard(desk.inference))
+    assert any(isinstance(m, Applied) for m in desk.to_control())
+    assert len(desk.received(Applied)) == 1
+
+
+def test_weights_with_a_wrong_hash_are_never_offered(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.hello()
+    good, bad = b"good" * 100, b"evil" * 100
+    desk.server.send("robot-0", Announce(version(1, good), 5))
+    desk.uplink.turn()
+    desk.server.send("robot-0", WeightBytes(1, 0, bad))
+    desk.uplink.turn()
+    assert desk.heard(desk.inference) == []
+    assert "wrong hash" in caplog.text
+    desk.server.send("robot-0", WeightBytes(1, 0, good))
+    desk.uplink.turn()
+    assert len(desk.heard(desk.inference)) == 1
+
+
+def test_a_lost_part_is_asked_for_again_and_a_newer_version_replaces_the_fetch(desk: Desk) -> None:
+    desk.hello()
+    desk.server.send("robot-0", Announce(version(1, b"old"), 5))
+    desk.uplink.turn()
+    assert len(desk.received(FetchWeights)) == 1
+    desk.clock.advance(3 * SECOND)
+    desk.uplink.turn()
+    assert len(desk.received(FetchWeights)) == 1
+    desk.server.send("robot-0", Announce(version(2, b"new"), 5))
+    desk.server.send("robot-0", WeightBytes(1, 0, b"old"))
+    desk.server.send("robot-0", WeightBytes(2, 0, b"new"))
+    desk.uplink.turn()
+    offered = desk.heard(desk.inference)
+    assert [m.version.number for m in offered if isinstance(m, LoadWeights)] == [2]
+
+
+def test_jobs_and_wishes_reach_control_and_a_new_control_hears_the_job_again(desk: Desk) -> None:
+    desk.hello()
+    desk.server.send("robot-0", Job("j", ("reach",), 5))
+    desk.server.send("robot-0", Operator("robot-0", "take_over"))
+    desk.uplink.turn()
+    kinds = [type(m) for m in desk.to_control()]
+    assert Job in kinds
+    assert Operator in kinds
+    desk.control.send(Hello("robot-0", "edge", "c", 1, 78, samples.spec(), ("reach",)))
+    desk.uplink.turn()
+    assert any(isinstance(m, Job) for m in desk.to_control())
+
+
+def test_status_carries_the_spool_and_previews_are_thinned(desk: Desk) -> None:
+    desk.hello()
+    desk.record(5)
+    desk.control.send(
+        EdgeStatus("robot-0", 1, "policy", "", "reach", "e", 1, samples.step(0).state, 1, 1, 0, 0.0, 0, 0, 0, 0, 0)
+    )
+    for n in range(6):
+        desk.control.send(FrameTaken("e", "front", Frame(SECOND + n * 20_000_000, samples.image(n))))
+    desk.uplink.turn()
+    received = desk.received()
+    status = next(m for m in received if isinstance(m, EdgeStatus))
+    assert (status.steps_recorded, status.spooled, status.control_pid) == (5, 1, 77)
+    assert len([m for m in received if isinstance(m, Preview) and m.time_ns >= SECOND]) == 2
