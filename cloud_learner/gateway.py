@@ -128,6 +128,8 @@ class Gateway:
         match message:
             case Segment():
                 self._store(peer, message)
+            case EdgeStatus(robot=robot) | Preview(robot=robot) if robot == peer and role == "demonstrator":
+                log.debug("nobody watches the demonstrator '%s' or takes it over.", peer)
             case EdgeStatus(robot=robot) if robot == peer:
                 self._view.status(message)
             case Preview(robot=robot) if robot == peer:

@@ -70,8 +70,9 @@ class Replay:
         capacity_bytes: int = 2 * 1024**3,
         ticks_ahead: tuple[int, ...] = (),
     ) -> None:
-        """`tasks`: instruction by task name; other tasks are left out. `ticks_ahead`: growing; see `ahead` of a batch. Above `capacity_bytes` the oldest episodes are
-        forgotten, demonstrations last; the store keeps them all.
+        """`tasks`: instruction by task name; other tasks are left out. `ticks_ahead`: growing; see `ahead` of a batch.
+
+        Above `capacity_bytes` the oldest episodes are forgotten, demonstrations last; the store keeps them all.
         """
         if not tasks or horizon < 1 or capacity_bytes < 1:
             raise ConfigError("replay: at least one task, a horizon of 1 and a capacity of 1 byte are needed.")

@@ -139,7 +139,9 @@ class FleetView:
             self._published_ns[version.number] = self._clock.now_ns()
             while len(self._published_ns) > MAX_VERSIONS:
                 del self._published_ns[next(iter(self._published_ns))]
-            self._note("version", f"version {version.number} published at {version.gradient_steps:,} gradient steps")
+            # Versions come every few seconds; one line that is kept up to date leaves room for what people must see.
+            text = f"version {version.number} published at {version.gradient_steps:,} gradient steps"
+            self._note("version", text, replace=True)
 
     def applied(self, applied: Applied) -> None:
         """A robot runs a version now: gives one sample of publish -> applied, both ends on the gateway's clock."""
@@ -277,8 +279,13 @@ class FleetView:
 
     # --- inside, with the lock held -----------------------------------------------------------------------------
 
-    def _note(self, kind: str, text: str, robot: str = "") -> None:
+    def _note(self, kind: str, text: str, robot: str = "", *, replace: bool = False) -> None:
+        """A line for the events; with `replace` it takes the place of the last one of its kind."""
         t_s = round((self._clock.now_ns() - self._started_ns) / 1e9, 3)
+        if replace:
+            last = next((event for event in reversed(self._events) if event["kind"] == kind), None)
+            if last is not None:
+                self._events.remove(last)
         self._events.append({"t_s": t_s, "kind": kind, "robot": robot, "text": text})
         self._events_revision += 1
 

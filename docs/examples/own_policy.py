@@ -15,7 +15,7 @@ from torch import nn
 from fleet.config import Recipe
 from fleet.recipes import state
 from policies.base import Batch
-from wire.errors import WeightsError
+from wire.errors import PolicyError, WeightsError
 from wire.types import ActionChunk, Latent, Observation, RobotSpec
 
 
@@ -42,6 +42,8 @@ class Regression:
         return Latent(np.zeros(0, np.float32), observation.time_ns, self.version)
 
     def act(self, observation: Observation, latent: Latent, tick: int) -> ActionChunk:
+        if latent.version != self.version:
+            raise PolicyError(f"a latent of version {latent.version} does not go with version {self.version}.")
         with torch.inference_mode():
             actions = self._chunks(torch.from_numpy(observation.state.copy())[None])[0].clamp(-1, 1).numpy()
         return ActionChunk(actions, tick, self.spec.period_ns, self.version, observation.time_ns, latent.observed_ns)
@@ -59,8 +61,9 @@ class Regression:
         norm.running_var.copy_(torch.from_numpy(states.var(0)).clamp_min(1e-3))
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        error = self._chunks(torch.from_numpy(batch["state"])) - torch.from_numpy(batch["actions"])
-        mask = torch.from_numpy(batch["mask"])[..., None]
+        states = torch.from_numpy(batch["state"]).flatten(0, -2)
+        error = self._chunks(states) - torch.from_numpy(batch["actions"]).view(len(states), self.horizon, -1)
+        mask = torch.from_numpy(batch["mask"]).view(len(states), self.horizon, 1)
         return (error.square() * mask).sum() / (mask.sum() * self.spec.action_dim).clamp_min(1)
 
     def save(self, module: nn.Module | None = None) -> bytes:

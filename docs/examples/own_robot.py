@@ -19,9 +19,11 @@ import numpy as np
 
 from fleet.config import Recipe
 from fleet.recipes import state
+from hal.limits import limit_action
 from hal.registry import register
 from hal.robot import Feedback
 from robot_edge.loop import LoopConfig
+from wire.errors import ConfigError, RobotError, nearest
 from wire.types import Dimension, Meaning, Observation, RobotSpec
 
 SPEC = RobotSpec(
@@ -39,24 +41,39 @@ class Slider:
     spec, tasks = SPEC, ("reach",)
 
     def __init__(self, config: object = None) -> None:
+        self.connected = self.ready = False
         self.position = self.goal = 0.0
 
     def connect(self) -> None:
-        """Nothing to open: a real driver opens its bus here."""
+        """A real driver opens its bus here, and says what to do when it cannot."""
+        self.connected = True
 
     def reset(self, task: str, seed: int) -> None:
+        if not self.connected:
+            raise RobotError("the slider: reset before connect(); call connect() first.")
+        if task not in self.tasks:
+            raise ConfigError(f"the slider cannot do '{task}'.{nearest(task, self.tasks)} Known: reach.")
         self.position, self.goal = np.random.default_rng(seed).uniform(-0.5, 0.5, 2)
+        self.ready = True
 
     def read(self) -> Observation:
+        self._check("read")
         state = np.array([self.position, self.goal], np.float32)
         return Observation(time.monotonic_ns(), state, {}, "reach the mark")
 
     def write(self, action: np.ndarray) -> Feedback:
-        self.position += 0.01 * float(action[0])
-        return Feedback(action, success=abs(self.position - self.goal) < 0.01)
+        self._check("write")
+        executed = limit_action(self.spec, action)
+        self.position += 0.01 * float(executed[0])
+        return Feedback(executed, success=abs(self.position - self.goal) < 0.01)
 
     def close(self) -> None:
-        """Nothing to stop: a real driver brings its robot to rest here."""
+        """A real driver brings its robot to rest here."""
+        self.connected = self.ready = False
+
+    def _check(self, what: str) -> None:
+        if not self.ready:
+            raise RobotError(f"the slider: {what} without a scene; call reset() first.")
 
 
 class Coach:
