@@ -4,94 +4,110 @@
 - `offline`: no robot acts; the operator gives the same number of expert steps as whole demonstrations instead.
 - `no corrections`: the first demonstrations only.
 
-Everything runs in simulated time in one thread (`fleet.rehearsal`), so the arms differ in nothing but their data.
+Everything runs in simulated time in one thread per seed (`fleet.rehearsal`), so the arms differ in nothing but their
+data. Seeds run beside each other, one process for each core.
 """
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.table import Goal, Result, interval, run
-from fleet.config import Recipe
 from fleet.recipes import get_recipe
 from fleet.rehearsal import Rehearsal, success
 
-log = logging.getLogger(__name__)
-
 HELD_OUT = 3_000_000
+ARMS = ("online", "offline", "no corrections")
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of everything."""
+    """How much of everything, for one recipe."""
 
-    seeds: tuple[int, ...] = (0, 1, 2)
-    gradient_steps: int = 15_000
-    rounds: int = 8_000
-    """control periods of each robot in the online arm: 100 s at 80 Hz"""
-    robots: int = 3
-    episodes: int = 50
+    recipe: str
+    gradient_steps: int
+    rounds: int
+    """control periods of each robot in the online arm, at 80 Hz"""
+    episodes: int
     """held-out episodes per task"""
+    robots: int = 3
+    seeds: tuple[int, ...] = (0, 1, 2)
 
 
-FULL = Size()
-QUICK = Size(seeds=(0,), gradient_steps=2_500, rounds=600, robots=2, episodes=5)
+FULL = (Size("pixels", 4_000, 4_000, 20), Size("state", 12_000, 6_000, 40))
+QUICK = (Size("state", 2_500, 600, 5, robots=2, seeds=(0,)),)
 
 
 def measure(quick: bool) -> Result:
-    """Three arms, each seed."""
-    torch.set_num_threads(1)
-    size = QUICK if quick else FULL
-    found: dict[str, list[dict[str, Any]]] = {"online": [], "offline": [], "no corrections": []}
-    for seed in size.seeds:
-        online = _arm("online", size, seed)
-        found["online"].append(online)
-        found["offline"].append(_arm("offline", size, seed, human_steps=online["human_steps"]))
-        found["no corrections"].append(_arm("no corrections", size, seed))
-    rows = [
-        {
-            "expert steps": arm,
-            "success": interval([one["success"] for one in runs]),
-            "at the start": interval([one["before"] for one in runs]),
-            "number of expert steps": interval_of_counts([one["human_steps"] for one in runs]),
-            "gradient steps": size.gradient_steps,
-            **{f"seed {seed}": round(one["success"], 3) for seed, one in zip(size.seeds, runs, strict=True)},
-        }
-        for arm, runs in found.items()
-    ]
-    mean = {arm: float(np.mean([one["success"] for one in runs])) for arm, runs in found.items()}
-    gain = mean["online"] - mean["no corrections"]
+    """Three arms, each recipe, each seed."""
+    sizes = QUICK if quick else FULL
+    work = [(size, seed) for size in sizes for seed in size.seeds]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(len(work), os.cpu_count() or 1), mp_context=context) as pool:
+        found = dict(zip(work, pool.map(_seed, *zip(*work, strict=True)), strict=True))
+    rows, goals = [], []
+    for size in sizes:
+        means = {}
+        for arm in ARMS:
+            runs = [found[size, seed][arm] for seed in size.seeds]
+            steps = [one["expert_steps"] for one in runs]
+            means[arm] = float(np.mean([one["success"] for one in runs]))
+            rows.append(
+                {
+                    "recipe": size.recipe,
+                    "learns from": arm,
+                    "held-out success": interval([one["success"] for one in runs]),
+                    "after pretraining": interval([one["before"] for one in runs]),
+                    "expert steps": f"{np.mean(steps):.0f} ({min(steps)} to {max(steps)})",
+                    "gradient steps": size.gradient_steps,
+                    "by seed": ", ".join(f"{one['success']:.2f}" for one in runs),
+                }
+            )
+        for other in ARMS[1:]:
+            gain = means["online"] - means[other]
+            goals.append(Goal(f"{size.recipe}: online minus {other}, success", gain, "above 0", gain > 0))
     return Result(
         "Corrections against demonstrations at equal expert steps",
         rows,
-        [Goal("online minus no corrections, success", gain, "above 0", gain > 0)],
+        goals,
         [
-            f"Recipe `state` (push, pick-place), {size.robots} simulated robots, "
-            f"{size.rounds / 80:.0f} s of simulated time each, {len(size.seeds)} seed(s), {size.episodes} held-out "
-            "episodes per task; mean (lowest to highest seed).",
-            "Offline demonstrations are whole episodes of the same scripted expert from other seeds, added until their "
-            "number of steps is that of the online arm.",
-            f"Online minus offline: {mean['online'] - mean['offline']:+.3f}. There is no goal on it: whatever comes "
-            "out is reported.",
+            *(
+                f"`{size.recipe}`: {size.robots} simulated robots for {size.rounds / 80:.0f} s of simulated time, "
+                f"{len(size.seeds)} seed(s), {size.episodes} held-out episodes per task; mean (lowest to highest)."
+                for size in sizes
+            ),
+            "Offline demonstrations are whole episodes of the same scripted expert from other scenes, added until "
+            "their number of steps is that of the online arm.",
         ],
     )
 
 
-def interval_of_counts(values: list[int]) -> str:
-    return f"{np.mean(values):.0f} ({min(values)} to {max(values)})"
+def _seed(size: Size, seed: int) -> dict[str, dict[str, Any]]:
+    """All arms of one seed."""
+    import torch
+
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.WARNING)
+    online = _arm(size, seed, "online", 0)
+    return {
+        "online": online,
+        "offline": _arm(size, seed, "offline", online["expert_steps"]),
+        "no corrections": _arm(size, seed, "no corrections", 0),
+    }
 
 
-def _arm(arm: str, size: Size, seed: int, human_steps: int = 0) -> dict[str, Any]:
-    recipe = _recipe()
-    sys.stderr.write(f"seed {seed}, {arm} ...\n")
+def _arm(size: Size, seed: int, arm: str, expert_steps: int) -> dict[str, Any]:
+    recipe = replace(get_recipe(size.recipe), checkpoint_every_s=1e9)
     with tempfile.TemporaryDirectory(prefix="vla-fleet-bench-") as directory:
         rehearsal = Rehearsal(
             Path(directory),
@@ -102,28 +118,29 @@ def _arm(arm: str, size: Size, seed: int, human_steps: int = 0) -> dict[str, Any
             max_steps=size.gradient_steps,
         )
         try:
-            while arm == "offline" and rehearsal.ledger.totals().human_steps < human_steps:
+            while arm == "offline" and rehearsal.ledger.totals().human_steps < expert_steps:
                 rehearsal.demonstrate(len(recipe.tasks))
-            return _train(rehearsal, size, arm)
+            found = _train(rehearsal, size, arm)
         finally:
             rehearsal.close()
+    sys.stderr.write(f"{size.recipe}, seed {seed}, {arm}: {found}\n")
+    return found
 
 
 def _train(rehearsal: Rehearsal, size: Size, arm: str) -> dict[str, Any]:
-    trainer, recipe = rehearsal.trainer, rehearsal.recipe
-    pretrain = recipe.algorithm.pretrain_steps
+    trainer, pretrain = rehearsal.trainer, rehearsal.recipe.algorithm.pretrain_steps
     while trainer.learner.gradient_steps < pretrain:
         trainer.turn()
     before = _success(rehearsal, size)
-    share = (size.gradient_steps - pretrain) / size.rounds
-    rehearsal.turn(size.rounds if arm == "online" else 0, share)
-    rehearsal.drain()
+    if arm == "online":
+        rehearsal.turn(size.rounds, (size.gradient_steps - pretrain) / size.rounds)
+        rehearsal.drain()
     while trainer.learner.gradient_steps < size.gradient_steps:
         trainer.turn()
     return {
         "before": before,
         "success": _success(rehearsal, size),
-        "human_steps": rehearsal.ledger.totals().human_steps,
+        "expert_steps": rehearsal.ledger.totals().human_steps,
     }
 
 
@@ -132,11 +149,5 @@ def _success(rehearsal: Rehearsal, size: Size) -> float:
     return float(np.mean(list(success(rehearsal.recipe, weights, size.episodes, HELD_OUT).values())))
 
 
-def _recipe() -> Recipe:
-    recipe = get_recipe("state")
-    return replace(recipe, checkpoint_every_s=1e9)
-
-
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.WARNING)
     sys.exit(run("corrections", measure))
