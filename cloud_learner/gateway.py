@@ -110,7 +110,7 @@ class Gateway:
                 self._channel.send(peer, Refusal(str(error)))
         for name, reason in self._channel.refused():
             self._view.refused(name, reason)
-            self._ledger.add_event(self._clock.now_ns(), name, "refused", reason)
+            self._note(name, "refused", reason)
         for wish in self._view.wishes():
             self._pass_on(wish)
         return handled
@@ -259,6 +259,13 @@ class Gateway:
         sent = self._channel.send(wish.robot, wish)
         if wish.kind != "command":
             note = "" if sent else " (the robot cannot be reached)"
-            self._ledger.add_event(self._clock.now_ns(), wish.robot, wish.kind, f"by {wish.operator}{note}")
+            self._note(wish.robot, wish.kind, f"by {wish.operator}{note}")
             if not sent:
                 self._view.event("error", f"{wish.kind} did not reach the robot", wish.robot)
+
+    def _note(self, robot: str, kind: str, detail: str) -> None:
+        """Enter an event in the ledger; a full disk must not keep a wish or a refusal from its effect."""
+        try:
+            self._ledger.add_event(self._clock.now_ns(), robot, kind, detail)
+        except StorageError as error:
+            log.error("the event '%s' of '%s' could not be noted: %s", kind, robot, error)

@@ -21,12 +21,13 @@ from cloud_learner.learner import Learner
 from policies.base import Batch
 from wire.channel import Channel
 from wire.clock import Clock, clock_name
-from wire.errors import InvalidData
+from wire.errors import InvalidData, StorageError
 from wire.messages import (
     Announce,
     Heartbeat,
     Hello,
     Introduce,
+    Nack,
     Publish,
     Published,
     Refusal,
@@ -142,7 +143,7 @@ class Trainer:
         if self.phase == "online":
             self._publish()
             if now_ns >= self._next_checkpoint_ns:
-                self.save()
+                self._save_if_possible()
         self._report()
         return trained
 
@@ -151,6 +152,13 @@ class Trainer:
         self._next_checkpoint_ns = self._clock.now_ns() + int(self._config.checkpoint_every_s * 1e9)
         meta = {"version": self._version, "phase": self.phase, "sampling": self._rng.bit_generator.state}
         checkpoint.save(self._checkpoints, self.learner.state(), meta)
+
+    def _save_if_possible(self) -> None:
+        try:
+            self.save()
+        except StorageError as error:
+            # Learning goes on: the last good checkpoint stays, and the next one is tried at its time.
+            log.error("no checkpoint: %s", error)
 
     @property
     def _finished(self) -> bool:
@@ -230,6 +238,8 @@ class Trainer:
                     log.error("trainer '%s' is refused by the gateway: %s", self._name, reason)
                     # A version number the gateway does not want is asked for again, from its newest.
                     self._offered = None
+                case Nack(reason=reason):
+                    log.error("version not taken, it is offered again: %s", reason)
                 case Stop():
                     self.stopping = True
                 case _:

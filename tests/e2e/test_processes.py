@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import pytest
 from cloud_learner.buffer.ledger import Ledger
 from cloud_learner.buffer.store import SegmentStore
 from fleet.paths import DataDirectory
+from robot_edge.spool import Spool
+from wire.keys import make_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,16 +70,24 @@ class Job:
             f"not within {seconds:.0f} s: {what}; last seen {json.dumps(last)[:3000]}\n{self.log.read_text()[-2000:]}"
         )
 
-    def pid(self, command: str, *words: str) -> int:
-        """Process id of the child that runs `vla-fleet COMMAND ... words ...`, 0 when there is none."""
+    def children(self) -> list[tuple[int, list[str]]]:
+        """(process id, command line) of everything that works on this data directory but `up` itself."""
+        found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     line = (entry / "cmdline").read_bytes().decode().split("\0")
                 except OSError:
                     continue
-                if str(self.data.root) in line and line[3:4] == [command] and set(words) <= set(line):
-                    return int(entry.name)
+                if str(self.data.root) in line and line[3:4] != ["up"]:
+                    found.append((int(entry.name), line))
+        return found
+
+    def pid(self, command: str, *words: str) -> int:
+        """Process id of the child that runs `vla-fleet COMMAND ... words ...`, 0 when there is none."""
+        for pid, line in self.children():
+            if line[3:4] == [command] and set(words) <= set(line):
+                return pid
         return 0
 
     def kill(self, pid: int) -> None:
@@ -160,12 +171,83 @@ def test_everything_is_killed_in_turn_and_nothing_is_lost(job: Callable[..., Job
 
     assert up.stop() == 0
     check(up.data)
+    assert not up.children()
+
+    # the same command on the same directory goes on where it was
+    ledger = Ledger.open(up.data.ledger, read_only=True)
+    stored, newest = ledger.totals().steps, ledger.newest_version()
+    ledger.close()
+    assert newest is not None
+    again = job()
+    again.wait(
+        "it goes on",
+        lambda s: s["totals"]["steps_stored"] > stored and s["version"]["number"] > newest.version.number,
+        90,
+    )
+    assert "recording" not in again.log.read_text()
+    assert again.stop() == 0
+    check(up.data)
+
+
+@pytest.mark.slow
+def test_when_up_itself_is_killed_nothing_is_left_running(job: Callable[..., Job]) -> None:
+    up = job(recipe="fake", robots=1)
+    up.wait("the robot acts", lambda s: robot(s, "robot-0").get("mode") in ("policy", "script"), 90)
+    assert len(up.children()) >= 7
+    up.process.kill()
+    up.process.wait()
+    deadline = time.monotonic() + 40
+    while up.children() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert up.children() == []
+
+
+def test_a_simulator_that_cannot_draw_is_one_clear_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fleet.cli", "up", "--recipe", "pixels", "--data", str(tmp_path / "fleet")]
+    command += ["--port", "0", "--web-port", "0", "--headless", "--minutes", "0"]
+    environment = {**os.environ, "MUJOCO_GL": "nonsense"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT, env=environment, check=False)
+    assert done.returncode == 1
+    assert "MUJOCO_GL" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_robot_with_an_unknown_key_is_refused_by_name(tmp_path: Path) -> None:
+    """Two processes: a gateway, and a robot whose key was made elsewhere."""
+    data, elsewhere = DataDirectory(tmp_path / "fleet"), tmp_path / "elsewhere"
+    make_keys(data.keys, ["gateway"])
+    make_keys(elsewhere, ["robot-9"])
+    shutil.copy(data.keys / "public" / "gateway.key", elsewhere / "public" / "gateway.key")
+    common = ["--recipe", "fake", "--data", str(data.root)]
+    log = tmp_path / "gateway.log"
+    processes = []
+    try:
+        with log.open("w") as output:
+            gateway = [sys.executable, "-m", "fleet.cli", "gateway", *common, "--port", "0", "--web-port", "0"]
+            processes.append(subprocess.Popen(gateway, cwd=ROOT, stdout=output, stderr=output))
+        endpoint = _await(lambda: re.search(r"tcp://127\.0\.0\.1:\d+", log.read_text()))
+        edge = [sys.executable, "-m", "fleet.cli", "edge", *common, "--name", "robot-9", "--keys", str(elsewhere)]
+        processes.append(subprocess.Popen([*edge, "--gateway", endpoint.group()], cwd=ROOT, stderr=subprocess.DEVNULL))
+        _await(lambda: "refused 'robot-9'" in log.read_text())
+        uplink = data.logs / "robot-9.uplink.log"
+        _await(lambda: uplink.exists() and "'robot-9' is refused" in uplink.read_text())
+        assert "Traceback" not in log.read_text()
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+            process.wait(60)
+
+
+def _await(true: Callable[[], Any], seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+    return found
 
 
 def check(data: DataDirectory) -> None:
     """Everything that left a spool is in the buffer, once, and reads back."""
-    from robot_edge.spool import Spool
-
     ledger = Ledger.open(data.ledger, read_only=True)
     store = SegmentStore(data.segments)
     totals = ledger.robot_totals()
