@@ -116,7 +116,10 @@ def get_recipe(name: str, seed: int = 0) -> Recipe:
         raise ConfigError(
             f"there is no recipe '{name}'.{nearest(name, RECIPES)} Known: {', '.join(RECIPES)}, or module:function."
         )
-    recipe = make(seed)
+    try:
+        recipe = make(seed)
+    except TypeError as error:
+        raise ConfigError(f"recipe '{name}' cannot be made: {error}. It must be a function of a seed.") from error
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"recipe '{name}' returned a {type(recipe).__name__}; it must return a fleet.config.Recipe.")
     return replace(recipe, name=name)

@@ -78,7 +78,7 @@ def make_report(data: DataDirectory, recipe: Recipe, meters: Meters, duration_s:
             "steps_duplicated": totals.duplicated_steps,
             "ingest_latency_s": _quantiles(ingest_s),
             "publish_to_applied_s": _quantiles(applied_s),
-            "version_lag": _version_lag(data, ledger),
+            "version_lag": _version_lag(data, ledger, offsets),
             "ticks": meters.ticks,
             "missed_ticks": meters.missed_ticks,
             "starved_ticks": meters.starved_ticks,
@@ -106,7 +106,7 @@ def _recorded(data: DataDirectory, robot: str) -> int:
         spool.close()
 
 
-def _version_lag(data: DataDirectory, ledger: Ledger) -> dict[str, int]:
+def _version_lag(data: DataDirectory, ledger: Ledger, offsets: dict[str, int]) -> dict[str, int]:
     """How many versions behind the newest published one the policy's steps were: steps by lag."""
     created_ns = np.array([row.version.created_ns for row in ledger.versions()], np.int64)
     numbers = np.array([row.version.number for row in ledger.versions()], np.int64)
@@ -117,7 +117,8 @@ def _version_lag(data: DataDirectory, ledger: Ledger) -> dict[str, int]:
             continue
         segment = store.read(row.path, row.sha256)
         acted = segment.actor == policy
-        newest = np.searchsorted(created_ns, segment.times_ns[acted], side="right") - 1
+        times_ns = segment.times_ns[acted] + offsets.get(row.robot, 0)
+        newest = np.searchsorted(created_ns, times_ns, side="right") - 1
         counts.update((numbers[np.maximum(newest, 0)] - segment.version[acted]).tolist())
     return {str(lag): counts[lag] for lag in sorted(counts)}
 

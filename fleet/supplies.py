@@ -21,7 +21,7 @@ from robot_edge.uplink import Uplink
 from wire.channel import Channel
 from wire.clock import Clock, MonotonicClock, UnpacedClock
 from wire.keys import GATEWAY, load_pair, load_public
-from wire.messages import Evaluate
+from wire.messages import Evaluate, Evaluation
 from wire.zmq_channel import ZmqClient
 
 if TYPE_CHECKING:
@@ -124,13 +124,40 @@ def make_gateway(recipe: Recipe, data: DataDirectory, channel: Door) -> tuple[Ga
     ingest = Ingest(data.root, ledger, SegmentStore.open(data.segments))
     ingest.open()
     clock = MonotonicClock()
-    view = FleetView(clock, instructions=recipe.instructions, steps_stored=ledger.totals().steps)
+    history = _history(ledger)
+    age_s = history[-1][1] if history else 0.0
+    view = FleetView(clock, instructions=recipe.instructions, steps_stored=ledger.totals().steps, age_s=age_s)
+    for evaluation, t_s in history:
+        view.evaluation(evaluation, t_s)
+    if (newest := ledger.newest_version()) is not None:
+        view.version(newest.version)
     weights = WeightStore.open(data.weights, ledger)
     # Robots keep their seeds over a restart of the gateway, whatever the order they come back in.
     known = sorted((row for row in ledger.robots() if row.spec_hash), key=lambda row: row.first_seen_ns)
     schedule = TaskSchedule(recipe.tasks, [row.name for row in known])
     gateway = Gateway(channel, ledger, ingest, weights, view, schedule, recipe.spec, clock)
     return gateway, view, ledger
+
+
+def _history(ledger: Ledger) -> list[tuple[Evaluation, float]]:
+    """Earlier measurements and when they were made, in seconds of the fleet at work: pauses count as a minute."""
+    found: list[tuple[Evaluation, float]] = []
+    before_ns, t_s = None, 0.0
+    for row in ledger.evaluations():
+        if before_ns is not None:
+            t_s += min(60.0, max(0.0, (row.wall_ns - before_ns) / 1e9))
+        before_ns = row.wall_ns
+        evaluation = Evaluation(
+            number=row.number,
+            success=row.success,
+            episodes=row.episodes,
+            first_seed=row.first_seed,
+            label=row.label,
+            started_ns=row.started_ns,
+            duration_s=row.duration_s,
+        )
+        found.append((evaluation, t_s))
+    return found
 
 
 def make_trainer(

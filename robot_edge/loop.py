@@ -94,6 +94,7 @@ class ControlLoop:
         self.episodes = self._interventions = self._starved = 0
         self._state = np.zeros(robot.spec.state_dim, np.float32)
         self._next_status = 0
+        self._acted = False
         self._seen: Observation | None = None
         self._fault = ""
 
@@ -243,7 +244,9 @@ class ControlLoop:
         chosen: tuple[np.ndarray, ActionChunk] | None,
     ) -> None:
         self._policy_ticks += not self.human.in_control
-        self._starved += self.reason is Hold.no_action
+        # The first chunk of an episode cannot be there yet; only what runs out afterwards is starvation.
+        self._starved += self.reason is Hold.no_action and self._acted
+        self._acted = self._acted or chosen is not None
         self._success_ticks += success or self._success_ticks > 0
         if self.reason in (Hold.no_recorder, Hold.bad_observation):
             # Nobody takes notes, so no backlog may grow; or there is nothing valid to note. The robot stands still.
@@ -296,6 +299,7 @@ class ControlLoop:
         self._executed = np.zeros(self.robot.spec.action_dim, np.float32)
         self.schedule.reset(self._tick)
         self._first_tick, self._policy_ticks, self._success_ticks = self._tick, 0, 0
+        self._acted = False
         started_ns = self._clock.now_ns()
         self._episode = Episode(
             id=next(self._ids),

@@ -179,6 +179,9 @@ class Uplink:
         self._control.send(Hello(self.name, "uplink", clock_name(), self._clock.now_ns(), os.getpid()))
 
     def _send_status(self, status: EdgeStatus) -> None:
+        # A gateway that does not know this robot yet must first hear its name.
+        if not self._welcomed:
+            return
         self._gateway.send(
             msgspec.structs.replace(
                 status,
@@ -198,7 +201,8 @@ class Uplink:
             case Applied():
                 self._applied = message
                 self._control.send(message)
-                self._gateway.send(message)
+                if self._welcomed:
+                    self._gateway.send(message)
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
 
@@ -206,7 +210,7 @@ class Uplink:
         frame = message.frame
         if self._builder is not None and self._builder.episode.id == message.episode_id:
             self._builder.frame(message.camera, frame.time_ns, frame.image)
-        if frame.time_ns >= self._next_preview_ns.get(message.camera, 0):
+        if self._welcomed and frame.time_ns >= self._next_preview_ns.get(message.camera, 0):
             self._next_preview_ns[message.camera] = frame.time_ns + int(_PREVIEW_S * 1e9)
             picture = frame.image if frame.preview is None else frame.preview
             self._gateway.send(Preview(self.name, message.camera, frame.time_ns, encode_jpeg(picture, 80)))
@@ -267,6 +271,8 @@ class Uplink:
                 if not self._welcomed:
                     self._welcomed = True
                     self.refused = ""
+                    if self._applied is not None:
+                        self._gateway.send(self._applied)
                     self._resend_all()
             case Introduce():
                 self._welcomed, self._next_heartbeat_ns = False, 0

@@ -138,7 +138,7 @@ class ZmqServer:
         self._guests[line] = None
         if len(self._guests) > _GUESTS_REMEMBERED:
             self._guests.popitem(last=False)
-        name = "a peer that does not say its name"
+        name = ""
         if len(frames) == 2 and len(frames[1].bytes) <= _GUEST_HELLO_BYTES:
             try:
                 hello = decode(frames[1].bytes)
@@ -147,12 +147,13 @@ class ZmqServer:
             else:
                 if isinstance(hello, Hello):
                     name = hello.name[:64]
+        file = name or "NAME"
         reason = (
             f"its key {peer[len(GUEST) :]} is not filed at the gateway. If it may connect, make its key with "
-            f"`vla-fleet keys {name} --keys {self._keys}` there and copy {name}.key_secret to its machine."
+            f"`vla-fleet keys {file} --keys {self._keys}` there and copy {file}.key_secret to its machine."
         )
-        self._note_refused(name, f"from {frames[-1].get('Peer-Address')}: {reason}")
-        self._send(line, Refusal(reason=f"'{name}' is refused: {reason}"))
+        self._note_refused(name or "unknown", f"from {frames[-1].get('Peer-Address')}: {reason}")
+        self._send(line, Refusal(reason=f"'{name or 'unknown'}' is refused: {reason}"))
 
     def _note_refused(self, name: str, reason: str) -> None:
         log.error("refused '%s' %s", name, reason)

@@ -86,7 +86,7 @@ def pixels() -> HGDagger:
         shift_px=1,
         bfloat16=True,
         recent_share=0.25,
-        # Seconds: robots get to work early. More steps on the demonstrations alone end near 0.55 success.
+        # A few seconds, so that robots get to work early; learning goes on while they do.
         pretrain_steps=150,
     )
 

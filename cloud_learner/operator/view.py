@@ -61,12 +61,16 @@ class FleetView:
         *,
         instructions: Mapping[str, str] | None = None,
         steps_stored: int = 0,
+        age_s: float = 0.0,
     ) -> None:
-        """`instructions`: the sentence for each task name; `steps_stored`: what the buffer holds at the start."""
+        """`instructions`: the sentence for each task name; `steps_stored`: what the buffer holds at the start.
+
+        `age_s`: how long the fleet had been at work before, for a curve that goes on where it was.
+        """
         self._clock = clock or MonotonicClock()
         self._instructions = dict(instructions or {})
         self._lock = threading.Lock()
-        self._started_ns = self._clock.now_ns()
+        self._started_ns = self._clock.now_ns() - int(age_s * 1e9)
         self._robots: dict[str, _Robot] = {}
         self._previews: dict[tuple[str, str], tuple[int, bytes]] = {}
         self._preview_serial = 0
