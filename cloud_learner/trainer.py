@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 _PART = 256 * 1024
 _REPUBLISH_S = 5.0
 _REFRESH_S = 0.2
+_REFRESH_SEGMENTS = 64
 _STATUS_S = 0.5
 
 
@@ -64,7 +65,7 @@ class Source(Protocol):
 
     newest_row: int
 
-    def refresh(self) -> int: ...
+    def refresh(self, limit: int) -> int: ...
 
     def finished(self, source: str) -> int: ...
 
@@ -130,7 +131,11 @@ class Trainer:
         now_ns = self._clock.now_ns()
         if now_ns >= self._next_refresh_ns:
             self._next_refresh_ns = now_ns + int(_REFRESH_S * 1e9)
-            self._source.refresh()
+            if self._source.refresh(_REFRESH_SEGMENTS) == _REFRESH_SEGMENTS:
+                # A resumed fleet's buffer takes a while to load; half of it is not what robots should learn from.
+                self._next_refresh_ns = now_ns
+                self._report()
+                return True
         if self.phase == "waiting" and self._source.finished("demonstration") >= self._config.demonstrations:
             self._fit(self._source.states())
             self.phase = "pretraining"
