@@ -222,6 +222,8 @@ def _line(gateway: str, name: str, keys: Path) -> Iterator[ZmqClient]:
 
 def _one_thread() -> None:
     """Several processes share a few cores: torch's thread pools would spin against each other."""
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:
+        raise ConfigError("this process runs the policy and needs torch: install vla-fleet[learner] here.") from error
     torch.set_num_threads(1)

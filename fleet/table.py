@@ -51,7 +51,7 @@ class Screen:
 
     def _picture(self, snapshot: dict[str, Any], children: Supervisor) -> Group:
         table = Table(title=f"vla-fleet · {self._recipe.name} · {self._page}", title_justify="left")
-        for name in ("robot", "in control", "task", "version", "episodes", "interventions", "late ticks"):
+        for name in ("robot", "in control", "task", "version", "episodes", "interventions", "missed ticks"):
             table.add_column(name, justify="left" if name in ("robot", "in control", "task") else "right")
         for robot in snapshot["robots"]:
             mode = "lost" if robot["link"] == "lost" else robot["mode"]

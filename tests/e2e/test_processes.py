@@ -44,6 +44,7 @@ class Job:
                 env={**os.environ, "COLUMNS": "200"},
             )
         self.page = ""
+        self.rest: Callable[[], object] = lambda: time.sleep(0.05)
 
     def snapshot(self) -> dict[str, Any]:
         if not self.page:
@@ -65,7 +66,7 @@ class Job:
                     return last
             except OSError:
                 last = {}
-            time.sleep(0.05)
+            self.rest()
         pytest.fail(
             f"not within {seconds:.0f} s: {what}; last seen {json.dumps(last)[:3000]}\n{self.log.read_text()[-2000:]}"
         )
@@ -271,3 +272,46 @@ def check(data: DataDirectory) -> None:
             seen.add((row.episode, tick))
     assert len(seen) == ledger.totals().steps
     ledger.close()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium: install the package 'chromium'")
+def test_a_person_takes_a_real_robot_over_in_the_page(job: Callable[..., Job]) -> None:
+    from playwright.sync_api import sync_playwright
+
+    up = job(recipe="fake", robots=1)
+    up.wait("the robot acts", lambda s: robot(s, "robot-0").get("mode") in ("policy", "script"), 90)
+
+    def mode(snapshot: dict[str, Any]) -> str:
+        return robot(snapshot, "robot-0")["mode"]
+
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        page = browser.new_page()
+        page.goto(up.page)
+        # The browser's driver must go on working while the test waits.
+        up.rest = lambda: page.wait_for_timeout(50)
+        card = page.locator("[data-robot=robot-0]")
+        card.get_by_role("button", name="Take over").click()
+        up.wait("it holds until a key is pressed", lambda s: robot(s, "robot-0")["reason"].startswith("the operator"))
+        page.keyboard.down("ArrowUp")
+        up.wait("the person drives", lambda s: mode(s) == "human", 20)
+        page.keyboard.up("ArrowUp")
+        up.wait("a released key means hold", lambda s: mode(s) == "hold", 20)
+        card.get_by_role("button", name="Hand back").click()
+        up.wait("the policy goes on", lambda s: mode(s) in ("policy", "script"), 20)
+        card.get_by_role("button", name="Take over").click()
+        up.wait("taken over again", lambda s: mode(s) == "hold", 20)
+        page.close()
+        up.rest = lambda: time.sleep(0.05)
+        up.wait("a closed page is a lost link", lambda s: "link is lost" in robot(s, "robot-0")["reason"], 20)
+        browser.close()
+    assert up.stop() == 0
+    store = SegmentStore(up.data.segments)
+    ledger = Ledger.open(up.data.ledger, read_only=True)
+    rows = [row for row in ledger.segments_after(0, 100_000) if row.source == "online"]
+    driven = sum(int((store.read(row.path, row.sha256).actor == 1).sum()) for row in rows)
+    ledger.close()
+    assert driven > 0
