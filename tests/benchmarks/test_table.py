@@ -1,0 +1,56 @@
+"""The form of all benchmarks, and that each of them can be run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import table
+from benchmarks.table import Goal, Result
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in ("__init__", "table"))
+
+
+def sample(quick: bool) -> Result:
+    rows = [{"arm": "a", "value": 0.12345}, {"arm": "b", "value": 2 if quick else 3}]
+    return Result("A title", rows, [Goal("a above b", -1.0, "above 0", False)], ["a note"])
+
+
+def test_a_run_prints_writes_and_says_whether_goals_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "RESULTS", tmp_path / "results")
+    code = table.run("sample", sample, ["--quick", "--write", "--json", str(tmp_path / "r.json")])
+    assert code == 1
+    printed = capsys.readouterr().out
+    assert "| a | 0.123 |" in printed
+    assert "| b | 2 |" in printed
+    assert (tmp_path / "results" / "sample.md").read_text() == printed
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["command"] == "python -m benchmarks.sample --quick"
+    assert found["machine"]
+    assert found["rows"][0] == {"arm": "a", "value": 0.12345}
+    assert found["goals"] == [{"name": "a above b", "value": -1.0, "target": "above 0", "holds": False}]
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_keeps_the_form_and_has_its_table(name: str) -> None:
+    module = importlib.import_module(f"benchmarks.{name}")
+    assert callable(module.measure)
+    text = (ROOT / "docs" / "results" / f"{name}.md").read_text()
+    assert f"`python -m benchmarks.{name}`" in text
+
+
+def test_the_corrections_benchmark_measures_all_arms(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import corrections
+
+    size = corrections.Size("fake", 60, 160, 1, robots=1, seeds=(0,))
+    monkeypatch.setattr(corrections, "QUICK", (size,))
+    found = corrections._seed(size, 0)
+    assert set(found) == set(corrections.ARMS)
+    assert found["offline"]["expert_steps"] >= found["online"]["expert_steps"] > found["no corrections"]["expert_steps"]
+    assert all(0.0 <= one["success"] <= 1.0 for one in found.values())
