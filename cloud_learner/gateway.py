@@ -16,7 +16,7 @@ from cloud_learner.buffer.rows import Totals
 from cloud_learner.ingest import Ingest
 from cloud_learner.operator.view import FleetView
 from cloud_learner.weight_store import WeightStore
-from hal.scheduler import TaskSchedule
+from hal.scheduler import TaskSchedule, lane_seed
 from wire.channel import ServerChannel
 from wire.clock import Clock, clock_name
 from wire.errors import FleetError, SpecMismatch, StorageError
@@ -86,6 +86,7 @@ class Gateway:
         self._clocks: dict[str, str] = {}
         self._offsets_ns: dict[str, int] = {}
         self._jobs: dict[str, Job] = {}
+        self._pids: dict[str, int] = {}
         self._announced_ns: dict[int, int] = {}
         self._no_room = ""
 
@@ -108,6 +109,10 @@ class Gateway:
                 log.error("a %s of '%s': %s", type(message).__name__, peer, error)
                 self._view.event("error", str(error), peer)
                 self._channel.send(peer, Refusal(str(error)))
+            except Exception:
+                # Whatever one peer sends, the others are served; the trace is in the log.
+                log.exception("a %s of '%s' could not be handled.", type(message).__name__, peer)
+                self._view.event("error", f"a {type(message).__name__} could not be handled; see the log", peer)
         for name, reason in self._channel.refused():
             self._view.refused(name, reason)
             self._note(name, "refused", reason)
@@ -161,6 +166,11 @@ class Gateway:
         if hello.name != peer:
             self._channel.send(peer, Refusal(f"the key of '{peer}' cannot speak for '{hello.name}'."))
             return
+        if hello.role != "edge" and not peer.startswith(hello.role):
+            reason = f"the key of '{peer}' is a robot's: the name of a {hello.role} begins with '{hello.role}'."
+            self._view.refused(peer, reason)
+            self._channel.send(peer, Refusal(reason))
+            return
         if hello.spec is not None:
             try:
                 self._spec.require(hello.spec, f"the policy of this fleet and robot '{peer}'")
@@ -178,11 +188,12 @@ class Gateway:
         self._channel.send(peer, Welcome(clock_name(), now_ns, hello.sent_ns))
         if hello.role == "edge":
             self._view.robot_seen(peer, hello.spec)
-            if peer not in self._jobs:
+            if peer not in self._jobs or hello.pid != self._pids.get(peer):
+                self._pids[peer] = hello.pid
                 job = self._schedule.job(peer, hello.tasks)
                 # A robot that comes back goes on with the seeds it has not had yet.
                 done = self._ledger.robot_totals().get(peer, Totals()).episodes
-                self._jobs[peer] = Job(job.id, job.tasks, job.first_seed + done)
+                self._jobs[peer] = Job(job.id, job.tasks, lane_seed(job.first_seed, done))
             self._channel.send(peer, self._jobs[peer])
         if hello.role in ("edge", "evaluator"):
             self._announce(peer, None)

@@ -93,6 +93,9 @@ class Ingest:
             return self._take(segment, data, received_ns)
         except InvalidData as error:
             return self._set_aside(peer_robot, segment, str(error))
+        except (ValueError, TypeError, IndexError, OverflowError) as error:
+            # Arrays of a type or shape that no edge makes: typed on the wire, but nonsense together.
+            return self._set_aside(peer_robot, segment, f"malformed: {type(error).__name__}: {error}")
         except StorageError as error:
             log.error("segment %s of robot '%s' cannot be stored now: %s", segment.id, peer_robot, error)
             return Result("retry", str(error))

@@ -232,7 +232,8 @@ class Trainer:
                     if self._offered is not None and number == self._offered[0].number:
                         self._version, self._offered = number, None
                 case Welcome():
-                    self._welcomed = True
+                    # A refusal of one version is not one of this trainer.
+                    self._welcomed, self.refused = True, ""
                 case Introduce():
                     self._welcomed, self._next_hello_ns = False, 0
                 case Announce():

@@ -42,6 +42,12 @@ def lane(index: int) -> range:
     return range(first, first + LANE_EPISODES)
 
 
+def lane_seed(first_seed: int, done: int) -> int:
+    """The seed to go on with `done` episodes after `first_seed`; a lane starts over at its end."""
+    start = TRAINING_SEEDS.start + (first_seed - TRAINING_SEEDS.start) // LANE_EPISODES * LANE_EPISODES
+    return start + (first_seed - start + done) % LANE_EPISODES
+
+
 def task_order(tasks: Sequence[str], counts: Mapping[str, TaskCount], start: int) -> tuple[str, ...]:
     """`tasks`, the least practised first and among equals the least successful, turned by `start`.
 

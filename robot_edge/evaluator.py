@@ -128,7 +128,7 @@ class Evaluator:
         while (message := self._gateway.recv()) is not None:
             match message:
                 case Welcome():
-                    self._welcomed = True
+                    self._welcomed, self.refused = True, ""
                 case Introduce():
                     self._welcomed, self._next_hello_ns = False, 0
                 case Announce(version=version):

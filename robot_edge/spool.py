@@ -78,10 +78,15 @@ class Spool:
         return segment
 
     def forget(self, ids: tuple[str, ...]) -> None:
-        """Drop acknowledged segments."""
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.executemany("DELETE FROM segments WHERE id = ?", [(segment_id,) for segment_id in ids])
-        self._db.execute("COMMIT")
+        """Drop acknowledged segments. Raises `DiskFull`, with nothing dropped: even forgetting needs some room."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany("DELETE FROM segments WHERE id = ?", [(segment_id,) for segment_id in ids])
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise self._explain(error) from error
 
     def close(self) -> None:
         self._db.close()

@@ -18,7 +18,7 @@ from robot_edge.spool import Spool
 from robot_edge.weight_client import WeightClient
 from wire.channel import Channel
 from wire.clock import Clock, clock_name
-from wire.errors import StorageError
+from wire.errors import StorageError, storage_error
 from wire.messages import (
     Ack,
     Announce,
@@ -93,6 +93,10 @@ class Uplink:
         self._last_status: EdgeStatus | None = None
         self._greeted_control = False
         self._unknown_episode = ""
+        self._acknowledged: list[str] = []
+        self._estop_file = directory / "estop"
+        self._estop = self._estop_file.exists()
+        self._taken_over: Operator | None = None
 
     @property
     def drained(self) -> bool:
@@ -164,7 +168,9 @@ class Uplink:
                     if not self._greeted_control:
                         self._greeted_control = True
                         self._say_new()
-                for waiting in (self._job, self._applied):
+                if self._estop:
+                    self._control.send(Operator(self.name, "estop", operator="before"))
+                for waiting in (self._taken_over, self._job, self._applied):
                     if waiting is not None:
                         self._control.send(waiting)
                 if self._storage_fault:
@@ -220,6 +226,15 @@ class Uplink:
             self._unspooled.append(segment)
             self._spool_waiting()
 
+    def _forget(self) -> None:
+        """Drop what is acknowledged; what a full disk does not let go of stays until there is room again."""
+        try:
+            self.spool.forget(tuple(self._acknowledged))
+        except StorageError as error:
+            log.error("robot '%s': %s", self.name, error)
+        else:
+            self._acknowledged = []
+
     def _spool_waiting(self) -> None:
         """Write what is not yet durable; when the disk does not take it the robot holds and nothing is dropped."""
         while self._unspooled:
@@ -249,7 +264,8 @@ class Uplink:
                         quarantined,
                     )
                 done = (*segments, *quarantined)
-                self.spool.forget(done)
+                self._acknowledged += done
+                self._forget()
                 for segment_id in done:
                     self._in_flight.pop(segment_id, None)
                 self._progress_ns = self._clock.now_ns()
@@ -266,6 +282,7 @@ class Uplink:
                 self._job = message
                 self._control.send(message)
             case Operator():
+                self._remember(message)
                 self._control.send(message)
             case Welcome():
                 if not self._welcomed:
@@ -284,6 +301,29 @@ class Uplink:
                 self.stop()
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
+
+    def _remember(self, wish: Operator) -> None:
+        """A control process that is started again must know of a stop or a takeover; a stop outlives this one too."""
+        match wish.kind:
+            case "estop":
+                self._estop = True
+                self._mark_estop()
+            case "release_estop":
+                self._estop = False
+                self._mark_estop()
+            case "take_over":
+                self._taken_over = wish
+            case "hand_back":
+                self._taken_over = None
+
+    def _mark_estop(self) -> None:
+        try:
+            if self._estop:
+                self._estop_file.touch()
+            else:
+                self._estop_file.unlink(missing_ok=True)
+        except OSError as error:
+            log.error("%s", storage_error(error, "remembering the emergency stop", self._estop_file))
 
     def _greet(self) -> None:
         now_ns = self._clock.now_ns()

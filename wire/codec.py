@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wire.errors import ProtocolError, TooLarge
+from wire.errors import ConfigError, ProtocolError, TooLarge
 from wire.messages import Message
 
 PROTOCOL_VERSION = 1
@@ -78,5 +78,5 @@ def decode(data: bytes | memoryview) -> Message:
         return _decoder.decode(memoryview(data)[1:])
     except ProtocolError:
         raise
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ConfigError) as error:
         raise ProtocolError(f"not a message: {error}.") from error

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from cloud_learner.buffer.ledger import Ledger
@@ -25,6 +26,7 @@ from wire.messages import (
     Ack,
     Announce,
     Applied,
+    CameraFrames,
     EdgeStatus,
     Evaluate,
     FetchWeights,
@@ -249,3 +251,50 @@ def valid_segment() -> Segment:
     segment = builder.end("success", 10**7)
     assert segment is not None
     return segment
+
+
+def malformed() -> list[Segment]:
+    good = valid_segment()
+    camera = good.frames["front"]
+    return [
+        msgspec.structs.replace(good, frame_times_ns={"front": good.frame_times_ns["front"][:-1]}),
+        msgspec.structs.replace(good, times_ns=np.array(5, np.int64)),
+        msgspec.structs.replace(good, frames={"front": CameraFrames(camera.times_ns.astype("f8"), camera.encoded)}),
+        msgspec.structs.replace(good, frames={"front": CameraFrames(camera.times_ns[None], camera.encoded)}),
+        msgspec.structs.replace(good, frame_times_ns={}),
+    ]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_malformed_segments_are_put_aside_and_the_gateway_goes_on(hall: Hall, number: int) -> None:
+    robot = hall.robot()
+    bad = malformed()[number]
+    answer = hall.ask(robot, bad)
+    assert kinds(answer) == [Ack]
+    assert answer[0].quarantined == (bad.id,)
+    good = msgspec.structs.replace(valid_segment(), id=f"{samples.episode().id}/0")
+    assert hall.ask(robot, good)[-1].segments == (good.id,)
+
+
+def test_numbers_no_ledger_can_hold_do_not_end_the_gateway(hall: Hall) -> None:
+    robot = hall.robot()
+    hall.ask(robot, FetchWeights(2**63, 0, 10))
+    hall.ask(robot, Hello("robot-0", "edge", "other", 2**64 - 1, 7, samples.spec()))
+    assert kinds(hall.ask(robot, valid_segment())) == [Ack]
+
+
+def test_a_robots_key_cannot_be_a_trainer(hall: Hall) -> None:
+    peer = hall.server.connect("robot-0")
+    answer = hall.ask(peer, Hello("robot-0", "trainer", clock_name(), 1))
+    assert kinds(answer) == [Refusal]
+    assert "begins with 'trainer'" in answer[0].reason
+
+
+def test_a_control_process_that_is_new_gets_seeds_that_were_not_used(hall: Hall) -> None:
+    peer = hall.robot()
+    hall.ask(peer, valid_segment())
+    hello = Hello("robot-0", "edge", clock_name(), 1, 8, samples.spec(), ("reach", "push"))
+    (job,) = [m for m in hall.ask(peer, hello) if isinstance(m, Job)]
+    assert job.first_seed % 5_000 != 0
+    (same,) = [m for m in hall.ask(peer, hello) if isinstance(m, Job)]
+    assert (same.id, same.first_seed) == (job.id, job.first_seed)

@@ -310,3 +310,46 @@ def test_status_carries_the_spool_and_previews_are_thinned(desk: Desk) -> None:
     status = next(m for m in received if isinstance(m, EdgeStatus))
     assert (status.steps_recorded, status.spooled, status.control_pid) == (5, 1, 77)
     assert len([m for m in received if isinstance(m, Preview) and m.time_ns >= SECOND]) == 2
+
+
+def test_a_control_process_that_is_started_again_still_knows_of_the_stop(desk: Desk, tmp_path: Path) -> None:
+    desk.hello()
+    desk.server.send("robot-0", Operator("robot-0", "take_over"))
+    desk.server.send("robot-0", Operator("robot-0", "estop"))
+    desk.uplink.turn()
+    desk.to_control()
+    desk.control.send(Hello("robot-0", "edge", "c", 1, 78, samples.spec(), ("reach",)))
+    desk.uplink.turn()
+    assert [m.kind for m in desk.to_control() if isinstance(m, Operator)] == ["estop", "take_over"]
+    # and when the whole edge was started again
+    again = Desk(tmp_path)
+    again.hello()
+    assert [m.kind for m in again.to_control() if isinstance(m, Operator)] == ["estop"]
+    again.server.send("robot-0", Operator("robot-0", "release_estop"))
+    again.uplink.turn()
+    again.uplink.close()
+    third = Desk(tmp_path)
+    third.hello()
+    assert [m for m in third.to_control() if isinstance(m, Operator)] == []
+    third.uplink.close()
+
+
+def test_a_full_disk_that_cannot_even_forget_keeps_what_is_acknowledged(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.hello()
+    desk.record(25)
+    ids = tuple(s.id for s in segments(desk.received()))
+    forget = desk.uplink.spool.forget
+
+    def full(some: tuple[str, ...]) -> None:
+        raise DiskFull("the disk is full")
+
+    monkeypatch.setattr(desk.uplink.spool, "forget", full)
+    desk.server.send("robot-0", Ack(ids[:2]))
+    desk.uplink.turn()
+    assert len(desk.uplink.spool) == 3
+    monkeypatch.setattr(desk.uplink.spool, "forget", forget)
+    desk.server.send("robot-0", Ack(ids[2:]))
+    desk.uplink.turn()
+    assert len(desk.uplink.spool) == 0

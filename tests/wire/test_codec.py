@@ -14,7 +14,7 @@ from tests import samples
 from wire import codec
 from wire.codec import decode, encode
 from wire.errors import ProtocolError, TooLarge
-from wire.messages import Ack, ChunkReply, ChunkRequest, Heartbeat, Segment, StepTaken, WeightBytes
+from wire.messages import Ack, ChunkReply, ChunkRequest, Heartbeat, Hello, Segment, StepTaken, WeightBytes
 
 GOLDEN_SEGMENT = "055c0374aec376de"
 
@@ -112,3 +112,11 @@ def test_too_large_is_refused_on_both_ends(monkeypatch: pytest.MonkeyPatch) -> N
         encode(WeightBytes(1, 0, bytes(5000)))
     with pytest.raises(TooLarge):
         decode(data)
+
+
+def test_a_spec_that_makes_no_sense_is_no_message() -> None:
+    """Its own check must not reach whoever receives it as anything but a refused message."""
+    hello = msgspec.msgpack.decode(encode(Hello("r", "edge", "c", 1, 1, samples.spec()))[1:])
+    hello["spec"]["state"][0]["low"] = 5.0
+    with pytest.raises(ProtocolError, match="not below high"):
+        decode(b"\x01" + msgspec.msgpack.encode(hello))
