@@ -2,8 +2,8 @@
 
     python -m benchmarks.NAME [--quick] [--json FILE] [--write]
 
-The JSON holds `machine`, `command`, `rows` and `goals` (each `name`, `value`, `target`, `holds`). `--write` puts the
-table into docs/results/NAME.md, with the command that made it.
+The JSON holds `machine`, `command`, `rows`, `more` (rows by title, of further tables), `goals` (each `name`, `value`,
+`target`, `holds`) and `notes`. `--write` puts the tables into docs/results/NAME.md, with the command that made them.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Result:
     rows: list[dict[str, Any]]
     goals: list[Goal] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    more: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """further tables, by title"""
 
 
 def machine() -> str:
@@ -76,7 +78,9 @@ def run(name: str, measure: Callable[[bool], Result], arguments: list[str] | Non
             "machine": machine(),
             "command": command,
             "rows": result.rows,
+            "more": result.more,
             "goals": [{"name": g.name, "value": g.value, "target": g.target, "holds": g.holds} for g in result.goals],
+            "notes": result.notes,
         }
         options.json.write_text(json.dumps(document, indent=2) + "\n")
     if options.write:
@@ -87,16 +91,21 @@ def run(name: str, measure: Callable[[bool], Result], arguments: list[str] | Non
 
 def render(result: Result, command: str) -> str:
     """The result as Markdown."""
-    columns = list(result.rows[0])
-    lines = [f"# {result.title}", "", f"`{command}` on {machine()}.", ""]
-    lines += ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in result.rows]
+    lines = [f"# {result.title}", "", f"`{command}` on {machine()}.", "", *_table(result.rows)]
+    for title, rows in result.more.items():
+        lines += ["", f"## {title}", "", *_table(rows)]
     if result.goals:
         lines += ["", "| goal | value | target | holds |", "| --- | --- | --- | --- |"]
         lines += [f"| {g.name} | {_cell(g.value)} | {g.target} | {'yes' if g.holds else 'no'} |" for g in result.goals]
     if result.notes:
         lines += ["", *(f"- {note}" for note in result.notes)]
     return "\n".join(lines) + "\n"
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    columns = list(rows[0])
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    return lines + ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
 
 
 def _cell(value: Any) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from cloud_learner.buffer.ledger import Ledger
-from cloud_learner.buffer.rows import Totals
 from cloud_learner.ingest import Ingest
 from cloud_learner.operator.view import FleetView
 from cloud_learner.weight_store import WeightStore
@@ -28,6 +27,7 @@ from wire.messages import (
     Evaluate,
     Evaluation,
     FetchWeights,
+    Fresh,
     Heartbeat,
     Hello,
     Introduce,
@@ -192,7 +192,7 @@ class Gateway:
                 self._pids[peer] = hello.pid
                 job = self._schedule.job(peer, hello.tasks)
                 # A robot that comes back goes on with the seeds it has not had yet.
-                done = self._ledger.robot_totals().get(peer, Totals()).episodes
+                done = self._ledger.episodes_of_robot(peer)
                 self._jobs[peer] = Job(job.id, job.tasks, lane_seed(job.first_seed, done))
             self._channel.send(peer, self._jobs[peer])
         if hello.role in ("edge", "evaluator"):
@@ -227,12 +227,21 @@ class Gateway:
             return
         self._channel.send(peer, Ack((segment.id,)))
         if result.outcome == "stored":
+            self._pass_to_trainers(Fresh(result.row, segment))
             latency_s = (self._clock.now_ns() - segment.closed_ns - self._offsets_ns.get(peer, 0)) / 1e9
             self._view.stored(segment.steps, latency_s if segment.episode.source == "online" else None)
             if segment.last:
                 episode = self._ledger.episode(segment.episode.id)
                 human_steps = episode.human_steps if episode else 0
                 self._view.episode_done(peer, segment.episode.task, segment.outcome, human_steps)
+
+    def _pass_to_trainers(self, fresh: Fresh) -> None:
+        """Spare trainers the way to the disk; one that cannot take it now reads the segment from the store."""
+        if fresh.segment.episode.source == "evaluation":
+            return
+        for name, role in self._roles.items():
+            if role == "trainer" and not self._channel.send(name, fresh):
+                log.debug("trainer '%s' reads row %d from the store.", name, fresh.row)
 
     # --- weights out ----------------------------------------------------------------------------------------------
 

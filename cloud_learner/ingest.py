@@ -16,14 +16,14 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.check import check_frames, check_names, check_steps
+from cloud_learner.buffer.check import Before, check_frames, check_names, check_order, check_steps
 from cloud_learner.buffer.files import make_directory, remove_leftovers, write_durably
 from cloud_learner.buffer.ledger import Ledger
-from cloud_learner.buffer.rows import SegmentRow
-from cloud_learner.buffer.store import SegmentStore, encode_segment
+from cloud_learner.buffer.shard import canonical
+from cloud_learner.buffer.store import SegmentStore
 from wire import codec
 from wire.clock import Clock, MonotonicClock
-from wire.errors import Corrupt, InvalidData, StorageError, storage_error
+from wire.errors import InvalidData, StorageError, storage_error
 from wire.messages import Segment
 from wire.types import RobotSpec
 
@@ -39,6 +39,8 @@ class Result(msgspec.Struct, frozen=True):
     outcome: Outcome
     reason: str = ""
     """why it was quarantined, or must be sent again later"""
+    row: int = 0
+    """its ledger row, when it was stored just now"""
 
 
 class Latency(msgspec.Struct, frozen=True):
@@ -67,7 +69,7 @@ class Ingest:
         self._clock = clock or MonotonicClock()
         self._latencies: deque[float] = deque(maxlen=latencies)
         self._specs: dict[str, RobotSpec] = {}
-        self._frames: OrderedDict[str, _Brought] = OrderedDict()
+        self._before: OrderedDict[str, Before] = OrderedDict()
 
     def open(self) -> None:
         """Create the quarantine directory, or remove what a crash left half-written in it."""
@@ -84,13 +86,15 @@ class Ingest:
         """
         try:
             check_names(segment, peer_robot)
-            check_steps(segment, self._spec(segment))
-            data = encode_segment(segment)
+            spec = self._spec(segment)
+            check_steps(segment, spec)
             known = self._ledger.segment(segment.id)
             if known is not None:
-                return self._again(segment, known, data)
-            check_frames(segment, self._spec(segment), self._known_frames(segment))
-            return self._take(segment, data, received_ns)
+                return self._again(segment, spec, known.sha256)
+            before = self._episode(segment)
+            check_order(segment, before)
+            check_frames(segment, spec, before.frames_until(segment.index))
+            return self._take(segment, received_ns)
         except InvalidData as error:
             return self._set_aside(peer_robot, segment, str(error))
         except (ValueError, TypeError, IndexError, OverflowError) as error:
@@ -107,33 +111,23 @@ class Ingest:
         p50, p99 = np.percentile(np.array(self._latencies), [50, 99]).tolist()
         return Latency(len(self._latencies), p50, p99)
 
-    def _take(self, segment: Segment, data: bytes, received_ns: int) -> Result:
-        # A commit that fails may still have reached the disk, so its file stays: a resend overwrites it with the same.
-        stored = self._store.write(segment, data)
-        committed_ns = self._clock.now_ns()
-        try:
-            fresh = self._ledger.commit_segment(segment, stored, received_ns, committed_ns)
-        except InvalidData:
-            self._store.remove(stored)
-            raise
-        if not fresh:
+    def _take(self, segment: Segment, received_ns: int) -> Result:
+        row = self._store.append(segment, received_ns, self._clock.now_ns())
+        if row is None:
             return Result("duplicate")
         robot = self._ledger.robot(segment.episode.robot)
         offset_ns = robot.clock_offset_ns if robot else 0
         self._latencies.append((self._clock.now_ns() - segment.closed_ns - offset_ns) / 1e9)
-        if segment.episode.id in self._frames:
-            self._frames[segment.episode.id].add(segment)
         if segment.last:
-            self._frames.pop(segment.episode.id, None)
-        return Result("stored")
+            self._before.pop(segment.episode.id, None)
+        else:
+            self._before[segment.episode.id].add(segment)
+        return Result("stored", row=row)
 
-    def _again(self, segment: Segment, known: SegmentRow, data: bytes) -> Result:
+    def _again(self, segment: Segment, spec: RobotSpec, sha256: str) -> Result:
         """A segment whose id is in the ledger: stored once, unless it says something else this time."""
-        if hashlib.sha256(data).hexdigest() != known.sha256:
+        if hashlib.sha256(codec.encode(canonical(segment, spec))).hexdigest() != sha256:
             raise InvalidData(f"id {segment.id!r} was stored before with other content.")
-        if not self._store.has(known.path, known.bytes):
-            log.error("segment %s was in the ledger but its file was gone or torn; written again.", segment.id)
-            self._store.write(segment, data)
         return Result("duplicate")
 
     def _spec(self, segment: Segment) -> RobotSpec:
@@ -144,26 +138,22 @@ class Ingest:
         self._specs[spec_hash] = spec
         return spec
 
-    def _known_frames(self, segment: Segment) -> dict[str, frozenset[int]] | None:
-        """Frames of the episode's stored segments, or None when some before this one have not come or were invalid."""
-        if segment.index == 0:
-            return {}
+    def _episode(self, segment: Segment) -> Before:
+        """What is stored of the segment's episode; read back when this gateway has not seen it."""
         episode = segment.episode.id
-        brought = self._frames.get(episode)
-        if brought is None:
-            brought = _Brought()
-            for row in self._ledger.segments_of(episode):
-                try:
-                    brought.add(self._store.read(row.path, row.sha256))
-                except Corrupt as error:
-                    log.error("segment %s cannot be read back: %s", row.id, error)
-            self._frames[episode] = brought
-            if len(self._frames) > _EPISODES_REMEMBERED:
-                self._frames.popitem(last=False)
-        self._frames.move_to_end(episode)
-        if not all(index in brought.indices for index in range(segment.index)):
-            return None
-        return {camera: frozenset(times) for camera, times in brought.times.items()}
+        before = self._before.get(episode)
+        if before is None:
+            before = Before()
+            found = self._store.read([row.row for row in self._ledger.segments_of(episode)])
+            for stored in found.segments.values():
+                before.add(stored)
+            for row, reason in found.damaged.items():
+                log.error("segment row %d of episode %s cannot be read back: %s", row, episode, reason)
+            self._before[episode] = before
+            if len(self._before) > _EPISODES_REMEMBERED:
+                self._before.popitem(last=False)
+        self._before.move_to_end(episode)
+        return before
 
     def _set_aside(self, peer: str, segment: Segment, reason: str) -> Result:
         data = codec.encode(segment)
@@ -179,16 +169,3 @@ class Ingest:
             return Result("retry", str(error))
         log.warning("segment %r of robot '%s' quarantined as %s.msg: %s", segment.id, peer, name, reason)
         return Result("quarantined", reason)
-
-
-class _Brought:
-    """What the stored segments of one episode brought: their indices, and frame times by camera."""
-
-    def __init__(self) -> None:
-        self.indices: set[int] = set()
-        self.times: dict[str, set[int]] = {}
-
-    def add(self, segment: Segment) -> None:
-        self.indices.add(segment.index)
-        for camera, frames in segment.frames.items():
-            self.times.setdefault(camera, set()).update(frames.times_ns.tolist())

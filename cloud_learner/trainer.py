@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from cloud_learner import checkpoint
+from cloud_learner.buffer.rows import VersionRow
 from cloud_learner.learner import Learner
 from policies.base import Batch
 from wire.channel import Channel
@@ -24,6 +25,7 @@ from wire.clock import Clock, clock_name
 from wire.errors import InvalidData, StorageError
 from wire.messages import (
     Announce,
+    Fresh,
     Heartbeat,
     Hello,
     Introduce,
@@ -31,6 +33,7 @@ from wire.messages import (
     Publish,
     Published,
     Refusal,
+    Segment,
     Stop,
     TrainerStatus,
     WeightBytes,
@@ -43,7 +46,7 @@ log = logging.getLogger(__name__)
 _PART = 256 * 1024
 _REPUBLISH_S = 5.0
 _REFRESH_S = 0.2
-_REFRESH_SEGMENTS = 64
+_REFRESH_SEGMENTS = 4096
 _STATUS_S = 0.5
 
 
@@ -61,21 +64,42 @@ class TrainerConfig:
 
 
 class Source(Protocol):
-    """The part of the replay buffer that the trainer needs."""
+    """The part of `cloud_learner.buffer.feed.Feed` that the trainer needs."""
 
-    newest_row: int
+    @property
+    def newest_row(self) -> int: ...
+
+    @property
+    def eligible_steps(self) -> int: ...
+
+    @property
+    def segments(self) -> int: ...
 
     def refresh(self, limit: int) -> int: ...
 
+    def offer(self, row: int, segment: Segment) -> None: ...
+
+    def next(self) -> Batch: ...
+
     def finished(self, source: str) -> int: ...
 
-    @property
-    def imitable_steps(self) -> int: ...
-
-    @property
-    def cached_segments(self) -> int: ...
-
     def states(self) -> np.ndarray: ...
+
+    def drawn_episodes(self) -> set[int]: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: dict[str, Any]) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class Versions(Protocol):
+    """The part of the ledger that the trainer needs."""
+
+    def newest_version(self) -> VersionRow | None: ...
+
+    def known_to(self, number: int) -> set[int]: ...
 
 
 class Trainer:
@@ -87,13 +111,11 @@ class Trainer:
         learner: Learner,
         fit: Callable[[np.ndarray], None],
         source: Source,
-        sample: Callable[[np.random.Generator], Batch],
-        newest_version: Callable[[], int],
+        versions: Versions,
         gateway: Channel,
         checkpoints: Path,
         clock: Clock,
         config: TrainerConfig,
-        seed: int = 0,
     ) -> None:
         """`fit` sets the policy's normalisation from float32[n, ds] before the first step.
 
@@ -106,14 +128,15 @@ class Trainer:
         self._name = name
         self._fit = fit
         self._source = source
-        self._sample = sample
-        self._newest_version = newest_version
+        self._versions = versions
         self._gateway = gateway
         self._checkpoints = checkpoints
         self._clock = clock
         self._config = config
-        self._rng = np.random.default_rng(seed)
         self._version = 0
+        self._known: set[int] = set()
+        self._drawn: set[int] = set()
+        self._published: frozenset[int] = frozenset()
         self._offered: tuple[PolicyVersion, bytes, int] | None = None
         self._published_at_step = -1
         self._welcomed = False
@@ -132,7 +155,7 @@ class Trainer:
         if now_ns >= self._next_refresh_ns:
             self._next_refresh_ns = now_ns + int(_REFRESH_S * 1e9)
             if self._source.refresh(_REFRESH_SEGMENTS) == _REFRESH_SEGMENTS:
-                # A resumed fleet's buffer takes a while to load; half of it is not what robots should learn from.
+                # A resumed fleet's ledger takes a moment to read; half of it is not what robots should learn from.
                 self._next_refresh_ns = now_ns
                 self._report()
                 return True
@@ -155,8 +178,18 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint now."""
         self._next_checkpoint_ns = self._clock.now_ns() + int(self._config.checkpoint_every_s * 1e9)
-        meta = {"version": self._version, "phase": self.phase, "sampling": self._rng.bit_generator.state}
+        self._note_drawn()
+        meta = {
+            "version": self._version,
+            "phase": self.phase,
+            "sampling": self._source.state(),
+            "trained": sorted(self._drawn),
+        }
         checkpoint.save(self._checkpoints, self.learner.state(), meta)
+
+    def close(self) -> None:
+        """Give the buffer back."""
+        self._source.close()
 
     def _save_if_possible(self) -> None:
         try:
@@ -175,15 +208,25 @@ class Trainer:
             return
         self.learner.restore(found.state)
         self._version, self.phase = found.meta["version"], found.meta["phase"]
-        self._rng.bit_generator.state = found.meta["sampling"]
+        self._restore_sampling(found.meta["sampling"])
+        self._known = self._versions.known_to(self._version)
+        self._drawn = set(found.meta.get("trained", ()))
         self._published_at_step = self.learner.gradient_steps
         log.info("resumed at gradient step %d, version %d.", self.learner.gradient_steps, self._version)
+
+    def _restore_sampling(self, state: dict[str, Any]) -> None:
+        try:
+            if not self._source.restore(state):
+                log.info("episodes were forgotten since the checkpoint: sampling begins a new pass.")
+        except InvalidData as error:
+            # The weights are what matters: sampling anew costs nothing but the exact order of batches.
+            log.warning("sampling begins anew: %s", error)
 
     def _step(self) -> bool:
         started_ns = self._clock.now_ns()
         try:
-            loss = self.learner.step(self._sample(self._rng))
-        except InvalidData as error:
+            loss = self.learner.step(self._source.next())
+        except (InvalidData, StorageError) as error:
             log.error("%s", error)
             return False
         self._losses.append(loss)
@@ -202,24 +245,30 @@ class Trainer:
         if now_ns < self._next_publish_ns or self.learner.gradient_steps == self._published_at_step:
             return
         self._next_publish_ns = now_ns + int(self._config.publish_every_s * 1e9)
-        self._version = max(self._version, self._newest_version())
-        weights = self.learner.weights()
+        weights, newest = self.learner.weights(), self._versions.newest_version()
+        # A version published after the checkpoint this trainer resumed from keeps its number and gets no children.
         version = PolicyVersion(
-            number=self._version + 1,
+            number=max(self._version, newest.version.number if newest else 0) + 1,
             sha256=hashlib.sha256(weights).hexdigest(),
             size_bytes=len(weights),
             parent=self._version,
             gradient_steps=self.learner.gradient_steps,
-            human_steps=self._source.imitable_steps,
+            human_steps=self._source.eligible_steps,
             newest_segment=self._source.newest_row,
             created_ns=now_ns,
         )
         self._published_at_step = self.learner.gradient_steps
+        self._note_drawn()
+        self._published = frozenset(self._drawn)
         self._offer(version, weights)
+
+    def _note_drawn(self) -> None:
+        """Keep what was drawn first on the way to the next version: the ledger knows what its ancestors saw."""
+        self._drawn |= self._source.drawn_episodes() - self._known
 
     def _offer(self, version: PolicyVersion, weights: bytes) -> None:
         self._offered = (version, weights, self._clock.now_ns())
-        self._gateway.send(Publish(version))
+        self._gateway.send(Publish(version, tuple(sorted(self._published))))
         for offset in range(0, len(weights), _PART):
             self._gateway.send(WeightBytes(version.number, offset, weights[offset : offset + _PART]))
 
@@ -231,6 +280,10 @@ class Trainer:
                 case Published(number=number):
                     if self._offered is not None and number == self._offered[0].number:
                         self._version, self._offered = number, None
+                        self._known |= self._published
+                        self._drawn -= self._published
+                case Fresh(row=row, segment=segment):
+                    self._source.offer(row, segment)
                 case Welcome():
                     # A refusal of one version is not one of this trainer.
                     self._welcomed, self.refused = True, ""
@@ -269,8 +322,8 @@ class Trainer:
                 gradient_steps=self.learner.gradient_steps,
                 loss=float(np.mean(self._losses)) if self._losses else 0.0,
                 steps_per_s=1.0 / mean_s if mean_s else 0.0,
-                imitated_steps=self._source.imitable_steps,
-                cached_segments=self._source.cached_segments,
+                imitated_steps=self._source.eligible_steps,
+                cached_segments=self._source.segments,
                 phase="finished" if self._finished else self.phase,
             )
         )

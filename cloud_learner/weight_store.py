@@ -66,7 +66,7 @@ class WeightStore:
                 f"policy version {version.number}: {version.size_bytes} bytes; 1 to {MAX_WEIGHTS_BYTES} are taken."
             )
         name = f"{version.number}-{version.sha256[:12]}.safetensors"
-        self._upload = _Upload(version, self._root / name)
+        self._upload = _Upload(version, publish.trained, self._root / name)
         return None
 
     def receive(self, part: WeightBytes) -> PolicyVersion | None:
@@ -103,7 +103,7 @@ class WeightStore:
             self._give_up(str(error))
             raise storage_error(error, f"weights of version {version.number}", upload.path) from error
         self._upload = None
-        self._ledger.commit_version(version, upload.path.name)
+        self._ledger.commit_version(version, upload.path.name, upload.trained)
         return version
 
     def serve(self, request: FetchWeights) -> WeightBytes:
@@ -155,8 +155,9 @@ class WeightStore:
 class _Upload:
     """A version whose parts are coming in."""
 
-    def __init__(self, version: PolicyVersion, path: Path) -> None:
+    def __init__(self, version: PolicyVersion, trained: tuple[int, ...], path: Path) -> None:
         self.version = version
+        self.trained = trained
         self.path = path
         self.received = 0
         self.digest = hashlib.sha256()

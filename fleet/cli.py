@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from fleet import buffer_cli
 from wire.errors import FleetError
 
 app = typer.Typer(
@@ -21,12 +22,20 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+app.add_typer(buffer_cli.app)
+
 Recipe = Annotated[str, typer.Option(help="Which job: a name from `vla-fleet recipes`, or module:function.")]
 Data = Annotated[Path | None, typer.Option(help="Data directory; default data/RECIPE.", show_default=False)]
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
 Address = Annotated[str, typer.Option(help="The gateway, tcp://HOST:PORT.")]
 Keys = Annotated[Path | None, typer.Option(help="Key directory; default DATA/keys.", show_default=False)]
 Name = Annotated[str, typer.Option(help="Name of this process; its key is filed under it.")]
+LedgerUrl = Annotated[
+    str, typer.Option("--ledger", help="PostgreSQL URL of the ledger; default: a file in DATA.", show_default=False)
+]
+StoreUrl = Annotated[
+    str, typer.Option("--store", help="Object store for shards, s3://BUCKET/PREFIX; default: DATA.", show_default=False)
+]
 RunDir = Annotated[Path, typer.Option(hidden=True)]
 
 _PORT = 5760
@@ -48,11 +57,15 @@ def up(
     web_port: Annotated[int, typer.Option(min=0, max=65535, help="Page port; 0 takes a free one.")] = _WEB_PORT,
     web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1",
     operator: Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")] = True,
+    ledger: LedgerUrl = "",
+    store: StoreUrl = "",
 ) -> None:
     """Run the whole loop on this machine: gateway, trainer, evaluator and robots."""
     from fleet.up import Options, run_up
 
-    options = Options(recipe, robots, minutes, data, seed, headless, report, port, web_port, web_host, operator)
+    options = Options(
+        recipe, robots, minutes, data, seed, headless, report, port, web_port, web_host, operator, ledger, store
+    )
     raise typer.Exit(run_up(options))
 
 
@@ -97,11 +110,15 @@ def gateway(
     host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1",
     web_port: Annotated[int, typer.Option(min=0, max=65535)] = _WEB_PORT,
     web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1",
+    ledger: LedgerUrl = "",
+    store: StoreUrl = "",
 ) -> None:
     """Run the gateway: ingest, buffer, weight server and the operator page."""
+    from fleet.paths import DataDirectory
     from fleet.processes import run_gateway
 
     _log()
+    DataDirectory(_data(data, recipe)).keep_buffer_at(ledger, store)
     run_gateway(recipe, _data(data, recipe), host, port, web_host, web_port)
 
 

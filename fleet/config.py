@@ -41,4 +41,8 @@ class Recipe:
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     checkpoint_every_s: float = 30.0
     cache_bytes: int = 4 * 1024**3
-    """RAM the trainer's replay cache may take"""
+    """RAM the trainer's cache of decoded experience may take"""
+    cache_workers: int = 0
+    """processes that read and decode for the cache; 0: the trainer does it itself"""
+    prefetch: int = 0
+    """batches gathered ahead in a thread of the trainer; 0: none"""

@@ -7,11 +7,14 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
 from wire.errors import ConfigError, Corrupt, DiskFull, storage_error
+
+if TYPE_CHECKING:
+    from cloud_learner.buffer.place import BufferPlace
 
 LEAST_FREE_BYTES = 64 * 1024 * 1024
 
@@ -22,6 +25,15 @@ class Identity(msgspec.Struct, frozen=True):
     recipe: str
     seed: int
     spec_hash: str
+
+
+class BufferUrls(msgspec.Struct, frozen=True):
+    """Where the buffer of a fleet lies when it is not below its data directory."""
+
+    ledger: str = ""
+    """SQLAlchemy URL of a PostgreSQL database"""
+    store: str = ""
+    """URL of an object store, such as s3://bucket/prefix"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +47,51 @@ class DataDirectory:
         return self.root / "keys"
 
     @property
-    def ledger(self) -> Path:
-        return self.root / "ledger.sqlite"
+    def buffer(self) -> BufferPlace:
+        """Where ledger, store and journal are: below `root`, or where `keep_buffer_at` said."""
+        from cloud_learner.buffer.place import BufferPlace
 
-    @property
-    def segments(self) -> Path:
-        return self.root / "segments"
+        urls = self._buffer_urls()
+        return BufferPlace(self.root, urls.ledger, urls.store)
+
+    def keep_buffer_at(self, ledger: str, store: str) -> None:
+        """Note the URLs of ledger and store for every process of this fleet; empty ones leave what was noted.
+
+        Raises `ConfigError` if the fleet has its data elsewhere already: moving it is not done by an option.
+        """
+        found = self._buffer_urls()
+        wanted = BufferUrls(ledger or found.ledger, store or found.store)
+        if wanted == found:
+            return
+        begun = (self.root / "journal").exists() or (self.root / "ledger.sqlite").exists()
+        if begun:
+            raise ConfigError(
+                f"{self.root} keeps its ledger at '{found.ledger or 'ledger.sqlite'}' and its store at "
+                f"'{found.store or 'store'}' already. Leave --ledger and --store out, or choose a fresh --data."
+            )
+        path = self.root / "buffer.json"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(".tmp")
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.format(msgspec.json.encode(wanted)))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+        except OSError as error:
+            raise storage_error(error, "noting where the buffer is", path) from error
+
+    def _buffer_urls(self) -> BufferUrls:
+        path = self.root / "buffer.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=BufferUrls)
+        except FileNotFoundError:
+            return BufferUrls()
+        except OSError as error:
+            raise storage_error(error, "reading where the buffer is", path) from error
+        except msgspec.DecodeError as error:
+            raise Corrupt(f"{path} cannot be read ({error}). It names the ledger's and the store's URL.") from error
 
     @property
     def weights(self) -> Path:

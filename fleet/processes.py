@@ -35,11 +35,12 @@ def run_gateway(recipe_name: str, root: Path, host: str, port: int, web_host: st
     recipe, data = get_recipe(recipe_name), DataDirectory(root)
     lifeline = Lifeline()
     channel = ZmqServer(f"tcp://{host}:{port or '*'}", data.keys)
-    gateway, view, ledger = supplies.make_gateway(recipe, data, channel)
+    gateway, view, ledger, sealer = supplies.make_gateway(recipe, data, channel)
     page = serve(view, web_host, web_port)
     if web_host not in ("127.0.0.1", "localhost", "::1"):
         log.warning("the page has no log-in: everybody who reaches %s can move robots.", page.url)
     log.info("robots connect to %s; the page is %s", channel.endpoint, page.url)
+    sealer.start()
     try:
         while not lifeline.cut:
             wait_any([channel], 0.02)
@@ -49,6 +50,7 @@ def run_gateway(recipe_name: str, root: Path, host: str, port: int, web_host: st
         # Closing the page drops the links of those who held a robot: the robots must hear of it.
         gateway.turn()
         channel.close()
+        sealer.stop()
         ledger.close()
 
 
@@ -60,7 +62,7 @@ def run_trainer(
     recipe, data = get_recipe(recipe_name, seed), DataDirectory(root)
     lifeline = Lifeline()
     with _line(gateway, name, keys or data.keys) as channel:
-        while not data.ledger.exists() and not lifeline.cut:
+        while not data.buffer.exists() and not lifeline.cut:
             time.sleep(0.1)
         trainer = supplies.make_trainer(recipe, name, data, channel, seed, max_steps)
         patience = _Patience()
@@ -70,6 +72,7 @@ def run_trainer(
             patience.check(trainer.refused, channel)
         if trainer.learner.gradient_steps:
             trainer.save()
+        trainer.close()
 
 
 def run_evaluator(

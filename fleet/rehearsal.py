@@ -82,7 +82,7 @@ class Rehearsal:
         self.data = DataDirectory(root)
         self.server = MemoryServer()
         self.clock = ManualClock()
-        self.gateway, self.view, self.ledger = supplies.make_gateway(recipe, self.data, self.server)
+        self.gateway, self.view, self.ledger, self.sealer = supplies.make_gateway(recipe, self.data, self.server)
         self._demonstrations = 0
         self._first_demonstration_seed = first_demonstration_seed
         self.demonstrate(recipe.demonstrations * len(recipe.tasks))
@@ -133,6 +133,7 @@ class Rehearsal:
     def close(self) -> None:
         for robot in self.robots:
             robot.uplink.close()
+        self.trainer.close()
         self.ledger.close()
 
 

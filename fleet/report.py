@@ -20,6 +20,8 @@ from robot_edge.spool import Spool
 from wire.errors import storage_error
 from wire.messages import ACTORS
 
+_SEGMENTS_AT_ONCE = 64
+
 
 def write_report(path: Path, data: DataDirectory, recipe: Recipe, meters: Meters, duration_s: float) -> dict[str, Any]:
     """Write the report to `path`, whole, and return it."""
@@ -36,7 +38,7 @@ def write_report(path: Path, data: DataDirectory, recipe: Recipe, meters: Meters
 
 def make_report(data: DataDirectory, recipe: Recipe, meters: Meters, duration_s: float) -> dict[str, Any]:
     """Everything that was measured on the fleet in `data`, over all its runs but `ticks` and `duration_s`."""
-    ledger = Ledger.open(data.ledger, read_only=True)
+    ledger, store = data.buffer.open_reader()
     try:
         totals, by_robot = ledger.totals(), ledger.robot_totals()
         versions, evaluations = ledger.versions(), ledger.evaluations()
@@ -78,7 +80,7 @@ def make_report(data: DataDirectory, recipe: Recipe, meters: Meters, duration_s:
             "steps_duplicated": totals.duplicated_steps,
             "ingest_latency_s": _quantiles(ingest_s),
             "publish_to_applied_s": _quantiles(applied_s),
-            "version_lag": _version_lag(data, ledger, offsets),
+            "version_lag": _version_lag(ledger, store, offsets),
             "ticks": meters.ticks,
             "missed_ticks": meters.missed_ticks,
             "starved_ticks": meters.starved_ticks,
@@ -106,20 +108,20 @@ def _recorded(data: DataDirectory, robot: str) -> int:
         spool.close()
 
 
-def _version_lag(data: DataDirectory, ledger: Ledger, offsets: dict[str, int]) -> dict[str, int]:
+def _version_lag(ledger: Ledger, store: SegmentStore, offsets: dict[str, int]) -> dict[str, int]:
     """How many versions behind the newest published one the policy's steps were: steps by lag."""
     created_ns = np.array([row.version.created_ns for row in ledger.versions()], np.int64)
     numbers = np.array([row.version.number for row in ledger.versions()], np.int64)
-    store, counts = SegmentStore(data.segments), Counter[int]()
+    counts = Counter[int]()
     policy = ACTORS.index("policy")
-    for row in _segments(ledger):
-        if row.source != "online":
-            continue
-        segment = store.read(row.path, row.sha256)
-        acted = segment.actor == policy
-        times_ns = segment.times_ns[acted] + offsets.get(row.robot, 0)
-        newest = np.searchsorted(created_ns, times_ns, side="right") - 1
-        counts.update((numbers[np.maximum(newest, 0)] - segment.version[acted]).tolist())
+    online = {row.row: row for row in _segments(ledger) if row.source == "online"}
+    rows = list(online)
+    for some in (rows[n : n + _SEGMENTS_AT_ONCE] for n in range(0, len(rows), _SEGMENTS_AT_ONCE)):
+        for number, segment in store.read(some).segments.items():
+            acted = segment.actor == policy
+            times_ns = segment.times_ns[acted] + offsets.get(online[number].robot, 0)
+            newest = np.searchsorted(created_ns, times_ns, side="right") - 1
+            counts.update((numbers[np.maximum(newest, 0)] - segment.version[acted]).tolist())
     return {str(lag): counts[lag] for lag in sorted(counts)}
 
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fleet.config import Recipe
 from fleet.paths import DataDirectory
 from hal.registry import make_operator, make_robot
@@ -26,6 +24,7 @@ from wire.zmq_channel import ZmqClient
 
 if TYPE_CHECKING:
     from cloud_learner.buffer.ledger import Ledger
+    from cloud_learner.buffer.sealer import Sealer
     from cloud_learner.gateway import Door, Gateway
     from cloud_learner.operator.view import FleetView
     from cloud_learner.trainer import Trainer
@@ -110,18 +109,17 @@ def make_evaluator(
     )
 
 
-def make_gateway(recipe: Recipe, data: DataDirectory, channel: Door) -> tuple[Gateway, FleetView, Ledger]:
-    """The gateway on `data`, its view for the page, and the ledger to close at the end."""
-    from cloud_learner.buffer.ledger import Ledger
-    from cloud_learner.buffer.store import SegmentStore
+def make_gateway(recipe: Recipe, data: DataDirectory, channel: Door) -> tuple[Gateway, FleetView, Ledger, Sealer]:
+    """The gateway on `data`, its view for the page, the ledger to close at the end, and the sealer, not started."""
+    from cloud_learner.buffer.sealer import Sealer
     from cloud_learner.gateway import Gateway
     from cloud_learner.ingest import Ingest
     from cloud_learner.operator.view import FleetView
     from cloud_learner.weight_store import WeightStore
     from hal.scheduler import TaskSchedule
 
-    ledger = Ledger.open(data.ledger)
-    ingest = Ingest(data.root, ledger, SegmentStore.open(data.segments))
+    ledger, store = data.buffer.open_writer()
+    ingest = Ingest(data.root, ledger, store)
     ingest.open()
     clock = MonotonicClock()
     history = _history(ledger)
@@ -136,7 +134,7 @@ def make_gateway(recipe: Recipe, data: DataDirectory, channel: Door) -> tuple[Ga
     known = sorted((row for row in ledger.robots() if row.spec_hash), key=lambda row: row.first_seen_ns)
     schedule = TaskSchedule(recipe.tasks, [row.name for row in known])
     gateway = Gateway(channel, ledger, ingest, weights, view, schedule, recipe.spec, clock)
-    return gateway, view, ledger
+    return gateway, view, ledger, Sealer(store, ledger)
 
 
 def _history(ledger: Ledger) -> list[tuple[Evaluation, float]]:
@@ -170,44 +168,34 @@ def make_trainer(
     clock: Clock | None = None,
 ) -> Trainer:
     """The trainer on the buffer in `data`; resumes from its newest checkpoint."""
-    from cloud_learner.buffer.ledger import Ledger
-    from cloud_learner.buffer.replay import Replay
-    from cloud_learner.buffer.sampler import Recent
-    from cloud_learner.buffer.store import SegmentStore
+    from cloud_learner.buffer.feed import Feed
+    from cloud_learner.buffer.feed_config import FeedConfig
+    from cloud_learner.buffer.target import Recent, imitation
     from cloud_learner.learner import Learner
     from cloud_learner.trainer import Trainer, TrainerConfig
 
     algorithm = recipe.algorithm
     policy = recipe.make_policy(recipe.spec, seed)
-    ledger = Ledger.open(data.ledger, read_only=True)
-    replay = Replay(
-        ledger,
-        SegmentStore(data.segments),
-        recipe.spec,
-        recipe.instructions,
+    place = data.buffer
+    ledger, store = place.open_reader()
+    config = FeedConfig(
+        tasks=recipe.instructions,
+        target=imitation(Recent(algorithm.recent_share, algorithm.recent_steps)),
+        batch=algorithm.batch,
         horizon=policy.horizon,
-        capacity_bytes=recipe.cache_bytes,
         ticks_ahead=policy.ticks_ahead,
+        ticks_per_frame=algorithm.ticks_per_frame if recipe.spec.cameras else 1,
+        seed=seed,
+        cache_bytes=recipe.cache_bytes,
+        workers=recipe.cache_workers,
+        prefetch=recipe.prefetch,
     )
-
-    recent = Recent(algorithm.recent_share, algorithm.recent_frames)
-
-    def sample(rng: np.random.Generator) -> dict:
-        if recipe.spec.cameras:
-            return replay.sample_grouped(algorithm.batch, algorithm.ticks_per_frame, rng, recent)
-        return replay.sample(algorithm.batch, rng, recent)
-
-    def newest_version() -> int:
-        row = ledger.newest_version()
-        return row.version.number if row else 0
-
     return Trainer(
         name,
         Learner(policy, algorithm, seed),
         policy.fit,
-        replay,
-        sample,
-        newest_version,
+        Feed(ledger, store, recipe.spec, config, place),
+        ledger,
         gateway,
         data.checkpoints,
         clock or MonotonicClock(),
@@ -218,5 +206,4 @@ def make_trainer(
             checkpoint_every_s=recipe.checkpoint_every_s,
             max_steps=max_steps,
         ),
-        seed,
     )

@@ -48,6 +48,8 @@ class Options:
     web_port: int
     web_host: str
     operator: bool
+    ledger: str = ""
+    store: str = ""
 
 
 class Stopped(Exception):
@@ -74,6 +76,7 @@ class Up:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._ask)
         with self.data.prepare(identity):
+            self.data.keep_buffer_at(options.ledger, options.store)
             port = _free_port(options.port, "127.0.0.1", "--port")
             web_port = _free_port(options.web_port, options.web_host, "--web-port")
             helpers = [GATEWAY, "trainer", "evaluator", "evaluator-before", "evaluator-after", "demonstrator"]
@@ -123,7 +126,7 @@ class Up:
 
     def _demonstrations(self) -> int:
         """Finished demonstrations in the buffer."""
-        ledger = Ledger.open(self.data.ledger, read_only=True)
+        ledger = Ledger.open(self.data.buffer.ledger_place, read_only=True)
         try:
             episodes = ledger.episodes("demonstrator", limit=1_000_000)
         finally:

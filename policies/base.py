@@ -75,7 +75,7 @@ class LearnedPolicy(Policy, TrainablePolicy, Protocol):
 
 
 Batch = dict[str, Any]
-"""Arrays of one training batch, by the names that `cloud_learner.buffer.sampler` documents."""
+"""Arrays of one training batch, by the names that `cloud_learner.buffer.windows` documents."""
 
 
 def check_observation(spec: RobotSpec, observation: Observation) -> None:

@@ -232,6 +232,13 @@ class Stop(_Message, frozen=True, eq=False):
     """Finish the running episode's record, drain the spool and exit."""
 
 
+class Fresh(_Message, frozen=True, eq=False):
+    """To trainers: a segment that was just committed as ledger row `row`, so that they need not read it back."""
+
+    row: int
+    segment: Segment
+
+
 # --- the trainer and the evaluator -----------------------------------------------------------------------------------
 
 
@@ -239,6 +246,8 @@ class Publish(_Message, frozen=True, eq=False):
     """The trainer offers a version; its bytes follow as `WeightBytes`, in order."""
 
     version: PolicyVersion
+    trained: tuple[int, ...] = ()
+    """numbers of the episodes that were first trained on since the version's parent"""
 
 
 class Published(_Message, frozen=True, eq=False):
@@ -348,6 +357,7 @@ Message = (
     | WeightBytes
     | Operator
     | Stop
+    | Fresh
     | Publish
     | Published
     | TrainerStatus

@@ -45,16 +45,16 @@ class HGDagger:
     bfloat16: bool = False
     """compute the loss in bfloat16 where the processor has instructions for it; the weights stay float32"""
     recent_share: float = 0.0
-    """share of each batch drawn from a task's newest frames: corrections of the policy that runs now"""
-    recent_frames: int = 300
-    """how many frames of a task count as newest"""
+    """share of each batch drawn from a task's newest steps: corrections of the policy that runs now"""
+    recent_steps: int = 1200
+    """how many imitable steps of a task count as newest"""
     pretrain_steps: int = 600
     """gradient steps on the demonstrations before the first version is published"""
     publish_every_s: float = 5.0
     """time between two published versions"""
 
     def __post_init__(self) -> None:
-        positive = ("batch", "ticks_per_frame", "draws", "learning_rate", "gradient_clip", "recent_frames")
+        positive = ("batch", "ticks_per_frame", "draws", "learning_rate", "gradient_clip", "recent_steps")
         for name in (*positive, "publish_every_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"HGDagger: {name} is {getattr(self, name)}; it must be positive.")

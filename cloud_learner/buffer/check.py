@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import bisect
+from collections.abc import Mapping, Set
 
+import cv2
+import msgspec
 import numpy as np
 
 from cloud_learner.buffer.files import checked_name
@@ -14,11 +17,13 @@ from wire.types import RobotSpec
 MAX_STEPS = 4096
 MAX_BYTES = 32 * 1024 * 1024
 """Caps of one segment, far above the second or so that an edge puts in one."""
+MAX_EPISODE_STEPS = 1_000_000
+"""Cap of one episode: hours of control ticks."""
 SOURCES = ("online", "demonstration", "evaluation")
 OUTCOMES = ("success", "failure", "aborted")
 _MAX_INT64 = 2**63 - 1
 
-KnownFrames = Mapping[str, frozenset[int]]
+KnownFrames = Mapping[str, Set[int]]
 """Times of the frames that earlier segments of the episode brought, by camera."""
 
 
@@ -46,6 +51,69 @@ def check_names(segment: Segment, peer: str) -> None:
     for name, value in (("closed_ns", segment.closed_ns), ("started_ns", episode.started_ns)):
         if abs(value) > _MAX_INT64:
             raise InvalidData(f"{name} {value} does not fit 64 bits.")
+
+
+class Before:
+    """What the stored segments of one episode brought: ticks and times by index, and frame times by camera."""
+
+    def __init__(self) -> None:
+        self._indices: list[int] = []
+        self._extents: dict[int, _Extent] = {}
+        self._frames: dict[str, set[int]] = {}
+
+    def add(self, segment: Segment) -> None:
+        bisect.insort(self._indices, segment.index)
+        first_ns, last_ns = (segment.times_ns[[0, -1]].tolist()) if segment.steps else (None, None)
+        end = segment.first_tick + segment.steps
+        self._extents[segment.index] = _Extent(segment.first_tick, end, first_ns, last_ns)
+        for camera, frames in segment.frames.items():
+            self._frames.setdefault(camera, set()).update(frames.times_ns.tolist())
+
+    def frames_until(self, index: int) -> KnownFrames | None:
+        """Times of the frames of the segments before `index`, or None when one of those is not there."""
+        if bisect.bisect_left(self._indices, index) != index:
+            return None
+        return self._frames
+
+    def neighbours(self, index: int) -> tuple[_Extent | None, _Extent | None]:
+        """The stored segments next to `index`, before and after it."""
+        at = bisect.bisect_left(self._indices, index)
+        before = self._extents[self._indices[at - 1]] if at else None
+        after = self._extents[self._indices[at]] if at < len(self._indices) else None
+        return before, after
+
+
+class _Extent(msgspec.Struct, frozen=True):
+    """Where a stored segment lies in its episode; times are None when it has no steps."""
+
+    first_tick: int
+    end_tick: int
+    first_ns: int | None
+    last_ns: int | None
+
+
+def check_order(segment: Segment, before: Before) -> None:
+    """That ticks and times go on where the stored neighbours of the segment end, and the episode is not endless."""
+    end = segment.first_tick + segment.steps
+    if end > MAX_EPISODE_STEPS:
+        raise InvalidData(
+            f"first_tick: episode {segment.episode.id!r} would have {end} steps; at most {MAX_EPISODE_STEPS} are "
+            "taken. End episodes earlier (LoopConfig.max_ticks)."
+        )
+    earlier, later = before.neighbours(segment.index)
+    if earlier is not None and segment.first_tick < earlier.end_tick:
+        raise InvalidData(
+            f"first_tick {segment.first_tick} is below tick {earlier.end_tick}, where the one before ends."
+        )
+    if later is not None and end > later.first_tick:
+        raise InvalidData(f"tick {end - 1} is stored already: the next segment begins at {later.first_tick}.")
+    if not segment.steps:
+        return
+    first_ns, last_ns = segment.times_ns[[0, -1]].tolist()
+    if earlier is not None and earlier.last_ns is not None and first_ns <= earlier.last_ns:
+        raise InvalidData(f"times_ns runs backwards at tick {segment.first_tick}, from the segment before.")
+    if later is not None and later.first_ns is not None and last_ns >= later.first_ns:
+        raise InvalidData(f"times_ns runs backwards at tick {later.first_tick}, to the segment after.")
 
 
 def check_steps(segment: Segment, spec: RobotSpec) -> None:
@@ -114,9 +182,12 @@ def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None) -
                         f"{what}: frame {number} is {'no JPEG image' if size is None else f'a JPEG of {size}'}, "
                         f"expected {(camera.height, camera.width, 3)}."
                     )
+                # an eighth of the size: everything is parsed, little is computed
+                if cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_REDUCED_GRAYSCALE_8) is None:
+                    raise InvalidData(f"{what}: frame {number} cannot be decoded.")
             brought = frames.times_ns.tolist()
         if known is not None:
-            there = known.get(camera.name, frozenset())
+            there = known.get(camera.name, ())
             missing = [time for time in np.unique(seen).tolist() if time not in there and time not in brought]
             if missing:
                 raise InvalidData(f"{what}: steps refer to a frame of time {missing[0]} that never came.")

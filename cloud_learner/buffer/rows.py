@@ -1,8 +1,9 @@
-"""What the ledger answers with: one frozen struct per kind of row. Columns are explained in `tables.py`."""
+"""What the ledger is told and answers: one frozen struct per kind of row. Columns are explained in `tables.py`."""
 
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from wire.types import PolicyVersion
 
@@ -15,14 +16,26 @@ class RobotRow(msgspec.Struct, frozen=True):
     """None for a process that drives no robot, such as the trainer"""
     clock: str
     clock_offset_ns: int
-    """gateway time minus robot time"""
+    """gateway time minus robot time, as measured last"""
     first_seen_ns: int
     last_seen_ns: int
+
+
+class ClockOffsetRow(msgspec.Struct, frozen=True):
+    """Gateway time minus robot time, as it was measured to be from some moment on."""
+
+    id: int
+    robot: str
+    measured_ns: int
+    """0 when nobody noted the time"""
+    offset_ns: int
 
 
 class EpisodeRow(msgspec.Struct, frozen=True):
     """An episode with what has been committed of it so far."""
 
+    number: int
+    """grows in the order in which episodes first came; never given twice"""
     id: str
     robot: str
     spec_hash: str
@@ -35,15 +48,29 @@ class EpisodeRow(msgspec.Struct, frozen=True):
     steps: int
     human_steps: int
     interventions: int
-
-
-class Stored(msgspec.Struct, frozen=True):
-    """Where the file of a segment lies."""
-
-    path: str
-    """relative to the segments directory"""
+    segments: int
     bytes: int
+    """of its segments as they came, in the journal's encoding"""
+    newest_row: int
+    """ledger row of the segment that was committed last"""
+    committed_ns: int
+    """when that was"""
+    wall_ns: int
+    """the same in nanoseconds since 1970"""
+    pruned_ns: int
+    """when its segments were deleted, nanoseconds since 1970; 0 while they are there"""
+
+
+class Journaled(msgspec.Struct, frozen=True):
+    """Where the record of a segment lies in the journal, and what its payload must be."""
+
+    journal: int
+    """number of the file"""
+    offset: int
+    bytes: int
+    """of the payload"""
     sha256: str
+    """of the payload"""
 
 
 class SegmentRow(msgspec.Struct, frozen=True):
@@ -56,10 +83,15 @@ class SegmentRow(msgspec.Struct, frozen=True):
     first_tick: int
     steps: int
     human_steps: int
-    path: str
-    """relative to the segments directory"""
+    frames: int
+    """over all cameras"""
+    reward_sum: float
+    last: bool
+    outcome: str
+    """'' unless last"""
     bytes: int
     sha256: str
+    damaged: bool
     closed_ns: int
     received_ns: int
     committed_ns: int
@@ -67,6 +99,90 @@ class SegmentRow(msgspec.Struct, frozen=True):
     spec_hash: str
     task: str
     source: str
+
+
+class Place(msgspec.Struct, frozen=True, eq=False):
+    """Where a segment lies: in a journal file or in a shard."""
+
+    row: int
+    id: str
+    episode: str
+    index: int
+    spec_hash: str
+    steps: int
+    sha256: str
+    """of the segment's journal record, also when it lies in a shard"""
+    bytes: int
+    journal: int | None
+    offset: int
+    shard: int | None
+    first_row: int
+    placed: np.ndarray | None
+    """int64[n, 4] as `Placed` said, None in the journal"""
+    damaged: bool
+
+
+class Placed(msgspec.Struct, frozen=True, eq=False):
+    """Where a segment lies in a shard."""
+
+    row: int
+    """of the ledger"""
+    first_row: int
+    """of its steps within the shard"""
+    placed: np.ndarray
+    """int64[n, 4]: first frame, frames, first byte, bytes, within the shard, for each camera in the spec's order, and
+    whatever else the store notes in lines of four"""
+
+
+class Unsealed(msgspec.Struct, frozen=True):
+    """A segment that lies in the journal."""
+
+    row: int
+    id: str
+    episode: str
+    episode_number: int
+    index: int
+    spec_hash: str
+    steps: int
+    bytes: int
+    frames: int
+    journal: int
+    offset: int
+    sha256: str
+    committed_ns: int
+    finished: bool
+    """whether the episode's last segment and all before it are committed"""
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """How much lies in the journal."""
+
+    segments: int
+    steps: int
+    bytes: int
+
+
+class ShardRow(msgspec.Struct, frozen=True):
+    """A shard of the store."""
+
+    spec_hash: str
+    number: int
+    state: str
+    """writing, sealed or dropping"""
+    rows: int
+    bytes: int
+    created_ns: int
+    live_rows: int
+    """steps of the segments that lie in it and are not damaged"""
+    live_segments: int
+
+
+class ObjectRow(msgspec.Struct, frozen=True):
+    """One object of a shard, as it was put."""
+
+    key: str
+    bytes: int
+    sha256: str
 
 
 class VersionRow(msgspec.Struct, frozen=True):
@@ -112,8 +228,29 @@ class EventRow(msgspec.Struct, frozen=True):
     detail: str
 
 
+class LabelRow(msgspec.Struct, frozen=True):
+    """What somebody said about an episode."""
+
+    id: int
+    episode: str
+    key: str
+    value: str
+    author: str
+    time_ns: int
+
+
+class Intervention(msgspec.Struct, frozen=True):
+    """A stretch of an episode in which a human or script had taken the robot from the policy."""
+
+    first_tick: int
+    ticks: int
+    """up to the last tick at which a human or script acted; holds in between count"""
+    actor: str
+    """who took it: human or script"""
+
+
 class Totals(msgspec.Struct, frozen=True):
-    """What is stored, of all robots or of one."""
+    """What is stored, of all robots or of one. Pruned episodes are not in it."""
 
     segments: int = 0
     episodes: int = 0
@@ -123,7 +260,54 @@ class Totals(msgspec.Struct, frozen=True):
     interventions: int = 0
     bytes: int = 0
     newest_row: int = 0
+    """the largest ledger row that was ever given, also to a segment that was pruned"""
     duplicated_steps: int = 0
     """ticks of an episode that more than one segment brought: 0 unless something is broken"""
     missing_steps: int = 0
     """ticks below the newest one of their episode that no segment brought yet"""
+
+
+class TickCheck(msgspec.Struct, frozen=True):
+    """What a walk over all segments found; the same figures as in `Totals` unless the ledger is broken."""
+
+    duplicated_steps: int
+    missing_steps: int
+
+
+class EpisodeFacts(msgspec.Struct, frozen=True):
+    """What is known of an episode from its beginning."""
+
+    id: str
+    robot: str
+    task: str
+    source: str
+    seed: int
+
+
+class SegmentIndex(msgspec.Struct, frozen=True, eq=False):
+    """Columns of n segments and their R runs, in the order of ledger rows."""
+
+    row: np.ndarray
+    """int64[n], growing"""
+    episode: np.ndarray
+    """int64[n], `EpisodeRow.number`"""
+    index: np.ndarray
+    """int32[n]"""
+    first_tick: np.ndarray
+    """int64[n]"""
+    steps: np.ndarray
+    """int32[n]"""
+    frames: np.ndarray
+    """int32[n], over all cameras"""
+    reward_sum: np.ndarray
+    """float64[n]"""
+    last: np.ndarray
+    """bool[n]"""
+    outcome: np.ndarray
+    """int8[n], index into `check.OUTCOMES`, -1 for a segment that is not the last"""
+    run_offsets: np.ndarray
+    """int64[n + 1]: runs of segment i are [run_offsets[i], run_offsets[i + 1])"""
+    runs: np.ndarray
+    """int32[R, 4]: first offset in the segment, count, actor, version"""
+    episodes: dict[int, EpisodeFacts]
+    """by number, all that occur"""

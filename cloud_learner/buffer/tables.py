@@ -1,30 +1,42 @@
-"""The ledger's tables, and how its SQLite file is opened.
+"""The ledger's tables, the same in SQLite and PostgreSQL.
 
 Times ending in `_ns` are nanoseconds of the gateway's clock unless the column says robot clock.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
-FORMAT = 1
+FORMAT = 2
 """Grows when a table changes its meaning; a ledger of another format is refused."""
 
 metadata = sa.MetaData()
+# SQLite only counts a plain INTEGER primary key; its integers have 64 bits all the same
+_Key = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
-def _count(name: str) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, nullable=False, default=0)
+def _key(name: str) -> sa.Column[int]:
+    """A number that grows with each row and is never given twice."""
+    return sa.Column(name, _Key, primary_key=True, autoincrement=True)
+
+
+def _count(name: str, *args: Any, **options: Any) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, *args, nullable=False, **{"default": 0, **options})
 
 
 def _text(name: str, *args: Any, **options: Any) -> sa.Column[str]:
     return sa.Column(name, sa.Text, *args, nullable=False, **options)
 
 
-meta = sa.Table("meta", metadata, _text("key", primary_key=True), _text("value"))
+meta = sa.Table(
+    "meta",
+    metadata,
+    # format, generation, and how many shard numbers of each robot spec were given
+    _text("key", primary_key=True),
+    _text("value"),
+)
 
 specs = sa.Table("specs", metadata, _text("hash", primary_key=True), _text("json"))
 
@@ -40,11 +52,22 @@ robots = sa.Table(
     _count("last_seen_ns"),
 )
 
+clock_offsets = sa.Table(
+    "clock_offsets",
+    metadata,
+    _key("id"),
+    _text("robot", sa.ForeignKey("robots.name"), index=True),
+    _count("measured_ns"),
+    _count("offset_ns"),
+    sqlite_autoincrement=True,
+)
+
 episodes = sa.Table(
     "episodes",
     metadata,
-    _text("id", primary_key=True),
-    _text("robot", index=True),
+    _key("number"),
+    _text("id", unique=True),
+    _text("robot"),
     _text("spec_hash", sa.ForeignKey("specs.hash")),
     _text("task"),
     _count("seed"),
@@ -52,18 +75,51 @@ episodes = sa.Table(
     # robot clock
     _count("started_ns"),
     _text("outcome", default=""),
+    # sums over the segments that came; they stay when the episode is pruned
     _count("steps"),
     _count("human_steps"),
     _count("interventions"),
+    _count("segments"),
+    _count("bytes"),
+    # ticks that at least one segment brought, and the first one above all of them
+    _count("ticks"),
+    _count("end_tick"),
+    # index of the segment it ended with, -1 until that came
+    _count("last_index", default=-1),
+    # of the newest segment; wall: nanoseconds since 1970, which alone tell an age after the computer was restarted
+    _count("newest_row"),
+    _count("committed_ns"),
+    _count("wall_ns"),
+    # when its segments were deleted, nanoseconds since 1970; 0 while they are there
+    _count("pruned_ns"),
+    sa.Index("episodes_robot", "robot", "number"),
+    sqlite_autoincrement=True,
+)
+
+tallies = sa.Table(
+    "tallies",
+    metadata,
+    # sums over a robot's episodes that are not pruned, so that nobody has to add them up
+    _text("robot", primary_key=True),
+    _count("episodes"),
+    _count("segments"),
+    _count("steps"),
+    _count("human_steps"),
+    _count("interventions"),
+    _count("bytes"),
+    _count("ticks"),
+    _count("end_tick"),
+    # the largest ledger row that the robot ever got
+    _count("newest_row"),
 )
 
 segments = sa.Table(
     "segments",
     metadata,
-    # SQLite only counts a plain INTEGER primary key; the order of rows is the order of commits
-    sa.Column("row", sa.Integer, primary_key=True, autoincrement=True),
+    # the order of rows is the order of commits
+    _key("row"),
     _text("id", unique=True),
-    _text("episode", sa.ForeignKey("episodes.id")),
+    _count("episode", sa.ForeignKey("episodes.number")),
     _count("index"),
     _count("first_tick"),
     _count("steps"),
@@ -73,25 +129,76 @@ segments = sa.Table(
     _count("exit_actor"),
     # times that somebody took the robot from the policy within the segment
     _count("takeovers"),
-    _text("path"),
+    sa.Column("last", sa.Boolean, nullable=False),
+    # '' unless last
+    _text("outcome"),
+    # of float32 rewards, added as float64
+    sa.Column("reward_sum", sa.Double, nullable=False),
+    # over all cameras
+    _count("frames"),
+    # little-endian int32[k, 4]: first offset, count, actor, version; `control.find_runs`
+    sa.Column("runs", sa.LargeBinary, nullable=False),
+    # of the payload of its journal record
     _count("bytes"),
     _text("sha256"),
+    # where it lies: in a journal file, or in a shard of its robot spec
+    sa.Column("journal", sa.BigInteger),
+    _count("offset"),
+    sa.Column("shard", sa.BigInteger),
+    _count("first_row"),
+    # little-endian int64[n, 4]; what it says is the store's affair
+    sa.Column("placed", sa.LargeBinary),
+    sa.Column("damaged", sa.Boolean, nullable=False, default=False),
     # robot clock
     _count("closed_ns"),
     _count("received_ns"),
-    # when the file was on disk and this row's transaction began
+    # when its bytes were on disk and this row's transaction began
     _count("committed_ns"),
     sa.UniqueConstraint("episode", "index"),
+    sa.Index("segments_ticks", "episode", "first_tick"),
     sqlite_autoincrement=True,
+)
+
+
+def _index_where(name: str, column: sa.Column[Any], condition: sa.ColumnElement[bool]) -> None:
+    sa.Index(name, column, sqlite_where=condition, postgresql_where=condition)
+
+
+_index_where("segments_journal", segments.c.journal, segments.c.journal.is_not(None))
+_index_where("segments_shard", segments.c.shard, segments.c.shard.is_not(None))
+_index_where("segments_damaged", segments.c.damaged, segments.c.damaged)
+
+shards = sa.Table(
+    "shards",
+    metadata,
+    _text("spec_hash", sa.ForeignKey("specs.hash"), primary_key=True),
+    _count("number", primary_key=True, autoincrement=False),
+    # writing: reserved, its objects may be there; sealed: readable; dropping: its objects are being deleted
+    _text("state"),
+    _count("rows"),
+    _count("bytes"),
+    _count("created_ns"),
+)
+
+objects = sa.Table(
+    "objects",
+    metadata,
+    _text("key", primary_key=True),
+    _text("spec_hash"),
+    _count("number"),
+    _count("bytes"),
+    _text("sha256"),
+    sa.ForeignKeyConstraint(["spec_hash", "number"], ["shards.spec_hash", "shards.number"]),
+    sa.Index("objects_shard", "spec_hash", "number"),
 )
 
 versions = sa.Table(
     "versions",
     metadata,
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    _count("number", primary_key=True, autoincrement=False),
     _text("sha256"),
     _count("size_bytes"),
-    _count("parent"),
+    _count("parent", index=True),
     _count("gradient_steps"),
     _count("human_steps"),
     _count("newest_segment"),
@@ -99,10 +206,18 @@ versions = sa.Table(
     _text("path"),
 )
 
+trained = sa.Table(
+    "trained",
+    metadata,
+    # the episodes drawn from on the way to a version that none of its ancestors had seen
+    _count("version", sa.ForeignKey("versions.number"), primary_key=True, autoincrement=False),
+    _count("episode", sa.ForeignKey("episodes.number"), primary_key=True, autoincrement=False, index=True),
+)
+
 evaluations = sa.Table(
     "evaluations",
     metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    _key("id"),
     _count("number"),
     _text("label"),
     _count("first_seed"),
@@ -110,17 +225,18 @@ evaluations = sa.Table(
     _text("success"),
     # evaluator's clock
     _count("started_ns"),
-    sa.Column("duration_s", sa.Float, nullable=False),
+    sa.Column("duration_s", sa.Double, nullable=False),
     # nanoseconds since 1970, for people
     _count("wall_ns"),
     sa.UniqueConstraint("number", "label", "first_seed", "started_ns"),
+    sqlite_autoincrement=True,
 )
 
 applied = sa.Table(
     "applied",
     metadata,
     _text("robot", primary_key=True),
-    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    _count("version", primary_key=True, autoincrement=False),
     _count("announced_ns"),
     # gateway's clock: the gateway corrects the robot's stamp by the measured offset
     _count("applied_ns"),
@@ -129,7 +245,7 @@ applied = sa.Table(
 events = sa.Table(
     "events",
     metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    _key("id"),
     _count("time_ns"),
     _text("robot"),
     _text("kind"),
@@ -137,38 +253,14 @@ events = sa.Table(
     sqlite_autoincrement=True,
 )
 
-
-def open_engine(path: Path, read_only: bool) -> sa.Engine:
-    """An engine on the SQLite file at `path`; nothing is opened before its first use.
-
-    Writers take the lock when a transaction begins, so that two of them wait for each other instead of failing.
-    """
-    mode = "rw" if read_only else "rwc"
-    # Every thread gets its own connection; WAL lets them, and other processes, read while one writes.
-    engine = sa.create_engine(
-        sa.URL.create("sqlite", database=f"file:{_escaped(path)}", query={"mode": mode, "uri": "true"})
-    )
-
-    @sa.event.listens_for(engine, "connect")
-    def _prepare(connection: Any, _record: Any) -> None:
-        # pysqlite's own transaction handling is switched off: `_begin` below does it
-        connection.isolation_level = None
-        pragmas = ["busy_timeout=30000", "synchronous=FULL", "foreign_keys=ON"]
-        # a reader could not change the journal mode, and must not change data
-        pragmas += ["query_only=ON"] if read_only else ["journal_mode=WAL"]
-        for pragma in pragmas:
-            connection.execute(f"PRAGMA {pragma}")
-
-    @sa.event.listens_for(engine, "begin")
-    def _begin(connection: sa.Connection) -> None:
-        writing = connection.get_execution_options().get("writing", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
-
-    return engine
-
-
-def _escaped(path: Path) -> str:
-    text = str(path.absolute())
-    for character, escape in (("%", "%25"), ("?", "%3f"), ("#", "%23")):
-        text = text.replace(character, escape)
-    return text
+labels = sa.Table(
+    "labels",
+    metadata,
+    _key("id"),
+    _count("episode", sa.ForeignKey("episodes.number"), index=True),
+    _text("key"),
+    _text("value"),
+    _text("author"),
+    _count("time_ns"),
+    sqlite_autoincrement=True,
+)

@@ -1,66 +1,65 @@
-"""Counters for a report, computed from the ledger's rows and from nothing else."""
+"""Counters for a report, computed from the ledger's rows and from nothing else. Functions of one transaction."""
 
 from __future__ import annotations
 
+import numpy as np
 import sqlalchemy as sa
 
 from cloud_learner.buffer import tables
-from cloud_learner.buffer.rows import Totals
+from cloud_learner.buffer.ledger_segments import fetch_plain
+from cloud_learner.buffer.rows import TickCheck, Totals
 
-_s, _e = tables.segments.c, tables.episodes.c
+_s, _e, _t = tables.segments.c, tables.episodes.c, tables.tallies.c
 
 
-def read_totals(connection: sa.Connection) -> dict[str | None, Totals]:
-    """Totals by robot name, and of all robots under None; empty when nothing is stored."""
-    end = _s.first_tick + _s.steps
-    # the newest tick that earlier segments of the episode brought
-    reached = sa.func.max(end).over(partition_by=_s.episode, order_by=(_s.first_tick, _s.row), rows=(None, -1))
-    rows = sa.select(
-        _s.row,
-        _s.episode,
-        _s.steps,
-        _s.human_steps,
-        _s.bytes,
-        end.label("end"),
-        sa.func.max(0, sa.func.min(sa.func.coalesce(reached, 0), end) - _s.first_tick).label("twice"),
-    ).subquery()
-    per_episode = (
-        sa.select(
-            _e.robot,
-            _e.interventions,
-            sa.func.count().label("segments"),
-            sa.func.sum(rows.c.steps).label("steps"),
-            sa.func.sum(rows.c.human_steps).label("human_steps"),
-            sa.func.sum(rows.c.bytes).label("bytes"),
-            sa.func.max(rows.c.row).label("newest_row"),
-            sa.func.sum(rows.c.twice).label("twice"),
-            sa.func.max(rows.c.end).label("end"),
-        )
-        .join(_e.id.table, rows.c.episode == _e.id)
-        .group_by(rows.c.episode)
-        .subquery()
-    )
-    c = per_episode.c
-    query = sa.select(
-        c.robot,
-        sa.func.sum(c.segments).label("segments"),
-        sa.func.count().label("episodes"),
-        sa.func.sum(c.steps).label("steps"),
-        sa.func.sum(c.human_steps).label("human_steps"),
-        sa.func.sum(c.interventions).label("interventions"),
-        sa.func.sum(c.bytes).label("bytes"),
-        sa.func.max(c.newest_row).label("newest_row"),
-        sa.func.sum(c.twice).label("duplicated_steps"),
-        sa.func.sum(c.end - (c.steps - c.twice)).label("missing_steps"),
-    ).group_by(c.robot)
-    by_robot = {row["robot"]: dict(row) for row in connection.execute(query).mappings()}
-    found: dict[str | None, Totals] = {}
+def totals(connection: sa.Connection) -> Totals:
+    """What is stored of all robots."""
+    found = robot_totals(connection).values()
     everything = dict.fromkeys(Totals.__struct_fields__, 0)
-    for robot, row in by_robot.items():
-        del row["robot"]
-        found[robot] = Totals(**row)
-        for name, value in row.items():
+    for row in found:
+        for name in Totals.__struct_fields__:
+            value = getattr(row, name)
             everything[name] = max(everything[name], value) if name == "newest_row" else everything[name] + value
-    if found:
-        found[None] = Totals(**everything)
-    return found
+    return Totals(**everything)
+
+
+def robot_totals(connection: sa.Connection) -> dict[str, Totals]:
+    """What is stored, by robot."""
+    names = ("segments", "episodes", "steps", "human_steps", "interventions", "bytes", "newest_row")
+    query = sa.select(
+        _t.robot,
+        *(_t[name] for name in names),
+        (_t.steps - _t.ticks).label("duplicated_steps"),
+        (_t.end_tick - _t.ticks).label("missing_steps"),
+    )
+    rows = (dict(row) for row in connection.execute(query.where(_t.episodes > 0)).mappings())
+    return {row.pop("robot"): Totals(**row) for row in rows}
+
+
+def shares(connection: sa.Connection) -> tuple[tuple[str, str, str, int, int, int, int], ...]:
+    """(task, source, outcome, episodes, steps, human steps, interventions) of what is stored; '': unfinished."""
+    kinds = (_e.task, _e.source, _e.outcome)
+    sums = (sa.func.sum(column) for column in (_e.steps, _e.human_steps, _e.interventions))
+    query = sa.select(*kinds, sa.func.count(), *sums).where(_e.pruned_ns == 0).group_by(*kinds)
+    rows = connection.execute(query)
+    # PostgreSQL adds bigints up to a decimal
+    return tuple(sorted((task, source, end, n, int(a), int(b), int(c)) for task, source, end, n, a, b, c in rows))
+
+
+def check_ticks(connection: sa.Connection) -> TickCheck:
+    """Duplicated and missing steps, counted afresh from every segment."""
+    query = sa.select(_s.episode, _s.first_tick, _s.steps).order_by(_s.episode, _s.first_tick)
+    rows = np.array(fetch_plain(connection, query), np.int64).reshape(-1, 3)
+    if not len(rows):
+        return TickCheck(0, 0)
+    _, episode = np.unique(rows[:, 0], return_inverse=True)
+    first, steps = rows[:, 1], rows[:, 2]
+    # each episode gets its own stretch of one long line, so that a running maximum does not reach into the next one
+    stride = int((first + steps).max()) + 1
+    begin, end = first + episode * stride, first + steps + episode * stride
+    reached = np.maximum.accumulate(np.concatenate([[0], end[:-1]]))
+    reached = np.maximum(reached, episode * stride)
+    new = np.maximum(0, end - np.maximum(begin, reached))
+    ends = np.zeros(episode[-1] + 1, np.int64)
+    np.maximum.at(ends, episode, first + steps)
+    return TickCheck(int(steps.sum() - new.sum()), int(ends.sum() - new.sum()))

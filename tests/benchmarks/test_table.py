@@ -12,12 +12,14 @@ from benchmarks import table
 from benchmarks.table import Goal, Result
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in ("__init__", "table"))
+PARTS = ("__init__", "table", "cpu", "buffer_data", "buffer_growth", "buffer_ours", "buffer_peers")
+BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in PARTS)
 
 
 def sample(quick: bool) -> Result:
     rows = [{"arm": "a", "value": 0.12345}, {"arm": "b", "value": 2 if quick else 3}]
-    return Result("A title", rows, [Goal("a above b", -1.0, "above 0", False)], ["a note"])
+    more = {"More of it": [{"size": 10, "took": 0.5}]}
+    return Result("A title", rows, [Goal("a above b", -1.0, "above 0", False)], ["a note"], more)
 
 
 def test_a_run_prints_writes_and_says_whether_goals_hold(
@@ -33,6 +35,9 @@ def test_a_run_prints_writes_and_says_whether_goals_hold(
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["command"] == "python -m benchmarks.sample --quick"
     assert found["machine"]
+    assert "## More of it\n\n| size | took |\n| --- | --- |\n| 10 | 0.5 |\n" in printed
+    assert found["more"] == {"More of it": [{"size": 10, "took": 0.5}]}
+    assert found["notes"] == ["a note"]
     assert found["rows"][0] == {"arm": "a", "value": 0.12345}
     assert found["goals"] == [{"name": "a above b", "value": -1.0, "target": "above 0", "holds": False}]
 

@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.ledger import Ledger
-from cloud_learner.buffer.store import SegmentStore
+from cloud_learner.buffer.place import BufferPlace
 from cloud_learner.gateway import Gateway
 from cloud_learner.ingest import Ingest
 from cloud_learner.operator.view import FleetView
@@ -30,6 +29,7 @@ from wire.messages import (
     EdgeStatus,
     Evaluate,
     FetchWeights,
+    Fresh,
     Heartbeat,
     Hello,
     Introduce,
@@ -53,8 +53,8 @@ class Hall:
     def __init__(self, root: Path) -> None:
         self.clock = ManualClock(10**9)
         self.server = MemoryServer()
-        self.ledger = Ledger.open(root / "ledger.sqlite")
-        self.ingest = Ingest(root, self.ledger, SegmentStore.open(root / "segments"), self.clock)
+        self.ledger, store = BufferPlace(root).open_writer()
+        self.ingest = Ingest(root, self.ledger, store, self.clock)
         self.ingest.open()
         self.view = FleetView(self.clock)
         self.gateway = Gateway(
@@ -187,7 +187,7 @@ def test_a_full_disk_is_said_and_the_robot_keeps_its_data(hall: Hall, monkeypatc
     def full(*arguments: object) -> None:
         raise DiskFull("no space left")
 
-    monkeypatch.setattr(hall.ingest._store, "write", full)
+    monkeypatch.setattr(hall.ingest._store, "append", full)
     answer = hall.ask(robot, valid_segment())
     assert kinds(answer) == [Nack]
     assert "no space left" in answer[0].reason
@@ -251,6 +251,31 @@ def valid_segment() -> Segment:
     segment = builder.end("success", 10**7)
     assert segment is not None
     return segment
+
+
+def test_trainers_hear_of_what_was_stored_once_it_is_durable(hall: Hall) -> None:
+    robot, trainer = hall.robot(), hall.server.connect("trainer")
+    hall.ask(trainer, Hello("trainer", "trainer", clock_name(), 1))
+    segment = valid_segment()
+    hall.ask(robot, segment, segment)
+    (fresh,) = [m for m in hall.hear(trainer) if isinstance(m, Fresh)]
+    assert hall.ledger.places([fresh.row])[fresh.row].id == fresh.segment.id == segment.id
+    # what must stay held out is not passed on
+    of = msgspec.structs.replace(samples.episode(), id="held-out", source="evaluation")
+    examined = msgspec.structs.replace(segment, id="held-out/0", episode=of)
+    assert kinds(hall.ask(robot, examined)) == [Ack]
+    assert [m for m in hall.hear(trainer) if isinstance(m, Fresh)] == []
+
+
+def test_a_version_remembers_which_episodes_it_was_first_trained_on(hall: Hall) -> None:
+    robot, trainer = hall.robot(), hall.server.connect("trainer")
+    hall.ask(trainer, Hello("trainer", "trainer", clock_name(), 1))
+    hall.ask(robot, valid_segment())
+    weights = b"weights"
+    version = PolicyVersion(1, hashlib.sha256(weights).hexdigest(), len(weights), 0, 10, 6, 1)
+    hall.ask(trainer, Publish(version, (1,)), WeightBytes(1, 0, weights))
+    assert list(hall.ledger.episodes_of_version(1)) == [samples.episode().id]
+    assert list(hall.ledger.versions_of_episode(samples.episode().id)) == [1]
 
 
 def malformed() -> list[Segment]:

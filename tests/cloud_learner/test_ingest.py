@@ -1,14 +1,13 @@
 import errno
-import logging
 import os
 
 import msgspec
 import numpy as np
 import pytest
 
+from cloud_learner.buffer.check import MAX_EPISODE_STEPS
 from cloud_learner.buffer.fake import CLOSING_NS, fake_episode, fake_spec, same_segment
-from cloud_learner.buffer.ledger import Ledger
-from cloud_learner.buffer.store import SegmentStore
+from cloud_learner.buffer.place import BufferPlace
 from cloud_learner.ingest import Ingest
 from wire import codec
 from wire.clock import ManualClock
@@ -28,13 +27,16 @@ class Gateway:
         self.ledger.see_robot("r1", SPEC, "clock", 1)
 
     def start(self):
-        self.ledger = Ledger.open(self.root / "ledger.sqlite")
-        self.store = SegmentStore.open(self.root / "segments")
+        self.ledger, self.store = BufferPlace(self.root).open_writer()
         self.ingest = Ingest(self.root, self.ledger, self.store, self.clock)
         self.ingest.open()
 
     def accept(self, segment, peer="r1"):
         return self.ingest.accept(peer, segment, self.clock.now_ns())
+
+    def read(self, segment_id):
+        row = self.ledger.segment(segment_id).row
+        return self.store.read([row]).segments[row]
 
     def quarantined(self):
         return sorted(path.name for path in (self.root / "quarantine").iterdir())
@@ -49,18 +51,21 @@ def _files(root):
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
+def _journal_bytes(root):
+    return sum(path.stat().st_size for path in (root / "journal").glob("*.journal"))
+
+
 def test_what_is_stored_reads_back_and_a_resend_is_stored_once(gateway):
     segments = fake_episode(SPEC, "e", steps=200)
     assert [gateway.accept(segment).outcome for segment in segments] == ["stored"] * 3
-    before = _files(gateway.root / "segments")
+    before = _journal_bytes(gateway.root)
     assert [gateway.accept(segment).outcome for segment in segments] == ["duplicate"] * 3
     # as it comes from the wire: read-only views
     assert gateway.accept(codec.decode(codec.encode(segments[1]))).outcome == "duplicate"
-    assert _files(gateway.root / "segments") == before
-    rows = gateway.ledger.segments_after(0)
-    assert len(rows) == 3
-    for row, segment in zip(rows, segments, strict=True):
-        assert same_segment(gateway.store.read(row.path, row.sha256), segment)
+    assert _journal_bytes(gateway.root) == before
+    assert len(gateway.ledger.segments_after(0)) == 3
+    for segment in segments:
+        assert same_segment(gateway.read(segment.id), segment)
     assert gateway.ledger.totals().duplicated_steps == 0
     assert gateway.quarantined() == []
 
@@ -81,7 +86,7 @@ def test_invalid_data_is_kept_aside_with_its_reason(gateway, caplog):
     gateway.accept(bad)
     assert len(gateway.quarantined()) == 2
     assert gateway.ledger.totals().segments == 0
-    assert _files(gateway.root / "segments") == []
+    assert _journal_bytes(gateway.root) == 0
 
 
 @pytest.mark.parametrize("name", ["../../../escape", "a/b", "..", "", "x" * 5000, "\n\0"])
@@ -90,7 +95,7 @@ def test_hostile_names_stay_in_quarantine(gateway, name):
     bad = replace(segment, id=f"{name}/0", episode=replace(segment.episode, id=name))
     assert gateway.accept(bad).outcome == "quarantined"
     assert len(gateway.quarantined()) == 2
-    outside = [path for path in _files(gateway.root) if not path.startswith(("quarantine/", "ledger.sqlite"))]
+    outside = [path for path in _files(gateway.root) if not path.startswith(("quarantine/", "ledger.sqlite", "store/"))]
     assert outside == []
 
 
@@ -103,8 +108,7 @@ def test_nobody_writes_into_another_robots_episode(gateway):
     assert (result.outcome, "robot" in result.reason) == ("quarantined", True)
     # the robot's own segment finds its place free
     assert gateway.accept(segments[1]).outcome == "stored"
-    row = gateway.ledger.segment("e/1")
-    assert same_segment(gateway.store.read(row.path, row.sha256), segments[1])
+    assert same_segment(gateway.read("e/1"), segments[1])
 
 
 def test_an_id_with_other_content_is_not_lost(gateway):
@@ -114,8 +118,7 @@ def test_an_id_with_other_content_is_not_lost(gateway):
     gateway.accept(first)
     result = gateway.accept(other)
     assert (result.outcome, "other content" in result.reason) == ("quarantined", True)
-    row = gateway.ledger.segment("e/0")
-    assert same_segment(gateway.store.read(row.path, row.sha256), first)
+    assert same_segment(gateway.read("e/0"), first)
 
 
 def test_an_unknown_spec_or_an_unknown_frame_is_quarantined(gateway):
@@ -138,11 +141,15 @@ def test_frames_of_earlier_segments_are_known_after_a_restart(gateway, caplog):
     assert second.frame_times_ns["camera0"][0] in first.frames["camera0"].times_ns
     assert gateway.accept(second).outcome == "stored"
     gateway.start()
-    row = gateway.ledger.segment("e/1")
-    (gateway.store.root / row.path).write_bytes(b"damaged")
+    row = gateway.ledger.segment("e/1").row
+    place = gateway.ledger.places([row])[row]
+    journal = gateway.root / "journal" / f"{place.journal:08d}.journal"
+    data = bytearray(journal.read_bytes())
+    data[place.offset + place.bytes // 2] ^= 255
+    journal.write_bytes(data)
     # nobody can tell what a damaged segment brought: the next one is taken nevertheless
     assert gateway.accept(third).outcome == "stored"
-    assert "e/1" in caplog.text
+    assert f"row {row} of episode e cannot be read back" in caplog.text
 
 
 def test_segments_may_come_in_any_order(gateway):
@@ -156,45 +163,82 @@ def test_segments_may_come_in_any_order(gateway):
 def test_a_full_disk_leaves_nothing_and_the_resend_succeeds(gateway, monkeypatch, caplog):
     first, second, _ = fake_episode(SPEC, "e", steps=200)
     gateway.accept(first)
-    before = _files(gateway.root / "segments")
+    before = _journal_bytes(gateway.root)
 
     def full(*_args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
+        patch.setattr(os, "fdatasync", full)
         result = gateway.accept(second)
         assert (result.outcome, "no space left" in result.reason) == ("retry", True)
         # what should go to quarantine is not dropped either
         assert gateway.accept(replace(second, outcome="nonsense")).outcome == "retry"
-    assert _files(gateway.root / "segments") == before
+    assert _journal_bytes(gateway.root) == before
     assert gateway.quarantined() == []
     assert gateway.ledger.totals().segments == 1
     assert gateway.accept(second).outcome == "stored"
 
 
-def test_a_ledger_that_fails_after_the_file_was_written(gateway, monkeypatch):
+def test_a_ledger_that_fails_after_the_bytes_were_written(gateway, monkeypatch):
     (segment,) = fake_episode(SPEC, "e", steps=20)
     with monkeypatch.context() as patch:
 
-        def fail(*_args):
+        def fail(*_args, **_options):
             raise StorageError("the ledger is locked.")
 
         patch.setattr(gateway.ledger, "commit_segment", fail)
         assert gateway.accept(segment).outcome == "retry"
     assert gateway.accept(segment).outcome == "stored"
-    assert len(_files(gateway.root / "segments")) == 1
+    assert gateway.ledger.totals().segments == 1
+    assert same_segment(gateway.read("e/0"), segment)
 
 
-def test_a_file_that_went_missing_comes_back_with_a_resend(gateway, caplog):
-    (segment,) = fake_episode(SPEC, "e", steps=20)
-    gateway.accept(segment)
-    row = gateway.ledger.segment("e/0")
-    (gateway.store.root / row.path).unlink()
-    with caplog.at_level(logging.ERROR):
-        assert gateway.accept(segment).outcome == "duplicate"
-    assert "written again" in caplog.text
-    assert same_segment(gateway.store.read(row.path, row.sha256), segment)
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"times_ns": lambda first, second: second.times_ns - 10**9}, "times_ns runs backwards at tick 40"),
+        ({"first_tick": lambda first, second: 39}, "first_tick 39 is below tick 40"),
+        ({"first_tick": lambda first, second: MAX_EPISODE_STEPS - 5}, "first_tick: episode 'e' would have"),
+        ({"reward": lambda first, second: second.reward[:-1]}, "reward is <f4[19], expected <f4[20]"),
+        ({"state": lambda first, second: second.state[:, :3]}, "state is <f4[20, 3], expected <f4[20, 4]"),
+    ],
+)
+def test_a_bad_column_is_named_and_the_stream_goes_on(gateway, change, named):
+    first, second = fake_episode(SPEC, "e", steps=60, segment_steps=40)
+    assert gateway.accept(first).outcome == "stored"
+    ((name, make),) = change.items()
+    bad = replace(second, **{name: make(first, second)})
+    if name == "times_ns":
+        bad = replace(bad, frame_times_ns={c: np.minimum(t, bad.times_ns) for c, t in bad.frame_times_ns.items()})
+    result = gateway.accept(bad)
+    assert result.outcome == "quarantined"
+    assert named in result.reason
+    assert "'e/1'" in (gateway.root / "quarantine" / gateway.quarantined()[1]).read_text()
+    assert gateway.accept(second).outcome == "stored"
+
+
+def test_time_may_not_run_backwards_towards_a_later_segment(gateway):
+    first, second, third = fake_episode(SPEC, "e", steps=60, segment_steps=20)
+    assert gateway.accept(third).outcome == "stored"
+    late = replace(second, times_ns=second.times_ns + 20 * SPEC.period_ns)
+    assert "to the segment after" in gateway.accept(late).reason
+    longer = replace(second, first_tick=21)
+    assert "tick 40 is stored already" in gateway.accept(longer).reason
+    assert gateway.accept(second).outcome == gateway.accept(first).outcome == "stored"
+
+
+def test_a_frame_that_cannot_be_decoded_is_refused(gateway):
+    (segment,) = fake_episode(SPEC, "e", steps=8)
+    frames = segment.frames["camera0"]
+    torn = bytearray(frames.encoded[1])
+    table = torn.find(b"\xff\xc4")
+    torn[table + 4 : table + 30] = b"\xff" * 26
+    encoded = (frames.encoded[0], bytes(torn), *frames.encoded[2:])
+    bad = replace(segment, frames={"camera0": replace(frames, encoded=encoded)})
+    result = gateway.accept(bad)
+    assert (result.outcome, "camera 'camera0': frame 1 cannot be decoded" in result.reason) == ("quarantined", True)
 
 
 def test_latency_is_measured_in_the_gateways_clock(gateway):

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.store import SegmentStore
 from fleet import supplies
 from fleet.meters import Meters
 from fleet.recipes import fake
@@ -48,12 +47,12 @@ def test_data_flows_round_and_nothing_is_lost(fleet: Rehearsal) -> None:
 def test_every_stored_step_is_what_the_robot_did(fleet: Rehearsal) -> None:
     fleet.turn(400)
     fleet.drain()
-    store = SegmentStore(fleet.data.segments)
+    ledger, store = fleet.data.buffer.open_reader()
     rows = [row for row in fleet.ledger.segments_after(0) if row.source == "online"]
     assert rows
     ends: dict[str, int] = {}
     for row in rows:
-        segment = store.read(row.path, row.sha256)
+        segment = store.read([row.row]).segments[row.row]
         assert segment.first_tick == ends.get(row.episode, 0)
         ends[row.episode] = segment.first_tick + segment.steps
         assert np.abs(segment.executed).max() <= 1.0
@@ -61,6 +60,7 @@ def test_every_stored_step_is_what_the_robot_did(fleet: Rehearsal) -> None:
         assert not segment.executed[held][:, :3].any()
         assert (segment.version[segment.actor == ACTORS.index("policy")] > 0).all()
         assert (np.diff(segment.times_ns) > 0).all()
+    ledger.close()
 
 
 def test_robots_go_on_while_the_line_is_cut_and_everything_arrives_later(fleet: Rehearsal) -> None:
@@ -105,10 +105,10 @@ def test_a_person_outranks_the_script_and_only_moves_are_recorded_as_human(fleet
     fleet.turn(30, 0)
     assert robot.loop.mode in ("policy", "script")
     fleet.drain()
-    store = SegmentStore(fleet.data.segments)
-    actors = np.concatenate(
-        [store.read(row.path, row.sha256).actor for row in fleet.ledger.segments_after(0) if row.robot == "robot-0"]
-    )
+    ledger, store = fleet.data.buffer.open_reader()
+    rows = [row.row for row in ledger.segments_after(0) if row.robot == "robot-0"]
+    actors = np.concatenate([segment.actor for segment in store.read(rows).segments.values()])
+    ledger.close()
     assert 1 <= (actors == ACTORS.index("human")).sum() <= 6
 
 
@@ -118,7 +118,7 @@ def test_a_new_gateway_on_the_same_data_goes_on(fleet: Rehearsal) -> None:
     version = fleet.ledger.newest_version()
     assert version is not None
     fleet.ledger.close()
-    fleet.gateway, fleet.view, fleet.ledger = supplies.make_gateway(fleet.recipe, fleet.data, fleet.server)
+    fleet.gateway, fleet.view, fleet.ledger, _ = supplies.make_gateway(fleet.recipe, fleet.data, fleet.server)
     assert fleet.ledger.totals().steps == stored
     fleet.turn(300)
     fleet.drain()

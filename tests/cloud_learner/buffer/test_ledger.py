@@ -1,53 +1,81 @@
+import contextlib
 import sqlite3
+import threading
+import time
+import traceback
 
 import msgspec
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
+from cloud_learner.buffer import ledger_commit
 from cloud_learner.buffer.control import count_interventions, summarise_control
 from cloud_learner.buffer.fake import fake_episode, fake_spec
 from cloud_learner.buffer.ledger import Ledger
-from cloud_learner.buffer.rows import Stored, Totals
-from wire.errors import Corrupt, InvalidData, StorageError
-from wire.messages import Evaluation
-from wire.types import PolicyVersion
+from cloud_learner.buffer.rows import ClockOffsetRow, Intervention, Journaled, Totals
+from wire.errors import ConfigError, Corrupt, DiskFull, InvalidData, NotWritable, StorageError
+from wire.messages import ACTORS, Evaluation
 
 SPEC = fake_spec()
 POLICY, HUMAN, SCRIPT, HOLD = range(4)
-
-
-def _stored(segment):
-    return Stored(f"{segment.id}.zip", 100, "0" * 64)
+replace = msgspec.structs.replace
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    ledger = Ledger.open(tmp_path / "ledger.sqlite")
+def ledger(ledger_place):
+    ledger = Ledger.open(ledger_place)
     ledger.see_robot("r1", SPEC, "clock", 5)
     yield ledger
     ledger.close()
 
 
 def _commit(ledger, segment):
-    return ledger.commit_segment(segment, _stored(segment), 10, 11)
+    return ledger.commit_segment(segment, Journaled(1, 200 * segment.index, 100, "0" * 64), 10, 11)
+
+
+def _steps(actors, index, first_tick, of, last=False):
+    """A segment of these actors, cut out of a fake episode."""
+    whole = fake_episode(SPEC, of.id, steps=max(1, len(actors)), segment_steps=5000, actor=actors or [HOLD])[0]
+    arrays = {
+        name: array[: len(actors)]
+        for name in whole.__struct_fields__
+        if isinstance(array := getattr(whole, name), np.ndarray)
+    }
+    return replace(
+        whole,
+        **arrays,
+        id=f"{of.id}/{index}",
+        episode=of,
+        index=index,
+        first_tick=first_tick,
+        last=last,
+        outcome="failure" if last else "",
+    )
+
+
+# --- entering -------------------------------------------------------------------------------------------------------
 
 
 def test_a_segment_is_entered_once_and_in_commit_order(ledger):
     segments = fake_episode(SPEC, "e1", steps=200)
-    assert [_commit(ledger, segment) for segment in segments] == [True] * 3
-    assert [_commit(ledger, segment) for segment in segments] == [False] * 3
+    assert [_commit(ledger, segment) for segment in segments] == [1, 2, 3]
+    assert [_commit(ledger, segment) for segment in segments] == [None] * 3
     rows = ledger.segments_after(0)
-    assert [(row.row, row.id, row.first_tick, row.steps) for row in rows] == [
-        (1, "e1/0", 0, 80),
-        (2, "e1/1", 80, 80),
-        (3, "e1/2", 160, 40),
+    assert [(row.row, row.id, row.first_tick, row.steps, row.last, row.outcome) for row in rows] == [
+        (1, "e1/0", 0, 80, False, ""),
+        (2, "e1/1", 80, 80, False, ""),
+        (3, "e1/2", 160, 40, True, "success"),
     ]
-    assert rows[0].robot == "r1"
-    assert rows[0].task == "drawer-open"
+    assert (rows[0].robot, rows[0].task, rows[0].episode, rows[0].spec_hash) == ("r1", "drawer-open", "e1", SPEC.hash)
+    assert rows[0].frames == len(segments[0].frames["camera0"].encoded) == 20
+    assert rows[0].reward_sum == pytest.approx(segments[0].reward.astype(np.float64).sum(), abs=1e-12)
+    assert (rows[0].closed_ns, rows[0].received_ns, rows[0].committed_ns) == (segments[0].closed_ns, 10, 11)
     assert ledger.segments_after(1, limit=1) == rows[1:2]
     assert ledger.segment("e1/2") == rows[2]
     assert ledger.segment("e1/3") is None
     assert ledger.segments_of("e1") == rows
+    assert ledger.newest_row() == 3
 
 
 def test_an_episode_adds_up_whatever_the_order(ledger):
@@ -58,13 +86,156 @@ def test_an_episode_adds_up_whatever_the_order(ledger):
     episodes = [ledger.episode(f"e{number}") for number in range(3)]
     whole = np.concatenate([segment.actor for segment in fake_episode(SPEC, "e", steps=200, seed=3)])
     control = summarise_control(whole)
-    for episode in episodes:
-        assert episode.steps == 200
-        assert episode.outcome == "success"
+    for number, episode in enumerate(episodes):
+        assert (episode.number, episode.steps, episode.outcome) == (number + 1, 200, "success")
+        assert (episode.segments, episode.bytes, episode.newest_row) == (3, 300, 3 * number + 3)
+        assert (episode.committed_ns, episode.pruned_ns) == (11, 0)
+        assert abs(time.time_ns() - episode.wall_ns) < 60e9
         assert episode.human_steps == control.human_steps
         assert episode.interventions == control.takeovers
     assert control.takeovers > 0
     assert [episode.id for episode in ledger.episodes(limit=2)] == ["e2", "e1"]
+    assert ledger.episodes("nobody") == ()
+    assert (ledger.episodes_of_robot("r1"), ledger.episodes_of_robot("nobody")) == (3, 0)
+    assert [row.first_tick for row in ledger.segments_of("e1")] == [0, 80, 160]
+
+
+def test_counters_equal_a_count_by_hand_whatever_comes(ledger):
+    """Segments of random lengths in random order, some over the same ticks, some without a step."""
+    rng = np.random.default_rng(2)
+    expected = dict.fromkeys(("steps", "human_steps", "interventions", "duplicated_steps", "missing_steps"), 0)
+    for number in range(12):
+        tangled = number % 3 == 0
+        of = fake_episode(SPEC, f"e{number}", steps=1)[0].episode
+        parts, tick = [], 0
+        for index in range(int(rng.integers(1, 9))):
+            actors = rng.choice([POLICY, HUMAN, SCRIPT, HOLD, HOLD], int(rng.integers(0, 30))).tolist()
+            first = int(rng.integers(0, 60)) if tangled else tick
+            parts.append(_steps(actors, index, first, of))
+            tick = first + len(actors)
+        for part in rng.permutation(len(parts)).tolist():
+            _commit(ledger, parts[part])
+        ticks = [tick for part in parts for tick in range(part.first_tick, part.first_tick + part.steps)]
+        actors = np.concatenate([part.actor for part in parts])
+        whole = summarise_control(actors)
+        episode = ledger.episode(of.id)
+        assert (episode.steps, episode.human_steps) == (len(ticks), whole.human_steps)
+        assert episode.interventions == whole.takeovers
+        expected["steps"] += len(ticks)
+        expected["human_steps"] += whole.human_steps
+        expected["interventions"] += whole.takeovers
+        expected["duplicated_steps"] += len(ticks) - len(set(ticks))
+        expected["missing_steps"] += max([part.first_tick + part.steps for part in parts]) - len(set(ticks))
+        totals = ledger.totals()
+        assert {name: getattr(totals, name) for name in expected} == expected
+        found = ledger.check_ticks()
+        assert (found.duplicated_steps, found.missing_steps) == (totals.duplicated_steps, totals.missing_steps)
+    assert min(expected.values()) > 0
+
+
+def test_totals_count_each_robot_and_see_what_is_double_or_missing(ledger):
+    assert ledger.totals() == Totals()
+    assert ledger.robot_totals() == {}
+    assert ledger.check_ticks().missing_steps == 0
+    for segment in fake_episode(SPEC, "e1", steps=200):
+        _commit(ledger, segment)
+    for segment in fake_episode(SPEC, "e2", robot="r2", steps=100, actor=[HUMAN] * 100)[1:]:
+        _commit(ledger, segment)
+    totals = ledger.totals()
+    assert (totals.segments, totals.episodes, totals.steps, totals.newest_row) == (4, 2, 220, 4)
+    assert (totals.bytes, totals.duplicated_steps, totals.missing_steps) == (400, 0, 80)
+    by_robot = ledger.robot_totals()
+    assert set(by_robot) == {"r1", "r2"}
+    assert by_robot["r1"].steps == 200
+    assert by_robot["r2"].human_steps == 20
+    # an edge with a bug cuts the same ticks twice: [40, 120) again, and [150, 170) within
+    for index, (begin, steps) in enumerate([(40, 80), (150, 20)], start=3):
+        wrong = fake_episode(SPEC, "e1", steps=steps)[0]
+        _commit(ledger, replace(wrong, id=f"e1/{index}", index=index, first_tick=begin))
+    assert ledger.totals().duplicated_steps == 100
+    assert ledger.robot_totals()["r1"].missing_steps == 0
+
+
+def test_shares_are_counted_by_task_source_and_outcome(ledger):
+    for number, (task, source, finished) in enumerate(
+        [("b", "online", True), ("a", "demonstration", True), ("b", "online", False), ("b", "online", True)]
+    ):
+        options = {"task": task, "source": source, "finished": finished, "actor": [POLICY, HUMAN] * 20}
+        for segment in fake_episode(SPEC, f"e{number}", steps=40, **options):
+            _commit(ledger, segment)
+    assert ledger.shares() == (
+        ("a", "demonstration", "success", 1, 40, 20, 0),
+        ("b", "online", "", 1, 40, 20, 20),
+        ("b", "online", "success", 2, 80, 40, 40),
+    )
+
+
+def test_an_episode_cannot_change_its_facts(ledger):
+    segments = fake_episode(SPEC, "e1", steps=200)
+    _commit(ledger, segments[0])
+    for change in ({"robot": "r2"}, {"task": "other"}, {"source": "evaluation"}, {"seed": 9}):
+        episode = replace(segments[1].episode, **change)
+        with pytest.raises(InvalidData, match=next(iter(change))):
+            _commit(ledger, replace(segments[1], episode=episode))
+    stranger = fake_episode(fake_spec(state_dim=7), "e9")[0]
+    with pytest.raises(InvalidData, match="unknown"):
+        _commit(ledger, stranger)
+    with pytest.raises(InvalidData, match="another segment of index 0"):
+        _commit(ledger, replace(segments[0], id="e1/other"))
+    with pytest.raises(InvalidData, match="index"):
+        _commit(ledger, replace(segments[1], index=2**40))
+    with pytest.raises(InvalidData, match="4097 steps"):
+        _commit(ledger, _steps([POLICY] * 4097, 1, 80, segments[0].episode))
+    assert ledger.totals().segments == 1
+    assert ledger.episode("e9") is None
+    assert _commit(ledger, segments[1]) == ledger.newest_row()
+
+
+def test_what_fails_leaves_nothing(ledger, monkeypatch):
+    segments = fake_episode(SPEC, "e1", steps=200)
+    _commit(ledger, segments[0])
+    before = ledger.segments_after(0), ledger.episodes(), ledger.totals()
+
+    def fail(_result):
+        raise RuntimeError("cut off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_commit, "inserted_key", fail)
+        for segment in (segments[1], fake_episode(SPEC, "e2")[0]):
+            with pytest.raises(RuntimeError, match="cut off"):
+                _commit(ledger, segment)
+    assert (ledger.segments_after(0), ledger.episodes(), ledger.totals()) == before
+    assert _commit(ledger, segments[1]) is not None
+
+
+def test_the_work_of_a_commit_does_not_grow(tmp_path):
+    """Counted in instructions of SQLite's virtual machine: a long episode, of which the robot held a part."""
+    ledger = Ledger.open(tmp_path / "ledger.sqlite")
+    ledger.see_robot("r1", SPEC, "clock", 5)
+    count = 0
+
+    def tick():
+        nonlocal count
+        count += 1
+
+    engine = ledger._database._engine
+    sa.event.listen(engine, "connect", lambda raw, _record: raw.set_progress_handler(tick, 1))
+    engine.dispose()
+    of = fake_episode(SPEC, "e", steps=1)[0].episode
+    costs = []
+    for index in range(300):
+        actors = [HOLD] * 4 if 50 < index < 250 else [POLICY, HUMAN]
+        count = 0
+        _commit(ledger, _steps(actors, index, 4 * index, of))
+        costs.append(count)
+    assert costs[0] > 100
+    # deeper trees, but no walk over the episode; the first after the long hold may look back over it once
+    assert np.median(costs[255:]) < 1.3 * np.median(costs[5:50])
+    assert np.median(costs[60:240]) < 1.3 * np.median(costs[5:50])
+    ledger.close()
+
+
+# --- interventions --------------------------------------------------------------------------------------------------
 
 
 def test_interventions_are_changes_from_the_policy_to_a_person():
@@ -96,71 +267,111 @@ def test_interventions_do_not_depend_on_where_segments_are_cut():
         assert sum(part.human_steps for part in parts) == whole.human_steps
 
 
-def test_a_demonstration_counts_no_intervention(ledger):
+def test_interventions_are_found_where_they_were(ledger):
+    of = fake_episode(SPEC, "e", steps=1)[0].episode
+    _commit(ledger, _steps([HUMAN, POLICY, HOLD, HUMAN, HOLD], 0, 0, of))
+    _commit(ledger, _steps([HOLD], 1, 5, of))
+    _commit(ledger, _steps([SCRIPT, HOLD, POLICY, POLICY, SCRIPT], 2, 6, of, last=True))
+    # the first began under a person, the second went on with a script after a hold
+    assert ledger.interventions("e") == (Intervention(3, 4, "human"), Intervention(10, 1, "script"))
+    assert ledger.episode("e").interventions == 2
+    assert ledger.interventions("nothing") == ()
     for segment in fake_episode(SPEC, "d", source="demonstration", actor=[POLICY, SCRIPT] * 100):
         _commit(ledger, segment)
-    assert ledger.episode("d").interventions == 0
-    assert ledger.episode("d").human_steps == 100
+    assert ledger.interventions("d") == ()
+    assert (ledger.episode("d").interventions, ledger.episode("d").human_steps) == (0, 100)
 
 
-def test_totals_count_each_robot_and_see_what_is_double_or_missing(ledger):
-    assert ledger.totals() == Totals()
-    assert ledger.robot_totals() == {}
-    first = fake_episode(SPEC, "e1", steps=200)
-    for segment in first:
-        _commit(ledger, segment)
-    for segment in fake_episode(SPEC, "e2", robot="r2", steps=100, actor=[HUMAN] * 100)[1:]:
-        _commit(ledger, segment)
-    totals = ledger.totals()
-    assert (totals.segments, totals.episodes, totals.steps, totals.newest_row) == (4, 2, 220, 4)
-    assert (totals.duplicated_steps, totals.missing_steps) == (0, 80)
-    by_robot = ledger.robot_totals()
-    assert set(by_robot) == {"r1", "r2"}
-    assert by_robot["r1"].steps == 200
-    assert by_robot["r2"].human_steps == 20
-    # an edge with a bug cuts the same ticks twice: [40, 120) again, and [150, 170) within
-    for index, (begin, steps) in enumerate([(40, 80), (150, 20)], start=3):
-        wrong = fake_episode(SPEC, "e1", steps=steps)[0]
-        wrong = msgspec.structs.replace(wrong, id=f"e1/{index}", index=index, first_tick=begin)
-        _commit(ledger, wrong)
-    assert ledger.totals().duplicated_steps == 100
-    assert ledger.robot_totals()["r1"].missing_steps == 0
+def test_as_many_interventions_are_found_as_were_counted(ledger):
+    rng = np.random.default_rng(4)
+    found = 0
+    for number in range(6):
+        segments = fake_episode(SPEC, f"e{number}", steps=300, segment_steps=int(rng.integers(20, 90)), seed=number)
+        for segment in segments:
+            _commit(ledger, segment)
+        whole = np.concatenate([segment.actor for segment in segments])
+        found += len(ledger.interventions(f"e{number}"))
+        assert len(ledger.interventions(f"e{number}")) == ledger.episode(f"e{number}").interventions
+        for one in ledger.interventions(f"e{number}"):
+            stretch = whole[one.first_tick : one.first_tick + one.ticks]
+            assert ACTORS[stretch[0]] == one.actor
+            assert stretch[-1] in (HUMAN, SCRIPT)
+            assert POLICY not in stretch
+    assert found > 6
 
 
-def test_duplicated_steps_equal_a_count_by_hand(ledger):
-    rng = np.random.default_rng(2)
-    base = fake_episode(SPEC, "e", steps=30)[0]
-    ticks = []
-    for index in range(12):
-        begin, steps = int(rng.integers(0, 60)), int(rng.integers(1, 30))
-        segment = fake_episode(SPEC, "e", steps=steps)[0]
-        segment = msgspec.structs.replace(
-            segment, id=f"e/{index}", index=index, first_tick=begin, last=False, outcome="", episode=base.episode
-        )
-        _commit(ledger, segment)
-        ticks += range(begin, begin + steps)
-        totals = ledger.totals()
-        assert totals.duplicated_steps == len(ticks) - len(set(ticks))
-        assert totals.missing_steps == max(ticks) + 1 - len(set(ticks))
+# --- index ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_episode_cannot_change_its_facts(ledger):
-    segments = fake_episode(SPEC, "e1", steps=200)
-    _commit(ledger, segments[0])
-    for change in ({"robot": "r2"}, {"task": "other"}, {"source": "evaluation"}, {"seed": 9}):
-        episode = msgspec.structs.replace(segments[1].episode, **change)
-        with pytest.raises(InvalidData, match=next(iter(change))):
-            _commit(ledger, msgspec.structs.replace(segments[1], episode=episode))
-    stranger = fake_episode(fake_spec(state_dim=7), "e9")[0]
-    with pytest.raises(InvalidData, match="unknown"):
-        _commit(ledger, stranger)
-    assert ledger.totals().segments == 1
-    assert ledger.episode("e9") is None
+def test_the_index_says_of_every_step_who_acted_with_which_version(ledger):
+    other = fake_spec(state_dim=7)
+    ledger.see_robot("r2", other, "clock", 6)
+    rng = np.random.default_rng(3)
+    committed = []
+    for number in range(5):
+        source = "demonstration" if number == 1 else "online"
+        for segment in fake_episode(SPEC, f"e{number}", steps=170, seed=number, source=source, finished=number != 4):
+            changed = rng.integers(0, 3, segment.steps).cumsum().astype(np.int32)
+            committed.append(replace(segment, version=changed))
+            _commit(ledger, committed[-1])
+        for segment in fake_episode(other, f"other{number}", robot="r2", steps=100):
+            _commit(ledger, segment)
+    empty = _steps([], 3, 170, replace(committed[-1].episode, id="e4"), last=True)
+    committed.append(replace(empty, outcome="aborted"))
+    _commit(ledger, committed[-1])
+
+    found = ledger.index(0, SPEC.hash)
+    kinds = {
+        "row": "i8", "episode": "i8", "index": "i4", "first_tick": "i8", "steps": "i4", "frames": "i4",
+        "reward_sum": "f8", "last": "?", "outcome": "i1", "run_offsets": "i8", "runs": "i4",
+    }  # fmt: skip
+    assert {name: getattr(found, name).dtype for name in kinds} == kinds
+    rows = {row.id: row for row in ledger.segments_after(0)}
+    assert found.row.tolist() == [rows[segment.id].row for segment in committed]
+    assert found.index.tolist() == [segment.index for segment in committed]
+    assert found.first_tick.tolist() == [segment.first_tick for segment in committed]
+    assert found.steps.tolist() == [segment.steps for segment in committed]
+    assert found.last.tolist() == [segment.last for segment in committed]
+    assert found.frames.tolist() == [len(segment.frames["camera0"].encoded) for segment in committed]
+    outcome = {"": -1, "success": 0, "failure": 1, "aborted": 2}
+    assert found.outcome.tolist() == [outcome[segment.outcome] for segment in committed]
+    for n, segment in enumerate(committed):
+        assert found.reward_sum[n] == pytest.approx(segment.reward.astype(np.float64).sum(), abs=1e-12)
+        first, count, actor, version = found.runs[found.run_offsets[n] : found.run_offsets[n + 1]].T
+        assert np.array_equal(np.repeat(actor, count), segment.actor)
+        assert np.array_equal(np.repeat(version, count), segment.version)
+        assert first.tolist() == (np.cumsum(count) - count).tolist()
+        facts = found.episodes[int(found.episode[n])]
+        assert (facts.id, facts.source) == (segment.episode.id, segment.episode.source)
+        assert (facts.robot, facts.task, facts.seed) == ("r1", "drawer-open", segment.episode.seed)
+    # as few runs as there can be
+    changes = sum(
+        int(((np.diff(s.actor.astype(int)) != 0) | (np.diff(s.version) != 0)).sum()) + bool(s.steps) for s in committed
+    )
+    assert len(found.runs) == changes
+    assert set(found.episodes) == set(found.episode.tolist())
+
+    # piece by piece it is the same
+    pieces, after = [], 0
+    while len(piece := ledger.index(after, SPEC.hash, limit=4).row):
+        pieces += piece.tolist()
+        after = pieces[-1]
+    assert pieces == found.row.tolist()
+    late = ledger.index(int(found.row[-3]), SPEC.hash)
+    assert late.row.tolist() == found.row[-2:].tolist()
+    assert set(late.episodes) == set(late.episode.tolist())
+    nothing = ledger.index(ledger.newest_row(), SPEC.hash)
+    assert (len(nothing.row), nothing.run_offsets.tolist(), nothing.runs.shape) == (0, [0], (0, 4))
+    assert nothing.episodes == {}
+    assert {name: getattr(nothing, name).dtype for name in kinds} == kinds
+
+
+# --- robots, measurements, events -----------------------------------------------------------------------------------
 
 
 def test_robots_specs_and_clock_offsets(ledger):
     ledger.see_robot("trainer", None, "clock", 6)
-    ledger.set_clock_offset("r1", -1234)
+    ledger.set_clock_offset("r1", -1234, 70)
     ledger.see_robot("r1", None, "other clock", 9)
     robot = ledger.robot("r1")
     assert (robot.clock_offset_ns, robot.first_seen_ns, robot.last_seen_ns) == (-1234, 5, 9)
@@ -173,18 +384,16 @@ def test_robots_specs_and_clock_offsets(ledger):
     ledger.see_robot("r1", fake_spec(2), "clock", 10)
     assert ledger.robot("r1").spec_hash == fake_spec(2).hash
     assert ledger.spec(SPEC.hash) == SPEC
+    # offsets are kept as they change
+    ledger.set_clock_offset("r1", -1234, 80)
+    ledger.set_clock_offset("r1", -1200)
+    ledger.set_clock_offset("nobody", 5)
+    assert ledger.clock_offsets("r1") == (ClockOffsetRow(1, "r1", 70, -1234), ClockOffsetRow(2, "r1", 0, -1200))
+    assert ledger.robot("r1").clock_offset_ns == -1200
+    assert ledger.clock_offsets("nobody") == ()
 
 
-def test_versions_measurements_applied_and_events(ledger):
-    assert ledger.newest_version() is None
-    one = PolicyVersion(1, "a" * 64, 10, 0, 100, 50, 7, 123)
-    ledger.commit_version(one, "1.safetensors")
-    with pytest.raises(InvalidData, match="version 1"):
-        ledger.commit_version(one, "1.safetensors")
-    assert ledger.newest_version().version == one
-    assert ledger.version(1).path == "1.safetensors"
-    assert ledger.version(2) is None
-    assert [row.version.number for row in ledger.versions()] == [1]
+def test_measurements_applied_and_events(ledger):
     measured = Evaluation(1, {"b": 0.5, "a": 1.0}, 20, 1_000_000, "cadence", 77, 1.5)
     assert ledger.add_evaluation(measured, 5)
     assert not ledger.add_evaluation(measured, 6)
@@ -192,44 +401,155 @@ def test_versions_measurements_applied_and_events(ledger):
     assert (row.success, row.wall_ns, row.duration_s) == ({"a": 1.0, "b": 0.5}, 5, 1.5)
     assert ledger.note_applied("r1", 1, 10, 20)
     assert not ledger.note_applied("r1", 1, 10, 30)
-    assert [row.applied_ns for row in ledger.applied()] == [20]
+    assert ledger.note_applied("a robot", 1, 10, 25)
+    assert [row.applied_ns for row in ledger.applied()] == [25, 20]
     ledger.add_event(1, "r1", "estop", "pressed")
-    ledger.add_event(2, "r1", "estop")
-    assert [event.detail for event in ledger.events()] == ["pressed", ""]
+    ledger.add_event(2, "r1", "refused", "a name with \0 in it")
+    assert [event.detail for event in ledger.events()] == ["pressed", "a name with \N{SYMBOL FOR NULL} in it"]
     assert [event.id for event in ledger.events(after_id=1)] == [2]
+    assert ledger.events(limit=1)[0].time_ns == 1
 
 
-def test_another_process_reads_while_the_gateway_writes(tmp_path, ledger):
-    reader = Ledger.open(ledger.path, read_only=True)
+def test_labels_are_kept_with_who_gave_them(ledger):
+    _commit(ledger, fake_episode(SPEC, "e1")[0])
+    assert ledger.add_label("e1", "quality", "good", "anna", 5) == 1
+    assert ledger.add_label("e1", "quality", "bad", "otto", 6) == 2
+    rows = ledger.labels("e1")
+    assert [(row.episode, row.key, row.value, row.author, row.time_ns) for row in rows] == [
+        ("e1", "quality", "good", "anna", 5),
+        ("e1", "quality", "bad", "otto", 6),
+    ]
+    assert ledger.labels("e2") == ()
+    with pytest.raises(InvalidData, match="'e2'"):
+        ledger.add_label("e2", "quality", "good", "anna", 5)
+
+
+# --- several at once ------------------------------------------------------------------------------------------------
+
+
+def test_others_read_while_the_gateway_writes(ledger, ledger_place):
+    reader = Ledger.open(ledger_place, read_only=True)
     for number, segment in enumerate(fake_episode(SPEC, "e1", steps=200), start=1):
         _commit(ledger, segment)
         assert reader.totals().segments == number
-    with pytest.raises(StorageError, match="readonly"):
+    with pytest.raises(NotWritable, match="reading only"):
         reader.add_event(1, "r1", "no")
+    with pytest.raises(NotWritable, match="reading only"), reader.exclusive():
+        pass
+    # not only this class says no
+    with pytest.raises(NotWritable), reader._database._explained(), reader._database._reader.begin() as connection:
+        connection.execute(sa.text("DELETE FROM segments"))
     ledger.close()
-    # the last writer took its journal away; readers still come in
-    assert Ledger.open(ledger.path, read_only=True).totals().segments == 3
+    # the last writer may have tidied up behind it; readers still come in
+    assert Ledger.open(ledger_place, read_only=True).totals().segments == 3
     reader.close()
 
 
-def test_the_file_is_durable_and_checked(tmp_path, ledger):
-    with ledger._engine.connect() as connection:
-        pragmas = {
-            p: connection.exec_driver_sql(f"PRAGMA {p}").scalar()
-            for p in ("journal_mode", "synchronous", "foreign_keys")
-        }
-    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+def test_rows_appear_in_the_order_of_their_numbers(ledger):
+    """A reader that has seen row n never finds a smaller one later: who comes second waits for the first to commit."""
+    first, second = (fake_episode(SPEC, name, steps=40)[0] for name in ("a", "b"))
+    with ledger._database.writing() as connection:
+        row = ledger_commit.commit_segment(connection, first, Journaled(1, 0, 1, "0" * 64), 1, 2)
+        late = []
+        thread = threading.Thread(target=lambda: late.append(_commit(ledger, second)))
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+        assert (late, ledger.newest_row()) == ([], 0)
+    thread.join(30)
+    assert late == [row + 1]
+    assert [found.id for found in ledger.segments_after(0)] == ["a/0", "b/0"]
 
 
-def test_a_ledger_that_cannot_be_read_says_why(tmp_path, ledger):
-    with pytest.raises(StorageError, match="start the gateway"):
-        Ledger.open(tmp_path / "none.sqlite", read_only=True)
-    ledger.close()
-    with sqlite3.connect(ledger.path) as raw:
-        raw.execute("update meta set value = '99'")
+def test_many_threads_commit_and_one_follows(ledger):
+    episodes = [fake_episode(SPEC, f"e{n}", steps=60, segment_steps=6, seed=n) for n in range(4)]
+    failures, seen, after = [], [], 0
+
+    def commit(segments):
+        try:
+            for segment in segments:
+                assert _commit(ledger, segment) is not None
+        except Exception as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=commit, args=(segments,)) for segments in episodes]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads) or after < ledger.newest_row():
+        found = ledger.index(after, SPEC.hash)
+        seen += found.row.tolist()
+        after = seen[-1] if seen else 0
+    assert failures == []
+    assert seen == sorted(seen)
+    assert len(seen) == len(set(seen)) == 40
+    assert ledger.totals().duplicated_steps == ledger.totals().missing_steps == 0
+    assert ledger.totals().interventions == sum(
+        summarise_control(np.concatenate([s.actor for s in segments])).takeovers for segments in episodes
+    )
+
+
+def test_a_reader_sees_one_state_however_long_it_looks(ledger):
+    _commit(ledger, fake_episode(SPEC, "e1", steps=40)[0])
+    with ledger._database.reading() as connection:
+        query = sa.text("SELECT count(*) FROM segments")
+        assert connection.scalar(query) == 1
+        _commit(ledger, fake_episode(SPEC, "e2", steps=40)[0])
+        assert connection.scalar(query) == 1
+    assert ledger.totals().segments == 2
+
+
+def test_two_open_a_new_ledger_at_once(ledger_place):
+    opened, failures = [], []
+
+    def open_it():
+        try:
+            opened.append(Ledger.open(ledger_place))
+        except Exception as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=open_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    assert [ledger.totals() for ledger in opened] == [Totals()] * 4
+    for ledger in opened:
+        ledger.close()
+
+
+# --- opening --------------------------------------------------------------------------------------------------------
+
+
+def test_a_ledger_of_another_format_is_refused(ledger, ledger_place):
+    with ledger._database.writing() as connection:
+        connection.execute(sa.text("UPDATE meta SET value = '99' WHERE key = 'format'"))
     for read_only in (False, True):
-        with pytest.raises(StorageError, match="format 99"):
-            Ledger.open(ledger.path, read_only=read_only)
+        with pytest.raises(StorageError, match="has format 99, this vla-fleet reads format 2"):
+            Ledger.open(ledger_place, read_only=read_only)
+    with ledger._database.writing() as connection:
+        connection.execute(sa.text("DROP TABLE meta"))
+    with pytest.raises(StorageError, match="format unknown"):
+        Ledger.open(ledger_place)
+
+
+def test_there_must_be_something_to_read(ledger_place):
+    with pytest.raises(StorageError, match="start the gateway"):
+        Ledger.open(ledger_place, read_only=True)
+
+
+def test_a_commit_is_on_the_device(ledger, ledger_place):
+    with ledger._database.writing() as connection:
+        if "://" in ledger_place:
+            assert connection.scalar(sa.text("SHOW synchronous_commit")) == "on"
+            assert connection.scalar(sa.text("SHOW transaction_isolation")) == "read committed"
+            return
+        names = ("journal_mode", "synchronous", "foreign_keys")
+        pragmas = {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in names}
+        assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+def test_files_that_are_no_ledger_are_named(tmp_path):
     with sqlite3.connect(tmp_path / "other.sqlite") as raw:
         raw.execute("create table t (x)")
     with pytest.raises(StorageError, match="format unknown"):
@@ -237,6 +557,83 @@ def test_a_ledger_that_cannot_be_read_says_why(tmp_path, ledger):
     (tmp_path / "text.sqlite").write_text("this is no database" * 100)
     with pytest.raises(Corrupt, match=r"text\.sqlite"):
         Ledger.open(tmp_path / "text.sqlite")
-    (tmp_path / "name with ? and # and %").mkdir()
-    Ledger.open(tmp_path / "name with ? and # and %" / "ledger.sqlite").close()
-    assert (tmp_path / "name with ? and # and %" / "ledger.sqlite").exists()
+    # directories are made, and any name will do
+    path = tmp_path / "name with ? and # and %" / "ledger.sqlite"
+    ledger = Ledger.open(path)
+    assert ledger.place == str(path)
+    ledger.close()
+    assert path.exists()
+    with contextlib.closing(Ledger.open(f"sqlite:///{tmp_path}/name.sqlite")) as ledger:
+        assert ledger.place == str(tmp_path / "name.sqlite")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        Ledger.open(tmp_path / "file" / "ledger.sqlite")
+
+
+def test_a_full_disk_is_said_and_survived(tmp_path):
+    ledger = Ledger.open(tmp_path / "ledger.sqlite")
+    ledger.see_robot("r1", SPEC, "clock", 5)
+    engine = ledger._database._engine
+    limit = lambda raw, _record: raw.execute("PRAGMA max_page_count=1")  # noqa: E731
+    sa.event.listen(engine, "connect", limit)
+    engine.dispose()
+    with pytest.raises(DiskFull, match=r"no space left for .*ledger\.sqlite"):
+        for index in range(10_000):
+            ledger.add_event(index, "r1", "kind", "x" * 1000)
+    sa.event.remove(engine, "connect", limit)
+    engine.dispose()
+    for segment in fake_episode(SPEC, "e1"):
+        assert _commit(ledger, segment)
+    ledger.close()
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------------------------
+
+
+def test_a_password_is_shown_to_nobody(postgres_url):
+    secret = "sesame-4711"
+    url = postgres_url.replace("fleet@", f"fleet:{secret}@")
+    ledger = Ledger.open(url)
+    assert secret not in ledger.place + repr(ledger)
+    assert ledger.place.startswith("postgresql://fleet@/")
+    with pytest.raises(InvalidData, match="out of range") as raised:
+        ledger.see_robot("r1", None, "clock", 2**70)
+    ledger.close()
+    texts = ["".join(traceback.format_exception(raised.value))]
+    for wrong in (
+        f"postgresql://fleet:{secret}@127.0.0.1:1/x",
+        f"postgresql://fleet@127.0.0.1:1/x?password={secret}",
+        f"postgresql://fleet:{secret}@127.0.0.1:port/x",
+        f"mysql://fleet:{secret}@host/x",
+        f"postgresql+other://fleet:{secret}@host/x",
+    ):
+        with pytest.raises((StorageError, ConfigError)) as raised:
+            Ledger.open(wrong)
+        texts += ["".join(traceback.format_exception(raised.value)), repr(raised.value)]
+    assert secret not in "".join(texts)
+    assert "ledger postgresql://fleet@127.0.0.1:1/x: " in texts[1]
+
+
+def test_connections_that_broke_are_replaced(postgres_server, postgres_url):
+    ledger = Ledger.open(postgres_url)
+    ledger.see_robot("r1", SPEC, "clock", 5)
+    segments = fake_episode(SPEC, "e1", steps=200)
+    _commit(ledger, segments[0])
+    end_all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'vla-fleet%'"
+    postgres_server.execute(end_all)
+    assert _commit(ledger, segments[1]) is not None
+    # in the middle of a transaction nothing of it is kept
+    with pytest.raises(StorageError), ledger._database.writing() as connection:
+        ledger_commit.commit_segment(connection, segments[2], Journaled(1, 0, 1, "0" * 64), 1, 2)
+        postgres_server.execute(end_all)
+    assert ledger.totals().segments == 2
+    assert _commit(ledger, segments[2]) is not None
+    ledger.close()
+
+
+def test_a_text_that_cannot_be_stored_is_invalid_data(postgres_url):
+    ledger = Ledger.open(postgres_url)
+    ledger.see_robot("r1", SPEC, "clock", 5)
+    with pytest.raises(InvalidData, match="NUL"):
+        _commit(ledger, fake_episode(SPEC, "e1", task="a\0b")[0])
+    ledger.close()

@@ -1,0 +1,127 @@
+"""Which stored episodes go into a LeRobot dataset, and what the export asks of ledger and store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from cloud_learner.buffer.check import OUTCOMES, SOURCES
+from wire.errors import ConfigError, nearest
+from wire.messages import ACTORS, Segment
+from wire.types import RobotSpec
+
+UNFINISHED = "unfinished"
+
+
+class EpisodeFacts(Protocol):
+    """What the export asks of an episode's row."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def robot(self) -> str: ...
+    @property
+    def spec_hash(self) -> str: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def outcome(self) -> str: ...
+
+
+class SegmentFacts(Protocol):
+    @property
+    def row(self) -> int: ...
+
+
+class Episodes(Protocol):
+    """What the export asks of a ledger: episodes newest first, the segments of one by index."""
+
+    def episodes(self, robot: str | None = None, limit: int = 100) -> Sequence[EpisodeFacts]: ...
+
+    def segments_of(self, episode: str) -> Sequence[SegmentFacts]: ...
+
+
+class FoundSegments(Protocol):
+    @property
+    def segments(self) -> Mapping[int, Segment]: ...
+    @property
+    def damaged(self) -> Mapping[int, str]: ...
+
+
+class Segments(Protocol):
+    """What the export asks of a store."""
+
+    def read(self, rows: Sequence[int]) -> FoundSegments: ...
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """Which episodes, and which parts of them; an empty tuple asks for all."""
+
+    ids: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    robots: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ("online", "demonstration")
+    outcomes: tuple[str, ...] = OUTCOMES
+    """success, failure, aborted, unfinished"""
+    actors: tuple[str, ...] = ()
+    """keep only the steps that these chose; each run of them becomes an episode of its own"""
+    newest: int = 0
+    """at most so many episodes, the newest; 0 for all"""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far an export or import is."""
+
+    episodes: int
+    of_episodes: int
+    steps: int
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """An episode, or part of one, that is not in the dataset."""
+
+    episode: str
+    reason: str
+
+
+def select(ledger: Episodes, spec: RobotSpec, selection: Selection) -> list[EpisodeFacts]:
+    """The episodes of robots with `spec` that match, oldest first. Raises `ConfigError` when there is none."""
+    for name, given, known in (
+        ("source", selection.sources, SOURCES),
+        ("outcome", selection.outcomes, (*OUTCOMES, UNFINISHED)),
+        ("actor", selection.actors, ACTORS),
+    ):
+        for value in given:
+            if value not in known:
+                raise ConfigError(f"{name} '{value}' is none of {', '.join(known)}.{nearest(value, known)}")
+    of_spec = [row for row in ledger.episodes(limit=2**31 - 1) if row.spec_hash == spec.hash]
+    found = [
+        row
+        for row in of_spec
+        if (not selection.ids or row.id in selection.ids)
+        and (not selection.tasks or row.task in selection.tasks)
+        and (not selection.robots or row.robot in selection.robots)
+        and (not selection.sources or row.source in selection.sources)
+        and (not selection.outcomes or (row.outcome or UNFINISHED) in selection.outcomes)
+    ]
+    if not found:
+        tasks = ", ".join(sorted({row.task for row in of_spec})[:20]) or "none"
+        robots = ", ".join(sorted({row.robot for row in of_spec})[:20]) or "none"
+        raise ConfigError(
+            f"no episode matches {_said(selection)}: of robot spec {spec.hash} there are {len(of_spec)} "
+            f"(tasks: {tasks}; robots: {robots})."
+        )
+    return (found[: selection.newest] if selection.newest else found)[::-1]
+
+
+def _said(selection: Selection) -> str:
+    given = msgspec.structs.asdict(selection)
+    return ", ".join(
+        f"{name}: {' '.join(value)}" for name, value in given.items() if isinstance(value, tuple) and value
+    )

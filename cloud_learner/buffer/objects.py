@@ -1,0 +1,272 @@
+"""Where whole, immutable objects lie: a local directory, or an object store by URL.
+
+An object appears at once or not at all. Keys are relative paths such as `<spec hash>/state/c/3/0`; whoever writes takes
+care that they are safe as file names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import obstore
+import zarr.storage
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import from_url
+from zarr.abc.store import Store
+
+from cloud_learner.buffer.files import make_directory, move_durably, remove_leftovers, remove_quietly
+from wire.errors import ConfigError, Corrupt, NotWritable, StorageError, storage_error
+
+Span = tuple[str, int, int]
+"""(key, first byte, end byte) of a part of an object."""
+
+_WRITING = ".writing"
+"""Folder of a local store in which objects are written before they get their name."""
+_REQUESTS = 16
+"""Requests to an object store that are under way at once."""
+_SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+
+
+class Objects(Protocol):
+    """A place of objects. Safe to use from several threads."""
+
+    place: str
+    """as people know it, without secrets"""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Store `data`, replacing what is there; durable when this returns. Raises `StorageError`."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """The whole object. Raises `Corrupt` when there is none, `StorageError` when it cannot be asked for now."""
+        ...
+
+    def read(self, spans: Sequence[Span]) -> list[bytes]:
+        """Parts of objects, all at once where that is faster. Raises as `get`; `Corrupt` also for one that is short."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove an object; one that is not there is as well removed."""
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """Keys of the objects in the folder `prefix` and below."""
+        ...
+
+    def clean(self) -> int:
+        """Remove what a crash left half-written; only for one that alone writes here. Returns how many."""
+        ...
+
+    def zarr(self) -> Store:
+        """The same objects as zarr sees them, to be read only."""
+        ...
+
+
+def open_objects(place: str | Path) -> Objects:
+    """The objects at a directory, or at a URL such as `s3://bucket/prefix`. Nothing is read or created yet."""
+    if isinstance(place, str) and "://" in place:
+        return RemoteObjects(place)
+    return LocalObjects(Path(place))
+
+
+class LocalObjects:
+    """Objects as files below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.place = str(root)
+        self._numbers = iter(range(2**62))
+
+    def put(self, key: str, data: bytes) -> None:
+        path = self.root / key
+        name = f"{os.getpid()}-{threading.get_ident()}-{next(self._numbers)}.part"
+        temporary = self.root / _WRITING / name
+        try:
+            make_directory(path.parent)
+            make_directory(temporary.parent)
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            move_durably(temporary, path)
+        except OSError as error:
+            remove_quietly(temporary)
+            raise storage_error(error, "store", path) from error
+
+    def get(self, key: str) -> bytes:
+        try:
+            return (self.root / key).read_bytes()
+        except OSError as error:
+            raise self._explained(error, key) from error
+
+    def read(self, spans: Sequence[Span]) -> list[bytes]:
+        found, key, descriptor = [], "", -1
+        try:
+            for wanted, first, end in spans:
+                if wanted != key:
+                    if descriptor >= 0:
+                        os.close(descriptor)
+                        descriptor = -1
+                    key = wanted
+                    descriptor = os.open(self.root / key, os.O_RDONLY)
+                part = os.pread(descriptor, end - first, first)
+                if len(part) != end - first:
+                    raise Corrupt(f"object {self.root / key} ends before byte {end}. Restore it from a backup.")
+                found.append(part)
+        except OSError as error:
+            raise self._explained(error, key) from error
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        return found
+
+    def delete(self, key: str) -> None:
+        try:
+            (self.root / key).unlink(missing_ok=True)
+        except OSError as error:
+            raise storage_error(error, "store", self.root / key) from error
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        for folder, folders, names in os.walk(self.root / prefix):
+            relative = Path(folder).relative_to(self.root)
+            if relative == Path("."):
+                folders[:] = [name for name in folders if name != _WRITING]
+            for name in names:
+                yield str(relative / name)
+
+    def zarr(self) -> Store:
+        return zarr.storage.LocalStore(self.root, read_only=True)
+
+    def clean(self) -> int:
+        return remove_leftovers(self.root / _WRITING, "store")
+
+    def _explained(self, error: OSError, key: str) -> StorageError:
+        if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
+            return Corrupt(f"object {self.root / key} is gone. Restore it from a backup.")
+        return storage_error(error, "store", self.root / key)
+
+
+class RemoteObjects:
+    """Objects of an object store. Credentials, region and endpoint come from the usual `AWS_*` environment."""
+
+    def __init__(self, url: str) -> None:
+        self.place = _without_secrets(url)
+        # An endpoint is plain HTTP only when the environment says so.
+        endpoint = next(
+            (os.environ[name] for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if os.environ.get(name)), ""
+        )
+        options: dict[str, Any] = {"timeout": "120s", "allow_http": endpoint.startswith("http://")}
+        config: dict[str, Any] = {"endpoint": endpoint} if endpoint and url.startswith("s3") else {}
+        try:
+            connect: Any = from_url
+            self._store = connect(url, config=config or None, client_options=options, retry_config={"max_retries": 5})
+        except (BaseError, ValueError) as error:
+            raise ConfigError(
+                f"store {self.place} cannot be used: {self._text(error)}. Give a URL such as s3://bucket/prefix, and "
+                "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL where it needs them."
+            ) from None
+        self._threads: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    def put(self, key: str, data: bytes) -> None:
+        try:
+            # in one request: a upload in parts that is cut leaves parts that nobody sees but somebody pays
+            obstore.put(self._store, key, data, use_multipart=False)
+        except (BaseError, OSError) as error:
+            raise self._explained(error, key) from None
+
+    def get(self, key: str) -> bytes:
+        try:
+            return obstore.get(self._store, key).bytes().to_bytes()
+        except (BaseError, OSError) as error:
+            raise self._explained(error, key) from None
+
+    def read(self, spans: Sequence[Span]) -> list[bytes]:
+        by_key: dict[str, list[int]] = {}
+        for number, (key, _, _) in enumerate(spans):
+            by_key.setdefault(key, []).append(number)
+
+        def fetch(key: str) -> Sequence[Any]:
+            wanted = [spans[number] for number in by_key[key]]
+            try:
+                return obstore.get_ranges(
+                    self._store, key, starts=[first for _, first, _ in wanted], ends=[end for _, _, end in wanted]
+                )
+            except (BaseError, OSError) as error:
+                raise self._explained(error, key) from None
+
+        found: list[bytes] = [b""] * len(spans)
+        for key, parts in zip(by_key, self._pool().map(fetch, by_key), strict=True):
+            for number, part in zip(by_key[key], parts, strict=True):
+                _, first, end = spans[number]
+                found[number] = part.to_bytes()
+                if len(found[number]) != end - first:
+                    raise Corrupt(f"object {self.place}/{key} ends before byte {end}. Restore it from a backup.")
+        return found
+
+    def delete(self, key: str) -> None:
+        try:
+            obstore.delete(self._store, key)
+        except FileNotFoundError:
+            return
+        except (BaseError, OSError) as error:
+            raise self._explained(error, key) from None
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        try:
+            for some in obstore.list(self._store, prefix=prefix or None):
+                for entry in some:
+                    yield entry["path"]
+        except (BaseError, OSError) as error:
+            raise self._explained(error, prefix) from None
+
+    def clean(self) -> int:
+        return 0  # an object is put in one request
+
+    def zarr(self) -> Store:
+        return zarr.storage.ObjectStore(self._store, read_only=True)
+
+    def _pool(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="objects")
+            return self._threads
+
+    def _explained(self, error: Exception, key: str) -> StorageError:
+        where = f"{self.place}/{key}"
+        if isinstance(error, FileNotFoundError):
+            return Corrupt(f"object {where} is gone. Restore it from a backup, or create the bucket.")
+        if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+            return NotWritable(
+                f"object {where} may not be used with these credentials: {self._text(error)}. "
+                "Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what they may do."
+            )
+        return StorageError(f"object {where}: {self._text(error)}. Check the network and AWS_ENDPOINT_URL.")
+
+    @staticmethod
+    def _text(error: Exception) -> str:
+        """The first line of what the object store said, without anything secret."""
+        text = _without_secrets(str(error).strip().split("\n")[0])[:300].rstrip(". ")
+        return text or type(error).__name__
+
+
+def put_all(objects: Objects, found: Iterable[tuple[str, bytes]]) -> None:
+    """Store several objects, some at a time: most of the time of each is waiting. Raises as `put`."""
+    with ThreadPoolExecutor(8, thread_name_prefix="put") as threads:
+        for done in [threads.submit(objects.put, key, data) for key, data in found]:
+            done.result()
+
+
+def _without_secrets(text: str) -> str:
+    text = re.sub(r"//[^/@\s]*@", "//", text)
+    text = re.sub(r"\?[^\s)\"']*", "", text)
+    for name in _SECRETS:
+        if value := os.environ.get(name):
+            text = text.replace(value, f"<{name}>")
+    return text

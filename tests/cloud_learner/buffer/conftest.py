@@ -1,0 +1,38 @@
+"""Where ledgers of tests lie: every test of the ledger runs on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import postgres
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[postgres.Server]:
+    """One server for the whole test run; tests that need it are skipped where there is none."""
+    with contextlib.ExitStack() as opened:
+        try:
+            server = opened.enter_context(postgres.server())
+        except postgres.Unavailable as error:
+            pytest.skip(f"no PostgreSQL: {error}")
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: postgres.Server) -> Iterator[str]:
+    """URL of an empty database."""
+    with postgres_server.database() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def ledger_place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Path or URL of a ledger that is not there yet."""
+    if request.param == "sqlite":
+        return str(tmp_path / "ledger.sqlite")
+    url: str = request.getfixturevalue("postgres_url")
+    return url

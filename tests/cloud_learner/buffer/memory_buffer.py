@@ -1,0 +1,412 @@
+"""A buffer in memory, a planner that does anything it may, and what a batch must hold according to the segments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import cv2
+import msgspec
+import numpy as np
+
+from cloud_learner.buffer.check import OUTCOMES
+from cloud_learner.buffer.fake import fake_jpeg
+from cloud_learner.buffer.plan import Plan
+from wire.errors import InvalidData
+from wire.messages import ACTORS, CameraFrames, Segment
+from wire.types import CameraSpec, Dimension, Episode, RobotSpec
+
+HUMAN, POLICY, SCRIPT, HOLD = (ACTORS.index(name) for name in ("human", "policy", "script", "hold"))
+TASKS = {"drawer-open": "open the drawer", "door-open": "open the door"}
+
+
+class Index(msgspec.Struct, frozen=True, eq=False):
+    row: np.ndarray
+    episode: np.ndarray
+    index: np.ndarray
+    first_tick: np.ndarray
+    steps: np.ndarray
+    frames: np.ndarray
+    reward_sum: np.ndarray
+    last: np.ndarray
+    outcome: np.ndarray
+    run_offsets: np.ndarray
+    runs: np.ndarray
+    episodes: dict
+
+
+class Found(msgspec.Struct, frozen=True):
+    segments: dict[int, Segment]
+    damaged: dict[int, str]
+    elsewhere: tuple[int, ...] = ()
+
+
+class MemoryBuffer:
+    """Ledger and store at once."""
+
+    def __init__(self, spec: RobotSpec) -> None:
+        self.spec = spec
+        self.segments: dict[int, Segment] = {}
+        """by ledger row, all that live"""
+        self.stored: dict[int, Segment] = {}
+        """all that can still be read"""
+        self.numbers: dict[str, int] = {}
+        """by episode id"""
+        self.damaged: set[int] = set()
+        """cannot be read, but the ledger does not know yet"""
+        self.elsewhere: set[int] = set()
+        self.reads: list[int] = []
+        self.version = 0
+        self._row = self._generation = 0
+
+    def add(self, *segments: Segment) -> list[int]:
+        rows = []
+        for segment in segments:
+            self._row += 1
+            self.segments[self._row] = self.stored[self._row] = segment
+            self.numbers.setdefault(segment.episode.id, len(self.numbers) + 1)
+            rows.append(self._row)
+        return rows
+
+    def prune(self, episode: str) -> None:
+        self.segments = {row: s for row, s in self.segments.items() if s.episode.id != episode}
+        self._generation += 1
+
+    def until(self, row: int) -> MemoryBuffer:
+        """A copy as it was when `row` was the newest."""
+        copy = MemoryBuffer(self.spec)
+        copy.segments = {r: s for r, s in self.segments.items() if r <= row}
+        copy.stored = dict(copy.segments)
+        copy.numbers = {
+            id: n for id, n in self.numbers.items() if any(s.episode.id == id for s in copy.segments.values())
+        }
+        copy._row = row
+        return copy
+
+    def generation(self) -> int:
+        return self._generation
+
+    def newest_version(self):
+        return SimpleNamespace(version=SimpleNamespace(number=self.version))
+
+    def places(self, rows: Sequence[int]):
+        return {row: SimpleNamespace(journal=1 if row in self.elsewhere else None) for row in rows}
+
+    def index(self, after: int, spec_hash: str, limit: int | None = None) -> Index:
+        chosen = [(row, s) for row, s in self.segments.items() if row > after and s.episode.spec_hash == spec_hash]
+        chosen = chosen[:limit]
+        runs, offsets = [], [0]
+        for _, s in chosen:
+            change = np.flatnonzero((np.diff(s.actor) != 0) | (np.diff(s.version) != 0)) + 1
+            firsts = np.r_[0, change] if s.steps else np.zeros(0, np.int64)
+            counts = np.diff(np.r_[firsts, s.steps])[: len(firsts)]
+            runs += [(f, c, s.actor[f], s.version[f]) for f, c in zip(firsts.tolist(), counts.tolist(), strict=True)]
+            offsets.append(len(runs))
+        ep = {self.numbers[s.episode.id]: s.episode for _, s in chosen}
+        return Index(
+            row=np.array([row for row, _ in chosen], np.int64),
+            episode=np.array([self.numbers[s.episode.id] for _, s in chosen], np.int64),
+            index=np.array([s.index for _, s in chosen], np.int32),
+            first_tick=np.array([s.first_tick for _, s in chosen], np.int64),
+            steps=np.array([s.steps for _, s in chosen], np.int32),
+            frames=np.array([sum(len(f.encoded) for f in s.frames.values()) for _, s in chosen], np.int32),
+            reward_sum=np.array([s.reward.sum(dtype=np.float64) for _, s in chosen]),
+            last=np.array([s.last for _, s in chosen], bool),
+            outcome=np.array([OUTCOMES.index(s.outcome) if s.last else -1 for _, s in chosen], np.int8),
+            run_offsets=np.array(offsets, np.int64),
+            runs=np.array(runs, np.int32).reshape(-1, 4),
+            episodes=ep,
+        )
+
+    def read(self, rows: Sequence[int]) -> Found:
+        self.reads += rows
+        there = [row for row in rows if row in self.stored and row not in self.elsewhere]
+        return Found(
+            {row: self.stored[row] for row in there if row not in self.damaged},
+            {row: "it is damaged" for row in there if row in self.damaged},
+            tuple(row for row in rows if row in self.elsewhere),
+        )
+
+
+# --- episodes ---------------------------------------------------------------------------------------------------------
+
+
+def robot(cameras: Sequence[tuple[int, int, float]]) -> RobotSpec:
+    """A robot of 40 Hz with cameras of (height, width, rate)."""
+    return RobotSpec(
+        embodiment="fake",
+        state=tuple(Dimension(f"s{i}", "m", -1.0, 1.0) for i in range(3)),
+        action=tuple(Dimension(f"a{i}", "m", -1.0, 1.0) for i in range(2)),
+        cameras=tuple(CameraSpec(f"camera{i}", h, w, rate) for i, (h, w, rate) in enumerate(cameras)),
+        control_hz=40.0,
+    )
+
+
+def record(
+    spec: RobotSpec,
+    name: str,
+    lengths: Sequence[int],
+    seed: int,
+    *,
+    source: str = "online",
+    task: str = "drawer-open",
+    finished: bool = True,
+    early: bool = False,
+) -> list[Segment]:
+    """An episode of segments of these `lengths`, random in all that it may be.
+
+    `early`: some frames come with the segment before the one whose steps saw them first.
+    """
+    rng = np.random.default_rng([seed, len(lengths)])
+    total, ends = sum(lengths), np.cumsum(lengths)
+    times = 10**12 + np.arange(total, dtype=np.int64) * spec.period_ns
+    actor = rng.integers(0, 4, total + 1)[np.cumsum(rng.random(total) < 0.15)].astype(np.uint8)
+    version = np.cumsum(rng.random(total) < 0.1).astype(np.int32)
+    seen, images = {}, {}
+    for c, camera in enumerate(spec.cameras):
+        fresh = rng.random(total) < camera.rate_hz / spec.control_hz
+        fresh[:1] = True
+        taken = times - rng.integers(1000, spec.period_ns // 2) - c
+        seen[camera.name] = taken[np.maximum.accumulate(np.where(fresh, np.arange(total), 0))]
+        images[camera.name] = {
+            int(time): fake_jpeg(camera.height, camera.width, rng) for time in np.unique(seen[camera.name])
+        }
+    state = rng.normal(size=(total, spec.state_dim)).astype(np.float32)
+    executed = rng.normal(size=(total, spec.action_dim)).astype(np.float32)
+    reward = rng.normal(size=total).astype(np.float32)
+    delay = rng.integers(-1, 9, total).astype(np.int16)
+    episode = Episode(name, "r1", spec.hash, task, seed, source, 10**12)
+    outcome = OUTCOMES[int(rng.integers(3))]
+    found = []
+    brought: dict[str, set[int]] = {camera.name: set() for camera in spec.cameras}
+    for index, (end, length) in enumerate(zip(ends.tolist(), lengths, strict=True)):
+        here = slice(end - length, end)
+        frames = {}
+        for camera in spec.cameras:
+            until = min(total, end + int(rng.integers(0, 6))) if early else end
+            new = sorted(set(seen[camera.name][:until].tolist()) - brought[camera.name])
+            brought[camera.name] |= set(new)
+            frames[camera.name] = CameraFrames(np.array(new, np.int64), tuple(images[camera.name][t] for t in new))
+        last = finished and index == len(lengths) - 1
+        found.append(
+            Segment(
+                id=f"{name}/{index}",
+                episode=episode,
+                index=index,
+                first_tick=end - length,
+                last=last,
+                outcome=outcome if last else "",
+                closed_ns=10**12,
+                times_ns=times[here],
+                state=state[here],
+                proposed=executed[here],
+                executed=executed[here],
+                actor=actor[here],
+                chunk_tick=np.zeros(length, np.int32),
+                delay_ticks=delay[here],
+                version=version[here],
+                reward=reward[here],
+                terminated=np.zeros(length, bool),
+                truncated=np.zeros(length, bool),
+                frame_times_ns={name: values[here] for name, values in seen.items()},
+                frames=frames,
+            )
+        )
+    return found
+
+
+# --- a planner --------------------------------------------------------------------------------------------------------
+
+
+class ChaosPlanner:
+    """Admits and releases random neighbours within its budget, and draws anywhere in what it holds."""
+
+    most_blocks = 6
+
+    def __init__(self, universe, target, cost, budget_bytes, batch, seed, echo=8.0, newest_version=0):
+        self.universe, self.target, self.cost = universe, target, cost
+        self.budget, self.batch, self.seed = budget_bytes, batch, seed
+        self.number, self.held, self.drop = 0, [], []
+        self.readmit = False
+        self.noted = []
+        self.refresh(newest_version)
+
+    def refresh(self, newest_version):
+        self.known = len(self.universe)
+
+    def rebuild(self, newest_version):
+        self.refresh(newest_version)
+        gone = [block for block in self.held if any(self.universe.gone[s] for s in block)]
+        self.held = [block for block in self.held if block not in gone]
+        self.drop += gone
+
+    def note(self, task, online, loss):
+        self.noted.append((task, online, loss))
+
+    def next(self):
+        rng = np.random.default_rng([self.seed, self.number])
+        eligible = self._eligible()
+        if not eligible:
+            raise InvalidData("there is no step to learn from yet")
+        admit = list(self.held) if self.readmit else []
+        self.readmit = False
+        population = sorted(eligible)
+        for _ in range(int(rng.integers(1, 4))):
+            first = population[int(rng.integers(len(population)))]
+            block, at = [first], int(self.universe.following[first])
+            while 0 <= at < self.known and rng.random() < 0.5:
+                block.append(at)
+                at = int(self.universe.following[at])
+            if self._size([*self.held, block]) <= self.budget and len(self.held) < self.most_blocks:
+                self.held.append(tuple(block))
+                admit.append(tuple(block))
+        there = [s for s in dict.fromkeys(s for block in self.held for s in block) if s in eligible]
+        segments = np.array([there[i] for i in rng.integers(0, len(there), self.batch)], np.int64)
+        offsets = np.array([rng.choice(eligible[s]) for s in segments.tolist()], np.int64)
+        release = [block for block in self.held if rng.random() < 0.4][: len(self.held) - 1]
+        for block in release:
+            self.held.remove(block)
+        # at least one block with something to draw stays or comes next time: the budget allows one at any time
+        plan = Plan(self.number, tuple(self.drop), tuple(admit), segments, offsets, tuple(release))
+        self.number, self.drop = self.number + 1, []
+        return plan
+
+    def state(self):
+        rows = self.universe.row
+        return {
+            "number": self.number,
+            "known": int(rows[self.known - 1]) if self.known else 0,
+            "held": [[int(rows[s]) for s in block] for block in self.held],
+        }
+
+    def restore(self, state):
+        self.number = state["number"]
+        self.known = int(np.searchsorted(self.universe.row, state["known"], "right"))
+        self.held = [tuple(self.universe.find(np.array(block)).tolist()) for block in state["held"]]
+        self.readmit = True
+        return True
+
+    def _size(self, blocks):
+        return int(self.cost(np.unique([s for block in blocks for s in block])).sum())
+
+    def _eligible(self):
+        found = {}
+        u = self.universe
+        for s in range(self.known):
+            if u.gone[s]:
+                continue
+            offsets = []
+            for r in range(int(u.run_offsets[s]), int(u.run_offsets[s + 1])):
+                if self.target.starts(u.run_actor[r : r + 1], bool(u.demonstration[s]))[0]:
+                    offsets += range(u.run_first[r], u.run_first[r] + u.run_count[r])
+            if offsets:
+                found[s] = offsets
+        return found
+
+
+# --- the reference ----------------------------------------------------------------------------------------------------
+
+
+class Reference:
+    """What a window must be, by brute force from the segments of a buffer as they are now."""
+
+    def __init__(self, buffer: MemoryBuffer, target, horizon: int, ticks_ahead=(), newest_row: int = 2**62) -> None:
+        self.buffer, self.target, self.horizon, self.ticks_ahead = buffer, target, horizon, ticks_ahead
+        self.steps: dict[tuple[int, int], tuple[Segment, int]] = {}
+        known = {row: s for row, s in buffer.segments.items() if row <= newest_row}
+        self.readable = {s.id for row, s in known.items() if row not in buffer.damaged}
+        self.episodes: dict[int, list[Segment]] = {}
+        for s in known.values():
+            number = buffer.numbers[s.episode.id]
+            self.episodes.setdefault(number, []).append(s)
+            for t in range(s.steps if s.id in self.readable else 0):
+                self.steps[number, s.first_tick + t] = s, t
+        for segments in self.episodes.values():
+            segments.sort(key=lambda s: s.index)
+
+    @functools.cached_property
+    def starts(self) -> set[tuple[int, int]]:
+        """(episode, tick) of all steps at which a window may begin."""
+        return {at for at in self.steps if self._starts(*at)}
+
+    def check(self, batch: dict, i: int, j: int | None = None) -> None:
+        """That one window of a batch is what it must be."""
+        number = int(batch["episode"][i])
+        at = (i,) if j is None else (i, j)
+        tick = int(batch["tick"][at])
+        segment, t = self.steps[number, tick]
+        assert self._starts(number, tick)
+        expect = {
+            "state": segment.state[t],
+            "version": segment.version[t],
+            "actor": segment.actor[t],
+            "delay": segment.delay_ticks[t],
+            "actions": np.zeros((self.horizon, segment.executed.shape[1]), np.float32),
+            "mask": np.zeros(self.horizon, np.float32),
+            "valid": np.zeros(self.horizon, np.float32),
+            "reward": np.zeros(self.horizon, np.float32),
+        }
+        goes_on = True
+        for h in range(self.horizon):
+            if (found := self.steps.get((number, tick + h))) is None or not self._joined(number, tick, tick + h):
+                break
+            expect["valid"][h] = 1
+            goes_on = goes_on and self._continues(number, tick + h)
+            if goes_on:
+                expect["mask"][h] = 1
+                expect["actions"][h] = found[0].executed[found[1]]
+                expect["reward"][h] = found[0].reward[found[1]]
+        for name, value in expect.items():
+            np.testing.assert_array_equal(batch[name][at], value, err_msg=name)
+        for w, ticks in enumerate(self.ticks_ahead):
+            last = tick
+            for other in range(tick, tick + ticks + 1):
+                if not self._joined(number, tick, other) or not self._continues(number, other):
+                    break
+                last = other
+            there, k = self.steps[number, last]
+            np.testing.assert_array_equal(batch["ahead"][at][w], there.state[k])
+        whole = self.episodes[number]
+        ended = whole[-1].last and [s.index for s in whole] == list(range(len(whole)))
+        later = sum(float(s.reward[max(0, tick - s.first_tick) :].sum()) for s in whole)
+        np.testing.assert_allclose(batch["return_to_go"][at], later if ended else np.nan, rtol=1e-4, atol=1e-4)
+        outcome = next((OUTCOMES.index(s.outcome) for s in whole if s.last), -1)
+        assert batch["outcome"][i] == outcome
+        assert batch["online"][i] == (segment.episode.source == "online")
+        assert list(TASKS)[batch["task"][i]] == segment.episode.task
+        assert batch["instructions"][i] == TASKS[segment.episode.task]
+        oldest = min((int(times[t]) for times in segment.frame_times_ns.values()), default=int(segment.times_ns[t]))
+        age = (int(segment.times_ns[t]) - oldest) / self.buffer.spec.period_ns
+        np.testing.assert_allclose(batch["frame_age"][at], age, rtol=1e-6)
+        for camera in segment.frame_times_ns:
+            np.testing.assert_array_equal(batch["images"][camera][i], self._picture(number, segment, t, camera))
+
+    def _starts(self, number: int, tick: int) -> bool:
+        segment, t = self.steps[number, tick]
+        demonstration = segment.episode.source == "demonstration"
+        if not self.target.starts(segment.actor[t : t + 1], demonstration)[0]:
+            return False
+        return all(self._picture(number, segment, t, camera) is not None for camera in segment.frame_times_ns)
+
+    def _continues(self, number: int, tick: int) -> bool:
+        segment, t = self.steps[number, tick]
+        return bool(self.target.continues(segment.actor[t : t + 1], segment.episode.source == "demonstration")[0])
+
+    def _joined(self, number: int, first: int, last: int) -> bool:
+        """Whether all ticks from one to the other are there."""
+        return all((number, tick) in self.steps for tick in range(first, last + 1))
+
+    def _picture(self, number: int, segment: Segment, t: int, camera: str) -> np.ndarray | None:
+        """The frame that a step saw, from its segment or those right before it without a gap."""
+        time = int(segment.frame_times_ns[camera][t])
+        by_index = {s.index: s for s in self.episodes[number]}
+        index = segment.index
+        while index in by_index:
+            frames = by_index[index].frames[camera] if by_index[index].id in self.readable else CameraFrames([], ())
+            for other, data in zip(frames.times_ns, frames.encoded, strict=True):
+                if other == time:
+                    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+                    return None if pixels is None else pixels[:, :, ::-1]
+            index -= 1
+        return None

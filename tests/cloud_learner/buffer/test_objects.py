@@ -1,0 +1,109 @@
+import errno
+import os
+
+import pytest
+
+from cloud_learner.buffer.objects import LocalObjects, RemoteObjects, open_objects, put_all
+from tests.s3 import SECRET
+from wire.errors import ConfigError, Corrupt, DiskFull, NotWritable, StorageError
+
+pytest_plugins = ["tests.s3"]
+
+
+@pytest.fixture(params=["local", "s3"])
+def objects(request, tmp_path):
+    if request.param == "local":
+        return open_objects(tmp_path / "store")
+    return open_objects(request.getfixturevalue("s3"))
+
+
+def test_what_is_put_is_there_until_it_is_deleted(objects):
+    data = {"a/zarr.json": b"{}", "a/state/c/3/0": os.urandom(100_000), "b/x": b"", "store.json": b"1"}
+    put_all(objects, data.items())
+    assert {key: objects.get(key) for key in data} == data
+    assert sorted(objects.list()) == sorted(data)
+    assert sorted(objects.list("a")) == ["a/state/c/3/0", "a/zarr.json"]
+    assert list(objects.list("nothing/here")) == []
+    objects.put("b/x", b"new")
+    assert objects.get("b/x") == b"new"
+    objects.delete("b/x")
+    objects.delete("b/x")
+    assert sorted(objects.list()) == ["a/state/c/3/0", "a/zarr.json", "store.json"]
+
+
+def test_parts_are_read_in_the_order_asked(objects):
+    data = {"x": os.urandom(5000), "y": os.urandom(3000)}
+    put_all(objects, data.items())
+    spans = [("x", 10, 20), ("y", 0, 3000), ("x", 4000, 5000), ("x", 15, 16)]
+    assert objects.read(spans) == [data[key][first:end] for key, first, end in spans]
+    assert objects.read([]) == []
+
+
+@pytest.mark.parametrize("key", ["gone", "x/deeper"])
+def test_what_is_gone_or_short_is_corrupt(objects, key):
+    objects.put("x", b"12345")
+    with pytest.raises(Corrupt, match="is gone"):
+        objects.get(key)
+    with pytest.raises(Corrupt, match="is gone"):
+        objects.read([("x", 0, 1), (key, 0, 1)])
+    with pytest.raises(StorageError):
+        objects.read([("x", 0, 6)])
+
+
+def test_zarr_sees_the_same_objects_and_may_not_write(objects):
+    import zarr
+
+    objects.put("g/zarr.json", b'{"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}}')
+    assert zarr.open_group(objects.zarr(), path="g", mode="r").attrs["a"] == 1
+    with pytest.raises(ValueError, match=r"read.only"):
+        zarr.open_group(objects.zarr(), path="g", mode="r+").attrs["a"] = 2
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EROFS, NotWritable), (errno.EIO, StorageError)],
+)
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failing_disk_leaves_nothing_behind(tmp_path, monkeypatch, code, kind, call):
+    objects = LocalObjects(tmp_path)
+    objects.put("a/b", b"old")
+
+    def fail(*_args):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(kind):
+            objects.put("a/b", b"new")
+        with pytest.raises(kind):
+            put_all(objects, [("a/c", b"new"), ("a/d", b"new")])
+    assert list(objects.list()) == ["a/b"]
+    assert objects.get("a/b") == b"old"
+    assert objects.clean() == 0
+
+
+def test_what_a_crash_left_half_written_is_no_object_and_goes(tmp_path):
+    objects = LocalObjects(tmp_path)
+    objects.put("a", b"1")
+    (tmp_path / ".writing" / "77-1-0.part").write_bytes(b"half")
+    assert list(objects.list()) == ["a"]
+    assert objects.clean() == 1
+    assert objects.clean() == 0
+    assert objects.get("a") == b"1"
+
+
+def test_errors_of_an_object_store_name_the_place_and_no_secret(s3, monkeypatch):
+    with pytest.raises(Corrupt, match=r"s3://fleet/some/prefix/gone is gone"):
+        RemoteObjects(s3).get("gone")
+    with pytest.raises(Corrupt, match=r"create the bucket"):
+        RemoteObjects("s3://no-such-bucket/x").put("a", b"1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    objects = RemoteObjects("s3://fleet/prefix")
+    for call in (lambda: objects.put("a", b"1"), lambda: objects.get("a"), lambda: list(objects.list())):
+        with pytest.raises(StorageError, match=r"s3://fleet/prefix") as caught:
+            call()
+        assert SECRET not in str(caught.value) and "an-access-key" not in str(caught.value)
+        assert "AWS_ENDPOINT_URL" in str(caught.value)
+    with pytest.raises(ConfigError) as told:
+        open_objects(f"nonsense://me:{SECRET}@host/x")
+    assert SECRET not in str(told.value) and "s3://bucket/prefix" in str(told.value)
