@@ -79,6 +79,12 @@ def measure_growth(folder: Path, growth: Growth) -> list[At]:
             found.append(At(episodes))
     # none of it waits to be written when the clock starts
     os.sync()
+    _take_turns(folder, growth, scale, found)
+    return found
+
+
+def _take_turns(folder: Path, growth: Growth, scale: Scale, found: list[At]) -> None:
+    """Open each of the buffers in `folder`, then append to all of them."""
     for _ in range(growth.openings):
         for at in found:
             _open(folder / str(at.episodes), scale.spec(), at)
@@ -94,7 +100,6 @@ def measure_growth(folder: Path, growth: Growth) -> list[At]:
         at.segment_bytes = _size(next(coming))
         store.close()
         ledger.close()
-    return found
 
 
 def flatness(found: list[At], quantile: float) -> float:

@@ -276,6 +276,7 @@ def _opened(data: Path, *, write: bool) -> Iterator[tuple[Ledger, SegmentStore]]
     try:
         yield ledger, store
     finally:
+        store.close()
         ledger.close()
 
 
@@ -285,7 +286,7 @@ def _reader(data: Path) -> contextlib.AbstractContextManager[tuple[Ledger, Segme
 
 def _only_spec(ledger: Ledger, wanted: str) -> RobotSpec:
     """The robot spec whose hash begins with `wanted`, or the only one there is."""
-    hashes = sorted({row.spec_hash for row in ledger.robots() if row.spec_hash})
+    hashes = ledger.spec_hashes()
     matching = [name for name in hashes if name.startswith(wanted)]
     if len(matching) != 1:
         known = ", ".join(hashes) or "none"

@@ -4,8 +4,6 @@ import logging
 
 import pytest
 
-SECRET = "a-very-secret-key"
-
 
 @pytest.fixture(scope="session")
 def s3_server():
@@ -25,7 +23,7 @@ def s3(s3_server, monkeypatch):
 
     for name, value in {
         "AWS_ACCESS_KEY_ID": "an-access-key",
-        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_SECRET_ACCESS_KEY": "a-very-secret-key",
         "AWS_REGION": "us-east-1",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": s3_server,

@@ -10,7 +10,6 @@ from typing import Protocol
 from cloud_learner.buffer.assembly import Assembly
 from cloud_learner.buffer.orders import Order
 from cloud_learner.buffer.windows import Batch, Slot
-from wire.errors import FleetError
 
 _END_S = 30.0
 
@@ -95,10 +94,7 @@ class Ahead:
                 try:
                     self._made.put((self._assembly.make(order, slot), slot))
                     break
-                except FleetError as error:
+                except BaseException as error:  # noqa: BLE001 - it is raised where the batch is asked for
                     self._made.put(error)
                     if not self._again.get():
                         return
-                except BaseException as error:  # noqa: BLE001 - it is raised where the batch is asked for
-                    self._made.put(error)
-                    return

@@ -201,6 +201,8 @@ class Feed:
         Raises `InvalidData` while there is no step to learn from, `StorageError` while the store cannot be read (ask
         again then), and `ConfigError` if the cache is too small.
         """
+        if self._closed:
+            raise InvalidData("a feed that was closed has no next batch.")
         for _ in range(_EMPTY_BATCHES):
             while len(self._pending) < self.config.lead:
                 self._put(self._orders.order(self.planner.next()))
@@ -284,6 +286,8 @@ class Feed:
             mine = np.unique(numbers[position][numbers[position] >= 0])
             admit, release = np.setdiff1d(mine, before).tolist(), np.setdiff1d(mine, after).tolist()
             plan = Plan(number, (), tuple((s,) for s in admit), mine, mine, tuple((s,) for s in release))
+            # each was made when more was known than for the one before
+            self._orders.note_all()
             order = self._orders.order(plan, watermark)
             self._put(msgspec.structs.replace(order, draws=draws, watermark=watermark))
             same = same and len(mine) == len(np.unique(draws.segment))

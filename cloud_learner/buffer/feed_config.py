@@ -37,8 +37,8 @@ class FeedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """loading processes; 0 loads in the thread that gathers"""
     prefetch: int = 2
     """batches gathered before they are asked for; 0 gathers when asked, without a thread"""
-    lead: int = 16
-    """batches planned before they are asked for, more than `prefetch`"""
+    lead: int = 8
+    """batches planned before they are asked for, more than `prefetch`: time to load in, and until new data shows up"""
     pin: bool = False
     """page-locked batches, for copies to a GPU beside other work; needs torch and a GPU"""
 

@@ -117,6 +117,7 @@ class Ledger:
     robot = _reads(ledger_notes.robot)
     robots = _reads(ledger_notes.robots)
     spec = _reads(ledger_notes.spec)
+    spec_hashes = _reads(ledger_notes.spec_hashes)
 
     # episodes and segments
     commit_segment = _writes(ledger_commit.commit_segment)

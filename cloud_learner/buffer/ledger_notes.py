@@ -89,6 +89,12 @@ def spec(connection: sa.Connection, spec_hash: str) -> RobotSpec | None:
     return msgspec.json.decode(text, type=RobotSpec) if text is not None else None
 
 
+def spec_hashes(connection: sa.Connection) -> tuple[str, ...]:
+    """Hashes of the specs that stored episodes have."""
+    rows = sa.select(tables.episodes.c.spec_hash).distinct().order_by(tables.episodes.c.spec_hash)
+    return tuple(connection.scalars(rows))
+
+
 _ROBOT_ROWS = sa.select(*(_robots[name] for name in RobotRow.__struct_fields__))
 
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import obstore
 import zarr.storage
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
@@ -30,6 +31,8 @@ _WRITING = ".writing"
 """Folder of a local store in which objects are written before they get their name."""
 _REQUESTS = 16
 """Requests to an object store that are under way at once."""
+_GAP_BYTES = 128 * 1024
+"""Bytes that are fetched for nothing rather than asking twice."""
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 
 
@@ -176,7 +179,7 @@ class RemoteObjects:
 
     def put(self, key: str, data: bytes) -> None:
         try:
-            # in one request: a upload in parts that is cut leaves parts that nobody sees but somebody pays
+            # in one request: an upload in parts that is cut leaves parts that nobody sees but somebody pays
             obstore.put(self._store, key, data, use_multipart=False)
         except (BaseError, OSError) as error:
             raise self._explained(error, key) from None
@@ -188,26 +191,26 @@ class RemoteObjects:
             raise self._explained(error, key) from None
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
-        by_key: dict[str, list[int]] = {}
-        for number, (key, _, _) in enumerate(spans):
-            by_key.setdefault(key, []).append(number)
+        # obstore's own `get_ranges` ends the process for an object that is shorter than it should be
+        runs = _runs(spans)
 
-        def fetch(key: str) -> Sequence[Any]:
-            wanted = [spans[number] for number in by_key[key]]
+        def fetch(run: _Run) -> bytes:
             try:
-                return obstore.get_ranges(
-                    self._store, key, starts=[first for _, first, _ in wanted], ends=[end for _, _, end in wanted]
-                )
+                data = bytes(obstore.get_range(self._store, run.key, start=run.first, end=run.end))
             except (BaseError, OSError) as error:
-                raise self._explained(error, key) from None
+                # what begins behind the end of an object is no worse than what ends there
+                if not isinstance(error, OSError) and self._size(run.key) < run.end:
+                    raise self._short(run.key, run.end) from None
+                raise self._explained(error, run.key) from None
+            if len(data) != run.end - run.first:
+                raise self._short(run.key, run.end)
+            return data
 
         found: list[bytes] = [b""] * len(spans)
-        for key, parts in zip(by_key, self._pool().map(fetch, by_key), strict=True):
-            for number, part in zip(by_key[key], parts, strict=True):
+        for run, data in zip(runs, self._pool().map(fetch, runs), strict=True):
+            for number in run.spans:
                 _, first, end = spans[number]
-                found[number] = part.to_bytes()
-                if len(found[number]) != end - first:
-                    raise Corrupt(f"object {self.place}/{key} ends before byte {end}. Restore it from a backup.")
+                found[number] = data[first - run.first : end - run.first]
         return found
 
     def delete(self, key: str) -> None:
@@ -232,6 +235,15 @@ class RemoteObjects:
     def zarr(self) -> Store:
         return zarr.storage.ObjectStore(self._store, read_only=True)
 
+    def _size(self, key: str) -> int:
+        try:
+            return int(obstore.head(self._store, key)["size"])
+        except (BaseError, OSError) as error:
+            raise self._explained(error, key) from None
+
+    def _short(self, key: str, end: int) -> Corrupt:
+        return Corrupt(f"object {self.place}/{key} ends before byte {end}. Restore it from a backup.")
+
     def _pool(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._threads is None:
@@ -254,6 +266,28 @@ class RemoteObjects:
         """The first line of what the object store said, without anything secret."""
         text = _without_secrets(str(error).strip().split("\n")[0])[:300].rstrip(". ")
         return text or type(error).__name__
+
+
+class _Run(msgspec.Struct):
+    """Neighbouring parts of an object that are asked for at once."""
+
+    key: str
+    first: int
+    end: int
+    spans: list[int]
+
+
+def _runs(spans: Sequence[Span]) -> list[_Run]:
+    """`spans` in requests: what lies close together in one object goes into one."""
+    runs: list[_Run] = []
+    for number in sorted(range(len(spans)), key=lambda number: spans[number]):
+        key, first, end = spans[number]
+        if runs and runs[-1].key == key and first - runs[-1].end <= _GAP_BYTES:
+            runs[-1].end = max(runs[-1].end, end)
+            runs[-1].spans.append(number)
+        else:
+            runs.append(_Run(key, first, end, [number]))
+    return runs
 
 
 def put_all(objects: Objects, found: Iterable[tuple[str, bytes]]) -> None:

@@ -43,7 +43,7 @@ class Orders:
         self._jobs = 0
         self._watermark: int | None = None
         self._startable: np.ndarray = np.zeros(1, np.int64)
-        self._runs = 0
+        """int64[runs + 1]: steps at which a window may begin, in all runs before each"""
 
     def cost(self, segments: np.ndarray) -> np.ndarray:
         """int64[k] bytes of memory that each of the int64[k] segments takes at most."""
@@ -54,12 +54,13 @@ class Orders:
 
     def startable(self, segments: np.ndarray) -> np.ndarray:
         """int64[k]: at how many steps of each of the int64[k] segments a window may begin, if all can be read."""
-        universe = self._universe
-        if self._runs != len(universe.run_actor):
-            starts = np.array(self._layout.starts)
-            able = starts[universe.demonstration[universe.run_segment].astype(np.intp), universe.run_actor]
-            self._startable = np.concatenate([[0], np.cumsum(np.where(able, universe.run_count, 0), dtype=np.int64)])
-            self._runs = len(universe.run_actor)
+        universe, known = self._universe, len(self._startable) - 1
+        if known != len(universe.run_actor):
+            starts, fresh = np.array(self._layout.starts), slice(known, None)
+            source = universe.demonstration[universe.run_segment[fresh]].astype(np.intp)
+            steps = np.where(starts[source, universe.run_actor[fresh]], universe.run_count[fresh], 0)
+            total = self._startable[-1] + np.cumsum(steps, dtype=np.int64)
+            self._startable = np.concatenate([self._startable, total])
         offsets = universe.run_offsets
         return self._startable[offsets[segments + 1]] - self._startable[offsets[segments]]
 

@@ -54,8 +54,8 @@ class BufferPlace:
         """Ledger and store to read from. Raises `StorageError` when there is none, or it has the first form."""
         if not self.ledger and format1.ledger_format(self.data / "ledger.sqlite") == str(format1.FORMAT):
             raise StorageError(
-                f"{self.data} holds segments in the first form, one file each. Run `vla-fleet buffer stats` or "
-                "`vla-fleet gateway` on it once: they bring it into the present form."
+                f"{self.data} holds segments in the first form, one file each. Run `vla-fleet gateway` or "
+                "`vla-fleet buffer compact` on it once: they bring it into the present form."
             )
         ledger = Ledger.open(self.ledger_place, read_only=True)
         return ledger, SegmentStore(self.journal, open_objects(self.store_place), ledger)

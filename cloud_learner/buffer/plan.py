@@ -209,7 +209,7 @@ class Planner:
         mix, tasks = self._target.mix, self._universe.tasks
         shares = strata_shares(mix, tasks, self._mass, self._losses)
         if not shares.any():
-            raise InvalidData(self._nothing())
+            raise InvalidData(f"there is no step to learn from yet: {self._scope.why_nothing()}")
         for stratum in self._strata:
             if stratum.mode:
                 stratum.start_batch()
@@ -276,33 +276,6 @@ class Planner:
             again = rng.integers(0, len(runs), missing)
             runs, offsets = np.append(runs, runs[again]), np.append(offsets, offsets[again])
         return runs, offsets
-
-    def _nothing(self) -> str:
-        universe, scope = self._universe, self._scope
-        here = ~universe.gone[: scope.segments]
-        if not here.any():
-            return (
-                f"there is no step to learn from yet: no segment of {universe.tasks} is in the buffer. "
-                "Record a demonstration, or let a robot work on one of these tasks."
-            )
-        if not scope.alive.any():
-            return (
-                f"there is no step to learn from yet: the target gives no weight to any of {int(here.sum())} segments "
-                f"at policy version {scope.newest_version}. Record a demonstration, take a robot over, or allow data "
-                "of older versions."
-            )
-        return (
-            f"there is no step to learn from yet: the mix gives no share to {self._with_data()}, the only ones with "
-            "data. Change the shares, or record data of the others."
-        )
-
-    def _with_data(self) -> tuple[str, ...]:
-        return tuple(
-            f"{task} ({part})"
-            for task, masses in zip(self._universe.tasks, self._mass, strict=True)
-            for part, mass in zip(("offline", "online"), masses, strict=True)
-            if mass > 0
-        )
 
     # --- going on later, and looking in ---------------------------------------------------------------------------
 

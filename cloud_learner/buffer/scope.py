@@ -172,6 +172,24 @@ class Scope:
             cost=self.cost[segment],
         )
 
+    def why_nothing(self) -> str:
+        """Why no step may be drawn, and what to do about it."""
+        tasks = self.universe.tasks
+        here = int((~self.universe.gone[: self.segments]).sum())
+        if not here:
+            return (
+                f"no segment of {tasks} is in the buffer. Record a demonstration, or let a robot work on one of these "
+                "tasks."
+            )
+        if not self.alive.any():
+            return (
+                f"the target gives no weight to any of {here} segments at policy version {self.newest_version}. "
+                "Record a demonstration, take a robot over, or allow data of older versions."
+            )
+        parts = [f"{task} ({part})" for task in tasks for part in ("offline", "online")]
+        some = ", ".join(part for part, view in zip(parts, self.views, strict=True) if len(view.runs))
+        return f"the mix gives no share to {some}, the only data there is. Change the shares, or record other data."
+
     def _measure(self, segments: np.ndarray) -> None:
         if not len(segments):
             return

@@ -125,7 +125,7 @@ class Stratum:
 
     def _start(self, whole: bool) -> None:
         self.mode = FILLING if whole else SWEEPING
-        self._sweep = Sweep(self._make_pass, self._moves, keep=whole)
+        self._sweep = Sweep(self._make_pass, self._costs, self._moves, keep=whole)
         self._sweep.begin()
 
     def _refresh_sweep(self, sweep: Sweep) -> None:
@@ -191,6 +191,9 @@ class Stratum:
         """(runs, offsets) int64[count] of late segments. Their mass must be above 0."""
         return self._loose.draw(count, rng)
 
+    def _costs(self, block: Block) -> list[int]:
+        return self._scope.cost[list(block)].tolist()
+
     # --- passes ---------------------------------------------------------------------------------------------------
 
     def _make_pass(self) -> Pass:
@@ -199,13 +202,13 @@ class Stratum:
         if self._sweep and self.mode == SWEEPING and self._loose.mass:
             # what waits must hold its part of what was late
             self._join(self._sweep)
-        window = int(_WINDOW * self.allotted)
+        window_bytes = int(_WINDOW * self.allotted) if self.mode == SWEEPING else 0
         state = PassState(
             number=self.passes,
             newest_version=scope.newest_version,
             scale=0.0,
-            window=1.0,
-            block_bytes=LARGEST_BLOCK if self.mode == FILLING else min(LARGEST_BLOCK, window // _BLOCKS),
+            window_bytes=window_bytes,
+            block_bytes=min(LARGEST_BLOCK, window_bytes // _BLOCKS) if window_bytes else LARGEST_BLOCK,
             legs=[(scope.watermark, 0)],
         )
         population = scope.population(self._number, scope.watermark, scope.newest_version, None)
@@ -213,9 +216,6 @@ class Stratum:
         state.scale = draws / population.mass
         made = Pass(state, (scope.seed, 2, self._number))
         made.join(population)
-        state.window = draws
-        if self.mode == SWEEPING:
-            state.window *= min(1.0, window / max(1, int(made.bytes[made.queue].sum())))
         self.passes += 1
         self._in_pass = np.zeros(len(scope.weight), bool)
         self._in_pass[population.run] = True
@@ -278,7 +278,7 @@ class Stratum:
         self.mode, self.allotted, self.passes = state.mode, state.allotted, state.passes
         self._loose.entered = int(np.searchsorted(self._scope.universe.row, state.below))
         if state.sweep:
-            self._sweep = Sweep(self._make_pass, self._moves, keep=state.mode == FILLING)
+            self._sweep = Sweep(self._make_pass, self._costs, self._moves, keep=state.mode == FILLING)
             self._sweep.restore(state.sweep, self._remake_pass)
             self._find_late()
         elif state.base:

@@ -37,6 +37,7 @@ import numpy as np
 
 from cloud_learner.buffer.layout import Layout
 from cloud_learner.buffer.pool import Pool
+from wire.errors import ConfigError
 
 Batch = dict[str, object]
 _ALIGNED = 64
@@ -110,7 +111,10 @@ class Slot:
     """Memory of one batch, used again for later ones: arrays by name, page-locked on request."""
 
     def __init__(self, pin: bool = False) -> None:
+        """Raises `ConfigError` for page-locked memory where there is none."""
         self._pin = pin
+        if pin:
+            _pinned(1)
         self._arrays: dict[str, np.ndarray] = {}
 
     def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
@@ -219,4 +223,7 @@ def _pinned(size: int) -> np.ndarray:
     # torch only where it is asked for: a reader without a GPU runs without it
     import torch
 
-    return torch.empty(size + _ALIGNED, dtype=torch.uint8, pin_memory=True).numpy()
+    try:
+        return torch.empty(size + _ALIGNED, dtype=torch.uint8, pin_memory=True).numpy()
+    except RuntimeError as error:
+        raise ConfigError(f"page-locked memory of {size} bytes: {error}. Use pin=False without a GPU.") from error

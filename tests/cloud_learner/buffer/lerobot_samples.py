@@ -16,6 +16,9 @@ import pytest
 
 from cloud_learner.buffer.fake import fake_episode, fake_spec
 from cloud_learner.buffer.ledger import Ledger
+from cloud_learner.buffer.lerobot_import import import_dataset
+from cloud_learner.buffer.lerobot_mapping import Mapping, map_dataset
+from cloud_learner.buffer.lerobot_source import Source
 from cloud_learner.buffer.place import BufferPlace
 from cloud_learner.buffer.sealer import seal
 from cloud_learner.buffer.store import SegmentStore
@@ -126,3 +129,17 @@ def two_episodes(buffer: Buffer, steps: int = 24) -> None:
         seed=2,
     )
     buffer.add(demonstration)
+
+
+def taken(root: Path, mapping: Mapping | None = None, **options) -> list[Segment]:
+    """The segments that an import of `root` gives away."""
+    source, found = Source.open(root), []
+    import_dataset(source, map_dataset(source, mapping or Mapping()), found.append, **options)
+    return found
+
+
+def episodes(segments: list[Segment]) -> list[list[Segment]]:
+    found: dict[str, list[Segment]] = {}
+    for segment in segments:
+        found.setdefault(segment.episode.id, []).append(segment)
+    return list(found.values())

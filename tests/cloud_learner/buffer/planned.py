@@ -33,7 +33,12 @@ class Book:
         return number
 
     def segment(
-        self, episode: int, runs: Sequence[Run], outcome: int = -1, reward: float = 0.0, at: tuple[int, int] | None = None
+        self,
+        episode: int,
+        runs: Sequence[Run],
+        outcome: int = -1,
+        reward: float = 0.0,
+        at: tuple[int, int] | None = None,
     ) -> int:
         """Its row. An outcome makes it the last; `at`: (index, first tick) when it is not the next in turn."""
         index, tick = at or self._next[episode]
@@ -49,7 +54,9 @@ class Book:
             self.segment(number, [(steps, actor, 1)], 0 if position == len(lengths) - 1 else -1)
         return number
 
-    def record_some(self, rng: np.random.Generator, episodes: int, tasks: Sequence[str] = ("a", "b"), far: int = 60) -> None:
+    def record_some(
+        self, rng: np.random.Generator, episodes: int, tasks: Sequence[str] = ("a", "b"), far: int = 60
+    ) -> None:
         """Random ones of every kind: actors, versions, lengths and outcomes."""
         for _ in range(episodes):
             number = self.episode(str(rng.choice(tasks)), str(rng.choice(["online", "demonstration"])))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from cloud_learner.buffer.feed import Feed
 from cloud_learner.buffer.feed_config import FeedConfig
 from cloud_learner.buffer.loader import Fresh
-from cloud_learner.buffer.plan import Plan
-from cloud_learner.buffer.target import imitation, uniform
+from cloud_learner.buffer.plan import Plan, Planner
+from cloud_learner.buffer.target import OnlineShare, Recent, TaskMix, imitation, uniform
 from tests.cloud_learner.buffer.memory_buffer import TASKS, ChaosPlanner, MemoryBuffer, Reference, record, robot
 from wire.errors import ConfigError, Corrupt, InvalidData, StorageError
 from wire.messages import CameraFrames
@@ -60,22 +60,22 @@ def same(a, b) -> bool:
 class Watched(Feed):
     """Knows what the buffer held when the plan of the last batch was made."""
 
-    def __init__(self, buffer, settings, **options):
+    def __init__(self, buffer, settings, planner=ChaosPlanner):
         self.buffer = buffer
         self.references = {}
         self.now = None
         watched = self
 
-        class Planner(ChaosPlanner):
+        class Noting(planner):
             def next(self):
                 plan = super().next()
-                u = self.universe
+                u = watched.universe
                 episodes = u.episode_numbers[u.episode[plan.segments]].tolist()
                 ticks = (u.first_tick[plan.segments] + plan.offsets).tolist()
                 watched.references[plan.number] = watched.now, list(zip(episodes, ticks, strict=True))
                 return plan
 
-        super().__init__(buffer, buffer, buffer.spec, settings, planner=Planner, **options)
+        super().__init__(buffer, buffer, buffer.spec, settings, planner=Noting)
         self.made = []
         take = self._maker.take
 
@@ -114,9 +114,10 @@ class Watched(Feed):
                 reference.check(batch, i, j)
 
 
+@pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_every_window_is_what_brute_force_finds(data):
+def test_every_window_is_what_brute_force_finds(planner, data):
     draw = data.draw
     spec = robot(CAMERAS[draw(st.sampled_from(list(CAMERAS)))])
     buffer = MemoryBuffer(spec)
@@ -150,7 +151,7 @@ def test_every_window_is_what_brute_force_finds(data):
     order = draw(st.permutations(range(len(coming)))) if draw(st.booleans()) else list(range(len(coming)))
     queue = [coming[i] for i in order]
     damaged = draw(st.sets(st.integers(1, max(1, len(queue))), max_size=2))
-    with Watched(buffer, settings) as feed:
+    with Watched(buffer, settings, planner) as feed:
         while True:
             some, queue = queue[: (n := draw(st.integers(1, 6)))], queue[n:]
             rows = buffer.add(*some)
@@ -217,35 +218,44 @@ def life(feed, buffer, queue, batches=40, start=0):
     return made
 
 
+ADAPTIVE = uniform(Recent(0.2, 20), mix=TaskMix(online=OnlineShare(at_least=1)))
+
+
+@pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
 @pytest.mark.parametrize("ticks_per_frame", [1, 4])
-def test_prefetching_changes_no_batch(ticks_per_frame):
+def test_prefetching_changes_no_batch(planner, ticks_per_frame):
     spec = robot(CAMERAS["two"])
     made = []
     for prefetch in (0, 1, 2):
         buffer = MemoryBuffer(spec)
         queue = fleet(spec)
         buffer.add(*queue[:5])
-        options = config(prefetch=prefetch, ticks_per_frame=ticks_per_frame, seed=3)
-        with Feed(buffer, buffer, spec, options, planner=ChaosPlanner) as feed:
+        options = config(
+            prefetch=prefetch, ticks_per_frame=ticks_per_frame, seed=3, target=ADAPTIVE, cache_bytes=700_000, batch=32
+        )
+        with Feed(buffer, buffer, spec, options, planner=planner) as feed:
             made.append(life(feed, buffer, queue[5:]))
     for other in made[1:]:
         assert all(same(a, b) for a, b in zip(made[0], other, strict=True))
     # another seed gives others
     buffer = MemoryBuffer(spec)
     buffer.add(*queue[:5])
-    with Feed(buffer, buffer, spec, config(seed=4, ticks_per_frame=ticks_per_frame), planner=ChaosPlanner) as feed:
+    with Feed(buffer, buffer, spec, config(seed=4, ticks_per_frame=ticks_per_frame), planner=planner) as feed:
         feed.refresh()
         assert not same(copied(feed.next()), made[0][0])
 
 
 @pytest.mark.parametrize("stop", [1, 9, 22])
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_feed_goes_on_where_it_stopped(stop, prefetch):
+@pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
+def test_a_feed_goes_on_where_it_stopped(planner, stop, prefetch):
     spec = robot(CAMERAS["two shapes"])
     buffer, queue = MemoryBuffer(spec), fleet(spec)
     buffer.add(*queue[:5])
-    options = config(prefetch=prefetch, ticks_per_frame=2, lead=5)
-    with Feed(buffer, buffer, spec, options, planner=ChaosPlanner) as feed:
+    options = config(
+        prefetch=prefetch, ticks_per_frame=2, lead=5, target=ADAPTIVE, cache_bytes=700_000, batch=32, echo=4.0
+    )
+    with Feed(buffer, buffer, spec, options, planner=planner) as feed:
         made = life(feed, buffer, queue[5:], stop)
         state = msgspec.json.decode(msgspec.json.encode(feed.state()))
         drawn = set(state["drawn"])
@@ -253,14 +263,14 @@ def test_a_feed_goes_on_where_it_stopped(stop, prefetch):
         expect = life(feed, buffer, queue[5:], stop + 25, start=stop)
     # the buffer as it was when it stopped
     again = buffer.until(state["watermark"])
-    with Feed(again, again, spec, options, planner=ChaosPlanner) as feed:
+    with Feed(again, again, spec, options, planner=planner) as feed:
         assert feed.restore(state)
         assert feed.drawn_episodes() == drawn
         assert feed.drawn_episodes() == set()
         found = life(feed, again, queue[5:], stop + 25, start=stop)
     assert all(same(a, b) for a, b in zip(expect, found, strict=True))
     # a buffer that has grown since: what is planned already, and until the next refresh, is the same
-    with Feed(buffer, buffer, spec, options, planner=ChaosPlanner) as feed:
+    with Feed(buffer, buffer, spec, options, planner=planner) as feed:
         assert feed.restore(state)
         found = [copied(feed.next()) for _ in range(-stop % 4)]
     assert all(same(a, b) for a, b in zip(expect, found, strict=False))
@@ -418,6 +428,45 @@ def test_a_cache_that_is_too_small_says_so_and_is_never_exceeded():
         with pytest.raises(ConfigError, match="cache_bytes"):
             feed.next()
         assert feed.stats.bytes <= 30_000
+
+
+@pytest.mark.parametrize("cameras", ["one", "two shapes"])
+@pytest.mark.parametrize("cache_bytes", [250_000, 600_000])
+def test_whatever_is_planned_stays_within_the_cache(cameras, cache_bytes):
+    spec = robot(CAMERAS[cameras])
+    buffer, queue = MemoryBuffer(spec), fleet(spec, episodes=30)
+    options = config(cache_bytes=cache_bytes, batch=64, echo=3.0, target=imitation())
+    most = 0
+    with Feed(buffer, buffer, spec, options) as feed:
+        for number in range(120):
+            if number % 10 == 0:
+                for row, segment in zip(buffer.add(*queue[:12]), queue[:12], strict=False):
+                    feed.offer(row, segment)
+                del queue[:12]
+                feed.refresh()
+            feed.next()
+            assert feed._arena.bytes <= cache_bytes
+            assert feed.stats.bytes <= cache_bytes
+            most = max(most, feed.stats.bytes)
+        # all of it is used where not everything fits
+        assert most > 0.5 * min(cache_bytes, 500_000)
+        assert feed.stats.loaded > len(buffer.segments)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_fault_in_the_code_is_raised_where_a_batch_is_asked_for(prefetch, monkeypatch):
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*record(spec, "e", [20], 0))
+    monkeypatch.setattr(buffer, "read", lambda rows: 1 / 0)
+    feed = Feed(buffer, buffer, spec, config(prefetch=prefetch), planner=ChaosPlanner)
+    feed.refresh()
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            feed.next()
+    feed.close()
+    with pytest.raises(InvalidData, match="closed"):
+        feed.next()
 
 
 def test_damage_that_the_ledger_learns_of_later_takes_neighbours_back():

@@ -86,7 +86,7 @@ def _write(root, out, seed):
         if kind < 0.4:
             seal(store, ledger, time.monotonic_ns(), force=True)
         elif kind < 0.6:
-            upkeep.prune(ledger, upkeep.Retention(max_bytes=KEPT_BYTES), time.monotonic_ns())
+            upkeep.prune(ledger, upkeep.Retention(max_bytes=KEPT_BYTES), time.time_ns())
             upkeep.drop_dead(store, ledger)
         elif kind < 0.75:
             upkeep.compact(store, ledger, time.monotonic_ns())

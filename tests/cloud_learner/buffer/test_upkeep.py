@@ -1,8 +1,10 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
-from test_store import OTHER, SPEC, Buffer  # the same folder
+from stored import OTHER, SPEC, Buffer  # beside this file
 
-from cloud_learner.buffer import upkeep
+from cloud_learner.buffer import ledger_commit, upkeep
 from cloud_learner.buffer.fake import same_segment
 from cloud_learner.buffer.place import BufferPlace
 from cloud_learner.buffer.sealer import seal
@@ -14,10 +16,13 @@ pytest_plugins = ["tests.s3"]
 DAY = 24 * 3600 * 10**9
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", "cloud"])
 def buffer(request, tmp_path):
-    store = request.getfixturevalue("s3") if request.param == "s3" else ""
-    buffer = Buffer(BufferPlace(tmp_path / "data", store=store))
+    """On this machine's disk, or with its ledger in PostgreSQL and its shards in an object store."""
+    urls = {}
+    if request.param == "cloud":
+        urls = {"ledger": request.getfixturevalue("postgres_url"), "store": request.getfixturevalue("s3")}
+    buffer = Buffer(BufferPlace(tmp_path / "data", **urls))
     yield buffer
     buffer.ledger.close()
 
@@ -204,49 +209,55 @@ def _policy_only(steps):
     return [0] * steps
 
 
-def _fill(local):
-    options = {"steps": 160, "actor": _policy_only(160)}
+@pytest.fixture
+def filled(local, monkeypatch):
+    """Episodes of four days, and others of the first one."""
+
+    def on_day(day, name, **options):
+        # only the ledger's clock on the wall: how old something is must not depend on when the machine was started
+        monkeypatch.setattr(ledger_commit, "time", SimpleNamespace(time_ns=lambda: day * DAY))
+        local.add_episode(name, steps=160, **options)
+
+    policy = {"actor": _policy_only(160)}
     for n in range(4):
-        local.add_episode(f"policy{n}", committed_ns=(n + 1) * DAY, **options)
-    local.add_episode("demo", committed_ns=DAY, source="demonstration", steps=160)
-    local.add_episode("helped", committed_ns=DAY, steps=160, actor=[0] * 80 + [1] * 80)
-    local.add_episode("running", committed_ns=DAY, finished=False, **options)
+        on_day(n + 1, f"policy{n}", **policy)
+    on_day(1, "demo", source="demonstration")
+    on_day(1, "helped", actor=[0] * 80 + [1] * 80)
+    on_day(1, "running", finished=False, **policy)
+    return local
 
 
-def test_what_is_too_old_is_forgotten_but_never_what_people_did(local):
-    _fill(local)
-    everything = _ids(local.ledger)
+def test_what_is_too_old_is_forgotten_but_never_what_people_did(filled):
+    everything = _ids(filled.ledger)
     retention = Retention(max_age_s=2.5 * 24 * 3600)
-    would = upkeep.prune(local.ledger, retention, 5 * DAY, dry_run=True)
-    assert (would.episodes, would.segments) == (3, 6) and _ids(local.ledger) == everything
-    assert upkeep.prune(local.ledger, retention, 5 * DAY) == would
-    assert _ids(local.ledger) == everything - {"policy0", "policy1", "running"}
-    assert upkeep.prune(local.ledger, retention, 5 * DAY).episodes == 0
+    would = upkeep.prune(filled.ledger, retention, 5 * DAY, dry_run=True)
+    assert (would.episodes, would.segments) == (3, 6) and _ids(filled.ledger) == everything
+    assert upkeep.prune(filled.ledger, retention, 5 * DAY) == would
+    assert _ids(filled.ledger) == everything - {"policy0", "policy1", "running"}
+    assert upkeep.prune(filled.ledger, retention, 5 * DAY).episodes == 0
     nothing_kept = Retention(max_age_s=2.5 * 24 * 3600, keep_human=False, keep_demonstrations=False)
-    upkeep.prune(local.ledger, nothing_kept, 5 * DAY)
-    assert _ids(local.ledger) == {"policy2", "policy3"}
+    upkeep.prune(filled.ledger, nothing_kept, 5 * DAY)
+    assert _ids(filled.ledger) == {"policy2", "policy3"}
 
 
-def test_the_oldest_go_until_the_rest_fits(local):
-    _fill(local)
-    size = {row.id: row.bytes for row in local.ledger.episodes(limit=100)}
+def test_the_oldest_go_until_the_rest_fits(filled):
+    size = {row.id: row.bytes for row in filled.ledger.episodes(limit=100)}
     everything = set(size)
     budget = sum(size.values()) - size["policy0"] - 1
-    pruned = upkeep.prune(local.ledger, Retention(max_bytes=budget), 5 * DAY)
+    pruned = upkeep.prune(filled.ledger, Retention(max_bytes=budget), 5 * DAY)
     assert pruned.bytes == size["policy0"] + size["policy1"]
-    assert _ids(local.ledger) == everything - {"policy0", "policy1"}
-    upkeep.prune(local.ledger, Retention(max_bytes=0), 5 * DAY)
-    assert _ids(local.ledger) == {"demo", "helped"}
+    assert _ids(filled.ledger) == everything - {"policy0", "policy1"}
+    upkeep.prune(filled.ledger, Retention(max_bytes=0), 5 * DAY)
+    assert _ids(filled.ledger) == {"demo", "helped"}
 
 
-def test_outcomes_decide_and_an_episode_that_runs_stays(local):
-    _fill(local)
-    everything = _ids(local.ledger)
-    assert upkeep.prune(local.ledger, Retention(drop_outcomes=("failure",)), 5 * DAY).episodes == 0
-    upkeep.prune(local.ledger, Retention(max_bytes=0, keep_outcomes=("success",)), DAY + 10**9)
-    assert _ids(local.ledger) == everything
-    upkeep.prune(local.ledger, Retention(drop_outcomes=("success",)), 5 * DAY)
-    assert _ids(local.ledger) == {"demo", "helped", "running"}
+def test_outcomes_decide_and_an_episode_that_runs_stays(filled):
+    everything = _ids(filled.ledger)
+    assert upkeep.prune(filled.ledger, Retention(drop_outcomes=("failure",)), 5 * DAY).episodes == 0
+    upkeep.prune(filled.ledger, Retention(max_bytes=0, keep_outcomes=("success",)), DAY + 10**9)
+    assert _ids(filled.ledger) == everything
+    upkeep.prune(filled.ledger, Retention(drop_outcomes=("success",)), 5 * DAY)
+    assert _ids(filled.ledger) == {"demo", "helped", "running"}
 
 
 def test_the_room_of_forgotten_episodes_comes_back(buffer):

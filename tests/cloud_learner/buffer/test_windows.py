@@ -10,6 +10,7 @@ from cloud_learner.buffer.pool import Pool
 from cloud_learner.buffer.target import imitation
 from cloud_learner.buffer.windows import Draws, Shape, Slot, gather, settle, spread
 from tests.cloud_learner.buffer.memory_buffer import HUMAN, POLICY, robot
+from wire.errors import ConfigError
 
 SPEC = robot([(4, 4, 20.0)])
 
@@ -137,8 +138,19 @@ def test_pinned_slots_ask_torch_for_page_locked_memory(monkeypatch):
     monkeypatch.setattr(torch, "empty", noted)
     array = Slot(pin=True).array("x", (5, 7), np.float32)
     array[...] = 3
-    assert asked == [True]
+    assert asked == [True, True]
     assert array.shape == (5, 7)
+
+
+def test_page_locked_memory_that_is_not_there_is_refused(monkeypatch):
+    torch = pytest.importorskip("torch")
+
+    def refused(*size, **options):
+        raise RuntimeError("no accelerator")
+
+    monkeypatch.setattr(torch, "empty", refused)
+    with pytest.raises(ConfigError, match="pin=False"):
+        Slot(pin=True)
 
 
 def test_draws_survive_being_packed():

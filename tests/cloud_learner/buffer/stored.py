@@ -1,0 +1,46 @@
+"""A buffer that tests write to, and know what is in it."""
+
+from cloud_learner.buffer.fake import fake_episode, fake_spec, same_segment
+
+SPEC = fake_spec(2, size=16)
+OTHER = fake_spec(0, state_dim=7)
+
+
+class Buffer:
+    """A writer of one place, and what was put into it by row."""
+
+    def __init__(self, place):
+        self.place = place
+        self.ledger, self.store = place.open_writer()
+        self.segments = {}
+        for spec in (SPEC, OTHER):
+            self.ledger.see_robot("r1", spec, "clock", 1)
+
+    def add(self, segments, committed_ns=1000):
+        rows = []
+        for segment in segments:
+            row = self.store.append(segment, committed_ns - 1, committed_ns)
+            self.segments[row] = segment
+            rows.append(row)
+        return rows
+
+    def add_episode(self, name, spec=SPEC, committed_ns=1000, **options):
+        return self.add(fake_episode(spec, name, **{"seed": len(self.segments), **options}), committed_ns)
+
+    def check(self, rows=None, store=None):
+        """That everything, or `rows`, is there to the last bit, for this writer or another reader."""
+        rows = list(self.segments if rows is None else rows)
+        found = (store or self.store).read(rows)
+        assert found.damaged == {} and found.elsewhere == ()
+        assert set(found.segments) == set(rows)
+        assert all(same_segment(found.segments[row], self.segments[row]) for row in rows)
+
+    def where(self):
+        """'journal' or the shard's number by row."""
+        places = self.ledger.places(list(self.segments))
+        return {row: "journal" if place.shard is None else place.shard for row, place in places.items()}
+
+    def reopen(self):
+        self.store.close()
+        self.ledger.close()
+        self.ledger, self.store = self.place.open_writer()

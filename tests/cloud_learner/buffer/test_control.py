@@ -1,0 +1,51 @@
+"""Who was in control, from the actors of steps alone."""
+
+import numpy as np
+
+from cloud_learner.buffer.control import count_interventions, find_runs, summarise_control
+
+POLICY, HUMAN, SCRIPT, HOLD = range(4)
+
+
+def test_interventions_are_changes_from_the_policy_to_a_person():
+    def count(*segments):
+        found = [summarise_control(np.array(actors, np.uint8)) for actors in segments]
+        return count_interventions((c.entry, c.exit, c.takeovers) for c in found)
+
+    assert count([POLICY] * 5) == 0
+    assert count([HUMAN] * 5) == 0
+    assert count([POLICY, HUMAN, HUMAN, POLICY, SCRIPT]) == 2
+    assert count([POLICY, HUMAN, SCRIPT, HUMAN]) == 1
+    # a hold belongs to nobody
+    assert count([POLICY, HOLD, HUMAN, HOLD, HUMAN]) == 1
+    # the seam between segments counts, also across one that held all the time
+    assert count([POLICY], [HUMAN]) == 1
+    assert count([POLICY, HUMAN], [HUMAN, POLICY]) == 1
+    assert count([POLICY], [HOLD, HOLD], [SCRIPT]) == 1
+    assert count([HOLD], [HUMAN]) == 0
+
+
+def test_interventions_do_not_depend_on_where_segments_are_cut():
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        actors = rng.integers(0, 4, rng.integers(1, 40)).astype(np.uint8)
+        cuts = np.sort(rng.integers(0, len(actors) + 1, rng.integers(0, 5)))
+        parts = [summarise_control(part) for part in np.split(actors, cuts)]
+        whole = summarise_control(actors)
+        assert count_interventions((c.entry, c.exit, c.takeovers) for c in parts) == whole.takeovers
+        assert sum(part.human_steps for part in parts) == whole.human_steps
+
+
+def test_runs_say_the_same_as_the_steps():
+    rng = np.random.default_rng(7)
+    for length in (0, 1, 2, 50, 400):
+        actor = rng.integers(0, 2, length).astype(np.uint8)
+        version = np.cumsum(rng.random(length) < 0.1).astype(np.int32)
+        runs = find_runs(actor, version)
+        assert (runs.dtype, runs.shape[1]) == (np.int32, 4)
+        first, count, who, which = runs.T
+        assert first.tolist() == (np.cumsum(count) - count).tolist()
+        assert np.array_equal(np.repeat(who, count), actor)
+        assert np.array_equal(np.repeat(which, count), version)
+        # no two neighbours are one
+        assert ((who[1:] != who[:-1]) | (which[1:] != which[:-1])).all()

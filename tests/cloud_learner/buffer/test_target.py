@@ -1,0 +1,165 @@
+"""Factors, mixes and the adaptive online share."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from cloud_learner.buffer.target import (
+    Losses,
+    Moment,
+    OnlineShare,
+    Recent,
+    Runs,
+    Target,
+    TaskMix,
+    acted_steps,
+    by_actor,
+    by_outcome,
+    everything,
+    imitable,
+    imitation,
+    lag_half_life,
+    max_lag,
+    strata_shares,
+    uniform,
+)
+from wire.errors import ConfigError, InvalidData
+
+NOW = Moment(10)
+
+
+def runs(actor=(0, 1, 2, 3), version=(1, 5, 9, 10), demonstration=(False,) * 4, outcome=(0, 1, 2, -1)) -> Runs:
+    return Runs(
+        np.array(actor, np.uint8), np.array(version, np.int32), np.array(demonstration), np.array(outcome, np.int8)
+    )
+
+
+def test_people_and_scripts_are_imitated_and_in_demonstrations_everybody_but_hold():
+    assert imitable()(runs(), NOW).tolist() == [0, 1, 1, 0]
+    assert imitable()(runs(demonstration=(True,) * 4), NOW).tolist() == [1, 1, 1, 0]
+    assert imitation().starts(np.array([0, 1, 2, 3], np.uint8), True).tolist() == [True, True, True, False]
+    assert imitation().starts(np.array([0, 1, 2, 3], np.uint8), False).tolist() == [False, True, True, False]
+    assert everything()(runs(), NOW).tolist() == [1, 1, 1, 0]
+    assert uniform().continues(np.array([0, 3], np.uint8), False).tolist() == [True, False]
+
+
+def test_weights_by_actor_and_outcome():
+    assert by_actor({"human": 3, "policy": 0.5})(runs(), NOW).tolist() == [0.5, 3, 0, 0]
+    assert by_outcome({"success": 2, "failure": 0.25})(runs(), NOW).tolist() == [2, 0.25, 0, 1]
+    assert by_outcome({"success": 2}, unknown=0, other=1)(runs(), NOW).tolist() == [2, 1, 1, 0]
+
+
+def test_staleness_is_bounded_hard_or_softly_but_never_that_of_a_demonstration():
+    assert max_lag(5)(runs(), NOW).tolist() == [0, 1, 1, 1]
+    assert lag_half_life(5)(runs(), NOW) == pytest.approx([0.5 ** (9 / 5), 0.5, 0.5**0.2, 1])
+    demonstrated = runs(demonstration=(True,) * 4, version=(0,) * 4)
+    assert max_lag(5)(demonstrated, NOW).tolist() == [1, 1, 1, 1]
+    assert lag_half_life(5)(demonstrated, NOW).tolist() == [1, 1, 1, 1]
+    # relative weights do not depend on the moment, and a newest version of 0 does not overflow
+    first, later = (lag_half_life(2)(runs(version=(3, 4, 5, 6)), Moment(v)) for v in (7, 20))
+    assert first / first.sum() == pytest.approx(later / later.sum())
+    assert np.isfinite(lag_half_life(0.001)(runs(version=(2_000_000,) * 4), Moment(0))).all()
+
+
+def test_factors_multiply_and_only_starts_have_weight():
+    target = Target(
+        (by_actor({"human": 3, "policy": 2, "hold": 1}), max_lag(5)), TaskMix(), Recent(), acted_steps, acted_steps
+    )
+    assert target.weights(runs(), NOW).tolist() == [0, 3, 0, 0]
+
+
+def test_a_factor_that_answers_nonsense_is_refused():
+    for wrong in (lambda r, m: -np.ones(4), lambda r, m: np.full(4, np.nan), lambda r, m: np.ones((4, 4))):
+        with pytest.raises(ConfigError, match="factor"):
+            uniform(factors=(wrong,)).weights(runs(), NOW)
+
+
+def test_names_and_numbers_that_cannot_be_are_refused_with_what_was_meant():
+    with pytest.raises(ConfigError, match="Did you mean 'human'"):
+        by_actor({"humann": 1})
+    with pytest.raises(ConfigError, match="Did you mean 'success'"):
+        by_outcome({"succes": 1})
+    for wrong in (
+        lambda: by_actor({"human": -1}),
+        lambda: by_outcome({}, unknown=math.inf),
+        lambda: max_lag(-1),
+        lambda: lag_half_life(0),
+        lambda: Recent(1.5),
+        lambda: Recent(0.5, 0),
+        lambda: TaskMix(online=1.2),
+        lambda: TaskMix(shares={"a": 0}),
+        lambda: TaskMix(shares={"a": math.nan}),
+        lambda: OnlineShare(at_least=300),
+        lambda: OnlineShare(low=0.9, high=0.1),
+    ):
+        with pytest.raises(ConfigError):
+            wrong()
+
+
+TASKS = ("a", "b", "c")
+
+
+def shares(mix: TaskMix, mass, losses: Losses | None = None) -> list[list[float]]:
+    return strata_shares(mix, TASKS, np.array(mass, float), losses).tolist()
+
+
+def test_tasks_share_evenly_and_those_without_data_give_theirs_away():
+    assert shares(TaskMix(), [[2, 2], [1, 0], [0, 0]]) == [[0.25, 0.25], [0.5, 0], [0, 0]]
+    assert shares(TaskMix(shares={"a": 3, "c": 1}), [[1, 3], [9, 9], [1, 0]]) == [[0.1875, 0.5625], [0, 0], [0.25, 0]]
+    assert shares(TaskMix(shares={"c": 1}), [[1, 3], [9, 9], [0, 0]]) == [[0, 0]] * 3
+    assert shares(TaskMix(), [[0, 0]] * 3) == [[0, 0]] * 3
+
+
+def test_a_fixed_online_share_holds_where_there_is_both():
+    assert shares(TaskMix(online=0.8), [[5, 1], [5, 0], [0, 1]]) == [
+        pytest.approx([0.2 / 3, 0.8 / 3]),
+        pytest.approx([1 / 3, 0]),
+        pytest.approx([0, 1 / 3]),
+    ]
+    assert shares(TaskMix(online=0), [[5, 1], [5, 0], [0, 1]]) == [[0.5, 0], [0.5, 0], [0, 0]]
+    assert shares(TaskMix(online=1), [[5, 1], [5, 0], [0, 1]]) == [[0, 0.5], [0, 0], [0, 0.5]]
+
+
+def test_the_adaptive_share_is_that_of_the_paper():
+    """w_on = e^(a l_on) / (e^(a l_on) + e^(l_off)), SOP, arXiv 2601.03044."""
+    losses = Losses(OnlineShare())
+    for _ in range(9):
+        losses.note("a", True, 0.4)
+        losses.note("a", False, 0.5)
+    assert losses.share("a") == 0.5, "before there are 10 of each"
+    losses.note("a", True, 0.4)
+    losses.note("a", False, 0.5)
+    assert losses.share("a") == pytest.approx(math.exp(0.6) / (math.exp(0.6) + math.exp(0.5)))
+    assert losses.share("b") == 0.5
+    mix = TaskMix(shares={"a": 1}, online=OnlineShare())
+    assert shares(mix, [[5, 1], [0, 0], [0, 0]], losses)[0] == pytest.approx([1 - losses.share("a"), losses.share("a")])
+    assert shares(mix, [[5, 1], [0, 0], [0, 0]], None)[0] == [0.5, 0.5]
+
+
+def test_the_adaptive_share_is_clipped_and_forgets():
+    losses = Losses(OnlineShare())
+    for _ in range(200):
+        losses.note("a", True, 1000.0)
+        losses.note("a", False, 0.0)
+    assert losses.share("a") == 0.8
+    for _ in range(200):
+        losses.note("a", True, 0.0)
+        losses.note("a", False, 1000.0)
+    assert losses.share("a") == 0.2, "only the last 200 count, and nothing overflows"
+
+
+def test_the_adaptive_share_goes_on_after_a_stop_and_refuses_what_is_no_loss():
+    losses = Losses(OnlineShare())
+    rng = np.random.default_rng(0)
+    for value in rng.random(300):
+        losses.note("a", value < 0.5, float(value))
+    other = Losses(OnlineShare())
+    other.restore(json.loads(json.dumps(losses.state())))
+    assert other.share("a") == losses.share("a")
+    assert other.state() == losses.state()
+    with pytest.raises(InvalidData, match="task 'a'"):
+        losses.note("a", True, math.nan)
