@@ -24,7 +24,7 @@ from benchmarks.buffer_ours import Ours, cache_for_all, feed_config, fill, small
 from benchmarks.buffer_peers import Contender, Flat, LeRobot, TorchRL, versions
 from benchmarks.cpu import Others, cpu_seconds
 from benchmarks.table import Goal, Result, run
-from cloud_learner.buffer.feed_config import FeedConfig
+from cloud_learner.buffer.feeding.config import FeedConfig
 from cloud_learner.buffer.place import BufferPlace
 
 ECHO = 8.0

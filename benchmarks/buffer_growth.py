@@ -24,11 +24,11 @@ import numpy as np
 
 from benchmarks.buffer_data import CAMERAS, JPEG_QUALITY, SEGMENT_STEPS, Scale, encoded_frames, motion, segments
 from benchmarks.buffer_ours import CLOCK, ROBOT, feed_config
-from cloud_learner.buffer.feed import open_feed
-from cloud_learner.buffer.ledger import Ledger
+from cloud_learner.buffer.feeding.feed import open_feed
+from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.place import BufferPlace
-from cloud_learner.buffer.sealer import Sealer, seal
-from cloud_learner.buffer.store import SegmentStore
+from cloud_learner.buffer.store.store import SegmentStore
+from cloud_learner.buffer.upkeep.sealer import Sealer, seal
 from robot_edge.segments import encode_jpeg
 from wire.messages import ACTORS, Segment
 from wire.types import RobotSpec

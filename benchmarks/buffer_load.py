@@ -28,9 +28,9 @@ from benchmarks.buffer_data import segments as segments_of
 from benchmarks.buffer_ours import CLOCK, feed_config
 from benchmarks.cpu import Others
 from benchmarks.table import Goal, Result, run
-from cloud_learner.buffer.feed import Feed, open_feed
+from cloud_learner.buffer.feeding.feed import Feed, open_feed
 from cloud_learner.buffer.place import BufferPlace
-from cloud_learner.buffer.sealer import Sealer, seal
+from cloud_learner.buffer.upkeep.sealer import Sealer, seal
 from cloud_learner.ingest import Ingest
 from robot_edge.segments import encode_jpeg
 from wire import codec

@@ -10,11 +10,11 @@ import msgspec
 
 from benchmarks.buffer_data import HORIZON, TASK, Raw, Scale, make
 from benchmarks.buffer_peers import folder_bytes
-from cloud_learner.buffer.feed import open_feed
-from cloud_learner.buffer.feed_config import FeedConfig
+from cloud_learner.buffer.feeding.config import FeedConfig
+from cloud_learner.buffer.feeding.feed import open_feed
 from cloud_learner.buffer.place import BufferPlace
-from cloud_learner.buffer.sealer import seal
-from cloud_learner.buffer.target import uniform
+from cloud_learner.buffer.sampling.target import uniform
+from cloud_learner.buffer.upkeep.sealer import seal
 from wire.errors import ConfigError
 from wire.messages import Segment
 from wire.types import RobotSpec

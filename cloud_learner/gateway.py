@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from cloud_learner.buffer.ledger import Ledger
+from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.ingest import Ingest
 from cloud_learner.operator.view import FleetView
 from cloud_learner.weight_store import WeightStore

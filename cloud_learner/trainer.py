@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cloud_learner import checkpoint
-from cloud_learner.buffer.rows import VersionRow
+from cloud_learner.buffer.ledger.rows import VersionRow
 from cloud_learner.learner import Learner
 from policies.base import Batch
 from wire.channel import Channel
@@ -64,7 +64,7 @@ class TrainerConfig:
 
 
 class Source(Protocol):
-    """The part of `cloud_learner.buffer.feed.Feed` that the trainer needs."""
+    """The part of `cloud_learner.buffer.feeding.feed.Feed` that the trainer needs."""
 
     @property
     def newest_row(self) -> int: ...

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cloud_learner.buffer.files import TEMPORARY, make_directory, move_durably, remove_leftovers, remove_quietly
-from cloud_learner.buffer.ledger import Ledger
-from cloud_learner.buffer.rows import VersionRow
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import VersionRow
 from wire.errors import Corrupt, Refused, storage_error
 from wire.messages import FetchWeights, Publish, WeightBytes
 from wire.types import PolicyVersion

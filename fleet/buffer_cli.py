@@ -16,9 +16,9 @@ from fleet.paths import DataDirectory
 from wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cloud_learner.buffer.ledger import Ledger
-    from cloud_learner.buffer.lerobot_selection import LeftOut, Progress
-    from cloud_learner.buffer.store import SegmentStore
+    from cloud_learner.buffer.ledger.ledger import Ledger
+    from cloud_learner.buffer.lerobot.selection import LeftOut, Progress
+    from cloud_learner.buffer.store.store import SegmentStore
     from wire.types import RobotSpec
 
 app = typer.Typer(
@@ -36,7 +36,7 @@ _TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 @app.command()
 def stats(data: Data = _DATA, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """What is stored: by task, source and outcome; bytes, shards, versions."""
-    from cloud_learner.buffer.stats import collect, render
+    from cloud_learner.buffer.upkeep.stats import collect, render
 
     with _reader(data) as (ledger, store):
         found = collect(ledger, store)
@@ -49,7 +49,7 @@ def verify(
     repair: Annotated[bool, typer.Option(help="Set damaged segments aside so that the rest serves on.")] = False,
 ) -> None:
     """Check every checksum against the ledger; exit status 1 when something is damaged."""
-    import cloud_learner.buffer.upkeep as upkeep
+    import cloud_learner.buffer.upkeep.upkeep as upkeep
 
     damaged = 0
     with _opened(data, write=repair) as (ledger, store):
@@ -74,7 +74,7 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
     """Forget whole episodes by size, age and outcome; disk space comes back with `compact` at the latest."""
-    import cloud_learner.buffer.upkeep as upkeep
+    import cloud_learner.buffer.upkeep.upkeep as upkeep
 
     retention = upkeep.Retention(
         max_bytes=_number(max_size, _UNITS, "--max-size"),
@@ -96,7 +96,7 @@ def prune(
 @app.command()
 def compact(data: Data = _DATA) -> None:
     """Seal what is ripe, rewrite half-empty shards, and give the space of forgotten episodes back."""
-    import cloud_learner.buffer.upkeep as upkeep
+    import cloud_learner.buffer.upkeep.upkeep as upkeep
 
     with _opened(data, write=True) as (ledger, store):
         done = upkeep.compact(store, ledger, time.monotonic_ns())
@@ -110,7 +110,7 @@ def tail(
     follow: Annotated[bool, typer.Option("-f/-F", "--follow/--no-follow", help="Go on until Ctrl-C.")] = True,
 ) -> None:
     """Show segments as they are stored."""
-    from cloud_learner.buffer.stats import tail_line
+    from cloud_learner.buffer.upkeep.stats import tail_line
 
     with _reader(data) as (ledger, _store):
         row = max(0, ledger.newest_row() - lines)
@@ -161,8 +161,8 @@ def export_lerobot(
     video: Annotated[bool | None, typer.Option(help="Video or lossless images; default: video where possible.")] = None,
 ) -> None:
     """Write episodes as a LeRobotDataset v3 that `lerobot-train` takes."""
-    from cloud_learner.buffer.lerobot_export import export
-    from cloud_learner.buffer.lerobot_selection import Selection
+    from cloud_learner.buffer.lerobot.exporter import export
+    from cloud_learner.buffer.lerobot.selection import Selection
 
     chosen = Selection(tasks=tuple(task or ()), actors=tuple(actor or ()), newest=newest)
     if source:
@@ -201,8 +201,8 @@ def import_lerobot(
     skip_broken: Annotated[bool, typer.Option(help="Leave out what cannot be read and go on.")] = False,
 ) -> None:
     """Store a LeRobotDataset v3 as offline data; doing it twice stores it once."""
-    from cloud_learner.buffer.lerobot_import import import_into
-    from cloud_learner.buffer.lerobot_mapping import Mapping
+    from cloud_learner.buffer.lerobot.importer import import_into
+    from cloud_learner.buffer.lerobot.mapping import Mapping
 
     tasks: dict[str, str] = {}
     spec = None

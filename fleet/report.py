@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from cloud_learner.buffer.ledger import Ledger
-from cloud_learner.buffer.rows import EvaluationRow
-from cloud_learner.buffer.store import SegmentStore
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import EvaluationRow
+from cloud_learner.buffer.store.store import SegmentStore
 from fleet.config import Recipe
 from fleet.meters import Meters
 from fleet.paths import DataDirectory

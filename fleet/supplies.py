@@ -23,8 +23,8 @@ from wire.messages import Evaluate, Evaluation
 from wire.zmq_channel import ZmqClient
 
 if TYPE_CHECKING:
-    from cloud_learner.buffer.ledger import Ledger
-    from cloud_learner.buffer.sealer import Sealer
+    from cloud_learner.buffer.ledger.ledger import Ledger
+    from cloud_learner.buffer.upkeep.sealer import Sealer
     from cloud_learner.gateway import Door, Gateway
     from cloud_learner.operator.view import FleetView
     from cloud_learner.trainer import Trainer
@@ -111,7 +111,7 @@ def make_evaluator(
 
 def make_gateway(recipe: Recipe, data: DataDirectory, channel: Door) -> tuple[Gateway, FleetView, Ledger, Sealer]:
     """The gateway on `data`, its view for the page, the ledger to close at the end, and the sealer, not started."""
-    from cloud_learner.buffer.sealer import Sealer
+    from cloud_learner.buffer.upkeep.sealer import Sealer
     from cloud_learner.gateway import Gateway
     from cloud_learner.ingest import Ingest
     from cloud_learner.operator.view import FleetView
@@ -168,9 +168,9 @@ def make_trainer(
     clock: Clock | None = None,
 ) -> Trainer:
     """The trainer on the buffer in `data`; resumes from its newest checkpoint."""
-    from cloud_learner.buffer.feed import Feed
-    from cloud_learner.buffer.feed_config import FeedConfig
-    from cloud_learner.buffer.target import Recent, imitation
+    from cloud_learner.buffer.feeding.config import FeedConfig
+    from cloud_learner.buffer.feeding.feed import Feed
+    from cloud_learner.buffer.sampling.target import Recent, imitation
     from cloud_learner.learner import Learner
     from cloud_learner.trainer import Trainer, TrainerConfig
 

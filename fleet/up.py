@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from cloud_learner.buffer.ledger import Ledger
+from cloud_learner.buffer.ledger.ledger import Ledger
 from fleet.config import Recipe
 from fleet.meters import Meters
 from fleet.paths import DataDirectory, Identity

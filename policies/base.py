@@ -75,7 +75,7 @@ class LearnedPolicy(Policy, TrainablePolicy, Protocol):
 
 
 Batch = dict[str, Any]
-"""Arrays of one training batch, by the names that `cloud_learner.buffer.windows` documents."""
+"""Arrays of one training batch, by the names that `cloud_learner.buffer.feeding.windows` documents."""
 
 
 def check_observation(spec: RobotSpec, observation: Observation) -> None:

@@ -63,6 +63,18 @@ def test_drivers_are_reached_through_the_registry() -> None:
     assert wrong == []
 
 
+def test_the_rooms_of_the_buffer_stand_on_each_other() -> None:
+    floors = ["ledger", "store", "upkeep", "sampling", "feeding", "lerobot"]
+    wrong = []
+    for path in files("cloud_learner/buffer"):
+        here = path.parent.name
+        for name in imports(path):
+            there = name.removeprefix("cloud_learner.buffer.").partition(".")[0]
+            if here in floors and there in floors and floors.index(there) > floors.index(here):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert wrong == []
+
+
 def test_the_rule_itself_catches_a_wrong_import(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text("def f():\n    from robot_edge.loop import ControlLoop\n    import hal.drivers.metaworld\n")

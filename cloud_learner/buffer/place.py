@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloud_learner.buffer import format1, migrate
-from cloud_learner.buffer.ledger import Ledger
-from cloud_learner.buffer.objects import open_objects
-from cloud_learner.buffer.store import SegmentStore
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.store.objects import open_objects
+from cloud_learner.buffer.store.store import SegmentStore
+from cloud_learner.buffer.upkeep import format1, migrate
 from wire.errors import StorageError
 
 log = logging.getLogger(__name__)

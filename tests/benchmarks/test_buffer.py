@@ -56,7 +56,7 @@ def samples(one: Contender, episode_steps: int, batches: int = 8) -> list[tuple[
     return found
 
 
-@pytest.mark.parametrize("who", ["ours", "memory", "mapped", "torchrl"])
+@pytest.mark.parametrize("who", ["ours", "memory", "mapped", pytest.param("torchrl", marks=pytest.mark.slow)])
 def test_all_contenders_give_the_same_samples(who: str, tmp_path: Path) -> None:
     place = BufferPlace(tmp_path / "ours")
     raw = fill(place, SCALE)
@@ -93,6 +93,7 @@ def test_sizes_of_caches_and_folders(tmp_path: Path) -> None:
     assert folder_bytes(tmp_path / "ours") > 100_000
 
 
+@pytest.mark.slow
 def test_growth_is_measured_at_each_size(tmp_path: Path) -> None:
     found = measure_growth(tmp_path, Growth(sizes=(2, 4), rounds=1, appends=3, openings=1))
     assert [(at.episodes, at.segments, len(at.append_s)) for at in found] == [(2, 6, 3), (4, 12, 3)]

@@ -5,7 +5,7 @@ import os
 import msgspec
 import pytest
 
-from cloud_learner.buffer.ledger import Ledger
+from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.weight_store import MAX_PART_BYTES, WeightStore
 from wire.errors import Corrupt, DiskFull, Refused
 from wire.messages import FetchWeights, Publish, WeightBytes

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cloud_learner.buffer.fake import fake_episode, fake_spec
 from cloud_learner.buffer.place import BufferPlace
-from cloud_learner.buffer.sealer import seal
+from cloud_learner.buffer.upkeep.sealer import seal
 from fleet.cli import app
 from fleet.paths import DataDirectory
 from wire.errors import ConfigError

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.fake import fake_episode, fake_spec
-from cloud_learner.buffer.ledger import Ledger
-from cloud_learner.buffer.lerobot_import import import_dataset
-from cloud_learner.buffer.lerobot_mapping import Mapping, map_dataset
-from cloud_learner.buffer.lerobot_source import Source
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.lerobot.importer import import_dataset
+from cloud_learner.buffer.lerobot.mapping import Mapping, map_dataset
+from cloud_learner.buffer.lerobot.source import Source
 from cloud_learner.buffer.place import BufferPlace
-from cloud_learner.buffer.sealer import seal
-from cloud_learner.buffer.store import SegmentStore
+from cloud_learner.buffer.store.store import SegmentStore
+from cloud_learner.buffer.upkeep.sealer import seal
 from wire.messages import ACTORS, Segment
 from wire.types import RobotSpec
 

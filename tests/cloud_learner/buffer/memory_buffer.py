@@ -12,7 +12,7 @@ import numpy as np
 
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.fake import fake_jpeg
-from cloud_learner.buffer.plan import Plan
+from cloud_learner.buffer.sampling.plan import Plan
 from wire.errors import InvalidData
 from wire.messages import ACTORS, CameraFrames, Segment
 from wire.types import CameraSpec, Dimension, Episode, RobotSpec

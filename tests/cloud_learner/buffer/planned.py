@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cloud_learner.buffer.plan import Plan
-from cloud_learner.buffer.rows import EpisodeFacts, SegmentIndex
-from cloud_learner.buffer.universe import Universe
+from cloud_learner.buffer.ledger.rows import EpisodeFacts, SegmentIndex
+from cloud_learner.buffer.sampling.plan import Plan
+from cloud_learner.buffer.sampling.universe import Universe
 
 POLICY, HUMAN, SCRIPT, HOLD = range(4)
 Run = tuple[int, int, int]

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.arena import Arena, attach
+from cloud_learner.buffer.feeding.arena import Arena, attach
 from wire.errors import ConfigError
 
 SMALL, LARGE = (4, 8, 3), (64, 64, 3)
@@ -102,7 +102,7 @@ def test_another_process_writes_into_the_same_frames():
     arena = Arena([SMALL], 10 * SMALL_BYTES)
     (mapping,) = arena.mappings()
     code = (
-        "import sys\nfrom cloud_learner.buffer.arena import Mapping, attach\n"
+        "import sys\nfrom cloud_learner.buffer.feeding.arena import Mapping, attach\n"
         f"attach(Mapping(int(sys.argv[1]), {mapping.rows}, {mapping.shape}))[3] = 42\n"
     )
     done = subprocess.run(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_learner.buffer.budget import allot, apportion
+from cloud_learner.buffer.sampling.budget import allot, apportion
 
 
 def ints(*values: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cloud_learner.buffer.control import count_interventions, find_runs, summarise_control
+from cloud_learner.buffer.ledger.control import count_interventions, find_runs, summarise_control
 
 POLICY, HUMAN, SCRIPT, HOLD = range(4)
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloud_learner.buffer.feed import Feed
-from cloud_learner.buffer.feed_config import FeedConfig
-from cloud_learner.buffer.loader import Fresh
-from cloud_learner.buffer.plan import Plan, Planner
-from cloud_learner.buffer.target import OnlineShare, Recent, TaskMix, imitation, uniform
+from cloud_learner.buffer.feeding.config import FeedConfig
+from cloud_learner.buffer.feeding.feed import Feed
+from cloud_learner.buffer.feeding.loader import Fresh
+from cloud_learner.buffer.sampling.plan import Plan, Planner
+from cloud_learner.buffer.sampling.target import OnlineShare, Recent, TaskMix, imitation, uniform
 from tests.cloud_learner.buffer.memory_buffer import TASKS, ChaosPlanner, MemoryBuffer, Reference, record, robot
 from wire.errors import ConfigError, Corrupt, InvalidData, StorageError
 from wire.messages import CameraFrames

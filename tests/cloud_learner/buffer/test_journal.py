@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from cloud_learner.buffer.journal import Journal
-from cloud_learner.buffer.rows import Journaled
+from cloud_learner.buffer.ledger.rows import Journaled
+from cloud_learner.buffer.store.journal import Journal
 from wire.errors import Corrupt, DiskFull, NotWritable, StorageError
 
 

@@ -18,10 +18,10 @@ import threading
 import time
 import traceback
 
-from cloud_learner.buffer import upkeep
 from cloud_learner.buffer.fake import fake_episode, fake_spec, same_segment
 from cloud_learner.buffer.place import BufferPlace
-from cloud_learner.buffer.sealer import seal
+from cloud_learner.buffer.upkeep import upkeep
+from cloud_learner.buffer.upkeep.sealer import seal
 from cloud_learner.ingest import Ingest
 
 KILLS = 200

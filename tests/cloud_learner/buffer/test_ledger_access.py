@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from cloud_learner.buffer import ledger_commit
-from cloud_learner.buffer.control import summarise_control
 from cloud_learner.buffer.fake import fake_episode, fake_spec
-from cloud_learner.buffer.ledger import Ledger
-from cloud_learner.buffer.rows import Journaled, Totals
+from cloud_learner.buffer.ledger import commit as ledger_commit
+from cloud_learner.buffer.ledger.control import summarise_control
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import Journaled, Totals
 from wire.errors import ConfigError, Corrupt, DiskFull, InvalidData, NotWritable, StorageError
 
 SPEC = fake_spec()

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from cloud_learner.buffer import ledger_shards
 from cloud_learner.buffer.fake import fake_episode, fake_spec
-from cloud_learner.buffer.ledger import Ledger
-from cloud_learner.buffer.ledger_commit import commit_segment
-from cloud_learner.buffer.rows import Journaled, ObjectRow, Placed, Totals, Unsealed, Waiting
+from cloud_learner.buffer.ledger import shards as ledger_shards
+from cloud_learner.buffer.ledger.commit import commit_segment
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import Journaled, ObjectRow, Placed, Totals, Unsealed, Waiting
 from wire.errors import InvalidData, StorageError
 from wire.types import PolicyVersion
 

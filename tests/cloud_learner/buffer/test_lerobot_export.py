@@ -14,11 +14,12 @@ import pytest
 
 pytest.importorskip("lerobot", reason="pip install 'vla-fleet[lerobot]'")
 
-from cloud_learner.buffer import lerobot_encoder, lerobot_export
 from cloud_learner.buffer.fake import fake_episode, fake_spec
-from cloud_learner.buffer.lerobot_encoder import PixelCounts, VideoEncoder
-from cloud_learner.buffer.lerobot_export import export
-from cloud_learner.buffer.lerobot_selection import Progress, Selection, select
+from cloud_learner.buffer.lerobot import encoder as lerobot_encoder
+from cloud_learner.buffer.lerobot import exporter as lerobot_export
+from cloud_learner.buffer.lerobot.encoder import PixelCounts, VideoEncoder
+from cloud_learner.buffer.lerobot.exporter import export
+from cloud_learner.buffer.lerobot.selection import Progress, Selection, select
 from tests.cloud_learner.buffer.lerobot_samples import (
     HUMAN,
     SPEC,
@@ -221,7 +222,7 @@ def test_without_lerobot_it_says_how_to_get_it(buffer: Buffer, tmp_path: Path, m
 
 def test_importing_the_modules_is_light() -> None:
     code = (
-        "import sys, cloud_learner.buffer.lerobot_export, cloud_learner.buffer.lerobot_import\n"
+        "import sys, cloud_learner.buffer.lerobot.exporter, cloud_learner.buffer.lerobot.importer\n"
         "heavy = {'lerobot', 'torch', 'av', 'pyarrow', 'datasets', 'huggingface_hub'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -13,14 +13,15 @@ import pytest
 
 pytest.importorskip("lerobot", reason="pip install 'vla-fleet[lerobot]'")
 
-from cloud_learner.buffer import lerobot_export, lerobot_import
 from cloud_learner.buffer.fake import fake_episode, fake_spec, same_segment
-from cloud_learner.buffer.lerobot_export import export
-from cloud_learner.buffer.lerobot_import import fetch, import_dataset, import_into
-from cloud_learner.buffer.lerobot_mapping import Mapping, map_dataset
-from cloud_learner.buffer.lerobot_rows import row_spec
-from cloud_learner.buffer.lerobot_selection import Progress, Selection
-from cloud_learner.buffer.lerobot_source import Source
+from cloud_learner.buffer.lerobot import exporter as lerobot_export
+from cloud_learner.buffer.lerobot import importer as lerobot_import
+from cloud_learner.buffer.lerobot.exporter import export
+from cloud_learner.buffer.lerobot.importer import fetch, import_dataset, import_into
+from cloud_learner.buffer.lerobot.mapping import Mapping, map_dataset
+from cloud_learner.buffer.lerobot.rows import row_spec
+from cloud_learner.buffer.lerobot.selection import Progress, Selection
+from cloud_learner.buffer.lerobot.source import Source
 from tests.cloud_learner.buffer.lerobot_samples import (
     HUMAN,
     SPEC,

@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("lerobot", reason="pip install 'vla-fleet[lerobot]'")
 
-from cloud_learner.buffer import lerobot_source
-from cloud_learner.buffer.lerobot_import import import_into
-from cloud_learner.buffer.lerobot_mapping import Mapping, map_dataset
-from cloud_learner.buffer.lerobot_source import Source
+from cloud_learner.buffer.lerobot import source as lerobot_source
+from cloud_learner.buffer.lerobot.importer import import_into
+from cloud_learner.buffer.lerobot.mapping import Mapping, map_dataset
+from cloud_learner.buffer.lerobot.source import Source
 from tests.cloud_learner.buffer.lerobot_samples import (
     HUMAN,
     Buffer,

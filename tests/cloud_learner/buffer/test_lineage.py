@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.fake import fake_episode, fake_spec
-from cloud_learner.buffer.ledger import Ledger
-from cloud_learner.buffer.rows import Journaled
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import Journaled
 from wire.errors import InvalidData
 from wire.types import PolicyVersion
 

@@ -13,15 +13,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.arena import Arena
-from cloud_learner.buffer.block import Job, Wanted, load_block
-from cloud_learner.buffer.feed import open_feed
-from cloud_learner.buffer.layout import NO_FRAME, UNREADABLE_FRAME, Layout
-from cloud_learner.buffer.loader import Fresh, InlineLoader
+from cloud_learner.buffer.feeding.arena import Arena
+from cloud_learner.buffer.feeding.block import Job, Wanted, load_block
+from cloud_learner.buffer.feeding.feed import open_feed
+from cloud_learner.buffer.feeding.layout import NO_FRAME, UNREADABLE_FRAME, Layout
+from cloud_learner.buffer.feeding.loader import Fresh, InlineLoader
+from cloud_learner.buffer.feeding.processes import ProcessLoader
 from cloud_learner.buffer.place import BufferPlace
-from cloud_learner.buffer.processes import ProcessLoader
-from cloud_learner.buffer.sealer import seal
-from cloud_learner.buffer.target import imitation, uniform
+from cloud_learner.buffer.sampling.target import imitation, uniform
+from cloud_learner.buffer.upkeep.sealer import seal
 from tests.cloud_learner.buffer.memory_buffer import MemoryBuffer, record, robot
 from tests.cloud_learner.buffer.test_feed import config, copied, fleet, same
 from wire.errors import ConfigError, StorageError

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cloud_learner.buffer import format1, migrate, upkeep
 from cloud_learner.buffer.fake import fake_spec, same_segment
 from cloud_learner.buffer.place import BufferPlace
-from cloud_learner.buffer.shard import canonical
+from cloud_learner.buffer.store.shard import canonical
+from cloud_learner.buffer.upkeep import format1, migrate, upkeep
 from wire.errors import StorageError
 
 FIXTURE = Path(__file__).parent / "format1"

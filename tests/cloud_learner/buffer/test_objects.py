@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from cloud_learner.buffer.objects import LocalObjects, RemoteObjects, open_objects, put_all
+from cloud_learner.buffer.store.objects import LocalObjects, RemoteObjects, open_objects, put_all
 from wire.errors import ConfigError, Corrupt, DiskFull, NotWritable, StorageError
 
 pytest_plugins = ["tests.s3"]

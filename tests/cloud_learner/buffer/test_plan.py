@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloud_learner.buffer.plan import Plan, Planner
-from cloud_learner.buffer.target import (
+from cloud_learner.buffer.sampling.plan import Plan, Planner
+from cloud_learner.buffer.sampling.target import (
     OnlineShare,
     Recent,
     Target,
@@ -23,7 +23,7 @@ from cloud_learner.buffer.target import (
     max_lag,
     uniform,
 )
-from cloud_learner.buffer.universe import Universe
+from cloud_learner.buffer.sampling.universe import Universe
 from tests.cloud_learner.buffer.planned import HOLD, HUMAN, POLICY, Book, Reader, by_step, per_step, same
 from wire.errors import ConfigError, InvalidData
 
@@ -123,6 +123,31 @@ def test_late_data_gets_its_share_from_the_moment_it_came():
     assert (np.abs(mean - 1) < 4 * error + 0.02).all(), mean
     # a segment has about 32 steps, which are drawn twice while it is in memory
     assert loads / drawn < 1.5 / 64
+
+
+def test_late_data_keeps_its_share_while_a_new_pass_begins():
+    """Else it would be missing from what still waits of the pass before: half of its draws in the next window."""
+    drawn = np.zeros(2)
+    for seed in range(40):
+        book = Book()
+        for _ in range(30):
+            book.record([20, 20], "a")
+        universe = book.universe(("a",))
+        cost = by_step(universe)
+        planner = Planner(universe, imitation(), cost, rest(universe, cost) // 2, 32, seed, echo=2)
+        for _ in range(60):  # of 75 batches in a pass
+            planner.next()
+        for _ in range(3):
+            book.record([20, 20], "a")
+        universe.extend(book.index(universe.watermark))
+        planner.refresh(1)
+        while planner.stats.passes == 1:
+            planner.next()
+        assert planner.stats.late_segments == 0
+        window = planner._strata[0]._sweep.newest.window
+        for _ in range(int(window / 32)):
+            drawn += np.bincount(planner.next().segments >= 60, minlength=2)
+    assert drawn[1] / drawn.sum() == pytest.approx(3 / 33, rel=0.15)
 
 
 def test_a_resident_stratum_is_read_once_and_drawn_by_weight():

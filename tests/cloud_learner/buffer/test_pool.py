@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.layout import Layout
-from cloud_learner.buffer.pool import Pool
-from cloud_learner.buffer.target import uniform
+from cloud_learner.buffer.feeding.layout import Layout
+from cloud_learner.buffer.feeding.pool import Pool
+from cloud_learner.buffer.sampling.target import uniform
 from tests.cloud_learner.buffer.memory_buffer import robot
 
 LOOKAHEAD = 6

@@ -3,10 +3,10 @@ import threading
 import pytest
 from stored import OTHER, SPEC, Buffer  # beside this file
 
-from cloud_learner.buffer import arrays
 from cloud_learner.buffer.fake import fake_episode
 from cloud_learner.buffer.place import BufferPlace
-from cloud_learner.buffer.sealer import Sealer, SealPolicy, seal
+from cloud_learner.buffer.store import arrays
+from cloud_learner.buffer.upkeep.sealer import Sealer, SealPolicy, seal
 from wire.clock import ManualClock
 from wire.errors import StorageError
 

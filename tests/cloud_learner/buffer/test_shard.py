@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cloud_learner.buffer import arrays
 from cloud_learner.buffer.fake import fake_episode, fake_spec, same_segment
-from cloud_learner.buffer.gather import read_segments
-from cloud_learner.buffer.objects import open_objects, put_all
-from cloud_learner.buffer.rows import Place
-from cloud_learner.buffer.shard import Item, Room, canonical, encode_shard, require_room
+from cloud_learner.buffer.ledger.rows import Place
+from cloud_learner.buffer.store import arrays
+from cloud_learner.buffer.store.gather import read_segments
+from cloud_learner.buffer.store.objects import open_objects, put_all
+from cloud_learner.buffer.store.shard import Item, Room, canonical, encode_shard, require_room
 from wire import codec
 from wire.errors import Corrupt, InvalidData
 from wire.messages import CameraFrames

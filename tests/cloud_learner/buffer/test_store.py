@@ -9,11 +9,11 @@ import pytest
 from stored import OTHER, SPEC, Buffer  # beside this file
 
 from cloud_learner.buffer.fake import fake_episode, same_segment
-from cloud_learner.buffer.objects import LocalObjects
 from cloud_learner.buffer.place import BufferPlace
-from cloud_learner.buffer.sealer import SealPolicy, seal
-from cloud_learner.buffer.shard import Item, encode_shard
-from cloud_learner.buffer.store import SegmentStore
+from cloud_learner.buffer.store.objects import LocalObjects
+from cloud_learner.buffer.store.shard import Item, encode_shard
+from cloud_learner.buffer.store.store import SegmentStore
+from cloud_learner.buffer.upkeep.sealer import SealPolicy, seal
 from wire import codec
 from wire.errors import DiskFull, InvalidData, StorageError
 from wire.messages import CameraFrames
@@ -166,7 +166,7 @@ def test_a_reader_finds_what_moves_while_it_reads(local, monkeypatch):
 
 
 def _rewrite_all(buffer, rows):
-    from cloud_learner.buffer.compact import drop_dead, rewrite
+    from cloud_learner.buffer.upkeep.compact import drop_dead, rewrite
 
     with buffer.ledger.exclusive(wait_s=5):
         rewrite(buffer.store, buffer.ledger, SPEC, rows, 9)

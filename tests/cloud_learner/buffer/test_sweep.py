@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_learner.buffer.moves import Moves
-from cloud_learner.buffer.passes import BLOCK_STEPS, Pass, PassState, Population, cut, generator
-from cloud_learner.buffer.pending import Pending
-from cloud_learner.buffer.sweep import Sweep, SweepState
+from cloud_learner.buffer.sampling.moves import Moves
+from cloud_learner.buffer.sampling.passes import BLOCK_STEPS, Pass, PassState, Population, cut, generator
+from cloud_learner.buffer.sampling.pending import Pending
+from cloud_learner.buffer.sampling.sweep import Sweep, SweepState
 
 
 def population(counts, weights, costs=None, segments=None, first_run: int = 0) -> Population:

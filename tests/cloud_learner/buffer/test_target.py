@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.target import (
+from cloud_learner.buffer.sampling.target import (
     Losses,
     Moment,
     OnlineShare,

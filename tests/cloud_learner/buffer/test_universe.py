@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.rows import EpisodeFacts, SegmentIndex
-from cloud_learner.buffer.universe import Universe
+from cloud_learner.buffer.ledger.rows import EpisodeFacts, SegmentIndex
+from cloud_learner.buffer.sampling.universe import Universe
 from tests.cloud_learner.buffer.planned import HUMAN, POLICY, Book
 from wire.errors import ConfigError, InvalidData
 

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from stored import OTHER, SPEC, Buffer  # beside this file
 
-from cloud_learner.buffer import ledger_commit, upkeep
 from cloud_learner.buffer.fake import same_segment
+from cloud_learner.buffer.ledger import commit as ledger_commit
 from cloud_learner.buffer.place import BufferPlace
-from cloud_learner.buffer.sealer import seal
-from cloud_learner.buffer.upkeep import Retention
+from cloud_learner.buffer.upkeep import upkeep
+from cloud_learner.buffer.upkeep.sealer import seal
+from cloud_learner.buffer.upkeep.upkeep import Retention
 from wire.errors import StorageError
 
 pytest_plugins = ["tests.s3"]

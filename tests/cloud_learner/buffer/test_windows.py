@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.layout import Layout
-from cloud_learner.buffer.pool import Pool
-from cloud_learner.buffer.target import imitation
-from cloud_learner.buffer.windows import Draws, Shape, Slot, gather, settle, spread
+from cloud_learner.buffer.feeding.layout import Layout
+from cloud_learner.buffer.feeding.pool import Pool
+from cloud_learner.buffer.feeding.windows import Draws, Shape, Slot, gather, settle, spread
+from cloud_learner.buffer.sampling.target import imitation
 from tests.cloud_learner.buffer.memory_buffer import HUMAN, POLICY, robot
 from wire.errors import ConfigError
 

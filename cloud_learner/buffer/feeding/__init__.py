@@ -1,0 +1,1 @@
+"""Batches: reading, decoding and keeping in memory what the plan asks for."""

@@ -1,0 +1,229 @@
+"""Training windows out of the steps in memory: pure functions on flat arrays, no Python loop over samples.
+
+A batch is a dict of:
+
+| name | shape | what |
+|---|---|---|
+| `images` | {camera: uint8[b, h, w, 3]} | the newest frame that the step saw, RGB |
+| `instructions` | list of b str | the task as a person would say it |
+| `task` | int64[b] | index into the tasks of the feed |
+| `outcome` | int8[b] | how the episode ended, index into `check.OUTCOMES`, -1 while it goes on |
+| `online` | bool[b] | whether it comes from the running fleet, not from a demonstration |
+| `episode` | int64[b] | the episode's number in the ledger |
+| `tick` | int64[b] | of the step in its episode |
+| `state` | float32[b, ds] | before the first action |
+| `actions` | float32[b, H, da] | executed from this step on, 0 where masked |
+| `mask` | float32[b, H] | 1 while steps follow each other that may be continued over, 0 from the first that may not |
+| `valid` | float32[b, H] | 1 while the episode goes on, whoever acted |
+| `reward` | float32[b, H] | 0 where masked |
+| `return_to_go` | float32[b] | sum of the rewards from this step to the end, nan while the episode is unfinished |
+| `ahead` | float32[b, W, ds] | the state W given numbers of ticks later, or the last one before the mask ends |
+| `version` | int32[b] | policy version that acted or was ready to act |
+| `actor` | uint8[b] | who acted, index into `wire.messages.ACTORS` |
+| `delay` | int16[b] | measured inference delay in ticks, -1 when none |
+| `frame_age` | float32[b] | ticks between the oldest of the frames seen and the step, 0 without cameras |
+
+A grouped batch has k steps behind each image as a second axis, [b, k, ...] for all from `tick` on: each drawn from the
+eligible steps of the segment that saw the same frames.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from cloud_learner.buffer.feeding.layout import Layout
+from cloud_learner.buffer.feeding.pool import Pool
+from wire.errors import ConfigError
+
+Batch = dict[str, object]
+_ALIGNED = 64
+
+
+class Draws(msgspec.Struct, frozen=True, eq=False):
+    """b steps to begin at, and what the index knows of each."""
+
+    segment: np.ndarray
+    """int64[b] ledger row"""
+    offset: np.ndarray
+    """int64[b] step within its segment"""
+    first_tick: np.ndarray
+    """int64[b] of the segment"""
+    task: np.ndarray
+    """int64[b]"""
+    online: np.ndarray
+    """bool[b]"""
+    outcome: np.ndarray
+    """int8[b]"""
+    episode: np.ndarray
+    """int64[b]"""
+    return_after: np.ndarray
+    """float64[b] rewards of all later segments of the episode, nan while it is unfinished"""
+
+    @classmethod
+    def unpack(cls, packed: Mapping[str, str]) -> Draws:
+        """What `pack` made."""
+        arrays = {name: np.frombuffer(base64.b64decode(packed[name]), dtype).copy() for name, dtype in _DRAWS.items()}
+        return cls(**arrays)
+
+    def pack(self) -> dict[str, str]:
+        """JSON-able."""
+        return {
+            name: base64.b64encode(getattr(self, name).astype(dtype).tobytes()).decode()
+            for name, dtype in _DRAWS.items()
+        }
+
+    def take(self, which: np.ndarray) -> Draws:
+        """The draws of int64[n] positions."""
+        return Draws(*(getattr(self, name)[which] for name in self.__struct_fields__))
+
+
+_DRAWS = {
+    "segment": "<i8",
+    "offset": "<i8",
+    "first_tick": "<i8",
+    "task": "<i8",
+    "online": "|b1",
+    "outcome": "|i1",
+    "episode": "<i8",
+    "return_after": "<f8",
+}
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """What windows look like."""
+
+    horizon: int
+    ticks_ahead: tuple[int, ...] = ()
+    """growing"""
+    ticks_per_frame: int = 1
+
+    @property
+    def lookahead(self) -> int:
+        """How many steps after its first one a window may need."""
+        return max((self.horizon - 1, *self.ticks_ahead))
+
+
+class Slot:
+    """Memory of one batch, used again for later ones: arrays by name, page-locked on request."""
+
+    def __init__(self, pin: bool = False) -> None:
+        """Raises `ConfigError` for page-locked memory where there is none."""
+        self._pin = pin
+        if pin:
+            _pinned(1)
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
+        """[*shape] of `dtype`, whatever was in it; the same memory as long as name, shape and type are the same."""
+        found = self._arrays.get(name)
+        if found is None or found.shape != shape or found.dtype != dtype:
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            memory = _pinned(size) if self._pin else np.empty(size + _ALIGNED, np.uint8)
+            # copying into memory that is not aligned takes up to twice as long
+            begin = -memory.ctypes.data % _ALIGNED
+            found = self._arrays[name] = memory[begin : begin + size].view(dtype).reshape(shape)
+        return found
+
+
+def settle(pool: Pool, draws: Draws) -> tuple[np.ndarray, np.ndarray] | None:
+    """(positions int64[b], rows int64[b]): the draws to use and where in `pool` they begin.
+
+    A draw at which no window can begin, because its segment or frame could not be read, is replaced by the next one
+    that can, the first after the last. None when there is none.
+    """
+    first = pool.first_rows(draws.segment)
+    rows = first + draws.offset
+    able = (first >= 0) & (pool.columns["mates"][np.where(first >= 0, rows, 0)] > 0) if len(pool) else first >= 0
+    positions: np.ndarray = np.arange(len(rows))
+    if not able.all():
+        good = np.flatnonzero(able)
+        if not len(good):
+            return None
+        positions = good[np.searchsorted(good, positions) % len(good)]
+    return positions, rows[positions]
+
+
+def spread(pool: Pool, rows: np.ndarray, offsets: np.ndarray, ticks: int, rng: np.random.Generator) -> np.ndarray:
+    """int64[b, ticks] steps, each one of the eligible ones that saw the same frames as int64[b] `rows`."""
+    first = rows - offsets
+    mates = pool.columns["mates"][rows]
+    number = pool.columns["group"][rows][:, None] + rng.integers(0, mates[:, None], size=(len(rows), ticks))
+    return first[:, None] + pool.columns["eligible_offset"][first[:, None] + number]
+
+
+def gather(
+    pool: Pool,
+    frames: Sequence[np.ndarray],
+    layout: Layout,
+    draws: Draws,
+    rows: np.ndarray,
+    shape: Shape,
+    instructions: Sequence[str],
+    slot: Slot,
+    rng: np.random.Generator,
+) -> Batch:
+    """The batch of windows that begin at the int64[b] `rows` of `pool`; its arrays lie in `slot`."""
+    columns = pool.columns
+    batch: Batch = {"images": {}, "instructions": [instructions[number] for number in draws.task.tolist()]}
+    for c, camera in enumerate(layout.cameras):
+        number = layout.shape_of[c]
+        image = slot.array(camera, (len(rows), *layout.shapes[number]), np.uint8)
+        # "clip" only because numpy would fill a second buffer to check the indices first
+        np.take(frames[number], columns["frame"][rows, c], 0, out=image, mode="clip")
+        batch["images"][camera] = image  # type: ignore[index]
+    for name in ("task", "outcome", "online", "episode"):
+        batch[name] = _put(slot, name, getattr(draws, name))
+    start, offset, later = rows, draws.offset, draws.return_after
+    tick = draws.first_tick + offset
+    if shape.ticks_per_frame > 1:
+        start = spread(pool, rows, offset, shape.ticks_per_frame, rng)
+        later = later[:, None]
+        tick = tick[:, None] + (start - rows[:, None])
+    batch["tick"] = _put(slot, "tick", tick)
+    run, left = columns["run"][start], columns["left"][start]
+    steps = np.arange(shape.horizon)
+    mask = slot.array("mask", (*start.shape, shape.horizon), np.float32)
+    valid = slot.array("valid", mask.shape, np.float32)
+    np.less(steps, run[..., None], out=mask, casting="unsafe")
+    np.less(steps, left[..., None], out=valid, casting="unsafe")
+    at = start[..., None] + np.minimum(steps, left[..., None] - 1)
+    for name, column in (("actions", "executed"), ("reward", "reward")):
+        source = columns[column]
+        values = slot.array(name, (*at.shape, *source.shape[1:]), source.dtype)
+        np.take(source, at, 0, out=values, mode="clip")
+        values *= mask[..., None] if values.ndim > mask.ndim else mask
+        batch[name] = values
+    batch["mask"], batch["valid"] = mask, valid
+    ahead = slot.array("ahead", (*start.shape, len(shape.ticks_ahead), layout.state_dim), np.float32)
+    if shape.ticks_ahead:
+        reach = np.minimum(np.array(shape.ticks_ahead), np.maximum(run[..., None] - 1, 0))
+        np.take(columns["state"], start[..., None] + reach, 0, out=ahead, mode="clip")
+    batch["ahead"] = ahead
+    for name in ("state", "version", "actor", "delay", "frame_age"):
+        source = columns[name]
+        values = slot.array(name, (*start.shape, *source.shape[1:]), source.dtype)
+        batch[name] = np.take(source, start, 0, out=values, mode="clip")
+    total = slot.array("return_to_go", start.shape, np.float32)
+    np.add(columns["later_reward"][start], later, out=total, casting="same_kind")
+    batch["return_to_go"] = total
+    return batch
+
+
+def _put(slot: Slot, name: str, values: np.ndarray) -> np.ndarray:
+    found = slot.array(name, values.shape, values.dtype)
+    found[...] = values
+    return found
+
+
+def _pinned(size: int) -> np.ndarray:
+    # torch only where it is asked for: a reader without a GPU runs without it
+    import torch
+
+    try:
+        return torch.empty(size + _ALIGNED, dtype=torch.uint8, pin_memory=True).numpy()
+    except RuntimeError as error:
+        raise ConfigError(f"page-locked memory of {size} bytes: {error}. Use pin=False without a GPU.") from error

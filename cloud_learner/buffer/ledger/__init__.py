@@ -1,0 +1,1 @@
+"""What exists and where it lies: one SQL database."""

@@ -1,0 +1,186 @@
+"""How a segment is entered in the ledger. Functions of one transaction; `Ledger` has `commit_segment` as a method.
+
+The gateway does it for every segment of every robot, so the statements are built once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+from sqlalchemy.dialects import postgresql, sqlite
+
+from cloud_learner.buffer.check import MAX_STEPS
+from cloud_learner.buffer.ledger import tables
+from cloud_learner.buffer.ledger.control import NOBODY, Control, find_runs, is_takeover, summarise_control
+from cloud_learner.buffer.ledger.rows import Journaled
+from wire.errors import InvalidData
+from wire.messages import Segment
+from wire.types import Episode
+
+log = logging.getLogger(__name__)
+_s, _e = tables.segments.c, tables.episodes.c
+_MAX_INDEX = 2**31 - 1
+_FACTS = Episode.__struct_fields__
+
+_KNOWN = sa.select(_s.row).where(_s.id == bindparam("id"))
+_SPEC = sa.select(tables.specs.c.hash).where(tables.specs.c.hash == bindparam("hash"))
+_EPISODE = sa.select(tables.episodes).where(_e.id == bindparam("id"))
+_INSERT_EPISODE = sa.insert(tables.episodes)
+_INSERT_SEGMENT = sa.insert(tables.segments)
+_UPDATE_EPISODE = sa.update(tables.episodes).where(_e.number == bindparam("_number"))
+# no segment is longer than MAX_STEPS, so that the index finds all that can reach into ticks [first, end)
+_OVERLAPPING = (
+    sa.select(_s.first_tick, _s.steps)
+    .where(_s.episode == bindparam("episode"), _s.first_tick < bindparam("end"))
+    .where(_s.first_tick > bindparam("first") - MAX_STEPS)
+    .order_by(_s.first_tick)
+)
+_SUMS = ("segments", "steps", "human_steps", "interventions", "bytes", "ticks", "end_tick")
+
+
+def _tally(dialect: Any) -> Any:
+    """An upsert that adds to a robot's tally."""
+    insert, tally = dialect.insert(tables.tallies), tables.tallies.c
+    added = {name: tally[name] + insert.excluded[name] for name in ("episodes", *_SUMS)}
+    newest = {"newest_row": insert.excluded.newest_row}
+    return insert.on_conflict_do_update(index_elements=["robot"], set_={**added, **newest})
+
+
+_TALLY = {"sqlite": _tally(sqlite), "postgresql": _tally(postgresql)}
+_ACTIVE = sa.select(_s.entry_actor, _s.exit_actor).where(_s.episode == bindparam("episode"), _s.exit_actor != NOBODY)
+_BEFORE = _ACTIVE.where(_s.index < bindparam("index")).order_by(_s.index.desc()).limit(1)
+_AFTER = _ACTIVE.where(_s.index > bindparam("index")).order_by(_s.index).limit(1)
+
+
+def commit_segment(
+    connection: sa.Connection, segment: Segment, at: Journaled, received_ns: int, committed_ns: int
+) -> int | None:
+    """Enter a segment whose record is on disk, and what it adds to its episode; its row, or None if its id was there.
+
+    None also for a segment of an episode that was pruned: it was forgotten, and is not taken again. The work does not
+    grow with the number of episodes, nor with the length of this one. Raises `InvalidData` if the episode is known with
+    another robot, task, spec or source, has another segment of that index, or if its spec is unknown.
+    """
+    if connection.scalar(_KNOWN, {"id": segment.id}) is not None:
+        return None
+    if segment.steps > MAX_STEPS:
+        raise InvalidData(f"segment {segment.id} has {segment.steps} steps; at most {MAX_STEPS} are taken.")
+    if not 0 <= segment.index <= _MAX_INDEX:
+        raise InvalidData(f"segment {segment.id} has index {segment.index}; 0 to {_MAX_INDEX} are taken.")
+    episode = _episode_of(connection, segment)
+    if episode["pruned_ns"]:
+        log.warning("segment %s is not taken: its episode was pruned.", segment.id)
+        return None
+    number = episode["number"]
+    control = summarise_control(segment.actor)
+    new_ticks = _count_new_ticks(connection, episode, segment)
+    interventions = 0
+    if segment.episode.source != "demonstration":
+        interventions = _new_interventions(connection, number, segment.index, control)
+    values = {
+        "id": segment.id,
+        "episode": number,
+        "index": segment.index,
+        "first_tick": segment.first_tick,
+        "steps": segment.steps,
+        "human_steps": control.human_steps,
+        "entry_actor": control.entry,
+        "exit_actor": control.exit,
+        "takeovers": control.takeovers,
+        "last": segment.last,
+        "outcome": segment.outcome if segment.last else "",
+        "reward_sum": float(segment.reward.sum(dtype=np.float64)),
+        "frames": sum(len(frames.encoded) for frames in segment.frames.values()),
+        "runs": find_runs(segment.actor, segment.version).astype("<i4").tobytes(),
+        "bytes": at.bytes,
+        "sha256": at.sha256,
+        "journal": at.journal,
+        "offset": at.offset,
+        "closed_ns": segment.closed_ns,
+        "received_ns": received_ns,
+        "committed_ns": committed_ns,
+    }
+    try:
+        row = inserted_key(connection.execute(_INSERT_SEGMENT, values))
+    except sa.exc.IntegrityError as error:
+        raise InvalidData(f"segment {segment.id}: its episode has another segment of index {segment.index}.") from error
+    # whoever writes is alone, so these are still what was read above
+    added = {
+        "segments": 1,
+        "steps": segment.steps,
+        "human_steps": control.human_steps,
+        "interventions": interventions,
+        "bytes": at.bytes,
+        "ticks": new_ticks,
+        "end_tick": max(0, segment.first_tick + segment.steps - episode["end_tick"]),
+    }
+    changes = {
+        **{name: episode[name] + added[name] for name in _SUMS},
+        "outcome": segment.outcome if segment.last else episode["outcome"],
+        "last_index": segment.index if segment.last else episode["last_index"],
+        "newest_row": row,
+        "committed_ns": committed_ns,
+        "wall_ns": time.time_ns(),
+    }
+    connection.execute(_UPDATE_EPISODE, {"_number": number, **changes})
+    tally = {"robot": episode["robot"], "episodes": int(episode["segments"] == 0), "newest_row": row, **added}
+    connection.execute(_TALLY[connection.dialect.name], tally)
+    return row
+
+
+def _episode_of(connection: sa.Connection, segment: Segment) -> sa.RowMapping:
+    """The row of the segment's episode, entered if it is new."""
+    facts = {name: getattr(segment.episode, name) for name in _FACTS}
+    known = connection.execute(_EPISODE, {"id": facts["id"]}).mappings().one_or_none()
+    if known is None:
+        require_spec(connection, segment.episode.spec_hash)
+        connection.execute(_INSERT_EPISODE, facts)
+        return connection.execute(_EPISODE, {"id": facts["id"]}).mappings().one()
+    for name, value in facts.items():
+        if known[name] != value:
+            raise InvalidData(f"segment {segment.id}: its episode is known with {name} {known[name]!r}, not {value!r}.")
+    return known
+
+
+def require_spec(connection: sa.Connection, spec_hash: str) -> None:
+    """Raises `InvalidData` if no robot ever announced the spec."""
+    if connection.scalar(_SPEC, {"hash": spec_hash}) is None:
+        raise InvalidData(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
+
+
+def _count_new_ticks(connection: sa.Connection, episode: sa.RowMapping, segment: Segment) -> int:
+    """How many ticks of `segment` no other segment of the episode has brought yet."""
+    first, end = segment.first_tick, segment.first_tick + segment.steps
+    if first >= episode["end_tick"]:
+        return segment.steps
+    new, at = segment.steps, first
+    for begin, count in connection.execute(_OVERLAPPING, {"episode": episode["number"], "first": first, "end": end}):
+        until = min(begin + count, end)
+        new -= max(0, until - max(begin, at))
+        at = max(at, until)
+    return new
+
+
+def _new_interventions(connection: sa.Connection, episode: int, index: int, control: Control) -> int:
+    """How many more interventions the episode has with this segment. Segments may come in any order."""
+    if control.entry == NOBODY:
+        return 0
+    here = {"episode": episode, "index": index}
+    before = connection.execute(_BEFORE, here).one_or_none()
+    after = connection.execute(_AFTER, here).one_or_none()
+    leave = before.exit_actor if before else NOBODY
+    entry = after.entry_actor if after else NOBODY
+    seams = is_takeover(leave, control.entry) + is_takeover(control.exit, entry) - is_takeover(leave, entry)
+    return control.takeovers + seams
+
+
+def inserted_key(result: sa.CursorResult[Any]) -> int:
+    """The number that the database gave to the row of an INSERT."""
+    key = result.inserted_primary_key
+    assert key is not None
+    return int(key[0])

@@ -1,0 +1,87 @@
+"""Who was in control of an episode, and how often somebody took it from the policy.
+
+An intervention is a change from the policy to a human or a script; ticks at which the robot held belong to nobody and
+are skipped. An episode that starts under a human counts none, and neither do demonstrations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from cloud_learner.buffer.ledger.rows import Intervention
+from wire.messages import ACTORS
+
+POLICY, HUMAN, SCRIPT, HOLD = (ACTORS.index(name) for name in ("policy", "human", "script", "hold"))
+NOBODY = -1
+
+
+class Control(msgspec.Struct, frozen=True):
+    """Who was in control of one segment."""
+
+    human_steps: int
+    """steps of a human or a script"""
+    entry: int
+    """first actor that was not hold, -1 when there was none"""
+    exit: int
+    """last actor that was not hold, -1 when there was none"""
+    takeovers: int
+    """interventions within the segment; the seam to the one before is not counted"""
+
+
+def by_human(actor: np.ndarray) -> np.ndarray:
+    """bool[T] of uint8[T]: whether a human or a script acted."""
+    return (actor == HUMAN) | (actor == SCRIPT)
+
+
+def summarise_control(actor: np.ndarray) -> Control:
+    """What the ledger keeps of uint8[T] indices into `ACTORS`."""
+    human = by_human(actor)
+    active = actor[actor != HOLD]
+    if not len(active):
+        return Control(0, NOBODY, NOBODY, 0)
+    takeovers = int(((active[:-1] == POLICY) & by_human(active[1:])).sum())
+    return Control(int(human.sum()), int(active[0]), int(active[-1]), takeovers)
+
+
+def is_takeover(before: int, after: int) -> bool:
+    """Whether `after` took the robot from `before`, both indices into `ACTORS` or -1 for nobody."""
+    return before == POLICY and after in (HUMAN, SCRIPT)
+
+
+def count_interventions(segments: Iterable[tuple[int, int, int]]) -> int:
+    """Interventions of an episode from (entry, exit, takeovers) of its segments in order."""
+    total, before = 0, NOBODY
+    for entry, leave, takeovers in segments:
+        total += takeovers + is_takeover(before, entry)
+        before = leave if leave != NOBODY else before
+    return total
+
+
+def find_runs(actor: np.ndarray, version: np.ndarray) -> np.ndarray:
+    """int32[k, 4]: first offset, count, actor and version of each stretch in which neither changes."""
+    if not len(actor):
+        return np.zeros((0, 4), np.int32)
+    changes = (actor[1:] != actor[:-1]) | (version[1:] != version[:-1])
+    first = np.concatenate([[0], np.flatnonzero(changes) + 1])
+    count = np.diff(first, append=len(actor))
+    return np.stack([first, count, actor[first], version[first]], axis=1).astype(np.int32)
+
+
+def find_interventions(runs: Iterable[tuple[int, int, int]]) -> tuple[Intervention, ...]:
+    """The interventions of an episode from (first tick, ticks, actor) of its runs in order."""
+    found: list[Intervention] = []
+    before = NOBODY
+    for first, ticks, actor in runs:
+        if actor == HOLD:
+            continue
+        if is_takeover(before, actor):
+            found.append(Intervention(first, ticks, ACTORS[actor]))
+        elif found and before != POLICY and actor != POLICY:
+            # the same intervention goes on, after a hold or with somebody else
+            begun = found[-1]
+            found[-1] = Intervention(begun.first_tick, first + ticks - begun.first_tick, begun.actor)
+        before = actor
+    return tuple(found)

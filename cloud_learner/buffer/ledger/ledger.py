@@ -1,0 +1,199 @@
+"""The ledger: which robots, episodes, segments, versions and measurements exist, and where each segment lies.
+
+One SQL database: an SQLite file by default, PostgreSQL by URL. The gateway writes; trainers and the command line read
+meanwhile, and may be on other machines with PostgreSQL. A segment exists when its row is committed, and a row is on the
+device when the method that wrote it returns.
+
+The methods are functions of the modules named after their concern, each in one transaction of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+import sqlalchemy as sa
+
+from cloud_learner.buffer.ledger import commit as ledger_commit
+from cloud_learner.buffer.ledger import lineage, tables
+from cloud_learner.buffer.ledger import notes as ledger_notes
+from cloud_learner.buffer.ledger import segments as ledger_segments
+from cloud_learner.buffer.ledger import shards as ledger_shards
+from cloud_learner.buffer.ledger import totals as counters
+from cloud_learner.buffer.ledger.control import find_interventions
+from cloud_learner.buffer.ledger.engine import Database, no_ledger
+from cloud_learner.buffer.ledger.rows import Intervention
+from wire.errors import StorageError
+
+_PRUNE_AT_ONCE = 500
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _reads(function: Callable[Concatenate[sa.Connection, P], R]) -> Callable[Concatenate[Ledger, P], R]:
+    """A method that calls `function` in a transaction that only reads."""
+
+    @functools.wraps(function)
+    def method(self: Ledger, /, *args: P.args, **options: P.kwargs) -> R:
+        with self._database.reading() as connection:
+            return function(connection, *args, **options)
+
+    return method
+
+
+def _writes(function: Callable[Concatenate[sa.Connection, P], R]) -> Callable[Concatenate[Ledger, P], R]:
+    """A method that calls `function` in a transaction that writes."""
+
+    @functools.wraps(function)
+    def method(self: Ledger, /, *args: P.args, **options: P.kwargs) -> R:
+        with self._database.writing() as connection:
+            return function(connection, *args, **options)
+
+    return method
+
+
+class Ledger:
+    """An opened ledger. Get one from `Ledger.open`; it may be used from several threads.
+
+    Every method may raise `StorageError`, and those that write `DiskFull` or `NotWritable`; then nothing of what they
+    were to do was done, unless only the answer of the database was lost.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, place: str | Path, *, read_only: bool = False) -> Ledger:
+        """Open the ledger at a path (SQLite) or an SQLAlchemy URL (`postgresql://user@host/database`).
+
+        It is created if it is not there, unless `read_only`. Raises `StorageError` when there is none to read or it has
+        another format, `Corrupt` when the file is no ledger, `ConfigError` for a URL of another kind.
+        """
+        ledger = cls(Database.at(place, read_only))
+        try:
+            ledger._check_format(read_only)
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
+
+    def close(self) -> None:
+        """Give its connections up."""
+        self._database.close()
+
+    @property
+    def place(self) -> str:
+        """Its path, or its URL without a password: for people."""
+        return self._database.place
+
+    def _check_format(self, read_only: bool) -> None:
+        with self._database.reading() if read_only else self._database.writing() as connection:
+            names = set(sa.inspect(connection).get_table_names())
+            if not names:
+                if read_only:
+                    raise no_ledger(self.place)
+                tables.metadata.create_all(connection)
+                connection.execute(tables.meta.insert().values(key="format", value=str(tables.FORMAT)))
+                return
+            query = sa.select(tables.meta.c.value).where(tables.meta.c.key == "format")
+            found = connection.scalar(query) if "meta" in names else None
+        if found != str(tables.FORMAT):
+            raise StorageError(
+                f"ledger {self.place} has format {found or 'unknown'}, this vla-fleet reads format {tables.FORMAT}: "
+                "install the vla-fleet that wrote it, or choose a fresh --data directory or database."
+            )
+
+    def exclusive(self, wait_s: float = 10.0) -> contextlib.AbstractContextManager[None]:
+        """Held by whoever seals, prunes, compacts or repairs: one thread of one process at a time.
+
+        Segments are committed meanwhile. It must not be entered twice. Raises `StorageError`, saying who holds it, when
+        somebody else still does after `wait_s`.
+        """
+        return self._database.exclusive(wait_s)
+
+    # robots
+    see_robot = _writes(ledger_notes.see_robot)
+    set_clock_offset = _writes(ledger_notes.set_clock_offset)
+    clock_offsets = _reads(ledger_notes.clock_offsets)
+    robot = _reads(ledger_notes.robot)
+    robots = _reads(ledger_notes.robots)
+    spec = _reads(ledger_notes.spec)
+    spec_hashes = _reads(ledger_notes.spec_hashes)
+
+    # episodes and segments
+    commit_segment = _writes(ledger_commit.commit_segment)
+    segment = _reads(ledger_segments.segment)
+    segments_after = _reads(ledger_segments.segments_after)
+    segments_of = _reads(ledger_segments.segments_of)
+    newest_row = _reads(ledger_segments.newest_row)
+    episode = _reads(ledger_segments.episode)
+    episodes = _reads(ledger_segments.episodes)
+    episodes_of_robot = _reads(ledger_segments.episodes_of_robot)
+    index = _reads(ledger_segments.index)
+    generation = _reads(ledger_shards.generation)
+
+    def interventions(self, episode: str) -> tuple[Intervention, ...]:
+        """When somebody had taken the robot from the policy in this episode, in order."""
+        with self._database.reading() as connection:
+            found = ledger_segments.episode(connection, episode)
+            if found is None or found.source == "demonstration":
+                return ()
+            return find_interventions(ledger_segments.runs_of(connection, episode))
+
+    # where segments lie
+    places = _reads(ledger_segments.places)
+    unsealed = _reads(ledger_shards.unsealed)
+    in_journal = _reads(ledger_shards.in_journal)
+    journals = _reads(ledger_shards.journals)
+    reserve_shard = _writes(ledger_shards.reserve_shard)
+    commit_shard = _writes(ledger_shards.commit_shard)
+    shards = _reads(ledger_shards.shards)
+    objects_of = _reads(ledger_shards.objects_of)
+    mark_dropping = _writes(ledger_shards.mark_dropping)
+    forget_shard = _writes(ledger_shards.forget_shard)
+
+    # forgetting and damage
+    mark_damaged = _writes(ledger_shards.mark_damaged)
+    damaged_segments = _reads(ledger_segments.damaged_segments)
+    pruned_episodes = _reads(ledger_shards.pruned_episodes)
+
+    def prune(self, episode_ids: Sequence[str], now_ns: int) -> tuple[int, int]:
+        """Delete the segments of these episodes, many in one transaction; how many that were, and their bytes.
+
+        The episodes stay, so that lineage can name them. Those that are unknown or pruned already are skipped.
+        `now_ns`: nanoseconds since 1970. For the holder of `exclusive`.
+        """
+        segments = size = 0
+        for first in range(0, len(episode_ids), _PRUNE_AT_ONCE):
+            with self._database.writing() as connection:
+                found = ledger_shards.prune(connection, episode_ids[first : first + _PRUNE_AT_ONCE], now_ns)
+            segments, size = segments + found[0], size + found[1]
+        return segments, size
+
+    # versions and lineage
+    commit_version = _writes(lineage.commit_version)
+    version = _reads(lineage.version)
+    versions = _reads(lineage.versions)
+    newest_version = _reads(lineage.newest_version)
+    episodes_of_version = _reads(lineage.episodes_of_version)
+    versions_of_episode = _reads(lineage.versions_of_episode)
+    known_to = _reads(lineage.known_to)
+
+    # measurements, events, labels
+    add_evaluation = _writes(ledger_notes.add_evaluation)
+    evaluations = _reads(ledger_notes.evaluations)
+    note_applied = _writes(ledger_notes.note_applied)
+    applied = _reads(ledger_notes.applied)
+    add_event = _writes(ledger_notes.add_event)
+    events = _reads(ledger_notes.events)
+    add_label = _writes(ledger_notes.add_label)
+    labels = _reads(ledger_notes.labels)
+
+    # counters
+    totals = _reads(counters.totals)
+    robot_totals = _reads(counters.robot_totals)
+    shares = _reads(counters.shares)
+    check_ticks = _reads(counters.check_ticks)

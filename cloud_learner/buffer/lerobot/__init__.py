@@ -1,0 +1,1 @@
+"""LeRobot datasets, out of the buffer and into it."""

@@ -1,0 +1,371 @@
+"""Takes the episodes of a LeRobot dataset (format v3) into the buffer as demonstrations.
+
+Every row becomes a step: `observation.state`, `action` as proposed and executed, one JPEG image of quality 95 for each
+new frame of each camera. An episode's id is made of its content, so importing twice stores once, and an import that was
+interrupted goes on where it stopped. Memory holds the numbers of one episode and the images of one segment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import cv2
+import msgspec
+import numpy as np
+
+from cloud_learner.buffer.check import Before, check_frames, check_names, check_order, check_steps, jpeg_size
+from cloud_learner.buffer.lerobot.mapping import Mapped, Mapping, map_dataset
+from cloud_learner.buffer.lerobot.selection import LeftOut, Progress
+from cloud_learner.buffer.lerobot.source import Source, SourceEpisode
+from wire.errors import ConfigError, Corrupt, FleetError, InvalidData
+from wire.messages import ACTORS, CameraFrames, Segment
+from wire.types import CameraSpec, Episode, RobotSpec
+
+JPEG_QUALITY = 95
+SEGMENT_STEPS = 128
+SEGMENT_BYTES = 8 * 1024 * 1024
+"""A segment is closed at whichever of the two it reaches first."""
+_HUMAN = ACTORS.index("human")
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """What came of an import."""
+
+    robot: str
+    spec: RobotSpec
+    episodes: int
+    """stored now"""
+    known: int
+    """were stored before"""
+    steps: int
+    left_out: tuple[LeftOut, ...]
+
+
+class _EpisodeRow(Protocol):
+    @property
+    def outcome(self) -> str: ...
+
+
+class Book(Protocol):
+    """What `import_into` asks of a ledger."""
+
+    def see_robot(self, name: str, spec: RobotSpec | None, clock: str, seen_ns: int) -> None: ...
+
+    def episode(self, episode_id: str) -> _EpisodeRow | None: ...
+
+
+class Store(Protocol):
+    """What `import_into` asks of a store."""
+
+    def append(self, segment: Segment, received_ns: int, committed_ns: int) -> int | None: ...
+
+
+def import_into(
+    ledger: Book,
+    store: Store,
+    root: Path,
+    mapping: Mapping | None = None,
+    *,
+    now_ns: Callable[[], int] = time.monotonic_ns,
+    skip_broken: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Imported:
+    """`import_dataset` into a writer's ledger and store; `now_ns`: the gateway's clock."""
+
+    def stored(episode_id: str) -> bool:
+        row = ledger.episode(episode_id)
+        return row is not None and row.outcome != ""
+
+    def sink(segment: Segment) -> None:
+        now = now_ns()
+        store.append(segment, now, now)
+
+    source = Source.open(Path(root))
+    mapped = map_dataset(source, mapping or Mapping())
+    ledger.see_robot(mapped.robot, mapped.spec, "lerobot", now_ns())
+    return import_dataset(source, mapped, sink, stored=stored, skip_broken=skip_broken, progress=progress)
+
+
+def import_dataset(
+    source: Source,
+    mapped: Mapped,
+    sink: Callable[[Segment], object],
+    *,
+    stored: Callable[[str], bool] = lambda episode_id: False,
+    skip_broken: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Imported:
+    """Give the segments of every episode to `sink`, in order, each checked as if a robot had sent it.
+
+    stored: whether the buffer has the whole episode of this id, which is then passed over
+    skip_broken: note an episode that cannot be read or is not valid and go on; what came before the fault stays as an
+        unfinished episode, which a later import of the mended dataset completes
+    progress: called after every episode
+
+    Raises `Corrupt` or `InvalidData` naming the episode and the file.
+    """
+    twins: Counter[str] = Counter()
+    left_out: list[LeftOut] = []
+    episodes = known = steps = 0
+    for number, place in enumerate(source.episodes, 1):
+        try:
+            for part in _parts(source, mapped, place):
+                episode_id = _name(part, mapped, twins)
+                if stored(episode_id):
+                    known += 1
+                    continue
+                before = Before()
+                for segment in _segments(source, mapped, place, part, episode_id):
+                    _check(segment, mapped, before, f"episode {place.index} of {source.root}")
+                    sink(segment)
+                    before.add(segment)
+                    steps += segment.steps
+                episodes += 1
+        except (Corrupt, InvalidData) as error:
+            if not skip_broken:
+                raise
+            left_out.append(LeftOut(f"episode {place.index}", str(error)))
+        if progress is not None:
+            progress(Progress(number, len(source.episodes), steps))
+    return Imported(mapped.robot, mapped.spec, episodes, known, steps, tuple(left_out))
+
+
+def fetch(repo_id: str, root: Path) -> Path:
+    """Copy a dataset from the Hugging Face hub to the directory `root`. Raises `ConfigError` when it cannot."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    except ImportError as error:
+        raise ConfigError(f"huggingface_hub is not installed: pip install 'vla-fleet[lerobot]' ({error})") from error
+    try:
+        return Path(snapshot_download(repo_id, repo_type="dataset", revision="v3.0", local_dir=root))
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError, OfflineModeIsEnabled) as error:
+        raise ConfigError(
+            f"dataset '{repo_id}' cannot be fetched from the hub ({type(error).__name__}: {error}). "
+            "Check name and network, or copy it here and give its directory."
+        ) from error
+
+
+class _Part(msgspec.Struct, frozen=True, eq=False):
+    """The rows of an episode that belong to one task: the whole of it nearly always."""
+
+    first: int
+    task: str
+    outcome: str
+    seed: int
+    timestamp: np.ndarray
+    """float64[T]: as the videos count"""
+    times_ns: np.ndarray
+    """int64[T]"""
+    state: np.ndarray
+    """float32[T, ds]"""
+    action: np.ndarray
+    """float32[T, da]"""
+    reward: np.ndarray
+    """float32[T]"""
+    actor: np.ndarray
+    """uint8[T]"""
+    terminated: np.ndarray
+    """bool[T]"""
+    truncated: np.ndarray
+    """bool[T]"""
+    frame_times_ns: np.ndarray | None
+    """int64[T, C]: when each frame was taken, in the order of the spec's cameras; None when nobody knows"""
+
+
+def _parts(source: Source, mapped: Mapped, place: SourceEpisode) -> Iterator[_Part]:
+    """Read the numbers of an episode; one part for each run of rows with the same task."""
+    ours = source.about is not None
+    extra = ("next.reward", "next.done", "next.truncated", "next.success")
+    own = ("actor", "time_s", "frame_time_s") if ours else ()
+    columns = source.columns(place, (mapped.state_key, mapped.action_key, "timestamp", "task_index", *extra, *own))
+    rows = place.rows
+    if not rows:
+        return
+    flat = {name: column.reshape(rows, -1)[:, 0] for name, column in columns.items()}
+    note = source.notes.get(place.index)
+    start = note.first_ns if note is not None else 0
+    if ours and "time_s" in flat:
+        times = start + np.rint(flat["time_s"] * 1e9).astype(np.int64)
+    else:
+        times = start + np.rint(np.arange(rows) * (1e9 / source.fps)).astype(np.int64)
+    frame_times = None
+    if ours and "frame_time_s" in columns:
+        frame_times = start + np.rint(columns["frame_time_s"].reshape(rows, -1) * 1e9).astype(np.int64)
+        frame_times = frame_times[:, mapped.frame_columns]
+    actor: np.ndarray = np.full(rows, _HUMAN, np.uint8)
+    if ours and "actor" in flat:
+        actor = flat["actor"].astype(np.uint8)
+    task_index = flat["task_index"].astype(np.int64) if "task_index" in flat else np.zeros(rows, np.int64)
+    reward = flat["next.reward"].astype(np.float32) if "next.reward" in flat else np.zeros(rows, np.float32)
+    for first, end in itertools.pairwise([0, *(np.flatnonzero(np.diff(task_index)) + 1).tolist(), rows]):
+        here = slice(first, end)
+        outcome, terminated, truncated = _ending(flat, here, note.outcome if note else "", mapped.outcome)
+        instruction = source.tasks.get(int(task_index[first]), "")
+        yield _Part(
+            first=first,
+            task=mapped.task(instruction, note.task if note else "", place.index),
+            outcome=outcome,
+            seed=note.seed if note else 0,
+            timestamp=flat["timestamp"][here].astype(np.float64),
+            times_ns=times[here],
+            state=mapped.state(columns[mapped.state_key].reshape(rows, -1)[here]),
+            action=mapped.action(columns[mapped.action_key].reshape(rows, -1)[here]),
+            reward=reward[here],
+            actor=actor[here],
+            terminated=terminated,
+            truncated=truncated,
+            frame_times_ns=None if frame_times is None else frame_times[here],
+        )
+
+
+def _ending(flat: dict[str, np.ndarray], here: slice, noted: str, usual: str) -> tuple[str, np.ndarray, np.ndarray]:
+    """(outcome, terminated bool[T], truncated bool[T]) of rows `here` of an episode, from what the dataset says.
+
+    noted: what our own export noted, or ''; usual: the outcome where nothing is said
+    """
+    count = here.stop - here.start
+    whole = here.stop == len(flat["timestamp"])
+    done, success = flat.get("next.done"), flat.get("next.success")
+    if noted and whole:
+        outcome = noted
+    elif success is not None and success[here].any():
+        outcome = "success"
+    elif success is None or not whole or (done is not None and not done[-1]):
+        outcome = usual
+    else:
+        outcome = "failure"
+    cut_off = flat.get("next.truncated", np.zeros(len(flat["timestamp"]), bool))[here].astype(bool)
+    if done is not None:
+        return outcome, done[here].astype(bool) & ~cut_off, cut_off
+    terminated = np.arange(count) == count - 1
+    return outcome, terminated & (outcome == "success"), terminated & (outcome != "success")
+
+
+def _name(part: _Part, mapped: Mapped, twins: Counter[str]) -> str:
+    """An id made of what the episode holds; a second episode with the same content gets a number."""
+    facts = (mapped.spec.hash, mapped.robot, part.task, part.outcome, part.seed, mapped.cameras)
+    digest = hashlib.sha256(msgspec.json.encode(facts))
+    for array in (part.times_ns, part.state, part.action, part.reward, part.actor):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    name = f"lerobot-{digest.hexdigest()[:16]}"
+    twins[name] += 1
+    return name if twins[name] == 1 else f"{name}-{twins[name]}"
+
+
+def _segments(source: Source, mapped: Mapped, place: SourceEpisode, part: _Part, name: str) -> Iterator[Segment]:
+    spec = mapped.spec
+    episode = Episode(name, mapped.robot, spec.hash, part.task, part.seed, "demonstration", int(part.times_ns[0]))
+    cameras = [
+        _Camera(
+            camera,
+            source.pictures(place, mapped.cameras[camera.name], part.timestamp, part.first),
+            None if part.frame_times_ns is None else part.frame_times_ns[:, number],
+            f"episode {place.index} of {source.root}",
+        )
+        for number, camera in enumerate(spec.cameras)
+    ]
+    total = len(part.times_ns)
+    index = start = 0
+    for row in range(total):
+        for camera in cameras:
+            camera.take(row, int(part.times_ns[row]))
+        size = sum(camera.size for camera in cameras)
+        if row + 1 - start < SEGMENT_STEPS and size < SEGMENT_BYTES and row + 1 < total:
+            continue
+        here = slice(start, row + 1)
+        count, last = row + 1 - start, row + 1 == total
+        taken = {camera.spec.name: camera.close() for camera in cameras}
+        yield Segment(
+            id=f"{name}/{index}",
+            episode=episode,
+            index=index,
+            first_tick=start,
+            last=last,
+            outcome=part.outcome if last else "",
+            closed_ns=int(part.times_ns[row]),
+            times_ns=part.times_ns[here],
+            state=part.state[here],
+            proposed=part.action[here],
+            executed=part.action[here],
+            actor=part.actor[here],
+            chunk_tick=np.full(count, -1, np.int32),
+            delay_ticks=np.full(count, -1, np.int16),
+            version=np.zeros(count, np.int32),
+            reward=part.reward[here],
+            terminated=part.terminated[here],
+            truncated=part.truncated[here],
+            frame_times_ns={camera: seen for camera, (seen, _) in taken.items()},
+            frames={camera: frames for camera, (_, frames) in taken.items()},
+        )
+        index, start = index + 1, row + 1
+
+
+class _Camera:
+    """The frames of one camera on their way into segments; each is encoded once."""
+
+    def __init__(
+        self,
+        spec: CameraSpec,
+        pictures: Iterator[tuple[bytes | np.ndarray, bool]],
+        frame_times_ns: np.ndarray | None,
+        what: str,
+    ) -> None:
+        self.spec, self.size = spec, 0
+        self._pictures, self._frame_times_ns, self._what = pictures, frame_times_ns, what
+        self._before: bytes | np.ndarray | None = None
+        self._seen_ns: int | None = None
+        self._seen: list[int] = []
+        self._times: list[int] = []
+        self._encoded: list[bytes] = []
+
+    def take(self, row: int, time_ns: int) -> None:
+        """The frame of the next row, seen at `time_ns`: a new one, or the one that is there already."""
+        picture, same = next(self._pictures)
+        if self._frame_times_ns is not None:
+            time_ns = int(self._frame_times_ns[row])
+            same = time_ns == self._seen_ns
+        elif not same and isinstance(picture, np.ndarray) and isinstance(self._before, np.ndarray):
+            same = np.array_equal(picture, self._before)
+        if self._seen_ns is None or not same:
+            jpeg = self._jpeg(picture)
+            self._encoded.append(jpeg)
+            self._times.append(time_ns)
+            self._seen_ns, self._before = time_ns, picture
+            self.size += len(jpeg)
+        self._seen.append(self._seen_ns)
+
+    def close(self) -> tuple[np.ndarray, CameraFrames]:
+        """int64[T] times seen and the new frames since the last call."""
+        found = np.array(self._seen, np.int64), CameraFrames(np.array(self._times, np.int64), tuple(self._encoded))
+        self._seen, self._times, self._encoded, self.size = [], [], [], 0
+        return found
+
+    def _jpeg(self, picture: bytes | np.ndarray) -> bytes:
+        size = (self.spec.height, self.spec.width, 3)
+        if isinstance(picture, bytes):
+            if jpeg_size(picture) == size:
+                return picture
+            decoded = cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR)
+            if decoded is None:
+                raise Corrupt(f"{self._what}: an image of camera '{self.spec.name}' cannot be decoded.")
+            picture = decoded
+        if picture.shape != size:
+            picture = cv2.resize(picture, (self.spec.width, self.spec.height), interpolation=cv2.INTER_AREA)
+        return cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
+
+
+def _check(segment: Segment, mapped: Mapped, before: Before, what: str) -> None:
+    try:
+        check_names(segment, mapped.robot)
+        check_steps(segment, mapped.spec)
+        check_order(segment, before)
+        check_frames(segment, mapped.spec, before.frames_until(segment.index))
+    except FleetError as error:
+        raise InvalidData(f"{what}: {error}") from error

@@ -1,0 +1,256 @@
+"""Reads the files of a LeRobot dataset (format v3) episode by episode: parquet, JSON and videos, nothing else.
+
+`lerobot` itself is not needed for it, and no copy of the data is made in a cache.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cloud_learner.buffer.lerobot.video import frames_at
+from wire.errors import ConfigError, Corrupt
+from wire.types import RobotSpec
+
+_BATCH = 32
+
+
+class VideoPart(msgspec.Struct, frozen=True):
+    """Where an episode lies in a video file."""
+
+    path: Path
+    from_s: float
+
+
+class SourceEpisode(msgspec.Struct, frozen=True):
+    """Where an episode lies in the files."""
+
+    index: int
+    rows: int
+    path: Path
+    videos: dict[str, VideoPart]
+
+
+class About(msgspec.Struct, frozen=True):
+    """`meta/vla_fleet.json`: what our own export says about its rows."""
+
+    format: int
+    spec: RobotSpec
+    actors: tuple[str, ...]
+    cameras: dict[str, str]
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A line of `meta/vla_fleet_episodes.jsonl`: which stored episode this one was."""
+
+    index: int
+    task: str
+    seed: int
+    outcome: str
+    first_ns: int
+
+
+class Source:
+    """An opened dataset. Get one from `Source.open`."""
+
+    def __init__(
+        self,
+        root: Path,
+        info: dict[str, Any],
+        tasks: dict[int, str],
+        episodes: tuple[SourceEpisode, ...],
+        stats: dict[str, dict[str, Any]],
+        about: About | None,
+        notes: dict[int, Note],
+    ) -> None:
+        self.root, self.info, self.tasks, self.episodes = root, info, tasks, episodes
+        self.stats, self.about, self.notes = stats, about, notes
+
+    @property
+    def fps(self) -> float:
+        return float(self.info["fps"])
+
+    @property
+    def features(self) -> dict[str, dict[str, Any]]:
+        """dtype, shape and names by key."""
+        return self.info["features"]
+
+    @classmethod
+    def open(cls, root: Path) -> Source:
+        """Read what the dataset at `root` says about itself.
+
+        Raises `ConfigError` if there is none or it has another format, `Corrupt` if a file of it cannot be read.
+        """
+        path = root / "meta" / "info.json"
+        if not path.is_file():
+            raise ConfigError(f"there is no LeRobot dataset at {root}: {path} is missing.")
+        info = _json(path)
+        version = str(info.get("codebase_version", "unknown"))
+        if not version.startswith("v3."):
+            raise ConfigError(
+                f"the LeRobot dataset at {root} has format {version}; this reads v3. Convert it: "
+                "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=NAME --root=DIRECTORY"
+            )
+        about, notes = None, {}
+        if (path := root / "meta" / "vla_fleet.json").is_file():
+            about = _decoded(path.read_bytes(), About, path)
+            if (path := root / "meta" / "vla_fleet_episodes.jsonl").is_file():
+                notes = {n.index: n for line in path.read_bytes().splitlines() for n in [_decoded(line, Note, path)]}
+        stats_path = root / "meta" / "stats.json"
+        stats = _json(stats_path) if stats_path.is_file() else {}
+        return cls(root, info, _read_tasks(root), _read_episodes(root, info), stats, about, notes)
+
+    def columns(self, episode: SourceEpisode, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """[rows] or [rows, n] of those of `names` that the dataset has as numbers."""
+        there = [name for name in dict.fromkeys(names) if name in self.features]
+        parquet = _parquet()
+        try:
+            table = parquet.read_table(episode.path, columns=there, filters=[("episode_index", "=", episode.index)])
+        except (OSError, ValueError) as error:
+            raise Corrupt(f"episode {episode.index}: {episode.path} cannot be read: {error}") from error
+        if table.num_rows != episode.rows:
+            raise Corrupt(
+                f"episode {episode.index}: {episode.path} has {table.num_rows} rows of it, not {episode.rows}."
+            )
+        return {name: _numbers(table[name], name) for name in there}
+
+    def pictures(
+        self, episode: SourceEpisode, key: str, times_s: np.ndarray, first: int = 0
+    ) -> Iterator[tuple[bytes | np.ndarray, bool]]:
+        """For rows from `first` on an encoded image, or uint8[h, w, 3] in BGR; True if it is surely the row before's.
+
+        `times_s`: the `timestamp` of those rows. Raises `Corrupt` naming episode and file.
+        """
+        what = f"episode {episode.index}"
+        if (part := episode.videos.get(key)) is not None:
+            yield from frames_at(part.path, (times_s + part.from_s).tolist(), 0.5 / self.fps, what)
+            return
+        parquet = _dataset()
+        try:
+            scanner = parquet.dataset(episode.path, format="parquet").scanner(
+                columns=[key],
+                filter=parquet.field("episode_index") == episode.index,
+                batch_size=_BATCH,
+                batch_readahead=1,
+                use_threads=False,
+            )
+            before: bytes | None = None
+            cells = (cell for batch in scanner.to_batches() for cell in batch.column(0).to_pylist())
+            for cell in itertools.islice(cells, first, None):
+                data = cell.get("bytes") if isinstance(cell, dict) else None
+                if not data:
+                    raise Corrupt(f"{what}: {episode.path} has a row without an image in '{key}'.")
+                yield data, data == before
+                before = data
+        except (OSError, ValueError) as error:
+            raise Corrupt(f"{what}: images '{key}' of {episode.path} cannot be read: {error}") from error
+
+
+def names_of(feature: dict[str, Any], prefix: str) -> tuple[str, ...]:
+    """The names of a vector's numbers; `prefix` and a number each where the dataset has none that fit."""
+    names = feature.get("names")
+    if isinstance(names, dict):
+        names = [name for group in names.values() for name in (group if isinstance(group, list) else [group])]
+    length = int(np.prod(feature["shape"]))
+    if not isinstance(names, list) or len(names) != length or len({str(name) for name in names}) != length:
+        return tuple(f"{prefix}{number}" for number in range(length))
+    return tuple(str(name) for name in names)
+
+
+def picture_size(feature: dict[str, Any]) -> tuple[int, int, int]:
+    """(height, width, channels) of an image or video feature."""
+    shape = [int(side) for side in feature["shape"]]
+    names = feature.get("names") or ["height", "width", "channels"]
+    if str(names[0]).startswith("channel"):
+        shape = [shape[1], shape[2], shape[0]]
+    return shape[0], shape[1], shape[2]
+
+
+def _read_tasks(root: Path) -> dict[int, str]:
+    path = root / "meta" / "tasks.parquet"
+    table = _read_table(path, None)
+    text = [name for name in table.column_names if name != "task_index"]
+    if "task_index" not in table.column_names or not text:
+        raise Corrupt(f"{path} has no column 'task_index' beside the tasks' texts: {table.column_names}.")
+    return dict(zip(table["task_index"].to_pylist(), table[text[0]].to_pylist(), strict=True))
+
+
+def _read_episodes(root: Path, info: dict[str, Any]) -> tuple[SourceEpisode, ...]:
+    videos = [key for key, feature in info["features"].items() if feature["dtype"] == "video"]
+    wanted = ["episode_index", "length", "data/chunk_index", "data/file_index"]
+    wanted += [f"videos/{key}/{what}" for key in videos for what in ("chunk_index", "file_index", "from_timestamp")]
+    found = []
+    for path in sorted((root / "meta" / "episodes").glob("*/*.parquet")):
+        for row in _read_table(path, wanted).to_pylist():
+            parts = {}
+            for key in videos:
+                name = info["video_path"].format(
+                    video_key=key,
+                    chunk_index=row[f"videos/{key}/chunk_index"],
+                    file_index=row[f"videos/{key}/file_index"],
+                )
+                parts[key] = VideoPart(root / name, float(row[f"videos/{key}/from_timestamp"]))
+            name = info["data_path"].format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
+            found.append(SourceEpisode(row["episode_index"], row["length"], root / name, parts))
+    if not found:
+        raise ConfigError(f"the LeRobot dataset at {root} has no episode (was it finalized?).")
+    return tuple(sorted(found, key=lambda episode: episode.index))
+
+
+def _numbers(column: Any, name: str) -> np.ndarray:
+    """A parquet column of numbers, or of lists of equally many, as an array."""
+    count = len(column)
+    flat = column.combine_chunks()
+    while hasattr(flat, "flatten") and hasattr(flat.type, "value_type"):
+        flat = flat.flatten()
+    values = flat.to_numpy(zero_copy_only=False)
+    if values.dtype == object or (count and len(values) % count):
+        raise Corrupt(f"column '{name}' holds no numbers, or lists of different lengths.")
+    return values if len(values) == count and not hasattr(column.type, "value_type") else values.reshape(count, -1)
+
+
+def _read_table(path: Path, columns: list[str] | None) -> Any:
+    parquet = _parquet()
+    try:
+        return parquet.read_table(path, columns=columns)
+    except (OSError, ValueError, KeyError) as error:
+        raise Corrupt(f"{path} cannot be read: {error}. Copy the whole dataset again.") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise Corrupt(f"{path} cannot be read: {error}. Copy the whole dataset again.") from error
+
+
+def _decoded(data: bytes, type_: Any, path: Path) -> Any:
+    try:
+        return msgspec.json.decode(data, type=type_)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"{path} cannot be read: {error}. Remove it to take the dataset as any other.") from error
+
+
+def _parquet() -> Any:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise ConfigError(f"pyarrow is not installed, which reads parquet: {_INSTALL} ({error})") from error
+    return parquet
+
+
+def _dataset() -> Any:
+    try:
+        import pyarrow.dataset as dataset
+    except ImportError as error:
+        raise ConfigError(f"pyarrow is not installed, which reads parquet: {_INSTALL} ({error})") from error
+    return dataset
+
+
+_INSTALL = "pip install 'vla-fleet[lerobot]'"

@@ -1,0 +1,288 @@
+"""What to draw, and how often: small pure functions that are put together.
+
+A step's weight is the product of its factors. A *stratum* is the online or the offline (demonstrated) part of one task;
+within it, a step's probability is its weight over the sum of weights. The mix says how much of a batch each stratum
+gets, and `Recent` gives a part of every task's draws to what came last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from cloud_learner.buffer.check import OUTCOMES
+from cloud_learner.buffer.ledger.control import HOLD, by_human
+from wire.errors import ConfigError, InvalidData, nearest
+from wire.messages import ACTORS
+
+OFFLINE, ONLINE = 0, 1
+"""column of a stratum in arrays [tasks, 2]"""
+
+
+class Runs(msgspec.Struct, frozen=True, eq=False):
+    """R runs of steps, as a factor sees them."""
+
+    actor: np.ndarray
+    """uint8[R] index into `wire.messages.ACTORS`"""
+    version: np.ndarray
+    """int32[R] policy version that acted or was ready to act, 0 when there was none"""
+    demonstration: np.ndarray
+    """bool[R]"""
+    outcome: np.ndarray
+    """int8[R] of the episode, index into `check.OUTCOMES`, -1 while unknown"""
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """When weights are taken."""
+
+    newest_version: int
+
+
+Factor = Callable[[Runs, Moment], np.ndarray]
+"""float64[R] weight >= 0 of each step of a run; factors multiply. Pure: the same runs and moment, the same weights."""
+
+
+class Steps(Protocol):
+    """A static predicate of steps."""
+
+    def __call__(self, actor: np.ndarray, demonstration: bool | np.ndarray) -> np.ndarray:
+        """bool[T] of uint8[T] indices into `ACTORS`, and one bool or bool[T]"""
+
+
+# --- predicates -------------------------------------------------------------------------------------------------------
+
+
+def imitable_steps(actor: np.ndarray, demonstration: bool | np.ndarray) -> np.ndarray:
+    """What HG-DAgger imitates (arXiv 1810.02890): a human or a script; in demonstrations everybody but hold."""
+    return by_human(actor) | (np.asarray(demonstration) & (actor != HOLD))
+
+
+def acted_steps(actor: np.ndarray, demonstration: bool | np.ndarray) -> np.ndarray:
+    """Whoever acted, but not ticks at which the robot held: nobody chose those."""
+    return actor != HOLD
+
+
+# --- factors ----------------------------------------------------------------------------------------------------------
+
+
+def imitable() -> Factor:
+    """1 for `imitable_steps`, else 0."""
+    return lambda runs, moment: imitable_steps(runs.actor, runs.demonstration).astype(np.float64)
+
+
+def everything() -> Factor:
+    """1 for `acted_steps`, that is for all steps but holds, else 0."""
+    return lambda runs, moment: acted_steps(runs.actor, runs.demonstration).astype(np.float64)
+
+
+def by_actor(weights: Mapping[str, float], other: float = 0.0) -> Factor:
+    """A weight by who acted; `other` for those not named. Raises `ConfigError` for a name that is no actor."""
+    table = _table("by_actor", weights, ACTORS, other)
+    return lambda runs, moment: table[runs.actor]
+
+
+def by_outcome(weights: Mapping[str, float], unknown: float = 1.0, other: float = 0.0) -> Factor:
+    """A weight by how the episode ended; `unknown` until it did. Raises `ConfigError` for a name that is no outcome."""
+    # an outcome of -1 reads the last entry
+    table = np.append(_table("by_outcome", weights, OUTCOMES, other), _weight("by_outcome", "unknown", unknown))
+    return lambda runs, moment: table[runs.outcome]
+
+
+def max_lag(versions: int) -> Factor:
+    """1 while a step's policy version is at most so far behind the newest, then 0: a hard bound on staleness.
+
+    A demonstration has no version and is never stale.
+    """
+    if versions < 0:
+        raise ConfigError(f"max_lag: {versions} versions; it must not be negative.")
+    return lambda runs, moment: (runs.demonstration | (_lag(runs, moment) <= versions)).astype(np.float64)
+
+
+def lag_half_life(versions: float) -> Factor:
+    """0.5 ** (lag / versions): a step weighs half as much when its version is so far behind the newest.
+
+    Relative weights are the same whenever they are taken, so a step newer than the moment weighs a little above 1. A
+    demonstration weighs 1.
+    """
+    if not versions > 0:
+        raise ConfigError(f"lag_half_life: {versions} versions; it must be positive.")
+    return lambda runs, moment: np.where(
+        runs.demonstration, 1.0, np.exp2(np.minimum(-_lag(runs, moment) / versions, 64))
+    )
+
+
+def _lag(runs: Runs, moment: Moment) -> np.ndarray:
+    return moment.newest_version - runs.version.astype(np.int64)
+
+
+def _weight(where: str, name: str, value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"{where}: the weight of '{name}' is {value}; it must be a number that is not negative.")
+    return float(value)
+
+
+def _table(where: str, weights: Mapping[str, float], names: Sequence[str], other: float) -> np.ndarray:
+    for name in weights:
+        if name not in names:
+            raise ConfigError(f"{where}: '{name}' is none of {tuple(names)}.{nearest(name, names)}")
+    return np.array([_weight(where, name, weights.get(name, other)) for name in names])
+
+
+# --- mix --------------------------------------------------------------------------------------------------------------
+
+
+class OnlineShare(msgspec.Struct, frozen=True):
+    """SOP's adaptive share of online data (arXiv 2601.03044): more of what is learned less.
+
+    w_on = e^(a l_on) / (e^(a l_on) + e^(l_off)) with the mean losses of the last `window` updates on either part of the
+    task; 0.5 until there are `at_least` losses of each; clipped to [low, high].
+    """
+
+    a: float = 1.5
+    window: int = 200
+    at_least: int = 10
+    low: float = 0.2
+    high: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.at_least <= self.window or not 0 <= self.low <= self.high <= 1:
+            raise ConfigError(f"online share: {self} needs 1 <= at_least <= window and 0 <= low <= high <= 1.")
+
+
+class Losses:
+    """What `OnlineShare` looks at: the last losses by task and part."""
+
+    def __init__(self, share: OnlineShare) -> None:
+        self._share = share
+        self._last: dict[str, tuple[deque[float], deque[float]]] = {}
+
+    def note(self, task: str, online: bool, loss: float) -> None:
+        """Raises `InvalidData` for a loss that is no number, for it would stay in the mean for long."""
+        if not math.isfinite(loss):
+            raise InvalidData(f"the loss {loss} of task '{task}' is no number; leave it out, or find out why.")
+        empty: tuple[deque[float], deque[float]] = (deque(maxlen=self._share.window), deque(maxlen=self._share.window))
+        self._last.setdefault(task, empty)[ONLINE if online else OFFLINE].append(float(loss))
+
+    def share(self, task: str) -> float:
+        """Share of online data in a task that has both."""
+        offline, online = self._last.get(task, ((), ()))
+        if min(len(offline), len(online)) < self._share.at_least:
+            return 0.5
+        difference = self._share.a * math.fsum(online) / len(online) - math.fsum(offline) / len(offline)
+        adapted = 1 / (1 + math.exp(-difference)) if difference > -700 else 0.0
+        return min(self._share.high, max(self._share.low, adapted))
+
+    def state(self) -> dict[str, list[list[float]]]:
+        """JSON-able."""
+        return {task: [list(part) for part in parts] for task, parts in self._last.items()}
+
+    def restore(self, state: Mapping[str, Sequence[Iterable[float]]]) -> None:
+        """Go on from `state`."""
+        self._last.clear()
+        for task, parts in state.items():
+            for online, losses in enumerate(parts):
+                for loss in losses:
+                    self.note(task, bool(online), loss)
+
+
+class TaskMix(msgspec.Struct, frozen=True):
+    """How much of a batch each task gets, and in it online data. A task without data gives its share to the others."""
+
+    shares: Mapping[str, float] | None = None
+    """by task, in any scale, 0 for tasks not named; None: evenly"""
+    online: float | OnlineShare | None = None
+    """share of online data in a task that has both, 0: never, 1: nothing else; None: by the sums of weights"""
+
+    def __post_init__(self) -> None:
+        for task, share in (self.shares or {}).items():
+            _weight("task mix", task, share)
+        if self.shares is not None and not sum(self.shares.values()) > 0:
+            raise ConfigError("task mix: no task has a share above 0.")
+        if isinstance(self.online, (int, float)) and not 0 <= self.online <= 1:
+            raise ConfigError(f"task mix: the online share {self.online} is not within 0 and 1.")
+
+
+Mix = TaskMix
+"""the only mix there is"""
+
+
+def strata_shares(mix: TaskMix, tasks: tuple[str, ...], mass: np.ndarray, losses: Losses | None) -> np.ndarray:
+    """float64[tasks, 2] probability of each stratum from its sum of weights float64[tasks, 2]; all 0 if none has data.
+
+    Without `losses`, an adaptive online share counts as 0.5.
+    """
+    shares = np.zeros(mass.shape)
+    for number, task in enumerate(tasks):
+        there = mass[number] > 0
+        if mix.online is None:
+            inside = mass[number]
+        else:
+            online = mix.online
+            if isinstance(online, OnlineShare):
+                online = losses.share(task) if losses else 0.5
+            inside = np.array([1 - online, online]) * there
+        if (total := inside.sum()) > 0:
+            share = 1.0 if mix.shares is None else mix.shares.get(task, 0.0)
+            shares[number] = share * inside / total
+    return shares / (shares.sum() or 1.0)
+
+
+class Recent(msgspec.Struct, frozen=True):
+    """Prefers what came last. The steps that count as recent stay in memory."""
+
+    share: float = 0.0
+    """probability that a draw comes from the newest of its task"""
+    newest: int = 2400
+    """how many eligible steps of a task count as newest, by ledger row"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1 or self.newest < 1:
+            raise ConfigError(f"recent: share {self.share} must be within 0 and 1, newest {self.newest} at least 1.")
+
+
+EVENLY = Recent()
+"""no preference"""
+BY_TASK = TaskMix()
+"""an equal share of each task, online data by its mass"""
+
+
+# --- target -----------------------------------------------------------------------------------------------------------
+
+
+class Target(msgspec.Struct, frozen=True, eq=False):
+    """What a trainer wants to see."""
+
+    factors: tuple[Factor, ...]
+    mix: TaskMix
+    recent: Recent
+    starts: Steps
+    """which steps may ever begin a window: frames that only others saw are not even decoded"""
+    continues: Steps
+    """which steps may stand inside a window: its mask is 0 from the first that may not"""
+
+    def weights(self, runs: Runs, moment: Moment) -> np.ndarray:
+        """float64[R] of each step of a run, 0 for those that may not begin a window.
+
+        Raises `ConfigError` if a factor answers with something else.
+        """
+        weights = self.starts(runs.actor, runs.demonstration).astype(np.float64)
+        for factor in self.factors:
+            weights = weights * factor(runs, moment)
+        if weights.shape != runs.actor.shape or not (np.isfinite(weights).all() and (weights >= 0).all()):
+            raise ConfigError("target: a factor must answer with one finite weight, 0 or more, for each run.")
+        return weights
+
+
+def imitation(recent: Recent = EVENLY, factors: tuple[Factor, ...] = (), mix: TaskMix = BY_TASK) -> Target:
+    """Windows of what people and scripts did: for HG-DAgger and behaviour cloning."""
+    return Target((imitable(), *factors), mix, recent, imitable_steps, imitable_steps)
+
+
+def uniform(recent: Recent = EVENLY, factors: tuple[Factor, ...] = (), mix: TaskMix = BY_TASK) -> Target:
+    """Windows of everything that somebody did: for reinforcement learning and value functions."""
+    return Target((everything(), *factors), mix, recent, acted_steps, acted_steps)

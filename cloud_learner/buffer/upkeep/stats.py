@@ -1,0 +1,104 @@
+"""What the buffer holds, for people and for scripts."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import SegmentRow
+from cloud_learner.buffer.store.store import SegmentStore
+
+
+class Share(msgspec.Struct, frozen=True):
+    """Episodes of one task, source and outcome."""
+
+    task: str
+    source: str
+    outcome: str
+    """'' while the episode is unfinished"""
+    episodes: int
+    steps: int
+    human_steps: int
+    interventions: int
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """The whole buffer."""
+
+    shares: tuple[Share, ...]
+    robots: int
+    episodes: int
+    segments: int
+    steps: int
+    human_steps: int
+    pruned_episodes: int
+    damaged_segments: int
+    journal_segments: int
+    """not in a shard yet"""
+    journal_bytes: int
+    shards: int
+    shard_bytes: int
+    live_share: float
+    """part of the shards' rows that is not forgotten"""
+    bytes_per_step: float
+    versions: int
+    newest_version: int
+
+
+def collect(ledger: Ledger, store: SegmentStore) -> Stats:
+    """Count everything; a few aggregates over the ledger."""
+    shares = tuple(Share(*row) for row in ledger.shares())
+    totals, shards, newest = ledger.totals(), ledger.shards(), ledger.newest_version()
+    waiting = ledger.in_journal()
+    sealed = [shard for shard in shards if shard.state == "sealed"]
+    rows = sum(shard.rows for shard in sealed)
+    stored = sum(shard.bytes for shard in sealed)
+    steps_stored = sum(shard.live_rows for shard in sealed) + waiting.steps
+    return Stats(
+        shares=shares,
+        robots=len(ledger.robot_totals()),
+        episodes=sum(share.episodes for share in shares),
+        segments=totals.segments,
+        steps=sum(share.steps for share in shares),
+        human_steps=sum(share.human_steps for share in shares),
+        pruned_episodes=ledger.pruned_episodes(),
+        damaged_segments=ledger.damaged_segments(),
+        journal_segments=waiting.segments,
+        journal_bytes=waiting.bytes,
+        shards=len(sealed),
+        shard_bytes=stored,
+        live_share=sum(shard.live_rows for shard in sealed) / rows if rows else 1.0,
+        bytes_per_step=(stored + waiting.bytes) / steps_stored if steps_stored else 0.0,
+        versions=len(ledger.versions()),
+        newest_version=newest.version.number if newest else 0,
+    )
+
+
+def render(stats: Stats) -> str:
+    """A table of a few lines."""
+    lines = [f"{'task':24} {'source':14} {'outcome':10} {'episodes':>9} {'steps':>11} {'human':>8} {'take-overs':>10}"]
+    lines += [
+        f"{share.task[:24]:24} {share.source:14} {share.outcome or 'open':10} {share.episodes:9,} {share.steps:11,} "
+        f"{share.human_steps / max(1, share.steps):8.1%} {share.interventions:10,}"
+        for share in stats.shares
+    ]
+    lines += [
+        "",
+        f"{stats.episodes:,} episodes, {stats.steps:,} steps of {stats.robots} robots; {stats.pruned_episodes:,} "
+        f"episodes were forgotten, {stats.damaged_segments:,} segments are damaged.",
+        f"{stats.shards:,} shards of {stats.shard_bytes / 1e6:,.1f} MB ({stats.live_share:.0%} live), journal "
+        f"{stats.journal_bytes / 1e6:,.1f} MB in {stats.journal_segments:,} segments; "
+        f"{stats.bytes_per_step:,.0f} bytes a step.",
+        f"{stats.versions:,} policy versions, the newest is {stats.newest_version}.",
+    ]
+    return "\n".join(lines)
+
+
+def tail_line(row: SegmentRow) -> str:
+    """One line for one segment."""
+    ticks = f"{row.first_tick}..{row.first_tick + row.steps}"
+    latency_ms = (row.committed_ns - row.received_ns) / 1e6
+    return (
+        f"{row.row:8} {row.robot:14} {row.task:20} {row.source:14} {row.id:40} ticks {ticks:>11} "
+        f"human {row.human_steps:4} {row.bytes / 1e3:8.1f} kB {latency_ms:6.1f} ms"
+    )
