@@ -154,7 +154,7 @@ class Trainer:
         now_ns = self._clock.now_ns()
         if now_ns >= self._next_refresh_ns:
             self._next_refresh_ns = now_ns + int(_REFRESH_S * 1e9)
-            if self._source.refresh(_REFRESH_SEGMENTS) == _REFRESH_SEGMENTS:
+            if self._refresh() == _REFRESH_SEGMENTS:
                 # A resumed fleet's ledger takes a moment to read; half of it is not what robots should learn from.
                 self._next_refresh_ns = now_ns
                 self._report()
@@ -169,7 +169,7 @@ class Trainer:
             self.phase = "online"
             self._next_publish_ns = now_ns
         if self.phase == "online":
-            self._publish()
+            self._publish_if_possible()
             if now_ns >= self._next_checkpoint_ns:
                 self._save_if_possible()
         self._report()
@@ -197,6 +197,20 @@ class Trainer:
         except StorageError as error:
             # Learning goes on: the last good checkpoint stays, and the next one is tried at its time.
             log.error("no checkpoint: %s", error)
+
+    def _refresh(self) -> int:
+        try:
+            return self._source.refresh(_REFRESH_SEGMENTS)
+        except StorageError as error:
+            # A database that was away comes back; meanwhile what is known is trained on.
+            log.error("nothing new can be looked at now: %s", error)
+            return 0
+
+    def _publish_if_possible(self) -> None:
+        try:
+            self._publish()
+        except StorageError as error:
+            log.error("no version can be published now: %s", error)
 
     @property
     def _finished(self) -> bool:

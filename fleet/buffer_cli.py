@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from fleet.paths import DataDirectory
-from wire.errors import ConfigError
+from wire.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from cloud_learner.buffer.ledger.ledger import Ledger
@@ -69,6 +69,7 @@ def prune(
     max_size: Annotated[str, typer.Option(help="Keep at most so much, oldest episodes go first: 20G, 500M.")] = "",
     max_age: Annotated[str, typer.Option(help="Forget episodes older than this: 30d, 12h.")] = "",
     drop_outcome: Annotated[list[str] | None, typer.Option(help="Forget episodes that ended so: failure.")] = None,
+    keep_outcome: Annotated[list[str] | None, typer.Option(help="Keep episodes that ended so: success.")] = None,
     keep_human: Annotated[bool, typer.Option(help="Keep every episode in which a person or script acted.")] = True,
     keep_demonstrations: Annotated[bool, typer.Option(help="Keep demonstrations.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
@@ -79,7 +80,8 @@ def prune(
     retention = upkeep.Retention(
         max_bytes=_number(max_size, _UNITS, "--max-size"),
         max_age_s=_number(max_age, _TIMES, "--max-age"),
-        drop_outcomes=tuple(drop_outcome or ()),
+        drop_outcomes=_outcomes(drop_outcome, "--drop-outcome"),
+        keep_outcomes=_outcomes(keep_outcome, "--keep-outcome"),
         keep_human=keep_human,
         keep_demonstrations=keep_demonstrations,
     )
@@ -113,7 +115,7 @@ def tail(
     from cloud_learner.buffer.upkeep.stats import tail_line
 
     with _reader(data) as (ledger, _store):
-        row = max(0, ledger.newest_row() - lines)
+        row = ledger.row_before(lines)
         with contextlib.suppress(KeyboardInterrupt):
             while True:
                 for segment in ledger.segments_after(row):
@@ -128,7 +130,7 @@ def tail(
 @app.command()
 def lineage(
     data: Data = _DATA,
-    version: Annotated[int, typer.Option(help="Which episodes trained this policy version?")] = 0,
+    version: Annotated[int, typer.Option(min=0, max=2**31, help="Which episodes trained this version?")] = 0,
     episode: Annotated[str, typer.Option(help="Which policy versions have seen this episode?")] = "",
 ) -> None:
     """Which episodes trained a version, or which versions have seen an episode; one per line."""
@@ -170,7 +172,7 @@ def export_lerobot(
     if outcome:
         chosen = msgspec.structs.replace(chosen, outcomes=tuple(outcome))
     instructions = _instructions(recipe)
-    rate: int | str = int(fps) if fps.isdigit() else fps
+    rate: int | str = int(fps) if fps.isdecimal() and fps.isascii() else fps
     with _reader(data) as (ledger, store):
         robot = _only_spec(ledger, spec)
         done = export(
@@ -222,7 +224,7 @@ def import_lerobot(
         tasks=tasks,
     )
     data.mkdir(parents=True, exist_ok=True)
-    with _opened(data, write=True) as (ledger, store):
+    with _opened(data, write=True, create=True) as (ledger, store):
         done = import_into(ledger, store, root, mapping, skip_broken=skip_broken, progress=_progress)
     _finish_progress(done.left_out)
     typer.echo(f"{done.episodes} episodes, {done.steps} steps stored as robot '{done.robot}'; {done.known} were known.")
@@ -267,11 +269,13 @@ def _factor(text: str) -> float:
 
 
 @contextlib.contextmanager
-def _opened(data: Path, *, write: bool) -> Iterator[tuple[Ledger, SegmentStore]]:
+def _opened(data: Path, *, write: bool, create: bool = False) -> Iterator[tuple[Ledger, SegmentStore]]:
     directory = DataDirectory(data)
     if not data.is_dir():
         raise ConfigError(f"there is no data directory {data}. Choose another --data; `up` makes one.")
     place = directory.buffer
+    if not (create or place.exists()):
+        raise ConfigError(f"there is no buffer in {data}. Choose another --data; `up` and `import-lerobot` make one.")
     ledger, store = place.open_writer() if write else place.open_reader()
     try:
         yield ledger, store
@@ -294,6 +298,15 @@ def _only_spec(ledger: Ledger, wanted: str) -> RobotSpec:
     spec = ledger.spec(matching[0])
     assert spec is not None
     return spec
+
+
+def _outcomes(given: Sequence[str] | None, option: str) -> tuple[str, ...]:
+    from cloud_learner.buffer.check import OUTCOMES
+
+    for name in given or ():
+        if name not in OUTCOMES:
+            raise ConfigError(f"{option} {name!r} is none of {', '.join(OUTCOMES)}.{nearest(name, OUTCOMES)}")
+    return tuple(given or ())
 
 
 def _number(text: str, units: dict[str, float], option: str) -> float | None:

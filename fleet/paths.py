@@ -66,8 +66,8 @@ class DataDirectory:
         begun = (self.root / "journal").exists() or (self.root / "ledger.sqlite").exists()
         if begun:
             raise ConfigError(
-                f"{self.root} keeps its ledger at '{found.ledger or 'ledger.sqlite'}' and its store at "
-                f"'{found.store or 'store'}' already. Leave --ledger and --store out, or choose a fresh --data."
+                f"{self.root} has data already, where {self.root / 'buffer.json'} says or in itself. Leave --ledger "
+                "and --store out, or choose a fresh --data."
             )
         path = self.root / "buffer.json"
         try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Set
 
-import cv2
 import msgspec
 import numpy as np
+import simplejpeg
 
 from cloud_learner.buffer.files import checked_name
 from wire.errors import InvalidData
@@ -60,12 +60,17 @@ class Before:
         self._indices: list[int] = []
         self._extents: dict[int, _Extent] = {}
         self._frames: dict[str, set[int]] = {}
+        self.ended_at: int | None = None
+        """index of the segment it ended with"""
 
     def add(self, segment: Segment) -> None:
         bisect.insort(self._indices, segment.index)
+        if segment.last:
+            self.ended_at = segment.index
         first_ns, last_ns = (segment.times_ns[[0, -1]].tolist()) if segment.steps else (None, None)
         end = segment.first_tick + segment.steps
-        self._extents[segment.index] = _Extent(segment.first_tick, end, first_ns, last_ns)
+        seen = {camera: times[[0, -1]].tolist() for camera, times in segment.frame_times_ns.items() if segment.steps}
+        self._extents[segment.index] = _Extent(segment.first_tick, end, first_ns, last_ns, seen)
         for camera, frames in segment.frames.items():
             self._frames.setdefault(camera, set()).update(frames.times_ns.tolist())
 
@@ -74,6 +79,15 @@ class Before:
         if bisect.bisect_left(self._indices, index) != index:
             return None
         return self._frames
+
+    def brought(self, camera: str) -> Set[int]:
+        """Times of all frames of a camera that are stored."""
+        return self._frames.get(camera, frozenset())
+
+    @property
+    def newest_index(self) -> int:
+        """-1 when nothing is stored."""
+        return self._indices[-1] if self._indices else -1
 
     def neighbours(self, index: int) -> tuple[_Extent | None, _Extent | None]:
         """The stored segments next to `index`, before and after it."""
@@ -90,6 +104,8 @@ class _Extent(msgspec.Struct, frozen=True):
     end_tick: int
     first_ns: int | None
     last_ns: int | None
+    seen: dict[str, list[int]]
+    """times of the frames that its first and its last step saw, by camera"""
 
 
 def check_order(segment: Segment, before: Before) -> None:
@@ -100,6 +116,15 @@ def check_order(segment: Segment, before: Before) -> None:
             f"first_tick: episode {segment.episode.id!r} would have {end} steps; at most {MAX_EPISODE_STEPS} are "
             "taken. End episodes earlier (LoopConfig.max_ticks)."
         )
+    if before.ended_at is not None and segment.index > before.ended_at:
+        raise InvalidData(f"index {segment.index}: episode {segment.episode.id!r} ended with {before.ended_at}.")
+    if segment.last and before.ended_at is not None:
+        raise InvalidData(f"last: episode {segment.episode.id!r} ended with segment {before.ended_at} already.")
+    if segment.last and before.newest_index > segment.index:
+        raise InvalidData(f"last: segment {before.newest_index} of the episode is stored, which comes after it.")
+    for camera, frames in segment.frames.items():
+        if twice := before.brought(camera) & set(frames.times_ns.tolist()):
+            raise InvalidData(f"camera '{camera}': the frame of time {min(twice)} was brought before.")
     earlier, later = before.neighbours(segment.index)
     if earlier is not None and segment.first_tick < earlier.end_tick:
         raise InvalidData(
@@ -114,6 +139,11 @@ def check_order(segment: Segment, before: Before) -> None:
         raise InvalidData(f"times_ns runs backwards at tick {segment.first_tick}, from the segment before.")
     if later is not None and later.first_ns is not None and last_ns >= later.first_ns:
         raise InvalidData(f"times_ns runs backwards at tick {later.first_tick}, to the segment after.")
+    for camera, seen in segment.frame_times_ns.items():
+        if earlier is not None and camera in earlier.seen and int(seen[0]) < earlier.seen[camera][1]:
+            raise InvalidData(f"camera '{camera}': tick {segment.first_tick} saw an older frame than the tick before.")
+        if later is not None and camera in later.seen and int(seen[-1]) > later.seen[camera][0]:
+            raise InvalidData(f"camera '{camera}': tick {later.first_tick} saw an older frame than the tick before.")
 
 
 def check_steps(segment: Segment, spec: RobotSpec) -> None:
@@ -144,6 +174,11 @@ def check_steps(segment: Segment, spec: RobotSpec) -> None:
     if (np.diff(segment.times_ns) <= 0).any():
         tick = segment.first_tick + int(np.argmax(np.diff(segment.times_ns) <= 0)) + 1
         raise InvalidData(f"times_ns does not grow at tick {tick}.")
+    for name in ("terminated", "truncated"):
+        flags: np.ndarray = getattr(segment, name)
+        if flags[: t - 1].any() or (t and flags[-1] and not segment.last):
+            tick = segment.first_tick + int(np.argmax(flags))
+            raise InvalidData(f"{name} at tick {tick}, but the episode goes on.")
     if t and int(segment.actor.max()) >= len(ACTORS):
         raise InvalidData(f"actor {int(segment.actor.max())} is none of {ACTORS}.")
     if t and int(segment.version.min()) < 0:
@@ -182,9 +217,11 @@ def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None) -
                         f"{what}: frame {number} is {'no JPEG image' if size is None else f'a JPEG of {size}'}, "
                         f"expected {(camera.height, camera.width, 3)}."
                     )
-                # an eighth of the size: everything is parsed, little is computed
-                if cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_REDUCED_GRAYSCALE_8) is None:
-                    raise InvalidData(f"{what}: frame {number} cannot be decoded.")
+                # a small grey picture of it: everything is parsed, little is computed, and what is missing is an error
+                try:
+                    simplejpeg.decode_jpeg(image, "GRAY", fastdct=True, min_height=8, min_width=8, strict=True)
+                except ValueError as error:
+                    raise InvalidData(f"{what}: frame {number} cannot be decoded: {error}.") from error
             brought = frames.times_ns.tolist()
         if known is not None:
             there = known.get(camera.name, ())

@@ -58,7 +58,12 @@ class BufferPlace:
                 "`vla-fleet buffer compact` on it once: they bring it into the present form."
             )
         ledger = Ledger.open(self.ledger_place, read_only=True)
-        return ledger, SegmentStore(self.journal, open_objects(self.store_place), ledger)
+        with contextlib.ExitStack() as undo:
+            undo.callback(ledger.close)
+            store = SegmentStore(self.journal, open_objects(self.store_place), ledger)
+            store.require_there()
+            undo.pop_all()
+        return ledger, store
 
     def open_writer(self, progress: Callable[[str], None] = log.info) -> tuple[Ledger, SegmentStore]:
         """Ledger and store to write to, created if they are not there.
@@ -72,5 +77,6 @@ class BufferPlace:
         with contextlib.ExitStack() as undo:
             undo.callback(ledger.close)
             store = SegmentStore.open(self.journal, open_objects(self.store_place), ledger)
+            ledger.claim_journal(store.journal.claim())
             undo.pop_all()
         return ledger, store

@@ -95,7 +95,11 @@ def test_hostile_names_stay_in_quarantine(gateway, name):
     bad = replace(segment, id=f"{name}/0", episode=replace(segment.episode, id=name))
     assert gateway.accept(bad).outcome == "quarantined"
     assert len(gateway.quarantined()) == 2
-    outside = [path for path in _files(gateway.root) if not path.startswith(("quarantine/", "ledger.sqlite", "store/"))]
+    outside = [
+        path
+        for path in _files(gateway.root)
+        if not path.startswith(("quarantine/", "ledger.sqlite", "store/", "journal/owner"))
+    ]
     assert outside == []
 
 
@@ -229,13 +233,16 @@ def test_time_may_not_run_backwards_towards_a_later_segment(gateway):
     assert gateway.accept(second).outcome == gateway.accept(first).outcome == "stored"
 
 
-def test_a_frame_that_cannot_be_decoded_is_refused(gateway):
+def _broken_tables(jpeg):
+    table = jpeg.find(b"\xff\xc4")
+    return jpeg[: table + 4] + b"\xff" * 26 + jpeg[table + 30 :]
+
+
+@pytest.mark.parametrize("damage", [_broken_tables, lambda jpeg: jpeg[: len(jpeg) * 3 // 4] + b"\xff\xd9"])
+def test_a_frame_that_cannot_be_decoded_is_refused(gateway, damage):
     (segment,) = fake_episode(SPEC, "e", steps=8)
     frames = segment.frames["camera0"]
-    torn = bytearray(frames.encoded[1])
-    table = torn.find(b"\xff\xc4")
-    torn[table + 4 : table + 30] = b"\xff" * 26
-    encoded = (frames.encoded[0], bytes(torn), *frames.encoded[2:])
+    encoded = (frames.encoded[0], damage(frames.encoded[1]), *frames.encoded[2:])
     bad = replace(segment, frames={"camera0": replace(frames, encoded=encoded)})
     result = gateway.accept(bad)
     assert (result.outcome, "camera 'camera0': frame 1 cannot be decoded" in result.reason) == ("quarantined", True)
@@ -257,3 +264,35 @@ def test_latency_is_measured_in_the_gateways_clock(gateway):
     gateway.accept(segments[0])
     assert gateway.ingest.latency().count == 3
     assert segments[0].closed_ns - int(segments[0].times_ns[-1]) == CLOSING_NS
+
+
+def test_nothing_comes_after_an_episodes_end(gateway):
+    first, second, third = fake_episode(SPEC, "e", steps=60, segment_steps=20)
+    early_end = replace(second, last=True, outcome="failure")
+    assert gateway.accept(third).outcome == "stored"
+    assert "ended with segment 2 already" in gateway.accept(early_end).reason
+    more = replace(third, id="e/3", index=3, first_tick=60, times_ns=third.times_ns + 20 * SPEC.period_ns)
+    assert "ended with 2" in gateway.accept(replace(more, frames={}, last=False, outcome="")).reason
+    flagged = replace(second, terminated=np.arange(20) == 5)
+    assert "terminated at tick 25, but the episode goes on" in gateway.accept(flagged).reason
+    assert gateway.accept(second).outcome == gateway.accept(first).outcome == "stored"
+    assert gateway.ledger.episode("e").outcome == "success"
+
+
+def test_a_frame_is_brought_once_and_never_older_than_the_one_before(gateway):
+    first, second, _ = fake_episode(SPEC, "e", steps=60, segment_steps=22)
+    assert gateway.accept(first).outcome == "stored"
+    again = replace(second, frames=first.frames)
+    assert "was brought before" in gateway.accept(again).reason
+    seen = {"camera0": np.concatenate([first.frame_times_ns["camera0"][:1], second.frame_times_ns["camera0"][1:]])}
+    assert "tick 22 saw an older frame" in gateway.accept(replace(second, frame_times_ns=seen)).reason
+    assert gateway.accept(second).outcome == "stored"
+
+
+def test_what_comes_after_an_episode_was_forgotten_is_kept_aside(gateway):
+    first, second, _ = fake_episode(SPEC, "e", steps=60, segment_steps=22)
+    gateway.accept(first)
+    gateway.ledger.prune(["e"], 1)
+    gateway.start()
+    result = gateway.accept(second)
+    assert (result.outcome, "its episode was pruned" in result.reason) == ("quarantined", True)

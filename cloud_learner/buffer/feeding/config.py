@@ -50,8 +50,8 @@ class FeedConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"feed: lead {self.lead} must be more than prefetch {self.prefetch}.")
         if any(a >= b for a, b in zip((0, *self.ticks_ahead), self.ticks_ahead, strict=False)):
             raise ConfigError(f"feed: ticks_ahead {self.ticks_ahead} must be positive and grow.")
-        if self.seed < 0:
-            raise ConfigError(f"feed: seed {self.seed} must not be negative.")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"feed: seed {self.seed} must be in [0, 2**63).")
 
 
 class FeedStats(msgspec.Struct, frozen=True):

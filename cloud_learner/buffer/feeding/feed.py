@@ -7,6 +7,7 @@ batches are gathered in a thread before they are asked for: both change when wor
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -113,11 +114,17 @@ class Feed:
         self._assembly = Assembly(
             self._pool, self._arena, self._loader, self._layout, shape, tuple(config.tasks.values()), config.seed
         )
-        self._maker: Maker = (
-            Ahead(self._assembly, config.prefetch, config.pin)
-            if config.prefetch
-            else Inline(self._assembly, config.pin)
-        )
+        self._closing = contextlib.ExitStack()
+        with contextlib.ExitStack() as undo:
+            # the loader may have processes
+            undo.callback(self._arena.close)
+            undo.callback(self._loader.close)
+            self._maker: Maker = (
+                Ahead(self._assembly, config.prefetch, config.pin)
+                if config.prefetch
+                else Inline(self._assembly, config.pin)
+            )
+            undo.pop_all()
         self._pending: deque[Order] = deque()
         """planned and not delivered"""
         self._drawn: set[int] = set()
@@ -252,6 +259,7 @@ class Feed:
         """JSON-able: what `restore` needs to go on with the batch after the one delivered last."""
         return {
             "format": _STATE_FORMAT,
+            "settings": self._settings(),
             "planner": self.planner.state(),
             "watermark": self.universe.watermark,
             "pending": [
@@ -272,15 +280,30 @@ class Feed:
             raise InvalidData(
                 f"feed: a state of format {state.get('format')}, not {_STATE_FORMAT}; begin anew without it."
             )
+        for name, mine in self._settings().items():
+            theirs = state.get("settings", {}).get(name)
+            if theirs != mine:
+                raise InvalidData(f"feed: the state was taken with {name} {theirs}, this feed has {mine}.")
         if len(self.universe):
             raise InvalidData("feed: restore a state before the first refresh, or into a new feed.")
+        try:
+            pending = [(p["number"], p["watermark"], Draws.unpack(p["draws"])) for p in state["pending"]]
+            watermark, batches, drawn = int(state["watermark"]), int(state["batches"]), set(state["drawn"])
+            planned = dict(state["planner"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidData(f"feed: the state cannot be read ({type(error).__name__}: {error}).") from error
         self._generation = self._ledger.generation()
         index = self._ledger.index(0, self._spec.hash)
-        self.universe.extend(_until(index, state["watermark"]))
-        same = self.planner.restore(state["planner"])
-        pending = [(p["number"], p["watermark"], Draws.unpack(p["draws"])) for p in state["pending"]]
+        self.universe.extend(_until(index, watermark))
+        try:
+            same = self.planner.restore(planned)
+        except (InvalidData, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            # the segments are known by now: the planner has to hear of them, for nothing else will tell it
+            self._orders.note_all()
+            self.planner.rebuild(self._newest_version())
+            raise InvalidData(f"feed: the state of the plan cannot be used: {error}") from error
         numbers = [self.universe.find(draws.segment) for _, _, draws in pending]
-        for position, (number, watermark, draws) in enumerate(pending):
+        for position, (number, known, draws) in enumerate(pending):
             before = np.concatenate([np.zeros(0, np.int64), *numbers[:position]])
             after = np.concatenate([np.zeros(0, np.int64), *numbers[position + 1 :]])
             mine = np.unique(numbers[position][numbers[position] >= 0])
@@ -288,13 +311,25 @@ class Feed:
             plan = Plan(number, (), tuple((s,) for s in admit), mine, mine, tuple((s,) for s in release))
             # each was made when more was known than for the one before
             self._orders.note_all()
-            order = self._orders.order(plan, watermark)
-            self._put(msgspec.structs.replace(order, draws=draws, watermark=watermark))
+            order = self._orders.order(plan, known)
+            self._put(msgspec.structs.replace(order, draws=draws, watermark=known))
             same = same and len(mine) == len(np.unique(draws.segment))
         self._orders.note_all()
-        self._batches = state["batches"]
-        self._drawn = set(state["drawn"])
+        self._batches, self._drawn = batches, drawn
         return same
+
+    def _settings(self) -> dict[str, Any]:
+        """What a plan depends on; plans of other settings mean other steps."""
+        config = self.config
+        return {
+            "tasks": list(config.tasks),
+            "batch": config.batch,
+            "shape": [config.horizon, list(config.ticks_ahead), config.ticks_per_frame],
+            "seed": config.seed,
+            "rank": [config.rank, config.world],
+            "cache_bytes": config.cache_bytes,
+            "echo": config.echo,
+        }
 
     def close(self) -> None:
         """End threads and processes. Batches delivered stay as they are."""
@@ -305,6 +340,7 @@ class Feed:
         self._loader.close()
         self._maker.close()
         self._arena.close()
+        self._closing.close()
 
     def __enter__(self) -> Feed:
         return self
@@ -346,7 +382,12 @@ class Feed:
 def open_feed(place: BufferPlace, spec: RobotSpec, config: FeedConfig) -> Feed:
     """A feed from the buffer at `place`. Raises `StorageError` if there is none."""
     ledger, store = place.open_reader()
-    return Feed(ledger, store, spec, config, place)
+    with contextlib.ExitStack() as undo:
+        undo.callback(ledger.close)
+        undo.callback(store.close)
+        feed = Feed(ledger, store, spec, config, place)
+        feed._closing = undo.pop_all()
+    return feed
 
 
 def _until(index: SegmentIndex, watermark: int) -> SegmentIndex:

@@ -62,8 +62,8 @@ def commit_segment(
 ) -> int | None:
     """Enter a segment whose record is on disk, and what it adds to its episode; its row, or None if its id was there.
 
-    None also for a segment of an episode that was pruned: it was forgotten, and is not taken again. The work does not
-    grow with the number of episodes, nor with the length of this one. Raises `InvalidData` if the episode is known with
+    The work does not grow with the number of episodes, nor with the length of this one. Raises `InvalidData` for a
+    segment of an episode that was pruned: it was forgotten, and is not taken again; if the episode is known with
     another robot, task, spec or source, has another segment of that index, or if its spec is unknown.
     """
     if connection.scalar(_KNOWN, {"id": segment.id}) is not None:
@@ -74,8 +74,8 @@ def commit_segment(
         raise InvalidData(f"segment {segment.id} has index {segment.index}; 0 to {_MAX_INDEX} are taken.")
     episode = _episode_of(connection, segment)
     if episode["pruned_ns"]:
-        log.warning("segment %s is not taken: its episode was pruned.", segment.id)
-        return None
+        # not a silent None: what came after the forgetting may be what should have been kept
+        raise InvalidData(f"segment {segment.id} is not taken: its episode was pruned.")
     number = episode["number"]
     control = summarise_control(segment.actor)
     new_ticks = _count_new_ticks(connection, episode, segment)

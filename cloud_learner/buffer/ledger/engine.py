@@ -131,7 +131,13 @@ class Database:
                     if time.monotonic() >= deadline:
                         raise self._held(connection.scalar(_HOLDER) or "a process that is just done")
                     time.sleep(_POLL_S)
-            yield
+            try:
+                yield
+            except BaseException:
+                # closing the connection would do it too, but a moment later
+                with contextlib.suppress(sa.exc.SQLAlchemyError):
+                    connection.scalar(sa.select(sa.func.pg_advisory_unlock(*keys)))
+                raise
             with self._explained():
                 if not connection.scalar(sa.select(sa.func.pg_advisory_unlock(*keys))):
                     raise StorageError(f"ledger {self.place}: its exclusive lock was lost while it was needed.")
@@ -226,11 +232,13 @@ def _postgresql(url: sa.URL) -> sa.Engine:
 
 
 def _sqlite(path: Path, read_only: bool) -> sa.Engine:
-    mode = "rw" if read_only else "rwc"
+    query = {"mode": "rw" if read_only else "rwc", "uri": "true"}
+    wal = path.with_name(path.name + "-wal")
+    if read_only and not os.access(path.parent, os.W_OK) and not (wal.exists() and wal.stat().st_size):
+        # a WAL database wants to write beside itself even to be read; here nobody can, so nobody does
+        query |= {"mode": "ro", "immutable": "1"}
     # Every thread gets its own connection; WAL lets them, and other processes, read while one writes.
-    engine = sa.create_engine(
-        sa.URL.create("sqlite", database=f"file:{_escaped(path)}", query={"mode": mode, "uri": "true"})
-    )
+    engine = sa.create_engine(sa.URL.create("sqlite", database=f"file:{_escaped(path)}", query=query))
 
     @sa.event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:

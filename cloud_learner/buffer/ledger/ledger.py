@@ -129,6 +129,7 @@ class Ledger:
     segments_after = _reads(ledger_segments.segments_after)
     segments_of = _reads(ledger_segments.segments_of)
     newest_row = _reads(ledger_segments.newest_row)
+    row_before = _reads(ledger_segments.row_before)
     episode = _reads(ledger_segments.episode)
     episodes = _reads(ledger_segments.episodes)
     episodes_of_robot = _reads(ledger_segments.episodes_of_robot)
@@ -146,6 +147,8 @@ class Ledger:
     # where segments lie
     places = _reads(ledger_segments.places)
     unsealed = _reads(ledger_shards.unsealed)
+    claim_journal = _writes(ledger_shards.claim_journal)
+    journal_owner = _reads(ledger_shards.journal_owner)
     in_journal = _reads(ledger_shards.in_journal)
     journals = _reads(ledger_shards.journals)
     reserve_shard = _writes(ledger_shards.reserve_shard)

@@ -175,6 +175,8 @@ class ShardRow(msgspec.Struct, frozen=True):
     live_rows: int
     """steps of the segments that lie in it and are not damaged"""
     live_segments: int
+    damaged_segments: int
+    """that lie in it: what is left of them stays"""
 
 
 class ObjectRow(msgspec.Struct, frozen=True):

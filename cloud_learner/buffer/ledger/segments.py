@@ -52,6 +52,12 @@ def segments_of(connection: sa.Connection, episode: str) -> tuple[SegmentRow, ..
     return tuple(SegmentRow(*found) for found in connection.execute(query))
 
 
+def row_before(connection: sa.Connection, count: int) -> int:
+    """The ledger row after which the newest `count` segments lie."""
+    row = connection.scalar(sa.select(_s.row).order_by(_s.row.desc()).offset(count).limit(1))
+    return row if row is not None else 0
+
+
 def newest_row(connection: sa.Connection) -> int:
     """The largest ledger row of a segment that is there, 0 if there is none."""
     return connection.scalar(sa.select(sa.func.max(_s.row))) or 0

@@ -20,6 +20,7 @@ from wire.errors import StorageError
 _s, _e, _shards, _objects = tables.segments.c, tables.episodes.c, tables.shards.c, tables.objects.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)
 _GENERATION = "generation"
+_JOURNAL = "journal"
 
 
 # --- sealing --------------------------------------------------------------------------------------------------------
@@ -116,21 +117,26 @@ def shards(connection: sa.Connection, spec_hash: str | None = None) -> tuple[Sha
         sa.select(
             _e.spec_hash,
             _s.shard,
-            sa.func.sum(_s.steps).label("live_rows"),
-            sa.func.count().label("live_segments"),
+            sa.func.sum(sa.case((_s.damaged, 0), else_=_s.steps)).label("live_rows"),
+            sa.func.sum(sa.case((_s.damaged, 0), else_=1)).label("live_segments"),
+            sa.func.count().label("segments"),
         )
         .select_from(_joined)
-        .where(_s.shard.is_not(None), ~_s.damaged)
+        .where(_s.shard.is_not(None))
         .group_by(_e.spec_hash, _s.shard)
     )
     query = sa.select(tables.shards).order_by(_shards.spec_hash, _shards.number)
     if spec_hash is not None:
         live, query = live.where(_e.spec_hash == spec_hash), query.where(_shards.spec_hash == spec_hash)
-    counts = {(row.spec_hash, row.shard): (int(row.live_rows), row.live_segments) for row in connection.execute(live)}
+    counts = {
+        (row.spec_hash, row.shard): (int(row.live_rows), int(row.live_segments), row.segments)
+        for row in connection.execute(live)
+    }
     found = []
     for row in connection.execute(query).mappings():
-        rows, segments = counts.get((row["spec_hash"], row["number"]), (0, 0))
-        found.append(ShardRow(**row, live_rows=rows, live_segments=segments))
+        rows, live_segments, segments = counts.get((row["spec_hash"], row["number"]), (0, 0, 0))
+        damaged = segments - live_segments
+        found.append(ShardRow(**row, live_rows=rows, live_segments=live_segments, damaged_segments=damaged))
     return tuple(found)
 
 
@@ -180,6 +186,26 @@ def _require_empty(connection: sa.Connection, spec_hash: str, number: int) -> No
 
 
 # --- forgetting -----------------------------------------------------------------------------------------------------
+
+
+def claim_journal(connection: sa.Connection, owner: str) -> None:
+    """Note whose journal the ledger refers to. Raises `StorageError` if that is another one's.
+
+    Journal files are known by number: two machines that wrote to one ledger would take each other's for damaged.
+    """
+    known = journal_owner(connection)
+    if not known:
+        connection.execute(sa.insert(tables.meta).values(key=_JOURNAL, value=owner))
+    elif known != owner:
+        raise StorageError(
+            "another data directory writes to this ledger already: its journal is not this one's. Send segments and "
+            "imports through that machine's gateway, or use a ledger of its own."
+        )
+
+
+def journal_owner(connection: sa.Connection) -> str:
+    """Whose journal the ledger refers to, '' before the first writer."""
+    return connection.scalar(sa.select(tables.meta.c.value).where(tables.meta.c.key == _JOURNAL)) or ""
 
 
 def generation(connection: sa.Connection) -> int:

@@ -33,7 +33,7 @@ def _text(name: str, *args: Any, **options: Any) -> sa.Column[str]:
 meta = sa.Table(
     "meta",
     metadata,
-    # format, generation, and how many shard numbers of each robot spec were given
+    # format, generation, whose journal it is, and how many shard numbers of each robot spec were given
     _text("key", primary_key=True),
     _text("value"),
 )

@@ -41,8 +41,6 @@ class Loose:
         """segments below this number have entered memory"""
         self.in_batch = False
         """what leaves now was perhaps drawn for this batch"""
-        self.leaving_bytes = 0
-        """of what leaves after this batch"""
         self.bytes = 0
         """of all that are in memory or are to enter"""
         self._choice = Choice(scope, np.zeros(0, np.int64))
@@ -55,8 +53,8 @@ class Loose:
         self._held: np.ndarray = np.zeros(0, bool)
 
     def start_batch(self) -> None:
-        """What was to leave after the batch before has left; some more enters."""
-        self.in_batch, self.leaving_bytes = True, 0
+        """Some of what waits enters memory."""
+        self.in_batch = True
         if len(self._segments) and self.entered <= self._segments[-1]:
             waiting = self._segments[np.searchsorted(self._segments, self.entered) :]
             steps = np.cumsum(self._scope.universe.steps[waiting])
@@ -170,7 +168,6 @@ class Loose:
     def _leave(self, blocks: list[Block]) -> None:
         if self.in_batch:
             self._moves.release += blocks
-            self.leaving_bytes += sum(int(self._scope.cost[list(block)].sum()) for block in blocks)
         else:
             self._moves.drop += blocks
 

@@ -11,8 +11,8 @@ Block = tuple[int, ...]
 """segment numbers that enter and leave memory together, growing by place in the ledger"""
 BLOCK_STEPS = 256
 """eligible steps after which a block is full"""
-_VISITS, _LEAST_VISIT = 8, 64
-"""a visit has at most so large a part of a window's tokens, or so many tokens"""
+_VISITS, _LEAST_VISIT = 4, 64
+"""a visit has at most one such part of a window's tokens, or so many tokens if that is more"""
 _SHIFT, _ORDER, _TIMES, _PARTS = range(4)
 """what random numbers are for"""
 
@@ -115,7 +115,7 @@ class _Leg(msgspec.Struct, frozen=True, eq=False):
 class Pass:
     """The visits of one pass and the order they come in.
 
-    A visit is a block entering memory with its tokens. A block with more than an eighth of a window's tokens is visited
+    A visit is a block entering memory with its tokens. A block with more than a quarter of a window's tokens is visited
     several times, with some of its tokens each, at even distances.
     """
 

@@ -163,7 +163,7 @@ class Stratum:
 
     def _room(self) -> int:
         """Bytes for the sweep."""
-        return self.allotted - self._loose.bytes - self._loose.leaving_bytes
+        return self.allotted - self._loose.bytes
 
     # --- one batch ------------------------------------------------------------------------------------------------
 

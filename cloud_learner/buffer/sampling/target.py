@@ -103,6 +103,10 @@ def max_lag(versions: int) -> Factor:
     return lambda runs, moment: (runs.demonstration | (_lag(runs, moment) <= versions)).astype(np.float64)
 
 
+_SMALLEST_EXPONENT = -900.0
+"""of two: what is older weighs as much as that, for smaller numbers lose their precision"""
+
+
 def lag_half_life(versions: float) -> Factor:
     """0.5 ** (lag / versions): a step weighs half as much when its version is so far behind the newest.
 
@@ -112,7 +116,7 @@ def lag_half_life(versions: float) -> Factor:
     if not versions > 0:
         raise ConfigError(f"lag_half_life: {versions} versions; it must be positive.")
     return lambda runs, moment: np.where(
-        runs.demonstration, 1.0, np.exp2(np.minimum(-_lag(runs, moment) / versions, 64))
+        runs.demonstration, 1.0, np.exp2(np.clip(-_lag(runs, moment) / versions, _SMALLEST_EXPONENT, 64))
     )
 
 
@@ -150,7 +154,7 @@ class OnlineShare(msgspec.Struct, frozen=True):
     high: float = 0.8
 
     def __post_init__(self) -> None:
-        if not 1 <= self.at_least <= self.window or not 0 <= self.low <= self.high <= 1:
+        if not (1 <= self.at_least <= self.window and 0 <= self.low <= self.high <= 1 and math.isfinite(self.a)):
             raise ConfigError(f"online share: {self} needs 1 <= at_least <= window and 0 <= low <= high <= 1.")
 
 

@@ -74,7 +74,8 @@ class Universe:
     """Grows with the ledger. Its arrays are read-only views: take them again after `extend` or `rebuild`.
 
     Left out: evaluation episodes (held-out seeds stay held out), tasks that were not asked for, and, where several
-    ranks share one buffer, episodes whose ledger number % world is not `rank`. Not for several threads at once.
+    ranks share one buffer, episodes that fall to other ranks by a hash of their ledger number. Not for several threads
+    at once.
     """
 
     row: np.ndarray
@@ -280,7 +281,7 @@ class Universe:
     def _new_episode(self, number: int, facts: EpisodeFacts, new: list[tuple[int, int, bool]]) -> int:
         if facts.source not in (_ONLINE, _DEMONSTRATION) or facts.task not in self.tasks:
             return -1
-        if number % self.world != self.rank:
+        if _spread(number) % self.world != self.rank:
             return -1
         new.append((number, self.tasks.index(facts.task), facts.source == _DEMONSTRATION))
         self._facts.append(facts)
@@ -343,3 +344,14 @@ class Universe:
             total = np.cumsum(self.reward_sum[members][::-1])[::-1]
             self._after.all[members] = np.append(total[1:], 0.0)
             self._summed.add(episode)
+
+
+def _spread(number: int) -> int:
+    """A number without the pattern of arrival: robots that take turns must not end up with one rank each.
+
+    The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+    """
+    z = (number * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return z ^ (z >> 31)

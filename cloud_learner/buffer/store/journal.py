@@ -15,12 +15,13 @@ import fcntl
 import hashlib
 import os
 import re
+import secrets
 import struct
 import threading
 from collections.abc import Callable, Set
 from pathlib import Path
 
-from cloud_learner.buffer.files import make_directory, sync_directory
+from cloud_learner.buffer.files import make_directory, sync_directory, write_durably
 from cloud_learner.buffer.ledger.rows import Journaled
 from wire.errors import Corrupt, storage_error
 
@@ -28,6 +29,7 @@ ROTATE_BYTES = 64 * 1024 * 1024
 """A file that has reached this size gets no further record."""
 _MAGIC = b"vlaJ"
 _HEADER = struct.Struct("<4sQ32s")
+_OWNER = "owner"
 _NAME = re.compile(r"([0-9]{8,})\.journal\Z")
 
 
@@ -107,9 +109,28 @@ class Journal:
                     os.close(descriptor)
         return removed
 
-    def is_here(self) -> bool:
-        """Whether this machine has the journal at all; a trainer on another one does not."""
-        return self.directory.is_dir()
+    def is_here(self, owner: str = "") -> bool:
+        """Whether this machine has the journal at all; a trainer on another one does not.
+
+        owner: what the ledger knows of whose journal it refers to; another one's is not here.
+        """
+        return self.directory.is_dir() and (not owner or self.owner() in ("", owner))
+
+    def owner(self) -> str:
+        """What tells this journal from that of another machine, '' before `claim`."""
+        try:
+            return (self.directory / _OWNER).read_text().strip()
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise storage_error(error, "journal", self.directory / _OWNER) from error
+
+    def claim(self) -> str:
+        """Give this journal a name of its own, once; the name."""
+        if not (name := self.owner()):
+            name = secrets.token_hex(8)
+            write_durably(self.directory / _OWNER, name.encode(), "journal")
+        return name
 
     def has(self, number: int) -> bool:
         """Whether a file is there."""

@@ -71,9 +71,18 @@ class Objects(Protocol):
         ...
 
 
+_SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "file")
+
+
 def open_objects(place: str | Path) -> Objects:
     """The objects at a directory, or at a URL such as `s3://bucket/prefix`. Nothing is read or created yet."""
     if isinstance(place, str) and "://" in place:
+        scheme = place.partition("://")[0]
+        if scheme not in _SCHEMES:
+            raise ConfigError(
+                f"store {_without_secrets(place)}: '{scheme}' keeps nothing or cannot be written to; "
+                f"use a directory or one of {', '.join(_SCHEMES)}."
+            )
         return RemoteObjects(place)
     return LocalObjects(Path(place))
 

@@ -57,6 +57,7 @@ class SegmentStore:
         self.ledger = ledger
         self._specs: dict[str, RobotSpec] = {}
         self._appending = threading.Lock()
+        self._owner = ""
 
     @classmethod
     def open(cls, journal_dir: Path, objects: Objects, ledger: Ledger) -> SegmentStore:
@@ -65,6 +66,7 @@ class SegmentStore:
         Raises `StorageError` when the store has another format.
         """
         store = cls(journal_dir, objects, ledger)
+        store.require_there()
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(ledger.exclusive(wait_s=0))
@@ -133,10 +135,25 @@ class SegmentStore:
         safe = re.sub(r"[^A-Za-z0-9_.=-]", "-", name)[-200:]
         write_durably(self.journal.directory.parent / "quarantine" / safe, data, "quarantine")
 
+    def journal_is_here(self) -> bool:
+        """Whether what is not sealed yet can be read on this machine."""
+        self._owner = self._owner or self.ledger.journal_owner()
+        return self.journal.is_here(self._owner)
+
+    def require_there(self) -> None:
+        """Raises `StorageError` when the ledger names shards and the store is not there, unmounted or another one."""
+        if any(shard.state == "sealed" for shard in self.ledger.shards()):
+            self._check_format()
+
     def _check_format(self) -> None:
         try:
             found = msgspec.json.decode(self.objects.get(MARK), type=dict[str, int]).get("format")
-        except Corrupt:
+        except Corrupt as error:
+            if any(shard.state == "sealed" for shard in self.ledger.shards()):
+                raise StorageError(
+                    f"the store {self.objects.place} is not where its shards are: {MARK} is missing. Mount it, or give "
+                    "the bucket and prefix it was written to."
+                ) from error
             self.objects.put(MARK, msgspec.json.encode({"format": arrays.FORMAT}) + b"\n")
             return
         except msgspec.DecodeError as error:
@@ -177,7 +194,7 @@ class SegmentStore:
                     damaged[row] = f"segment {place.id} was set aside as damaged."
                 elif before is not None and _where(before[0]) == _where(place):
                     damaged[row] = before[1]
-                elif place.journal is not None and not self.journal.is_here():
+                elif place.journal is not None and not self.journal_is_here():
                     elsewhere.append(row)
                 else:
                     todo.append(place)

@@ -132,7 +132,7 @@ def _worth_rewriting(shards: Sequence[ShardRow]) -> list[ShardRow]:
 def _drop_dead(store: SegmentStore, ledger: Ledger) -> int:
     dropped = 0
     for shard in ledger.shards():
-        if shard.state == "sealed" and not shard.live_segments:
+        if shard.state == "sealed" and not shard.live_segments and not shard.damaged_segments:
             ledger.mark_dropping(shard.spec_hash, shard.number)
             store.remove_shard(shard.spec_hash, shard.number)
             dropped += 1

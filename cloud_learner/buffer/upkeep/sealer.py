@@ -70,7 +70,7 @@ def seal_held(
     store: SegmentStore, ledger: Ledger, now_ns: int, policy: SealPolicy = DEFAULT_POLICY, *, force: bool = False
 ) -> Sealed:
     """As `seal`, for the holder of `ledger.exclusive`."""
-    if not store.journal.is_here():
+    if not store.journal_is_here():
         return Sealed()
     done = Sealed()
     by_spec: dict[str, list[Unsealed]] = {}

@@ -53,6 +53,7 @@ def collect(ledger: Ledger, store: SegmentStore) -> Stats:
     sealed = [shard for shard in shards if shard.state == "sealed"]
     rows = sum(shard.rows for shard in sealed)
     stored = sum(shard.bytes for shard in sealed)
+    live_bytes = sum(shard.bytes * shard.live_rows / max(1, shard.rows) for shard in sealed)
     steps_stored = sum(shard.live_rows for shard in sealed) + waiting.steps
     return Stats(
         shares=shares,
@@ -68,7 +69,7 @@ def collect(ledger: Ledger, store: SegmentStore) -> Stats:
         shards=len(sealed),
         shard_bytes=stored,
         live_share=sum(shard.live_rows for shard in sealed) / rows if rows else 1.0,
-        bytes_per_step=(stored + waiting.bytes) / steps_stored if steps_stored else 0.0,
+        bytes_per_step=(live_bytes + waiting.bytes) / steps_stored if steps_stored else 0.0,
         versions=len(ledger.versions()),
         newest_version=newest.version.number if newest else 0,
     )

@@ -118,7 +118,7 @@ def _agrees(data: bytes, expected: bytes) -> bool:
 
 def _verify_journal(store: SegmentStore, ledger: Ledger, repair: bool) -> Iterator[Finding]:
     unsealed = ledger.unsealed()
-    if unsealed and not store.journal.is_here():
+    if unsealed and not store.journal_is_here():
         yield Finding(
             False, f"{len(unsealed)} segments lie in the journal of another machine, {store.journal.directory}."
         )

@@ -263,12 +263,13 @@ def test_a_pruned_episode_is_gone_but_not_unknown(ledger):
     assert ledger.journals() == {2}
 
 
-def test_a_segment_of_a_pruned_episode_is_not_taken_again(ledger, caplog):
+def test_a_segment_of_a_pruned_episode_is_refused(ledger):
     segments = fake_episode(SPEC, "e1")
     _commit(ledger, *segments[:2])
     ledger.prune(["e1"], 5)
-    assert _commit(ledger, *segments) == [None] * 3
-    assert "its episode was pruned" in caplog.text
+    for segment in segments:
+        with pytest.raises(InvalidData, match="its episode was pruned"):
+            _commit(ledger, segment)
     assert ledger.totals() == Totals()
     assert ledger.in_journal().segments == 0
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.ledger.rows import EpisodeFacts, SegmentIndex
+from cloud_learner.buffer.fake import fake_episode, fake_spec
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import EpisodeFacts, Journaled, SegmentIndex
+from cloud_learner.buffer.sampling.plan import Planner
+from cloud_learner.buffer.sampling.target import uniform
 from cloud_learner.buffer.sampling.universe import Universe
-from tests.cloud_learner.buffer.planned import HUMAN, POLICY, Book
+from tests.cloud_learner.buffer.planned import HUMAN, POLICY, Book, by_step
 from wire.errors import ConfigError, InvalidData
 
 COLUMNS = (
@@ -201,6 +206,42 @@ def test_wrong_settings_and_wrong_answers_are_refused():
     index.row[:] = [2, 1]
     with pytest.raises(InvalidData, match="do not grow"):
         Universe(("a",)).extend(index)
+
+
+def test_it_takes_in_what_a_ledger_answers(ledger_place):
+    spec = fake_spec(1, size=16)
+    with contextlib.closing(Ledger.open(ledger_place)) as ledger:
+        ledger.see_robot("r1", spec, "clock", 1)
+        kept = fake_episode(spec, "kept", task="a", steps=90, segment_steps=40, seed=1)
+        others = (
+            fake_episode(spec, "other", task="b", steps=30, seed=2),
+            fake_episode(spec, "held-out", task="a", source="evaluation", steps=30, seed=3),
+            fake_episode(spec, "shown", task="a", source="demonstration", steps=30, seed=4),
+        )
+        for segment in (*kept, *(segment for segments in others for segment in segments)):
+            ledger.commit_segment(segment, Journaled(1, 0, 1, "0" * 64), 1, 2)
+        universe = Universe(("a",))
+        universe.extend(ledger.index(0, spec.hash))
+        assert universe.watermark == ledger.newest_row()
+        assert universe.steps.tolist() == [40, 40, 10, 30]
+        assert universe.following.tolist() == [1, 2, -1, -1]
+        assert universe.demonstration.tolist() == [False, False, False, True]
+        assert [universe.facts(segment).id for segment in range(4)] == ["kept", "kept", "kept", "shown"]
+        for number, segment in enumerate(kept):
+            begin, end = universe.run_offsets[number : number + 2]
+            lengths = universe.run_count[begin:end]
+            assert np.array_equal(np.repeat(universe.run_actor[begin:end], lengths), segment.actor)
+            assert np.array_equal(np.repeat(universe.run_version[begin:end], lengths), segment.version)
+        after = universe.return_after(np.arange(3))
+        rewards = [segment.reward.sum(dtype=np.float64) for segment in kept]
+        assert after.tolist() == pytest.approx([rewards[1] + rewards[2], rewards[2], 0.0])
+        planner = Planner(universe, uniform(), by_step(universe), 10**9, 16, 1)
+        plan = planner.next()
+        assert (universe.steps[plan.segments] > plan.offsets).all()
+        ledger.prune(["kept"], 5)
+        assert universe.rebuild(ledger.index(0, spec.hash)).tolist() == [0, 1, 2]
+        planner.rebuild(1)
+        assert set(planner.next().segments.tolist()) == {3}
 
 
 def large_index(first: int, count: int) -> SegmentIndex:
