@@ -43,7 +43,7 @@ class Size:
     batch: int = 256
     rounds: int = 5
     turn_s: float = 2.0
-    warm_s: float = 120.0
+    warm_s: float = 45.0
     torchrl_bytes: int = 2 << 30
     lerobot_steps: int = 1024
     workers: int = 2

@@ -91,6 +91,8 @@ class Source(Protocol):
 
     def restore(self, state: dict[str, Any]) -> bool: ...
 
+    def note_losses(self, batch: Batch, losses: np.ndarray) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -239,13 +241,22 @@ class Trainer:
     def _step(self) -> bool:
         started_ns = self._clock.now_ns()
         try:
-            loss = self.learner.step(self._source.next())
+            batch = self._source.next()
+            loss = self.learner.step(batch)
         except (InvalidData, StorageError) as error:
             log.error("%s", error)
             return False
         self._losses.append(loss)
         self._step_times_ns.append(self._clock.now_ns() - started_ns)
+        if self.learner.config.adaptive_share:
+            self._note_losses(batch)
         return True
+
+    def _note_losses(self, batch: Batch) -> None:
+        """Tell sampling how well each task's online and offline parts are learned."""
+        losses = getattr(self.learner.policy, "image_losses", None)
+        if losses is not None:
+            self._source.note_losses(batch, losses)
 
     # --- publish --------------------------------------------------------------------------------------------------
 

@@ -170,7 +170,7 @@ def make_trainer(
     """The trainer on the buffer in `data`; resumes from its newest checkpoint."""
     from cloud_learner.buffer.feeding.config import FeedConfig
     from cloud_learner.buffer.feeding.feed import Feed
-    from cloud_learner.buffer.sampling.target import Recent, imitation
+    from cloud_learner.buffer.sampling.target import OnlineShare, Recent, TaskMix, imitation
     from cloud_learner.learner import Learner
     from cloud_learner.trainer import Trainer, TrainerConfig
 
@@ -178,9 +178,10 @@ def make_trainer(
     policy = recipe.make_policy(recipe.spec, seed)
     place = data.buffer
     ledger, store = place.open_reader()
+    mix = TaskMix(online=OnlineShare() if algorithm.adaptive_share else None)
     config = FeedConfig(
         tasks=recipe.instructions,
-        target=imitation(Recent(algorithm.recent_share, algorithm.recent_steps)),
+        target=imitation(Recent(algorithm.recent_share, algorithm.recent_steps), mix=mix),
         batch=algorithm.batch,
         horizon=policy.horizon,
         ticks_ahead=policy.ticks_ahead,

@@ -48,6 +48,9 @@ class HGDagger:
     """share of each batch drawn from a task's newest steps: corrections of the policy that runs now"""
     recent_steps: int = 1200
     """how many imitable steps of a task count as newest"""
+    adaptive_share: bool = False
+    """more of what is learned less: each task's share of online data follows the losses (SOP, arXiv 2601.03044), for
+    policies that say `image_losses`; otherwise every imitable step of a task counts the same"""
     pretrain_steps: int = 600
     """gradient steps on the demonstrations before the first version is published"""
     publish_every_s: float = 5.0

@@ -174,6 +174,9 @@ class FastPath(nn.Module):
 class FlowNetwork(nn.Module):
     """Both paths and the state's statistics. Actions are normalised to [-1, 1] on both sides."""
 
+    image_losses: torch.Tensor | None = None
+    """float32[b]: the flow loss behind each image of the last `loss`"""
+
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
         self.config = config
@@ -220,7 +223,9 @@ class FlowNetwork(nn.Module):
         latent, felt = self.slow(images, tokens), self.normalizer(state)
         output = self.fast(latent, felt, noisy, time).float()
         wanted = target if self.config.predict == "action" else target - noise
-        loss = ((output - wanted).square() * kept).sum() / kept.sum()
+        errors = (output - wanted).square() * kept
+        loss = errors.sum() / kept.sum()
+        self.image_losses = (errors.detach().sum((1, 2)) / kept.sum((1, 2)).clamp_min(1)).float()
         if ahead is None or not self.config.ahead:
             return loss
         moved = (ahead - state[:, :, None]) / self.normalizer.std

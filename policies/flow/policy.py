@@ -154,6 +154,12 @@ class FlowPolicy:
             None if ahead is None else self._tensor(ahead),
         )
 
+    @property
+    def image_losses(self) -> np.ndarray | None:
+        """float32[b]: what each image's steps had in the last `loss`, None before it."""
+        losses = self.module.image_losses
+        return None if losses is None else losses.cpu().numpy()
+
     def save(self, module: nn.Module | None = None) -> bytes:
         """Weights of `module` (default: this policy's own) as a safetensors file that `load` accepts."""
         header = Header(

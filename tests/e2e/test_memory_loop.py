@@ -137,3 +137,15 @@ def test_the_trainer_resumes_where_it_was(fleet: Rehearsal) -> None:
     assert again.learner.gradient_steps == steps
     assert again.phase == "online"
     assert again.learner.weights() == fleet.trainer.learner.weights()
+
+
+def test_the_share_of_online_data_can_follow_the_losses(tmp_path: Path) -> None:
+    recipe = fake()
+    adaptive = replace(recipe, algorithm=replace(recipe.algorithm, adaptive_share=True))
+    rehearsal = Rehearsal(tmp_path, adaptive)
+    rehearsal.turn(400)
+    noted = rehearsal.trainer.save
+    noted()
+    losses = rehearsal.trainer._source.state()["planner"]["losses"]
+    assert any(online and offline for offline, online in losses.values())
+    rehearsal.close()

@@ -232,6 +232,15 @@ class Feed:
         """A loss on that part of the data, for an adaptive share of online data."""
         self.planner.note(task, online, loss)
 
+    def note_losses(self, batch: Batch, losses: np.ndarray) -> None:
+        """`note` for the parts of a delivered batch, whose samples or images had `losses`, float32[b]."""
+        task, online = np.asarray(batch["task"]), np.asarray(batch["online"])
+        for number, name in enumerate(self.config.tasks):
+            for part in (False, True):
+                here = (task == number) & (online == part)
+                if here.any():
+                    self.note(name, part, float(losses[here].mean()))
+
     def drawn_episodes(self) -> set[int]:
         """Ledger numbers of the episodes of the batches delivered since the last call."""
         drawn, self._drawn = self._drawn, set()
