@@ -87,7 +87,7 @@ def test_sizes_of_caches_and_folders(tmp_path: Path) -> None:
     config = feed_config(0, 16, 8.0)
     least = smallest_cache(place, scale.spec(), config)
     assert least < scale.decoded_bytes <= cache_for_all(place, scale.spec(), scale, config)
-    assert not list(place.journal.iterdir())
+    assert not list(place.journal.glob("*.journal"))
     (tmp_path / "ours" / "more").write_bytes(b"x" * 100_000)
     assert folder_bytes(tmp_path / "ours" / "more") == 0
     assert folder_bytes(tmp_path / "ours") > 100_000

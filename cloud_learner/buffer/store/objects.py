@@ -81,7 +81,7 @@ def open_objects(place: str | Path) -> Objects:
         if scheme not in _SCHEMES:
             raise ConfigError(
                 f"store {_without_secrets(place)}: '{scheme}' keeps nothing or cannot be written to; "
-                f"use a directory or one of {', '.join(_SCHEMES)}."
+                f"use a directory or a URL such as s3://bucket/prefix ({', '.join(_SCHEMES)})."
             )
         return RemoteObjects(place)
     return LocalObjects(Path(place))
