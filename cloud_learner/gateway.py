@@ -23,6 +23,7 @@ from wire.messages import (
     Ack,
     Announce,
     Applied,
+    EdgeEvent,
     EdgeStatus,
     Evaluate,
     Evaluation,
@@ -139,6 +140,9 @@ class Gateway:
                 self._view.status(message)
             case Preview(robot=robot) if robot == peer:
                 self._view.preview(message)
+            case EdgeEvent(robot=robot, kind=kind, detail=detail) if robot == peer:
+                self._view.event(kind, detail, robot)
+                self._note(robot, kind, detail)
             case Applied(robot=robot) if robot == peer:
                 self._applied(peer, message)
             case Heartbeat(sent_ns=sent_ns):

@@ -36,6 +36,23 @@ LedgerUrl = Annotated[
 StoreUrl = Annotated[
     str, typer.Option("--store", help="Object store for shards, s3://BUCKET/PREFIX; default: DATA.", show_default=False)
 ]
+Strategy = Annotated[
+    str,
+    typer.Option(
+        help="How late actions are dealt with: auto (as the checkpoint was trained), sync, naive, aligned, ensemble, "
+        "future_state, rtc_guided, rtc_trained or residual; default: the recipe's.",
+        show_default=False,
+    ),
+]
+DelayOption = Annotated[
+    str,
+    typer.Option(
+        "--delay",
+        help="Inject latency in control ticks: 4, random:2-8, or burst:2,12,0.05 (usual, long, share).",
+        show_default=False,
+    ),
+]
+SpeedUp = Annotated[int, typer.Option(help="Execute every q-th action; 0: as the recipe says.", show_default=False)]
 RunDir = Annotated[Path, typer.Option(hidden=True)]
 
 _PORT = 5760
@@ -59,12 +76,17 @@ def up(
     operator: Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")] = True,
     ledger: LedgerUrl = "",
     store: StoreUrl = "",
+    strategy: Strategy = "",
+    delay: DelayOption = "",
+    speed_up: SpeedUp = 0,
 ) -> None:
     """Run the whole loop on this machine: gateway, trainer, evaluator and robots."""
+    from fleet.tuning import Tuning
     from fleet.up import Options, run_up
 
+    tuning = Tuning(strategy, delay, speed_up)
     options = Options(
-        recipe, robots, minutes, data, seed, headless, report, port, web_port, web_host, operator, ledger, store
+        recipe, robots, minutes, data, seed, headless, report, port, web_port, web_host, operator, ledger, store, tuning
     )
     raise typer.Exit(run_up(options))
 
@@ -149,12 +171,17 @@ def evaluator(
     name: Name = "evaluator",
     version: Annotated[int, typer.Option(help="Measure only this version, then end; 0: the newest, steadily.")] = 0,
     label: Annotated[str, typer.Option(help="With --version: before, after or any word.")] = "once",
+    strategy: Strategy = "",
+    delay: DelayOption = "",
+    speed_up: SpeedUp = 0,
 ) -> None:
     """Measure versions on held-out seeds."""
     from fleet.processes import run_evaluator
+    from fleet.tuning import Tuning
 
     _log()
-    run_evaluator(recipe, _data(data, recipe), gateway, keys, seed, name, version, label)
+    tuning = Tuning(strategy, delay, speed_up)
+    run_evaluator(recipe, _data(data, recipe), gateway, keys, seed, name, version, label, tuning)
 
 
 @app.command()
@@ -182,12 +209,17 @@ def edge(
     data: Data = None,
     keys: Keys = None,
     operator: Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")] = True,
+    strategy: Strategy = "",
+    delay: DelayOption = "",
+    speed_up: SpeedUp = 0,
 ) -> None:
     """Run one robot: its control, inference and uplink processes."""
     from fleet.processes import run_robot
+    from fleet.tuning import Tuning
 
     _log()
-    raise typer.Exit(run_robot(recipe, _data(data, recipe), gateway, keys, name, operator))
+    tuning = Tuning(strategy, delay, speed_up)
+    raise typer.Exit(run_robot(recipe, _data(data, recipe), gateway, keys, name, operator, tuning))
 
 
 @app.command(hidden=True)
@@ -200,12 +232,17 @@ def edge_part(
     data: Data,
     keys: Keys,
     operator: bool = True,
+    strategy: Strategy = "",
+    delay: DelayOption = "",
+    speed_up: SpeedUp = 0,
 ) -> None:
     """One process of a robot; started by `edge`."""
     from fleet.processes import run_edge_part
+    from fleet.tuning import Tuning
 
     _log()
-    run_edge_part(part, run_dir, recipe, _data(data, recipe), gateway, keys, name, operator)
+    tuning = Tuning(strategy, delay, speed_up)
+    run_edge_part(part, run_dir, recipe, _data(data, recipe), gateway, keys, name, operator, tuning)
 
 
 def main() -> None:

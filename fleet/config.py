@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
+from hal.motion import Motion
 from policies.base import LearnedPolicy
 from robot_edge.evaluator import EvaluatorConfig
 from robot_edge.gate import GateConfig
@@ -36,6 +37,16 @@ class Recipe:
     demonstrations: int = 3
     """per task, before anything is learned"""
     replan_ticks: int = 8
+    """actions executed of each chunk before the next one takes over"""
+    strategy: str = "auto"
+    """how actions that come late are dealt with, a name from `robot_edge.schedule.choose`; auto: as the checkpoint was
+    trained for"""
+    speed_up: int = 1
+    """execute every q-th action"""
+    delay: str = "0"
+    """latency injected into every robot, as `robot_edge.delay.parse_delay` reads it"""
+    motion: Motion | None = None
+    """how the robot's state follows from its actions; None: no state is rolled forward"""
     loop: LoopConfig = field(default_factory=LoopConfig)
     gate: GateConfig = field(default_factory=GateConfig)
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)

@@ -14,6 +14,7 @@ from fleet import supplies
 from fleet.config import Recipe
 from fleet.paths import DataDirectory
 from fleet.recipes import get_recipe
+from fleet.tuning import Tuning
 from robot_edge.edge import lines, run_control, run_edge, run_inference, run_uplink
 from robot_edge.process import Lifeline, only_one
 from wire.clock import MonotonicClock, UnpacedClock
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 PARTS = ("control", "inference", "uplink")
 REFUSED_PATIENCE_S = 5.0
+UNTUNED = Tuning()
 
 
 def run_gateway(recipe_name: str, root: Path, host: str, port: int, web_host: str, web_port: int) -> None:
@@ -76,11 +78,19 @@ def run_trainer(
 
 
 def run_evaluator(
-    recipe_name: str, root: Path, gateway: str, keys: Path | None, seed: int, name: str, version: int, label: str
+    recipe_name: str,
+    root: Path,
+    gateway: str,
+    keys: Path | None,
+    seed: int,
+    name: str,
+    version: int,
+    label: str,
+    tuning: Tuning = UNTUNED,
 ) -> None:
     """Measure versions until asked to stop, or one version once."""
     _one_thread()
-    recipe, data = get_recipe(recipe_name, seed), DataDirectory(root)
+    recipe, data = tuning.applied(get_recipe(recipe_name, seed)), DataDirectory(root)
     lifeline = Lifeline()
     config = recipe.evaluator
     only = Evaluate(version, config.final_episodes, config.final_first_seed, label) if version else None
@@ -125,7 +135,15 @@ def run_demonstrator(
         )
 
 
-def run_robot(recipe_name: str, root: Path, gateway: str, keys: Path | None, name: str, operator: bool) -> int:
+def run_robot(
+    recipe_name: str,
+    root: Path,
+    gateway: str,
+    keys: Path | None,
+    name: str,
+    operator: bool,
+    tuning: Tuning = UNTUNED,
+) -> int:
     """Start and keep one robot's three processes."""
     get_recipe(recipe_name)
     data = DataDirectory(root)
@@ -134,6 +152,7 @@ def run_robot(recipe_name: str, root: Path, gateway: str, keys: Path | None, nam
     load_public(keys or data.keys, GATEWAY)
     common = ["--name", name, "--gateway", gateway, "--recipe", recipe_name, "--data", str(root)]
     common += ["--keys", str(keys or data.keys), "--operator" if operator else "--no-operator"]
+    common += tuning.flags()
     commands = {part: [sys.executable, "-m", "fleet.cli", "edge-part", part, *common] for part in PARTS}
     return run_edge(name, commands, data.logs)
 
@@ -147,9 +166,10 @@ def run_edge_part(
     keys: Path | None,
     name: str,
     operator: bool,
+    tuning: Tuning = UNTUNED,
 ) -> None:
     """One of a robot's three processes."""
-    recipe, data, ends = get_recipe(recipe_name), DataDirectory(root), lines(run_directory)
+    recipe, data, ends = tuning.applied(get_recipe(recipe_name)), DataDirectory(root), lines(run_directory)
     if part not in PARTS:
         raise ConfigError(f"a robot has no part '{part}'.{nearest(part, PARTS)} It has {', '.join(PARTS)}.")
     with only_one(data.edge(name) / f"{part}.lock"):

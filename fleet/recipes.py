@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from cloud_learner.algorithms import hg_dagger
 from fleet.config import Recipe
 from hal.drivers.metaworld import MetaWorldConfig, MetaWorldRobot
+from hal.drivers.metaworld_motion import metaworld_motion
 from hal.drivers.metaworld_tasks import instruction
 from hal.fake import FakeConfig, FakeRobot
+from hal.motion import Coupling, SpecMotion
 from robot_edge.evaluator import EvaluatorConfig
 from robot_edge.gate import GateConfig
 from robot_edge.loop import LoopConfig
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 PIXEL_TASKS = ("drawer-open", "button-press-topdown", "window-open", "door-open")
 STATE_TASKS = ("push", "pick-place")
+MAX_DELAY = 8
+"""ticks of inference delay that training simulates: a tenth of a second"""
 
 
 def pixels(seed: int = 0) -> Recipe:
@@ -39,6 +43,7 @@ def pixels(seed: int = 0) -> Recipe:
         unpaced_config=unpaced,
         spec=MetaWorldRobot(paced).spec,
         make_policy=_pixels_policy,
+        motion=metaworld_motion(paced),
         algorithm=hg_dagger.pixels(),
         # 1.5 s: the operator needs up to 94 ticks on these tasks, a robot gets a quarter more.
         loop=LoopConfig(max_ticks=120),
@@ -80,6 +85,7 @@ def fake(seed: int = 0) -> Recipe:
         unpaced_config=config,
         spec=robot.spec,
         make_policy=_pixels_policy,
+        motion=SpecMotion(robot.spec, [Coupling(f"move_{axis}", axis, 0.01) for axis in "xyz"]),
         algorithm=hg_dagger.HGDagger(batch=16, pretrain_steps=20, publish_every_s=1.0),
         loop=LoopConfig(max_ticks=60),
         evaluator=EvaluatorConfig(episodes=2, every_s=5.0, final_episodes=3, max_ticks=60),
@@ -91,7 +97,7 @@ def _pixels_policy(spec: RobotSpec, seed: int) -> FlowPolicy:
     from policies.flow.policy import FlowPolicy
     from policies.flow.presets import pixels_network
 
-    return FlowPolicy(spec, pixels_network(spec), seed)
+    return FlowPolicy(spec, pixels_network(spec, max_offset=MAX_DELAY), seed)
 
 
 def _state_policy(spec: RobotSpec, seed: int) -> FlowPolicy:

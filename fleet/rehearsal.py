@@ -11,12 +11,12 @@ from pathlib import Path
 from fleet import supplies
 from fleet.config import Recipe
 from fleet.paths import DataDirectory
+from robot_edge.delay import LaterBy, parse_delay
 from robot_edge.demonstrate import demonstrate
 from robot_edge.edge import control_hello
 from robot_edge.evaluator import rollout
 from robot_edge.inference import Inference
 from robot_edge.loop import ControlLoop
-from robot_edge.schedule import AlignedSchedule
 from robot_edge.uplink import Uplink
 from wire.clock import Clock, ManualClock, UnpacedClock
 from wire.memory_channel import MemoryServer, memory_pair
@@ -144,17 +144,19 @@ def success(recipe: Recipe, weights: bytes, episodes: int, first_seed: int, seed
     robot = supplies.make_robot(recipe.robot, recipe.unpaced_config)
     robot.connect()
     config = recipe.evaluator
+    schedule = supplies.make_plan(recipe)(policy.trained)
+    delay = LaterBy(parse_delay(recipe.delay, seed), config.delay_ticks)
     try:
         return {
             task: sum(
                 rollout(
                     robot,
                     policy,
-                    AlignedSchedule(recipe.replan_ticks),
+                    schedule,
                     task,
                     first_seed + n,
                     config.max_ticks,
-                    config.delay_ticks,
+                    delay,
                 )
                 for n in range(episodes)
             )

@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING
 from fleet.config import Recipe
 from fleet.paths import DataDirectory
 from hal.registry import make_operator, make_robot
+from robot_edge.delay import DelayedChannel, parse_delay
 from robot_edge.demonstrate import Insistent
 from robot_edge.evaluator import Evaluator
 from robot_edge.gate import Gate
 from robot_edge.loop import ControlLoop
-from robot_edge.schedule import AlignedSchedule
+from robot_edge.planner import MakeSchedule
+from robot_edge.schedule.base import ChunkSchedule
+from robot_edge.schedule.choose import make_schedule
 from robot_edge.uplink import Uplink
 from wire.channel import Channel
 from wire.clock import Clock, MonotonicClock, UnpacedClock
 from wire.keys import GATEWAY, load_pair, load_public
 from wire.messages import Evaluate, Evaluation
+from wire.types import Trained
 from wire.zmq_channel import ZmqClient
 
 if TYPE_CHECKING:
@@ -35,6 +39,23 @@ def client(gateway: str, name: str, keys: Path) -> ZmqClient:
     return ZmqClient(gateway, name, load_pair(keys, name), load_public(keys, GATEWAY))
 
 
+def make_plan(recipe: Recipe) -> MakeSchedule:
+    """The schedule of the recipe's strategy for weights that were trained in some way."""
+
+    def make(trained: Trained) -> ChunkSchedule:
+        return make_schedule(
+            recipe.strategy,
+            recipe.spec,
+            trained,
+            recipe.motion,
+            execute_ticks=recipe.replan_ticks,
+            speed_up=recipe.speed_up,
+            safety=recipe.loop.safety,
+        )
+
+    return make
+
+
 def make_control(
     recipe: Recipe,
     name: str,
@@ -47,13 +68,15 @@ def make_control(
 ) -> ControlLoop:
     """The control loop of one robot; `operated`: with the scripted operator at its side."""
     robot = make_robot(recipe.robot, recipe.robot_config if paced else recipe.unpaced_config)
+    if recipe.delay != "0":
+        inference = DelayedChannel(inference, parse_delay(recipe.delay), recipe.spec.period_ns, clock)
     return ControlLoop(
         name,
         secrets.token_hex(4),
         robot,
         uplink,
         inference,
-        AlignedSchedule(recipe.replan_ticks),
+        make_plan(recipe),
         clock,
         recipe.loop,
         make_operator(recipe.robot, robot) if operated else None,
@@ -73,7 +96,7 @@ def make_demonstrator(
         robot,
         uplink,
         inference,
-        AlignedSchedule(recipe.replan_ticks),
+        make_plan(recipe),
         clock,
         config,
         make_operator(recipe.robot, robot),
@@ -99,13 +122,14 @@ def make_evaluator(
         name,
         make_robot(recipe.robot, recipe.unpaced_config),
         recipe.make_policy(recipe.spec, seed),
-        AlignedSchedule(recipe.replan_ticks),
+        make_plan(recipe),
         recipe.tasks,
         gateway,
         data.edge(name) / "weights",
         MonotonicClock(),
         recipe.evaluator,
         only,
+        parse_delay(recipe.delay, seed),
     )
 
 
@@ -185,6 +209,9 @@ def make_trainer(
         batch=algorithm.batch,
         horizon=policy.horizon,
         ticks_ahead=policy.ticks_ahead,
+        max_offset=policy.max_offset,
+        rolled=tuple(recipe.motion.rolled.tolist()) if recipe.motion is not None else (),
+        later=policy.trained.residual_trained,
         ticks_per_frame=algorithm.ticks_per_frame if recipe.spec.cameras else 1,
         seed=seed,
         cache_bytes=recipe.cache_bytes,

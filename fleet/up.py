@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +22,7 @@ from fleet.paths import DataDirectory, Identity
 from fleet.recipes import get_recipe
 from fleet.report import write_report
 from fleet.table import Screen
+from fleet.tuning import Tuning
 from robot_edge.edge import DRAIN_S
 from robot_edge.supervisor import Child, Supervisor
 from wire.errors import ConfigError, FleetError
@@ -50,6 +51,7 @@ class Options:
     operator: bool
     ledger: str = ""
     store: str = ""
+    tuning: Tuning = field(default_factory=Tuning)
 
 
 class Stopped(Exception):
@@ -174,15 +176,16 @@ class Up:
             full = [sys.executable, "-m", "fleet.cli", *command]
             return Child(name, full, data.logs / f"{name}.log", nice=nice, restart=restart)
 
+        tuned = options.tuning.flags()
         web = ["--web-port", str(web_port), "--web-host", options.web_host]
         return [
             child("gateway", ["gateway", *common, "--port", str(port), *web]),
             child("trainer", ["trainer", *seeded], nice=5),
-            child("evaluator", ["evaluator", *seeded], nice=15),
+            child("evaluator", ["evaluator", *seeded, *tuned], nice=15),
             child("demonstrator", ["demonstrate", *remote], restart=False),
-            child("evaluator-before", ["evaluator", *seeded, "--name", "evaluator-before"], restart=False),
-            child("evaluator-after", ["evaluator", *seeded, "--name", "evaluator-after"], restart=False),
-            *(child(robot, ["edge", *remote, "--name", robot, operated]) for robot in self.robots),
+            child("evaluator-before", ["evaluator", *seeded, *tuned, "--name", "evaluator-before"], restart=False),
+            child("evaluator-after", ["evaluator", *seeded, *tuned, "--name", "evaluator-after"], restart=False),
+            *(child(robot, ["edge", *remote, *tuned, "--name", robot, operated]) for robot in self.robots),
         ]
 
     def _start(self, name: str) -> None:

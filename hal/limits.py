@@ -42,3 +42,14 @@ def hold_action(spec: RobotSpec, last_executed: np.ndarray) -> np.ndarray:
     held = limit_action(spec, last_executed)
     stays = np.array([d.meaning is Meaning.absolute for d in spec.action], bool)
     return limit_action(spec, np.where(stays, held, np.float32(0)))
+
+
+def rest_action(spec: RobotSpec, state: np.ndarray) -> np.ndarray:
+    """float32[da]: what keeps a robot where it is measured, before it has executed anything.
+
+    An absolute dimension that is also measured (a state dimension of the same name) stays at `state`, float32[ds]; all
+    others are 0. Within limits. Raises `InvalidData` if one of those measurements is no number.
+    """
+    measured = {d.name: value for d, value in zip(spec.state, state, strict=True)}
+    still = [measured.get(d.name, 0.0) if d.meaning is Meaning.absolute else 0.0 for d in spec.action]
+    return limit_action(spec, np.array(still, np.float32))

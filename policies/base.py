@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from wire.types import ActionChunk, Latent, Observation, RobotSpec
+from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, RobotSpec, Trained
 
 if TYPE_CHECKING:
     import torch
@@ -29,11 +29,25 @@ class Policy(Protocol):
         """The latent of the newest frames and the instruction."""
         ...
 
-    def act(self, observation: Observation, latent: Latent, tick: int) -> ActionChunk:
+    def act(self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None) -> ActionChunk:
         """A chunk whose first action is for control tick `tick`.
 
-        Raises `PolicyError` if `latent` was made by another policy version.
+        `observation` has the state at that tick and its time: after an inference delay that is a state in the future,
+        and the latent's age is `observation.time_ns - latent.observed_ns`. With a `prefix`, the chunk begins with its
+        committed actions.
+
+        Raises `PolicyError` if `latent` was made by another policy version, or for a prefix it cannot use.
         """
+        ...
+
+    @property
+    def trained(self) -> Trained:
+        """What the loaded weights were trained for."""
+        ...
+
+    @property
+    def corrector(self) -> Corrector | None:
+        """The small network that corrects single actions on the robot, None when the weights have none."""
         ...
 
     def load(self, weights: bytes, version: int) -> None:
@@ -50,6 +64,11 @@ class TrainablePolicy(Protocol):
     @property
     def ticks_ahead(self) -> tuple[int, ...]:
         """Growing numbers of ticks; batches bring the state so much later as `ahead`. Empty when it needs none."""
+        ...
+
+    @property
+    def max_offset(self) -> int:
+        """Ticks: batches bring states and actions up to so much later than the image. 0: of its own moment."""
         ...
 
     @property

@@ -16,8 +16,9 @@ import msgspec
 import numpy as np
 
 from policies.base import Batch, Policy, TrainablePolicy
+from policies.corrector import correct
 from wire.errors import PolicyError, WeightsError
-from wire.types import ActionChunk, Frame, Observation, RobotSpec
+from wire.types import ActionChunk, Frame, Observation, Prefix, RobotSpec, Trained
 
 
 class BothPolicies(Policy, TrainablePolicy, Protocol):
@@ -65,6 +66,9 @@ def example_batch(
         ),
         "mask": np.ones((images, steps, horizon), bool),
         "ahead": rng.normal(0, 0.1, (images, steps, len(ticks_ahead), spec.state_dim)).astype(np.float32),
+        "frame_age": rng.uniform(0, 3, (images, steps)).astype(np.float32),
+        "later_state": state + rng.normal(0, 0.1, state.shape).astype(np.float32),
+        "later_index": rng.integers(0, horizon, (images, steps)),
         "instructions": ["open the drawer", "press the button"] * (images // 2) + ["open it"] * (images % 2),
     }
 
@@ -146,6 +150,78 @@ def _separation(make: Make, observation: Observation, batch: Batch) -> str:
     return "" if same else "act() gives other actions for another image or instruction behind the same latent"
 
 
+def _age(make: Make, observation: Observation, batch: Batch) -> str:
+    policy, other = make(), make()
+    if policy.trained.trained_max_delay:
+        return ""
+    latent = policy.think(observation)
+    older = msgspec.structs.replace(latent, observed_ns=latent.observed_ns - 10 * policy.spec.period_ns)
+    same = np.array_equal(policy.act(observation, latent, 0).actions, other.act(observation, older, 0).actions)
+    return "" if same else "a policy that was trained for no delay acts differently when the latent is older"
+
+
+def _prefix(make: Make, observation: Observation, batch: Batch) -> str:
+    for guided in (False, True):
+        policy = make()
+        actions = _decided(policy, max(1, policy.horizon // 2))
+        committed = (len(actions) + 1) // 2
+        latent = policy.think(observation)
+        try:
+            chunk = policy.act(observation, latent, 0, Prefix(actions, committed, guided))
+        except PolicyError as error:
+            if policy.trained.prefix_trained and not guided:
+                return f"trained with prefixes, but act() refuses one: {error}"
+            continue
+        if not np.array_equal(chunk.actions[:committed], actions[:committed]):
+            return f"a chunk that does not begin with the {committed} committed actions (guided: {guided})"
+    return ""
+
+
+def _bad_prefix(make: Make, observation: Observation, batch: Batch) -> str:
+    policy = make()
+    latent = policy.think(observation)
+    good = _decided(policy, 1)
+    for name, actions, committed in (
+        ("longer than the chunk", _decided(policy, policy.horizon + 1), 1),
+        ("of another width", np.hstack([good, good]), 1),
+        ("with NaN", np.full_like(good, np.nan), 1),
+        ("with more committed than it has", good, 2),
+    ):
+        for guided in (False, True):
+            try:
+                policy.act(observation, latent, 0, Prefix(actions, committed, guided))
+            except PolicyError:
+                continue
+            return f"act() took a prefix {name} (guided: {guided})"
+    return ""
+
+
+def _decided(policy: Policy, count: int) -> np.ndarray:
+    shape = (count, policy.spec.action_dim)
+    drawn = np.random.default_rng(0).uniform(policy.spec.action_low(), policy.spec.action_high(), shape)
+    return np.clip(drawn.astype(np.float32), policy.spec.action_low(), policy.spec.action_high())
+
+
+def _training(make: Make, observation: Observation, batch: Batch) -> str:
+    policy = make()
+    trained, corrector, spec = policy.trained, policy.corrector, policy.spec
+    if not isinstance(trained, Trained):
+        return f"`trained` is {trained!r}, not a `Trained`"
+    if policy.max_offset != trained.trained_max_delay:
+        return f"max_offset is {policy.max_offset}, but weights say trained_max_delay {trained.trained_max_delay}"
+    if trained.residual_trained != (corrector is not None):
+        return f"residual_trained is {trained.residual_trained}, but the corrector is {type(corrector).__name__}"
+    if corrector is None:
+        return ""
+    if corrector.version != policy.version:
+        return f"the corrector is of version {corrector.version}, the policy of version {policy.version}"
+    latent = policy.think(observation).data
+    low, high = spec.action_low(), spec.action_high()
+    action = correct(corrector, observation.state, latent, _decided(policy, 1)[0], low, high, policy.horizon - 1, 3.0)
+    fits = action.shape == low.shape and bool(((action >= low) & (action <= high)).all())
+    return "" if fits else f"the corrector gives {action}, outside the spec's limits"
+
+
 def _versions(make: Make, observation: Observation, batch: Batch) -> str:
     policy = make()
     latent = policy.think(observation)
@@ -211,6 +287,10 @@ _CHECKS: dict[str, Callable[[Make, Observation, Batch], str]] = {
     "a chunk carries its tick, times and version": _stamps,
     "the same seed gives the same actions": _determinism,
     "act reads no image": _separation,
+    "the latent's age matters only to a policy trained for delays": _age,
+    "a chunk begins with what is committed": _prefix,
+    "a prefix that does not fit is refused": _bad_prefix,
+    "it says what it was trained for": _training,
     "a latent of another version is refused": _versions,
     "saving and loading changes nothing": _round_trip,
     "garbage is refused and the old weights stay": _garbage,

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from wire.errors import WeightsError
-from wire.types import RobotSpec
+from wire.types import RobotSpec, Trained
 
 FORMAT = 1
 _KEY = "vla_fleet"
@@ -35,12 +35,16 @@ class Header(msgspec.Struct, frozen=True):
     """the robot the weights were trained for"""
     spec_hash: str
     trained_max_delay: int = 0
-    """largest inference delay, in ticks, that training simulated"""
+    """see `Trained` for this and the next three"""
     state_aligned: bool = False
-    """whether `act` expects the state rolled forward to the chunk's first tick"""
     prefix_trained: bool = False
-    """whether training conditioned on actions already committed"""
+    residual_trained: bool = False
     format: int = FORMAT
+
+    @property
+    def trained(self) -> Trained:
+        """What the weights were trained for."""
+        return Trained(self.trained_max_delay, self.state_aligned, self.prefix_trained, self.residual_trained)
 
 
 def sha256(data: bytes) -> str:

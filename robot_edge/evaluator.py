@@ -15,12 +15,17 @@ from pathlib import Path
 from hal.limits import hold_action, limit_action
 from hal.robot import Robot
 from policies.base import Policy
-from robot_edge.schedule import ChunkSchedule
+from robot_edge.answer import answer
+from robot_edge.delay import Delay, FixedDelay, LaterBy
+from robot_edge.planner import MakeSchedule, Planner
+from robot_edge.schedule.base import ChunkSchedule
 from robot_edge.weight_client import WeightClient
 from wire.channel import Channel
 from wire.clock import Clock, clock_name
+from wire.errors import ConfigError
 from wire.messages import (
     Announce,
+    ChunkReply,
     Evaluate,
     Evaluation,
     Heartbeat,
@@ -55,27 +60,34 @@ class EvaluatorConfig:
 
 
 def rollout(
-    robot: Robot, policy: Policy, schedule: ChunkSchedule, task: str, seed: int, max_ticks: int, delay_ticks: int
+    robot: Robot, policy: Policy, schedule: ChunkSchedule, task: str, seed: int, max_ticks: int, delay: Delay
 ) -> bool:
-    """Whether `policy` succeeds at `task` from `seed` within `max_ticks`."""
+    """Whether `policy` succeeds at `task` from `seed` within `max_ticks`, in simulated time.
+
+    A chunk can be used `delay` ticks after the observation it was asked with.
+    """
     robot.reset(task, seed)
     schedule.reset(0)
     executed = hold_action(robot.spec, robot.spec.action_low() * 0)
-    latent = None
-    coming: deque = deque()
+    latent, thought_ns = None, -1
+    coming: deque[tuple[int, ChunkReply]] = deque()
     for tick in range(max_ticks):
         observation = robot.read()
-        if schedule.wants(tick):
-            seen_ns = max((frame.time_ns for frame in observation.images.values()), default=observation.time_ns)
-            if latent is None or seen_ns > latent.observed_ns:
-                latent = policy.think(observation)
-            coming.append((tick + delay_ticks, policy.act(observation, latent, tick)))
-            schedule.asked(tick)
         while coming and coming[0][0] <= tick:
             schedule.offer(coming.popleft()[1], tick)
-        chosen = schedule.action(tick)
+        if (request := schedule.ask(tick, observation)) is not None:
+            seen_ns = max((frame.time_ns for frame in observation.images.values()), default=observation.time_ns)
+            if latent is None or seen_ns > thought_ns:
+                latent, thought_ns = policy.think(observation), seen_ns
+            reply, ticks = answer(policy, latent, request), delay.draw()
+            if ticks:
+                coming.append((tick + ticks, reply))
+            else:
+                schedule.offer(reply, tick)
+        chosen = schedule.action(tick, observation)
         action = chosen[0] if chosen else hold_action(robot.spec, executed)
         feedback = robot.write(limit_action(robot.spec, action))
+        schedule.executed(tick, feedback.executed)
         if feedback.success:
             return True
         executed = feedback.executed
@@ -90,20 +102,24 @@ class Evaluator:
         name: str,
         robot: Robot,
         policy: Policy,
-        schedule: ChunkSchedule,
+        schedule: MakeSchedule,
         tasks: tuple[str, ...],
         gateway: Channel,
         weights: Path,
         clock: Clock,
         config: EvaluatorConfig,
         only: Evaluate | None = None,
+        delay: Delay | None = None,
         read: Callable[[Path], bytes] = Path.read_bytes,
     ) -> None:
-        """`only`: measure just this, then `done` turns true; otherwise the newest version at a steady cadence."""
+        """`delay` comes on top of what the configuration says.
+
+        `only`: measure just this, then `done` turns true; otherwise the newest version at a steady cadence."""
         self._name = name
         self.robot = robot
         self._policy = policy
-        self._schedule = schedule
+        self._planner = Planner(schedule)
+        self._delay = LaterBy(delay or FixedDelay(0), config.delay_ticks)
         self._tasks = tasks
         self._gateway = gateway
         self._clock = clock
@@ -173,6 +189,9 @@ class Evaluator:
         if version.number != asked.number:
             return
         self._policy.load(self._read(path), version.number)
+        self._planner.follow(self._policy.trained)
+        if self._planner.refused:
+            raise ConfigError(self._planner.refused)
         self._now, self._started_ns = asked, now_ns
         self._wins = dict.fromkeys(self._tasks, 0)
         self._work = deque((task, asked.first_seed + k) for k in range(asked.episodes) for task in self._tasks)
@@ -183,11 +202,11 @@ class Evaluator:
         self._wins[task] += rollout(
             self.robot,
             self._policy,
-            self._schedule,
+            self._planner.schedule,
             task,
             seed,
             self._config.max_ticks,
-            self._config.delay_ticks,
+            self._delay,
         )
         if self._work:
             return

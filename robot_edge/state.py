@@ -1,11 +1,12 @@
-"""Who is in control: one pure function of what is known at a tick.
+"""Who is in control: one table, read from the top, of what is known at a tick.
 
-The order is strict: e-stop > a person > the scripted operator > the policy. Whatever is not alive, fresh and valid
-ends in a hold with a name.
+The order is strict: e-stop > a person > a reset > the scripted operator > the policy. Whatever is not alive, fresh and
+valid ends in a hold with a name, whoever is in control.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
@@ -30,13 +31,19 @@ class Hold(StrEnum):
     no_recorder = "the recorder does not take steps"
     storage = "the spool cannot be written"
     bad_observation = "the observation is not valid"
+    stale_state = "the state is old"
     stale_camera = "a camera stands still"
+    frozen_camera = "a camera repeats its picture"
+    clock_jump = "a clock jumped"
+    slow_path_lost = "the slow path is silent"
+    untrained = "the weights were not trained for this strategy"
     operator_idle = "the operator presses no key"
     operator_lost = "the operator's link is lost"
     no_job = "no job yet"
     no_version = "no policy version yet"
     no_action = "no fresh action from inference"
     bad_action = "the action is not valid"
+    safety = "the robot is not within its safety limits"
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -45,44 +52,51 @@ class Known(msgspec.Struct, frozen=True):
     estop: bool = False
     recorder_ok: bool = True
     storage_ok: bool = True
-    observation_ok: bool = True
-    camera_fresh: bool = True
+    unfit: Hold = Hold.none
+    """why the observation must not be acted on"""
+    safe: bool = True
+    """nothing outside the control loop (a driver, a host, a protective stop) forbids to move"""
     human: bool = False
     """a person has taken over"""
     human_linked: bool = True
     """the person's page is connected"""
     human_command_fresh: bool = False
     """a key is down and its command has just come"""
+    resetting: bool = False
+    """the robot is being brought to the start of an episode"""
     script: bool = False
     """the scripted operator has taken over"""
     version: int = 0
     """policy version inference runs, 0 when none"""
+    trained: bool = True
+    """the weights were trained for the schedule that would use them"""
+    slow_path_ok: bool = True
+    """the slow path, or what stands in for it, still answers"""
     action_ready: bool = False
     """the chunk schedule has an action for this tick"""
 
 
+TABLE: tuple[tuple[Callable[[Known], bool], Mode, Hold | None], ...] = (
+    (lambda known: known.estop, Mode.estop, Hold.estop),
+    (lambda known: not known.recorder_ok, Mode.hold, Hold.no_recorder),
+    (lambda known: not known.storage_ok, Mode.hold, Hold.storage),
+    (lambda known: known.unfit is not Hold.none, Mode.hold, None),
+    (lambda known: not known.safe, Mode.hold, Hold.safety),
+    (lambda known: known.human and not known.human_linked, Mode.hold, Hold.operator_lost),
+    (lambda known: known.human and not known.human_command_fresh, Mode.hold, Hold.operator_idle),
+    (lambda known: known.human, Mode.human, Hold.none),
+    (lambda known: known.resetting, Mode.reset, Hold.none),
+    (lambda known: known.script, Mode.script, Hold.none),
+    (lambda known: known.version == 0, Mode.hold, Hold.no_version),
+    (lambda known: not known.trained, Mode.hold, Hold.untrained),
+    (lambda known: not known.slow_path_ok, Mode.hold, Hold.slow_path_lost),
+    (lambda known: not known.action_ready, Mode.hold, Hold.no_action),
+    (lambda known: True, Mode.policy, Hold.none),
+)
+"""(when, who moves the robot, why it holds); the first row that applies decides. None: the reason is `Known.unfit`."""
+
+
 def decide(known: Known) -> tuple[Mode, Hold]:
-    """(mode, reason to hold) for this tick."""
-    if known.estop:
-        return Mode.estop, Hold.estop
-    if not known.recorder_ok:
-        return Mode.hold, Hold.no_recorder
-    if not known.storage_ok:
-        return Mode.hold, Hold.storage
-    if not known.observation_ok:
-        return Mode.hold, Hold.bad_observation
-    if not known.camera_fresh:
-        return Mode.hold, Hold.stale_camera
-    if known.human:
-        if not known.human_linked:
-            return Mode.hold, Hold.operator_lost
-        if not known.human_command_fresh:
-            return Mode.hold, Hold.operator_idle
-        return Mode.human, Hold.none
-    if known.script:
-        return Mode.script, Hold.none
-    if known.version == 0:
-        return Mode.hold, Hold.no_version
-    if not known.action_ready:
-        return Mode.hold, Hold.no_action
-    return Mode.policy, Hold.none
+    """(mode, reason to hold) for this tick: the first row of `TABLE` that applies."""
+    mode, reason = next((mode, reason) for when, mode, reason in TABLE if when(known))
+    return mode, known.unfit if reason is None else reason

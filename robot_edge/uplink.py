@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from wire.messages import (
     Ack,
     Announce,
     Applied,
+    EdgeEvent,
     EdgeStatus,
     EpisodeEnded,
     EpisodeStarted,
@@ -50,6 +52,8 @@ _WINDOW = 8
 _RESEND_S = 5.0
 _HEARTBEAT_S = 1.0
 _PREVIEW_S = 0.1
+_EVENTS = 100
+"""newest events kept while the gateway cannot be reached"""
 
 
 class Uplink:
@@ -97,6 +101,7 @@ class Uplink:
         self._estop_file = directory / "estop"
         self._estop = self._estop_file.exists()
         self._taken_over: Operator | None = None
+        self._events: deque[EdgeEvent] = deque(maxlen=_EVENTS)
 
     @property
     def drained(self) -> bool:
@@ -112,6 +117,7 @@ class Uplink:
             self._from_gateway(message)
         self._spool_waiting()
         self._send_segments()
+        self._send_events()
         self.weights.turn()
         self._greet()
 
@@ -159,6 +165,8 @@ class Uplink:
             case EdgeStatus():
                 self._last_status = message
                 self._send_status(message)
+            case EdgeEvent():
+                self._events.append(message)
             case Hello():
                 self._hello = msgspec.structs.replace(message, name=self.name, clock=clock_name())
                 self._welcomed, self._next_heartbeat_ns = False, 0
@@ -183,6 +191,10 @@ class Uplink:
     def _say_new(self) -> None:
         """Tell control that what an earlier uplink had not yet spooled of its episode is gone."""
         self._control.send(Hello(self.name, "uplink", clock_name(), self._clock.now_ns(), os.getpid()))
+
+    def _send_events(self) -> None:
+        while self._welcomed and self._events and self._gateway.send(self._events[0]):
+            self._events.popleft()
 
     def _send_status(self, status: EdgeStatus) -> None:
         # A gateway that does not know this robot yet must first hear its name.

@@ -8,7 +8,19 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from wire.types import ActionChunk, Episode, Frame, Observation, PolicyVersion, RobotSpec, Step
+from wire.types import (
+    ActionChunk,
+    Corrector,
+    Episode,
+    Frame,
+    Latent,
+    Observation,
+    PolicyVersion,
+    Prefix,
+    RobotSpec,
+    Step,
+    Trained,
+)
 
 
 class _Message(msgspec.Struct, frozen=True, eq=False, tag=True):
@@ -153,6 +165,17 @@ class Applied(_Message, frozen=True, eq=False):
     robot: str
     number: int
     applied_ns: int
+    trained: Trained = Trained()
+
+
+class EdgeEvent(_Message, frozen=True, eq=False):
+    """Something happened on a robot that a person should hear of, and that is kept."""
+
+    robot: str
+    time_ns: int
+    kind: str
+    """hold, recovered, refused, ..."""
+    detail: str
 
 
 # --- the gateway to an edge ------------------------------------------------------------------------------------------
@@ -296,10 +319,19 @@ class Evaluation(_Message, frozen=True, eq=False):
 
 
 class ChunkRequest(_Message, frozen=True, eq=False):
-    """Control asks inference for a chunk whose first action is for `tick`."""
+    """Control asks inference for a chunk."""
 
     tick: int
+    """control tick at which `observation` was made; the answer names it"""
     observation: Observation
+    """as it was seen"""
+    first_tick: int
+    """tick that the chunk's first action is for, `tick` or later"""
+    state: np.ndarray
+    """float32[ds]: the state the robot will be in at `first_tick`, the one seen when that is `tick`"""
+    prefix: Prefix | None = None
+    residual: bool = False
+    """also answer with the latent and the corrector"""
 
 
 class ChunkReply(_Message, frozen=True, eq=False):
@@ -307,6 +339,43 @@ class ChunkReply(_Message, frozen=True, eq=False):
 
     chunk: ActionChunk | None
     error: str = ""
+    tick: int = -1
+    """`ChunkRequest.tick`"""
+    latent: np.ndarray | None = None
+    """what the chunk was made from, when it was asked for"""
+    corrector: Corrector | None = None
+
+
+class ThinkRequest(_Message, frozen=True, eq=False):
+    """Asks for the latent of an observation, in another process or on another machine."""
+
+    number: int
+    """the answer names it"""
+    versions: tuple[int, ...]
+    """policy versions that are of use, the most wanted first; the first that is there is asked to think"""
+    observation: Observation
+    jpeg: dict[str, bytes] = {}
+    """by camera: the image as JPEG where `observation` has an empty one in its place"""
+
+
+class ThinkReply(_Message, frozen=True, eq=False):
+    """The latent, or why there is none."""
+
+    number: int
+    """`ThinkRequest.number`"""
+    latent: Latent | None
+    versions: tuple[int, ...]
+    """policy versions that the answering side has"""
+    error: str = ""
+
+
+class Framed(_Message, frozen=True, eq=False):
+    """A request whose images lie in shared memory, where `robot_edge.frames.FrameRing` finds them by number."""
+
+    message: ChunkRequest | ThinkRequest
+    """its observation has no images"""
+    frames: dict[str, int]
+    """by camera"""
 
 
 class LoadWeights(_Message, frozen=True, eq=False):
@@ -347,6 +416,7 @@ Message = (
     | EdgeStatus
     | Preview
     | Applied
+    | EdgeEvent
     | Welcome
     | Refusal
     | Introduce
@@ -365,6 +435,9 @@ Message = (
     | Evaluation
     | ChunkRequest
     | ChunkReply
+    | ThinkRequest
+    | ThinkReply
+    | Framed
     | LoadWeights
     | EpisodeStarted
     | StepTaken

@@ -170,6 +170,45 @@ class ActionChunk(msgspec.Struct, frozen=True, eq=False):
     latent_observed_ns: int
 
 
+class Prefix(msgspec.Struct, frozen=True, eq=False):
+    """What is already decided of a chunk before it is made."""
+
+    actions: np.ndarray
+    """float32[n, da], n <= H: for the first n ticks of the chunk"""
+    committed: int
+    """the first so many will have been executed before the chunk can arrive; the rest is only leaned on"""
+    guided: bool = False
+    """steer a policy that was not trained with prefixes towards it (real-time chunking, arXiv 2506.07339); otherwise
+    the policy reads the committed actions as input, as it was trained to (arXiv 2512.05964)"""
+
+
+class Corrector(msgspec.Struct, frozen=True, eq=False):
+    """A small network that corrects single actions on the robot; `policies.corrector` runs it without torch."""
+
+    weights: tuple[np.ndarray, ...]
+    """float32[out, in] of each layer"""
+    biases: tuple[np.ndarray, ...]
+    """float32[out] of each layer"""
+    mean: np.ndarray
+    """float32[ds] of the state"""
+    std: np.ndarray
+    """float32[ds]"""
+    version: int
+
+
+class Trained(msgspec.Struct, frozen=True):
+    """What a checkpoint was trained for."""
+
+    trained_max_delay: int = 0
+    """largest age of what the slow path saw, in ticks, that training simulated"""
+    state_aligned: bool = False
+    """whether `act` may be given the state rolled forward to the chunk's first tick"""
+    prefix_trained: bool = False
+    """whether training conditioned on actions already committed"""
+    residual_trained: bool = False
+    """whether it brings a `Corrector`"""
+
+
 class Step(msgspec.Struct, frozen=True, eq=False):
     """One control tick as it happened."""
 

@@ -104,6 +104,10 @@ def loss(policy: TrainablePolicy, batch: Batch, config: HGDagger, rng: np.random
     return policy.loss(augment(batch, config, rng))
 
 
+_OF_A_STEP = ("state", "actions", "mask", "ahead", "frame_age", "later_index", "later_state")
+"""what a loss may read of a batch and each step has for itself"""
+
+
 def augment(batch: Batch, config: HGDagger, rng: np.random.Generator) -> Batch:
     """`batch` with shifted images and every step repeated `draws` times, in the grouped layout when it repeats."""
     batch = dict(batch)
@@ -113,11 +117,11 @@ def augment(batch: Batch, config: HGDagger, rng: np.random.Generator) -> Batch:
         }
     if config.draws > 1:
         grouped = batch["state"].ndim == 3
-        for name in ("state", "actions", "mask", "ahead"):
-            if name not in batch:
-                continue
-            array = batch[name] if grouped else batch[name][:, None]
-            batch[name] = np.repeat(array, config.draws, axis=1)
+        for name in _OF_A_STEP:
+            # what has no second axis in a grouped batch is the same for all steps behind an image
+            if name in batch and (not grouped or batch[name].ndim > 1):
+                array = batch[name] if grouped else batch[name][:, None]
+                batch[name] = np.repeat(array, config.draws, axis=1)
     return batch
 
 

@@ -16,13 +16,15 @@ from fleet.config import Recipe
 from fleet.recipes import state
 from policies.base import Batch
 from wire.errors import PolicyError, WeightsError
-from wire.types import ActionChunk, Latent, Observation, RobotSpec
+from wire.types import ActionChunk, Latent, Observation, Prefix, RobotSpec, Trained
 
 
 class Regression:
     """A small network that maps the state straight to a chunk of actions, by squared error."""
 
-    horizon, version, ticks_ahead = 16, 0, ()
+    horizon, version, ticks_ahead, max_offset = 16, 0, (), 0
+    # trained for no delay, no prefix, and without a corrector of single actions
+    trained, corrector = Trained(), None
 
     def __init__(self, spec: RobotSpec, seed: int) -> None:
         torch.manual_seed(seed)
@@ -41,7 +43,9 @@ class Regression:
     def think(self, observation: Observation) -> Latent:
         return Latent(np.zeros(0, np.float32), observation.time_ns, self.version)
 
-    def act(self, observation: Observation, latent: Latent, tick: int) -> ActionChunk:
+    def act(self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None) -> ActionChunk:
+        if prefix is not None:
+            raise PolicyError("this policy was not trained to continue a prefix.")
         if latent.version != self.version:
             raise PolicyError(f"a latent of version {latent.version} does not go with version {self.version}.")
         with torch.inference_mode():

@@ -1,7 +1,8 @@
 """MetaWorld (Yu et al. 2020, "Meta-World") as a robot: a simulated Sawyer arm that is paced like a real one.
 
 The action is what MetaWorld takes: a set-point that moves by up to 1 cm per step in x, y, z, and a gripper effort.
-The recipe `pixels` sees a camera and its own hand; `state` sees the poses of all objects and no camera.
+The recipe `pixels` sees a camera and its own hand; `state` sees the poses of all objects and no camera; `track` is a
+task of its own, a goal that moves (`metaworld_track`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import numpy as np
 
 from hal.drivers.metaworld_camera import Camera, InlineCamera, ThreadedCamera
 from hal.drivers.metaworld_sim import Simulation, import_simulator
-from hal.drivers.metaworld_tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS, check_task, instruction
+from hal.drivers.metaworld_tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS, TRACK, check_task, instruction
+from hal.drivers.metaworld_track import HAND_HIGH, HAND_LOW, TrackSimulation
 from hal.limits import limit_action
 from hal.robot import Feedback
 from wire.clock import Clock, MonotonicClock
@@ -30,8 +32,9 @@ class MetaWorldConfig:
 
     tasks: tuple[str, ...] = PIXEL_TASKS
     """MetaWorld names without `-v3`"""
-    observation: Literal["pixels", "state"] = "pixels"
-    """pixels: camera and 4 numbers of the hand. state: all 39 numbers of MetaWorld, no camera"""
+    observation: Literal["pixels", "state", "track"] = "pixels"
+    """pixels: camera and 4 numbers of the hand. state: all 39 numbers of MetaWorld, no camera. track: 10 numbers, no
+    camera, for the task `track` and only it"""
     camera: str = "corner2"
     image_px: int = 64
     """width and height of the policy's image"""
@@ -46,10 +49,11 @@ class MetaWorldConfig:
     def __post_init__(self) -> None:
         if not self.tasks:
             raise ConfigError(f"MetaWorldConfig: no tasks; choose from {', '.join(KNOWN_TASKS)}.")
+        if self.observation not in ("pixels", "state", "track"):
+            raise ConfigError(f"MetaWorldConfig: observation '{self.observation}' is none of pixels, state, track.")
+        known = (TRACK,) if self.observation == "track" else KNOWN_TASKS
         for task in self.tasks:
-            check_task(task, KNOWN_TASKS, "MetaWorldConfig")
-        if self.observation not in ("pixels", "state"):
-            raise ConfigError(f"MetaWorldConfig: observation '{self.observation}' is neither pixels nor state.")
+            check_task(task, known, f"MetaWorldConfig, observation '{self.observation}'")
         ticks = CONTROL_HZ / self.camera_hz if self.camera_hz > 0 else 0
         if ticks < 1 or ticks != int(ticks):
             raise ConfigError(
@@ -73,6 +77,11 @@ def state_config() -> MetaWorldConfig:
     return MetaWorldConfig(tasks=STATE_TASKS, observation="state")
 
 
+def track_config() -> MetaWorldConfig:
+    """A goal that moves on a circle."""
+    return MetaWorldConfig(tasks=(TRACK,), observation="track")
+
+
 def metaworld_spec(config: MetaWorldConfig) -> RobotSpec:
     """The spec of a robot with `config`; needs no simulator."""
     hand = (
@@ -81,12 +90,16 @@ def metaworld_spec(config: MetaWorldConfig) -> RobotSpec:
         Dimension("hand_z", "m", -0.0525, 0.7),
         Dimension("gripper_opening", "1", -1.0, 1.0),
     )
-    whole = (*_moment(hand, ""), *_moment(hand, "_before"), *_place("goal"))
+    places = {
+        "pixels": hand,
+        "state": (*_moment(hand, ""), *_moment(hand, "_before"), *_place("goal")),
+        "track": (*_set_point(), hand[3], *_place("goal"), *_place("goal_before")),
+    }
     pixels = config.observation == "pixels"
     camera = CameraSpec(config.camera, config.image_px, config.image_px, config.camera_hz)
     return RobotSpec(
         embodiment=f"metaworld-sawyer-{config.observation}",
-        state=hand if pixels else whole,
+        state=places[config.observation],
         action=(
             Dimension("move_x", "cm/step", -1.0, 1.0, Meaning.delta),
             Dimension("move_y", "cm/step", -1.0, 1.0, Meaning.delta),
@@ -146,14 +159,14 @@ class MetaWorldRobot:
         self._now = None
         simulation = self._simulations.get(task)
         if simulation is None:
-            simulation = self._simulations[task] = Simulation(task)
+            simulation = self._simulations[task] = TrackSimulation() if task == TRACK else Simulation(task)
         simulation.reset(seed)
         if self._camera is not None:
             self._camera.start(simulation)
         self._now, self._text = simulation, instruction(task)
 
     def read(self) -> Observation:
-        """State float32[4] or float32[39], the camera's newest frame, the instruction. Raises `RobotError`."""
+        """The state, float32[4], [39] or [10], the camera's newest frame, the instruction. Raises `RobotError`."""
         state = self._simulation("read").observation[: self.spec.state_dim].astype(np.float32)
         frames: dict[str, Frame] = {}
         if self._camera is not None:
@@ -173,7 +186,8 @@ class MetaWorldRobot:
         return Feedback(executed, reward, success)
 
     def privileged(self) -> np.ndarray:
-        """float64[39]: MetaWorld's whole observation, for a scripted operator; never for a policy of pixels."""
+        """What a scripted operator knows, never for a policy of pixels: float64[39], MetaWorld's whole observation, or
+        for `track` float64[13] as `TrackSimulation` says."""
         return self._simulation("privileged").observation
 
     @property
@@ -194,6 +208,13 @@ class MetaWorldRobot:
         if self._now is None:
             raise RobotError(f"robot '{self.spec.embodiment}': {what} without a scene; call reset() first.")
         return self._now
+
+
+def _set_point() -> tuple[Dimension, ...]:
+    return tuple(
+        Dimension(f"set_point_{axis}", "m", low, high)
+        for axis, low, high in zip("xyz", HAND_LOW, HAND_HIGH, strict=True)
+    )
 
 
 def _place(name: str) -> tuple[Dimension, ...]:

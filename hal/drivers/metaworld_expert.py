@@ -12,7 +12,8 @@ import numpy as np
 
 from hal.drivers.metaworld import MetaWorldRobot
 from hal.drivers.metaworld_sim import import_simulator
-from hal.drivers.metaworld_tasks import simulator_name
+from hal.drivers.metaworld_tasks import TRACK, simulator_name
+from hal.drivers.metaworld_track import track_action
 from wire.types import Observation
 
 
@@ -28,6 +29,8 @@ class MetaWorldExpert:
         task = self._robot.task
         if not task:
             return None
+        if task == TRACK:
+            return track_action(self._robot.privileged())
         expert = self._experts.get(task)
         if expert is None:
             import_simulator()
@@ -47,11 +50,14 @@ class MetaWorldExpert:
     def progress(self) -> float:
         """Metres left: hand to object, and twice the way of the object to its goal. Infinite before the first reset.
 
-        The object's way counts twice so that it outweighs a hand that has to step back to push.
+        The object's way counts twice so that it outweighs a hand that has to step back to push. For `track`: metres
+        from the set-point to where it should be.
         """
         if not self._robot.task:
             return float("inf")
         seen = self._robot.privileged()
+        if self._robot.task == TRACK:
+            return float(np.linalg.norm(seen[10:13] - seen[:3]))
         hand, thing, goal = seen[:3], seen[4:7], seen[36:39]
         return float(np.linalg.norm(hand - thing) + 2.0 * np.linalg.norm(thing - goal))
 

@@ -1,6 +1,6 @@
 """The flow-matching policy (needs torch)."""
 
-from policies.flow.network import Conv, Eye, FlowConfig
+from policies.flow.config import Conv, Eye, FlowConfig
 from policies.flow.policy import FlowPolicy
 from policies.flow.presets import pixels_network, state_network
 

@@ -7,65 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
-import msgspec
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from policies.flow import sampling
+from policies.flow.config import Eye, FlowConfig
+from policies.flow.residual import Residual
 from policies.normalizer import Normalizer
 from policies.text import PADDING
 
+AGE_FREQUENCIES = 4
+"""sines and cosines of the age"""
+AGE_MARGIN = 4
+"""ticks: training's ages are its offsets plus the age that the frames had already"""
 
-class Eye(msgspec.Struct, frozen=True):
-    """The camera an encoder looks through."""
-
-    name: str
-    height: int
-    width: int
-
-
-class Conv(msgspec.Struct, frozen=True):
-    """One convolution, padded so that the stride alone shrinks the image."""
-
-    channels: int
-    kernel: int
-    stride: int
-
-
-class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that decides the network's shape and how it is sampled. It travels with the weights."""
-
-    state_dim: int
-    action_dim: int
-    horizon: int = 16
-    """H"""
-    eyes: tuple[Eye, ...] = ()
-    """empty: the slow path reads only the instruction"""
-    stem: tuple[Conv, ...] = (Conv(32, 5, 2), Conv(48, 3, 2), Conv(48, 3, 1))
-    """convolutions of each camera's encoder"""
-    points: int = 32
-    """feature points per camera; each gives an x and a y to the latent"""
-    vocabulary: int = 256
-    """word ids, with the padding id"""
-    words: int = 16
-    """L, words read of an instruction"""
-    word_width: int = 32
-    width: int = 256
-    """hidden units of the fast path"""
-    layers: int = 3
-    """hidden layers of the fast path"""
-    frequencies: int = 8
-    """sines and cosines of the flow time"""
-    ahead: tuple[int, ...] = ()
-    """ticks at which an auxiliary head predicts the state, while it trains; see `FlowNetwork.loss`"""
-    ahead_weight: float = 0.3
-    """its share in the loss"""
-    predict: Literal["velocity", "action"] = "velocity"
-    """what the fast path's output means; see `FlowNetwork.loss`"""
-    euler_steps: int = 5
-    """integration steps from noise to actions"""
+ROUGH_STEPS = 2
+"""Euler steps to the actions that the corrector learns to correct"""
 
 
 class Encoder(nn.Module):
@@ -133,42 +92,80 @@ class SlowPath(nn.Module):
 class FastPath(nn.Module):
     """Latent, normalised state, noisy actions and flow time -> what `FlowConfig.predict` says.
 
-    The first layer is split by input, so that in sampling all that does not change is computed once.
+    The first layer is split by input, so that in sampling all that does not change is computed once. Two of its parts
+    are there only when the configuration asks for them: the age of what the latent was made from (a scalar beside the
+    latent, as in TIC-VLA, arXiv 2602.02459), and which actions are committed.
     """
 
     frequency: torch.Tensor
+    age_frequency: torch.Tensor
 
     def __init__(self, config: FlowConfig, latent_width: int) -> None:
         super().__init__()
         flat = config.horizon * config.action_dim
-        inputs = (latent_width, config.state_dim, 2 * config.frequencies, flat)
+        inputs = [latent_width, config.state_dim, 2 * config.frequencies, flat]
         self.latent = nn.Linear(inputs[0], config.width)
         self.state = nn.Linear(inputs[1], config.width, bias=False)
         self.time = nn.Linear(inputs[2], config.width, bias=False)
         self.noisy = nn.Linear(inputs[3], config.width, bias=False)
-        # four parts of one layer: each starts as that layer would, by the sum of the inputs
-        bound = 1 / math.sqrt(sum(inputs))
-        for part in (self.latent, self.state, self.time, self.noisy):
+        parts = [self.latent, self.state, self.time, self.noisy]
+        self.max_age = config.max_offset + AGE_MARGIN
+        if config.max_offset:
+            self.age = nn.Linear(1 + 2 * AGE_FREQUENCIES, config.width, bias=False)
+            parts.append(self.age)
+            self.register_buffer("age_frequency", _frequencies(AGE_FREQUENCIES), persistent=False)
+        if config.prefix:
+            self.committed = nn.Linear(config.horizon, config.width, bias=False)
+            parts.append(self.committed)
+        # the parts of one layer: each starts as that layer would, by the sum of the inputs
+        bound = 1 / math.sqrt(sum(part.in_features for part in parts))
+        for part in parts:
             for parameter in part.parameters():
                 nn.init.uniform_(parameter, -bound, bound)
         hidden: list[nn.Module] = [nn.SiLU()]
         for _ in range(config.layers - 1):
             hidden += [nn.Linear(config.width, config.width), nn.SiLU()]
         self.head = nn.Sequential(*hidden, nn.Linear(config.width, flat))
-        frequency = 2.0 ** torch.arange(config.frequencies) * math.pi / 2
-        self.register_buffer("frequency", frequency, persistent=False)
+        self.register_buffer("frequency", _frequencies(config.frequencies), persistent=False)
+        self._aged, self._prefixed = config.max_offset > 0, config.prefix
 
     def embed(self, time: torch.Tensor) -> torch.Tensor:
         """float32[..., 1] in [0, 1] -> float32[..., 2 * frequencies]"""
         angle = time * self.frequency
         return torch.cat([angle.sin(), angle.cos()], -1)
 
-    def forward(
-        self, latent: torch.Tensor, state: torch.Tensor, noisy: torch.Tensor, time: torch.Tensor
+    def embed_age(self, age: torch.Tensor) -> torch.Tensor:
+        """float32[..., 1] ticks -> float32[..., 1 + 2 * AGE_FREQUENCIES]; ages beyond training count as its oldest."""
+        scaled = age.clamp(0, self.max_age) / self.max_age
+        angle = scaled * self.age_frequency
+        return torch.cat([scaled, angle.sin(), angle.cos()], -1)
+
+    def with_options(
+        self, fixed: torch.Tensor, age: torch.Tensor | None, committed: torch.Tensor | None
     ) -> torch.Tensor:
-        """[b, z], [b, k, ds], [b, k, H * da], [b, k, 1] -> [b, k, H * da]"""
-        fixed = self.latent(latent)[:, None] + self.state(state)
+        """`fixed` [..., width] plus what [..., 1] `age` (default 0) and [..., H] `committed` (default none) say."""
+        if self._aged:
+            fixed = fixed + self.age(self.embed_age(fixed.new_zeros(1) if age is None else age))
+        if self._prefixed and committed is not None:
+            fixed = fixed + self.committed(committed)
+        return fixed
+
+    def forward(
+        self,
+        latent: torch.Tensor,
+        state: torch.Tensor,
+        noisy: torch.Tensor,
+        time: torch.Tensor,
+        age: torch.Tensor | None = None,
+        committed: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[b, z], [b, k, ds], [b, k, H * da], [b, k, 1], [b, k, 1], [b, k, H] -> [b, k, H * da]"""
+        fixed = self.with_options(self.latent(latent)[:, None] + self.state(state), age, committed)
         return self.head(fixed + self.time(self.embed(time)) + self.noisy(noisy))
+
+
+def _frequencies(count: int) -> torch.Tensor:
+    return 2.0 ** torch.arange(count) * math.pi / 2
 
 
 class FlowNetwork(nn.Module):
@@ -186,6 +183,8 @@ class FlowNetwork(nn.Module):
         if config.ahead:
             inputs, outputs = self.slow.width + config.state_dim, len(config.ahead) * config.state_dim
             self.prophet = nn.Sequential(nn.Linear(inputs, 128), nn.SiLU(), nn.Linear(128, outputs))
+        if config.residual:
+            self.residual = Residual(config, self.slow.width)
 
     def loss(
         self,
@@ -195,6 +194,8 @@ class FlowNetwork(nn.Module):
         actions: torch.Tensor,
         mask: torch.Tensor,
         ahead: torch.Tensor | None = None,
+        age: torch.Tensor | None = None,
+        later: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Conditional flow matching, the mean over the actions that `mask` keeps.
 
@@ -211,21 +212,38 @@ class FlowNetwork(nn.Module):
         teaches the slow path to find the goal in the picture (Dosovitskiy and Koltun 2017, arXiv 1611.01779: learning
         to act by predicting the future state at several offsets). Nothing of the head is used to act.
 
+        With `config.prefix`, every second sample has its first p ~ U{1..min(max_offset, H - 1)} actions committed:
+        they enter clean, as at flow time 1, the network is told which they are, and the loss is on the others (Black,
+        Ren, Equi, Levine 2025, arXiv 2512.05964, section 3).
+
+        With `config.residual` and `later`, the corrector's loss is added; see `Residual`. It moves nothing else.
+
         images: uint8[b, h, w, 3] per camera; tokens: int64[b, L]; state: [b, k, ds]; actions: [b, k, H, da];
-        mask: bool[b, k, H]; ahead: [b, k, W, ds].
+        mask: bool[b, k, H]; ahead: [b, k, W, ds]; age: [b, k, 1] ticks, 0 when left out;
+        later: state [b, k, ds] some ticks into the window, and int64[b, k], how many.
         """
+        flow_mask, committed = mask, None
         kept = mask[..., None].expand_as(actions).flatten(2)
         # what is masked is no action: its values must reach neither the input nor the loss
         target = actions.flatten(2).where(kept, 0.0)
         noise = torch.randn_like(target)
         time = torch.rand_like(target[..., :1])
         noisy = (1 - time) * noise + time * target
+        if self.config.prefix:
+            known = self._draw_committed(mask)
+            committed, flow_mask = known.float(), mask & ~known
+            noisy = torch.where(known[..., None].expand_as(actions).flatten(2), target, noisy)
+            kept = flow_mask[..., None].expand_as(actions).flatten(2)
         latent, felt = self.slow(images, tokens), self.normalizer(state)
-        output = self.fast(latent, felt, noisy, time).float()
+        output = self.fast(latent, felt, noisy, time, age, committed).float()
         wanted = target if self.config.predict == "action" else target - noise
         errors = (output - wanted).square() * kept
         loss = errors.sum() / kept.sum()
         self.image_losses = (errors.detach().sum((1, 2)) / kept.sum((1, 2)).clamp_min(1)).float()
+        if self.config.residual and later is not None:
+            base = self._rough(latent, felt, age).unflatten(-1, actions.shape[2:])
+            clean = target.unflatten(-1, actions.shape[2:])
+            loss = loss + self.residual.loss(latent, self.normalizer(later[0]), later[1], base, clean, mask, age)
         if ahead is None or not self.config.ahead:
             return loss
         moved = (ahead - state[:, :, None]) / self.normalizer.std
@@ -233,18 +251,34 @@ class FlowNetwork(nn.Module):
         foretold = self.prophet(seen).float().unflatten(-1, moved.shape[-2:])
         return loss + self.config.ahead_weight * (foretold - moved).square().mean()
 
-    def sample(self, latent: torch.Tensor, state: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Euler steps from noise to actions: [1, z], [1, ds], [1, H * da] -> [1, H * da] in [-1, 1]."""
-        fast, steps = self.fast, self.config.euler_steps
-        time = torch.arange(steps, device=noise.device)[:, None] / steps
-        fixed = fast.latent(latent) + fast.state(self.normalizer(state)) + fast.time(fast.embed(time))
-        weight = fast.noisy.weight.t()
-        actions = noise
-        for step in range(steps):
-            output = fast.head(torch.addmm(fixed[step : step + 1], actions, weight))
+    def _draw_committed(self, mask: torch.Tensor) -> torch.Tensor:
+        """bool[b, k, H]: actions that count as committed, always real ones and never all of a sample."""
+        most = min(self.config.max_offset, self.config.horizon - 1)
+        count = torch.randint(1, most + 1, mask.shape[:2], device=mask.device)
+        count = count * (torch.rand(mask.shape[:2], device=mask.device) < 0.5)
+        run = mask.long().cumprod(-1).sum(-1)
+        return torch.arange(self.config.horizon, device=mask.device) < torch.minimum(count, run - 1)[..., None]
+
+    @torch.no_grad()
+    def _rough(self, latent: torch.Tensor, felt: torch.Tensor, age: torch.Tensor | None) -> torch.Tensor:
+        """[b, k, H * da] in [-1, 1]: what the policy would do, in fewer steps than `sample` takes."""
+        actions = torch.randn(*felt.shape[:2], self.config.horizon * self.config.action_dim, device=felt.device)
+        for step in range(ROUGH_STEPS):
+            time = actions.new_full((*felt.shape[:2], 1), step / ROUGH_STEPS)
+            output = self.fast(latent, felt, actions, time, age).float()
             if self.config.predict == "action":
-                # v = (a - x) / (1 - t), times the step 1 / steps
-                actions = torch.lerp(actions, output, 1 / (steps - step))
+                actions = torch.lerp(actions, output, 1 / (ROUGH_STEPS - step))
             else:
-                actions = actions + output / steps
+                actions = actions + output / ROUGH_STEPS
         return actions.clamp(-1, 1)
+
+    def sample(
+        self,
+        latent: torch.Tensor,
+        state: torch.Tensor,
+        noise: torch.Tensor,
+        age: torch.Tensor | None = None,
+        known: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `sampling.sample`."""
+        return sampling.sample(self, latent, state, noise, age, known)

@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from policies.base import Batch, check_observation
-from policies.flow.network import FlowConfig, FlowNetwork
+from policies.flow import sampling
+from policies.flow.config import FlowConfig
+from policies.flow.network import FlowNetwork
 from policies.text import tokenize
 from policies.weights import Header, load_into, pack, read_header, unpack
 from wire.errors import ConfigError, InvalidData, PolicyError, WeightsError
-from wire.types import ActionChunk, Latent, Observation, RobotSpec
+from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, RobotSpec, Trained
 
 NETWORK = "flow"
 """`Header.network` of this policy's files"""
@@ -49,11 +51,28 @@ class FlowPolicy:
         """What `loss` wants to be told of the future."""
         return self.config.ahead
 
+    @property
+    def max_offset(self) -> int:
+        """How much later than the image a batch's states and actions may be, in ticks."""
+        return self.config.max_offset
+
+    @property
+    def trained(self) -> Trained:
+        """What weights of this network are trained for: `load` takes no others."""
+        return self.config.trained
+
+    @property
+    def corrector(self) -> Corrector | None:
+        """A copy of the network that corrects single actions on the robot, None without `config.residual`."""
+        if not self.config.residual:
+            return None
+        return self.module.residual.export(self.module.normalizer, self.version)
+
     # --- Policy ------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def think(self, observation: Observation) -> Latent:
-        """The latent of the newest frames and the instruction, float32[z]; its time is the newest frame's.
+        """The latent of the newest frames and the instruction, float32[z]; its time is that of the oldest of them.
 
         Raises `InvalidData` if what it reads does not fit the spec. A camera it has no eye for may be missing.
         """
@@ -62,14 +81,18 @@ class FlowPolicy:
         images = [self._tensor(frame.image)[None] for frame in frames]
         tokens = self._tokens([observation.task])
         latent = self.module.slow(images, tokens)[0].cpu().numpy()
-        observed_ns = max((frame.time_ns for frame in frames), default=observation.time_ns)
+        observed_ns = min((frame.time_ns for frame in frames), default=observation.time_ns)
         return Latent(latent, observed_ns, self.version)
 
     @torch.inference_mode()
-    def act(self, observation: Observation, latent: Latent, tick: int) -> ActionChunk:
+    def act(self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None) -> ActionChunk:
         """float32[H, da] within the spec's limits; reads the state and the latent, never an image.
 
-        Raises `PolicyError` for a latent of another version or shape, and when the network gives NaN.
+        The latent's age is `observation.time_ns - latent.observed_ns`; a network without `max_offset` does not mind it.
+        The chunk begins with what `prefix` has committed.
+
+        Raises `PolicyError` for a latent of another version or shape, a prefix that does not fit or that the network
+        was not trained for, and when the network gives NaN.
         """
         if latent.version != self.version:
             raise PolicyError(
@@ -81,19 +104,47 @@ class FlowPolicy:
                 f"a latent of shape {list(latent.data.shape)}; this policy's think() gives [{self.module.slow.width}]."
             )
         check_observation(self._felt, observation)
-        noise = torch.randn(1, self.horizon * self.spec.action_dim, generator=self._noise).to(self.device)
-        sampled = self.module.sample(self._tensor(latent.data)[None], self._tensor(observation.state)[None], noise)
-        actions = (sampled.view(self.horizon, -1) * self._half + self._middle).cpu().numpy()
-        if not np.isfinite(actions).all():
+        actions = (self._sample(observation, latent, prefix).view(self.horizon, -1) * self._half + self._middle).cpu()
+        chosen = actions.numpy()
+        if prefix is not None:
+            chosen[: prefix.committed] = prefix.actions[: prefix.committed]
+        if not np.isfinite(chosen).all():
             raise PolicyError(f"version {self.version} gave actions that are not finite; roll back to another version.")
         return ActionChunk(
-            actions=np.clip(actions, self._low, self._high),
+            actions=np.clip(chosen, self._low, self._high),
             first_tick=tick,
             step_ns=self.spec.period_ns,
             version=self.version,
             observed_ns=observation.time_ns,
             latent_observed_ns=latent.observed_ns,
         )
+
+    def _sample(self, observation: Observation, latent: Latent, prefix: Prefix | None) -> torch.Tensor:
+        """[1, H * da] in [-1, 1]"""
+        noise = torch.randn(1, self.horizon * self.spec.action_dim, generator=self._noise).to(self.device)
+        seen, felt = self._tensor(latent.data)[None], self._tensor(observation.state)[None]
+        age = None
+        if self.config.max_offset:
+            ticks = (observation.time_ns - latent.observed_ns) / self.spec.period_ns
+            age = torch.full((1, 1), max(0.0, ticks), device=self.device)
+        if prefix is None:
+            return sampling.sample(self.module, seen, felt, noise, age)
+        require_prefix(self, prefix)
+        decided = ((self._tensor(prefix.actions) - self._middle) / self._half).clamp(-1, 1)
+        if prefix.guided:
+            weights = sampling.soft_mask(self.horizon, len(decided), prefix.committed).to(self.device)
+            wanted = torch.zeros(self.horizon, self.spec.action_dim, device=self.device)
+            wanted[: len(decided)] = decided
+            weights = weights.repeat_interleave(self.spec.action_dim)
+            return sampling.sample_towards(self.module, seen, felt, noise, wanted.view(1, -1), weights, age)
+        if not prefix.committed:
+            return sampling.sample(self.module, seen, felt, noise, age)
+        if not self.config.prefix:
+            raise PolicyError(
+                f"version {self.version} was not trained with committed prefixes; ask with `guided` or without a "
+                "prefix, or train a network with `prefix`."
+            )
+        return sampling.sample(self.module, seen, felt, noise, age, decided[: prefix.committed].reshape(1, -1))
 
     def load(self, weights: bytes, version: int) -> None:
         """Take all weights of `version` at once: they are read into a fresh network, which then replaces the old one.
@@ -105,6 +156,11 @@ class FlowPolicy:
         header, tensors = unpack(weights, what)
         header.spec.require(self.spec, what)
         self._require_network(header, what)
+        if header.trained != self.trained:
+            raise WeightsError(
+                f"{what}: its metadata says {header.trained}, its network configuration {self.trained}; "
+                "the file was changed after it was saved. Export it again with `save()`."
+            )
         module = self._fresh(0)
         load_into(module, tensors, what)
         self.module, self.version = module, version
@@ -120,38 +176,59 @@ class FlowPolicy:
 
         `images` {camera: uint8[b, h, w, 3]}, `instructions` b strings, and k steps behind each image: `state`
         [b, k, ds], `actions` [b, k, H, da], `mask` [b, k, H], `ahead` [b, k, W, ds] if the configuration asks for it.
+        With `max_offset` also `frame_age` [b, k] or [b], in ticks. With `residual`, if they are there, `later_index`
+        int[b, k] in 0..H-1 and `later_state` [b, k, ds], the state so many ticks after `state`.
         Without the k axis, one step behind each image.
         Raises `InvalidData` that names what does not fit.
         """
-        state, actions, mask = (batch[name] for name in ("state", "actions", "mask"))
-        if state.ndim == 2:
-            state, actions, mask = state[:, None], actions[:, None], mask[:, None]
-        ahead = batch["ahead"] if self.config.ahead else None
-        if ahead is not None and ahead.ndim == 3:
-            ahead = ahead[:, None]
-        b, k = state.shape[:2]
-        h, da = self.horizon, self.spec.action_dim
-        for name, array, shape in (
-            ("state", state, (b, k, self.spec.state_dim)),
-            ("actions", actions, (b, k, h, da)),
-            ("mask", mask, (b, k, h)),
-            *((("ahead", ahead, (b, k, len(self.config.ahead), self.spec.state_dim)),) if ahead is not None else ()),
-            *((f"image of '{e.name}'", _image(batch, e.name), (b, e.height, e.width, 3)) for e in self.config.eyes),
-        ):
-            if tuple(array.shape) != shape:
-                raise InvalidData(f"training batch: {name} has shape {list(array.shape)}, expected {list(shape)}.")
+        h, ds = self.horizon, self.spec.state_dim
+        shapes: dict[str, tuple[int, ...]] = {"state": (ds,), "actions": (h, self.spec.action_dim), "mask": (h,)}
+        if self.config.ahead:
+            shapes["ahead"] = (len(self.config.ahead), ds)
+        if self.config.max_offset:
+            shapes["frame_age"] = ()
+        if self.config.residual and "later_state" in batch:
+            shapes |= {"later_state": (ds,), "later_index": ()}
+        if missing := [name for name in shapes if name not in batch]:
+            raise InvalidData(f"training batch: it lacks {missing}; it has {sorted(batch)}.")
+        flat = batch["state"].ndim == 2
+        b, k = len(batch["state"]), 1 if flat else batch["state"].shape[1]
+        tensors = {}
+        for name, shape in shapes.items():
+            tensor = self._tensor(batch[name])
+            if flat:
+                tensor = tensor[:, None]
+            elif name == "frame_age" and tuple(tensor.shape) == (b,):
+                tensor = tensor[:, None].expand(b, k)
+            if tuple(tensor.shape) != (b, k, *shape):
+                raise InvalidData(f"training batch: {name} has shape {list(tensor.shape)}, expected {[b, k, *shape]}.")
+            tensors[name] = tensor
+        for eye in self.config.eyes:
+            image, expected = _image(batch, eye.name), (b, eye.height, eye.width, 3)
+            if tuple(image.shape) != expected:
+                raise InvalidData(
+                    f"training batch: image of '{eye.name}' has shape {list(image.shape)}, expected {list(expected)}."
+                )
         if len(batch["instructions"]) != b:
             raise InvalidData(f"training batch: {len(batch['instructions'])} instructions for {b} images.")
-        kept = self._tensor(mask).bool()
+        kept = tensors["mask"].bool()
         if not kept.any():
             raise InvalidData("training batch: its mask keeps no action, so there is nothing to imitate.")
+        age, later = tensors.get("frame_age"), None
+        if "later_state" in tensors:
+            index = tensors["later_index"].long()
+            if not bool(((index >= 0) & (index < h)).all()):
+                raise InvalidData(f"training batch: later_index must be in 0..{h - 1}.")
+            later = tensors["later_state"], index
         return self.module.loss(
             [self._tensor(_image(batch, eye.name)) for eye in self.config.eyes],
             self._tokens(batch["instructions"]),
-            self._tensor(state),
-            (self._tensor(actions) - self._middle) / self._half,
+            tensors["state"],
+            (tensors["actions"] - self._middle) / self._half,
             kept,
-            None if ahead is None else self._tensor(ahead),
+            tensors.get("ahead"),
+            None if age is None else age.float()[..., None],
+            later,
         )
 
     @property
@@ -167,9 +244,7 @@ class FlowPolicy:
             config=msgspec.to_builtins(self.config),
             spec=self.spec,
             spec_hash=self.spec.hash,
-            trained_max_delay=0,
-            state_aligned=False,
-            prefix_trained=False,
+            **msgspec.structs.asdict(self.trained),
         )
         return pack((self.module if module is None else module).state_dict(), header)
 
@@ -213,6 +288,18 @@ class FlowPolicy:
                 )
 
 
+def require_prefix(policy: FlowPolicy, prefix: Prefix) -> None:
+    """Raise `PolicyError` that says what is wrong if `prefix` cannot begin a chunk of `policy`."""
+    h, da = policy.horizon, policy.spec.action_dim
+    shape = np.shape(prefix.actions)
+    if len(shape) != 2 or shape[0] > h or shape[1] != da:
+        raise PolicyError(f"a prefix of shape {list(shape)}; this policy's chunks are [{h}, {da}].")
+    if not 0 <= prefix.committed <= shape[0]:
+        raise PolicyError(f"a prefix of {shape[0]} actions with {prefix.committed} committed.")
+    if not np.isfinite(prefix.actions).all():
+        raise PolicyError("a prefix with actions that are not finite.")
+
+
 def _image(batch: Batch, camera: str) -> Any:
     images = batch.get("images", {})
     if camera not in images:
@@ -243,12 +330,7 @@ def _require_fit(spec: RobotSpec, config: FlowConfig) -> None:
                 f"flow policy: camera '{eye.name}' at {eye.height}x{eye.width}, but robot '{spec.embodiment}' has "
                 f"{cameras or 'no camera'}."
             )
-    if config.vocabulary < 2 or min(config.horizon, config.layers, config.euler_steps, config.words) < 1:
-        raise ConfigError(
-            "flow policy: horizon, layers, euler_steps, words must be 1 or more and vocabulary 2 or more."
-        )
-    if config.eyes and not config.stem:
-        raise ConfigError("flow policy: a policy with cameras needs at least one convolution in `stem`.")
+    config.require()
     unbounded = [d.name for d in spec.action if not np.isfinite([d.low, d.high]).all()]
     if unbounded:
         raise ConfigError(

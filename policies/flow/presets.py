@@ -1,13 +1,15 @@
-"""The networks of the two recipes."""
+"""The networks of the two recipes. Both take the same options, see `FlowConfig`."""
 
 from __future__ import annotations
 
-from policies.flow.network import Conv, Eye, FlowConfig
+from policies.flow.config import Conv, Eye, FlowConfig
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
 
-def pixels_network(spec: RobotSpec, horizon: int = 16) -> FlowConfig:
+def pixels_network(
+    spec: RobotSpec, horizon: int = 16, max_offset: int = 0, prefix: bool = False, residual: bool = False
+) -> FlowConfig:
     """Small cameras, an instruction and proprioception. Raises `ConfigError` for a robot without a camera."""
     if not spec.cameras:
         raise ConfigError(
@@ -26,9 +28,21 @@ def pixels_network(spec: RobotSpec, horizon: int = 16) -> FlowConfig:
         # offline on the same corrections, after 3,000 steps: 0.97 success with it, 0.35 to 0.48 without
         ahead=(16, 32, 48),
         euler_steps=4,
+        max_offset=max_offset,
+        prefix=prefix,
+        residual=residual,
     )
 
 
-def state_network(spec: RobotSpec, horizon: int = 16) -> FlowConfig:
+def state_network(
+    spec: RobotSpec, horizon: int = 16, max_offset: int = 0, prefix: bool = False, residual: bool = False
+) -> FlowConfig:
     """The whole state as numbers and an instruction; cameras, if there are any, are not looked at."""
-    return FlowConfig(state_dim=spec.state_dim, action_dim=spec.action_dim, horizon=horizon)
+    return FlowConfig(
+        state_dim=spec.state_dim,
+        action_dim=spec.action_dim,
+        horizon=horizon,
+        max_offset=max_offset,
+        prefix=prefix,
+        residual=residual,
+    )

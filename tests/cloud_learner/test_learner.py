@@ -192,6 +192,25 @@ def test_draws_repeat_each_step_behind_its_image():
     assert grouped["state"].shape == (4, 2, 2)
 
 
+def test_draws_repeat_the_age_and_what_corrects_single_actions_too():
+    rng = np.random.default_rng(0)
+    grouped = example_batch(SPEC, 4, images=3, steps=2) | {
+        "frame_age": np.arange(6, dtype=np.float32).reshape(3, 2),
+        "later_index": np.arange(6).reshape(3, 2),
+        "later_state": np.arange(12, dtype=np.float32).reshape(3, 2, 2),
+    }
+    out = hg_dagger.augment(grouped, HGDagger(draws=2), rng)
+    assert out["frame_age"].tolist() == [[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5]]
+    assert out["later_index"].tolist() == out["frame_age"].tolist()
+    assert out["later_state"][:, :, 0].tolist() == (2 * out["frame_age"]).tolist()
+    flat = {name: grouped[name][:, 0] for name in ("state", "actions", "mask", "frame_age", "later_state")}
+    out = hg_dagger.augment(flat, HGDagger(draws=2), rng)
+    assert out["frame_age"].tolist() == [[0, 0], [2, 2], [4, 4]]
+    assert out["later_state"].shape == (3, 2, 2)
+    of_an_image = grouped | {"frame_age": np.zeros(3, np.float32)}
+    assert hg_dagger.augment(of_an_image, HGDagger(draws=2), rng)["frame_age"].shape == (3,)
+
+
 def test_shift_moves_each_image_by_at_most_so_many_pixels():
     image = np.zeros((200, 9, 9, 3), np.uint8)
     image[:, 4, 4] = 255

@@ -95,21 +95,29 @@ def test_a_person_outranks_the_script_and_only_moves_are_recorded_as_human(fleet
     fleet.turn(3, 0)
     assert (robot.loop.mode, robot.loop.reason) == ("hold", "the operator's link is lost")
     fleet.view.wish(Operator("robot-0", "hand_back"))
-    fleet.turn(30, 0)
-    assert robot.loop.mode in ("policy", "script", "reset")
+    _goes_on(fleet)
     fleet.view.wish(Operator("robot-0", "estop"))
     fleet.turn(3, 0)
     assert robot.loop.mode == "estop"
     fleet.turn(10, 0)
     fleet.view.wish(Operator("robot-0", "release_estop"))
-    fleet.turn(30, 0)
-    assert robot.loop.mode in ("policy", "script")
+    _goes_on(fleet)
     fleet.drain()
     ledger, store = fleet.data.buffer.open_reader()
     rows = [row.row for row in ledger.segments_after(0) if row.robot == "robot-0"]
     actors = np.concatenate([segment.actor for segment in store.read(rows).segments.values()])
     ledger.close()
     assert 1 <= (actors == ACTORS.index("human")).sum() <= 6
+
+
+def _goes_on(fleet: Rehearsal) -> None:
+    """The first robot acts by itself again: not in the first tick of an episode, which has no chunk yet."""
+    fleet.turn(20, 0)
+    modes = set()
+    for _ in range(10):
+        fleet.turn(1, 0)
+        modes.add(fleet.robots[0].loop.mode.value)
+    assert modes & {"policy", "script"}, modes
 
 
 def test_a_new_gateway_on_the_same_data_goes_on(fleet: Rehearsal) -> None:

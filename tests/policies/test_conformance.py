@@ -16,22 +16,22 @@ def broken(policy_type, spec, config):
 def test_flow_policies_conform(seeing, seeing_net, blind, blind_net):
     for spec, config in ((seeing, seeing_net), (blind, blind_net)):
         checks = check_policy(lambda spec=spec, config=config: FlowPolicy(spec, config, seed=3))
-        assert len(checks) == 9
+        assert len(checks) == 13
         assert [f"{c.name}: {c.detail}" for c in checks if not c.passed] == []
 
 
 class Wide(FlowPolicy):
-    def act(self, observation, latent, tick):
-        chunk = super().act(observation, latent, tick)
+    def act(self, observation, latent, tick, prefix=None):
+        chunk = super().act(observation, latent, tick, prefix)
         return ActionChunk(
             chunk.actions * 100, tick + 1, chunk.step_ns, chunk.version, chunk.observed_ns, chunk.latent_observed_ns
         )
 
 
 class Peeking(FlowPolicy):
-    def act(self, observation, latent, tick):
+    def act(self, observation, latent, tick, prefix=None):
         fresh = self.think(observation)
-        return super().act(observation, fresh, tick)
+        return super().act(observation, fresh, tick, prefix)
 
 
 class Careless(FlowPolicy):
@@ -59,11 +59,26 @@ class Random(FlowPolicy):
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        (Wide, {"actions are finite and within the spec's limits", "a chunk carries its tick, times and version"}),
+        (
+            Wide,
+            {
+                "actions are finite and within the spec's limits",
+                "a chunk carries its tick, times and version",
+                "a chunk begins with what is committed",
+            },
+        ),
         (Peeking, {"act reads no image", "a latent of another version is refused"}),
         (Careless, {"garbage is refused and the old weights stay"}),
         (Frozen, {"a gradient reaches every trainable tensor"}),
-        (Random, {"the same seed gives the same actions", "act reads no image", "saving and loading changes nothing"}),
+        (
+            Random,
+            {
+                "the same seed gives the same actions",
+                "act reads no image",
+                "saving and loading changes nothing",
+                "the latent's age matters only to a policy trained for delays",
+            },
+        ),
     ],
 )
 def test_each_broken_promise_is_noticed(seeing, seeing_net, kind, expected):

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from hal.fake import FakeConfig, FakeExpert, FakeRobot
+from robot_edge.delay import FixedDelay
 from robot_edge.evaluator import Evaluator, EvaluatorConfig, rollout
-from robot_edge.schedule import AlignedSchedule
+from robot_edge.schedule.aligned import AlignedSchedule
 from wire.clock import ManualClock
 from wire.memory_channel import MemoryServer
 from wire.messages import Announce, Evaluate, Evaluation, FetchWeights, Hello, Introduce, Message, WeightBytes, Welcome
-from wire.types import ActionChunk, Latent, Observation, PolicyVersion
+from wire.types import ActionChunk, Latent, Observation, PolicyVersion, Prefix, Trained
 
 TASKS = ("go-left", "go-up")
 SECOND = 1_000_000_000
@@ -25,6 +26,8 @@ class Knowing:
     """Plays the expert when its weights say so, else stands still."""
 
     horizon = 16
+    trained = Trained()
+    corrector = None
 
     def __init__(self, robot: FakeRobot) -> None:
         self.spec, self.version, self._expert, self.good = robot.spec, 0, FakeExpert(robot), False
@@ -32,7 +35,7 @@ class Knowing:
     def think(self, observation: Observation) -> Latent:
         return Latent(np.zeros(0, np.float32), observation.time_ns, self.version)
 
-    def act(self, observation: Observation, latent: Latent, tick: int) -> ActionChunk:
+    def act(self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None) -> ActionChunk:
         wanted = self._expert.propose(observation) if self.good else np.zeros(4, np.float32)
         return ActionChunk(np.tile(wanted, (16, 1)), tick, 1, self.version, 0, 0)
 
@@ -52,7 +55,7 @@ class Bench:
             "evaluator",
             self.robot,
             Knowing(self.robot),
-            AlignedSchedule(4),
+            lambda trained: AlignedSchedule(4),
             TASKS,
             self.server.connect("evaluator"),
             root,
@@ -143,7 +146,7 @@ def test_a_rollout_is_deterministic_and_late_chunks_only_cost_time(bench: Bench)
     policy = Knowing(bench.robot)
     policy.load(b"good", 1)
     results = [
-        rollout(bench.robot, policy, AlignedSchedule(4), "go-left", 5, max_ticks, delay)
+        rollout(bench.robot, policy, AlignedSchedule(4), "go-left", 5, max_ticks, FixedDelay(delay))
         for max_ticks, delay in ((60, 0), (60, 0), (60, 3), (2, 0))
     ]
     assert results == [True, True, True, False]

@@ -10,7 +10,7 @@ import pytest
 from hal.fake import FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, Faults
 from robot_edge.gate import Gate, GateConfig
 from robot_edge.loop import ControlLoop, LoopConfig
-from robot_edge.schedule import AlignedSchedule
+from robot_edge.schedule.aligned import AlignedSchedule
 from robot_edge.state import Hold, Mode
 from wire.clock import ManualClock
 from wire.errors import RobotError
@@ -49,7 +49,7 @@ class Bench:
             self.robot,
             uplink,
             inference,
-            AlignedSchedule(8),
+            lambda trained: AlignedSchedule(8),
             self.clock,
             LoopConfig(**{"max_ticks": 30, "tail_ticks": 2, **limits}),
             FakeExpert(self.robot) if operated else None,
@@ -73,7 +73,8 @@ class Bench:
                 self.asked.append(request)
                 if self.answer is not None:
                     actions = np.tile(self.answer, (16, 1)).astype(np.float32)
-                    self.inference.send(ChunkReply(ActionChunk(actions, request.tick, 12_500_000, 3, 0, 0)))
+                    chunk = ActionChunk(actions, request.first_tick, 12_500_000, 3, 0, 0)
+                    self.inference.send(ChunkReply(chunk, tick=request.tick))
             while (message := self.uplink.recv()) is not None:
                 self.said.append(message)
         return self
@@ -165,7 +166,7 @@ def test_an_action_that_is_not_a_number_brings_hold() -> None:
 def test_a_robot_that_reports_nonsense_holds_with_the_reason(faults: Faults, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(replace(FakeConfig(), faults=faults)).ready().tick(15)
     assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.bad_observation)
-    assert "holds:" in caplog.text
+    assert "hold:" in caplog.text
     assert all(np.isfinite(s.state).all() for s in bench.steps())
 
 
@@ -266,7 +267,7 @@ class Deaf:
 
 def test_without_a_recorder_the_robot_holds_and_memory_does_not_grow() -> None:
     bench = Bench(max_ticks=10_000).ready().tick(5)
-    bench.loop.recorder._channel = Deaf()
+    bench.loop.log.recorder._channel = Deaf()
     bench.tick(200)
     assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.no_recorder)
-    assert len(bench.loop.recorder._waiting) < 40
+    assert len(bench.loop.log.recorder._waiting) < 40

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
 from robot_edge.gate import Gate, GateConfig
 from robot_edge.human import Human
 from robot_edge.rate import Rate
-from robot_edge.schedule import AlignedSchedule
-from robot_edge.state import Hold, Known, Mode, decide
 from tests import samples
 from wire.clock import ManualClock
 from wire.messages import Operator
@@ -61,44 +57,6 @@ class TestRate:
         assert rate.missed == 0
 
 
-class TestState:
-    def test_the_strict_order(self) -> None:
-        """Whatever else is true, the higher authority wins."""
-        flags = ("estop", "human", "script", "human_linked", "human_command_fresh", "action_ready", "storage_ok")
-        for values in itertools.product((False, True), repeat=len(flags)):
-            known = Known(**dict(zip(flags, values, strict=True)), version=1)
-            mode, reason = decide(known)
-            if known.estop:
-                assert mode is Mode.estop
-            elif not known.storage_ok:
-                assert (mode, reason) == (Mode.hold, Hold.storage)
-            elif known.human:
-                moves = known.human_linked and known.human_command_fresh
-                assert mode is (Mode.human if moves else Mode.hold)
-            elif known.script:
-                assert mode is Mode.script
-            else:
-                assert mode is (Mode.policy if known.action_ready else Mode.hold)
-            assert (reason == Hold.none) == (mode not in (Mode.hold, Mode.estop))
-
-    @pytest.mark.parametrize(
-        ("change", "reason"),
-        [
-            ({"recorder_ok": False}, Hold.no_recorder),
-            ({"observation_ok": False}, Hold.bad_observation),
-            ({"camera_fresh": False}, Hold.stale_camera),
-            ({"version": 0}, Hold.no_version),
-            ({"action_ready": False}, Hold.no_action),
-            ({"human": True, "human_linked": False}, Hold.operator_lost),
-            ({"human": True}, Hold.operator_idle),
-        ],
-    )
-    def test_every_hold_has_a_name(self, change: dict, reason: Hold) -> None:
-        base = {"version": 2, "action_ready": True}
-        assert decide(Known(**base)) == (Mode.policy, Hold.none)
-        assert decide(Known(**{**base, **change})) == (Mode.hold, reason)
-
-
 class TestGate:
     config = GateConfig(disagreement=0.4, patience_ticks=3, min_ticks=5, stall_ticks=20, stall_progress=0.01)
 
@@ -129,51 +87,6 @@ class TestGate:
         far = np.ones(4, np.float32)
         took = self.run([far] * 3 + [None] * 10, [1 - 0.02 * i for i in range(13)])
         assert all(took[2:])
-
-
-class TestSchedule:
-    def test_late_actions_are_skipped(self) -> None:
-        schedule = AlignedSchedule(8)
-        assert schedule.wants(0)
-        schedule.asked(0)
-        assert not schedule.wants(1)
-        assert schedule.action(2) is None
-        schedule.offer(samples.chunk(0), 3)
-        assert schedule.delay_ticks == 3
-        action, _ = schedule.action(3) or pytest.fail("no action")
-        assert action[0] == pytest.approx(0.03)
-
-    def test_it_asks_again_in_time_and_never_repeats(self) -> None:
-        schedule = AlignedSchedule(8)
-        schedule.offer(samples.chunk(0), 1)
-        assert not schedule.wants(7)
-        assert schedule.wants(8)
-        assert schedule.action(15) is not None
-        assert schedule.action(16) is None
-
-    def test_a_chunk_of_the_last_episode_is_void(self) -> None:
-        schedule = AlignedSchedule(8)
-        schedule.asked(90)
-        schedule.reset(100)
-        schedule.offer(samples.chunk(90), 101)
-        assert schedule.action(101) is None
-        assert schedule.wants(101)
-
-    def test_an_older_chunk_does_not_replace_a_newer(self) -> None:
-        schedule = AlignedSchedule(8)
-        schedule.offer(samples.chunk(16), 17)
-        schedule.offer(samples.chunk(8), 18)
-        _, chunk = schedule.action(18) or pytest.fail("no action")
-        assert chunk.first_tick == 16
-
-    def test_an_unanswered_request_is_repeated(self) -> None:
-        schedule = AlignedSchedule(8, patience_ticks=40)
-        schedule.asked(0)
-        assert not schedule.wants(39)
-        assert schedule.wants(40)
-        schedule.asked(40)
-        schedule.offer(None, 41)
-        assert schedule.wants(41)
 
 
 class TestHuman:

@@ -9,6 +9,8 @@ import msgspec
 from cloud_learner.buffer.sampling.target import Target
 from wire.errors import ConfigError
 
+_NOT_NEGATIVE = (("max_offset", 0), ("workers", 0), ("prefetch", 0))
+
 
 class FeedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a trainer wants, and what it may cost."""
@@ -23,6 +25,12 @@ class FeedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """growing; see `ahead` in `windows`"""
     ticks_per_frame: int = 1
     """k: windows behind each image; above 1 batches are grouped"""
+    max_offset: int = 0
+    """D: state and actions come from up to so many ticks later than the images; see `windows`"""
+    rolled: tuple[bool, ...] = ()
+    """by state dimension: whether a robot can foretell it; the others are as old as the images. Empty: all"""
+    later: bool = False
+    """bring `later_index` and `later_state`, for a network that corrects single actions"""
     seed: int = 0
     cache_bytes: int = 2 * 1024**3
     """for decoded frames and steps"""
@@ -43,7 +51,7 @@ class FeedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """page-locked batches, for copies to a GPU beside other work; needs torch and a GPU"""
 
     def __post_init__(self) -> None:
-        for name, least in (("batch", 1), ("horizon", 1), ("ticks_per_frame", 1), ("workers", 0), ("prefetch", 0)):
+        for name, least in (("batch", 1), ("horizon", 1), ("ticks_per_frame", 1), *_NOT_NEGATIVE):
             if getattr(self, name) < least:
                 raise ConfigError(f"feed: {name} is {getattr(self, name)}; at least {least} is needed.")
         if self.lead <= self.prefetch:

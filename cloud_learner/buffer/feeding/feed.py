@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from cloud_learner.buffer.feeding import resume
 from cloud_learner.buffer.feeding.ahead import Ahead, Inline, Maker
 from cloud_learner.buffer.feeding.arena import Arena
 from cloud_learner.buffer.feeding.assembly import Assembly
@@ -26,11 +27,11 @@ from cloud_learner.buffer.feeding.loader import Fresh, InlineLoader, Loader
 from cloud_learner.buffer.feeding.orders import Order, Orders
 from cloud_learner.buffer.feeding.pool import Pool
 from cloud_learner.buffer.feeding.processes import ProcessLoader
-from cloud_learner.buffer.feeding.windows import Batch, Draws, Shape
+from cloud_learner.buffer.feeding.windows import Batch, Shape
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.place import BufferPlace
 from cloud_learner.buffer.sampling.plan import Plan, Planner, PlannerStats
-from cloud_learner.buffer.sampling.universe import SegmentIndex, Universe
+from cloud_learner.buffer.sampling.universe import Universe
 from wire.errors import ConfigError, Corrupt, InvalidData
 from wire.messages import Segment
 from wire.types import RobotSpec
@@ -39,9 +40,7 @@ log = logging.getLogger(__name__)
 _PLANNED_SHARE = 0.95
 """of the cache; the rest is for what is being loaded ahead of its turn"""
 _EMPTY_BATCHES = 100
-_STATE_FORMAT = 1
 _SEGMENTS_AT_ONCE = 256
-_INDEX_COLUMNS = ("row", "episode", "index", "first_tick", "steps", "frames", "reward_sum", "last", "outcome")
 
 
 class Planning(Protocol):
@@ -84,11 +83,18 @@ class Feed:
         """
         if config.workers and place is None:
             raise ConfigError("feed: loading processes need to know the place of the buffer; use open_feed.")
+        if config.rolled and len(config.rolled) != spec.state_dim:
+            raise ConfigError(
+                f"feed: rolled names {len(config.rolled)} state dimensions, robot '{spec.embodiment}' has "
+                f"{spec.state_dim}; use the `rolled` of its motion."
+            )
         self.config = config
         self.universe = Universe(tuple(config.tasks), config.rank, config.world)
         self._ledger, self._store, self._spec = ledger, store, spec
         target = config.target
-        shape = Shape(config.horizon, config.ticks_ahead, config.ticks_per_frame)
+        shape = Shape(
+            config.horizon, config.ticks_ahead, config.ticks_per_frame, config.max_offset, config.rolled, config.later
+        )
         self._layout = Layout.of(spec, shape.lookahead, target.starts, target.continues)
         self._pool = Pool(self._layout)
         self._arena = Arena(self._layout.shapes, config.cache_bytes)
@@ -266,18 +272,9 @@ class Feed:
 
     def state(self) -> dict[str, Any]:
         """JSON-able: what `restore` needs to go on with the batch after the one delivered last."""
-        return {
-            "format": _STATE_FORMAT,
-            "settings": self._settings(),
-            "planner": self.planner.state(),
-            "watermark": self.universe.watermark,
-            "pending": [
-                {"number": order.number, "watermark": order.watermark, "draws": order.draws.pack()}
-                for order in self._pending
-            ],
-            "batches": self._batches,
-            "drawn": sorted(self._drawn),
-        }
+        return resume.pack(
+            self.config, self.planner.state(), self.universe.watermark, iter(self._pending), self._batches, self._drawn
+        )
 
     def restore(self, state: Mapping[str, Any]) -> bool:
         """Go on where `state` was taken, on a new feed with the same config, instead of its first `refresh`.
@@ -285,60 +282,28 @@ class Feed:
         The same batches follow as would have there; False if segments were pruned or damaged meanwhile, so that others
         do. Raises `InvalidData` for a state that does not fit, `StorageError` if the ledger cannot be read.
         """
-        if state.get("format") != _STATE_FORMAT:
-            raise InvalidData(
-                f"feed: a state of format {state.get('format')}, not {_STATE_FORMAT}; begin anew without it."
-            )
-        for name, mine in self._settings().items():
-            theirs = state.get("settings", {}).get(name)
-            if theirs != mine:
-                raise InvalidData(f"feed: the state was taken with {name} {theirs}, this feed has {mine}.")
+        saved = resume.unpack(state, self.config)
         if len(self.universe):
             raise InvalidData("feed: restore a state before the first refresh, or into a new feed.")
-        try:
-            pending = [(p["number"], p["watermark"], Draws.unpack(p["draws"])) for p in state["pending"]]
-            watermark, batches, drawn = int(state["watermark"]), int(state["batches"]), set(state["drawn"])
-            planned = dict(state["planner"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InvalidData(f"feed: the state cannot be read ({type(error).__name__}: {error}).") from error
         self._generation = self._ledger.generation()
         index = self._ledger.index(0, self._spec.hash)
-        self.universe.extend(_until(index, watermark))
+        self.universe.extend(resume.until(index, saved.watermark))
         try:
-            same = self.planner.restore(planned)
+            same = self.planner.restore(saved.planner)
         except (InvalidData, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             # the segments are known by now: the planner has to hear of them, for nothing else will tell it
             self._orders.note_all()
             self.planner.rebuild(self._newest_version())
             raise InvalidData(f"feed: the state of the plan cannot be used: {error}") from error
-        numbers = [self.universe.find(draws.segment) for _, _, draws in pending]
-        for position, (number, known, draws) in enumerate(pending):
-            before = np.concatenate([np.zeros(0, np.int64), *numbers[:position]])
-            after = np.concatenate([np.zeros(0, np.int64), *numbers[position + 1 :]])
-            mine = np.unique(numbers[position][numbers[position] >= 0])
-            admit, release = np.setdiff1d(mine, before).tolist(), np.setdiff1d(mine, after).tolist()
-            plan = Plan(number, (), tuple((s,) for s in admit), mine, mine, tuple((s,) for s in release))
+        for planned, plan, whole in resume.plans(saved.pending, self.universe):
             # each was made when more was known than for the one before
             self._orders.note_all()
-            order = self._orders.order(plan, known)
-            self._put(msgspec.structs.replace(order, draws=draws, watermark=known))
-            same = same and len(mine) == len(np.unique(draws.segment))
+            order = self._orders.order(plan, planned.watermark)
+            self._put(msgspec.structs.replace(order, draws=planned.draws, watermark=planned.watermark))
+            same = same and whole
         self._orders.note_all()
-        self._batches, self._drawn = batches, drawn
+        self._batches, self._drawn = saved.batches, saved.drawn
         return same
-
-    def _settings(self) -> dict[str, Any]:
-        """What a plan depends on; plans of other settings mean other steps."""
-        config = self.config
-        return {
-            "tasks": list(config.tasks),
-            "batch": config.batch,
-            "shape": [config.horizon, list(config.ticks_ahead), config.ticks_per_frame],
-            "seed": config.seed,
-            "rank": [config.rank, config.world],
-            "cache_bytes": config.cache_bytes,
-            "echo": config.echo,
-        }
 
     def close(self) -> None:
         """End threads and processes. Batches delivered stay as they are."""
@@ -397,11 +362,3 @@ def open_feed(place: BufferPlace, spec: RobotSpec, config: FeedConfig) -> Feed:
         feed = Feed(ledger, store, spec, config, place)
         feed._closing = undo.pop_all()
     return feed
-
-
-def _until(index: SegmentIndex, watermark: int) -> SegmentIndex:
-    """The part of an index up to a ledger row."""
-    count = int(np.searchsorted(index.row, watermark, "right"))
-    runs = int(index.run_offsets[count])
-    cut = {name: getattr(index, name)[:count] for name in _INDEX_COLUMNS}
-    return msgspec.structs.replace(index, **cut, run_offsets=index.run_offsets[: count + 1], runs=index.runs[:runs])

@@ -10,8 +10,8 @@ A batch is a dict of:
 | `outcome` | int8[b] | how the episode ended, index into `check.OUTCOMES`, -1 while it goes on |
 | `online` | bool[b] | whether it comes from the running fleet, not from a demonstration |
 | `episode` | int64[b] | the episode's number in the ledger |
-| `tick` | int64[b] | of the step in its episode |
-| `state` | float32[b, ds] | before the first action |
+| `tick` | int64[b] | of the step in its episode, delta later than the frames' step |
+| `state` | float32[b, ds] | before the first action: rolled dimensions delta later, the others as seen |
 | `actions` | float32[b, H, da] | executed from this step on, 0 where masked |
 | `mask` | float32[b, H] | 1 while steps follow each other that may be continued over, 0 from the first that may not |
 | `valid` | float32[b, H] | 1 while the episode goes on, whoever acted |
@@ -21,10 +21,20 @@ A batch is a dict of:
 | `version` | int32[b] | policy version that acted or was ready to act |
 | `actor` | uint8[b] | who acted, index into `wire.messages.ACTORS` |
 | `delay` | int16[b] | measured inference delay in ticks, -1 when none |
-| `frame_age` | float32[b] | ticks between the oldest of the frames seen and the step, 0 without cameras |
+| `frame_age` | float32[b] | ticks between the oldest of the frames seen and the first action; delta without cameras |
+| `later_index` | int64[b] | on request: i, any of the actions that `mask` keeps, 0 if there is none |
+| `later_state` | float32[b, ds] | on request: the whole state before action i |
 
 A grouped batch has k steps behind each image as a second axis, [b, k, ...] for all from `tick` on: each drawn from the
 eligible steps of the segment that saw the same frames.
+
+An inference takes time, and its actions begin when the robot is elsewhere already. With `max_offset` D > 0, all from
+`tick` on therefore belongs to the step delta ~ U{0..D} after the one the frames were seen at, each sample with its own
+delta (VLASH, arXiv 2512.01031; k of them behind one image are its shared observation). A delta goes no
+farther than the steps that follow each other and may be continued over, and ends at one where a window may begin, so
+that near such an end the last step comes up more often. What a robot cannot foretell (`rolled` is False) it knows only
+as of the frames' step: these dimensions of `state` come from there. `ahead`, a target and not an input, and
+`later_state`, which a robot reads when it is there, are whole later states.
 """
 
 from __future__ import annotations
@@ -100,11 +110,17 @@ class Shape(msgspec.Struct, frozen=True):
     ticks_ahead: tuple[int, ...] = ()
     """growing"""
     ticks_per_frame: int = 1
+    max_offset: int = 0
+    """D: a window begins up to so many steps after the one its frames were seen at"""
+    rolled: tuple[bool, ...] = ()
+    """by state dimension: whether it is known at the later step; empty: all are"""
+    later: bool = False
+    """whether there is `later_index` and `later_state`"""
 
     @property
     def lookahead(self) -> int:
-        """How many steps after its first one a window may need."""
-        return max((self.horizon - 1, *self.ticks_ahead))
+        """How many steps after the one that saw its frames a window may need."""
+        return self.max_offset + max((self.horizon - 1, *self.ticks_ahead))
 
 
 class Slot:
@@ -155,6 +171,27 @@ def spread(pool: Pool, rows: np.ndarray, offsets: np.ndarray, ticks: int, rng: n
     return first[:, None] + pool.columns["eligible_offset"][first[:, None] + number]
 
 
+def postpone(
+    pool: Pool,
+    start: np.ndarray,
+    online: np.ndarray,
+    may_begin: Sequence[Sequence[bool]],
+    most: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """int64[b(, k)]: how many steps later than int64[b(, k)] `start` each window begins, 0 to `most`.
+
+    `online`: bool[b]. `may_begin`: `Layout.starts`.
+    """
+    reach = np.arange(most + 1)
+    at = np.minimum(start[..., None] + reach, len(pool.columns["actor"]) - 1)
+    source = (~online).astype(np.intp).reshape(-1, *(1,) * (at.ndim - 1))
+    able = (reach < pool.columns["run"][start][..., None]) & np.array(may_begin)[source, pool.columns["actor"][at]]
+    farthest = np.maximum.accumulate(np.where(able, reach, 0), -1)
+    drawn = rng.integers(0, most + 1, size=start.shape)
+    return np.take_along_axis(farthest, drawn[..., None], -1)[..., 0]
+
+
 def gather(
     pool: Pool,
     frames: Sequence[np.ndarray],
@@ -177,12 +214,18 @@ def gather(
         batch["images"][camera] = image  # type: ignore[index]
     for name in ("task", "outcome", "online", "episode"):
         batch[name] = _put(slot, name, getattr(draws, name))
-    start, offset, later = rows, draws.offset, draws.return_after
+    seen, offset, return_after = rows, draws.offset, draws.return_after
     tick = draws.first_tick + offset
     if shape.ticks_per_frame > 1:
-        start = spread(pool, rows, offset, shape.ticks_per_frame, rng)
-        later = later[:, None]
-        tick = tick[:, None] + (start - rows[:, None])
+        seen = spread(pool, rows, offset, shape.ticks_per_frame, rng)
+        return_after = return_after[:, None]
+        tick = tick[:, None] + (seen - rows[:, None])
+    start, age, to_go = seen, columns["frame_age"][seen], columns["later_reward"][seen]
+    if shape.max_offset:
+        delta = postpone(pool, seen, draws.online, layout.starts, shape.max_offset, rng)
+        start, tick, age = seen + delta, tick + delta, age + delta
+        # the step may lie behind its segment's end, where no sum is known
+        to_go = to_go - _rewards(columns["reward"], seen, delta, shape.max_offset)
     batch["tick"] = _put(slot, "tick", tick)
     run, left = columns["run"][start], columns["left"][start]
     steps = np.arange(shape.horizon)
@@ -203,14 +246,30 @@ def gather(
         reach = np.minimum(np.array(shape.ticks_ahead), np.maximum(run[..., None] - 1, 0))
         np.take(columns["state"], start[..., None] + reach, 0, out=ahead, mode="clip")
     batch["ahead"] = ahead
-    for name in ("state", "version", "actor", "delay", "frame_age"):
+    for name in ("state", "version", "actor", "delay"):
         source = columns[name]
         values = slot.array(name, (*start.shape, *source.shape[1:]), source.dtype)
         batch[name] = np.take(source, start, 0, out=values, mode="clip")
+    if shape.max_offset and not all(shape.rolled):
+        known = ~np.array(shape.rolled)
+        batch["state"][..., known] = columns["state"][seen][..., known]  # type: ignore[index]
+    batch["frame_age"] = _put(slot, "frame_age", age.astype(np.float32))
     total = slot.array("return_to_go", start.shape, np.float32)
-    np.add(columns["later_reward"][start], later, out=total, casting="same_kind")
+    np.add(to_go, return_after, out=total, casting="same_kind")
     batch["return_to_go"] = total
+    if shape.later:
+        index = rng.integers(0, np.clip(run, 1, shape.horizon))
+        batch["later_index"] = _put(slot, "later_index", index)
+        states = slot.array("later_state", (*start.shape, layout.state_dim), np.float32)
+        batch["later_state"] = np.take(columns["state"], start + index, 0, out=states, mode="clip")
     return batch
+
+
+def _rewards(reward: np.ndarray, first: np.ndarray, count: np.ndarray, most: int) -> np.ndarray:
+    """float64[b(, k)]: sum of the rewards of `count` steps from `first` on, at most `most`."""
+    steps = np.arange(most)
+    values = np.take(reward, first[..., None] + steps, mode="clip")
+    return np.where(steps < count[..., None], values, 0.0).sum(-1, dtype=np.float64)
 
 
 def _put(slot: Slot, name: str, values: np.ndarray) -> np.ndarray:

@@ -1,12 +1,10 @@
-"""A buffer in memory, a planner that does anything it may, and what a batch must hold according to the segments."""
+"""A buffer in memory and a planner that does anything it may."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from types import SimpleNamespace
 
-import cv2
 import msgspec
 import numpy as np
 
@@ -303,110 +301,3 @@ class ChaosPlanner:
             if offsets:
                 found[s] = offsets
         return found
-
-
-# --- the reference ----------------------------------------------------------------------------------------------------
-
-
-class Reference:
-    """What a window must be, by brute force from the segments of a buffer as they are now."""
-
-    def __init__(self, buffer: MemoryBuffer, target, horizon: int, ticks_ahead=(), newest_row: int = 2**62) -> None:
-        self.buffer, self.target, self.horizon, self.ticks_ahead = buffer, target, horizon, ticks_ahead
-        self.steps: dict[tuple[int, int], tuple[Segment, int]] = {}
-        known = {row: s for row, s in buffer.segments.items() if row <= newest_row}
-        self.readable = {s.id for row, s in known.items() if row not in buffer.damaged}
-        self.episodes: dict[int, list[Segment]] = {}
-        for s in known.values():
-            number = buffer.numbers[s.episode.id]
-            self.episodes.setdefault(number, []).append(s)
-            for t in range(s.steps if s.id in self.readable else 0):
-                self.steps[number, s.first_tick + t] = s, t
-        for segments in self.episodes.values():
-            segments.sort(key=lambda s: s.index)
-
-    @functools.cached_property
-    def starts(self) -> set[tuple[int, int]]:
-        """(episode, tick) of all steps at which a window may begin."""
-        return {at for at in self.steps if self._starts(*at)}
-
-    def check(self, batch: dict, i: int, j: int | None = None) -> None:
-        """That one window of a batch is what it must be."""
-        number = int(batch["episode"][i])
-        at = (i,) if j is None else (i, j)
-        tick = int(batch["tick"][at])
-        segment, t = self.steps[number, tick]
-        assert self._starts(number, tick)
-        expect = {
-            "state": segment.state[t],
-            "version": segment.version[t],
-            "actor": segment.actor[t],
-            "delay": segment.delay_ticks[t],
-            "actions": np.zeros((self.horizon, segment.executed.shape[1]), np.float32),
-            "mask": np.zeros(self.horizon, np.float32),
-            "valid": np.zeros(self.horizon, np.float32),
-            "reward": np.zeros(self.horizon, np.float32),
-        }
-        goes_on = True
-        for h in range(self.horizon):
-            if (found := self.steps.get((number, tick + h))) is None or not self._joined(number, tick, tick + h):
-                break
-            expect["valid"][h] = 1
-            goes_on = goes_on and self._continues(number, tick + h)
-            if goes_on:
-                expect["mask"][h] = 1
-                expect["actions"][h] = found[0].executed[found[1]]
-                expect["reward"][h] = found[0].reward[found[1]]
-        for name, value in expect.items():
-            np.testing.assert_array_equal(batch[name][at], value, err_msg=name)
-        for w, ticks in enumerate(self.ticks_ahead):
-            last = tick
-            for other in range(tick, tick + ticks + 1):
-                if not self._joined(number, tick, other) or not self._continues(number, other):
-                    break
-                last = other
-            there, k = self.steps[number, last]
-            np.testing.assert_array_equal(batch["ahead"][at][w], there.state[k])
-        whole = self.episodes[number]
-        ended = whole[-1].last and [s.index for s in whole] == list(range(len(whole)))
-        later = sum(float(s.reward[max(0, tick - s.first_tick) :].sum()) for s in whole)
-        np.testing.assert_allclose(batch["return_to_go"][at], later if ended else np.nan, rtol=1e-4, atol=1e-4)
-        outcome = next((OUTCOMES.index(s.outcome) for s in whole if s.last), -1)
-        assert batch["outcome"][i] == outcome
-        assert batch["online"][i] == (segment.episode.source == "online")
-        assert list(TASKS)[batch["task"][i]] == segment.episode.task
-        assert batch["instructions"][i] == TASKS[segment.episode.task]
-        oldest = min((int(times[t]) for times in segment.frame_times_ns.values()), default=int(segment.times_ns[t]))
-        age = (int(segment.times_ns[t]) - oldest) / self.buffer.spec.period_ns
-        np.testing.assert_allclose(batch["frame_age"][at], age, rtol=1e-6)
-        for camera in segment.frame_times_ns:
-            np.testing.assert_array_equal(batch["images"][camera][i], self._picture(number, segment, t, camera))
-
-    def _starts(self, number: int, tick: int) -> bool:
-        segment, t = self.steps[number, tick]
-        demonstration = segment.episode.source == "demonstration"
-        if not self.target.starts(segment.actor[t : t + 1], demonstration)[0]:
-            return False
-        return all(self._picture(number, segment, t, camera) is not None for camera in segment.frame_times_ns)
-
-    def _continues(self, number: int, tick: int) -> bool:
-        segment, t = self.steps[number, tick]
-        return bool(self.target.continues(segment.actor[t : t + 1], segment.episode.source == "demonstration")[0])
-
-    def _joined(self, number: int, first: int, last: int) -> bool:
-        """Whether all ticks from one to the other are there."""
-        return all((number, tick) in self.steps for tick in range(first, last + 1))
-
-    def _picture(self, number: int, segment: Segment, t: int, camera: str) -> np.ndarray | None:
-        """The frame that a step saw, from its segment or those right before it without a gap."""
-        time = int(segment.frame_times_ns[camera][t])
-        by_index = {s.index: s for s in self.episodes[number]}
-        index = segment.index
-        while index in by_index:
-            frames = by_index[index].frames[camera] if by_index[index].id in self.readable else CameraFrames([], ())
-            for other, data in zip(frames.times_ns, frames.encoded, strict=True):
-                if other == time:
-                    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-                    return None if pixels is None else pixels[:, :, ::-1]
-            index -= 1
-        return None

@@ -16,7 +16,8 @@ from cloud_learner.buffer.feeding.feed import Feed
 from cloud_learner.buffer.feeding.loader import Fresh
 from cloud_learner.buffer.sampling.plan import Plan, Planner
 from cloud_learner.buffer.sampling.target import OnlineShare, Recent, TaskMix, imitation, uniform
-from tests.cloud_learner.buffer.memory_buffer import TASKS, ChaosPlanner, MemoryBuffer, Reference, record, robot
+from tests.cloud_learner.buffer.memory_buffer import TASKS, ChaosPlanner, MemoryBuffer, record, robot
+from tests.cloud_learner.buffer.reference import Reference
 from wire.errors import ConfigError, Corrupt, InvalidData, StorageError
 from wire.messages import CameraFrames
 
@@ -91,7 +92,7 @@ class Watched(Feed):
     def look(self):
         """The buffer changed and is refreshed from."""
         c = self.config
-        self.now = Reference(self.buffer, c.target, c.horizon, c.ticks_ahead, self.newest_row)
+        self.now = Reference(self.buffer, c.target, c.horizon, c.ticks_ahead, self.newest_row, c.max_offset, c.rolled)
 
     def refresh(self, limit=None):
         found = super().refresh(limit)
@@ -102,16 +103,18 @@ class Watched(Feed):
         """That it is the batch that was planned; draws that cannot be read are replaced by the next that can."""
         reference, planned = self.references[self.made[-1]]
         able = [at in reference.starts for at in planned]
+        drawn = []
         for i in range(len(planned)):
             episode, tick = next(
                 planned[k % len(planned)] for k in range(i, 2 * len(planned)) if able[k % len(planned)]
             )
             assert batch["episode"][i] == episode
-            if self.config.ticks_per_frame == 1:
+            drawn.append(tick)
+            if self.config.ticks_per_frame == 1 and not self.config.max_offset:
                 assert batch["tick"][i] == tick
         for i in range(len(batch["episode"])):
             for j in range(self.config.ticks_per_frame) if self.config.ticks_per_frame > 1 else [None]:
-                reference.check(batch, i, j)
+                reference.check(batch, i, j, drawn[i] if self.config.max_offset else None)
 
 
 @pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
@@ -126,6 +129,9 @@ def test_every_window_is_what_brute_force_finds(planner, data):
         horizon=draw(st.sampled_from([1, 2, 5, 16, 33])),
         ticks_ahead=draw(st.sampled_from([(), (1,), (3, 12), (40,)])),
         ticks_per_frame=draw(st.sampled_from([1, 1, 3])),
+        max_offset=draw(st.sampled_from([0, 1, 7, 30])),
+        rolled=draw(st.sampled_from([(), (True, False, True), (False, False, False)])),
+        later=draw(st.booleans()),
         prefetch=draw(st.sampled_from([0, 2])),
         batch=draw(st.sampled_from([1, 6])),
         seed=draw(st.integers(0, 1000)),
@@ -222,8 +228,8 @@ ADAPTIVE = uniform(Recent(0.2, 20), mix=TaskMix(online=OnlineShare(at_least=1)))
 
 
 @pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
-@pytest.mark.parametrize("ticks_per_frame", [1, 4])
-def test_prefetching_changes_no_batch(planner, ticks_per_frame):
+@pytest.mark.parametrize(("ticks_per_frame", "offsets"), [(1, {}), (4, {}), (4, {"max_offset": 9, "later": True})])
+def test_prefetching_changes_no_batch(planner, ticks_per_frame, offsets):
     spec = robot(CAMERAS["two"])
     made = []
     for prefetch in (0, 1, 2):
@@ -231,7 +237,13 @@ def test_prefetching_changes_no_batch(planner, ticks_per_frame):
         queue = fleet(spec)
         buffer.add(*queue[:5])
         options = config(
-            prefetch=prefetch, ticks_per_frame=ticks_per_frame, seed=3, target=ADAPTIVE, cache_bytes=700_000, batch=32
+            prefetch=prefetch,
+            ticks_per_frame=ticks_per_frame,
+            seed=3,
+            target=ADAPTIVE,
+            cache_bytes=700_000,
+            batch=32,
+            **offsets,
         )
         with Feed(buffer, buffer, spec, options, planner=planner) as feed:
             made.append(life(feed, buffer, queue[5:]))
@@ -240,7 +252,9 @@ def test_prefetching_changes_no_batch(planner, ticks_per_frame):
     # another seed gives others
     buffer = MemoryBuffer(spec)
     buffer.add(*queue[:5])
-    with Feed(buffer, buffer, spec, config(seed=4, ticks_per_frame=ticks_per_frame), planner=planner) as feed:
+    with Feed(
+        buffer, buffer, spec, config(seed=4, ticks_per_frame=ticks_per_frame, **offsets), planner=planner
+    ) as feed:
         feed.refresh()
         assert not same(copied(feed.next()), made[0][0])
 
@@ -248,12 +262,20 @@ def test_prefetching_changes_no_batch(planner, ticks_per_frame):
 @pytest.mark.parametrize("stop", [1, 9, 22])
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
-def test_a_feed_goes_on_where_it_stopped(planner, stop, prefetch):
+@pytest.mark.parametrize("offsets", [{}, {"max_offset": 8, "rolled": (True, True, False), "later": True}])
+def test_a_feed_goes_on_where_it_stopped(planner, stop, prefetch, offsets):
     spec = robot(CAMERAS["two shapes"])
     buffer, queue = MemoryBuffer(spec), fleet(spec)
     buffer.add(*queue[:5])
     options = config(
-        prefetch=prefetch, ticks_per_frame=2, lead=5, target=ADAPTIVE, cache_bytes=700_000, batch=32, echo=4.0
+        prefetch=prefetch,
+        ticks_per_frame=2,
+        lead=5,
+        target=ADAPTIVE,
+        cache_bytes=700_000,
+        batch=32,
+        echo=4.0,
+        **offsets,
     )
     with Feed(buffer, buffer, spec, options, planner=planner) as feed:
         made = life(feed, buffer, queue[5:], stop)
@@ -286,6 +308,21 @@ def test_a_state_that_does_not_fit_is_refused():
         feed.refresh()
         with pytest.raises(InvalidData, match="before the first refresh"):
             feed.restore(feed.state())
+        state = feed.state()
+    offsets = config(max_offset=3)
+    with (
+        Feed(buffer, buffer, spec, offsets, planner=ChaosPlanner) as feed,
+        pytest.raises(InvalidData, match=r"offsets None, this feed has \[3, \[\], False\]"),
+    ):
+        feed.restore(state)
+    with Feed(buffer, buffer, spec, offsets, planner=ChaosPlanner) as feed:
+        feed.refresh()
+        state = feed.state()
+    with (
+        Feed(buffer, buffer, spec, config(), planner=ChaosPlanner) as feed,
+        pytest.raises(InvalidData, match=r"offsets \[3, \[\], False\], this feed has None"),
+    ):
+        feed.restore(state)
 
 
 # --- what may go wrong ------------------------------------------------------------------------------------------------
@@ -300,6 +337,7 @@ def test_what_cannot_work_is_refused():
         {"ticks_ahead": (0,)},
         {"seed": -1},
         {"workers": -1},
+        {"max_offset": -1},
     ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             config(**wrong)
@@ -307,6 +345,8 @@ def test_what_cannot_work_is_refused():
     buffer = MemoryBuffer(spec)
     with pytest.raises(ConfigError, match="place of the buffer"):
         Feed(buffer, buffer, spec, config(workers=1), planner=ChaosPlanner)
+    with pytest.raises(ConfigError, match="rolled names 2 state dimensions, robot 'fake' has 3"):
+        Feed(buffer, buffer, spec, config(rolled=(True, False)), planner=ChaosPlanner)
     with pytest.raises(ConfigError, match="does not hold one frame"):
         Feed(buffer, buffer, spec, config(cache_bytes=100), planner=ChaosPlanner)
 

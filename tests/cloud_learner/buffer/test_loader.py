@@ -218,10 +218,11 @@ def test_processes_change_no_batch(filled):
             for row in range(21 + number // 2, min(24 + number // 2, len(segments))):
                 feed.offer(row, segments[row])
 
-    expect, stats = batches(place, 40, ticks_per_frame=2)
+    options = {"ticks_per_frame": 2, "max_offset": 6, "rolled": (True, False, True), "later": True}
+    expect, stats = batches(place, 40, **options)
     assert stats.loaded > 60
     for workers, prefetch in ((1, 0), (2, 2)):
-        found, stats = batches(place, 40, workers=workers, prefetch=prefetch, during=offer, ticks_per_frame=2)
+        found, stats = batches(place, 40, workers=workers, prefetch=prefetch, during=offer, **options)
         assert all(same(a, b) for a, b in zip(expect, found, strict=True))
         assert stats.from_gateway > 5
         assert stats.bytes <= 250_000

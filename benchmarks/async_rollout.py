@@ -1,0 +1,102 @@
+"""Episodes in simulated time with late answers: what `robot_edge.evaluator.rollout` does, scored by its caller.
+
+A tick is the control loop's: read, hear what came, ask, choose, limit, write, tell what was executed. The clock is
+stepped by hand, so that ages are counted in simulated ticks however busy the machine is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hal.drivers.metaworld import MetaWorldConfig, MetaWorldRobot
+from hal.limits import hold_action, limit_action
+from policies.base import Policy
+from robot_edge.answer import answer
+from robot_edge.schedule.base import ChunkSchedule
+from wire.clock import ManualClock
+from wire.messages import ChunkReply
+from wire.types import Latent, Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One episode."""
+
+    success: bool
+    """an episode ends with it"""
+    rewards: tuple[float, ...]
+    """one a tick"""
+    starved: int
+    """ticks without an action, at which the robot held"""
+    chunks: int
+    """that were made for it"""
+
+
+Thinker = Callable[[Observation, int], Latent]
+"""(observation, tick) -> the newest latent at that tick"""
+
+
+class Always:
+    """Thinks on every observation that it is asked with: the slow path costs nothing beyond the delay."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def __call__(self, observation: Observation, tick: int) -> Latent:
+        return self._policy.think(observation)
+
+
+class Stage:
+    """One simulated robot, used for many episodes."""
+
+    def __init__(self, config: MetaWorldConfig) -> None:
+        self._clock = ManualClock(10**9)
+        self.robot = MetaWorldRobot(config, self._clock)
+        self.robot.connect()
+
+    def play(
+        self,
+        policy: Policy,
+        think: Thinker,
+        schedule: ChunkSchedule,
+        task: str,
+        seed: int,
+        max_ticks: int,
+        delay_ticks: int,
+    ) -> Run:
+        """One episode; a chunk can be used `delay_ticks` after the observation it was asked with."""
+        robot, spec = self.robot, self.robot.spec
+        robot.reset(task, seed)
+        schedule.reset(0)
+        executed = np.zeros(spec.action_dim, np.float32)
+        coming: deque[tuple[int, ChunkReply]] = deque()
+        rewards: list[float] = []
+        starved = chunks = 0
+        for tick in range(max_ticks):
+            observation = robot.read()
+            while coming and coming[0][0] <= tick:
+                schedule.offer(coming.popleft()[1], tick)
+            request = schedule.ask(tick, observation)
+            if request is not None:
+                chunks += 1
+                coming.append((tick + delay_ticks, answer(policy, think(observation, tick), request)))
+                if not delay_ticks:
+                    schedule.offer(coming.popleft()[1], tick)
+            chosen = schedule.action(tick, observation)
+            starved += chosen is None
+            wanted = hold_action(spec, executed) if chosen is None else chosen[0]
+            feedback = robot.write(limit_action(spec, wanted))
+            executed = feedback.executed
+            schedule.executed(tick, executed)
+            self._clock.advance(spec.period_ns)
+            rewards.append(feedback.reward)
+            if feedback.success:
+                return Run(True, tuple(rewards), starved, chunks)
+        return Run(False, tuple(rewards), starved, chunks)
+
+    def close(self) -> None:
+        self.robot.close()

@@ -1,0 +1,147 @@
+"""This project's edge for `benchmarks.edge_latency`: the real control and inference processes around the stand-in arm.
+
+    python -m benchmarks.edge_ours control RUN_DIR RECORD
+    python -m benchmarks.edge_ours inference RUN_DIR MODEL
+
+Only the uplink is a stand-in (`UplinkStandIn`, in the benchmark's process): it takes every step and frame as the real
+one does, and hands out the job and the weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.edge_arm import TASK, Arm, arm_spec
+from hal.priority import real_time
+from hal.robot import Feedback
+from robot_edge.edge import lines, run_control, run_inference
+from robot_edge.inference import Inference
+from robot_edge.loop import ControlLoop, LoopConfig
+from robot_edge.schedule.base import ChunkSchedule
+from robot_edge.schedule.choose import make_schedule
+from wire.clock import MonotonicClock
+from wire.messages import Applied, Hello, Job, LoadWeights
+from wire.types import Frame, Observation, PolicyVersion, Trained
+from wire.zmq_channel import ZmqPair
+
+NAME = "arm"
+EXECUTE = 1
+"""ask for the next chunk one tick after the running one's first action: as often as inference can answer"""
+
+
+class StandInRobot:
+    """The arm of `edge_arm`, keeping the `Robot` protocol."""
+
+    def __init__(self, record: Path) -> None:
+        self.spec = arm_spec()
+        self._arm = Arm(record)
+        self._open = False
+
+    def connect(self) -> None:
+        self._open = True
+
+    def reset(self, task: str, seed: int) -> None:
+        pass
+
+    def read(self) -> Observation:
+        now_ns, state, frame_ns, frames = self._arm.read()
+        return Observation(now_ns, state, {name: Frame(frame_ns, image) for name, image in frames.items()}, TASK)
+
+    def write(self, action: np.ndarray) -> Feedback:
+        self._arm.write(action)
+        return Feedback(action)
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._arm.save()
+
+
+class UplinkStandIn:
+    """The uplink's end of both lines."""
+
+    def __init__(self, run_directory: Path) -> None:
+        ends = lines(run_directory)
+        self._control = ZmqPair(ends["uplink-control"], bind=True)
+        self._inference = ZmqPair(ends["uplink-inference"], bind=True)
+        self._introduced = False
+        self._job_due = 0.0
+        self.applied: list[tuple[int, int]] = []
+        """(version, when inference ran it, ns)"""
+
+    def turn(self) -> None:
+        """Take what came; call it some twenty times a second."""
+        while self._control.recv() is not None:
+            pass
+        while (message := self._inference.recv()) is not None:
+            if isinstance(message, Applied):
+                self.applied.append((message.number, message.applied_ns))
+                self._control.send(message)
+            elif isinstance(message, Hello):
+                self._introduced = True
+        if time.monotonic() > self._job_due:
+            self._job_due = time.monotonic() + 1.0
+            self._control.send(Job("benchmark", (TASK,), 0))
+
+    @property
+    def ready(self) -> bool:
+        """Whether inference is there."""
+        return self._introduced
+
+    def swap(self, number: int, weights: Path) -> None:
+        """Announce version `number`, which lies in `weights`."""
+        version = PolicyVersion(number, "", weights.stat().st_size, number - 1, 0, 0, 0)
+        self._inference.send(LoadWeights(version, str(weights)))
+
+    def close(self) -> None:
+        self._control.close()
+        self._inference.close()
+
+
+def _schedule(trained: Trained) -> ChunkSchedule:
+    return make_schedule("auto", arm_spec(), trained, None, execute_ticks=EXECUTE)
+
+
+def control(run_directory: Path, record: Path) -> None:
+    """The control process, with one endless episode."""
+    ends = lines(run_directory)
+    uplink = ZmqPair(ends["uplink-control"], bind=False)
+    inference = ZmqPair(ends["inference-control"], bind=False, queue=8)
+    config = LoopConfig(max_ticks=10**9)
+    loop = ControlLoop(NAME, "0", StandInRobot(record), uplink, inference, _schedule, MonotonicClock(), config)
+    run_control(loop, uplink, (TASK,))
+    uplink.close()
+    inference.close()
+
+
+def inference(run_directory: Path, model: Path) -> None:
+    """The inference process."""
+    from benchmarks.edge_policy import EdgeVla
+
+    ends = lines(run_directory)
+    line = ZmqPair(ends["inference-control"], bind=True, queue=8)
+    uplink = ZmqPair(ends["uplink-inference"], bind=False)
+    run_inference(Inference(NAME, EdgeVla(model), line, uplink, MonotonicClock()), line, uplink)
+    line.close()
+    uplink.close()
+
+
+def real_time_permitted() -> bool:
+    """Whether a process here may have real-time priority; asks in a thread of its own, which then ends."""
+    import threading
+
+    answer: list[bool] = []
+    thread = threading.Thread(target=lambda: answer.append(real_time()))
+    thread.start()
+    thread.join()
+    return answer[0]
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    {"control": control, "inference": inference}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))

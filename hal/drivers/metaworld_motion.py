@@ -1,0 +1,77 @@
+"""Where the hand of the simulated Sawyer will be: what an asynchronous policy starts from.
+
+Actions move a set-point, exactly; the hand is drawn after it. The robot of the task `track` feels the set-point
+itself, so its actions are integrated. The others feel the hand, which is up to 4 cm behind at full speed: where the
+set-point is follows from the actions executed before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hal.drivers.metaworld import MetaWorldConfig, metaworld_spec
+from hal.drivers.metaworld_track import HAND_HIGH, HAND_LOW
+from hal.motion import Coupling, Motion, SpecMotion
+from wire.types import RobotSpec
+
+STEP_M = 0.01
+"""of the set-point, for an action of 1"""
+_FOLLOW = 0.26
+_SMOOTH = 0.5
+"""shares per tick, fitted to the scripted experts' episodes of all shipped tasks, with and without noise"""
+_MEMORY_TICKS = 40
+"""after which nothing is left of an action but its step"""
+
+
+def metaworld_motion(config: MetaWorldConfig) -> Motion:
+    """The motion of a robot with `config`; needs no simulator."""
+    spec = metaworld_spec(config)
+    if config.observation == "track":
+        return SpecMotion(spec, [Coupling(f"move_{axis}", f"set_point_{axis}", STEP_M) for axis in "xyz"])
+    return HandMotion(spec)
+
+
+class HandMotion:
+    """The measured hand behind its set-point, in each axis, within the limits that the simulator keeps it to:
+
+        s' = s + 0.01 a,  f' = f + 0.5 (s' - f),  h' = h + 0.26 (f' - h)
+
+    Contacts are not foreseen: a hand that is pressed against something is thought to move on. If the state also has the
+    hand one tick ago, that is foretold too.
+    """
+
+    def __init__(self, spec: RobotSpec) -> None:
+        """`spec`: one of MetaWorld's with a measured hand, whose first three numbers are its place."""
+        names = [d.name for d in spec.state]
+        self._hand = np.array([names.index(f"hand_{axis}") for axis in "xyz"])
+        before = [f"hand_{axis}_before" for axis in "xyz"]
+        self._before = np.array([names.index(name) for name in before if name in names], int)
+        self._low, self._high = np.array(HAND_LOW), np.array(HAND_HIGH)
+        self.rolled = np.zeros(len(names), bool)
+        self.rolled[self._hand] = self.rolled[self._before] = True
+
+    def roll(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
+        """See `Motion.roll`. Without `past` the hand is taken to be where its set-point is."""
+        rolled = np.array(state, np.float32)
+        if not len(coming):
+            return rolled
+        point = smooth = hand = np.zeros(3)
+        for action in past[-_MEMORY_TICKS:, :3].astype(np.float64):
+            point = point + STEP_M * action
+            smooth, hand = _follow(point, smooth, hand)
+        here = rolled[self._hand].astype(np.float64)
+        point, smooth, hand = np.clip(here + point - hand, self._low, self._high), here + smooth - hand, here
+        before = hand
+        for action in coming[:, :3].astype(np.float64):
+            before = hand
+            point = np.clip(point + STEP_M * action, self._low, self._high)
+            smooth, hand = _follow(point, smooth, hand)
+        rolled[self._hand] = hand
+        if len(self._before):
+            rolled[self._before] = before
+        return rolled
+
+
+def _follow(point: np.ndarray, smooth: np.ndarray, hand: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    smooth = smooth + _SMOOTH * (point - smooth)
+    return smooth, hand + _FOLLOW * (smooth - hand)

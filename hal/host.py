@@ -1,0 +1,388 @@
+"""A robot's driver in a small process of its own, which holds the robot when its control dies.
+
+    control process (HostedRobot)  ── requests over a local socket ──►  host process ──► driver ──► robot
+                                   ◄─ replies; pictures in memory ───
+
+A command must come in every control period. When none came for some periods, or control is gone, the host commands hold
+itself, in every period, and goes on until a control process commands the robot again, the old one or a new one. When
+the host is asked to end it brings the robot to hold first and closes the driver.
+
+    python -m hal.host --robot fake --socket /run/robot-0/host
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from hal.host_line import PACKET_BYTES, PictureBoard, Reply, Request, address, new_socket
+from hal.limits import hold_action, rest_action
+from hal.priority import real_time
+from hal.registry import make_robot
+from hal.robot import Feedback, Robot, Teleoperator
+from hal.safety import Safety, SafetyLimits
+from wire.errors import ConfigError, FleetError, RobotError, storage_error
+from wire.types import Observation
+
+log = logging.getLogger(__name__)
+
+PATIENCE_TICKS = 2
+"""control periods without a command after which the host commands hold"""
+GRACE_S = 2.0
+"""how long a host that is asked to end leaves a control process that is still there the time to end by itself"""
+
+_TURN_S = 0.1
+_STOP_S = 2.0
+"""how long coming to hold may take at the end"""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Request).decode
+
+
+class Watch:
+    """When hold must be commanded. Times are ns of one monotonic clock; before the first command nothing is due."""
+
+    def __init__(self, period_ns: int, patience_ticks: int) -> None:
+        """Raises `ConfigError` for a patience below one period."""
+        if patience_ticks < 1:
+            raise ConfigError(f"a watchdog's patience of {patience_ticks} periods; give at least 1.")
+        self._period_ns = period_ns
+        self.patience_ns = patience_ticks * period_ns
+        self._commanded_ns = 0
+        self._due_ns: int | None = None
+
+    def rest(self) -> None:
+        """The robot stands and is not commanded: while it resets, and after it is closed."""
+        self._due_ns = None
+
+    def commanded(self, now_ns: int) -> None:
+        """Control commanded the robot."""
+        self._commanded_ns, self._due_ns = now_ns, now_ns + self.patience_ns
+
+    def alone(self, now_ns: int) -> None:
+        """Control is gone: no reason to wait for more than the period that has begun."""
+        if self._due_ns is not None:
+            self._due_ns = min(self._due_ns, max(now_ns, self._commanded_ns + self._period_ns))
+
+    def held(self, now_ns: int) -> None:
+        """Hold was commanded; again in a period. Deadlines that passed meanwhile are skipped."""
+        if self._due_ns is not None:
+            self._due_ns += (max(0, now_ns - self._due_ns) // self._period_ns + 1) * self._period_ns
+
+    def left_s(self, now_ns: int) -> float:
+        """Until hold is due: 0 when it is now, infinite when it is not to come."""
+        return float("inf") if self._due_ns is None else max(0, self._due_ns - now_ns) / 1e9
+
+
+class Host:
+    """One robot, and one control process at a time. `turn` again and again; `close` at the end."""
+
+    def __init__(
+        self,
+        robot: Robot,
+        path: Path,
+        safety: SafetyLimits | None = None,
+        patience_ticks: int = PATIENCE_TICKS,
+        operator: Teleoperator | None = None,
+    ) -> None:
+        """Listens at `path`. Raises `ConfigError` when another host does, or `path` is too long for a socket."""
+        self.robot = robot
+        self.held = 0
+        self._what = f"robot '{robot.spec.embodiment}'"
+        self._path = path
+        self._operator = operator
+        self._safety = Safety(robot.spec, safety or SafetyLimits())
+        self._watch = Watch(robot.spec.period_ns, patience_ticks)
+        self._executed: np.ndarray | None = None
+        self._seen: Observation | None = None
+        self._holding = 0
+        self._trouble = ""
+        self._control: socket.socket | None = None
+        self._pid = 0
+        self._pictures = PictureBoard(f"frames-{robot.spec.embodiment}")
+        self._door = _listen(path)
+
+    @property
+    def attached(self) -> bool:
+        """Whether a control process is there."""
+        return self._control is not None
+
+    def turn(self, longest_s: float = _TURN_S) -> None:
+        """Answer what control asks, or hold when that is due; at most `longest_s` when there is nothing to do."""
+        lines = [self._door] if self._control is None else [self._control, self._door]
+        ready, _, _ = select.select(lines, [], [], min(longest_s, self._watch.left_s(time.monotonic_ns())))
+        if self._control is not None and self._control in ready:
+            self._answer(self._control)
+        # After control was heard: one that has just died makes room for the one that knocks.
+        if self._door in ready:
+            self._let_in()
+        if self._watch.left_s(time.monotonic_ns()) == 0:
+            self._hold()
+
+    def close(self) -> None:
+        """Bring the robot to hold, close its driver, give the socket back. May be called twice."""
+        deadline_s = time.monotonic() + _STOP_S
+        while self._executed is not None and time.monotonic() < deadline_s:
+            self._hold()
+            if self._safety.still or self._trouble:
+                break
+            time.sleep(self.robot.spec.period_ns / 1e9)
+        self._watch.rest()
+        self._executed = None
+        self.robot.close()
+        self._part()
+        self._pictures.close()
+        if self._door.fileno() >= 0:
+            self._path.unlink(missing_ok=True)
+        self._door.close()
+
+    # --- control --------------------------------------------------------------------------------------------------
+
+    def _let_in(self) -> None:
+        line, _ = self._door.accept()
+        pid = _peer(line)
+        if self._control is not None:
+            text = f"{self._what} at {self._path} is in the hands of process {self._pid}; end that one first."
+            with contextlib.suppress(OSError):
+                line.send(_encode(Reply(0, text, "Refused")))
+            line.close()
+            return
+        self._control, self._pid = line, pid
+        log.info("%s: control process %d attached.", self._what, pid)
+
+    def _answer(self, line: socket.socket) -> None:
+        try:
+            data = line.recv(PACKET_BYTES)
+            if not data:
+                raise ConnectionResetError("the line was closed")
+            request = _decode(data)
+            reply = self._do(request)
+            if request.call == "attach":
+                socket.send_fds(line, [_encode(reply)], [self._pictures.descriptor])
+            else:
+                line.send(_encode(reply))
+        except (OSError, msgspec.MsgspecError) as error:
+            log.log(
+                logging.INFO if self._executed is None else logging.WARNING,
+                "%s: control process %d is gone (%s)%s.",
+                self._what,
+                self._pid,
+                error,
+                "" if self._executed is None else "; the robot is held until one attaches",
+            )
+            self._part()
+            self._watch.alone(time.monotonic_ns())
+
+    def _part(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        self._control, self._pid = None, 0
+
+    def _do(self, request: Request) -> Reply:
+        try:
+            reply = self._call(request)
+        except FleetError as error:
+            reply = Reply(request.number, str(error), type(error).__name__)
+        except Exception as error:  # whatever a driver raises must not end the process that guards its robot
+            log.exception("%s: its driver failed in %s().", self._what, request.call)
+            text = f"{self._what}: its driver failed in {request.call}(): {type(error).__name__}: {error}"
+            reply = Reply(request.number, text, RobotError.__name__)
+        executed = b"" if self._executed is None else self._executed.tobytes()
+        return msgspec.structs.replace(reply, held=self.held, executed=executed)
+
+    def _call(self, request: Request) -> Reply:
+        number = request.number
+        match request.call:
+            case "attach":
+                return Reply(number, spec=self.robot.spec, pid=os.getpid())
+            case "read":
+                seen = self._seen = self.robot.read()
+                state = np.ascontiguousarray(seen.state, np.float32)
+                views = self._pictures.show(seen.images)
+                return Reply(
+                    number, time_ns=seen.time_ns, state=state.tobytes(), shape=state.shape, views=views, task=seen.task
+                )
+            case "write":
+                done = self._obey(request)
+                return Reply(number, reward=done.reward, success=done.success)
+            case "propose":
+                return self._propose(number)
+            case "connect":
+                self.robot.connect()
+            case "reset":
+                self._forget()
+                self.robot.reset(request.task, request.seed)
+            case "close":
+                self._forget()
+                self.robot.close()
+            case _:
+                raise RobotError(f"{self._what}: its host does not understand '{request.call}'; install one version.")
+        return Reply(number)
+
+    def _forget(self) -> None:
+        """The scene ends here; what comes next starts from rest."""
+        self._watch.rest()
+        self._safety.reset()
+        self._executed, self._seen, self._holding, self._trouble = None, None, 0, ""
+
+    def _propose(self, number: int) -> Reply:
+        if self._operator is None:
+            raise RobotError(f"{self._what}: its host was started without a scripted operator.")
+        if self._seen is None:
+            return Reply(number, progress=float("inf"))
+        action = self._operator.propose(self._seen)
+        data = b"" if action is None else np.asarray(action, np.float32).tobytes()
+        return Reply(number, action=data, progress=self._operator.progress())
+
+    # --- the robot ------------------------------------------------------------------------------------------------
+
+    def _obey(self, request: Request) -> Feedback:
+        action = np.frombuffer(request.action, np.float32)
+        late_ns = time.monotonic_ns() - request.sent_ns
+        if late_ns > self._watch.patience_ns and self._executed is not None:
+            # It waited behind a driver that blocked: what was right then may be wrong now.
+            log.warning("%s: a command is %.0f ms old and is not executed; it holds.", self._what, late_ns / 1e6)
+            action = self._safety.brake(self._executed)
+        done = self._write(action)
+        self._watch.commanded(time.monotonic_ns())
+        if self._holding:
+            log.info("%s: commanded again after %d periods of hold.", self._what, self._holding)
+        self._holding = 0
+        return done
+
+    def _write(self, action: np.ndarray) -> Feedback:
+        done = self.robot.write(action)
+        before = self._executed if self._executed is not None else done.executed
+        self._executed = np.array(done.executed, np.float32)
+        self._safety.note(self._executed, before)
+        return done
+
+    def _hold(self) -> None:
+        if self._holding == 0:
+            who = f"control process {self._pid} sends no command" if self._control is not None else "no control process"
+            log.info("%s: %s; its host commands hold.", self._what, who)
+        self._holding += 1
+        self.held += 1
+        try:
+            self._write(self._still())
+            self._trouble = ""
+        except Exception as error:  # noqa: BLE001 - the next period must come, whatever a driver raises in this one
+            if str(error) != self._trouble:
+                log.error("%s cannot be held: %s: %s", self._what, type(error).__name__, error)
+            self._trouble = str(error) or type(error).__name__
+        self._watch.held(time.monotonic_ns())
+
+    def _still(self) -> np.ndarray:
+        """float32[da]: one period of coming to hold."""
+        if self._executed is not None:
+            return self._safety.brake(self._executed)
+        seen = self._seen or self.robot.read()
+        return hold_action(self.robot.spec, rest_action(self.robot.spec, seen.state))
+
+
+def run_host(
+    robot: Robot,
+    path: Path,
+    stop: Callable[[], bool],
+    safety: SafetyLimits | None = None,
+    patience_ticks: int = PATIENCE_TICKS,
+    operator: Teleoperator | None = None,
+) -> None:
+    """Host `robot` at `path` until `stop()`: asked to end, or the supervisor is gone.
+
+    A control process that is still there then gets `GRACE_S` to end by itself. Raises as `Host`.
+    """
+    host = Host(robot, path, safety, patience_ticks, operator)
+    # A collection of all that was imported takes longer than a control period.
+    gc.collect()
+    gc.freeze()
+    real_time()
+    try:
+        while not stop():
+            host.turn()
+        deadline_s = time.monotonic() + GRACE_S
+        while host.attached and time.monotonic() < deadline_s:
+            host.turn()
+    finally:
+        host.close()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """`python -m hal.host`: host a robot of the registry, or what `module:function` makes."""
+    parser = argparse.ArgumentParser(prog="python -m hal.host", description="Host one robot's driver.")
+    parser.add_argument("--robot", required=True, help="a name of the registry, or module:function that makes a robot")
+    parser.add_argument("--socket", required=True, type=Path, help="where control processes attach")
+    parser.add_argument("--patience", type=int, default=PATIENCE_TICKS, help="periods without a command before hold")
+    parser.add_argument("--parent", type=int, default=0, help="end when this process is no longer the parent")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    asked = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal asked
+        asked = True
+
+    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGINT, ask)
+    robot = _made(options.robot)
+    run_host(
+        robot,
+        options.socket,
+        lambda: asked or (options.parent != 0 and os.getppid() != options.parent),
+        patience_ticks=options.patience,
+    )
+
+
+def _made(name: str) -> Robot:
+    module, colon, function = name.partition(":")
+    if not colon:
+        return make_robot(name)
+    try:
+        return getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"--robot {name}: {error}. Give module:function of something that can be imported."
+        ) from error
+
+
+def _listen(path: Path) -> socket.socket:
+    door = new_socket()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.closing(new_socket()) as probe:
+            if path.exists() and probe.connect_ex(address(path)) == 0:
+                raise ConfigError(f"another host runs at {path}; end it first or give this one another path.")
+        # What a host that was killed left behind.
+        path.unlink(missing_ok=True)
+        door.bind(address(path))
+        door.listen(4)
+    except OSError as error:
+        door.close()
+        raise storage_error(error, "hosting a robot", path) from error
+    except ConfigError:
+        door.close()
+        raise
+    return door
+
+
+def _peer(line: socket.socket) -> int:
+    """Process id of the other end."""
+    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(credentials[:4], "little")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""What control and a robot's host say to each other: small packets over a local socket, pictures through shared memory.
+
+One request is answered by one reply, so that nobody writes a picture while the other side reads it. A packet that comes
+late is known by its number. No pickle: packets are typed MessagePack.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from wire.errors import ConfigError, FleetError, RobotError
+from wire.types import Frame, RobotSpec
+
+PACKET_BYTES = 1 << 16
+_PATH_BYTES = 107
+"""what the operating system takes as a socket's path"""
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """Control asks."""
+
+    number: int
+    call: str
+    """attach, connect, reset, read, write, propose or close"""
+    sent_ns: int = 0
+    """CLOCK_MONOTONIC, which both sides share"""
+    action: bytes = b""
+    """float32[da]"""
+    task: str = ""
+    seed: int = 0
+
+
+class Picture(msgspec.Struct, frozen=True, array_like=True):
+    """Where a picture lies in the shared memory."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def end(self) -> int:
+        return self.offset + int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+
+class View(msgspec.Struct, frozen=True, array_like=True):
+    """A camera's newest frame."""
+
+    number: int
+    """another number is another frame, whatever its time"""
+    time_ns: int
+    image: Picture
+    preview: Picture | None = None
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    """The host answers. What a call does not give stays empty."""
+
+    number: int
+    """the request's; 0 answers whatever was asked"""
+    error: str = ""
+    """what the driver raised"""
+    kind: str = ""
+    """the class of wire.errors it raised"""
+    held: int = 0
+    """periods since the host started in which it commanded hold by itself"""
+    executed: bytes = b""
+    """float32[da]: what the robot did last, empty before the first command of a scene"""
+    time_ns: int = 0
+    state: bytes = b""
+    shape: tuple[int, ...] = ()
+    views: dict[str, View] = {}
+    task: str = ""
+    reward: float = 0.0
+    success: bool = False
+    action: bytes = b""
+    """float32[da]: the scripted operator's, empty for none"""
+    progress: float = 0.0
+    spec: RobotSpec | None = None
+    pid: int = 0
+
+
+def error_of(reply: Reply) -> FleetError:
+    """The error that the driver raised, of the same class."""
+    known: dict[str, type[FleetError]] = {}
+    new: list[type[FleetError]] = [FleetError]
+    while new:
+        kind = new.pop()
+        known[kind.__name__] = kind
+        new += kind.__subclasses__()
+    return known.get(reply.kind, RobotError)(reply.error)
+
+
+def address(path: Path) -> str:
+    """The socket's path as the operating system takes it. Raises `ConfigError` when it is too long."""
+    if len(os.fsencode(path)) > _PATH_BYTES:
+        raise ConfigError(f"{path} is too long for a local socket: {_PATH_BYTES} bytes at most. Choose a shorter one.")
+    return str(path)
+
+
+def new_socket() -> socket.socket:
+    """A local socket that keeps packets whole."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+
+
+class PictureBoard:
+    """The host's side of the shared memory: each picture has a place and is written once per frame.
+
+    The memory has no name and goes with the last process that holds it: nothing is left behind by a process that dies.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+        self._memory: mmap.mmap | None = None
+        self._size = 0
+        self._places: dict[tuple[str, str], Picture] = {}
+        self._shown: dict[str, tuple[Frame, View]] = {}
+
+    def show(self, images: Mapping[str, Frame]) -> dict[str, View]:
+        """Write what is new of `images` and say where it lies."""
+        views = {}
+        for camera, frame in images.items():
+            shown = self._shown.get(camera)
+            if shown is None or shown[0] is not frame:
+                number = 1 if shown is None else shown[1].number + 1
+                image = self._write((camera, "image"), frame.image)
+                preview = None if frame.preview is None else self._write((camera, "preview"), frame.preview)
+                shown = self._shown[camera] = frame, View(number, frame.time_ns, image, preview)
+            views[camera] = shown[1]
+        return views
+
+    def close(self) -> None:
+        """Give the memory back; may be called twice."""
+        self._memory = None
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+    def _write(self, key: tuple[str, str], array: np.ndarray) -> Picture:
+        array = np.ascontiguousarray(array)
+        place = self._places.get(key)
+        if place is None or (place.shape, place.dtype) != (array.shape, array.dtype.str):
+            place = self._places[key] = Picture(self._size, array.shape, array.dtype.str)
+            self._size = -(-place.end // mmap.PAGESIZE) * mmap.PAGESIZE
+            os.ftruncate(self.descriptor, self._size)
+            self._memory = mmap.mmap(self.descriptor, self._size)
+        assert self._memory is not None
+        if array.size:
+            self._memory[place.offset : place.end] = array.data.cast("B")
+        return place
+
+
+class PictureReader:
+    """Control's side: copies a picture out when it is new; the same frame is the same object."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._memory: mmap.mmap | None = None
+        self._seen: dict[str, tuple[View, Frame]] = {}
+
+    def read(self, views: Mapping[str, View]) -> dict[str, Frame]:
+        """The frames of a reply, before the next request is sent."""
+        frames = {}
+        for camera, view in views.items():
+            seen = self._seen.get(camera)
+            if seen is None or seen[0] != view:
+                preview = None if view.preview is None else self._copy(view.preview)
+                seen = self._seen[camera] = view, Frame(view.time_ns, self._copy(view.image), preview)
+            frames[camera] = seen[1]
+        return frames
+
+    def close(self) -> None:
+        """Give the memory back; may be called twice."""
+        self._memory = None
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _copy(self, place: Picture) -> np.ndarray:
+        if self._memory is None or len(self._memory) < place.end:
+            self._memory = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+        if len(self._memory) < place.end:
+            raise RobotError(f"the host's shared memory ends at {len(self._memory)} bytes, before a picture's end.")
+        count = int(np.prod(place.shape))
+        return np.frombuffer(self._memory, place.dtype, count, place.offset).reshape(place.shape).copy()

@@ -1,0 +1,186 @@
+"""A robot whose driver lives in a process of its own (`hal.host`), as control sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from hal.host_line import PACKET_BYTES, PictureReader, Reply, Request, address, error_of, new_socket
+from hal.limits import limit_action
+from hal.robot import Feedback
+from wire.errors import RobotError
+from wire.types import Observation, RobotSpec
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Reply).decode
+
+
+class HostedRobot:
+    """Keeps the `Robot` protocol. When this process dies, the host holds the robot until another one attaches."""
+
+    def __init__(
+        self,
+        spec: RobotSpec,
+        path: Path,
+        tasks: tuple[str, ...] = (),
+        attach_s: float = 20.0,
+        call_s: float = 1.0,
+        slow_call_s: float = 120.0,
+    ) -> None:
+        """Only stores. `spec`: what the driver's robot is known to be; `path`: the host's socket.
+
+        attach_s: how long `connect` waits for the host; call_s: for a read or write; slow_call_s: for the other calls.
+        """
+        self.spec = spec
+        self.tasks = tasks
+        self.held = 0
+        """periods in which the host commanded hold by itself, since it started; as of the last call"""
+        self.executed: np.ndarray | None = None
+        """float32[da]: what the robot did last, whoever commanded it; None before the first command of a scene"""
+        self.host_pid = 0
+        self._path = path
+        self._attach_s = attach_s
+        self._call_s = call_s
+        self._slow_call_s = slow_call_s
+        self._numbers = itertools.count(1)
+        self._socket: socket.socket | None = None
+        self._pictures: PictureReader | None = None
+        self._progress: float | None = None
+
+    def connect(self) -> None:
+        """Attach to the host and have it connect its driver.
+
+        Raises `RobotError` when there is no host or another process is attached, `SpecMismatch` when it hosts another
+        robot, and what the driver raises.
+        """
+        if self._socket is None:
+            self._attach()
+        self._call("connect", self._slow_call_s)
+
+    def reset(self, task: str, seed: int) -> None:
+        """As `Robot.reset`; the host waits with it, its watchdog does not bite meanwhile."""
+        self._call("reset", self._slow_call_s, task=task, seed=seed)
+
+    def read(self) -> Observation:
+        """As `Robot.read`. Raises `RobotError` when the host is gone or its driver blocks."""
+        reply = self._call("read", self._call_s)
+        assert self._pictures is not None
+        state = np.frombuffer(reply.state, np.float32).reshape(reply.shape)
+        return Observation(reply.time_ns, state, self._pictures.read(reply.views), reply.task)
+
+    def write(self, action: np.ndarray) -> Feedback:
+        """As `Robot.write`. An action that reaches the driver too late is not executed: the robot holds instead, and
+        `Feedback.executed` says so. Raises as `read`, and `InvalidData` for what is no action."""
+        data = limit_action(self.spec, action).tobytes()
+        reply = self._call("write", self._call_s, action=data)
+        return Feedback(np.frombuffer(reply.executed, np.float32), reply.reward, reply.success)
+
+    def close(self) -> None:
+        """Have the driver closed and let the host go. May be called twice, and with the host gone."""
+        if self._socket is None:
+            return
+        try:
+            self._call("close", self._slow_call_s)
+        finally:
+            self._detach()
+
+    def propose(self, observation: Observation) -> np.ndarray | None:
+        """float32[da]: what the host's scripted operator wants now. Raises `RobotError` when the host has none."""
+        reply = self._call("propose", self._call_s)
+        self._progress = reply.progress
+        return np.frombuffer(reply.action, np.float32) if reply.action else None
+
+    def progress(self) -> float:
+        """`Teleoperator.progress` as of the last proposal; infinite before the first."""
+        return float("inf") if self._progress is None else self._progress
+
+    # --- the line -------------------------------------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        deadline_s = time.monotonic() + self._attach_s
+        while True:
+            line = new_socket()
+            try:
+                line.connect(address(self._path))
+                break
+            except OSError as error:
+                line.close()
+                if time.monotonic() > deadline_s:
+                    raise RobotError(
+                        f"robot '{self.spec.embodiment}': no host at {self._path} ({error.strerror}). "
+                        "Is its process running? Its log says why it ended."
+                    ) from error
+            time.sleep(0.02)
+        self._socket = line
+        try:
+            reply = self._call("attach", max(0.1, deadline_s - time.monotonic()))
+            if reply.spec is None or self._pictures is None:
+                raise RobotError(f"robot '{self.spec.embodiment}': {self._path} answered, but it is no robot's host.")
+            self.spec.require(reply.spec, f"the robot hosted at {self._path}")
+        except BaseException:
+            self._detach()
+            raise
+        self.host_pid = reply.pid
+
+    def _detach(self) -> None:
+        if self._pictures is not None:
+            self._pictures.close()
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = self._pictures = None
+
+    def _call(self, call: str, timeout_s: float, action: bytes = b"", task: str = "", seed: int = 0) -> Reply:
+        line = self._socket
+        if line is None:
+            raise RobotError(f"robot '{self.spec.embodiment}': {call} before connect(); call connect() first.")
+        number = next(self._numbers)
+        sent_ns = time.monotonic_ns()
+        deadline_ns = sent_ns + round(timeout_s * 1e9)
+        request = Request(number, call, sent_ns, action, task, seed)
+        try:
+            line.settimeout(timeout_s)
+            # A host that closed the line may have said why before.
+            with contextlib.suppress(BrokenPipeError):
+                line.send(_encode(request))
+            while True:
+                line.settimeout(max(1e-3, (deadline_ns - time.monotonic_ns()) / 1e9))
+                reply = self._receive(line, call)
+                if reply.number in (number, 0):
+                    break
+        except TimeoutError as error:
+            raise RobotError(
+                f"robot '{self.spec.embodiment}': its driver blocks: no answer to {call}() within {timeout_s:g} s"
+                f"{self._host()}. Check the robot's cable and power; restart the host if it stays so."
+            ) from error
+        except OSError as error:
+            self._detach()
+            raise RobotError(f"robot '{self.spec.embodiment}': {self._gone(call)} ({error.strerror}).") from error
+        self.held = reply.held
+        self.executed = np.frombuffer(reply.executed, np.float32) if reply.executed else None
+        if reply.kind:
+            raise error_of(reply)
+        return reply
+
+    def _receive(self, line: socket.socket, call: str) -> Reply:
+        data, descriptors, _, _ = socket.recv_fds(line, PACKET_BYTES, 1)
+        if descriptors:
+            self._pictures = PictureReader(descriptors[0])
+        if not data:
+            self._detach()
+            raise RobotError(f"robot '{self.spec.embodiment}': {self._gone(call)}.")
+        return _decode(data)
+
+    def _gone(self, call: str) -> str:
+        return (
+            f"its host ended during {call}(){self._host()}; nobody commands the robot until a new host runs at "
+            f"{self._path} and this process attaches again"
+        )
+
+    def _host(self) -> str:
+        return f" (host process {self.host_pid})" if self.host_pid else ""

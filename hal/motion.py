@@ -1,0 +1,90 @@
+"""Where a robot will be after actions that are already decided: what an asynchronous policy must start from.
+
+VLASH (arXiv 2512.01031, section 3.2) rolls the state forward to the moment a chunk begins. Here the actions *as
+executed* are integrated by what each dimension means, and a robot may bring a model of its own (`Motion`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from wire.errors import ConfigError, nearest
+from wire.types import Meaning, RobotSpec
+
+
+class Motion(Protocol):
+    """A model of one robot: how its state follows from its actions."""
+
+    rolled: np.ndarray
+    """bool[ds]: the state dimensions it foretells; the others stay as they were seen. Training mixes the later state
+    and the seen one the same way"""
+
+    def roll(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
+        """float32[ds] after `coming`.
+
+        `state`: float32[ds] as seen; `past`: float32[m, da] executed before it in this episode, oldest first, for
+        models with memory (m may be 0); `coming`: float32[d, da] that will be executed from then on.
+        """
+        ...
+
+
+class Coupling(msgspec.Struct, frozen=True):
+    """An action dimension and the state dimension it moves."""
+
+    action: str
+    state: str
+    gain: float = 1.0
+    """state units per action unit"""
+
+
+class SpecMotion:
+    """Integrates actions by their meaning, within the limits of the state.
+
+    absolute: the state goes to `gain * a`; delta: it changes by `gain * a` a tick; velocity: by `gain * a` times the
+    control period.
+    """
+
+    def __init__(self, spec: RobotSpec, couplings: Sequence[Coupling] | None = None) -> None:
+        """Without `couplings`, action and state dimensions of one name belong together.
+
+        Raises `ConfigError` for a name the spec has not, or a state dimension that two actions move.
+        """
+        actions, states = [d.name for d in spec.action], [d.name for d in spec.state]
+        if couplings is None:
+            couplings = [Coupling(name, name) for name in actions if name in states]
+        for coupling in couplings:
+            for what, name, known in (("action", coupling.action, actions), ("state", coupling.state, states)):
+                if name not in known:
+                    raise ConfigError(
+                        f"motion of '{spec.embodiment}': no {what} dimension '{name}'.{nearest(name, known)} "
+                        f"It has {', '.join(known)}."
+                    )
+        moved = [coupling.state for coupling in couplings]
+        if len(set(moved)) < len(moved):
+            raise ConfigError(f"motion of '{spec.embodiment}': a state dimension is moved by two actions: {moved}.")
+        self._from = np.array([actions.index(c.action) for c in couplings], int)
+        self._to = np.array([states.index(c.state) for c in couplings], int)
+        meanings = [spec.action[i].meaning for i in self._from]
+        self._absolute = np.array([meaning is Meaning.absolute for meaning in meanings], bool)
+        period_s = spec.period_ns / 1e9
+        self._gain = np.array(
+            [c.gain * (period_s if m is Meaning.velocity else 1.0) for c, m in zip(couplings, meanings, strict=True)]
+        )
+        self._low = np.array([spec.state[i].low for i in self._to])
+        self._high = np.array([spec.state[i].high for i in self._to])
+        self.rolled = np.zeros(len(states), bool)
+        self.rolled[self._to] = True
+
+    def roll(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
+        """See `Motion.roll`; it needs no past."""
+        rolled = np.array(state, np.float32)
+        at = rolled[self._to].astype(np.float64)
+        for action in coming:
+            change = action[self._from] * self._gain
+            at = np.clip(np.where(self._absolute, change, at + change), self._low, self._high)
+        rolled[self._to] = at
+        return rolled

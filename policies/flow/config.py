@@ -1,0 +1,91 @@
+"""What decides the flow policy's network; it travels with the weights."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from wire.errors import ConfigError
+from wire.types import Trained
+
+
+class Eye(msgspec.Struct, frozen=True):
+    """The camera an encoder looks through."""
+
+    name: str
+    height: int
+    width: int
+
+
+class Conv(msgspec.Struct, frozen=True):
+    """One convolution, padded so that the stride alone shrinks the image."""
+
+    channels: int
+    kernel: int
+    stride: int
+
+
+class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that decides the network's shape and how it is sampled. It travels with the weights."""
+
+    state_dim: int
+    action_dim: int
+    horizon: int = 16
+    """H"""
+    eyes: tuple[Eye, ...] = ()
+    """empty: the slow path reads only the instruction"""
+    stem: tuple[Conv, ...] = (Conv(32, 5, 2), Conv(48, 3, 2), Conv(48, 3, 1))
+    """convolutions of each camera's encoder"""
+    points: int = 32
+    """feature points per camera; each gives an x and a y to the latent"""
+    vocabulary: int = 256
+    """word ids, with the padding id"""
+    words: int = 16
+    """L, words read of an instruction"""
+    word_width: int = 32
+    width: int = 256
+    """hidden units of the fast path"""
+    layers: int = 3
+    """hidden layers of the fast path"""
+    frequencies: int = 8
+    """sines and cosines of the flow time"""
+    ahead: tuple[int, ...] = ()
+    """ticks at which an auxiliary head predicts the state, while it trains; see `FlowNetwork.loss`"""
+    ahead_weight: float = 0.3
+    """its share in the loss"""
+    predict: Literal["velocity", "action"] = "velocity"
+    """what the fast path's output means; see `FlowNetwork.loss`"""
+    euler_steps: int = 5
+    """integration steps from noise to actions"""
+    max_offset: int = 0
+    """ticks: the largest delay that training simulates; above 0 the fast path reads the age of what the slow one saw"""
+    prefix: bool = False
+    """train with actions that are already committed; see `FlowNetwork.loss`"""
+    residual: bool = False
+    """train a small network that corrects single actions on the robot; see `policies.flow.residual`"""
+    residual_width: int = 64
+    """its hidden units"""
+
+    def require(self) -> None:
+        """Raise `ConfigError` for values that cannot work, whatever the robot."""
+        if self.vocabulary < 2 or min(self.horizon, self.layers, self.euler_steps, self.words) < 1:
+            raise ConfigError(
+                "flow policy: horizon, layers, euler_steps, words must be 1 or more and vocabulary 2 or more."
+            )
+        if self.eyes and not self.stem:
+            raise ConfigError("flow policy: a policy with cameras needs at least one convolution in `stem`.")
+        if self.max_offset < 0:
+            raise ConfigError(f"flow policy: max_offset {self.max_offset} is negative; 0 trains without a delay.")
+        if self.prefix and (self.max_offset < 1 or self.horizon < 2):
+            raise ConfigError(
+                f"flow policy: prefix needs max_offset 1 or more and horizon 2 or more, not {self.max_offset} and "
+                f"{self.horizon}: up to max_offset actions are committed and at least one must be left."
+            )
+        if self.residual and self.residual_width < 1:
+            raise ConfigError(f"flow policy: residual_width {self.residual_width} must be 1 or more.")
+
+    @property
+    def trained(self) -> Trained:
+        """What weights of this network are trained for."""
+        return Trained(self.max_offset, self.max_offset > 0, self.prefix, self.residual)

@@ -1,0 +1,349 @@
+"""The recorder on the control thread: stands at the loop's borders and notes what crosses them.
+
+    flight = FlightRecorder(directory, header)
+    loop = ControlLoop(name, boot, flight.robot(robot), flight.line("uplink", uplink), ...)
+    flight.start()
+    while ...:
+        flight.tick(loop)      # instead of loop.tick()
+    flight.close()
+
+Nothing here waits: a tick becomes bytes in memory and goes into a bounded queue. When that is full, or the disk
+refuses, whole ticks are left out with a mark, and the robot goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from hal.robot import Feedback, Robot, Teleoperator
+from robot_edge.flight.events import (
+    LINES,
+    Clocked,
+    Event,
+    Gap,
+    Header,
+    Packer,
+    Progressed,
+    Proposed,
+    Raised,
+    Read,
+    Received,
+    Reset,
+    Sent,
+    Slept,
+    SnapshotRecord,
+    TickRecord,
+    Written,
+)
+from robot_edge.flight.snapshot import Border, capture
+from robot_edge.flight.writer import FlightConfig, Item, Writer
+from wire.channel import Channel
+from wire.clock import Clock
+from wire.messages import EpisodeEnded, Message
+from wire.types import Frame, Observation
+
+log = logging.getLogger(__name__)
+
+
+class Loop(Protocol):
+    """What the recorder needs of a control loop."""
+
+    mode: Any
+    reason: Any
+
+    def tick(self) -> None: ...
+
+
+class FlightRecorder(Border):
+    """Records one start of a control process into `directory`, which belongs to this robot alone."""
+
+    def __init__(self, directory: Path, header: Header, config: FlightConfig | None = None) -> None:
+        """Touches the disk only after `start`."""
+        self.config = config or FlightConfig()
+        self.writer = Writer(directory, header, self.config)
+        self.ticks = 0
+        self.lost = 0
+        """ticks that could not be recorded"""
+        self.live = False
+        """inside a tick that is recorded"""
+        self.boundary = False
+        self.images: dict[str, Frame] | None = None
+        self._name = header.name
+        self._packer = Packer()
+        self._buffer = bytearray()
+        self._count = 0
+        self._size = 0
+        self._frame_ns: dict[str, int] = {}
+        self._since_snapshot = 0
+        self._gap_from = 0
+        self._gap_reason = ""
+        self._try_at = 0
+        self._broken = ""
+        self._told = False
+
+    # --- the borders -----------------------------------------------------------------------------------------------
+
+    def robot(self, robot: Robot) -> Robot:
+        return RecordedRobot(robot, self)
+
+    def line(self, which: Literal["uplink", "inference"], channel: Channel) -> Channel:
+        return RecordedChannel(channel, self, LINES.index(which))
+
+    def clock(self, clock: Clock) -> Clock:
+        return RecordedClock(clock, self)
+
+    def operator(self, operator: Teleoperator | None) -> Teleoperator | None:
+        return RecordedOperator(operator, self) if operator is not None else None
+
+    # --- ticks -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to write. Call before the process becomes real-time, so that the writing does not."""
+        self.writer.start()
+
+    def tick(self, loop: Loop) -> None:
+        """One tick of `loop`, recorded. Whatever it raises is noted and raised on."""
+        self._begin(loop)
+        try:
+            loop.tick()
+        except BaseException as error:
+            self._end(loop, error)
+            raise
+        self._end(loop, None)
+
+    def close(self) -> None:
+        """Write what waits; call it after the last tick."""
+        self._mark_gap(self.ticks)
+        self.writer.close()
+
+    @property
+    def failure(self) -> str:
+        """Why nothing is recorded now, '' while all is well."""
+        return self.writer.failure or self._broken
+
+    def _begin(self, loop: Loop) -> None:
+        self.ticks += 1
+        if not self._since_snapshot or self._gap_from or self.writer.failure or self.boundary or self._due():
+            self._snapshot(loop)
+        self._buffer = bytearray()
+        self._packer.clear()
+        self._count = self._size = 0
+        self.images = None
+        self.live = not self._gap_from
+
+    def _due(self) -> bool:
+        return self.writer.full or self._since_snapshot > self.config.snapshot_ticks
+
+    def _snapshot(self, loop: Loop) -> None:
+        """Note what `loop` knows before this tick; after a gap this is where the record goes on."""
+        if self.writer.failure and not self._gap_from:
+            self._lose(self.writer.failure)
+        if self._gap_from and self.ticks < self._try_at:
+            return
+        # A disk that refused is asked again now and then, a queue that was full at the next tick.
+        failing = bool(self.writer.failure)
+        self._try_at = self.ticks + (50 if failing else 5)
+        try:
+            tree, left_out = capture(loop)
+            packer, buffer = Packer(), bytearray()
+            packer.into(tree, buffer)
+        except Exception as error:  # noqa: BLE001 - a loop that cannot be noted is flown all the same
+            self._lose(f"the loop's state cannot be noted: {error!r}")
+            return
+        if left_out and not self._told:
+            self._told = True
+            log.info("robot '%s': not part of a flight's snapshots: %s.", self._name, ", ".join(left_out))
+        item = Item(SnapshotRecord, self.ticks - 1, bytes(buffer), large=packer.large, left_out=tuple(left_out))
+        item.size = len(item.data) + sum(array.nbytes for array in item.large)
+        if failing:
+            # Only to see whether the disk takes it; the record goes on with the snapshot after that.
+            self.writer.offer(item)
+            return
+        self._mark_gap(self.ticks - 1)
+        if not self.writer.offer(item):
+            self._lose("the disk is too slow")
+            return
+        self._gap_from, self._broken = 0, ""
+        self._since_snapshot = 1
+        self.boundary = False
+
+    def _mark_gap(self, last: int) -> None:
+        if self._gap_from and self._gap_from <= last:
+            self.writer.offer(Item(Gap, self._gap_from, last=last, reason=self._gap_reason))
+
+    def _lose(self, reason: str) -> None:
+        """This tick is not recorded, nor are those after it until a snapshot is."""
+        self.live = False
+        self._broken = reason
+        if not self._gap_from:
+            self._gap_from, self._gap_reason = max(1, self.ticks), reason
+            log.warning("robot '%s': tick %d is missing in the flight: %s", self._name, self.ticks, reason)
+
+    def _end(self, loop: Loop, error: BaseException | None) -> None:
+        if self.live:
+            self.live = False
+            item = Item(
+                TickRecord,
+                self.ticks,
+                bytes(self._buffer),
+                self._count,
+                self._packer.large,
+                str(loop.mode),
+                str(loop.reason),
+                raised(error),
+                self.images,
+            )
+            item.size = len(item.data) + self._size
+            if self.writer.offer(item):
+                self._since_snapshot += 1
+                return
+            self._lose("the disk is too slow")
+        self.lost += 1
+
+    # --- what the borders call -------------------------------------------------------------------------------------
+
+    def note(self, event: Event) -> None:
+        """Append to the running tick."""
+        try:
+            self._packer.into(event, self._buffer)
+            self._count += 1
+        except Exception as error:  # noqa: BLE001 - a value without a place in the file costs the tick, not the robot
+            self._lose(f"{type(event).__name__} cannot be recorded: {error}")
+
+    def saw(self, observation: Observation) -> None:
+        """Remember new frames, for pictures."""
+        for camera, frame in observation.images.items():
+            if self._frame_ns.get(camera) != frame.time_ns:
+                self._frame_ns[camera] = frame.time_ns
+                self._size += frame.image.nbytes
+                self.images = observation.images
+
+
+class RecordedClock(Border):
+    """Keeps the `Clock` protocol."""
+
+    def __init__(self, inner: Clock, flight: FlightRecorder) -> None:
+        self._inner = inner
+        self._flight = flight
+
+    def now_ns(self) -> int:
+        now_ns = self._inner.now_ns()
+        if self._flight.live:
+            self._flight.note(Clocked(now_ns))
+        return now_ns
+
+    def sleep_until(self, deadline_ns: int) -> None:
+        if self._flight.live:
+            self._flight.note(Slept(deadline_ns))
+        self._inner.sleep_until(deadline_ns)
+
+
+class RecordedChannel(Border):
+    """Keeps the `Channel` protocol; whatever else the line has is reached through it."""
+
+    def __init__(self, inner: Channel, flight: FlightRecorder, line: int) -> None:
+        self._inner = inner
+        self._flight = flight
+        self._line = line
+        self._nothing = Received(line, None)
+
+    def send(self, message: Message) -> bool:
+        accepted = self._inner.send(message)
+        flight = self._flight
+        if flight.live:
+            flight.note(Sent(self._line, accepted, message))
+        if type(message) is EpisodeEnded:
+            flight.boundary = True
+        return accepted
+
+    def recv(self, timeout_s: float = 0.0) -> Message | None:
+        message = self._inner.recv(timeout_s)
+        if self._flight.live:
+            self._flight.note(self._nothing if message is None else Received(self._line, message))
+        return message
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class RecordedRobot(Border):
+    """Keeps the `Robot` protocol; whatever else the robot has is reached through it."""
+
+    def __init__(self, inner: Robot, flight: FlightRecorder) -> None:
+        self.spec = inner.spec
+        self._inner = inner
+        self._flight = flight
+
+    def connect(self) -> None:
+        self._inner.connect()
+
+    def reset(self, task: str, seed: int) -> None:
+        try:
+            self._inner.reset(task, seed)
+        except BaseException as error:
+            if self._flight.live:
+                self._flight.note(Reset(task, seed, raised(error)))
+            raise
+        if self._flight.live:
+            self._flight.note(Reset(task, seed))
+
+    def read(self) -> Observation:
+        try:
+            observation = self._inner.read()
+        except BaseException as error:
+            if self._flight.live:
+                self._flight.note(Read(None, raised(error)))
+            raise
+        if self._flight.live:
+            self._flight.note(Read(observation))
+            self._flight.saw(observation)
+        return observation
+
+    def write(self, action: np.ndarray) -> Feedback:
+        try:
+            feedback = self._inner.write(action)
+        except BaseException as error:
+            if self._flight.live:
+                self._flight.note(Written(action, None, raised(error)))
+            raise
+        if self._flight.live:
+            self._flight.note(Written(action, feedback))
+        return feedback
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class RecordedOperator(Border):
+    """Keeps the `Teleoperator` protocol."""
+
+    def __init__(self, inner: Teleoperator, flight: FlightRecorder) -> None:
+        self._inner = inner
+        self._flight = flight
+
+    def propose(self, observation: Observation) -> np.ndarray | None:
+        action = self._inner.propose(observation)
+        if self._flight.live:
+            self._flight.note(Proposed(action))
+        return action
+
+    def progress(self) -> float:
+        left = self._inner.progress()
+        if self._flight.live:
+            self._flight.note(Progressed(left))
+        return left
+
+
+def raised(error: BaseException | None) -> Raised | None:
+    """How an exception stands in the file."""
+    return None if error is None else Raised(type(error).__name__, str(error))

@@ -1,0 +1,214 @@
+"""What a loop knows between two ticks, as plain values: the place where a replay may begin.
+
+It walks whatever the loop is made of (schedule, gate, limits, counters, waiting messages) instead of asking each class,
+so that a new strategy needs nothing extra. Reading one back never runs code that the file names: objects are filled in
+where the freshly built loop has them, and only data types of this project (and objects of its classes, without their
+constructors) are made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from wire.errors import Corrupt
+
+_ROOMS = ("wire", "hal", "policies", "robot_edge")
+_LEAVE = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    type,
+)
+"""what the new loop has of its own, equal by construction"""
+_KEEP = ["k"]
+
+
+class Border:
+    """Base of everything at the loop's borders: the walk ends there."""
+
+
+def capture(root: Any) -> tuple[list[Any], list[str]]:
+    """`root` as nested lists for MessagePack (arrays are left as they are, so that large ones need no copy), and
+    the paths of what cannot be carried."""
+    walk = _Capture()
+    return walk.node(root, ""), walk.left_out
+
+
+class _Capture:
+    def __init__(self) -> None:
+        self.left_out: list[str] = []
+        self._seen: dict[int, int] = {}
+        self._alive: list[Any] = []
+
+    def node(self, value: Any, path: str) -> list[Any]:
+        if value is None or type(value) in (bool, float, str, bytes):
+            return ["v", value]
+        if type(value) is int:
+            return ["v", value] if -(2**63) <= value < 2**63 else ["i", str(value)]
+        if isinstance(value, enum.Enum):
+            return ["e", _name(type(value)), value.value]
+        if isinstance(value, (Border, *_LEAVE)):
+            return _KEEP
+        if isinstance(value, np.generic):
+            return ["n", value.dtype.str, value.tobytes()]
+        if (index := self._seen.get(id(value))) is not None:
+            return ["r", index]
+        index = self._seen[id(value)] = len(self._alive)
+        self._alive.append(value)
+        if isinstance(value, np.ndarray):
+            return ["a", index, value]
+        if isinstance(value, dict):
+            return ["m", index, [[self.node(k, path), self.node(v, f"{path}[{k!r}]")] for k, v in value.items()]]
+        if type(value) in (list, tuple, set, frozenset):
+            return [type(value).__name__, index, [self.node(v, f"{path}[{i}]") for i, v in enumerate(value)]]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return ["named", index, _name(type(value)), [self.node(v, f"{path}[{i}]") for i, v in enumerate(value)]]
+        if isinstance(value, deque):
+            return ["deque", index, [self.node(v, f"{path}[{i}]") for i, v in enumerate(value)], value.maxlen]
+        if isinstance(value, np.random.Generator):
+            return ["g", index, json.dumps(value.bit_generator.state, default=lambda array: array.tolist())]
+        if isinstance(value, random.Random):
+            return ["p", index, json.dumps(value.getstate())]
+        names = _attributes(value)
+        if names is None:
+            self.left_out.append(f"{path} ({type(value).__name__})")
+            return _KEEP
+        return ["o", index, _name(type(value)), {n: self.node(getattr(value, n), f"{path}.{n}") for n in names}]
+
+
+def restore(root: Any, node: list[Any], array: Callable[[Any], np.ndarray]) -> None:
+    """Bring a freshly built `root` to the captured state; `array` brings an array back from what the file holds.
+
+    Raises `Corrupt` for what cannot be read.
+    """
+    try:
+        _Restore(array).node(node, root)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise Corrupt(f"the snapshot does not fit this version of the loop: {error!r}.") from error
+
+
+class _Restore:
+    def __init__(self, array: Callable[[Any], np.ndarray]) -> None:
+        self._made: dict[int, Any] = {}
+        self._array = array
+
+    def node(self, node: list[Any], there: Any) -> Any:
+        tag = node[0]
+        match tag:
+            case "v":
+                return node[1]
+            case "i":
+                return int(node[1])
+            case "k":
+                return there
+            case "e":
+                return _find(node[1], enum.Enum)(node[2])
+            case "n":
+                return np.frombuffer(node[2], node[1])[0]
+            case "r":
+                return self._made[node[1]]
+            case "a":
+                return self._keep(node, self._array(node[2]))
+            case "m":
+                made = self._keep(node, {})
+                old = there if isinstance(there, dict) else {}
+                for key, value in node[2]:
+                    name = self.node(key, None)
+                    made[name] = self.node(value, old.get(name))
+                return self._keep(node, made)
+            case "list" | "deque":
+                many: Any = self._keep(node, [] if tag == "list" else deque(maxlen=node[3]))
+                many.extend(self.node(n, old) for n, old in zip(node[2], _olds(there, node[2]), strict=True))
+                return many
+            case "tuple" | "set" | "frozenset":
+                made_of = {"tuple": tuple, "set": set, "frozenset": frozenset}[tag]
+                values = [self.node(n, old) for n, old in zip(node[2], _olds(there, node[2]), strict=True)]
+                return self._keep(node, made_of(values))
+            case "named":
+                values = [self.node(n, old) for n, old in zip(node[3], _olds(there, node[3]), strict=True)]
+                return self._keep(node, _find(node[2], tuple)(*values))
+            case "g":
+                if not isinstance(there, np.random.Generator):
+                    there = np.random.default_rng()
+                there.bit_generator.state = json.loads(node[2])
+                return self._keep(node, there)
+            case "p":
+                version, numbers, gauss = json.loads(node[2])
+                generator = there if isinstance(there, random.Random) else random.Random()
+                generator.setstate((version, tuple(numbers), gauss))
+                return self._keep(node, generator)
+            case "o":
+                return self._object(node, there)
+        raise ValueError(f"unknown node {tag!r}")
+
+    def _object(self, node: list[Any], there: Any) -> Any:
+        _, _, name, fields = node
+        fits = there is not None and _name(type(there)) == name
+        olds = {field: getattr(there, field, None) if fits else None for field in fields}
+        if fits and not _is_frozen(type(there)):
+            made = self._keep(node, there)
+        else:
+            kind = _find(name, object)
+            if issubclass(kind, msgspec.Struct):
+                return self._keep(node, kind(**{f: self.node(value, olds[f]) for f, value in fields.items()}))
+            made = self._keep(node, kind.__new__(kind))
+        for field, value in fields.items():
+            # Past a frozen dataclass's guard, which is there for everybody else: nobody knows this object yet.
+            object.__setattr__(made, field, self.node(value, olds[field]))
+        return made
+
+    def _keep(self, node: list[Any], value: Any) -> Any:
+        self._made[node[1]] = value
+        return value
+
+
+def _olds(there: Any, nodes: list[Any]) -> list[Any]:
+    if isinstance(there, (list, tuple, deque)) and len(there) == len(nodes):
+        return list(there)
+    return [None] * len(nodes)
+
+
+def _is_frozen(kind: type) -> bool:
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_config__.frozen
+    return dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+def _attributes(value: Any) -> list[str] | None:
+    """Names of what an object holds; None when it keeps it out of sight."""
+    if isinstance(value, msgspec.Struct):
+        return list(value.__struct_fields__)
+    names = list(getattr(value, "__dict__", ()))
+    slotted = False
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        slotted |= "__slots__" in kind.__dict__
+        names += [n for n in ((slots,) if isinstance(slots, str) else slots) if n != "__dict__" and hasattr(value, n)]
+    return names if slotted or hasattr(value, "__dict__") else None
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _find(name: str, base: type) -> Any:
+    """A class of this project by name. Raises `LookupError` for any other, and for a module nobody has loaded."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module) if module.split(".")[0] in _ROOMS else None
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise LookupError(f"'{name}' is not a class of this project that a snapshot may hold")
+    return found

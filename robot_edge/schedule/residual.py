@@ -1,0 +1,91 @@
+"""Look once more before each action: chunks corrected on the fast path (A2C2, arXiv 2509.23224)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import msgspec
+import numpy as np
+
+from policies.corrector import correct
+from robot_edge.schedule.base import Chosen, ChunkSchedule
+from robot_edge.schedule.foresight import Foresight
+from wire.messages import ChunkReply, ChunkRequest
+from wire.types import ActionChunk, Corrector, Observation, RobotSpec
+
+_KEPT = 8
+"""chunks whose latent and corrector are remembered"""
+
+_Key = tuple[int, int, int]
+
+
+class ResidualSchedule:
+    """Another schedule whose every action is corrected from the newest state.
+
+    It stands best on `FutureStateSchedule`: what the robot's own motion changes is foretold there, so the small network
+    is left with what nobody can foretell, how the world moves. Without a motion model it stands on `AlignedSchedule`.
+    A chunk that came without a corrector, or with one of another version, is executed as it is.
+    """
+
+    def __init__(
+        self, base: ChunkSchedule, spec: RobotSpec, foresight: Foresight | None = None, speed_up: int = 1
+    ) -> None:
+        """`foresight`: the one `base` reckons with; it hears of the corrected actions."""
+        self._base = base
+        self._low, self._high = spec.action_low(), spec.action_high()
+        self._period_ns = spec.period_ns
+        self._foresight = foresight
+        self._speed_up = speed_up
+        self._helpers: OrderedDict[_Key, tuple[np.ndarray, Corrector]] = OrderedDict()
+
+    @property
+    def delay_ticks(self) -> int:
+        return self._base.delay_ticks
+
+    def reset(self, tick: int) -> None:
+        self._helpers.clear()
+        self._base.reset(tick)
+
+    def ask(self, tick: int, observation: Observation) -> ChunkRequest | None:
+        request = self._base.ask(tick, observation)
+        return None if request is None else msgspec.structs.replace(request, residual=True)
+
+    def offer(self, reply: ChunkReply, tick: int) -> None:
+        chunk, latent, corrector = reply.chunk, reply.latent, reply.corrector
+        if chunk is not None and latent is not None and corrector is not None and corrector.version == chunk.version:
+            self._helpers[_key(chunk)] = (np.asarray(latent, np.float32).ravel(), corrector)
+            if len(self._helpers) > _KEPT:
+                self._helpers.popitem(last=False)
+        self._base.offer(reply, tick)
+
+    def action(self, tick: int, observation: Observation) -> Chosen | None:
+        chosen = self._base.action(tick, observation)
+        if chosen is None:
+            return None
+        action, chunk = chosen
+        helpers = self._helpers.get(_key(chunk))
+        if helpers is None:
+            return chosen
+        latent, corrector = helpers
+        corrected = correct(
+            corrector,
+            observation.state,
+            latent,
+            action,
+            self._low,
+            self._high,
+            (tick - chunk.first_tick) * self._speed_up,
+            max(observation.time_ns - chunk.latent_observed_ns, 0) / self._period_ns,
+        )
+        if not np.isfinite(corrected).all():
+            return chosen
+        if self._foresight is not None:
+            self._foresight.chose(tick, corrected, observation.state)
+        return corrected, chunk
+
+    def executed(self, tick: int, action: np.ndarray) -> None:
+        self._base.executed(tick, action)
+
+
+def _key(chunk: ActionChunk) -> _Key:
+    return chunk.first_tick, chunk.observed_ns, chunk.version

@@ -1,0 +1,213 @@
+"""The other end of a slow path: `think` in its own process, for the robot beside it or for several over the network."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from policies.base import Policy, check_observation
+from robot_edge.slow_path import think
+from robot_edge.weight_client import WeightClient
+from wire.channel import Channel, ServerChannel
+from wire.clock import Clock, clock_name
+from wire.errors import FleetError, InvalidData
+from wire.messages import (
+    Announce,
+    Heartbeat,
+    Hello,
+    Introduce,
+    LoadWeights,
+    Refusal,
+    Stop,
+    ThinkReply,
+    ThinkRequest,
+    WeightBytes,
+    Welcome,
+)
+from wire.types import Frame, Observation, PolicyVersion
+
+log = logging.getLogger(__name__)
+
+
+class Thinker:
+    """The newest versions of a policy, side by side: robots that have not switched yet are still served."""
+
+    def __init__(self, make_policy: Callable[[], Policy], keep: int = 2) -> None:
+        self._make = make_policy
+        self._keep = keep
+        self._policies: dict[PolicyVersion, Policy] = {}
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Numbers of the versions that are here, the newest load last."""
+        return tuple(version.number for version in self._policies)
+
+    def load(self, version: PolicyVersion, weights: Callable[[], bytes]) -> bool:
+        """Take `version` in beside those that are here; the oldest makes room. What is here already is not read again.
+
+        Weights that cannot be used are logged and change nothing.
+        """
+        if version in self._policies:
+            self._policies[version] = self._policies.pop(version)
+            return True
+        policy = self._make()
+        try:
+            policy.load(weights(), version.number)
+        except (FleetError, OSError) as error:
+            log.error("version %d is not thought with: %s", version.number, error)
+            return False
+        for known in list(self._policies):
+            if known.number == version.number or len(self._policies) >= self._keep:
+                del self._policies[known]
+        self._policies[version] = policy
+        return True
+
+    def answer(self, request: ThinkRequest) -> ThinkReply:
+        """The latent for `request`, or the reason why there is none."""
+        there = {version.number: policy for version, policy in self._policies.items()}
+        wanted = next((number for number in request.versions if number in there), None)
+        if wanted is None:
+            reason = f"asked to think with version {_words(request.versions)}, but has {_words(self.versions)}."
+            return ThinkReply(request.number, None, self.versions, reason)
+        policy = there[wanted]
+        try:
+            observation = _decoded(request)
+            check_observation(policy.spec, observation)
+            thought = think(policy, observation)
+        except FleetError as error:
+            return ThinkReply(request.number, None, self.versions, str(error))
+        return ThinkReply(request.number, thought.latent, self.versions)
+
+
+class ThinkProcess:
+    """Thinks for one robot beside its inference process, which tells it what to load."""
+
+    def __init__(self, line: Channel, thinker: Thinker, read: Callable[[str], bytes] | None = None) -> None:
+        self._line = line
+        self._thinker = thinker
+        self._read = read or (lambda path: Path(path).read_bytes())
+
+    def turn(self) -> None:
+        """Load what is new, then think about the newest observation; older ones that pile up are stale."""
+        request = None
+        while (message := self._line.recv()) is not None:
+            if isinstance(message, LoadWeights):
+                path = message.path
+                self._thinker.load(message.version, lambda path=path: self._read(path))  # type: ignore[misc]
+            elif isinstance(message, ThinkRequest):
+                request = message
+        if request is not None:
+            self._line.send(self._thinker.answer(request))
+
+
+class ThinkServer:
+    """Thinks for several robots, whoever waits longest first; follows the gateway's versions as an evaluator does."""
+
+    def __init__(
+        self,
+        name: str,
+        robots: ServerChannel,
+        gateway: Channel,
+        thinker: Thinker,
+        weights: Path,
+        clock: Clock,
+        read: Callable[[Path], bytes] = Path.read_bytes,
+    ) -> None:
+        """`robots`: where they connect. `weights`: a directory for the newest files. `name` begins with "thinker"."""
+        self._name = name
+        self._robots = robots
+        self._gateway = gateway
+        self._thinker = thinker
+        self._clock = clock
+        self._read = read
+        self._client = WeightClient(weights, gateway, clock)
+        self._waiting: dict[str, ThinkRequest] = {}
+        self._offered: PolicyVersion | None = None
+        self._welcomed = False
+        self._next_hello_ns = 0
+        self.refused = ""
+        """why the gateway refuses this server, '' when it does not"""
+        self.stopping = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a robot waits."""
+        return bool(self._waiting)
+
+    def turn(self) -> None:
+        """Hear what is new, then think once if a robot waits."""
+        self._hear_gateway()
+        self._client.turn()
+        ready = self._client.ready
+        if ready is not None:
+            version, path = ready
+            if version != self._offered:
+                self._offered = version
+                self._thinker.load(version, lambda: self._read(path))
+        self._greet()
+        while (heard := self._robots.recv()) is not None:
+            robot, message = heard
+            if isinstance(message, ThinkRequest):
+                # A newer question takes the place of the one that waits, not a later place in the row.
+                self._waiting[robot] = message
+            else:
+                self._robots.send(robot, Refusal(f"a think server does not understand {type(message).__name__}."))
+        if self._waiting:
+            robot = next(iter(self._waiting))
+            self._robots.send(robot, self._thinker.answer(self._waiting.pop(robot)))
+
+    def _hear_gateway(self) -> None:
+        while (message := self._gateway.recv()) is not None:
+            match message:
+                case Welcome():
+                    self._welcomed, self.refused = True, ""
+                case Introduce():
+                    self._welcomed, self._next_hello_ns = False, 0
+                case Announce(version=version):
+                    self._client.announced(version)
+                case WeightBytes():
+                    self._client.received(message)
+                case Refusal(reason=reason):
+                    self.refused = reason
+                    log.error("think server '%s' is refused by the gateway: %s", self._name, reason)
+                case Stop():
+                    self.stopping = True
+                case _:
+                    log.warning("think server does not understand %s.", type(message).__name__)
+
+    def _greet(self) -> None:
+        now_ns = self._clock.now_ns()
+        if now_ns < self._next_hello_ns:
+            return
+        self._next_hello_ns = now_ns + 1_000_000_000
+        if self._welcomed:
+            self._welcomed = self._gateway.send(Heartbeat(now_ns))
+        else:
+            self._gateway.send(Hello(self._name, "thinker", clock_name(), now_ns))
+
+
+def _decoded(request: ThinkRequest) -> Observation:
+    """The observation with its images. Raises `InvalidData` for bytes that are no picture."""
+    seen = request.observation
+    if not request.jpeg:
+        return seen
+    images = dict(seen.images)
+    for camera, data in request.jpeg.items():
+        if camera not in images:
+            raise InvalidData(f"a picture of camera '{camera}' without its time.")
+        try:
+            pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        except cv2.error as error:
+            raise InvalidData(f"the picture of camera '{camera}' is no JPEG.") from error
+        if pixels is None:
+            raise InvalidData(f"the picture of camera '{camera}' is no JPEG.")
+        images[camera] = Frame(images[camera].time_ns, cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB))
+    return Observation(seen.time_ns, seen.state, images, seen.task)
+
+
+def _words(versions: tuple[int, ...]) -> str:
+    return " or ".join(map(str, versions)) if versions else "none"

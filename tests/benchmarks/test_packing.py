@@ -1,0 +1,85 @@
+"""The benchmark of shared observations: that its arms learn from the same data, and from as much of it as they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import packing
+from benchmarks.packing import APART, FEWER, MAX_OFFSET, PACKED, arms
+from cloud_learner.buffer.place import BufferPlace
+from fleet.config import Recipe
+
+torch = pytest.importorskip("torch")
+
+SIZE = replace(packing.QUICK, images=4, offsets=(4,), timed_steps=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, BufferPlace]:
+    return packing.demonstrated(tmp_path_factory.mktemp("packing"), SIZE, 0)
+
+
+def test_packed_and_one_at_a_time_have_as_many_samples_with_their_own_offsets(
+    demonstrations: tuple[Recipe, BufferPlace],
+) -> None:
+    recipe, place = demonstrations
+    steps = {}
+    for arm in arms(8, 6):
+        learner, feed = packing._begin(recipe, place, arm, 0)
+        with feed:
+            batch = feed.next()
+            age = np.asarray(batch["frame_age"])
+            steps[arm.name] = age.size
+            assert batch["images"]["corner2"].shape[0] == arm.images  # type: ignore[index]
+            assert age.shape == ((8, 6) if arm.name == PACKED else (arm.images,))
+            # what the frames had already is less than the time between two of them
+            assert age.min() >= 0 and MAX_OFFSET / 2 < age.max() < MAX_OFFSET + 5
+            assert len(np.unique(age)) > MAX_OFFSET / 2
+            before = learner.weights()
+            assert np.isfinite(learner.step(batch))
+            assert learner.weights() != before
+            assert learner.policy.max_offset == MAX_OFFSET
+    assert steps == {PACKED: 48, APART: 48, FEWER: 8}
+
+
+def test_arms_are_timed_and_trained(
+    demonstrations: tuple[Recipe, BufferPlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, place = demonstrations
+    times = packing._time(recipe, place, arms(4, 4), 3)
+    assert times.keys() == {PACKED, APART, FEWER}
+    assert all(seconds > 0 for seconds in times.values())
+    looked_at = []
+
+    def success(recipe: Recipe, weights: bytes, episodes: int, first_seed: int) -> dict[str, float]:
+        assert (recipe.strategy, recipe.delay, episodes) == ("future_state", "6", 1)
+        looked_at.append(weights)
+        return {"a": 0.0, "b": float(len(looked_at))}
+
+    monkeypatch.setattr(packing, "success", success)
+    monkeypatch.setattr(packing, "demonstrated", lambda root, size, seed: demonstrations)
+    assert packing.train(SIZE, 0, arms(4, 4)[0], (2, 2)) == [0.5, 0.5]
+    assert packing.train(SIZE, 0, arms(4, 4)[0], (2, 5)) == [1.0, 1.5]
+    # the same steps, the same weights
+    assert looked_at[0] == looked_at[1] != looked_at[2]
+
+
+def test_the_table_of_speeds_compares_at_equal_samples() -> None:
+    times = {8: {PACKED: 0.1, APART: 0.5, FEWER: 0.08}}
+    (row,) = packing._speeds(replace(SIZE, images=32), times)
+    assert row["k"] == 8
+    assert row["samples/s, packed over one at a time"] == pytest.approx(5.0)
+    assert row["packed over that"] == pytest.approx(1.25)

@@ -1,0 +1,61 @@
+"""A robot that writes down what it is told, and a control process to kill: processes of test_host."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from hal.fake import FakeConfig, FakeRobot
+from hal.hosted import HostedRobot
+from hal.robot import Feedback
+
+HZ = 50.0
+PERIOD_S = 1 / HZ
+LOG = "VLA_FLEET_TEST_LOG"
+
+
+class NotingRobot(FakeRobot):
+    """Notes each call with its time, and what it executed, one line each."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeConfig(control_hz=HZ, image_px=16, preview_px=24))
+        self._notes = Path(os.environ[LOG]).open("a", buffering=1)  # noqa: SIM115 - until the process ends
+
+    def write(self, action: np.ndarray) -> Feedback:
+        feedback = super().write(action)
+        self.note("write", *feedback.executed)
+        return feedback
+
+    def reset(self, task: str, seed: int) -> None:
+        time.sleep(6 * PERIOD_S)
+        super().reset(task, seed)
+        self.note("reset")
+
+    def close(self) -> None:
+        super().close()
+        self.note("close")
+
+    def note(self, *words: object) -> None:
+        self._notes.write(" ".join(map(str, (time.monotonic_ns(), *words))) + "\n")
+
+
+def control(path: Path, value: float, fresh: bool) -> None:
+    """Attach and move x by `value` in every period until somebody ends this process."""
+    robot = HostedRobot(FakeRobot(FakeConfig(control_hz=HZ, image_px=16, preview_px=24)).spec, path)
+    robot.connect()
+    if fresh:
+        robot.reset("go-left", 1)
+    deadline = time.monotonic()
+    while True:
+        robot.read()
+        robot.write(np.array([value, 0, 0, 0], np.float32))
+        deadline += PERIOD_S
+        time.sleep(max(0, deadline - time.monotonic()))
+
+
+if __name__ == "__main__":
+    control(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "fresh")

@@ -1,0 +1,146 @@
+"""The state a chunk is asked for is the state the robot has when it begins, whoever and whatever acts meanwhile."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hal.motion import SpecMotion
+from hal.safety import Safety, SafetyLimits
+from robot_edge.schedule.choose import make_schedule
+from tests.robot_edge.schedule.simulated import LINE, Simulated, asked, reply_to, starved
+from wire.messages import ChunkReply, ChunkRequest
+from wire.types import Trained
+
+TRAINED = Trained(trained_max_delay=8, state_aligned=True)
+
+
+def drive(state: np.ndarray, action: np.ndarray) -> np.ndarray:
+    return np.array([state[0] + action[0], state[1] + 0.01], np.float32)
+
+
+def restless(request: ChunkRequest) -> ChunkReply:
+    """Another speed in each chunk and each action, some beyond the limits of the robot."""
+    rng = np.random.default_rng(request.tick)
+    return reply_to(request, rng.uniform(-1.5, 1.5, (16, 1)).astype(np.float32))
+
+
+def simulate(delays: list[int | None], policy=restless, **options) -> Simulated:
+    schedule = make_schedule("future_state", LINE, TRAINED, SpecMotion(LINE), execute_ticks=8, **options)
+    return Simulated(
+        schedule, delays, LINE, policy, np.zeros(2, np.float32), drive, limit=lambda action: np.clip(action, -1, 1)
+    )
+
+
+def at(simulated: Simulated, ticks: int) -> dict[int, float]:
+    """x by tick."""
+    places = {}
+    for _ in range(ticks):
+        places[simulated.now] = float(simulated.state[0])
+        simulated.run(1)
+    return places
+
+
+@pytest.mark.parametrize("delays", [[0], [1], [3], [8], [2, 7, 4, 1, 8, 3] * 20])
+def test_the_state_asked_for_is_the_state_that_comes(delays: list[int | None]) -> None:
+    simulated = simulate(delays)
+    places = at(simulated, 150)
+    requests = [row.request for row in simulated.rows if row.request]
+    assert len(requests) > 10
+    assert max(abs(places[r.tick] - places[r.first_tick]) for r in requests[:-2]) > 0.5 or delays == [0]
+    for request in requests:
+        if request.first_tick in places:
+            assert request.state[0] == pytest.approx(places[request.first_tick], abs=1e-4)
+            # what the motion does not foretell stays as it was seen
+            assert request.state[1] == request.observation.state[1]
+            assert request.observation.state[0] == pytest.approx(places[request.tick], abs=1e-6)
+
+
+def test_the_first_chunk_of_an_episode_is_for_a_robot_that_stands_still() -> None:
+    simulated = simulate([4])
+    simulated.state = np.array([3.0, 0.0], np.float32)
+    rows = simulated.run(5)
+    assert rows[0].request.state.tolist() == [3.0, 0.0]
+    assert rows[4].action is not None
+
+
+def test_a_robot_without_actions_is_reckoned_to_hold() -> None:
+    """The running chunk ends before the next one can begin."""
+    simulated = simulate([8], policy=lambda request: reply_to(request, np.full((3, 1), 0.5, np.float32)))
+    places = at(simulated, 60)
+    assert starved(simulated.rows)
+    for request in (row.request for row in simulated.rows if row.request):
+        if request.first_tick in places:
+            assert request.state[0] == pytest.approx(places[request.first_tick], abs=1e-5)
+
+
+def test_limits_of_motion_are_reckoned_with() -> None:
+    """Velocity and acceleration limits change what is executed at every splice, and while it brakes."""
+    limits = SafetyLimits(velocity={"x": 40.0}, acceleration={"x": 500.0})
+    simulated = simulate([6], safety=limits, policy=lambda r: reply_to(r, restless(r).chunk.actions[:9]))
+    safety = Safety(LINE, limits)
+
+    def limited(action: np.ndarray) -> np.ndarray:
+        executed = safety.limit(action, simulated.last, simulated.state)
+        safety.note(executed, simulated.last)
+        return executed
+
+    simulated.limit = limited
+    places = at(simulated, 120)
+    wanted = np.array([row.action[0] if row.action is not None else 0 for row in simulated.rows])
+    done = np.array([row.executed[0] for row in simulated.rows])
+    assert np.abs(wanted - done).max() > 0.3
+    assert np.abs(np.diff(done)).max() <= 500 / 50 / 50 + 1e-6
+    compared = 0
+    for request in (row.request for row in simulated.rows if row.request):
+        if request.first_tick in places:
+            compared += 1
+            assert request.state[0] == pytest.approx(places[request.first_tick], abs=1e-4)
+    assert compared > 10
+
+
+class TestSomebodyElseActs:
+    def test_what_was_asked_for_is_void_and_asked_again_at_once(self) -> None:
+        simulated = simulate([6])
+        simulated.run(40)
+        while simulated.rows[-1].request is None:
+            simulated.run(1)
+        void = simulated.rows[-1].request
+        now = simulated.now
+        simulated.takeover = {now: np.ones(1), now + 1: np.ones(1)}
+        rows = simulated.run(20)
+        assert rows[0].request is None
+        again = rows[1].request
+        assert again is not None
+        assert again.first_tick == again.tick
+        assert again.state[0] == again.observation.state[0]
+        used = {row.chunk.first_tick for row in rows if row.chunk}
+        assert void.first_tick not in used
+        assert again.first_tick in used
+
+    def test_there_is_always_a_proposal_to_hand_back_to(self) -> None:
+        simulated = simulate([6])
+        simulated.run(30)
+        simulated.takeover = dict.fromkeys(range(30, 200), np.full(1, 0.9))
+        rows = simulated.run(170)
+        assert starved(rows) == []
+        # and no request at every tick for it
+        assert len(asked(rows)) < 170 / 5
+        after = simulated.run(60)
+        assert starved(after) == []
+        assert [row.request.first_tick - row.tick for row in after if row.request][-3:] == [6] * 3
+
+    def test_a_small_difference_is_no_other_will(self) -> None:
+        simulated = simulate([6])
+        simulated.run(30)
+        simulated.limit = lambda action: np.clip(action, -0.99, 0.99)
+        rows = simulated.run(60)
+        assert all(row.request.first_tick - row.tick == 6 for row in rows if row.request)
+
+    def test_small_differences_that_add_up_are(self) -> None:
+        simulated = simulate([8], policy=lambda request: reply_to(request, np.full((16, 1), 0.9, np.float32)))
+        simulated.run(30)
+        simulated.limit = lambda action: action - 0.1
+        rows = simulated.run(40)
+        assert any(row.request.first_tick - row.tick == 8 for row in rows if row.request)
+        assert min(b - a for a, b in zip(asked(rows), asked(rows)[1:], strict=False)) < 8

@@ -1,0 +1,260 @@
+"""Frames in shared memory: written once, looked at where they lie, and never taken for another one."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from robot_edge.frames import FramedChannel, FrameRing, intact, without_previews
+from tests import samples
+from wire.errors import ConfigError, InvalidData
+from wire.memory_channel import memory_pair
+from wire.messages import ChunkReply, ChunkRequest, Framed, Heartbeat, ThinkRequest
+from wire.shared_channel import SharedChannel
+from wire.types import CameraSpec, Frame, Observation, RobotSpec
+
+SPEC = samples.spec()
+SLOTS = 22
+"""20 Hz for one second, one that is written and one to spare"""
+
+Rings = tuple[FrameRing, FrameRing]
+
+
+@pytest.fixture
+def rings(tmp_path: Path) -> Iterator[Rings]:
+    """A reader may come first."""
+    reader = FrameRing(tmp_path / "frames", SPEC, write=False)
+    writer = FrameRing(tmp_path / "frames", SPEC, write=True)
+    yield writer, reader
+    writer.close()
+    reader.close()
+
+
+def frame(number: int) -> Frame:
+    return Frame(10 * number, np.full((8, 8, 3), number % 256, np.uint8))
+
+
+def seen(number: int, preview: bool = False) -> Observation:
+    made = frame(number)
+    if preview:
+        made = Frame(made.time_ns, made.image, np.zeros((16, 16, 3), np.uint8))
+    return Observation(10 * number + 5, np.zeros(4, np.float32), {"front": made}, "reach")
+
+
+def test_a_frame_is_seen_where_it_lies_and_cannot_be_changed(rings: Rings) -> None:
+    writer, reader = rings
+    number = writer.put("front", frame(1))
+    view = reader.view("front", number)
+    assert view is not None
+    assert view.time_ns == 10
+    assert (view.image == 1).all()
+    assert not view.image.flags.owndata
+    with pytest.raises(ValueError, match="read-only"):
+        view.image[0, 0, 0] = 5
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        view.image.flags.writeable = True
+
+
+def test_a_frame_goes_in_once(rings: Rings) -> None:
+    writer, _ = rings
+    assert [writer.put("front", frame(n)) for n in (1, 1, 2, 2, 3)] == [1, 1, 2, 2, 3]
+
+
+def test_an_overwritten_frame_is_noticed(rings: Rings) -> None:
+    writer, reader = rings
+    old = reader.view("front", writer.put("front", frame(1)))
+    assert old is not None
+    observation = Observation(1, np.zeros(4, np.float32), {"front": old}, "reach")
+    for number in range(2, SLOTS + 1):
+        writer.put("front", frame(number))
+        assert intact(observation)
+    writer.put("front", frame(SLOTS + 1))
+    assert not intact(observation)
+    assert reader.view("front", 1) is None
+    assert reader.view("front", 0) is None
+    assert reader.view("front", 99) is None
+
+
+def test_a_frame_that_is_being_written_is_not_there(rings: Rings) -> None:
+    writer, reader = rings
+    for number in range(1, SLOTS + 1):
+        writer.put("front", frame(number))
+    view = reader.view("front", 1)
+    assert view is not None
+    # As if the writer had died in the middle of frame 23, which takes the place of frame 1.
+    writer._words[writer._cameras["front"][2] // 8 + 1 % SLOTS * (64 + 192) // 8] = 2 * (SLOTS + 1) - 1
+    assert reader.view("front", 1) is None
+    assert reader.view("front", SLOTS + 1) is None
+    assert not reader.has("front", view.number)
+
+
+def test_a_writer_that_comes_back_counts_on(rings: Rings, tmp_path: Path) -> None:
+    writer, reader = rings
+    for number in range(1, 31):
+        writer.put("front", frame(number))
+    successor = FrameRing(tmp_path / "frames", SPEC, write=True)
+    # The same time is not the same frame: it may be another clock's.
+    assert successor.put("front", frame(30)) == 31
+    view = reader.view("front", 31)
+    assert view is not None
+    assert reader.view("front", 30) is not None
+    successor.close()
+
+
+def test_wrong_shapes_and_unknown_cameras_are_named(rings: Rings) -> None:
+    writer, _ = rings
+    with pytest.raises(InvalidData, match=r"camera 'front': uint8\[4, 8, 3\], expected uint8\[8, 8, 3\]"):
+        writer.put("front", Frame(1, np.zeros((4, 8, 3), np.uint8)))
+    with pytest.raises(InvalidData, match=r"float32\[8, 8, 3\]"):
+        writer.put("front", Frame(1, np.zeros((8, 8, 3), np.float32)))
+    with pytest.raises(InvalidData, match=r"camera 'wrist'; this robot has \['front'\]"):
+        writer.put("wrist", frame(1))
+
+
+def test_another_robot_is_refused(rings: Rings, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="same version, recipe and sizes"):
+        FrameRing(tmp_path / "frames", samples.spec(control_hz=50.0), write=False)
+
+
+def test_a_robot_without_cameras(tmp_path: Path) -> None:
+    spec = samples.spec(camera=False)
+    writer, reader = FrameRing(tmp_path / "none", spec, write=True), FrameRing(tmp_path / "none", spec, write=False)
+    near, far = memory_pair()
+    plain = Observation(1, np.zeros(4, np.float32), {}, "reach")
+    assert FramedChannel(near, writer).send(ChunkRequest(1, plain, 1, plain.state))
+    came = FramedChannel(far, reader).recv()
+    assert isinstance(came, ChunkRequest)
+    assert came.observation.images == {}
+
+
+def test_requests_cross_without_their_images(rings: Rings) -> None:
+    writer, reader = rings
+    near, far = memory_pair()
+    control, inference = FramedChannel(near, writer), FramedChannel(far, reader)
+    sent = seen(4, preview=True)
+    assert control.send(ChunkRequest(7, sent, 9, sent.state + 1, None, True))
+    raw = far.recv()
+    assert isinstance(raw, Framed)
+    assert raw.message.observation.images == {}
+    assert raw.frames == {"front": 1}
+
+    control.send(ChunkRequest(7, sent, 9, sent.state + 1, None, True))
+    came = inference.recv()
+    assert isinstance(came, ChunkRequest)
+    assert (came.tick, came.first_tick, came.residual, came.observation.task) == (7, 9, True, "reach")
+    picture = came.observation.images["front"]
+    assert (picture.time_ns, picture.preview) == (40, None)
+    assert (picture.image == 4).all()
+    assert intact(came.observation)
+
+    assert inference.send(ChunkReply(None, "no", 7))
+    reply = control.recv()
+    assert isinstance(reply, ChunkReply)
+    assert reply.error == "no"
+
+
+def test_a_view_is_passed_on_by_its_number(rings: Rings) -> None:
+    """Inference, which cannot write, lets a thinking process see the same frame."""
+    writer, reader = rings
+    near, far = memory_pair()
+    FramedChannel(near, writer).send(ChunkRequest(1, seen(5), 1, seen(5).state))
+    came = FramedChannel(far, reader).recv()
+    assert isinstance(came, ChunkRequest)
+    near, far = memory_pair()
+    FramedChannel(near, reader).send(ThinkRequest(1, (1,), came.observation))
+    raw = far.recv()
+    assert isinstance(raw, Framed)
+    assert raw.frames == {"front": 1}
+    # What is in no ring goes as it is.
+    FramedChannel(near, reader).send(ThinkRequest(2, (1,), seen(6, preview=True)))
+    whole = far.recv()
+    assert isinstance(whole, ThinkRequest)
+    assert (whole.observation.images["front"].image == 6).all()
+    assert whole.observation.images["front"].preview is None
+
+
+def test_a_request_that_waited_too_long_is_dropped(rings: Rings, caplog: pytest.LogCaptureFixture) -> None:
+    writer, reader = rings
+    near, far = memory_pair()
+    control, inference = FramedChannel(near, writer), FramedChannel(far, reader)
+    for number in range(1, SLOTS + 3):
+        control.send(ChunkRequest(number, seen(number), number, seen(number).state))
+    ticks = []
+    while (message := inference.recv()) is not None:
+        assert isinstance(message, ChunkRequest)
+        ticks.append(message.tick)
+    assert ticks == list(range(3, SLOTS + 3))
+    assert inference.late == 2
+    assert "overwritten; it is dropped (2 so far)" in caplog.text
+
+
+def test_other_messages_pass(rings: Rings) -> None:
+    near, far = memory_pair()
+    FramedChannel(near, rings[0]).send(Heartbeat(3))
+    message = FramedChannel(far, rings[1]).recv()
+    assert isinstance(message, Heartbeat)
+
+
+def test_plain_observations_are_always_intact_and_stay_what_they_are() -> None:
+    plain = samples.observation()
+    assert intact(plain)
+    assert without_previews(plain) is plain
+
+
+BIG = RobotSpec("big", SPEC.state, SPEC.action, (CameraSpec("front", 480, 640, 5.0),), 50.0)
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from robot_edge.frames import FramedChannel, FrameRing
+from tests.robot_edge.test_frames import BIG
+from wire.messages import ChunkRequest
+from wire.shared_channel import SharedChannel
+from wire.types import Frame, Observation
+place = Path(sys.argv[1])
+line = FramedChannel(SharedChannel(place / "line", bind=True), FrameRing(place / "frames", BIG, write=True))
+number, state = 0, np.zeros(4, np.float32)
+print("ready", flush=True)
+while True:
+    number += 1
+    image = np.full((480, 640, 3), number % 256, np.uint8)
+    line.send(ChunkRequest(number, Observation(number, state, {"front": Frame(number, image)}, ""), number, state))
+"""
+
+
+def test_a_control_process_killed_in_the_middle_of_a_frame(tmp_path: Path) -> None:
+    """Whatever is still called intact after it was used has one colour only; the successor's frames are new ones."""
+    ring = FrameRing(tmp_path / "frames", BIG, write=False)
+    line = FramedChannel(SharedChannel(tmp_path / "line", bind=False), ring)
+    used = 0
+    for _ in range(2):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            request = None
+            while (message := line.recv()) is not None:
+                request = message
+            if request is None:
+                continue
+            assert isinstance(request, ChunkRequest)
+            image = request.observation.images["front"].image
+            low, high, tick = image.min(), image.max(), request.tick
+            if intact(request.observation):
+                used += 1
+                assert low == high == tick % 256
+        writer.send_signal(signal.SIGKILL)
+        writer.wait(10)
+        writer.stdout.close()
+    assert used > 5
+    line.close()
+    ring.close()
