@@ -41,8 +41,8 @@ class Children:
         self._number += 1
         log = self._place / f"{self._number:03d}-{name}.log"
         # one thread in each process of every edge: with more, small networks are slower on a busy machine
-        threads = {key: "1" for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_LEROBOT_HOME": str(self._place / "lerobot")}
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         with log.open("wb") as output:
             child = subprocess.Popen(
@@ -82,12 +82,26 @@ class Children:
             time.sleep(min(0.5, left))
             self.check()
 
+    def pause(self) -> None:
+        """All children stand still until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for child in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(number)
+
     def stop(self, *names: str, how: signal.Signals = signal.SIGTERM, grace_s: float = 15.0) -> None:
         """Ask, wait, and kill what is still there."""
         children = [self._running.pop(name) for name in names if name in self._running]
         for child in children:
             with contextlib.suppress(ProcessLookupError):
                 child.send_signal(how)
+                # one that is paused hears nothing
+                child.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + grace_s
         for child in children:
             try:
@@ -102,16 +116,17 @@ class Children:
 
 
 @contextlib.contextmanager
-def trainers(place: Path, model: Path) -> Iterator[int]:
-    """One training process on every core; yields how many."""
+def trainers(place: Path, model: Path) -> Iterator[Children]:
+    """One training process on every core, paused until they are told to `resume`."""
     cores = os.cpu_count() or 1
     with Children(place) as children:
         logs = {
             f"trainer-{i}": children.start(f"trainer-{i}", "benchmarks.edge_load", str(model)) for i in range(cores)
         }
         for name, log in logs.items():
-            children.wait_for(name, log, "ready", 120.0)
-        yield cores
+            children.wait_for(name, log, "ready", 300.0)
+        children.pause()
+        yield children
 
 
 def free_port() -> int:

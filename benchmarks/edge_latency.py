@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +31,7 @@ import numpy as np
 
 from benchmarks.cpu import Others
 from benchmarks.edge_arm import PERIOD_NS, Record
-from benchmarks.edge_children import trainers
+from benchmarks.edge_children import Children, trainers
 from benchmarks.edge_measure import Measured, measure
 from benchmarks.table import Goal, Result, run
 
@@ -85,16 +84,20 @@ Found = dict[tuple[str, str], tuple[Measured, int]]
 
 
 def _all(place: Path, durations: Durations) -> Found:
-    from benchmarks.edge_runs import FASTEST, USUAL, run_lerobot, run_ours, run_sync
+    from benchmarks.edge_runs import FASTEST, USUAL, Moving, run_lerobot, run_ours, run_sync
 
     model = place / "model"
     found: Found = {}
+    load: Children | None = None
 
-    def one(edge: str, condition: str, go: Callable[[Path], tuple[Record, int]]) -> None:
+    def one(edge: str, condition: str, go: Callable[[Path, Moving], tuple[Record, int]]) -> None:
         here = place / f"{len(found):02d}"
         here.mkdir()
         begun = time.monotonic()
-        record, swaps = go(here)
+        # The trainers stand still while the edge starts: loading its policy is not what is measured.
+        if load is not None:
+            load.pause()
+        record, swaps = go(here, load.resume if load is not None else lambda: None)
         figures = measure(record)
         found[edge, condition] = figures, swaps
         log.info(
@@ -103,19 +106,22 @@ def _all(place: Path, durations: Durations) -> Found:
             *(figures.missed, figures.starved, figures.slots, np.median(figures.touch_ms)),
         )
 
-    for condition in (IDLE, LOADED):
-        usual = durations.other_idle if condition is IDLE else durations.loaded
-        own = durations.ours_idle if condition is IDLE else durations.loaded
-        with trainers(place, model) if condition is LOADED else nullcontext():
-            one(SYNC, condition, lambda here, s=usual: (run_sync(here, model, s), 0))
-            for settings in (USUAL, FASTEST):
-                one(
-                    settings.name,
-                    condition,
-                    lambda here, s=usual, settings=settings: (run_lerobot(here, model, s, settings), 0),
-                )
-            one(OURS, condition, lambda here, s=own: run_ours(here, model, s))
-    one(OURS, SWAPS, lambda here: run_ours(here, model, durations.swaps, SWAP_EVERY_S))
+    def each(condition: str, usual: float, own: float) -> None:
+        one(SYNC, condition, lambda here, moving: (run_sync(here, model, usual, moving), 0))
+        for settings in (USUAL, FASTEST):
+            one(
+                settings.name,
+                condition,
+                lambda here, moving, it=settings: (run_lerobot(here, model, usual, moving, it), 0),
+            )
+        one(OURS, condition, lambda here, moving: run_ours(here, model, own, moving))
+
+    each(IDLE, durations.other_idle, durations.ours_idle)
+    one(OURS, SWAPS, lambda here, moving: run_ours(here, model, durations.swaps, moving, SWAP_EVERY_S))
+    log.info("starting the trainers")
+    with trainers(place, model) as crowd:
+        load = crowd
+        each(LOADED, durations.loaded, durations.loaded)
     return found
 
 

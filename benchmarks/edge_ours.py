@@ -1,10 +1,11 @@
-"""This project's edge for `benchmarks.edge_latency`: the real control and inference processes around the stand-in arm.
+"""This project's edge for `benchmarks.edge_latency`: its real processes around the stand-in arm.
 
     python -m benchmarks.edge_ours control RUN_DIR RECORD
     python -m benchmarks.edge_ours inference RUN_DIR MODEL
+    python -m benchmarks.edge_ours think RUN_DIR MODEL
 
-Only the uplink is a stand-in (`UplinkStandIn`, in the benchmark's process): it takes every step and frame as the real
-one does, and hands out the job and the weights.
+Control, the fast path and the slow path. Only the uplink is a stand-in (`UplinkStandIn`, in the benchmark's process):
+it takes every step and frame as the real one does, and hands out the job and the weights.
 """
 
 from __future__ import annotations
@@ -20,14 +21,19 @@ from benchmarks.edge_arm import TASK, Arm, arm_spec
 from hal.priority import real_time
 from hal.robot import Feedback
 from robot_edge.edge import lines, run_control, run_inference
+from robot_edge.frames import FramedChannel, FrameRing
 from robot_edge.inference import Inference
 from robot_edge.loop import ControlLoop, LoopConfig
+from robot_edge.process import Lifeline
 from robot_edge.schedule.base import ChunkSchedule
 from robot_edge.schedule.choose import make_schedule
+from robot_edge.slow_path import ProcessSlowPath
+from robot_edge.think_server import Thinker, ThinkProcess
 from wire.clock import MonotonicClock
 from wire.messages import Applied, Hello, Job, LoadWeights
+from wire.shared_channel import SharedChannel
 from wire.types import Frame, Observation, PolicyVersion, Trained
-from wire.zmq_channel import ZmqPair
+from wire.zmq_channel import ZmqPair, wait_any
 
 NAME = "arm"
 EXECUTE = 1
@@ -107,11 +113,16 @@ def _schedule(trained: Trained) -> ChunkSchedule:
     return make_schedule("auto", arm_spec(), trained, None, execute_ticks=EXECUTE)
 
 
+def _line(run_directory: Path, name: str, *, bind: bool, write: bool = False) -> FramedChannel:
+    """One end of a line through shared memory; control alone writes frames."""
+    ring = FrameRing(run_directory / "frames", arm_spec(), write=write)
+    return FramedChannel(SharedChannel(run_directory / name, bind=bind), ring)
+
+
 def control(run_directory: Path, record: Path) -> None:
     """The control process, with one endless episode."""
-    ends = lines(run_directory)
-    uplink = ZmqPair(ends["uplink-control"], bind=False)
-    inference = ZmqPair(ends["inference-control"], bind=False, queue=8)
+    uplink = ZmqPair(lines(run_directory)["uplink-control"], bind=False)
+    inference = _line(run_directory, "inference-control.line", bind=False, write=True)
     config = LoopConfig(max_ticks=10**9)
     loop = ControlLoop(NAME, "0", StandInRobot(record), uplink, inference, _schedule, MonotonicClock(), config)
     run_control(loop, uplink, (TASK,))
@@ -120,15 +131,30 @@ def control(run_directory: Path, record: Path) -> None:
 
 
 def inference(run_directory: Path, model: Path) -> None:
-    """The inference process."""
+    """The inference process: the fast path, and new weights loaded beside the ones that act."""
     from benchmarks.edge_policy import EdgeVla
 
-    ends = lines(run_directory)
-    line = ZmqPair(ends["inference-control"], bind=True, queue=8)
-    uplink = ZmqPair(ends["uplink-inference"], bind=False)
-    run_inference(Inference(NAME, EdgeVla(model), line, uplink, MonotonicClock()), line, uplink)
+    clock, policy = MonotonicClock(), EdgeVla(model)
+    line = _line(run_directory, "inference-control.line", bind=True)
+    uplink = ZmqPair(lines(run_directory)["uplink-inference"], bind=False)
+    slow = ProcessSlowPath(_line(run_directory, "think-inference.line", bind=False), clock)
+    fast = Inference(NAME, policy, line, uplink, clock, spare=policy.another(), slow=slow)
+    run_inference(fast, line, uplink)
     line.close()
     uplink.close()
+
+
+def think(run_directory: Path, model: Path) -> None:
+    """The thinking process: the slow path."""
+    from benchmarks.edge_policy import EdgeVla
+
+    lifeline = Lifeline()
+    line = _line(run_directory, "think-inference.line", bind=True)
+    process = ThinkProcess(line, Thinker(EdgeVla(model).another))
+    while not lifeline.cut:
+        wait_any([line], 0.1)
+        process.turn()
+    line.close()
 
 
 def real_time_permitted() -> bool:
@@ -144,4 +170,4 @@ def real_time_permitted() -> bool:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    {"control": control, "inference": inference}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+    {"control": control, "inference": inference, "think": think}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))

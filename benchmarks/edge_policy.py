@@ -7,6 +7,7 @@ lerobot's `predict_action_chunk`.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,12 @@ class EdgeVla:
         self._policy, self._before, self._after = load(place)
         self.horizon = self._policy.config.chunk_size
         self.version = 0
+
+    def another(self) -> EdgeVla:
+        """A copy with weights of its own."""
+        twin = copy.copy(self)
+        twin._policy = copy.deepcopy(self._policy)
+        return twin
 
     @property
     def trained(self) -> Trained:
@@ -92,8 +99,8 @@ class EdgeVla:
             raise PolicyError(f"the latent is of version {latent.version}, the policy of version {self.version}.")
         if prefix is not None:
             raise PolicyError("this checkpoint was not trained with prefixes; choose the strategy `aligned`.")
-        cache, valid, light = self._unpack(torch.from_numpy(latent.data))
-        state = torch.from_numpy(observation.state)[None]
+        cache, valid, light = self._unpack(torch.tensor(latent.data))
+        state = torch.tensor(observation.state)[None]
         padded = self._policy.prepare_state({"observation.state": state})
         cache, valid = self._read_state(cache, valid, padded)
         actions = self._denoise(cache, valid, self._noise())[..., : len(ACTION)]
@@ -114,10 +121,10 @@ class EdgeVla:
 
     def _batch(self, observation: Observation) -> Mapping[str, torch.Tensor]:
         raw = {
-            HEAD + name: torch.from_numpy(frame.image).permute(2, 0, 1).float() / 255
+            HEAD + name: torch.tensor(frame.image).permute(2, 0, 1).float() / 255
             for name, frame in observation.images.items()
         }
-        return self._before({**raw, "observation.state": torch.from_numpy(observation.state), "task": observation.task})
+        return self._before({**raw, "observation.state": torch.tensor(observation.state), "task": observation.task})
 
     def _read_state(self, cache: Cache, valid: torch.Tensor, state: torch.Tensor) -> tuple[Cache, torch.Tensor]:
         """The cache with the state's token at its end, and the mask of valid tokens with it."""

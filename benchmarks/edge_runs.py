@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,11 @@ from benchmarks.edge_children import Children, Failed, free_port
 from benchmarks.edge_ours import UplinkStandIn
 from benchmarks.edge_vla import CHUNK
 
-START_S = 120.0
+START_S = 240.0
 """how long a process may take to load its policy on a busy machine"""
+
+Moving = Callable[[], None]
+"""called as soon as the robot gets actions"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +39,17 @@ USUAL = LeRobotSettings("lerobot async, as it comes")
 FASTEST = LeRobotSettings("lerobot async, made fast", threshold=1.0, aggregate="latest_only", least_latency_s=0.0)
 
 
-def run_sync(place: Path, model: Path, seconds: float) -> Record:
+def run_sync(place: Path, model: Path, seconds: float, moving: Moving) -> Record:
     """The synchronous loop."""
     record = place / "record.npz"
     with Children(place) as children:
         children.start("sync", "benchmarks.edge_sync", str(model), str(record))
-        _until_moving(children, record, seconds)
+        _until_moving(children, record, seconds, moving)
         children.stop("sync")
     return _recorded(record, "the synchronous loop")
 
 
-def run_lerobot(place: Path, model: Path, seconds: float, settings: LeRobotSettings) -> Record:
+def run_lerobot(place: Path, model: Path, seconds: float, moving: Moving, settings: LeRobotSettings) -> Record:
     """`policy_server` and `robot_client`, ended with Ctrl-C as a user ends them."""
     record, address = place / "record.npz", ("127.0.0.1", free_port())
     with Children(place) as children:
@@ -77,20 +80,21 @@ def run_lerobot(place: Path, model: Path, seconds: float, settings: LeRobotSetti
             f"--chunk_size_threshold={settings.threshold}",
             f"--aggregate_fn_name={settings.aggregate}",
         )
-        _until_moving(children, record, seconds)
+        _until_moving(children, record, seconds, moving)
         children.stop("client", how=signal.SIGINT)
         children.stop("server", how=signal.SIGINT, grace_s=5.0)
     return _recorded(record, "lerobot's client")
 
 
-def run_ours(place: Path, model: Path, seconds: float, swap_every_s: float = 0.0) -> tuple[Record, int]:
-    """Control and inference. (the record, how many weight swaps inference carried out while it was measured)."""
+def run_ours(place: Path, model: Path, seconds: float, moving: Moving, swap_every_s: float = 0.0) -> tuple[Record, int]:
+    """Control, inference and thinking: the record, and how many weight swaps inference carried out meanwhile."""
     record, weights = place / "record.npz", model / "policy" / "model.safetensors"
     with Children(place) as children, _run_directory() as run_directory:
         uplink = UplinkStandIn(run_directory)
         try:
             # as `robot_edge.edge.run_edge` starts them
             children.start("inference", "benchmarks.edge_ours", "inference", str(run_directory), str(model), nice=-5)
+            children.start("think", "benchmarks.edge_ours", "think", str(run_directory), str(model))
             children.start("control", "benchmarks.edge_ours", "control", str(run_directory), str(record), nice=-10)
             number, announced = 1, 0.0
             begun: float | None = None
@@ -101,6 +105,7 @@ def run_ours(place: Path, model: Path, seconds: float, swap_every_s: float = 0.0
                 children.check()
                 now = time.monotonic()
                 if begun is None and _started(record):
+                    moving()
                     begun, next_swap = now, now + (swap_every_s or float("inf"))
                 if begun is None and now > deadline:
                     raise Failed(f"our control did not begin to act within {START_S:.0f} s; see the logs in {place}.")
@@ -113,7 +118,7 @@ def run_ours(place: Path, model: Path, seconds: float, swap_every_s: float = 0.0
                 time.sleep(0.02)
             swaps = len({version for version, _ in uplink.applied}) - 1
             children.stop("control")
-            children.stop("inference")
+            children.stop("inference", "think")
         finally:
             uplink.close()
     return _recorded(record, "our control"), swaps
@@ -124,13 +129,14 @@ def _started(record: Path) -> bool:
     return record.with_suffix(".moving").exists()
 
 
-def _until_moving(children: Children, record: Path, seconds: float) -> None:
+def _until_moving(children: Children, record: Path, seconds: float, moving: Moving) -> None:
     """Wait until the robot gets actions, then `seconds` more."""
     deadline = time.monotonic() + START_S
     while not _started(record):
         children.rest(0.1)
         if time.monotonic() > deadline:
             raise Failed(f"no action came within {START_S:.0f} s; see the logs in {record.parent}.")
+    moving()
     children.rest(seconds)
 
 

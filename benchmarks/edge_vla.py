@@ -109,28 +109,28 @@ def _write_vlm(place: Path) -> None:
         extra_special_tokens=_SPECIAL,
         model_max_length=2048,
     )
-    vision = dict(
-        hidden_size=96,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        image_size=PX,
-        patch_size=_PATCH,
-    )
-    text = dict(
-        model_type="llama",
-        vocab_size=max(512, len(fast)),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=2048,
-        pad_token_id=fast.pad_token_id,
-        bos_token_id=fast.bos_token_id,
-        eos_token_id=fast.eos_token_id,
-    )
+    vision = {
+        "hidden_size": 96,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": PX,
+        "patch_size": _PATCH,
+    }
+    text = {
+        "model_type": "llama",
+        "vocab_size": max(512, len(fast)),
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 2048,
+        "pad_token_id": fast.pad_token_id,
+        "bos_token_id": fast.bos_token_id,
+        "eos_token_id": fast.eos_token_id,
+    }
     image = fast.convert_tokens_to_ids("<image>")
     SmolVLMConfig(
         vision_config=vision,

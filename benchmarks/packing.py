@@ -40,7 +40,7 @@ from cloud_learner.buffer.feeding.feed import Feed, open_feed
 from cloud_learner.buffer.place import BufferPlace
 from cloud_learner.buffer.sampling.target import imitation
 from fleet.config import Recipe
-from fleet.recipes import get_recipe
+from fleet.recipes import PIXEL_TASKS, get_recipe
 from fleet.rehearsal import Rehearsal, success
 from hal.drivers.metaworld_motion import metaworld_motion
 
@@ -88,10 +88,11 @@ class Size:
     seeds: tuple[int, ...]
     delay_ticks: int = 6
     """of every answer to the held-out robot"""
+    tasks: tuple[str, ...] = PIXEL_TASKS
 
 
 FULL = Size(32, (2, 4, 8, 16), 8, 60, 240.0, 10, 20, (0, 1, 2))
-QUICK = Size(8, (4,), 4, 10, 4.0, 1, 1, (0,))
+QUICK = Size(8, (4,), 4, 10, 4.0, 1, 1, (0,), tasks=PIXEL_TASKS[:1])
 
 
 def measure(quick: bool) -> Result:
@@ -133,8 +134,9 @@ def compare(size: Size) -> Result:
         rows,
         [Goal(f"samples/s with {chosen} offsets behind an image, over one at a time", speed_up, "> 1", speed_up > 1)],
         [
-            f"`pixels`, per task {size.demonstrations} demonstration(s) and {size.episodes} held-out episode(s) with every "
-            f"answer {size.delay_ticks} ticks late; {len(size.seeds)} seed(s), mean (lowest to highest).",
+            f"`pixels`, {len(size.tasks)} task(s) with {size.demonstrations} demonstration(s) and {size.episodes} "
+            f"held-out episode(s), every answer {size.delay_ticks} ticks late; {len(size.seeds)} seed(s), mean (lowest "
+            "to highest).",
             f"Offsets are drawn from 0 to {MAX_OFFSET} ticks. Times are medians of {size.timed_steps} steps in one "
             f"thread, batches gathered in it too; others kept {busy:.1f} cores busy meanwhile.",
             f"VLASH reports {VLASH_SPEED_UP} for its network, in which images are tokens of the sequence that holds "
@@ -176,6 +178,8 @@ def demonstrated(root: Path, size: Size, seed: int) -> tuple[Recipe, BufferPlace
     recipe = get_recipe("pixels")
     recipe = replace(
         recipe,
+        tasks=size.tasks,
+        instructions={task: recipe.instructions[task] for task in size.tasks},
         make_policy=_policy,
         motion=metaworld_motion(recipe.unpaced_config),
         strategy="future_state",

@@ -11,6 +11,7 @@ from hal.motion import Motion
 from policies.base import LearnedPolicy
 from robot_edge.evaluator import EvaluatorConfig
 from robot_edge.gate import GateConfig
+from robot_edge.inference import SlowConfig
 from robot_edge.loop import LoopConfig
 from wire.types import RobotSpec
 
@@ -45,6 +46,12 @@ class Recipe:
     """execute every q-th action"""
     delay: str = "0"
     """latency injected into every robot, as `robot_edge.delay.parse_delay` reads it"""
+    slow: SlowConfig = field(default_factory=SlowConfig)
+    """pace of the slow path, and what happens when it falls silent"""
+    think_apart: bool = False
+    """think in a process of its own on the robot's computer; for policies whose `think` would hold up `act`"""
+    hosted: bool = True
+    """run the driver in a process of its own, which holds the robot when its control dies"""
     motion: Motion | None = None
     """how the robot's state follows from its actions; None: no state is rolled forward"""
     loop: LoopConfig = field(default_factory=LoopConfig)

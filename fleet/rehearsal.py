@@ -11,12 +11,12 @@ from pathlib import Path
 from fleet import supplies
 from fleet.config import Recipe
 from fleet.paths import DataDirectory
-from robot_edge.delay import LaterBy, parse_delay
+from robot_edge.delay import parse_delay
 from robot_edge.demonstrate import demonstrate
 from robot_edge.edge import control_hello
-from robot_edge.evaluator import rollout
 from robot_edge.inference import Inference
 from robot_edge.loop import ControlLoop
+from robot_edge.rollout import Conditions, rollout
 from robot_edge.uplink import Uplink
 from wire.clock import Clock, ManualClock, UnpacedClock
 from wire.memory_channel import MemoryServer, memory_pair
@@ -47,7 +47,7 @@ class RehearsedRobot:
         line = server.connect(name)
         self.uplink: Uplink = supplies.make_uplink(name, data.edge(name), line, uplink_control, uplink_inference, clock)
         policy = recipe.make_policy(recipe.spec, seed)
-        self.inference = Inference(name, policy, inference_control, inference_uplink, clock)
+        self.inference = Inference(name, policy, inference_control, inference_uplink, clock, config=recipe.slow)
         self.loop.robot.connect()
         self.inference.hello()
         control_up.send(control_hello(self.loop, recipe.tasks))
@@ -141,11 +141,12 @@ def success(recipe: Recipe, weights: bytes, episodes: int, first_seed: int, seed
     """Held-out success of `weights` by task, over `episodes` seeds each."""
     policy = recipe.make_policy(recipe.spec, seed)
     policy.load(weights, 1)
-    robot = supplies.make_robot(recipe.robot, recipe.unpaced_config)
+    clock = UnpacedClock()
+    robot = supplies.make_robot(recipe.robot, recipe.unpaced_config, clock)
     robot.connect()
     config = recipe.evaluator
     schedule = supplies.make_plan(recipe)(policy.trained)
-    delay = LaterBy(parse_delay(recipe.delay, seed), config.delay_ticks)
+    conditions = Conditions(clock, parse_delay(recipe.delay, seed), recipe.slow.every_s, config.delay_ticks)
     try:
         return {
             task: sum(
@@ -156,7 +157,7 @@ def success(recipe: Recipe, weights: bytes, episodes: int, first_seed: int, seed
                     task,
                     first_seed + n,
                     config.max_ticks,
-                    delay,
+                    conditions,
                 )
                 for n in range(episodes)
             )

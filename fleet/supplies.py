@@ -16,6 +16,7 @@ from robot_edge.evaluator import Evaluator
 from robot_edge.gate import Gate
 from robot_edge.loop import ControlLoop
 from robot_edge.planner import MakeSchedule
+from robot_edge.rollout import Conditions
 from robot_edge.schedule.base import ChunkSchedule
 from robot_edge.schedule.choose import make_schedule
 from robot_edge.uplink import Uplink
@@ -67,7 +68,10 @@ def make_control(
     paced: bool = True,
 ) -> ControlLoop:
     """The control loop of one robot; `operated`: with the scripted operator at its side."""
-    robot = make_robot(recipe.robot, recipe.robot_config if paced else recipe.unpaced_config)
+    if paced:
+        robot = make_robot(recipe.robot, recipe.robot_config)
+    else:
+        robot = make_robot(recipe.robot, recipe.unpaced_config, clock)
     if recipe.delay != "0":
         inference = DelayedChannel(inference, parse_delay(recipe.delay), recipe.spec.period_ns, clock)
     return ControlLoop(
@@ -88,7 +92,7 @@ def make_demonstrator(
     recipe: Recipe, name: str, uplink: Channel, inference: Channel, clock: UnpacedClock
 ) -> ControlLoop:
     """A control loop in which the scripted operator does everything, unpaced."""
-    robot = make_robot(recipe.robot, recipe.unpaced_config)
+    robot = make_robot(recipe.robot, recipe.unpaced_config, clock)
     config = replace(recipe.loop, source="demonstration", needs_policy=False)
     return ControlLoop(
         name,
@@ -118,9 +122,10 @@ def make_uplink(
 def make_evaluator(
     recipe: Recipe, name: str, data: DataDirectory, gateway: Channel, seed: int, only: Evaluate | None = None
 ) -> Evaluator:
+    simulated = UnpacedClock()
     return Evaluator(
         name,
-        make_robot(recipe.robot, recipe.unpaced_config),
+        make_robot(recipe.robot, recipe.unpaced_config, simulated),
         recipe.make_policy(recipe.spec, seed),
         make_plan(recipe),
         recipe.tasks,
@@ -129,7 +134,7 @@ def make_evaluator(
         MonotonicClock(),
         recipe.evaluator,
         only,
-        parse_delay(recipe.delay, seed),
+        Conditions(simulated, parse_delay(recipe.delay, seed), recipe.slow.every_s, recipe.evaluator.delay_ticks),
     )
 
 

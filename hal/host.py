@@ -153,6 +153,8 @@ class Host:
 
     def _let_in(self) -> None:
         line, _ = self._door.accept()
+        # A control process that does not listen must not stop its host.
+        line.setblocking(False)
         pid = _peer(line)
         if self._control is not None:
             text = f"{self._what} at {self._path} is in the hands of process {self._pid}; end that one first."
@@ -252,10 +254,10 @@ class Host:
     def _obey(self, request: Request) -> Feedback:
         action = np.frombuffer(request.action, np.float32)
         late_ns = time.monotonic_ns() - request.sent_ns
-        if late_ns > self._watch.patience_ns and self._executed is not None:
+        if late_ns > self._watch.patience_ns:
             # It waited behind a driver that blocked: what was right then may be wrong now.
             log.warning("%s: a command is %.0f ms old and is not executed; it holds.", self._what, late_ns / 1e6)
-            action = self._safety.brake(self._executed)
+            action = self._still()
         done = self._write(action)
         self._watch.commanded(time.monotonic_ns())
         if self._holding:
@@ -368,6 +370,7 @@ def _listen(path: Path) -> socket.socket:
         # What a host that was killed left behind.
         path.unlink(missing_ok=True)
         door.bind(address(path))
+        path.chmod(0o600)
         door.listen(4)
     except OSError as error:
         door.close()

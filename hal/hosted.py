@@ -22,7 +22,10 @@ _decode = msgspec.msgpack.Decoder(Reply).decode
 
 
 class HostedRobot:
-    """Keeps the `Robot` protocol. When this process dies, the host holds the robot until another one attaches."""
+    """Keeps the `Robot` protocol. When this process dies, the host holds the robot until another one attaches.
+
+    Keeps the `Teleoperator` protocol too: the scripted operator runs beside the driver, whose inside it may need.
+    """
 
     def __init__(
         self,
@@ -148,11 +151,11 @@ class HostedRobot:
             # A host that closed the line may have said why before.
             with contextlib.suppress(BrokenPipeError):
                 line.send(_encode(request))
-            while True:
+            reply = self._receive(line, call)
+            # What an earlier call did not wait for.
+            while reply.number not in (number, 0):
                 line.settimeout(max(1e-3, (deadline_ns - time.monotonic_ns()) / 1e9))
                 reply = self._receive(line, call)
-                if reply.number in (number, 0):
-                    break
         except TimeoutError as error:
             raise RobotError(
                 f"robot '{self.spec.embodiment}': its driver blocks: no answer to {call}() within {timeout_s:g} s"
@@ -168,9 +171,11 @@ class HostedRobot:
         return reply
 
     def _receive(self, line: socket.socket, call: str) -> Reply:
-        data, descriptors, _, _ = socket.recv_fds(line, PACKET_BYTES, 1)
-        if descriptors:
-            self._pictures = PictureReader(descriptors[0])
+        if self._pictures is not None:
+            data = line.recv(PACKET_BYTES)
+        else:
+            data, descriptors, _, _ = socket.recv_fds(line, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            self._pictures = PictureReader(descriptors[0]) if descriptors else None
         if not data:
             self._detach()
             raise RobotError(f"robot '{self.spec.embodiment}': {self._gone(call)}.")

@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from hal.robot import Robot, Teleoperator
+from wire.clock import Clock
 from wire.errors import ConfigError, FleetError, RobotError, nearest
 
 ROBOTS = "vla_fleet.robots"
@@ -24,7 +25,7 @@ _BUILT_IN = (
     EntryPoint("metaworld", "hal.drivers.metaworld_expert:MetaWorldExpert", OPERATORS),
 )
 
-_registered: dict[str, dict[str, Callable[[Any], Any]]] = {ROBOTS: {}, OPERATORS: {}}
+_registered: dict[str, dict[str, Callable[..., Any]]] = {ROBOTS: {}, OPERATORS: {}}
 
 
 def known_robots() -> tuple[str, ...]:
@@ -37,7 +38,7 @@ def known_operators() -> tuple[str, ...]:
     return tuple(sorted({*_found(OPERATORS), *_registered[OPERATORS]}))
 
 
-def register(kind: str, robot: Callable[[Any], Robot], operator: Callable[[Any], Teleoperator] | None = None) -> None:
+def register(kind: str, robot: Callable[..., Robot], operator: Callable[[Any], Teleoperator] | None = None) -> None:
     """Add a robot, and its scripted operator, for this process: for a robot that is not installed as a package.
 
     Call it where the recipe is defined; every process of the fleet imports that. Raises `ConfigError` for a taken name.
@@ -49,12 +50,14 @@ def register(kind: str, robot: Callable[[Any], Robot], operator: Callable[[Any],
             _registered[group][kind] = made
 
 
-def make_robot(kind: str, config: Any = None) -> Robot:
+def make_robot(kind: str, config: Any = None, clock: Clock | None = None) -> Robot:
     """The robot called `kind`, not connected yet. `config` is what its driver takes; None is its default.
+
+    `clock`: what it should stamp with, for a simulator whose time is not the machine's; it must take it as `clock`.
 
     Raises `ConfigError` for an unknown name, with the nearest; `RobotError` naming the entry point when it is broken.
     """
-    robot = _call(ROBOTS, kind, config)
+    robot = _call(ROBOTS, kind, config, **({} if clock is None else {"clock": clock}))
     if not isinstance(robot, Robot):
         raise RobotError(
             f"robot '{kind}' gave a {type(robot).__name__}, which lacks methods of "
@@ -85,9 +88,9 @@ def _found(group: str, installed: Iterable[EntryPoint] | None = None) -> dict[st
     return {point.name: point for point in (*installed, *_BUILT_IN) if point.group == group}
 
 
-def _call(group: str, kind: str, argument: Any) -> Any:
+def _call(group: str, kind: str, argument: Any, **options: Any) -> Any:
     if kind in _registered[group]:
-        return _registered[group][kind](argument)
+        return _registered[group][kind](argument, **options)
     found = _found(group)
     what = "robot" if group == ROBOTS else "operator"
     if kind not in found:
@@ -95,10 +98,10 @@ def _call(group: str, kind: str, argument: Any) -> Any:
             f"no {what} '{kind}'.{nearest(kind, found)} Known: {', '.join(sorted(found))}. "
             f"A package adds one by an entry point in the group '{group}'."
         )
-    return _load(found[kind])(argument)
+    return _load(found[kind])(argument, **options)
 
 
-def _load(point: EntryPoint) -> Callable[[Any], Any]:
+def _load(point: EntryPoint) -> Callable[..., Any]:
     try:
         return point.load()
     except FleetError:

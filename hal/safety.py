@@ -86,6 +86,9 @@ class Guard:
     """float64[da]"""
     change: np.ndarray
     """float64[da]: how much the speed may change in one period, inf where nothing limits it"""
+    braking: np.ndarray
+    """float64[da]: the change counted on for braking: a little less than `change`, because actions and measurements are
+    float32 and must not need a harder braking by being rounded"""
     low: np.ndarray
     """float64[da]: bounds of absolute dimensions, with those of the workspace; -inf for the others"""
     high: np.ndarray
@@ -109,6 +112,7 @@ def make_guard(spec: RobotSpec, limits: SafetyLimits) -> Guard:
     velocity = np.array([limits.velocity.get(name, np.inf) for name in actions], float)
     bound_low, bound_high = spec.action_low().astype(float), spec.action_high().astype(float)
     low, high = np.where(absolute, bound_low, -np.inf), np.where(absolute, bound_high, np.inf)
+    grain = _grain(np.maximum(np.abs(bound_low), np.abs(bound_high))) / scale
     walls = []
     for wall in _walls(what, limits, actions, states):
         if absolute[wall.action]:
@@ -121,6 +125,8 @@ def make_guard(spec: RobotSpec, limits: SafetyLimits) -> Guard:
                 )
         else:
             walls.append(wall)
+            grain[wall.action] += _grain(max(abs(wall.low), abs(wall.high))) / abs(wall.gain) / period_s
+    change = np.array([limits.acceleration.get(name, np.inf) for name in actions], float) * period_s
     return Guard(
         spec=spec,
         period_s=period_s,
@@ -128,7 +134,8 @@ def make_guard(spec: RobotSpec, limits: SafetyLimits) -> Guard:
         scale=scale,
         slowest=np.where(absolute, -velocity, np.maximum(-velocity, np.minimum(0, bound_low / scale))),
         fastest=np.where(absolute, velocity, np.minimum(velocity, np.maximum(0, bound_high / scale))),
-        change=np.array([limits.acceleration.get(name, np.inf) for name in actions], float) * period_s,
+        change=change,
+        braking=np.maximum(change - 2 * grain, change / 2),
         low=low,
         high=high,
         walls=tuple(walls),
@@ -251,13 +258,18 @@ def _distances(guard: Guard, executed: np.ndarray, state: np.ndarray | None) -> 
 
 def _stoppable(distance: np.ndarray, guard: Guard) -> np.ndarray:
     """float64[da]: the highest speed from which the robot can stop within `distance`; the module says how."""
-    limited = np.isfinite(guard.change)
-    change = np.where(limited, guard.change, 1.0)
+    brakes = np.isfinite(guard.braking)
+    change = np.where(brakes, guard.braking, 1.0)
     way = np.where(np.isfinite(distance), distance, 0.0)
     steps = np.ceil((np.sqrt(1 + 8 * way / (guard.period_s * change)) - 1) / 2)
-    steps = np.where(limited, np.maximum(steps, 1), 1)
-    speed = way / (guard.period_s * steps) + np.where(limited, change * (steps - 1) / 2, 0.0)
+    steps = np.where(brakes, np.maximum(steps, 1), 1)
+    speed = way / (guard.period_s * steps) + np.where(brakes, change * (steps - 1) / 2, 0.0)
     return np.where(np.isfinite(distance), speed, np.inf)
+
+
+def _grain(size: np.ndarray | float) -> np.ndarray:
+    """float64: how far apart float32 numbers of this size lie."""
+    return np.spacing(np.asarray(size, np.float32)).astype(np.float64)
 
 
 def _walls(what: str, limits: SafetyLimits, actions: list[str], states: list[str]) -> list[Wall]:

@@ -69,16 +69,6 @@ class BurstDelay:
         return self._long
 
 
-class LaterBy:
-    """`ticks` more than another delay."""
-
-    def __init__(self, delay: Delay, ticks: int) -> None:
-        self._delay, self._ticks = delay, ticks
-
-    def draw(self) -> int:
-        return self._delay.draw() + self._ticks
-
-
 def parse_delay(text: str, seed: int = 0) -> Delay:
     """The delay that `text` describes. Raises `ConfigError` that says what is understood."""
     kind, _, values = text.partition(":")

@@ -56,7 +56,7 @@ class Episodes:
     def running(self) -> bool:
         return self.episode is not None
 
-    def start(self, task: str, seed: int, tick: int, now_ns: int) -> None:
+    def start(self, task: str, seed: int, tick: int, now_ns: int) -> Episode:
         self.first_tick, self._own_ticks, self._success_ticks, self._acted = tick, 0, 0, False
         self.episode = Episode(
             id=next(self._ids),
@@ -68,6 +68,7 @@ class Episodes:
             started_ns=now_ns,
         )
         self.recorder.start(self.episode)
+        return self.episode
 
     def step(self, tick: Tick, own: bool, ending: bool) -> str:
         """Record a tick. The outcome if the episode is over with it, else ''.

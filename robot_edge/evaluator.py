@@ -12,20 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hal.limits import hold_action, limit_action
 from hal.robot import Robot
 from policies.base import Policy
-from robot_edge.answer import answer
-from robot_edge.delay import Delay, FixedDelay, LaterBy
 from robot_edge.planner import MakeSchedule, Planner
-from robot_edge.schedule.base import ChunkSchedule
+from robot_edge.rollout import Conditions, rollout
 from robot_edge.weight_client import WeightClient
 from wire.channel import Channel
 from wire.clock import Clock, clock_name
 from wire.errors import ConfigError
 from wire.messages import (
     Announce,
-    ChunkReply,
     Evaluate,
     Evaluation,
     Heartbeat,
@@ -59,41 +55,6 @@ class EvaluatorConfig:
     """ticks between an observation and its chunk, about what a robot of the fleet has"""
 
 
-def rollout(
-    robot: Robot, policy: Policy, schedule: ChunkSchedule, task: str, seed: int, max_ticks: int, delay: Delay
-) -> bool:
-    """Whether `policy` succeeds at `task` from `seed` within `max_ticks`, in simulated time.
-
-    A chunk can be used `delay` ticks after the observation it was asked with.
-    """
-    robot.reset(task, seed)
-    schedule.reset(0)
-    executed = hold_action(robot.spec, robot.spec.action_low() * 0)
-    latent, thought_ns = None, -1
-    coming: deque[tuple[int, ChunkReply]] = deque()
-    for tick in range(max_ticks):
-        observation = robot.read()
-        while coming and coming[0][0] <= tick:
-            schedule.offer(coming.popleft()[1], tick)
-        if (request := schedule.ask(tick, observation)) is not None:
-            seen_ns = max((frame.time_ns for frame in observation.images.values()), default=observation.time_ns)
-            if latent is None or seen_ns > thought_ns:
-                latent, thought_ns = policy.think(observation), seen_ns
-            reply, ticks = answer(policy, latent, request), delay.draw()
-            if ticks:
-                coming.append((tick + ticks, reply))
-            else:
-                schedule.offer(reply, tick)
-        chosen = schedule.action(tick, observation)
-        action = chosen[0] if chosen else hold_action(robot.spec, executed)
-        feedback = robot.write(limit_action(robot.spec, action))
-        schedule.executed(tick, feedback.executed)
-        if feedback.success:
-            return True
-        executed = feedback.executed
-    return False
-
-
 class Evaluator:
     """`turn` runs at most one episode."""
 
@@ -109,17 +70,17 @@ class Evaluator:
         clock: Clock,
         config: EvaluatorConfig,
         only: Evaluate | None = None,
-        delay: Delay | None = None,
+        conditions: Conditions | None = None,
         read: Callable[[Path], bytes] = Path.read_bytes,
     ) -> None:
-        """`delay` comes on top of what the configuration says.
+        """`conditions`: what the episodes are run under; `robot` stamps with their clock.
 
         `only`: measure just this, then `done` turns true; otherwise the newest version at a steady cadence."""
         self._name = name
         self.robot = robot
         self._policy = policy
         self._planner = Planner(schedule)
-        self._delay = LaterBy(delay or FixedDelay(0), config.delay_ticks)
+        self._conditions = conditions or Conditions(extra_ticks=config.delay_ticks)
         self._tasks = tasks
         self._gateway = gateway
         self._clock = clock
@@ -206,7 +167,7 @@ class Evaluator:
             task,
             seed,
             self._config.max_ticks,
-            self._delay,
+            self._conditions,
         )
         if self._work:
             return

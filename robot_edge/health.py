@@ -15,7 +15,7 @@ import numpy as np
 from hal.safety import check_age
 from policies.base import check_observation
 from robot_edge.state import Hold
-from wire.errors import InvalidData
+from wire.errors import ConfigError, InvalidData
 from wire.types import Frame, Observation, RobotSpec
 
 _DRIFT = 1e-3
@@ -47,6 +47,15 @@ class HealthConfig:
     simulated one draws the same picture of the same scene"""
     recover_ticks: int = 3
     """ticks in a row that must be healthy before a hold ends"""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for a limit that would hold every robot, or none."""
+        for name in ("state_stale_s", "camera_stale_s", "jump_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"HealthConfig: {name} is {getattr(self, name)}; give seconds above 0.")
+        for name in ("future_s", "repeated_frames", "repeated_span", "moving", "recover_ticks"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"HealthConfig: {name} is {getattr(self, name)}; give 0 or more.")
 
 
 class HealthEvent(msgspec.Struct, frozen=True):
@@ -94,7 +103,8 @@ class Health:
         }
 
     def check(self, observation: Observation, now_ns: int, executed: np.ndarray | None = None) -> Verdict:
-        """`now_ns`: control's clock, which need not be the robot's; `executed`: float32[da], done a tick before."""
+        """`now_ns`: control's clock, which need not be the robot's. `executed`, float32[da], what the robot did a tick
+        before, decides nothing yet: whether it moves is read from its state, whoever moves it."""
         try:
             check_observation(self._spec, observation)
         except InvalidData as error:

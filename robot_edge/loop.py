@@ -27,7 +27,7 @@ from robot_edge.state import Hold, Known, Mode, decide
 from wire.channel import Channel
 from wire.clock import Clock
 from wire.errors import InvalidData, RobotError
-from wire.messages import ChunkReply, EdgeEvent, EdgeStatus
+from wire.messages import ChunkReply, EdgeEvent, EdgeStatus, EpisodeStarted
 from wire.types import Frame, Observation
 
 log = logging.getLogger(__name__)
@@ -281,7 +281,9 @@ class ControlLoop:
         self._lack = Hold.no_action
         self._health.reset()
         self.planner.schedule.reset(self._tick)
-        self.log.start(task, seed, self._tick, self._clock.now_ns())
+        episode = self.log.start(task, seed, self._tick, self._clock.now_ns())
+        # What inference thought about the last scene is not true of this one.
+        self._inference.send(EpisodeStarted(episode))
         self.rate.restart()
         return True
 

@@ -37,6 +37,7 @@ class Thinker:
     """The newest versions of a policy, side by side: robots that have not switched yet are still served."""
 
     def __init__(self, make_policy: Callable[[], Policy], keep: int = 2) -> None:
+        """`keep` versions, at least 2."""
         self._make = make_policy
         self._keep = keep
         self._policies: dict[PolicyVersion, Policy] = {}
@@ -54,15 +55,19 @@ class Thinker:
         if version in self._policies:
             self._policies[version] = self._policies.pop(version)
             return True
-        policy = self._make()
+        # The oldest policy object takes the new weights; it is as it was when they cannot be used.
+        full = len(self._policies) >= self._keep
+        oldest = next((known for known in self._policies if known.number == version.number), None)
+        if oldest is None and full:
+            oldest = next(iter(self._policies))
+        policy = self._make() if oldest is None else self._policies[oldest]
         try:
             policy.load(weights(), version.number)
         except (FleetError, OSError) as error:
             log.error("version %d is not thought with: %s", version.number, error)
             return False
-        for known in list(self._policies):
-            if known.number == version.number or len(self._policies) >= self._keep:
-                del self._policies[known]
+        if oldest is not None:
+            del self._policies[oldest]
         self._policies[version] = policy
         return True
 

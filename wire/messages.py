@@ -8,29 +8,30 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from wire.local_messages import (
+    ChunkReply,
+    ChunkRequest,
+    EpisodeEnded,
+    EpisodeStarted,
+    Framed,
+    FrameTaken,
+    LoadWeights,
+    StepTaken,
+    TaggedMessage,
+    ThinkReply,
+    ThinkRequest,
+)
 from wire.types import (
-    ActionChunk,
-    Corrector,
     Episode,
-    Frame,
-    Latent,
-    Observation,
     PolicyVersion,
-    Prefix,
     RobotSpec,
-    Step,
     Trained,
 )
-
-
-class _Message(msgspec.Struct, frozen=True, eq=False, tag=True):
-    pass
-
 
 # --- anyone to the gateway -------------------------------------------------------------------------------------------
 
 
-class Hello(_Message, frozen=True, eq=False):
+class Hello(TaggedMessage, frozen=True, eq=False):
     """The first message of a connection, repeated until the gateway answers `Welcome` or `Refusal`."""
 
     name: str
@@ -43,13 +44,13 @@ class Hello(_Message, frozen=True, eq=False):
     tasks: tuple[str, ...] = ()
 
 
-class Heartbeat(_Message, frozen=True, eq=False):
+class Heartbeat(TaggedMessage, frozen=True, eq=False):
     """Keeps a connection and carries one clock sample."""
 
     sent_ns: int
 
 
-class FetchWeights(_Message, frozen=True, eq=False):
+class FetchWeights(TaggedMessage, frozen=True, eq=False):
     """Ask for bytes [offset, offset + size) of a version."""
 
     number: int
@@ -69,7 +70,7 @@ class CameraFrames(msgspec.Struct, frozen=True, eq=False):
     """F JPEG images, RGB"""
 
 
-class Segment(_Message, frozen=True, eq=False):
+class Segment(TaggedMessage, frozen=True, eq=False):
     """Steps [first_tick, first_tick + T) of one episode: the unit that is spooled, sent and acknowledged."""
 
     id: str
@@ -119,7 +120,7 @@ ACTORS = ("policy", "human", "script", "hold")
 """`Segment.actor` holds indices into this tuple."""
 
 
-class EdgeStatus(_Message, frozen=True, eq=False):
+class EdgeStatus(TaggedMessage, frozen=True, eq=False):
     """What a robot is doing, several times a second. Counters only grow while the edge's spool lives."""
 
     robot: str
@@ -150,7 +151,7 @@ class EdgeStatus(_Message, frozen=True, eq=False):
     uplink_pid: int = 0
 
 
-class Preview(_Message, frozen=True, eq=False):
+class Preview(TaggedMessage, frozen=True, eq=False):
     """The newest camera picture for people; never stored, dropped when the line is slow."""
 
     robot: str
@@ -159,7 +160,7 @@ class Preview(_Message, frozen=True, eq=False):
     jpeg: bytes
 
 
-class Applied(_Message, frozen=True, eq=False):
+class Applied(TaggedMessage, frozen=True, eq=False):
     """The robot's inference now runs this version."""
 
     robot: str
@@ -168,7 +169,7 @@ class Applied(_Message, frozen=True, eq=False):
     trained: Trained = Trained()
 
 
-class EdgeEvent(_Message, frozen=True, eq=False):
+class EdgeEvent(TaggedMessage, frozen=True, eq=False):
     """Something happened on a robot that a person should hear of, and that is kept."""
 
     robot: str
@@ -181,7 +182,7 @@ class EdgeEvent(_Message, frozen=True, eq=False):
 # --- the gateway to an edge ------------------------------------------------------------------------------------------
 
 
-class Welcome(_Message, frozen=True, eq=False):
+class Welcome(TaggedMessage, frozen=True, eq=False):
     """The connection stands."""
 
     clock: str
@@ -190,17 +191,17 @@ class Welcome(_Message, frozen=True, eq=False):
     """`sent_ns` of the message this answers"""
 
 
-class Refusal(_Message, frozen=True, eq=False):
+class Refusal(TaggedMessage, frozen=True, eq=False):
     """The connection is refused; `reason` says why and what to do."""
 
     reason: str
 
 
-class Introduce(_Message, frozen=True, eq=False):
+class Introduce(TaggedMessage, frozen=True, eq=False):
     """The gateway does not know this peer, for it may just have started: say `Hello` again."""
 
 
-class Ack(_Message, frozen=True, eq=False):
+class Ack(TaggedMessage, frozen=True, eq=False):
     """These segments are on disk and committed; the edge may forget them."""
 
     segments: tuple[str, ...]
@@ -208,13 +209,13 @@ class Ack(_Message, frozen=True, eq=False):
     """kept aside because they were not valid; the gateway's log says why"""
 
 
-class Nack(_Message, frozen=True, eq=False):
+class Nack(TaggedMessage, frozen=True, eq=False):
     """Nothing can be stored now; keep the segments and try again later."""
 
     reason: str
 
 
-class Job(_Message, frozen=True, eq=False):
+class Job(TaggedMessage, frozen=True, eq=False):
     """What a robot is to work on until further notice: it goes on when the line is cut."""
 
     id: str
@@ -224,14 +225,14 @@ class Job(_Message, frozen=True, eq=False):
     """seed of its first episode; training and held-out seeds never meet"""
 
 
-class Announce(_Message, frozen=True, eq=False):
+class Announce(TaggedMessage, frozen=True, eq=False):
     """A new policy version can be fetched."""
 
     version: PolicyVersion
     announced_ns: int
 
 
-class WeightBytes(_Message, frozen=True, eq=False):
+class WeightBytes(TaggedMessage, frozen=True, eq=False):
     """Part of a version's weights: fetched from the gateway, or published to it."""
 
     number: int
@@ -239,7 +240,7 @@ class WeightBytes(_Message, frozen=True, eq=False):
     data: bytes
 
 
-class Operator(_Message, frozen=True, eq=False):
+class Operator(TaggedMessage, frozen=True, eq=False):
     """A person's wish for one robot, from the page."""
 
     robot: str
@@ -251,11 +252,11 @@ class Operator(_Message, frozen=True, eq=False):
     operator: str = "web"
 
 
-class Stop(_Message, frozen=True, eq=False):
+class Stop(TaggedMessage, frozen=True, eq=False):
     """Finish the running episode's record, drain the spool and exit."""
 
 
-class Fresh(_Message, frozen=True, eq=False):
+class Fresh(TaggedMessage, frozen=True, eq=False):
     """To trainers: a segment that was just committed as ledger row `row`, so that they need not read it back."""
 
     row: int
@@ -265,7 +266,7 @@ class Fresh(_Message, frozen=True, eq=False):
 # --- the trainer and the evaluator -----------------------------------------------------------------------------------
 
 
-class Publish(_Message, frozen=True, eq=False):
+class Publish(TaggedMessage, frozen=True, eq=False):
     """The trainer offers a version; its bytes follow as `WeightBytes`, in order."""
 
     version: PolicyVersion
@@ -273,13 +274,13 @@ class Publish(_Message, frozen=True, eq=False):
     """numbers of the episodes that were first trained on since the version's parent"""
 
 
-class Published(_Message, frozen=True, eq=False):
+class Published(TaggedMessage, frozen=True, eq=False):
     """The version is on disk, committed and announced."""
 
     number: int
 
 
-class TrainerStatus(_Message, frozen=True, eq=False):
+class TrainerStatus(TaggedMessage, frozen=True, eq=False):
     """How learning goes."""
 
     gradient_steps: int
@@ -291,7 +292,7 @@ class TrainerStatus(_Message, frozen=True, eq=False):
     """waiting, pretraining or online"""
 
 
-class Evaluate(_Message, frozen=True, eq=False):
+class Evaluate(TaggedMessage, frozen=True, eq=False):
     """Ask the evaluator to measure a version on held-out seeds [first_seed, first_seed + episodes) of each task."""
 
     number: int
@@ -300,7 +301,7 @@ class Evaluate(_Message, frozen=True, eq=False):
     label: str
 
 
-class Evaluation(_Message, frozen=True, eq=False):
+class Evaluation(TaggedMessage, frozen=True, eq=False):
     """Measured success of a version on held-out seeds."""
 
     number: int
@@ -313,99 +314,6 @@ class Evaluation(_Message, frozen=True, eq=False):
     """cadence, before or after"""
     started_ns: int
     duration_s: float
-
-
-# --- within one robot computer: control, inference and uplink --------------------------------------------------------
-
-
-class ChunkRequest(_Message, frozen=True, eq=False):
-    """Control asks inference for a chunk."""
-
-    tick: int
-    """control tick at which `observation` was made; the answer names it"""
-    observation: Observation
-    """as it was seen"""
-    first_tick: int
-    """tick that the chunk's first action is for, `tick` or later"""
-    state: np.ndarray
-    """float32[ds]: the state the robot will be in at `first_tick`, the one seen when that is `tick`"""
-    prefix: Prefix | None = None
-    residual: bool = False
-    """also answer with the latent and the corrector"""
-
-
-class ChunkReply(_Message, frozen=True, eq=False):
-    """Inference answers; `error` is '' or why there is no chunk."""
-
-    chunk: ActionChunk | None
-    error: str = ""
-    tick: int = -1
-    """`ChunkRequest.tick`"""
-    latent: np.ndarray | None = None
-    """what the chunk was made from, when it was asked for"""
-    corrector: Corrector | None = None
-
-
-class ThinkRequest(_Message, frozen=True, eq=False):
-    """Asks for the latent of an observation, in another process or on another machine."""
-
-    number: int
-    """the answer names it"""
-    versions: tuple[int, ...]
-    """policy versions that are of use, the most wanted first; the first that is there is asked to think"""
-    observation: Observation
-    jpeg: dict[str, bytes] = {}
-    """by camera: the image as JPEG where `observation` has an empty one in its place"""
-
-
-class ThinkReply(_Message, frozen=True, eq=False):
-    """The latent, or why there is none."""
-
-    number: int
-    """`ThinkRequest.number`"""
-    latent: Latent | None
-    versions: tuple[int, ...]
-    """policy versions that the answering side has"""
-    error: str = ""
-
-
-class Framed(_Message, frozen=True, eq=False):
-    """A request whose images lie in shared memory, where `robot_edge.frames.FrameRing` finds them by number."""
-
-    message: ChunkRequest | ThinkRequest
-    """its observation has no images"""
-    frames: dict[str, int]
-    """by camera"""
-
-
-class LoadWeights(_Message, frozen=True, eq=False):
-    """The uplink tells inference that verified weights lie at `path`."""
-
-    version: PolicyVersion
-    path: str
-
-
-class EpisodeStarted(_Message, frozen=True, eq=False):
-    episode: Episode
-
-
-class StepTaken(_Message, frozen=True, eq=False):
-    episode_id: str
-    step: Step
-
-
-class FrameTaken(_Message, frozen=True, eq=False):
-    """A frame for the record (`image`) or for people (`preview`); sent once."""
-
-    episode_id: str
-    camera: str
-    frame: Frame
-
-
-class EpisodeEnded(_Message, frozen=True, eq=False):
-    episode_id: str
-    outcome: str
-    ended_ns: int
 
 
 Message = (

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from hal.drivers.metaworld_camera import Camera, InlineCamera, ThreadedCamera
-from hal.drivers.metaworld_sim import Simulation, import_simulator
+from hal.drivers.metaworld_sim import CONTROL_HZ, Simulation, import_simulator
 from hal.drivers.metaworld_tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS, TRACK, check_task, instruction
 from hal.drivers.metaworld_track import HAND_HIGH, HAND_LOW, TrackSimulation
 from hal.limits import limit_action
@@ -21,9 +21,6 @@ from hal.robot import Feedback
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError
 from wire.types import CameraSpec, Dimension, Frame, Meaning, Observation, RobotSpec
-
-CONTROL_HZ = 80.0
-"""The simulator's own step is 12.5 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ def metaworld_spec(config: MetaWorldConfig) -> RobotSpec:
     places = {
         "pixels": hand,
         "state": (*_moment(hand, ""), *_moment(hand, "_before"), *_place("goal")),
-        "track": (*_set_point(), hand[3], *_place("goal"), *_place("goal_before")),
+        "track": (*_set_point(), hand[3], *_place("goal"), *_speed("goal")),
     }
     pixels = config.observation == "pixels"
     camera = CameraSpec(config.camera, config.image_px, config.image_px, config.camera_hz)
@@ -224,6 +221,10 @@ def _place(name: str) -> tuple[Dimension, ...]:
         Dimension(f"{name}_y", "m", -0.5, 2.0),
         Dimension(f"{name}_z", "m", -1.5, 1.5),
     )
+
+
+def _speed(name: str) -> tuple[Dimension, ...]:
+    return tuple(Dimension(f"{name}_v{axis}", "m/s", -2.0, 2.0) for axis in "xyz")
 
 
 def _moment(hand: tuple[Dimension, ...], when: str) -> tuple[Dimension, ...]:

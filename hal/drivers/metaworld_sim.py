@@ -15,6 +15,9 @@ import numpy as np
 from hal.drivers.metaworld_tasks import simulator_name
 from wire.errors import RobotError
 
+CONTROL_HZ = 80.0
+"""The simulator's own step is 12.5 ms."""
+
 
 def import_simulator() -> tuple[Any, Any]:
     """(mujoco, metaworld), imported so that they draw without a display.

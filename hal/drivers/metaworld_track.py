@@ -1,14 +1,14 @@
 """A target that does not wait: MetaWorld's reach scene with a goal on a circle, for measuring late actions.
 
 A policy that plans from an old moment is behind the target by what the target has moved since. The robot feels its own
-*commanded set-point*, which its actions move exactly, and sees where the goal is and was one tick ago.
+*commanded set-point*, which its actions move exactly, and sees where the goal is and how it moves.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from hal.drivers.metaworld_sim import Simulation
+from hal.drivers.metaworld_sim import CONTROL_HZ, Simulation
 from hal.drivers.metaworld_tasks import TRACK
 
 PERIOD_TICKS = 90
@@ -34,8 +34,8 @@ _GAIN = 0.7
 
 
 class TrackSimulation(Simulation):
-    """`observation` is float64[13], metres: set-point, gripper opening, goal now, goal one tick ago, and, which no
-    policy sees, where the operator aims.
+    """`observation` is float64[13]: set-point (m), gripper opening, goal (m), what the goal moved in the last tick (m/s),
+    and, which no policy sees, where the operator aims (m).
 
     The reward is 1 while the hand is within `TOLERANCE_M` of the goal, once `SETTLE_TICKS` have passed, otherwise 0;
     an episode never succeeds before its time is up.
@@ -72,14 +72,13 @@ class TrackSimulation(Simulation):
     def _look(self) -> None:
         goal = self.goal
         opening = self.observation[3:4]
+        speed = (goal(self._tick) - goal(self._tick - 1)) * CONTROL_HZ
         # the camera and the eye of a person see it too
         self._env._target_pos = goal(self._tick)
         self._env.model.site("goal").pos = goal(self._tick)
         later = goal(self._tick + _LEAD_TICKS)
         aim = later + _OUTSIDE * (later - self._centre) + _ABOVE
-        self.observation = np.concatenate(
-            [self._env.data.mocap_pos[0], opening, goal(self._tick), goal(self._tick - 1), aim]
-        )
+        self.observation = np.concatenate([self._env.data.mocap_pos[0], opening, goal(self._tick), speed, aim])
 
 
 def track_action(seen: np.ndarray) -> np.ndarray:

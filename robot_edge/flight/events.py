@@ -177,6 +177,8 @@ class Packer:
 
     def __init__(self) -> None:
         self.large: list[np.ndarray] = []
+        self.copies: dict[int, np.ndarray] = {}
+        """of images, by the id of what they are a copy of; kept from tick to tick by whoever made them"""
         self._at: dict[int, int] = {}
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._array)
 
@@ -203,7 +205,7 @@ class Packer:
         if index is None:
             index = self._at[id(value)] = len(self.large)
             # A frame is captured once and never written to; anything else may be, unless it is closed to writing.
-            kept = value if is_image(value) or not value.flags.writeable else value.copy()
+            kept = self.copies.get(id(value), value) if is_image(value) or not value.flags.writeable else value.copy()
             self.large.append(kept)
             if kept is not value:
                 del self._at[id(value)]

@@ -5,6 +5,8 @@ A file is only ever appended to. What a kill or a full disk left half written at
 
 from __future__ import annotations
 
+import logging
+import math
 import struct
 import zlib
 from collections.abc import Iterator
@@ -28,10 +30,13 @@ from robot_edge.flight.events import (
 )
 from wire.errors import ConfigError, Corrupt, storage_error
 
+log = logging.getLogger(__name__)
+
 MAGIC = b"VLAFLY1\n"
 SUFFIX = ".flight"
 _FRAME = struct.Struct("<IIc")
 _MAX_FRAME = 1 << 30
+_MADE = 16
 HEADER, SNAPSHOT, TICKS, ARRAY, PICTURE, GAP = b"H", b"S", b"T", b"A", b"P", b"G"
 _ticks = msgspec.msgpack.Decoder(list[TickRecord])
 
@@ -107,6 +112,8 @@ def _header(path: Path, kind: bytes, payload: bytes) -> Header:
         if kind != HEADER:
             raise Corrupt(f"{path} does not begin with a header.")
         seen = msgspec.msgpack.decode(payload)
+        if not isinstance(seen, dict):
+            raise Corrupt(f"{path} does not begin with a header.")
         if seen.get("format") != FORMAT:
             raise ConfigError(
                 f"{path} has format {seen.get('format')}, this vla-fleet reads {FORMAT}: it was recorded by "
@@ -119,10 +126,16 @@ def _header(path: Path, kind: bytes, payload: bytes) -> Header:
 
 @dataclass
 class Record:
-    """A snapshot, tick, picture or gap, with the large arrays it refers to."""
+    """A snapshot, tick, picture or gap."""
 
     what: SnapshotRecord | TickRecord | Picture | Gap
-    large: list[np.ndarray]
+    _file: Reading
+
+    @property
+    def large(self) -> list[np.ndarray]:
+        """The arrays it refers to."""
+        references = getattr(self.what, "references", ())
+        return [self._file.array(reference) for reference in references]
 
 
 class Reading:
@@ -136,12 +149,18 @@ class Reading:
             raise Corrupt(f"{path} was cut off before the end of its header; nothing was recorded in it.")
         self.header = header
         self._arrays: dict[bytes, bytes] = {}
+        self._made: dict[Reference, np.ndarray] = {}
 
     def __iter__(self) -> Iterator[Record]:
         try:
             with self.path.open("rb") as file:
+                whole = 0
                 for kind, payload in frames(file):
+                    whole = file.tell()
                     yield from self._records(kind, payload)
+                torn = self.path.stat().st_size - whole
+                if torn:
+                    log.warning("%s: its last %d bytes are not whole and left out.", self.path, torn)
         except OSError as error:
             raise storage_error(error, "reading a flight", self.path) from error
         except (msgspec.MsgspecError, zlib.error) as error:
@@ -150,23 +169,34 @@ class Reading:
     def _records(self, kind: bytes, payload: bytes) -> Iterator[Record]:
         if kind == TICKS:
             for tick in _ticks.decode(zlib.decompress(payload)):
-                yield Record(tick, self._large(tick.references))
+                yield Record(tick, self)
         elif kind == SNAPSHOT:
-            snapshot = msgspec.msgpack.decode(zlib.decompress(payload), type=SnapshotRecord)
-            yield Record(snapshot, self._large(snapshot.references))
+            yield Record(msgspec.msgpack.decode(zlib.decompress(payload), type=SnapshotRecord), self)
         elif kind == ARRAY:
             self._arrays[payload[:DIGEST_BYTES]] = payload[DIGEST_BYTES:]
         elif kind == PICTURE:
-            yield Record(msgspec.msgpack.decode(payload, type=Picture), [])
+            yield Record(msgspec.msgpack.decode(payload, type=Picture), self)
         elif kind == GAP:
-            yield Record(msgspec.msgpack.decode(payload, type=Gap), [])
+            yield Record(msgspec.msgpack.decode(payload, type=Gap), self)
 
-    def _large(self, references: tuple[Reference, ...]) -> list[np.ndarray]:
-        found = []
-        for reference in references:
-            data = self._arrays.get(reference.digests[0])
-            if data is None:
-                found.append(stand_in(reference))
-            else:
-                found.append(np.frombuffer(zlib.decompress(data), reference.dtype).reshape(reference.shape).copy())
-        return found
+    def array(self, reference: Reference) -> np.ndarray:
+        """A large array, or what stands in for an image. Raises `Corrupt` when its bytes are missing."""
+        known = self._made.pop(reference, None)
+        if known is None:
+            known = self._make(reference)
+        # A frame comes again in every tick until the next one.
+        self._made[reference] = known
+        if len(self._made) > _MADE:
+            del self._made[next(iter(self._made))]
+        return known
+
+    def _make(self, reference: Reference) -> np.ndarray:
+        data = self._arrays.get(reference.digests[0]) if reference.digests else None
+        try:
+            if data is not None:
+                return np.frombuffer(zlib.decompress(data), reference.dtype).reshape(reference.shape).copy()
+            if reference.dtype == "|u1" and len(reference.shape) == 3 and math.prod(reference.shape) < _MAX_FRAME:
+                return stand_in(reference)
+        except (ValueError, TypeError, zlib.error) as error:
+            raise Corrupt(f"{self.path}: an array of {reference.dtype} {reference.shape}: {error}.") from error
+        raise Corrupt(f"{self.path}: an array of {reference.dtype} {reference.shape} is missing.")

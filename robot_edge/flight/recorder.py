@@ -38,6 +38,7 @@ from robot_edge.flight.events import (
     SnapshotRecord,
     TickRecord,
     Written,
+    is_image,
 )
 from robot_edge.flight.snapshot import Border, capture
 from robot_edge.flight.writer import FlightConfig, Item, Writer
@@ -77,7 +78,7 @@ class FlightRecorder(Border):
         self._buffer = bytearray()
         self._count = 0
         self._size = 0
-        self._frame_ns: dict[str, int] = {}
+        self._frames: dict[str, tuple[int, np.ndarray]] = {}
         self._since_snapshot = 0
         self._gap_from = 0
         self._gap_reason = ""
@@ -150,6 +151,7 @@ class FlightRecorder(Border):
         try:
             tree, left_out = capture(loop)
             packer, buffer = Packer(), bytearray()
+            packer.copies = self._packer.copies
             packer.into(tree, buffer)
         except Exception as error:  # noqa: BLE001 - a loop that cannot be noted is flown all the same
             self._lose(f"the loop's state cannot be noted: {error!r}")
@@ -215,12 +217,19 @@ class FlightRecorder(Border):
             self._lose(f"{type(event).__name__} cannot be recorded: {error}")
 
     def saw(self, observation: Observation) -> None:
-        """Remember new frames, for pictures."""
+        """Take note of new frames: a copy where that is cheap, and the size of what waits for the other thread."""
         for camera, frame in observation.images.items():
-            if self._frame_ns.get(camera) != frame.time_ns:
-                self._frame_ns[camera] = frame.time_ns
-                self._size += frame.image.nbytes
-                self.images = observation.images
+            known = self._frames.get(camera)
+            if known is not None and known[0] == frame.time_ns and known[1] is frame.image:
+                continue
+            copies = self._packer.copies
+            if known is not None:
+                copies.pop(id(known[1]), None)
+            if frame.image.nbytes <= self.config.copy_bytes and is_image(frame.image):
+                copies[id(frame.image)] = frame.image.copy()
+            self._frames[camera] = frame.time_ns, frame.image
+            self._size += frame.image.nbytes
+            self.images = observation.images
 
 
 class RecordedClock(Border):
@@ -256,7 +265,7 @@ class RecordedChannel(Border):
         flight = self._flight
         if flight.live:
             flight.note(Sent(self._line, accepted, message))
-        if type(message) is EpisodeEnded:
+        if accepted and type(message) is EpisodeEnded:
             flight.boundary = True
         return accepted
 
@@ -302,8 +311,8 @@ class RecordedRobot(Border):
                 self._flight.note(Read(None, raised(error)))
             raise
         if self._flight.live:
-            self._flight.note(Read(observation))
             self._flight.saw(observation)
+            self._flight.note(Read(observation))
         return observation
 
     def write(self, action: np.ndarray) -> Feedback:

@@ -14,7 +14,7 @@ import json
 import random
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -69,8 +69,9 @@ class _Capture:
         self._alive.append(value)
         if isinstance(value, np.ndarray):
             return ["a", index, value]
-        if isinstance(value, dict):
-            return ["m", index, [[self.node(k, path), self.node(v, f"{path}[{k!r}]")] for k, v in value.items()]]
+        if type(value) in (dict, OrderedDict):
+            items = [[self.node(k, path), self.node(v, f"{path}[{k!r}]")] for k, v in value.items()]
+            return ["m", index, items, type(value) is OrderedDict]
         if type(value) in (list, tuple, set, frozenset):
             return [type(value).__name__, index, [self.node(v, f"{path}[{i}]") for i, v in enumerate(value)]]
         if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -122,7 +123,7 @@ class _Restore:
             case "a":
                 return self._keep(node, self._array(node[2]))
             case "m":
-                made = self._keep(node, {})
+                made = self._keep(node, OrderedDict() if node[3] else {})
                 old = there if isinstance(there, dict) else {}
                 for key, value in node[2]:
                     name = self.node(key, None)
@@ -210,5 +211,5 @@ def _find(name: str, base: type) -> Any:
     for part in path.split("."):
         found = getattr(found, part, None)
     if not isinstance(found, type) or not issubclass(found, base):
-        raise LookupError(f"'{name}' is not a class of this project that a snapshot may hold")
+        raise LookupError(f"'{name}' is not a class of this project: a replay can only begin before there was one")
     return found

@@ -64,6 +64,9 @@ class FlightConfig:
     """and bytes of them, with their images"""
     snapshot_ticks: int = 3000
     """after so many ticks the loop's state is noted again, if no episode ended before"""
+    copy_bytes: int = 256 * 2**10
+    """a frame up to this size is copied in its tick, as a driver may use its memory again; larger ones must stay as
+    they are for a few seconds, or only their digests, which health checks are replayed from, come out wrong"""
     retry_s: float = 5.0
     """how long a disk that refused is left alone"""
 

@@ -107,7 +107,7 @@ def make_schedule(
         if value < 1:
             raise ConfigError(f"strategy '{chosen}': {name} is {value}; give 1 or more.")
     line = Line(patience_ticks, forecast, spec, speed_up)
-    foresight = Foresight(spec, safety)
+    foresight = Foresight(spec, safety, motion)
     max_delay = trained.trained_max_delay
     match chosen:
         case Strategy.sync:

@@ -7,14 +7,13 @@ the robot brakes to hold where there is no action. Somebody else may act instead
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
-from hal.limits import hold_action, limit_action
-from hal.safety import Safety, SafetyLimits
+from hal.motion import Motion
+from hal.safety import Moving, SafetyLimits, braked, limited, make_guard, moved, standing
 from wire.types import Meaning, RobotSpec
 
 _PAST = 64
@@ -24,34 +23,41 @@ _PAST = 64
 class Foresight:
     """One robot's near future as far as it is decided. Feed it `chose` and `executed` at every tick."""
 
-    def __init__(self, spec: RobotSpec, safety: SafetyLimits | None = None, tolerance: float = 0.1) -> None:
-        """`safety`: the limits of the control loop.
+    def __init__(
+        self,
+        spec: RobotSpec,
+        safety: SafetyLimits | None = None,
+        motion: Motion | None = None,
+        *,
+        off_target: float = 0.05,
+        off_course: float = 0.15,
+    ) -> None:
+        """`safety`: the limits of the control loop; `motion` is needed only for its walls, where the robot goes.
 
-        `tolerance`: by how much of a dimension's range what is executed may differ from what was chosen; deltas and
-        velocities add up over the ticks that were reckoned with.
+        By how much of a dimension's range what is executed may differ from what was chosen: `off_target` for absolute
+        dimensions; `off_course` for deltas and velocities, which add up over the ticks that were reckoned with.
         """
-        self._spec = spec
         self._low, self._high = spec.action_low(), spec.action_high()
         self._absolute = np.array([d.meaning is Meaning.absolute for d in spec.action], bool)
         span = self._high.astype(np.float64) - self._low
-        self._allowed = tolerance * np.where(np.isfinite(span), span, 1.0)
-        self._safety = Safety(spec, safety) if safety is not None and safety != SafetyLimits() else None
+        self._allowed = np.where(self._absolute, off_target, off_course) * np.where(np.isfinite(span), span, 1.0)
+        self._guard = make_guard(spec, safety) if safety is not None and safety != SafetyLimits() else None
+        self._motion = motion
         self.reset()
 
     def reset(self) -> None:
         """A new episode: the robot stands still and nobody has acted."""
         self._past: deque[np.ndarray] = deque(maxlen=_PAST)
-        self._expected: tuple[int, np.ndarray] | None = None
-        self._drift: np.ndarray = np.zeros(self._spec.action_dim)
+        self._moving: Moving | None = None
+        self._chosen: tuple[int, np.ndarray | None, np.ndarray] | None = None
+        self._drift: np.ndarray = np.zeros(len(self._low))
         self.own = True
         """whether what was executed last is what was chosen"""
-        if self._safety is not None:
-            self._safety.reset()
 
     @property
     def past(self) -> np.ndarray:
         """float32[m, da]: executed in this episode, oldest first, at most the last 64."""
-        return np.array(self._past, np.float32).reshape(-1, self._spec.action_dim)
+        return np.array(self._past, np.float32).reshape(-1, len(self._low))
 
     def coming(self, wanted: Sequence[np.ndarray | None], state: np.ndarray) -> np.ndarray:
         """float32[n, da]: how `wanted` will be executed from now on, None standing for no action: the robot brakes.
@@ -59,23 +65,23 @@ class Foresight:
         `state`: float32[ds] as seen now. Before anything was executed nobody knows what hold is for absolute
         dimensions: those are NaN.
         """
-        last: np.ndarray | None = self._past[-1] if self._past else None
-        safety = copy.copy(self._safety)
-        coming = np.empty((len(wanted), self._spec.action_dim), np.float32)
+        if self._guard is None or self._moving is None:
+            return self._clipped(wanted)
+        coming = np.empty((len(wanted), len(self._low)), np.float32)
+        moving = self._moving
         for i, action in enumerate(wanted):
-            if last is None:
-                coming[i] = np.where(self._absolute, np.nan, 0) if action is None else self._clipped(action)
-            elif safety is None:
-                coming[i] = hold_action(self._spec, last) if action is None else self._clipped(action)
+            if action is None:
+                coming[i] = braked(self._guard, moving, state)
             else:
-                coming[i] = safety.limit(safety.brake(last) if action is None else action, last, state)
-                safety.note(coming[i], last)
-            last = None if np.isnan(coming[i]).any() else coming[i]
+                coming[i] = limited(self._guard, moving, action, state)
+            moving = moved(self._guard, moving, coming[i])
+            if self._guard.walls and self._motion is not None:
+                state = self._motion.roll(state, np.concatenate([self.past, coming[:i]]), coming[i : i + 1])
         return coming
 
     def chose(self, tick: int, action: np.ndarray | None, state: np.ndarray) -> None:
         """The schedule has `action` for `tick`, None for none; `state`: float32[ds] as seen then."""
-        self._expected = (tick, self.coming([action], state)[0])
+        self._chosen = (tick, action, state)
 
     def watch(self) -> None:
         """Begin to add up what differs."""
@@ -88,19 +94,31 @@ class Foresight:
 
     def executed(self, tick: int, action: np.ndarray) -> None:
         """float32[da]: what the robot did at `tick`."""
-        if self._expected is None or self._expected[0] != tick:
-            # nobody asked for an action at this tick, so the schedule was not in control
+        if self._chosen is None or self._chosen[0] != tick:
+            # The schedule was not even asked at this tick, so somebody else was in control.
             self.own = False
-            expected = np.full(self._spec.action_dim, np.nan, np.float32)
         else:
-            expected = self._expected[1]
-        difference = np.where(np.isnan(expected), 0.0, action - expected.astype(np.float64))
-        if self._expected is not None and self._expected[0] == tick:
+            difference = self._difference(action, *self._chosen[1:])
             self.own = not (np.abs(difference) > self._allowed).any()
-        self._drift = np.where(self._absolute, difference, self._drift + difference)
-        if self._safety is not None:
-            self._safety.note(action, self._past[-1] if self._past else action)
+            self._drift = np.where(self._absolute, difference, self._drift + difference)
         self._past.append(np.array(action, np.float32))
+        if self._guard is not None:
+            before = self._moving or standing(self._past[-1])
+            self._moving = moved(self._guard, before, self._past[-1])
 
-    def _clipped(self, action: np.ndarray) -> np.ndarray:
-        return limit_action(self._spec, action)
+    def _difference(self, executed: np.ndarray, chosen: np.ndarray | None, state: np.ndarray) -> np.ndarray:
+        """float64[da]: executed less expected, 0 where nobody knows what to expect."""
+        expected = self._clipped([chosen])[0]
+        if self._guard is not None and (executed != expected).any():
+            # Only now the costly question is worth asking: did the limits do that?
+            expected = self.coming([chosen], state)[0]
+        return np.where(np.isnan(expected), 0.0, executed - expected.astype(np.float64))
+
+    def _clipped(self, wanted: Sequence[np.ndarray | None]) -> np.ndarray:
+        """float32[n, da] within the spec's bounds, where nothing limits how fast the robot moves."""
+        clipped = np.empty((len(wanted), len(self._low)), np.float32)
+        last = self._past[-1] if self._past else np.full(len(self._low), np.nan, np.float32)
+        for i, action in enumerate(wanted):
+            clipped[i] = np.where(self._absolute, last, np.float32(0)) if action is None else action
+            last = clipped[i]
+        return np.clip(clipped, self._low, self._high, out=clipped)

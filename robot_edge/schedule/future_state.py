@@ -63,8 +63,10 @@ class FutureStateSchedule(Planned):
         return self._void or tick + self._line.forecast.ticks >= ends
 
     def _request(self, tick: int, observation: Observation) -> ChunkRequest:
+        # what was void once is not foretold again at once: a chunk for now can always be used
+        foretold = self._foresight.own and not self._void
         self._void = False
-        ahead = min(self._line.forecast.ticks, self._max_delay) if self._foresight.own else 0
+        ahead = min(self._line.forecast.ticks, self._max_delay) if foretold else 0
         self._assumed_until = tick + ahead
         self._foresight.watch()
         past = self._foresight.past

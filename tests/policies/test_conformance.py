@@ -2,11 +2,12 @@
 
 import itertools
 
+import msgspec
 import pytest
 
 from policies.conformance import check_policy
 from policies.flow import FlowPolicy
-from wire.types import ActionChunk
+from wire.types import ActionChunk, Trained
 
 
 def broken(policy_type, spec, config):
@@ -56,6 +57,22 @@ class Random(FlowPolicy):
         super().__init__(*arguments, seed=next(self.made))
 
 
+class Forgetful(FlowPolicy):
+    def act(self, observation, latent, tick, prefix=None):
+        return super().act(observation, latent, tick)
+
+
+class Boastful(FlowPolicy):
+    trained = Trained(residual_trained=True)
+
+
+class Impatient(FlowPolicy):
+    def act(self, observation, latent, tick, prefix=None):
+        if observation.time_ns - latent.observed_ns > 3 * self.spec.period_ns:
+            observation = msgspec.structs.replace(observation, state=-observation.state)
+        return super().act(observation, latent, tick, prefix)
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
@@ -79,6 +96,9 @@ class Random(FlowPolicy):
                 "the latent's age matters only to a policy trained for delays",
             },
         ),
+        (Forgetful, {"a chunk begins with what is committed", "a prefix that does not fit is refused"}),
+        (Boastful, {"it says what it was trained for"}),
+        (Impatient, {"the latent's age matters only to a policy trained for delays"}),
     ],
 )
 def test_each_broken_promise_is_noticed(seeing, seeing_net, kind, expected):

@@ -143,7 +143,7 @@ def test_it_learns_what_the_chunk_could_not_know(blind, blind_net):
     policy.fit(rng.uniform(-1, 1, (500, 2)))
     optimizer = torch.optim.Adam(policy.module.parameters(), 3e-3)
     torch.manual_seed(0)
-    for _ in range(250):
+    for _ in range(150):
         state, later = rng.uniform(-0.8, 0.8, (2, 64, 2)).astype(np.float32)
         index = rng.integers(0, 4, 64)
         actions = np.repeat((state * half + middle)[:, None], 4, 1)

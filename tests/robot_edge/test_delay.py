@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from robot_edge.delay import DelayedChannel, FixedDelay, LaterBy, parse_delay
+from robot_edge.delay import DelayedChannel, FixedDelay, parse_delay
 from tests import samples
 from wire.clock import ManualClock
 from wire.errors import ConfigError
@@ -21,7 +21,6 @@ def test_what_is_understood() -> None:
     assert drawn == [drawn[0]] * 3, "the same seed draws the same"
     many = parse_delay("random:2-8")
     assert {many.draw() for _ in range(300)} == set(range(2, 9))
-    assert LaterBy(FixedDelay(3), 2).draw() == 5
 
 
 def test_bursts_come_in_runs_of_ten_and_as_often_as_asked() -> None:

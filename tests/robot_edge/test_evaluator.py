@@ -11,7 +11,8 @@ import pytest
 
 from hal.fake import FakeConfig, FakeExpert, FakeRobot
 from robot_edge.delay import FixedDelay
-from robot_edge.evaluator import Evaluator, EvaluatorConfig, rollout
+from robot_edge.evaluator import Evaluator, EvaluatorConfig
+from robot_edge.rollout import Conditions, rollout
 from robot_edge.schedule.aligned import AlignedSchedule
 from wire.clock import ManualClock
 from wire.memory_channel import MemoryServer
@@ -146,7 +147,7 @@ def test_a_rollout_is_deterministic_and_late_chunks_only_cost_time(bench: Bench)
     policy = Knowing(bench.robot)
     policy.load(b"good", 1)
     results = [
-        rollout(bench.robot, policy, AlignedSchedule(4), "go-left", 5, max_ticks, FixedDelay(delay))
+        rollout(bench.robot, policy, AlignedSchedule(4), "go-left", 5, max_ticks, Conditions(delay=FixedDelay(delay)))
         for max_ticks, delay in ((60, 0), (60, 0), (60, 3), (2, 0))
     ]
     assert results == [True, True, True, False]

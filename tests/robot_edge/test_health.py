@@ -9,7 +9,7 @@ from hal.fake import FakeConfig, FakeRobot, with_faults
 from robot_edge.health import Health, HealthConfig, Verdict
 from robot_edge.state import Hold
 from wire.clock import ManualClock
-from wire.errors import RobotError
+from wire.errors import ConfigError, RobotError
 from wire.types import CameraSpec, Dimension, Frame, Observation, RobotSpec
 
 MS = 1_000_000
@@ -121,19 +121,21 @@ def test_a_robot_that_cannot_be_read() -> None:
 def test_a_camera_whose_frames_stop() -> None:
     bench = Bench()
     bench.well(3)
-    limit = 500 * MS
-    for age in (limit - MS, limit):
-        assert bench.tick(frame_ns={"right": -age}).reason is Hold.none
-    bench = Bench()
-    verdict = bench.tick(frame_ns={"right": -limit - MS})
-    assert verdict.reason is Hold.stale_camera
-    assert verdict.valid
-    assert "'right'" in verdict.detail
-    # the other camera is another event, its growing age is none
-    bench.tick(frame_ns={"right": -2 * limit})
-    assert bench.tick(frame_ns={"left": -3 * limit}).reason is Hold.clock_jump
-    assert len(bench.events) == 2
+    verdicts = [bench.tick(frame_ns={"right": -MS - tick * TICK_NS}) for tick in range(1, 40)]
+    # 24 ticks make 481 ms, 25 make 501
+    assert [verdict.reason for verdict in verdicts] == [Hold.none] * 24 + [Hold.stale_camera] * 15
+    assert verdicts[-1].valid
+    assert "'right'" in verdicts[-1].detail
+    assert len(bench.events) == 1, "its growing age is no event"
+    # the other camera is one
+    bench.tick(frame_ns={"right": -2 * MS, "left": -42 * MS})
+    assert [("'left'" in detail) for _, detail in bench.events] == [False, True]
     bench.recovers()
+
+
+@pytest.mark.parametrize(("age_ns", "stale"), [(500 * MS - 1, False), (500 * MS, False), (500 * MS + 1, True)])
+def test_the_age_of_a_frame_at_its_bound(age_ns: int, stale: bool) -> None:
+    assert (Bench().tick(frame_ns={"left": -age_ns}).reason is Hold.stale_camera) == stale
 
 
 def test_recovery_counts_ticks_in_a_row() -> None:
@@ -146,6 +148,12 @@ def test_recovery_counts_ticks_in_a_row() -> None:
     assert [kind for kind, _ in bench.events] == ["hold"]
     assert bench.tick().reason is Hold.none
     assert [kind for kind, _ in bench.events] == ["hold", "recovered"]
+
+
+@pytest.mark.parametrize("limits", [{"camera_stale_s": 0.0}, {"jump_s": float("nan")}, {"recover_ticks": -1}])
+def test_limits_that_make_no_sense_are_refused(limits: dict) -> None:
+    with pytest.raises(ConfigError, match=next(iter(limits))):
+        HealthConfig(**limits)
 
 
 def test_an_episode_does_not_forgive() -> None:

@@ -123,7 +123,7 @@ def test_the_fast_path_gets_the_state_and_time_of_the_first_tick() -> None:
     assert given_prefix.committed == 2
     reply = bench.control.recv()
     assert isinstance(reply, ChunkReply)
-    assert (reply.latent == latent.data).all()
+    assert np.array_equal(reply.latent, latent.data)  # type: ignore[arg-type]
     assert reply.corrector is not None
     assert reply.corrector.version == 1
     # The age counts up to the first tick, from the oldest frame that was used.
@@ -250,7 +250,8 @@ def test_loading_does_not_stop_the_fast_path() -> None:
     bench.spare._load_s = bench.policy._load_s = 0.3
     bench.load(1)
     bench.uplink.send(LoadWeights(version(2), "good"))
-    began, answers = time.monotonic(), []
+    answers: list[int] = []
+    began = time.monotonic()
     while time.monotonic() < began + 2.0 and 2 not in answers:
         asked = time.monotonic()
         (reply,) = bench.ask(len(answers), frame_ns=len(answers))

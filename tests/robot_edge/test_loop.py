@@ -57,6 +57,8 @@ class Bench:
         )
         self.said: list[Message] = []
         self.asked: list[ChunkRequest] = []
+        self.scenes: list[str] = []
+        """episodes that inference heard of"""
         self.answer: np.ndarray | None = np.zeros(4, np.float32)
         """the action of every chunk; None: inference is silent"""
 
@@ -69,6 +71,9 @@ class Bench:
         for _ in range(count):
             self.loop.tick()
             while (request := self.inference.recv()) is not None:
+                if isinstance(request, EpisodeStarted):
+                    self.scenes.append(request.episode.id)
+                    continue
                 assert isinstance(request, ChunkRequest)
                 self.asked.append(request)
                 if self.answer is not None:
@@ -114,6 +119,7 @@ def test_every_tick_of_an_episode_is_recorded_in_order_with_who_acted() -> None:
     second = [m.episode for m in bench.said if isinstance(m, EpisodeStarted)][1]
     assert (second.task, second.seed) == (FAKE_TASKS[1], 500_001)
     assert second.id != episode.id
+    assert bench.scenes == [episode.id, second.id]
 
 
 def test_frames_are_sent_once_and_before_the_steps_that_saw_them() -> None:

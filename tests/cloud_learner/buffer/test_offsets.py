@@ -41,14 +41,14 @@ def pool_of(shape, actors, own, starts=by_human, continues=by_all, spec=SPEC):
     return pool, layout
 
 
-def windows(offset, shape, actors, own, count=MANY, seed=0, **options):
+def windows(offset, shape, actors, own, count=MANY, seed=0, online=True, **options):
     pool, layout = pool_of(shape, actors, own, **options)
     draws = Draws(
         segment=np.full(count, 7, np.int64),
         offset=np.full(count, offset, np.int64),
         first_tick=np.full(count, 100, np.int64),
         task=np.zeros(count, np.int64),
-        online=np.ones(count, bool),
+        online=np.full(count, online),
         outcome=np.full(count, 1, np.int8),
         episode=np.full(count, 5, np.int64),
         return_after=np.full(count, 2.5),
@@ -105,6 +105,16 @@ def test_a_window_never_begins_where_it_may_not_though_it_may_go_on_there():
     batch = windows(2, shape, [HUMAN] * 8, own=8, continues=lambda actor, demonstration: actor == SCRIPT)
     assert shares(batch["tick"]) == {0: 1.0}
     assert not batch["mask"].any()
+
+
+def test_where_a_window_may_begin_depends_on_its_source():
+    def starts(actor, demonstration):
+        return (actor == HUMAN) | np.asarray(demonstration)
+
+    actors = [HUMAN, HUMAN, HUMAN, SCRIPT, SCRIPT, HUMAN, SCRIPT, SCRIPT]
+    shape = Shape(3, max_offset=4)
+    for online, expect in ((True, {0: 0.6, 3: 0.4}), (False, dict.fromkeys(range(5), 0.2))):
+        assert shares(windows(2, shape, actors, own=8, online=online, starts=starts)["tick"]) == expect
 
 
 def test_a_window_may_begin_behind_the_end_of_its_segment():

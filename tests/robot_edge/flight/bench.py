@@ -6,10 +6,12 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hal.fake import FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, Faults
+from hal.motion import Coupling, SpecMotion
 from hal.robot import Robot, Teleoperator
 from robot_edge.flight.events import Header
 from robot_edge.flight.recorder import FlightRecorder
@@ -17,13 +19,18 @@ from robot_edge.flight.writer import FlightConfig
 from robot_edge.gate import Gate, GateConfig
 from robot_edge.loop import ControlLoop, LoopConfig
 from robot_edge.schedule.aligned import AlignedSchedule
+from robot_edge.schedule.base import ChunkSchedule
+from robot_edge.schedule.choose import make_schedule
 from wire.channel import Channel
 from wire.clock import Clock, ManualClock
 from wire.memory_channel import memory_pair
 from wire.messages import Applied, ChunkReply, ChunkRequest, Job, Message, Operator
-from wire.types import ActionChunk
+from wire.types import ActionChunk, Corrector, Trained
 
 FAKE = FakeConfig(image_px=32)
+CORRECTOR = Corrector(
+    (np.full((4, 4 + 900 + 4 + 2), 1e-3, np.float32),), (np.zeros(4, np.float32),), np.zeros(4), np.ones(4), 3
+)
 
 
 def make_loop(
@@ -36,7 +43,7 @@ def make_loop(
         robot,
         uplink,
         inference,
-        lambda trained: AlignedSchedule(header.settings["replan_ticks"]),
+        lambda trained: _schedule(header, trained),
         clock,
         LoopConfig(max_ticks=header.config["max_ticks"], tail_ticks=2),
         operator,
@@ -45,6 +52,14 @@ def make_loop(
     # until robot_edge.episodes counts by itself: a generator has no state that can be noted
     loop.log._ids = _Ids(f"{header.name}-{header.boot}")  # type: ignore[assignment]
     return loop
+
+
+def _schedule(header: Header, trained: Trained) -> ChunkSchedule:
+    settings = dict(header.settings)
+    if "replan_ticks" in settings:
+        return AlignedSchedule(settings["replan_ticks"])
+    motion = SpecMotion(header.spec, [Coupling(f"move_{axis}", axis, 0.01) for axis in "xyz"])
+    return make_schedule(settings.pop("strategy"), header.spec, trained, motion, **settings)
 
 
 class _Ids:
@@ -76,7 +91,15 @@ class Lossy:
 class Bench:
     """A recorded loop; `fly` ticks it."""
 
-    def __init__(self, directory: Path, fake: FakeConfig = FAKE, *, operated: bool = False, **config: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        fake: FakeConfig = FAKE,
+        *,
+        operated: bool = False,
+        settings: dict[str, Any] | None = None,
+        **config: float,
+    ) -> None:
         self.clock = ManualClock(1_000_000)
         self.robot = FakeRobot(fake, self.clock)
         self.robot.connect()
@@ -84,7 +107,13 @@ class Bench:
         self.inference, inference = memory_pair()
         self.up, self.inf = Lossy(uplink), Lossy(inference)
         self.header = Header(
-            "robot-0", "boot", self.robot.spec, {"max_ticks": 60}, "aligned", {"replan_ticks": 6}, operated=operated
+            "robot-0",
+            "boot",
+            self.robot.spec,
+            {"max_ticks": 60},
+            "aligned",
+            settings or {"replan_ticks": 6},
+            operated=operated,
         )
         self.flight = FlightRecorder(directory, self.header, replace(FlightConfig(flush_s=0.05), **config))
         self.loop = make_loop(
@@ -98,12 +127,13 @@ class Bench:
         self.flight.start()
         self.rng = np.random.default_rng(0)
         self.sent: list[Message] = []
+        self.modes: list[str] = []
         self._late: list[tuple[int, ChunkReply]] = []
         self._ticks: Iterator[int] = itertools.count(1)
 
-    def ready(self) -> Bench:
+    def ready(self, trained: Trained = Trained()) -> Bench:
         self.uplink.send(Job("j", FAKE_TASKS, 500_000))
-        self.uplink.send(Applied("robot-0", 3, 0))
+        self.uplink.send(Applied("robot-0", 3, 0, trained))
         return self
 
     def fly(self, count: int) -> Bench:
@@ -112,11 +142,14 @@ class Bench:
             tick = next(self._ticks)
             self.clock.advance(int(self.rng.integers(0, 3_000_000)))
             self.flight.tick(self.loop)
+            self.modes.append(self.loop.mode.value)
             while (request := self.inference.recv()) is not None:
-                assert isinstance(request, ChunkRequest)
+                if not isinstance(request, ChunkRequest):
+                    continue
                 actions = self.rng.uniform(-1, 1, (16, 4)).astype(np.float32)
                 chunk = ActionChunk(actions, request.first_tick, self.robot.spec.period_ns, 3, 0, 0)
-                reply = ChunkReply(chunk, tick=request.tick)
+                latent = np.full(900, tick / 100, np.float32) if request.residual else None
+                reply = ChunkReply(chunk, "", request.tick, latent, CORRECTOR if request.residual else None)
                 self._late.append((tick + int(self.rng.integers(0, 8)), reply))
             for due in [late for late in self._late if late[0] <= tick]:
                 self._late.remove(due)

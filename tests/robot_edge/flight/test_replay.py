@@ -15,15 +15,15 @@ import pytest
 
 from hal.fake import FakeConfig, Faults
 from robot_edge.flight.command import replay_command
-from robot_edge.flight.events import Header, Picture, Raised, TickRecord, Written
+from robot_edge.flight.events import Header, Picture, Raised, Read, TickRecord, Written
 from robot_edge.flight.file import MAGIC, TICKS, _ticks, frame, frames
 from robot_edge.flight.replay import Played, records, replay
 from robot_edge.loop import ControlLoop
 from robot_edge.schedule.aligned import AlignedSchedule
 from robot_edge.state import Hold
 from tests.robot_edge.flight.bench import FAKE, Bench, eventful, make_loop
-from wire.errors import ConfigError, Corrupt, RobotError
-from wire.types import Observation
+from wire.errors import ConfigError, Corrupt, FleetError, RobotError
+from wire.types import Frame, Observation, Trained
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -142,6 +142,25 @@ def test_a_torn_end_is_cut_off(tmp_path: Path) -> None:
         replay(path, make_loop)
 
 
+def test_damage_anywhere_cuts_the_flight_there(tmp_path: Path) -> None:
+    Bench(tmp_path).ready().fly(150).land()
+    (path,) = flights(tmp_path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(1)
+    reached = []
+    for place in rng.integers(len(MAGIC) + 1500, len(whole), 12):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x10
+        path.write_bytes(damaged)
+        try:
+            result = replay(path, make_loop)
+        except FleetError:
+            continue
+        assert result.differences == []
+        reached.append(result.last_tick)
+    assert reached and max(reached) < 150
+
+
 def test_a_frozen_camera_is_found_again_though_no_pixel_was_kept(tmp_path: Path) -> None:
     """The same picture with new times, from a tick on: health compares pixels, the replay stand-ins."""
 
@@ -224,3 +243,51 @@ def test_a_new_schedule_of_another_class_is_brought_back(tmp_path: Path) -> None
     result = replay(tmp_path, make_loop, 50, 60, lambda p: kinds.add(type(p.loop.planner.schedule)))  # type: ignore[attr-defined]
     assert result.differences == []
     assert kinds == {AlignedSchedule} == {type(bench.loop.planner.schedule)}
+
+
+STRATEGIES = [
+    ("sync", {}),
+    ("naive", {}),
+    ("aligned", {"speed_up": 2}),
+    ("ensemble", {}),
+    ("future_state", {}),
+    ("rtc_guided", {}),
+    ("rtc_trained", {}),
+    ("residual", {}),
+]
+
+
+@pytest.mark.parametrize(("strategy", "more"), STRATEGIES)
+def test_every_strategy_can_be_taken_up_in_the_middle(tmp_path: Path, strategy: str, more: dict[str, int]) -> None:
+    """Snapshots every 17 ticks carry each strategy's plans, forecasts and reckoning."""
+    trained = Trained(8, state_aligned=True, prefix_trained=True, residual_trained=True)
+    settings = {"strategy": strategy, "execute_ticks": 6, **more}
+    bench = Bench(tmp_path, settings=settings, snapshot_ticks=16).ready(trained).fly(110).land()
+    assert len({mode for mode in bench.modes if mode == "policy"}) == 1
+    assert replay(tmp_path, make_loop).differences == []
+    for first in (25, 60, 100):
+        seen: list[Played] = []
+        assert replay(tmp_path, make_loop, first, first + 10, on_tick=seen.append).differences == []
+        assert [played.tick for played in seen] == list(range(first, min(first + 10, 110) + 1))
+
+
+def test_a_driver_may_use_a_frames_memory_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FakeConfig(image_px=32, camera_every_ticks=1), flush_s=0.3).ready()
+    memory = np.zeros((32, 32, 3), np.uint8)
+    film = bench.robot._film
+
+    def again() -> Frame:
+        frame = film()
+        memory[...] = frame.image
+        memory[0, 0, 0] = bench.flight.ticks % 251
+        return Frame(frame.time_ns, memory)
+
+    bench.robot._film = again  # type: ignore[method-assign]
+    bench.fly(60).land()
+    images: list[bytes] = []
+
+    def look(played: Played) -> None:
+        images.extend(e.observation.images["front"].image.tobytes() for e in played.events if isinstance(e, Read))  # type: ignore[union-attr]
+
+    assert replay(tmp_path, make_loop, on_tick=look).differences == []
+    assert len(set(images)) > 50
