@@ -15,8 +15,9 @@ import numpy as np
 
 from cloud_learner.buffer.place import BufferPlace
 from cloud_learner.buffer.upkeep.sealer import seal
-from hal.drivers.metaworld import CONTROL_HZ, MetaWorldConfig, MetaWorldRobot
+from hal.drivers.metaworld import MetaWorldConfig, MetaWorldRobot
 from hal.drivers.metaworld_expert import MetaWorldExpert
+from hal.drivers.metaworld_sim import CONTROL_HZ
 from robot_edge.segments import SegmentBuilder
 from wire.clock import ManualClock
 from wire.types import Actor, Episode, Step

@@ -124,20 +124,20 @@ def _goals(size: Size, found: dict[tuple[Size, int], dict[str, list[float]]]) ->
     """Of the moving target."""
     runs = [found[size, seed] for seed in size.seeds]
 
-    def mean(strategy: str, checkpoint: str, delay: int) -> float:
-        return float(np.mean([one[_cell(strategy, checkpoint, delay)] for one in runs]))
+    def mean(row: tuple[str, str], delay: int) -> float:
+        return float(np.mean([one[_cell(*row, delay)] for one in runs]))
 
     late = max(delay for delay in size.delays if delay <= 8)
-    best = max(STRATEGIES, key=lambda one: mean(*one, late))
+    best = max(STRATEGIES, key=lambda one: mean(one, late))
     all_delays = [delay for delay in size.delays if delay <= 8]
-    worst = {one: min(mean(*one, delay) for delay in all_delays) for one in STRATEGIES}
+    worst = {one: min(mean(one, delay) for delay in all_delays) for one in STRATEGIES}
     steady = max(STRATEGIES, key=lambda one: worst[one])
     return [
         Goal(
             f"moving target at delay {late}, best strategy ({best[0]}, {best[1]})",
-            mean(*best, late),
+            mean(best, late),
             "at least 0.95",
-            mean(*best, late) >= 0.95,
+            mean(best, late) >= 0.95,
         ),
         Goal(
             f"moving target at every delay from 0 to {late}, one checkpoint and strategy ({steady[0]}, {steady[1]})",
@@ -176,7 +176,7 @@ def _seed(size: Size, seed: int, root: Path) -> dict[str, list[float]]:
     torch.set_num_threads(1)
     home = root / f"{size.task}-{seed}"
     home.mkdir(exist_ok=True)
-    _same(home / "size.json", asdict(size))
+    keep_settings(home / "size.json", asdict(size))
     weights = {checkpoint: _checkpoint(size, seed, checkpoint, home) for checkpoint in ("plain", "one for all")}
     scores = home / "scores.json"
     found: dict[str, list[float]] = json.loads(scores.read_text()) if scores.exists() else {}
@@ -193,7 +193,7 @@ def _seed(size: Size, seed: int, root: Path) -> dict[str, list[float]]:
     return found
 
 
-def _same(path: Path, settings: dict[str, Any]) -> None:
+def keep_settings(path: Path, settings: dict[str, Any]) -> None:
     """Refuse to go on with what was made in another way."""
     text = json.dumps(settings)
     if path.exists() and path.read_text() != text:
@@ -229,7 +229,7 @@ def _checkpoint(size: Size, seed: int, checkpoint: str, home: Path) -> bytes:
 
 def evaluate(size: Size, weights: bytes, strategy: str, delay: int) -> list[float]:
     """The score of each held-out episode."""
-    from benchmarks.async_rollout import Always, Stage
+    from benchmarks.async_rollout import AtOnce, Stage
     from policies.flow import FlowPolicy
     from robot_edge.schedule.choose import make_schedule
     from robot_edge.schedule.forecast import DelayForecast
@@ -248,7 +248,7 @@ def evaluate(size: Size, weights: bytes, strategy: str, delay: int) -> list[floa
     scores = []
     try:
         for number in range(size.episodes):
-            episode = stage.play(policy, Always(policy), schedule, size.task, HELD_OUT + number, size.max_ticks, delay)
+            episode = stage.play(policy, AtOnce(policy), schedule, size.task, HELD_OUT + number, size.max_ticks, delay)
             scores.append(track_score(list(episode.rewards)) if size.task == "track" else float(episode.success))
     finally:
         stage.close()

@@ -7,8 +7,8 @@ stepped by hand, so that ages are counted in simulated ticks however busy the ma
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -36,17 +36,35 @@ class Run:
     """that were made for it"""
 
 
-Thinker = Callable[[Observation, int], Latent]
-"""(observation, tick) -> the newest latent at that tick"""
+class Thinker(Protocol):
+    """The slow path of one robot."""
+
+    def begin(self) -> None:
+        """A new episode: what was thought in the one before is void."""
+        ...
+
+    def look(self, observation: Observation) -> None:
+        """What is seen, at every tick."""
+        ...
+
+    def newest(self, observation: Observation) -> Latent | None:
+        """The newest latent for a chunk that is to be made now, None before the first."""
+        ...
 
 
-class Always:
-    """Thinks on every observation that it is asked with: the slow path costs nothing beyond the delay."""
+class AtOnce:
+    """Thinks about the observation that a chunk is made from: what that takes is part of the chunk's delay."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
-    def __call__(self, observation: Observation, tick: int) -> Latent:
+    def begin(self) -> None:
+        """Nothing is kept."""
+
+    def look(self, observation: Observation) -> None:
+        """Nothing to do before a chunk is asked for."""
+
+    def newest(self, observation: Observation) -> Latent:
         return self._policy.think(observation)
 
 
@@ -54,14 +72,15 @@ class Stage:
     """One simulated robot, used for many episodes."""
 
     def __init__(self, config: MetaWorldConfig) -> None:
-        self._clock = ManualClock(10**9)
-        self.robot = MetaWorldRobot(config, self._clock)
+        self.clock = ManualClock(10**9)
+        """what the robot stamps with"""
+        self.robot = MetaWorldRobot(config, self.clock)
         self.robot.connect()
 
     def play(
         self,
         policy: Policy,
-        think: Thinker,
+        thinker: Thinker,
         schedule: ChunkSchedule,
         task: str,
         seed: int,
@@ -72,19 +91,25 @@ class Stage:
         robot, spec = self.robot, self.robot.spec
         robot.reset(task, seed)
         schedule.reset(0)
+        thinker.begin()
         executed = np.zeros(spec.action_dim, np.float32)
         coming: deque[tuple[int, ChunkReply]] = deque()
         rewards: list[float] = []
         starved = chunks = 0
         for tick in range(max_ticks):
             observation = robot.read()
+            thinker.look(observation)
             while coming and coming[0][0] <= tick:
                 schedule.offer(coming.popleft()[1], tick)
             request = schedule.ask(tick, observation)
             if request is not None:
-                chunks += 1
-                coming.append((tick + delay_ticks, answer(policy, think(observation, tick), request)))
-                if not delay_ticks:
+                latent = thinker.newest(observation)
+                if latent is None:
+                    schedule.offer(ChunkReply(None, "nothing is thought yet", request.tick), tick)
+                else:
+                    chunks += 1
+                    coming.append((tick + delay_ticks, answer(policy, latent, request)))
+                if latent is not None and not delay_ticks:
                     schedule.offer(coming.popleft()[1], tick)
             chosen = schedule.action(tick, observation)
             starved += chosen is None
@@ -92,7 +117,7 @@ class Stage:
             feedback = robot.write(limit_action(spec, wanted))
             executed = feedback.executed
             schedule.executed(tick, executed)
-            self._clock.advance(spec.period_ns)
+            self.clock.advance(spec.period_ns)
             rewards.append(feedback.reward)
             if feedback.success:
                 return Run(True, tuple(rewards), starved, chunks)

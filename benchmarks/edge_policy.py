@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmarks.edge_arm import ACTION, LIT, arm_spec
+from benchmarks.edge_denoise import Cache, Denoiser
 from benchmarks.edge_vla import HEAD, light_sign, load, mark, touch_sign
 from wire.errors import PolicyError, WeightsError
 from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, Trained
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-Cache = dict[int, dict[str, torch.Tensor]]
-"""by layer: `key_states` and `value_states`, float32[1, n, heads, d]"""
 
 
 class EdgeVla:
@@ -32,6 +30,7 @@ class EdgeVla:
         """`place`: where `edge_vla.build` wrote."""
         self.spec = arm_spec()
         self._policy, self._before, self._after = load(place)
+        self._denoise = Denoiser(self._policy.model)
         self.horizon = self._policy.config.chunk_size
         self.version = 0
 
@@ -39,6 +38,7 @@ class EdgeVla:
         """A copy with weights of its own."""
         twin = copy.copy(self)
         twin._policy = copy.deepcopy(self._policy)
+        twin._denoise = Denoiser(twin._policy.model)
         return twin
 
     @property
@@ -111,13 +111,6 @@ class EdgeVla:
 
     def _noise(self) -> torch.Tensor:
         return torch.randn(1, self.horizon, self._policy.config.max_action_dim)
-
-    def _denoise(self, cache: Cache, valid: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        steps = self._policy.config.num_steps
-        for step in range(steps):
-            time = torch.full((1,), 1.0 - step / steps)
-            noise = noise - self._policy.model.denoise_step(valid, cache, noise, time) / steps
-        return noise
 
     def _batch(self, observation: Observation) -> Mapping[str, torch.Tensor]:
         raw = {

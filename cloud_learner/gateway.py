@@ -49,6 +49,9 @@ from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)
 
+_FOLLOW = ("edge", "evaluator", "thinker")
+"""roles that hear of versions"""
+
 _MESSAGES_PER_TURN = 200
 
 
@@ -199,7 +202,7 @@ class Gateway:
                 done = self._ledger.episodes_of_robot(peer)
                 self._jobs[peer] = Job(job.id, job.tasks, lane_seed(job.first_seed, done))
             self._channel.send(peer, self._jobs[peer])
-        if hello.role in ("edge", "evaluator"):
+        if hello.role in _FOLLOW:
             self._announce(peer, None)
         if known is None:
             log.info("%s '%s' is here.", hello.role, peer)
@@ -257,7 +260,7 @@ class Gateway:
         self._view.version(version)
         self._announced_ns[version.number] = self._clock.now_ns()
         for name, role in self._roles.items():
-            if role in ("edge", "evaluator"):
+            if role in _FOLLOW:
                 self._announce(name, version.number)
 
     def _announce(self, peer: str, number: int | None) -> None:

@@ -53,10 +53,17 @@ DelayOption = Annotated[
     ),
 ]
 SpeedUp = Annotated[int, typer.Option(help="Execute every q-th action; 0: as the recipe says.", show_default=False)]
+Think = Annotated[
+    str,
+    typer.Option(
+        help="A think server, tcp://HOST:PORT, that runs the slow path; default: this computer.", show_default=False
+    ),
+]
 RunDir = Annotated[Path, typer.Option(hidden=True)]
 
 _PORT = 5760
 _WEB_PORT = 8080
+_THINK_PORT = 5761
 
 
 @app.command()
@@ -212,19 +219,20 @@ def edge(
     strategy: Strategy = "",
     delay: DelayOption = "",
     speed_up: SpeedUp = 0,
+    think: Think = "",
 ) -> None:
-    """Run one robot: its control, inference and uplink processes."""
-    from fleet.processes import run_robot
+    """Run one robot: its driver, control, inference and uplink processes."""
+    from fleet.robot_parts import run_robot
     from fleet.tuning import Tuning
 
     _log()
     tuning = Tuning(strategy, delay, speed_up)
-    raise typer.Exit(run_robot(recipe, _data(data, recipe), gateway, keys, name, operator, tuning))
+    raise typer.Exit(run_robot(recipe, _data(data, recipe), gateway, keys, name, operator, tuning, think))
 
 
 @app.command(hidden=True)
 def edge_part(
-    part: Annotated[str, typer.Argument(help="control, inference or uplink")],
+    part: Annotated[str, typer.Argument(help="robot, control, inference, thinker or uplink")],
     run_dir: RunDir,
     name: Name,
     gateway: Address,
@@ -235,14 +243,48 @@ def edge_part(
     strategy: Strategy = "",
     delay: DelayOption = "",
     speed_up: SpeedUp = 0,
+    think: Think = "",
 ) -> None:
     """One process of a robot; started by `edge`."""
-    from fleet.processes import run_edge_part
+    from fleet.robot_parts import run_edge_part
     from fleet.tuning import Tuning
 
     _log()
     tuning = Tuning(strategy, delay, speed_up)
-    run_edge_part(part, run_dir, recipe, _data(data, recipe), gateway, keys, name, operator, tuning)
+    run_edge_part(part, run_dir, recipe, _data(data, recipe), gateway, keys, name, operator, tuning, think)
+
+
+@app.command()
+def think_server(
+    gateway: Address = f"tcp://127.0.0.1:{_PORT}",
+    recipe: Recipe = "pixels",
+    data: Data = None,
+    keys: Keys = None,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = _THINK_PORT,
+    host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1",
+) -> None:
+    """Run the slow path for robots elsewhere: `edge --think tcp://HOST:PORT`. Its key is called `thinker`."""
+    from fleet.processes import run_think_server
+
+    _log()
+    run_think_server(recipe, _data(data, recipe), gateway, keys, host, port)
+
+
+@app.command()
+def replay(
+    flight: Annotated[
+        Path, typer.Argument(help="A flight file, or a robot's directory of them.")
+    ],
+    first: Annotated[int | None, typer.Option("--from", help="First control tick.", show_default=False)] = None,
+    last: Annotated[int | None, typer.Option("--to", help="Last control tick.", show_default=False)] = None,
+    rerun: Annotated[Path | None, typer.Option(help="Also write a recording for Rerun, FILE.rrd.")] = None,
+    table: Annotated[bool, typer.Option("--table", help="Also print the ticks.")] = False,
+    boot: Annotated[str, typer.Option(help="Which start of the process; default: the newest.")] = "",
+) -> None:
+    """Decide a recorded stretch again, tick by tick; exit status 1 when anything comes out otherwise."""
+    from fleet.flight import replay as replay_flight
+
+    raise typer.Exit(replay_flight(flight, first, last, rerun, table, boot))
 
 
 def main() -> None:

@@ -5,28 +5,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from fleet import supplies
-from fleet.config import Recipe
 from fleet.paths import DataDirectory
 from fleet.recipes import get_recipe
 from fleet.tuning import Tuning
-from robot_edge.edge import lines, run_control, run_edge, run_inference, run_uplink
-from robot_edge.process import Lifeline, only_one
+from robot_edge.process import Lifeline
 from wire.clock import MonotonicClock, UnpacedClock
-from wire.errors import ConfigError, Refused, nearest
-from wire.keys import GATEWAY, load_pair, load_public
+from wire.errors import ConfigError, Refused
 from wire.messages import Evaluate
-from wire.zmq_channel import ZmqClient, ZmqPair, ZmqServer, wait_any
+from wire.zmq_channel import ZmqClient, ZmqServer, wait_any
 
 log = logging.getLogger(__name__)
 
-PARTS = ("control", "inference", "uplink")
 REFUSED_PATIENCE_S = 5.0
+THINKER = "thinker"
+"""name and key of a think server"""
 UNTUNED = Tuning()
 
 
@@ -60,10 +57,10 @@ def run_trainer(
     recipe_name: str, root: Path, gateway: str, keys: Path | None, seed: int, name: str, max_steps: int
 ) -> None:
     """Train until asked to stop, then write a checkpoint."""
-    _one_thread()
+    one_thread()
     recipe, data = get_recipe(recipe_name, seed), DataDirectory(root)
     lifeline = Lifeline()
-    with _line(gateway, name, keys or data.keys) as channel:
+    with line_to(gateway, name, keys or data.keys) as channel:
         while not data.buffer.exists() and not lifeline.cut:
             time.sleep(0.1)
         trainer = supplies.make_trainer(recipe, name, data, channel, seed, max_steps)
@@ -89,12 +86,12 @@ def run_evaluator(
     tuning: Tuning = UNTUNED,
 ) -> None:
     """Measure versions until asked to stop, or one version once."""
-    _one_thread()
+    one_thread()
     recipe, data = tuning.applied(get_recipe(recipe_name, seed)), DataDirectory(root)
     lifeline = Lifeline()
     config = recipe.evaluator
     only = Evaluate(version, config.final_episodes, config.final_first_seed, label) if version else None
-    with _line(gateway, name, keys or data.keys) as channel:
+    with line_to(gateway, name, keys or data.keys) as channel:
         evaluator = supplies.make_evaluator(recipe, name, data, channel, seed, only)
         evaluator.robot.connect()
         patience = _Patience()
@@ -120,7 +117,7 @@ def run_demonstrator(
     clock = UnpacedClock()
     control_end, uplink_end = memory_pair()
     idle_end, unused_end = memory_pair()
-    with _line(gateway, name, keys or data.keys) as channel:
+    with line_to(gateway, name, keys or data.keys) as channel:
         loop = supplies.make_demonstrator(recipe, name, control_end, idle_end, clock)
         uplink = supplies.make_uplink(name, data.edge(name), channel, uplink_end, unused_end)
         demonstrate(
@@ -135,87 +132,25 @@ def run_demonstrator(
         )
 
 
-def run_robot(
-    recipe_name: str,
-    root: Path,
-    gateway: str,
-    keys: Path | None,
-    name: str,
-    operator: bool,
-    tuning: Tuning = UNTUNED,
-) -> int:
-    """Start and keep one robot's three processes."""
-    get_recipe(recipe_name)
-    data = DataDirectory(root)
-    # Fails here, in one line, rather than in each of three children.
-    load_pair(keys or data.keys, name)
-    load_public(keys or data.keys, GATEWAY)
-    common = ["--name", name, "--gateway", gateway, "--recipe", recipe_name, "--data", str(root)]
-    common += ["--keys", str(keys or data.keys), "--operator" if operator else "--no-operator"]
-    common += tuning.flags()
-    commands = {part: [sys.executable, "-m", "fleet.cli", "edge-part", part, *common] for part in PARTS}
-    return run_edge(name, commands, data.logs)
+def run_think_server(recipe_name: str, root: Path, gateway: str, keys: Path | None, host: str, port: int) -> None:
+    """Think for robots on other machines until asked to stop."""
+    from robot_edge.think_server import Thinker, ThinkServer
 
-
-def run_edge_part(
-    part: str,
-    run_directory: Path,
-    recipe_name: str,
-    root: Path,
-    gateway: str,
-    keys: Path | None,
-    name: str,
-    operator: bool,
-    tuning: Tuning = UNTUNED,
-) -> None:
-    """One of a robot's three processes."""
-    recipe, data, ends = tuning.applied(get_recipe(recipe_name)), DataDirectory(root), lines(run_directory)
-    if part not in PARTS:
-        raise ConfigError(f"a robot has no part '{part}'.{nearest(part, PARTS)} It has {', '.join(PARTS)}.")
-    with only_one(data.edge(name) / f"{part}.lock"):
-        _run_part(part, recipe, data, ends, gateway, keys, name, operator)
-
-
-def _run_part(
-    part: str,
-    recipe: Recipe,
-    data: DataDirectory,
-    ends: dict[str, str],
-    gateway: str,
-    keys: Path | None,
-    name: str,
-    operator: bool,
-) -> None:
-    if part == "control":
-        uplink_line = ZmqPair(ends["uplink-control"], bind=False)
-        inference_line = ZmqPair(ends["inference-control"], bind=False, queue=8)
-        loop = supplies.make_control(recipe, name, uplink_line, inference_line, MonotonicClock(), operated=operator)
-        run_control(loop, uplink_line, recipe.tasks)
-        uplink_line.close()
-        inference_line.close()
-    elif part == "inference":
-        _one_thread()
-        run_inference_part(recipe, name, ends)
-    else:
-        control_line = ZmqPair(ends["uplink-control"], bind=True)
-        inference_end = ZmqPair(ends["uplink-inference"], bind=True)
-        with _line(gateway, name, keys or data.keys) as channel:
-            uplink = supplies.make_uplink(name, data.edge(name), channel, control_line, inference_end)
-            run_uplink(uplink, channel, control_line, inference_end)
-        control_line.close()
-        inference_end.close()
-
-
-def run_inference_part(recipe: Recipe, name: str, ends: dict[str, str]) -> None:
-    """The inference process of one robot."""
-    from robot_edge.inference import Inference
-
-    control = ZmqPair(ends["inference-control"], bind=True, queue=8)
-    uplink = ZmqPair(ends["uplink-inference"], bind=False)
-    policy = recipe.make_policy(recipe.spec, os.getpid())
-    run_inference(Inference(name, policy, control, uplink, MonotonicClock()), control, uplink)
-    control.close()
-    uplink.close()
+    one_thread()
+    recipe, data = get_recipe(recipe_name), DataDirectory(root)
+    keys = keys or data.keys
+    lifeline = Lifeline()
+    robots = ZmqServer(f"tcp://{host}:{port or '*'}", keys, THINKER)
+    with line_to(gateway, THINKER, keys) as channel:
+        thinker = Thinker(lambda: recipe.make_policy(recipe.spec, os.getpid()))
+        server = ThinkServer(THINKER, robots, channel, thinker, data.edge(THINKER) / "weights", MonotonicClock())
+        log.info("robots that think here connect to %s", robots.endpoint)
+        patience = _Patience()
+        while not (lifeline.cut or server.stopping):
+            wait_any([robots, channel], 0.1)
+            server.turn()
+            patience.check(server.refused, channel)
+    robots.close()
 
 
 class _Patience:
@@ -235,7 +170,7 @@ class _Patience:
 
 
 @contextlib.contextmanager
-def _line(gateway: str, name: str, keys: Path) -> Iterator[ZmqClient]:
+def line_to(gateway: str, name: str, keys: Path) -> Iterator[ZmqClient]:
     channel = supplies.client(gateway, name, keys)
     try:
         yield channel
@@ -243,7 +178,7 @@ def _line(gateway: str, name: str, keys: Path) -> Iterator[ZmqClient]:
         channel.close()
 
 
-def _one_thread() -> None:
+def one_thread() -> None:
     """Several processes share a few cores: torch's thread pools would spin against each other."""
     try:
         import torch

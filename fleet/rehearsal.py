@@ -11,12 +11,11 @@ from pathlib import Path
 from fleet import supplies
 from fleet.config import Recipe
 from fleet.paths import DataDirectory
-from robot_edge.delay import parse_delay
 from robot_edge.demonstrate import demonstrate
 from robot_edge.edge import control_hello
 from robot_edge.inference import Inference
 from robot_edge.loop import ControlLoop
-from robot_edge.rollout import Conditions, rollout
+from robot_edge.rollout import rollout
 from robot_edge.uplink import Uplink
 from wire.clock import Clock, ManualClock, UnpacedClock
 from wire.memory_channel import MemoryServer, memory_pair
@@ -146,7 +145,7 @@ def success(recipe: Recipe, weights: bytes, episodes: int, first_seed: int, seed
     robot.connect()
     config = recipe.evaluator
     schedule = supplies.make_plan(recipe)(policy.trained)
-    conditions = Conditions(clock, parse_delay(recipe.delay, seed), recipe.slow.every_s, config.delay_ticks)
+    conditions = supplies.make_conditions(recipe, clock, seed)
     try:
         return {
             task: sum(

@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING
 from fleet.config import Recipe
 from fleet.paths import DataDirectory
 from hal.registry import make_operator, make_robot
+from hal.robot import Robot, Teleoperator
 from robot_edge.delay import DelayedChannel, parse_delay
 from robot_edge.demonstrate import Insistent
 from robot_edge.evaluator import Evaluator
+from robot_edge.flight.recorder import FlightRecorder
 from robot_edge.gate import Gate
 from robot_edge.loop import ControlLoop
 from robot_edge.planner import MakeSchedule
 from robot_edge.rollout import Conditions
 from robot_edge.schedule.base import ChunkSchedule
 from robot_edge.schedule.choose import make_schedule
+from robot_edge.schedule.forecast import DelayForecast
 from robot_edge.uplink import Uplink
 from wire.channel import Channel
-from wire.clock import Clock, MonotonicClock, UnpacedClock
+from wire.clock import Clock, ManualClock, MonotonicClock, UnpacedClock
 from wire.keys import GATEWAY, load_pair, load_public
 from wire.messages import Evaluate, Evaluation
 from wire.types import Trained
@@ -35,13 +38,16 @@ if TYPE_CHECKING:
     from cloud_learner.trainer import Trainer
 
 
-def client(gateway: str, name: str, keys: Path) -> ZmqClient:
-    """`name`'s line to the gateway. Raises `ConfigError` when a key is missing."""
-    return ZmqClient(gateway, name, load_pair(keys, name), load_public(keys, GATEWAY))
+def client(address: str, name: str, keys: Path, server: str = GATEWAY) -> ZmqClient:
+    """`name`'s line to the gateway, or to another `server`. Raises `ConfigError` when a key is missing."""
+    return ZmqClient(address, name, load_pair(keys, name), load_public(keys, server))
 
 
 def make_plan(recipe: Recipe) -> MakeSchedule:
     """The schedule of the recipe's strategy for weights that were trained in some way."""
+
+    # What is known of delays outlives a change of weights.
+    forecast = DelayForecast()
 
     def make(trained: Trained) -> ChunkSchedule:
         return make_schedule(
@@ -52,9 +58,16 @@ def make_plan(recipe: Recipe) -> MakeSchedule:
             execute_ticks=recipe.replan_ticks,
             speed_up=recipe.speed_up,
             safety=recipe.loop.safety,
+            forecast=forecast,
         )
 
     return make
+
+
+def make_conditions(recipe: Recipe, clock: ManualClock, seed: int) -> Conditions:
+    """What an evaluator's episodes are run under: as slow as the robots are."""
+    delay = parse_delay(recipe.delay, seed)
+    return Conditions(clock, delay, recipe.slow.every_s, recipe.loop.safety, recipe.evaluator.delay_ticks)
 
 
 def make_control(
@@ -66,26 +79,30 @@ def make_control(
     *,
     operated: bool = True,
     paced: bool = True,
+    robot: Robot | None = None,
+    operator: Teleoperator | None = None,
+    flight: FlightRecorder | None = None,
 ) -> ControlLoop:
-    """The control loop of one robot; `operated`: with the scripted operator at its side."""
-    if paced:
-        robot = make_robot(recipe.robot, recipe.robot_config)
-    else:
-        robot = make_robot(recipe.robot, recipe.unpaced_config, clock)
+    """The control loop of one robot; `operated`: with the scripted operator at its side.
+
+    `robot` and `operator`: instead of the recipe's own, in this process; `flight`: records all that crosses the
+    loop's borders.
+    """
+    if robot is None:
+        # A robot at its own rate stamps with the machine's clock.
+        config, stamps = (recipe.robot_config, None) if paced else (recipe.unpaced_config, clock)
+        robot = make_robot(recipe.robot, config, stamps)
+        operator = make_operator(recipe.robot, robot)
+    operator = operator if operated else None
+    boot = secrets.token_hex(4)
     if recipe.delay != "0":
         inference = DelayedChannel(inference, parse_delay(recipe.delay), recipe.spec.period_ns, clock)
-    return ControlLoop(
-        name,
-        secrets.token_hex(4),
-        robot,
-        uplink,
-        inference,
-        make_plan(recipe),
-        clock,
-        recipe.loop,
-        make_operator(recipe.robot, robot) if operated else None,
-        Gate(recipe.gate) if operated else None,
-    )
+    if flight is not None:
+        boot, robot, operator = flight.boot, flight.robot(robot), flight.operator(operator)
+        uplink, inference = flight.line("uplink", uplink), flight.line("inference", inference)
+        clock = flight.clock(clock)
+    gate = Gate(recipe.gate) if operated else None
+    return ControlLoop(name, boot, robot, uplink, inference, make_plan(recipe), clock, recipe.loop, operator, gate)
 
 
 def make_demonstrator(
@@ -134,7 +151,7 @@ def make_evaluator(
         MonotonicClock(),
         recipe.evaluator,
         only,
-        Conditions(simulated, parse_delay(recipe.delay, seed), recipe.slow.every_s, recipe.evaluator.delay_ticks),
+        make_conditions(recipe, simulated, seed),
     )
 
 
@@ -215,7 +232,7 @@ def make_trainer(
         horizon=policy.horizon,
         ticks_ahead=policy.ticks_ahead,
         max_offset=policy.max_offset,
-        rolled=tuple(recipe.motion.rolled.tolist()) if recipe.motion is not None else (),
+        rolled=tuple(recipe.motion.rolled.tolist()) if recipe.motion else (False,) * recipe.spec.state_dim,
         later=policy.trained.residual_trained,
         ticks_per_frame=algorithm.ticks_per_frame if recipe.spec.cameras else 1,
         seed=seed,

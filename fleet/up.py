@@ -19,6 +19,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from fleet.config import Recipe
 from fleet.meters import Meters
 from fleet.paths import DataDirectory, Identity
+from fleet.processes import THINKER
 from fleet.recipes import get_recipe
 from fleet.report import write_report
 from fleet.table import Screen
@@ -81,7 +82,7 @@ class Up:
             self.data.keep_buffer_at(options.ledger, options.store)
             port = _free_port(options.port, "127.0.0.1", "--port")
             web_port = _free_port(options.web_port, options.web_host, "--web-port")
-            helpers = [GATEWAY, "trainer", "evaluator", "evaluator-before", "evaluator-after", "demonstrator"]
+            helpers = [GATEWAY, THINKER, "trainer", "evaluator", "evaluator-before", "evaluator-after", "demonstrator"]
             make_keys(self.data.keys, [*helpers, *self.robots])
             self.gateway = f"tcp://127.0.0.1:{port}"
             shown = "127.0.0.1" if options.web_host in ("", "0.0.0.0", "::") else options.web_host

@@ -14,7 +14,7 @@ import numpy as np
 from hal.host_line import PACKET_BYTES, PictureReader, Reply, Request, address, error_of, new_socket
 from hal.limits import limit_action
 from hal.robot import Feedback
-from wire.errors import RobotError
+from wire.errors import RobotError, RobotGone
 from wire.types import Observation, RobotSpec
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -163,7 +163,7 @@ class HostedRobot:
             ) from error
         except OSError as error:
             self._detach()
-            raise RobotError(f"robot '{self.spec.embodiment}': {self._gone(call)} ({error.strerror}).") from error
+            raise RobotGone(f"robot '{self.spec.embodiment}': {self._gone(call)} ({error.strerror}).") from error
         self.held = reply.held
         self.executed = np.frombuffer(reply.executed, np.float32) if reply.executed else None
         if reply.kind:
@@ -178,7 +178,7 @@ class HostedRobot:
             self._pictures = PictureReader(descriptors[0]) if descriptors else None
         if not data:
             self._detach()
-            raise RobotError(f"robot '{self.spec.embodiment}': {self._gone(call)}.")
+            raise RobotGone(f"robot '{self.spec.embodiment}': {self._gone(call)}.")
         return _decode(data)
 
     def _gone(self, call: str) -> str:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import shutil
-import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from hal.priority import real_time
+from robot_edge.flight.recorder import FlightRecorder
 from robot_edge.inference import Inference
 from robot_edge.loop import ControlLoop
 from robot_edge.process import Lifeline
+from robot_edge.run_directory import run_directory
 from robot_edge.supervisor import Child, Supervisor
+from robot_edge.think_server import ThinkProcess
 from robot_edge.uplink import Uplink
 from wire.channel import Channel
 from wire.clock import clock_name
@@ -32,12 +34,11 @@ DRAIN_S = 15.0
 """how long an edge that is asked to stop waits for the gateway to take what is left; the rest stays in the spool"""
 
 
-def lines(run_directory: Path) -> dict[str, str]:
+def lines(directory: Path) -> dict[str, str]:
     """Local endpoints: `<server>-<client>`, the server binds."""
     return {
-        "uplink-control": f"ipc://{run_directory}/uplink-control",
-        "uplink-inference": f"ipc://{run_directory}/uplink-inference",
-        "inference-control": f"ipc://{run_directory}/inference-control",
+        "uplink-control": f"ipc://{directory}/uplink-control",
+        "uplink-inference": f"ipc://{directory}/uplink-inference",
     }
 
 
@@ -46,8 +47,10 @@ def control_hello(loop: ControlLoop, tasks: tuple[str, ...]) -> Hello:
     return Hello(loop.name, "edge", clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec, tasks)
 
 
-def run_control(loop: ControlLoop, uplink: Channel, tasks: tuple[str, ...]) -> None:
-    """The control process: connect the robot, then tick until asked to stop."""
+def run_control(
+    loop: ControlLoop, uplink: Channel, tasks: tuple[str, ...], flight: FlightRecorder | None = None
+) -> None:
+    """The control process: connect the robot, then tick until asked to stop. `flight` records each tick."""
     lifeline = Lifeline()
     loop.robot.connect()
     hello = control_hello(loop, tasks)
@@ -62,7 +65,10 @@ def run_control(loop: ControlLoop, uplink: Channel, tasks: tuple[str, ...]) -> N
             if time.monotonic() >= next_hello:
                 uplink.send(hello)
                 next_hello = time.monotonic() + 2.0
-            loop.tick()
+            if flight is None:
+                loop.tick()
+            else:
+                flight.tick(loop)
     except RobotError as error:
         log.error("robot '%s' stops: %s", loop.name, error)
         raise
@@ -71,16 +77,24 @@ def run_control(loop: ControlLoop, uplink: Channel, tasks: tuple[str, ...]) -> N
         uplink.send(Stop())
 
 
-def run_inference(inference: Inference, control: ZmqPair, uplink: ZmqPair) -> None:
-    """The inference process."""
+def run_inference(inference: Inference, lines: list[Any]) -> None:
+    """The inference process; a message on one of `lines` wakes it."""
     lifeline = Lifeline()
     next_hello = 0.0
     while not lifeline.cut:
         if time.monotonic() >= next_hello:
             inference.hello()
             next_hello = time.monotonic() + 2.0
-        wait_any([control, uplink], 0.1)
+        wait_any(lines, 0.1)
         inference.turn()
+
+
+def run_thinker(thinker: ThinkProcess, line: Any) -> None:
+    """The slow path in a process of its own."""
+    lifeline = Lifeline()
+    while not lifeline.cut:
+        wait_any([line], 0.1)
+        thinker.turn()
 
 
 def run_uplink(uplink: Uplink, gateway: ZmqClient, control: ZmqPair, inference: ZmqPair) -> None:
@@ -107,29 +121,28 @@ def run_edge(name: str, commands: dict[str, list[str]], logs: Path) -> int:
     Each command gets `--run-dir DIR` added, where their lines meet. Returns the exit status.
     """
     lifeline = Lifeline()
-    run_directory = Path(tempfile.mkdtemp(prefix="vla-fleet-"))
-    children = Supervisor(
-        [
-            Child(
-                f"{name}.{role}",
-                [*command, "--run-dir", str(run_directory)],
-                logs / f"{name}.{role}.log",
-                nice={"control": -10, "inference": -5}.get(role, 0),
-            )
-            for role, command in commands.items()
-        ]
-    )
-    try:
-        for child in children.children:
-            children.start(child)
-        while not lifeline.cut:
-            children.turn()
-            if any(child.failed for child in children.children.values()):
-                return 1
-            time.sleep(0.1)
-        return 0
-    finally:
-        # Control first: its last words go through the uplink, which then drains.
-        children.stop([f"{name}.control"], 5.0)
-        children.stop([f"{name}.inference", f"{name}.uplink"], DRAIN_S + 5.0)
-        shutil.rmtree(run_directory, ignore_errors=True)
+    with run_directory() as place:
+        children = Supervisor(
+            [
+                Child(
+                    f"{name}.{role}",
+                    [*command, "--run-dir", str(place)],
+                    logs / f"{name}.{role}.log",
+                    nice={"robot": -10, "control": -10, "inference": -5}.get(role, 0),
+                )
+                for role, command in commands.items()
+            ]
+        )
+        try:
+            for child in children.children:
+                children.start(child)
+            while not lifeline.cut:
+                children.turn()
+                if any(child.failed for child in children.children.values()):
+                    return 1
+                time.sleep(0.1)
+            return 0
+        finally:
+            # Control first: its last words go through the uplink, which then drains.
+            children.stop([f"{name}.control"], 5.0)
+            children.stop([child for child in children.children if child != f"{name}.control"], DRAIN_S + 5.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import msgspec
 import numpy as np
 
@@ -48,7 +46,7 @@ class Episodes:
         """ticks without an action after the episode's first chunk was there"""
         self._robot, self._spec_hash, self._source = name, spec.hash, source
         self._max_ticks, self._tail_ticks = max_ticks, tail_ticks
-        self._ids = (f"{name}-{boot}-{n:06d}" for n in itertools.count())
+        self._stem, self._begun = f"{name}-{boot}", 0
         self._own_ticks = self._success_ticks = 0
         self._acted = False
 
@@ -59,7 +57,7 @@ class Episodes:
     def start(self, task: str, seed: int, tick: int, now_ns: int) -> Episode:
         self.first_tick, self._own_ticks, self._success_ticks, self._acted = tick, 0, 0, False
         self.episode = Episode(
-            id=next(self._ids),
+            id=f"{self._stem}-{self._begun:06d}",
             robot=self._robot,
             spec_hash=self._spec_hash,
             task=task,
@@ -67,6 +65,7 @@ class Episodes:
             source=self._source,
             started_ns=now_ns,
         )
+        self._begun += 1
         self.recorder.start(self.episode)
         return self.episode
 

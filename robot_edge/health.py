@@ -102,9 +102,8 @@ class Health:
             camera.name: CameraCheck(camera.name, self._spec, self._config) for camera in self._spec.cameras
         }
 
-    def check(self, observation: Observation, now_ns: int, executed: np.ndarray | None = None) -> Verdict:
-        """`now_ns`: control's clock, which need not be the robot's. `executed`, float32[da], what the robot did a tick
-        before, decides nothing yet: whether it moves is read from its state, whoever moves it."""
+    def check(self, observation: Observation, now_ns: int) -> Verdict:
+        """`now_ns`: control's clock, which need not be the robot's."""
         try:
             check_observation(self._spec, observation)
         except InvalidData as error:

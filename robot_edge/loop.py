@@ -26,7 +26,7 @@ from robot_edge.schedule.base import Chosen
 from robot_edge.state import Hold, Known, Mode, decide
 from wire.channel import Channel
 from wire.clock import Clock
-from wire.errors import InvalidData, RobotError
+from wire.errors import InvalidData, RobotError, RobotGone
 from wire.messages import ChunkReply, EdgeEvent, EdgeStatus, EpisodeStarted
 from wire.types import Frame, Observation
 
@@ -157,7 +157,9 @@ class ControlLoop:
         """(the newest valid observation, why the robot must not move on it)"""
         try:
             observation = self.robot.read()
-            verdict = self._health.check(observation, self._clock.now_ns(), self._executed)
+            verdict = self._health.check(observation, self._clock.now_ns())
+        except RobotGone:
+            raise
         except (InvalidData, RobotError) as error:
             if self._seen is None:
                 raise
@@ -282,8 +284,9 @@ class ControlLoop:
         self._health.reset()
         self.planner.schedule.reset(self._tick)
         episode = self.log.start(task, seed, self._tick, self._clock.now_ns())
-        # What inference thought about the last scene is not true of this one.
-        self._inference.send(EpisodeStarted(episode))
+        if self.config.needs_policy:
+            # What inference thought about the last scene is not true of this one.
+            self._inference.send(EpisodeStarted(episode))
         self.rate.restart()
         return True
 

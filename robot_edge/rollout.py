@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from hal.limits import hold_action, limit_action, rest_action
+from hal.limits import rest_action
 from hal.robot import Robot
+from hal.safety import Safety, SafetyLimits
 from policies.base import Policy
 from robot_edge.answer import answer
 from robot_edge.delay import Delay, FixedDelay
@@ -25,6 +26,7 @@ class Conditions:
     """ticks between an observation and its chunk"""
     think_every_s: float = 0.0
     """pace of the slow path; 0 thinks about every new frame that is asked about"""
+    safety: SafetyLimits = field(default_factory=SafetyLimits)
     extra_ticks: int = 0
     """on top of `delay`: what a robot of the fleet has anyway"""
 
@@ -35,6 +37,7 @@ def rollout(
     """Whether `policy` succeeds at `task` from `seed` within `max_ticks`."""
     robot.reset(task, seed)
     schedule.reset(0)
+    safety = Safety(robot.spec, conditions.safety)
     executed, latent, thought_ns = None, None, -1
     coming: deque[tuple[int, ChunkReply]] = deque()
     for tick in range(max_ticks):
@@ -53,9 +56,13 @@ def rollout(
             else:
                 schedule.offer(reply, tick)
         chosen = schedule.action(tick, observation)
-        action = chosen[0] if chosen else hold_action(robot.spec, executed)
-        feedback = robot.write(limit_action(robot.spec, action))
+        if chosen:
+            action = safety.limit(chosen[0], executed, observation.state)
+        else:
+            action = safety.brake(executed, observation.state)
+        feedback = robot.write(action)
         schedule.executed(tick, feedback.executed)
+        safety.note(feedback.executed, executed)
         if feedback.success:
             return True
         executed = feedback.executed

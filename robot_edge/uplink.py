@@ -221,6 +221,8 @@ class Uplink:
                 self._control.send(message)
                 if self._welcomed:
                     self._gateway.send(message)
+            case EdgeEvent():
+                self._events.append(message)
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
 

@@ -13,7 +13,8 @@
     │   ├── NotWritable        a directory or file that may not be written
     │   └── Corrupt            bytes on disk that do not match their checksum
     ├── RobotError
-    │   └── RenderError        a simulated camera that cannot draw
+    │   ├── RenderError        a simulated camera that cannot draw
+    │   └── RobotGone          the process that has the driver ended; a new one knows nothing of the running scene
     └── PolicyError
         └── WeightsError       weights that do not match their hash or their network
 
@@ -81,6 +82,10 @@ class RobotError(FleetError):
 
 class RenderError(RobotError):
     """A simulated camera cannot draw."""
+
+
+class RobotGone(RobotError):
+    """The process that has the driver is gone, and with it the scene."""
 
 
 class PolicyError(FleetError):

@@ -21,12 +21,7 @@ from wire.local_messages import (
     ThinkReply,
     ThinkRequest,
 )
-from wire.types import (
-    Episode,
-    PolicyVersion,
-    RobotSpec,
-    Trained,
-)
+from wire.types import Episode, PolicyVersion, RobotSpec, Trained
 
 # --- anyone to the gateway -------------------------------------------------------------------------------------------
 

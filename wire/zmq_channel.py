@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -34,12 +36,12 @@ class ZmqServer:
     after its line was cut does not wait for TCP to give the old one up.
     """
 
-    def __init__(self, endpoint: str, keys: Path, queue: int = 1000) -> None:
-        """Bind `endpoint` ("tcp://127.0.0.1:5599"; port `*` picks a free one, see `endpoint`).
+    def __init__(self, endpoint: str, keys: Path, name: str = GATEWAY, queue: int = 1000) -> None:
+        """Bind `endpoint` ("tcp://127.0.0.1:5599"; port `*` picks a free one, see `endpoint`) with the key of `name`.
 
         Raises `ConfigError` when the port is in use.
         """
-        pair = load_pair(keys, GATEWAY)
+        pair = load_pair(keys, name)
         self._keys = keys
         self._context = zmq.Context()
         self._authenticator = Authenticator(self._context, keys)
@@ -296,7 +298,16 @@ def _receive(socket: zmq.Socket, sender: str) -> Message | None:
             log.error("dropped a message of %s: %s", sender, error)
 
 
-def wait_any(channels: list[ZmqServer | ZmqClient | ZmqPair], timeout_s: float) -> None:
+class Waitable(Protocol):
+    """A channel that can be waited for: these here, and those through shared memory."""
+
+    @property
+    def socket(self) -> Any:
+        """A ZeroMQ socket or a file descriptor."""
+        ...
+
+
+def wait_any(channels: Sequence[Waitable], timeout_s: float) -> None:
     """Return when one of `channels` has something to read, or after `timeout_s`."""
     poller = zmq.Poller()
     for channel in channels:

@@ -37,7 +37,14 @@ class HandMotion:
         s' = s + 0.01 a,  f' = f + 0.5 (s' - f),  h' = h + 0.26 (f' - h)
 
     Contacts are not foreseen: a hand that is pressed against something is thought to move on. If the state also has the
-    hand one tick ago, that is foretold too.
+    hand one tick ago, that is foretold too. Mean error on the six shipped tasks, 36 episodes of the scripted experts,
+    half of them with noise, in mm:
+
+    | ticks ahead | 1 | 2 | 4 | 8 | 12 |
+    | --- | --- | --- | --- | --- | --- |
+    | the hand stays | 7.9 | 15.9 | 32.0 | 62.9 | 90.8 |
+    | actions added up | 4.7 | 9.0 | 16.6 | 28.0 | 35.9 |
+    | this | 1.6 | 3.1 | 5.8 | 10.2 | 13.3 |
     """
 
     def __init__(self, spec: RobotSpec) -> None:

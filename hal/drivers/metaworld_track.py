@@ -34,7 +34,7 @@ _GAIN = 0.7
 
 
 class TrackSimulation(Simulation):
-    """`observation` is float64[13]: set-point (m), gripper opening, goal (m), what the goal moved in the last tick (m/s),
+    """`observation` is float64[13]: set-point (m), gripper opening, goal (m), its speed in the last tick (m/s),
     and, which no policy sees, where the operator aims (m).
 
     The reward is 1 while the hand is within `TOLERANCE_M` of the goal, once `SETTLE_TICKS` have passed, otherwise 0;

@@ -213,8 +213,10 @@ class FlowNetwork(nn.Module):
         to act by predicting the future state at several offsets). Nothing of the head is used to act.
 
         With `config.prefix`, every second sample has its first p ~ U{1..min(max_offset, H - 1)} actions committed:
-        they enter clean, as at flow time 1, the network is told which they are, and the loss is on the others (Black,
-        Ren, Equi, Levine 2025, arXiv 2512.05964, section 3).
+        they enter clean, as at flow time 1, the network is told which they are, and the loss is on the others
+        (training-time real-time chunking, arXiv 2512.05964). Of these prefixes, `config.prefix_swap` are another
+        sample's, so that the network does not learn to repeat them (a danger that Xiaomi-Robotics-0, arXiv
+        2602.12684, reports).
 
         With `config.residual` and `later`, the corrector's loss is added; see `Residual`. It moves nothing else.
 
@@ -232,7 +234,8 @@ class FlowNetwork(nn.Module):
         if self.config.prefix:
             known = self._draw_committed(mask)
             committed, flow_mask = known.float(), mask & ~known
-            noisy = torch.where(known[..., None].expand_as(actions).flatten(2), target, noisy)
+            told = self._swap(target, known, mask)
+            noisy = torch.where(known[..., None].expand_as(actions).flatten(2), told, noisy)
             kept = flow_mask[..., None].expand_as(actions).flatten(2)
         latent, felt = self.slow(images, tokens), self.normalizer(state)
         output = self.fast(latent, felt, noisy, time, age, committed).float()
@@ -258,6 +261,12 @@ class FlowNetwork(nn.Module):
         count = count * (torch.rand(mask.shape[:2], device=mask.device) < 0.5)
         run = mask.long().cumprod(-1).sum(-1)
         return torch.arange(self.config.horizon, device=mask.device) < torch.minimum(count, run - 1)[..., None]
+
+    def _swap(self, target: torch.Tensor, known: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """[b, k, H * da] `target`, some samples with what the next image's sample did; only where that is real."""
+        unreal = (known & ~mask.roll(1, 0)).any(-1, keepdim=True)
+        swapped = torch.rand(unreal.shape, device=mask.device) < self.config.prefix_swap
+        return torch.where(swapped & ~unreal, target.roll(1, 0), target)
 
     @torch.no_grad()
     def _rough(self, latent: torch.Tensor, felt: torch.Tensor, age: torch.Tensor | None) -> torch.Tensor:

@@ -49,7 +49,7 @@ class Residual(nn.Module):
     ) -> torch.Tensor:
         """|r(s_i, z, a_i, i, age + i) - (a*_i - a_i)|^2, the mean over the steps whose action i the mask keeps.
 
-        A2C2 (arXiv 2509.23224, section 4): a is what the policy chose from the older observation and a* what was
+        A2C2 (arXiv 2509.23224): a is what the policy chose from the older observation and a* what was
         right; both, and the latent, are given: only the corrector learns from this.
 
         latent: [b, z]; later: [b, k, ds], the state `index` int64[b, k] ticks into the window; base and wanted:

@@ -28,7 +28,7 @@ def sample(
     """Euler steps from noise to actions: [1, z], [1, ds], [1, H * da] -> [1, H * da] in [-1, 1].
 
     `age`: [1, 1] ticks, 0 when left out. `known`: [1, p * da], the actions that are already committed; they enter as
-    they are at every step and come back so (training-time real-time chunking, arXiv 2512.05964, algorithm 1).
+    they are at every step and come back so (training-time real-time chunking, arXiv 2512.05964).
     """
     fast, steps = network.fast, network.config.euler_steps
     committed = None

@@ -73,6 +73,8 @@ class FlightRecorder(Border):
         """inside a tick that is recorded"""
         self.boundary = False
         self.images: dict[str, Frame] | None = None
+        self.boot = header.boot
+        """names this start of the control process"""
         self._name = header.name
         self._packer = Packer()
         self._buffer = bytearray()

@@ -11,6 +11,7 @@ import numpy as np
 from robot_edge.schedule.base import Chosen
 from robot_edge.schedule.forecast import DelayForecast
 from robot_edge.schedule.quantise import quantise
+from wire.errors import ConfigError
 from wire.messages import ChunkReply, ChunkRequest
 from wire.types import ActionChunk, RobotSpec
 
@@ -62,8 +63,11 @@ class Line:
     ) -> None:
         """A request that nobody answers is repeated after `patience_ticks`.
 
-        `spec`: the robot's, to check chunks against; it is needed for a `speed_up` above 1.
+        `spec`: the robot's, to check chunks against; it is needed for a `speed_up` above 1. Raises
+        `ConfigError` without it.
         """
+        if speed_up != 1 and (spec is None or speed_up < 1):
+            raise ConfigError(f"speed-up {speed_up}: give 1 or more, and the robot's spec, which says what adds up.")
         self.forecast = forecast or DelayForecast()
         self.speed_up = speed_up
         self._patience_ticks = patience_ticks

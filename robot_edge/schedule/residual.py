@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 
 import msgspec
 import numpy as np
 
-from policies.corrector import correct
+from policies.corrector import correct, input_width
 from robot_edge.schedule.base import Chosen, ChunkSchedule
 from robot_edge.schedule.foresight import Foresight
 from wire.messages import ChunkReply, ChunkRequest
 from wire.types import ActionChunk, Corrector, Observation, RobotSpec
+
+log = logging.getLogger(__name__)
 
 _KEPT = 8
 """chunks whose latent and corrector are remembered"""
@@ -24,7 +27,7 @@ class ResidualSchedule:
 
     It stands best on `FutureStateSchedule`: what the robot's own motion changes is foretold there, so the small network
     is left with what nobody can foretell, how the world moves. Without a motion model it stands on `AlignedSchedule`.
-    A chunk that came without a corrector, or with one of another version, is executed as it is.
+    A chunk that came without a corrector, or with one of another version or shape, is executed as it is.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class ResidualSchedule:
         self._period_ns = spec.period_ns
         self._foresight = foresight
         self._speed_up = speed_up
+        self._misfit = ""
         self._helpers: OrderedDict[_Key, tuple[np.ndarray, Corrector]] = OrderedDict()
 
     @property
@@ -51,11 +55,8 @@ class ResidualSchedule:
         return None if request is None else msgspec.structs.replace(request, residual=True)
 
     def offer(self, reply: ChunkReply, tick: int) -> None:
-        chunk, latent, corrector = reply.chunk, reply.latent, reply.corrector
-        if chunk is not None and latent is not None and corrector is not None and corrector.version == chunk.version:
-            self._helpers[_key(chunk)] = (np.asarray(latent, np.float32).ravel(), corrector)
-            if len(self._helpers) > _KEPT:
-                self._helpers.popitem(last=False)
+        if reply.chunk is not None and reply.latent is not None and reply.corrector is not None:
+            self._remember(reply.chunk, np.asarray(reply.latent, np.float32).ravel(), reply.corrector)
         self._base.offer(reply, tick)
 
     def action(self, tick: int, observation: Observation) -> Chosen | None:
@@ -85,6 +86,31 @@ class ResidualSchedule:
 
     def executed(self, tick: int, action: np.ndarray) -> None:
         self._base.executed(tick, action)
+
+    def _remember(self, chunk: ActionChunk, latent: np.ndarray, corrector: Corrector) -> None:
+        misfit = _misfit(chunk, len(latent), corrector, len(self._low))
+        if misfit != self._misfit and misfit:
+            log.warning("actions are not corrected: %s", misfit)
+        self._misfit = misfit
+        if misfit:
+            return
+        self._helpers[_key(chunk)] = (latent, corrector)
+        if len(self._helpers) > _KEPT:
+            self._helpers.popitem(last=False)
+
+
+def _misfit(chunk: ActionChunk, latent_width: int, corrector: Corrector, action_dim: int) -> str:
+    """Why `corrector` cannot correct `chunk`, '' if it can."""
+    if corrector.version != chunk.version:
+        return f"the corrector is of version {corrector.version}, the chunk of {chunk.version}."
+    reads, writes = corrector.weights[0].shape[1], corrector.weights[-1].shape[0]
+    needed = input_width(len(corrector.mean), latent_width, action_dim)
+    if (reads, writes) != (needed, action_dim):
+        return (
+            f"the corrector reads {reads} and writes {writes} numbers; here it needs {needed} and {action_dim} "
+            f"(a latent of {latent_width}, {action_dim} action dimensions)."
+        )
+    return ""
 
 
 def _key(chunk: ActionChunk) -> _Key:

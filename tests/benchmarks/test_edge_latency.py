@@ -72,9 +72,12 @@ def test_late_missed_and_starved_ticks_are_told_apart() -> None:
 
 def test_a_loop_that_drifts_is_even_but_not_punctual() -> None:
     n = 3000
-    found = measure(record(START + np.arange(n) * (PERIOD_NS + 200_000), 0))
+    drifting = record(START + np.arange(n) * (PERIOD_NS + 200_000), 0)
+    drifting.reads_ns.clear()
+    found = measure(drifting)
     assert np.abs(found.interval_ms).max() == pytest.approx(0.2)
-    assert np.percentile(found.lateness_ms, 50) == pytest.approx(10.0, abs=1.0)
+    assert np.percentile(found.lateness_ms, 50) == pytest.approx(5.0, abs=0.5)
+    assert found.lateness_ms.max() < 15.1
     # every hundredth slot is passed over
     assert 27 <= found.missed <= 30
 
@@ -128,7 +131,7 @@ def test_the_arm_shows_its_lamp_in_state_and_image(tmp_path: Path) -> None:
 
 
 def test_no_child_outlives_its_context(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match="status 3"), Children(tmp_path) as children:
+    with pytest.raises(Failed, match="broken ended by itself with status 1"), Children(tmp_path) as children:
         sleeper = children.start("sleeper", "timeit", "-n", "1", "-s", "import time", "time.sleep(60)")
         assert sleeper.exists()
         process = children._running["sleeper"]

@@ -133,8 +133,10 @@ def test_no_more_are_committed_than_the_largest_delay(seeing, full):
     assert known.sum(-1).max() == 2
 
 
-def test_committed_actions_reach_the_network_clean_and_bring_no_loss(seeing, full, monkeypatch):
-    policy = FlowPolicy(seeing, full)
+@pytest.mark.parametrize("swap", [0.0, 1.0])
+def test_committed_actions_reach_the_network_clean(seeing, full, monkeypatch, swap):
+    """With a swap they are those of another sample, unless that one has no real action there."""
+    policy = FlowPolicy(seeing, msgspec.structs.replace(full, prefix_swap=swap))
     seen = {}
     fast = policy.module.fast
 
@@ -146,11 +148,19 @@ def test_committed_actions_reach_the_network_clean_and_bring_no_loss(seeing, ful
     monkeypatch.setattr(fast, "forward", spy)
     batch = example_batch(seeing, 4, images=8)
     torch.manual_seed(0)
-    policy.loss(batch).backward()
+    batch["mask"][3, :, 1:] = False
+    policy.loss(batch)
     clean = torch.from_numpy((batch["actions"] - MIDDLE) / HALF)
     noisy, known = seen["noisy"].view(8, 2, 4, 2), seen["committed"].bool()
     assert 0 < known.sum() < known.numel()
-    assert torch.equal(noisy[known], clean[known])
+    told = clean.clone()
+    if swap:
+        told = clean.roll(1, 0)
+        beyond = known[4].sum(-1) > 1
+        assert beyond.any()
+        told[4, beyond] = clean[4, beyond]
+    assert torch.equal(noisy[known], told[known])
+    known[3] = True  # masked actions enter as noise too
     assert not torch.isclose(noisy[~known], clean[~known]).any()
 
 
@@ -239,7 +249,11 @@ def test_a_file_that_contradicts_itself_is_refused(seeing, full, change):
 def test_a_file_from_before_these_options_still_loads(seeing, seeing_net):
     policy = FlowPolicy(seeing, seeing_net, 1)
     header, tensors = unpack(policy.save())
-    known = {k: v for k, v in header.config.items() if k not in ("max_offset", "prefix", "residual", "residual_width")}
+    known = {
+        k: v
+        for k, v in header.config.items()
+        if k not in ("max_offset", "prefix", "residual", "prefix_swap", "residual_width")
+    }
     other = FlowPolicy(seeing, seeing_net, 2)
     other.load(pack(tensors, msgspec.structs.replace(header, config=known)), 1)
     assert other.save() == policy.save()
@@ -262,7 +276,12 @@ def test_weights_for_another_delay_camera_or_rate_are_refused_naming_both(seeing
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"max_offset": -1}, "max_offset -1"), ({"max_offset": 0}, "prefix needs max_offset"), ({"horizon": 1}, "and 1")],
+    [
+        ({"prefix_swap": 1.5}, "prefix_swap 1.5"),
+        ({"max_offset": -1}, "max_offset -1"),
+        ({"max_offset": 0}, "prefix needs max_offset"),
+        ({"horizon": 1}, "and 1"),
+    ],
 )
 def test_options_that_cannot_work_are_refused(seeing, full, change, says):
     with pytest.raises(ConfigError, match=says):

@@ -15,8 +15,14 @@ from wire import codec
 from wire.codec import decode, encode
 from wire.errors import ProtocolError, TooLarge
 from wire.messages import Ack, ChunkReply, ChunkRequest, Heartbeat, Hello, Segment, StepTaken, WeightBytes
+from wire.types import Observation
 
 GOLDEN_SEGMENT = "055c0374aec376de"
+
+
+def request(seen: Observation | None = None) -> ChunkRequest:
+    seen = seen or samples.observation()
+    return ChunkRequest(5, seen, 6, seen.state)
 
 
 def test_a_segment_comes_back_equal() -> None:
@@ -32,7 +38,7 @@ def test_a_segment_comes_back_equal() -> None:
 
 
 def test_images_are_not_copied_when_they_arrive() -> None:
-    came = decode(encode(ChunkRequest(5, samples.observation())))
+    came = decode(encode(request()))
     assert isinstance(came, ChunkRequest)
     picture = came.observation.images["front"].image
     assert not picture.flags.owndata
@@ -92,7 +98,7 @@ def test_a_flipped_byte_never_crashes(position: int, value: int) -> None:
     [["<f4", [2], b"1234"], ["<f4", [-1], b""], ["|O", [1], b"12345678"], ["<f4", [1]], "text", ["<f4", ["x"], b""]],
 )
 def test_arrays_that_do_not_fit_are_refused(array: object) -> None:
-    good = msgspec.msgpack.decode(encode(ChunkRequest(1, samples.observation()))[1:])
+    good = msgspec.msgpack.decode(encode(request())[1:])
     good["observation"]["state"] = array
     with pytest.raises(ProtocolError):
         decode(b"\x01" + msgspec.msgpack.encode(good))
@@ -102,7 +108,7 @@ def test_unknown_dtype_is_not_sent() -> None:
     bad = samples.observation()
     bad = type(bad)(bad.time_ns, bad.state.astype(np.complex64), bad.images, bad.task)
     with pytest.raises(ProtocolError, match="complex64"):
-        encode(ChunkRequest(1, bad))
+        encode(request(bad))
 
 
 def test_too_large_is_refused_on_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:

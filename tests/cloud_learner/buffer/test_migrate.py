@@ -214,7 +214,7 @@ def test_killed_anywhere_it_goes_on_and_nothing_is_lost_or_doubled(place, tmp_pa
     status, total = _in_a_child(place, 0)
     assert status == 0 and total > 60
     _check(place, without={damaged})
-    # Threads settle how many calls there are: a run may end a few before the one counted here, so the last are left out.
+    # Threads settle how many calls there are: a run may end a few before the one counted here.
     for at in range(1, total * 9 // 10, max(1, total // 12)):
         shutil.rmtree(place.data)
         shutil.copytree(pristine, place.data)

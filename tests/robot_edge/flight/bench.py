@@ -49,8 +49,6 @@ def make_loop(
         operator,
         Gate(GateConfig(min_ticks=5)) if operator else None,
     )
-    # until robot_edge.episodes counts by itself: a generator has no state that can be noted
-    loop.log._ids = _Ids(f"{header.name}-{header.boot}")  # type: ignore[assignment]
     return loop
 
 
@@ -60,15 +58,6 @@ def _schedule(header: Header, trained: Trained) -> ChunkSchedule:
         return AlignedSchedule(settings["replan_ticks"])
     motion = SpecMotion(header.spec, [Coupling(f"move_{axis}", axis, 0.01) for axis in "xyz"])
     return make_schedule(settings.pop("strategy"), header.spec, trained, motion, **settings)
-
-
-class _Ids:
-    def __init__(self, stem: str) -> None:
-        self._stem, self._next = stem, 0
-
-    def __next__(self) -> str:
-        self._next += 1
-        return f"{self._stem}-{self._next - 1:06d}"
 
 
 class Lossy:

@@ -10,6 +10,7 @@ import pytest
 from hal.motion import SpecMotion
 from hal.safety import Safety, SafetyLimits
 from robot_edge.schedule.choose import make_schedule
+from robot_edge.schedule.foresight import Foresight
 from tests.robot_edge.schedule.simulated import LINE, Simulated, asked, reply_to, starved
 from wire.messages import ChunkReply, ChunkRequest
 from wire.types import Trained
@@ -149,3 +150,41 @@ class TestSomebodyElseActs:
         # a void request is followed by one that cannot be, so the robot goes on
         assert all(0 in pair for pair in itertools.pairwise(ahead))
         assert len(starved(rows)) < len(rows) / 3
+
+
+@pytest.mark.parametrize("delay", [0, 2, 4, 8])
+def test_it_does_not_repeat_a_motion_that_is_under_way(delay: int) -> None:
+    """A policy that goes straight to a goal and stops there; late, it only works knowing what is on its way."""
+
+    def straight(request: ChunkRequest) -> ChunkReply:
+        way = float(request.observation.state[1] - request.state[0])
+        steps = (
+            np.clip(way - 0.25 * np.arange(16), 0, 0.25) if way > 0 else -np.clip(-way - 0.25 * np.arange(16), 0, 0.25)
+        )
+        return reply_to(request, steps[:, None].astype(np.float32))
+
+    overshoot = {}
+    for strategy in ("naive", "aligned", "future_state"):
+        schedule = make_schedule(strategy, LINE, TRAINED, SpecMotion(LINE), execute_ticks=8)
+        simulated = Simulated(
+            schedule,
+            [delay],
+            LINE,
+            straight,
+            np.array([0, 5], np.float32),
+            lambda state, action: np.array([state[0] + action[0], state[1]], np.float32),
+        )
+        overshoot[strategy] = max(at(simulated, 80).values()) - 5
+    assert overshoot["future_state"] == pytest.approx(0, abs=1e-5)
+    assert (overshoot["naive"] > 0.4) == (delay > 0)
+    assert overshoot["aligned"] <= overshoot["naive"] + 1e-5
+
+
+def test_walls_are_reckoned_with_where_the_robot_will_be() -> None:
+    limits = SafetyLimits(workspace={"x": (-1.0, 2.0)})
+    foresight = Foresight(LINE, limits, SpecMotion(LINE))
+    foresight.executed(0, np.array([0.5], np.float32))
+    coming = foresight.coming([np.array([0.8], np.float32)] * 4, np.array([0.5, 0], np.float32))
+    # from 0.5 there are 1.5 left: two whole steps no longer fit
+    assert coming.sum() == pytest.approx(1.5, abs=1e-4)
+    assert coming[0, 0] == pytest.approx(0.8, abs=1e-6)

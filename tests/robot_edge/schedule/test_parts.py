@@ -15,7 +15,7 @@ from robot_edge.schedule.quantise import lost, quantise
 from tests.robot_edge.schedule.simulated import SPEC, oracle, plain
 from wire.errors import ConfigError
 from wire.messages import ChunkRequest
-from wire.types import ActionChunk, Observation
+from wire.types import ActionChunk, Observation, RobotSpec
 
 SEEN = Observation(0, np.zeros(1, np.float32), {}, "")
 
@@ -134,6 +134,11 @@ class TestLine:
         assert plan is not None
         assert plan.chunk.actions[:, 0].tolist() == [6, 9, 12, 15, 18, 19]
         assert (plan.chunk.first_tick, plan.end, len(plan.made.actions)) == (4, 10, 16)
+
+    @pytest.mark.parametrize(("spec", "speed_up"), [(None, 2), (SPEC, 0)])
+    def test_a_speed_up_needs_to_know_the_robot(self, spec: RobotSpec | None, speed_up: int) -> None:
+        with pytest.raises(ConfigError, match="speed-up"):
+            Line(spec=spec, speed_up=speed_up)
 
 
 class TestForesight:

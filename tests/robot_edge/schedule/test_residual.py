@@ -90,6 +90,13 @@ def test_without_a_fitting_corrector_the_chunk_is_executed_as_it_is(helper: Corr
     assert {row.action[0] for row in rows[3:]} == {0.0}
 
 
+def test_a_corrector_of_another_shape_is_left_out_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    wide = msgspec.structs.replace(corrector(goal=1.0), weights=(np.ones((1, 9), np.float32),))
+    rows = simulate(wide).run(40)
+    assert {row.action[0] for row in rows[3:]} == {0.0}
+    assert caplog.text.count("reads 9 and writes 1 numbers; here it needs 6 and 1") == 1
+
+
 def test_what_is_remembered_is_bounded() -> None:
     simulated = simulate(corrector(goal=0.1), delay=0)
     simulated.run(400)

@@ -1,0 +1,283 @@
+"""A slow eye and a fast hand: what is left of a policy when looking takes a second.
+
+    python -m benchmarks.fast_slow [--quick] [--keep DIR] [--json FILE] [--write]
+
+MetaWorld's drawer, button, window and door from a 64x64 camera, with 80 control ticks a second. Where things stand
+changes little while the hand moves; where the hand is changes at every tick: so the slow path (images and words) may be
+slow if the fast one (the hand, the newest latent and its age) is not. The slow path is made to take 1, 1/2 or 1/5 s for
+each thought, one after the other.
+
+- `fast and slow`: the fast path makes a chunk at every tick, from the newest latent there is.
+- `single rate`: the same network without ages, trained as long on the same demonstrations, has to think before each
+  act. Its robot executes a chunk to the end, then waits for the next.
+
+Both wait for their first thought. Time is simulated, except for what an act really takes, which is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.async_statistics import shown, wilson
+from benchmarks.table import Goal, Result, run
+from cloud_learner.buffer.place import BufferPlace
+from hal.drivers.metaworld import CONTROL_HZ, MetaWorldConfig, metaworld_spec
+from hal.drivers.metaworld_motion import metaworld_motion
+from hal.drivers.metaworld_tasks import PIXEL_TASKS
+from wire.types import Latent, Observation
+
+if TYPE_CHECKING:
+    from benchmarks.async_rollout import Stage, Thinker
+    from policies.flow import FlowPolicy
+
+HELD_OUT = 3_000_000
+KINDS = ("fast and slow", "single rate")
+MAX_OFFSET = 80
+"""ticks, a second: what an episode lasts. Older latents count as that old"""
+ACT_DELAY_TICKS = 1
+"""of the fast path: an act that begins in a tick can be used in the next"""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of everything."""
+
+    tasks: tuple[str, ...]
+    demonstrations: int
+    """per task"""
+    gradient_steps: int
+    episodes: int
+    """held out, for each seed, task and pace"""
+    max_ticks: int = 320
+    """four seconds, three more than an operator needs"""
+    seeds: tuple[int, ...] = (0, 1)
+    paces_hz: tuple[float, ...] = (1.0, 2.0, 5.0)
+
+    @property
+    def config(self) -> MetaWorldConfig:
+        return MetaWorldConfig(tasks=self.tasks, observation="pixels")
+
+
+FULL = Size(PIXEL_TASKS, 25, 2_000, 10)
+QUICK = Size(("drawer-open",), 4, 40, 1, 120, (0,), (2.0,))
+
+
+class Paced:
+    """A slow path that looks when its last thought is done, and is never waited for."""
+
+    def __init__(self, policy: FlowPolicy, stage: Stage, hz: float) -> None:
+        self._policy, self._stage, self._hz = policy, stage, hz
+        self.begin()
+
+    def begin(self) -> None:
+        from robot_edge.latents import LatentBuffer
+        from robot_edge.slow_path import InlineSlowPath, PacedSlowPath
+
+        clock = self._stage.clock
+        self._path = PacedSlowPath(InlineSlowPath(self._policy), clock, self._hz)
+        self._latents = LatentBuffer(clock)
+
+    def look(self, observation: Observation) -> None:
+        self._path.ask(observation, (self._policy.version,))
+        for thought in self._path.take():
+            self._latents.put(thought)
+
+    def newest(self, observation: Observation) -> Latent | None:
+        thought = self._latents.newest(self._policy.version, observation.task)
+        return None if thought is None else thought.latent
+
+
+def measure(quick: bool, keep: Path | None = None) -> Result:
+    """Both kinds at all paces, a process for each seed."""
+    size = QUICK if quick else FULL
+    with tempfile.TemporaryDirectory(prefix="vla-fleet-bench-") as directory:
+        root = keep or Path(directory)
+        root.mkdir(parents=True, exist_ok=True)
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(len(size.seeds), os.cpu_count() or 1), mp_context=context) as pool:
+            runs = list(pool.map(_seed, [size] * len(size.seeds), size.seeds, [root] * len(size.seeds)))
+    rows, means = [], {}
+    for kind in KINDS:
+        for hz in size.paces_hz:
+            episodes = [one for found in runs for one in found[_cell(kind, hz)]]
+            wins = sum(one["success"] for one in episodes)
+            means[kind, hz] = wins / len(episodes)
+            times = [one["ticks"] / CONTROL_HZ for one in episodes if one["success"]]
+            rows.append(
+                {
+                    "slow path, Hz": hz,
+                    "policy": kind,
+                    "chunks a second": float(np.mean([one["chunks"] / one["ticks"] * CONTROL_HZ for one in episodes])),
+                    "ticks without an action": f"{np.mean([one['starved'] / one['ticks'] for one in episodes]):.0%}",
+                    "success": shown(means[kind, hz], wilson(wins, len(episodes))),
+                    "by seed": ", ".join(f"{np.mean([e['success'] for e in f[_cell(kind, hz)]]):.2f}" for f in runs),
+                    "seconds to success": float(np.median(times)) if times else None,
+                }
+            )
+    act_ms = [found["act_ms"][0]["p50"] for found in runs]
+    goals = [
+        Goal(
+            f"slow path at {hz:g} Hz: success, fast and slow minus single rate",
+            means[KINDS[0], hz] - means[KINDS[1], hz],
+            "above 0",
+            means[KINDS[0], hz] > means[KINDS[1], hz],
+        )
+        for hz in size.paces_hz
+    ]
+    return Result(
+        "Fast and slow against a single rate",
+        rows,
+        goals,
+        [
+            f"{len(size.tasks)} task(s): {', '.join(size.tasks)}; {len(size.seeds)} training seed(s), {size.episodes} "
+            f"held-out episodes for each seed and task of at most {size.max_ticks / CONTROL_HZ:g} s; in brackets "
+            "Wilson's 95 % interval over all of them.",
+            f"{size.demonstrations} demonstrations of each task and {size.gradient_steps} gradient steps for each of "
+            "the two networks, which have the same layers.",
+            f"An act really takes {np.median(act_ms):.2f} ms (median, one thread), so {1000 / np.median(act_ms):.0f} a "
+            f"second are possible; the control loop asks for {CONTROL_HZ:g}.",
+        ],
+    )
+
+
+def _cell(kind: str, hz: float) -> str:
+    return f"{kind}, {hz:g} Hz"
+
+
+def _seed(size: Size, seed: int, root: Path) -> dict[str, list[dict[str, float]]]:
+    """Every episode by cell; what is already in `root` is not measured again."""
+    import torch
+
+    from benchmarks.async_delay import keep_settings
+
+    torch.set_num_threads(1)
+    home = root / f"seed-{seed}"
+    home.mkdir(exist_ok=True)
+    keep_settings(home / "size.json", asdict(size))
+    weights = {kind: _checkpoint(size, seed, kind, home) for kind in KINDS}
+    kept = home / "episodes.json"
+    found: dict[str, list[dict[str, float]]] = json.loads(kept.read_text()) if kept.exists() else {}
+    if "act_ms" not in found:
+        found["act_ms"] = [{"p50": _act_ms(size, weights[KINDS[0]])}]
+    for kind in KINDS:
+        for hz in size.paces_hz:
+            name = _cell(kind, hz)
+            if name in found:
+                continue
+            begun = time.monotonic()
+            found[name] = evaluate(size, weights[kind], kind, hz)
+            kept.write_text(json.dumps(found))
+            success = np.mean([one["success"] for one in found[name]])
+            sys.stderr.write(f"seed {seed}: {name}: {success:.2f} ({time.monotonic() - begun:.0f} s)\n")
+    return found
+
+
+def _checkpoint(size: Size, seed: int, kind: str, home: Path) -> bytes:
+    from benchmarks.async_data import Pushes, demonstrate
+    from benchmarks.async_policy import Training, train
+    from cloud_learner.algorithms import hg_dagger
+    from policies.flow import pixels_network
+
+    kept = home / f"{kind.replace(' ', '-')}.safetensors"
+    if kept.exists():
+        return kept.read_bytes()
+    config, spec = size.config, metaworld_spec(size.config)
+    recorded = home / "demonstrations"
+    begun = time.monotonic()
+    if not (home / "recorded").exists():
+        pushes = Pushes(share=0.6, strength=(0.3, 0.6))
+        demonstrate(BufferPlace(recorded), config, size.demonstrations, 150, 10_000 * seed, pushes)
+        (home / "recorded").touch()
+        sys.stderr.write(f"seed {seed}: demonstrations ({time.monotonic() - begun:.0f} s)\n")
+    begun = time.monotonic()
+    network = pixels_network(spec, max_offset=MAX_OFFSET if kind == KINDS[0] else 0)
+    training = Training(size.gradient_steps, hg_dagger.pixels())
+    weights = train(BufferPlace(recorded), spec, size.tasks, network, metaworld_motion(config), training, seed)
+    kept.write_bytes(weights)
+    sys.stderr.write(f"seed {seed}: trained '{kind}' ({time.monotonic() - begun:.0f} s)\n")
+    return weights
+
+
+def evaluate(size: Size, weights: bytes, kind: str, hz: float) -> list[dict[str, float]]:
+    """Success, ticks, ticks without an action, and chunks of each held-out episode."""
+    from benchmarks.async_rollout import AtOnce, Stage
+    from policies.flow import FlowPolicy
+    from robot_edge.schedule.choose import make_schedule
+    from robot_edge.schedule.forecast import DelayForecast
+
+    spec = metaworld_spec(size.config)
+    policy = FlowPolicy.from_weights(weights, spec, 1)
+    stage = Stage(size.config)
+    fast = kind == KINDS[0]
+    delay = ACT_DELAY_TICKS if fast else round(CONTROL_HZ / hz)
+    schedule = make_schedule(
+        "future_state" if fast else "sync",
+        spec,
+        policy.trained,
+        metaworld_motion(size.config),
+        execute_ticks=1 if fast else policy.horizon,
+        patience_ticks=4 * delay,
+        forecast=DelayForecast(first=delay),
+    )
+    thinker: Thinker = Paced(policy, stage, hz) if fast else AtOnce(policy)
+    found = []
+    try:
+        for task in size.tasks:
+            for number in range(size.episodes):
+                episode = stage.play(policy, thinker, schedule, task, HELD_OUT + number, size.max_ticks, delay)
+                found.append(
+                    {
+                        "success": float(episode.success),
+                        "ticks": len(episode.rewards),
+                        "starved": episode.starved,
+                        "chunks": episode.chunks,
+                    }
+                )
+    finally:
+        stage.close()
+    return found
+
+
+def _act_ms(size: Size, weights: bytes, acts: int = 200) -> float:
+    """Median time of an act of the fast path."""
+    from benchmarks.async_rollout import Stage
+    from policies.flow import FlowPolicy
+
+    policy = FlowPolicy.from_weights(weights, metaworld_spec(size.config), 1)
+    stage = Stage(size.config)
+    try:
+        stage.robot.reset(size.tasks[0], HELD_OUT)
+        observation = stage.robot.read()
+        latent = policy.think(observation)
+        times = []
+        for tick in range(acts):
+            begun = time.perf_counter()
+            policy.act(observation, latent, tick)
+            times.append(1e3 * (time.perf_counter() - begun))
+    finally:
+        stage.close()
+    return float(np.median(times))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """See the head of this file."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--keep", type=Path)
+    own, others = parser.parse_known_args(arguments)
+    return run("fast_slow", lambda quick: measure(quick, own.keep), others)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""The processes of one robot computer: driver, control, inference, uplink, and the slow path where it thinks apart."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from fleet import supplies
+from fleet.config import Recipe
+from fleet.flight import recorded
+from fleet.paths import DataDirectory
+from fleet.processes import THINKER, line_to, one_thread
+from fleet.recipes import get_recipe
+from fleet.tuning import Tuning
+from hal.host import run_host
+from hal.hosted import HostedRobot
+from hal.registry import make_operator, make_robot
+from robot_edge.edge import lines, run_control, run_edge, run_inference, run_thinker, run_uplink
+from robot_edge.frames import FramedChannel, FrameRing
+from robot_edge.process import Lifeline, only_one
+from robot_edge.slow_path import InlineSlowPath, ProcessSlowPath, RemoteSlowPath, SlowPath
+from wire.channel import Channel
+from wire.clock import MonotonicClock
+from wire.errors import ConfigError, nearest
+from wire.keys import GATEWAY, load_pair, load_public
+from wire.shared_channel import SharedChannel
+from wire.zmq_channel import ZmqPair
+
+PARTS = ("robot", "control", "inference", "thinker", "uplink")
+
+
+def run_robot(
+    recipe_name: str,
+    root: Path,
+    gateway: str,
+    keys: Path | None,
+    name: str,
+    operator: bool,
+    tuning: Tuning,
+    think: str,
+) -> int:
+    """Start and keep one robot's processes. `think`: address of a think server, '' to think on this computer."""
+    recipe = tuning.applied(get_recipe(recipe_name))
+    data = DataDirectory(root)
+    # Fails here, in one line, rather than in each of the children.
+    load_pair(keys or data.keys, name)
+    load_public(keys or data.keys, GATEWAY)
+    common = ["--name", name, "--gateway", gateway, "--recipe", recipe_name, "--data", str(root)]
+    common += ["--keys", str(keys or data.keys), "--operator" if operator else "--no-operator", *tuning.flags()]
+    if think:
+        load_public(keys or data.keys, THINKER)
+        common += ["--think", think]
+    left_out = set() if recipe.hosted else {"robot"}
+    left_out |= set() if recipe.think_apart and not think else {"thinker"}
+    parts = [part for part in PARTS if part not in left_out]
+    commands = {part: [sys.executable, "-m", "fleet.cli", "edge-part", part, *common] for part in parts}
+    return run_edge(name, commands, data.logs)
+
+
+def run_edge_part(
+    part: str,
+    run_directory: Path,
+    recipe_name: str,
+    root: Path,
+    gateway: str,
+    keys: Path | None,
+    name: str,
+    operator: bool,
+    tuning: Tuning,
+    think: str,
+) -> None:
+    """One of a robot's processes, until asked to stop."""
+    recipe, data = tuning.applied(get_recipe(recipe_name)), DataDirectory(root)
+    keys = keys or data.keys
+    if part not in PARTS:
+        raise ConfigError(f"a robot has no part '{part}'.{nearest(part, PARTS)} It has {', '.join(PARTS)}.")
+    with only_one(data.edge(name) / f"{part}.lock"):
+        match part:
+            case "robot":
+                _driver(recipe, run_directory, operator)
+            case "control":
+                _control(recipe, data, name, run_directory, operator)
+            case "inference":
+                _inference(recipe, name, run_directory, keys, think)
+            case "thinker":
+                _thinker(recipe, run_directory)
+            case _:
+                _uplink(data, name, run_directory, gateway, keys)
+
+
+def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
+    robot = make_robot(recipe.robot, recipe.robot_config)
+    operator = make_operator(recipe.robot, robot) if operated else None
+    lifeline = Lifeline()
+    run_host(robot, run_directory / "robot", lambda: lifeline.cut, recipe.loop.safety, operator=operator)
+
+
+def _control(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path, operated: bool) -> None:
+    hosted = HostedRobot(recipe.spec, run_directory / "robot", recipe.tasks) if recipe.hosted else None
+    uplink = ZmqPair(lines(run_directory)["uplink-control"], bind=False)
+    ring = FrameRing(run_directory / "frames", recipe.spec, write=True)
+    inference = FramedChannel(SharedChannel(run_directory / "inference-control", bind=False), ring)
+    clock = MonotonicClock()
+    with recorded(recipe, name, data.edge(name) / "flight", operated=operated) as flight:
+        loop = supplies.make_control(
+            recipe, name, uplink, inference, clock, operated=operated, robot=hosted, operator=hosted, flight=flight
+        )
+        run_control(loop, uplink, recipe.tasks, flight)
+    inference.close()
+    uplink.close()
+    ring.close()
+
+
+def _inference(recipe: Recipe, name: str, run_directory: Path, keys: Path, think: str) -> None:
+    from robot_edge.inference import Inference
+
+    one_thread()
+    clock = MonotonicClock()
+    ring = FrameRing(run_directory / "frames", recipe.spec, write=False)
+    control = FramedChannel(SharedChannel(run_directory / "inference-control", bind=True), ring)
+    uplink = ZmqPair(lines(run_directory)["uplink-inference"], bind=False)
+    policy, spare = (recipe.make_policy(recipe.spec, os.getpid()) for _ in range(2))
+    line: Channel | None = None
+    slow: SlowPath
+    if think:
+        line = supplies.client(think, name, keys, THINKER)
+        slow = RemoteSlowPath(line, clock)
+    elif recipe.think_apart:
+        line = FramedChannel(SharedChannel(run_directory / "thinker", bind=True), ring)
+        slow = ProcessSlowPath(line, clock)
+    else:
+        slow = InlineSlowPath(policy, spare)
+    inference = Inference(name, policy, control, uplink, clock, spare=spare, slow=slow, config=recipe.slow)
+    run_inference(inference, [control, uplink, *([line] if line is not None else [])])
+    inference.close()
+    for channel in (control, uplink):
+        channel.close()
+    ring.close()
+
+
+def _thinker(recipe: Recipe, run_directory: Path) -> None:
+    from robot_edge.think_server import Thinker, ThinkProcess
+
+    one_thread()
+    ring = FrameRing(run_directory / "frames", recipe.spec, write=False)
+    line = FramedChannel(SharedChannel(run_directory / "thinker", bind=False), ring)
+    run_thinker(ThinkProcess(line, Thinker(lambda: recipe.make_policy(recipe.spec, os.getpid()))), line)
+    line.close()
+    ring.close()
+
+
+def _uplink(data: DataDirectory, name: str, run_directory: Path, gateway: str, keys: Path) -> None:
+    ends = lines(run_directory)
+    control = ZmqPair(ends["uplink-control"], bind=True)
+    inference = ZmqPair(ends["uplink-inference"], bind=True)
+    with line_to(gateway, name, keys) as channel:
+        uplink = supplies.make_uplink(name, data.edge(name), channel, control, inference)
+        run_uplink(uplink, channel, control, inference)
+    control.close()
+    inference.close()
