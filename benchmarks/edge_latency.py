@@ -20,6 +20,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -47,9 +48,9 @@ class Durations:
     """Seconds each edge is measured."""
 
     ours_idle: float = 602.0
-    other_idle: float = 60.0
-    loaded: float = 45.0
-    swaps: float = 60.0
+    other_idle: float = 50.0
+    loaded: float = 40.0
+    swaps: float = 45.0
 
 
 QUICK = Durations(12.0, 12.0, 12.0, 12.0)
@@ -62,6 +63,9 @@ def measure_edges(quick: bool) -> Result:
         raise SystemExit(
             "benchmarks.edge_latency compares with lerobot, which is not installed: pip install 'vla-fleet[lerobot]'."
         )
+    # whoever ends the benchmark ends its processes, in order
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     from benchmarks.edge_ours import real_time_permitted
     from benchmarks.edge_vla import build
 
@@ -84,7 +88,7 @@ Found = dict[tuple[str, str], tuple[Measured, int]]
 
 
 def _all(place: Path, durations: Durations) -> Found:
-    from benchmarks.edge_runs import FASTEST, USUAL, Moving, run_lerobot, run_ours, run_sync
+    from benchmarks.edge_runs import FASTEST, USUAL, LeRobotSettings, Moving, run_lerobot, run_ours, run_sync
 
     model = place / "model"
     found: Found = {}
@@ -106,14 +110,13 @@ def _all(place: Path, durations: Durations) -> Found:
             *(figures.missed, figures.starved, figures.slots, np.median(figures.touch_ms)),
         )
 
+    def theirs(settings: LeRobotSettings, seconds: float) -> Callable[[Path, Moving], tuple[Record, int]]:
+        return lambda here, moving: (run_lerobot(here, model, seconds, moving, settings), 0)
+
     def each(condition: str, usual: float, own: float) -> None:
         one(SYNC, condition, lambda here, moving: (run_sync(here, model, usual, moving), 0))
         for settings in (USUAL, FASTEST):
-            one(
-                settings.name,
-                condition,
-                lambda here, moving, it=settings: (run_lerobot(here, model, usual, moving, it), 0),
-            )
+            one(settings.name, condition, theirs(settings, usual))
         one(OURS, condition, lambda here, moving: run_ours(here, model, own, moving))
 
     each(IDLE, durations.other_idle, durations.ours_idle)

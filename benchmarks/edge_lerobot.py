@@ -10,6 +10,7 @@ Nothing of lerobot's client or server is changed, and all times are taken inside
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -88,6 +89,9 @@ class StandIn(Robot):
 def main() -> None:
     """Become the client or the server; SIGINT ends either, as Ctrl-C does."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.platform == "linux":
+        # gone with the benchmark, whatever becomes of that: 1 is PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     offline()
     part = sys.argv.pop(1)
     if part == "server":

@@ -15,16 +15,18 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from benchmarks.edge_arm import TASK, Arm, arm_spec
 from hal.priority import real_time
 from hal.robot import Feedback
-from robot_edge.edge import lines, run_control, run_inference
+from robot_edge.edge import lines, run_control, run_inference, run_thinker
+from robot_edge.flight.events import Header
+from robot_edge.flight.recorder import FlightRecorder
 from robot_edge.frames import FramedChannel, FrameRing
 from robot_edge.inference import Inference
 from robot_edge.loop import ControlLoop, LoopConfig
-from robot_edge.process import Lifeline
 from robot_edge.schedule.base import ChunkSchedule
 from robot_edge.schedule.choose import make_schedule
 from robot_edge.slow_path import ProcessSlowPath
@@ -33,9 +35,9 @@ from wire.clock import MonotonicClock
 from wire.messages import Applied, Hello, Job, LoadWeights
 from wire.shared_channel import SharedChannel
 from wire.types import Frame, Observation, PolicyVersion, Trained
-from wire.zmq_channel import ZmqPair, wait_any
+from wire.zmq_channel import ZmqPair
 
-NAME = "arm"
+NAME, STRATEGY = "arm", "auto"
 EXECUTE = 1
 """ask for the next chunk one tick after the running one's first action: as often as inference can answer"""
 
@@ -110,7 +112,7 @@ class UplinkStandIn:
 
 
 def _schedule(trained: Trained) -> ChunkSchedule:
-    return make_schedule("auto", arm_spec(), trained, None, execute_ticks=EXECUTE)
+    return make_schedule(STRATEGY, arm_spec(), trained, None, execute_ticks=EXECUTE)
 
 
 def _line(run_directory: Path, name: str, *, bind: bool, write: bool = False) -> FramedChannel:
@@ -122,10 +124,25 @@ def _line(run_directory: Path, name: str, *, bind: bool, write: bool = False) ->
 def control(run_directory: Path, record: Path) -> None:
     """The control process, with one endless episode."""
     uplink = ZmqPair(lines(run_directory)["uplink-control"], bind=False)
-    inference = _line(run_directory, "inference-control.line", bind=False, write=True)
+    inference = _line(run_directory, "inference-control", bind=False, write=True)
     config = LoopConfig(max_ticks=10**9)
-    loop = ControlLoop(NAME, "0", StandInRobot(record), uplink, inference, _schedule, MonotonicClock(), config)
-    run_control(loop, uplink, (TASK,))
+    header = Header(NAME, "0", arm_spec(), msgspec.to_builtins(config), STRATEGY)
+    flight = FlightRecorder(record.parent / "flight", header)
+    flight.start()
+    loop = ControlLoop(
+        NAME,
+        "0",
+        flight.robot(StandInRobot(record)),
+        flight.line("uplink", uplink),
+        flight.line("inference", inference),
+        _schedule,
+        flight.clock(MonotonicClock()),
+        config,
+    )
+    try:
+        run_control(loop, uplink, (TASK,), flight)
+    finally:
+        flight.close()
     uplink.close()
     inference.close()
 
@@ -135,11 +152,13 @@ def inference(run_directory: Path, model: Path) -> None:
     from benchmarks.edge_policy import EdgeVla
 
     clock, policy = MonotonicClock(), EdgeVla(model)
-    line = _line(run_directory, "inference-control.line", bind=True)
+    line = _line(run_directory, "inference-control", bind=True)
     uplink = ZmqPair(lines(run_directory)["uplink-inference"], bind=False)
-    slow = ProcessSlowPath(_line(run_directory, "think-inference.line", bind=False), clock)
+    thinker = _line(run_directory, "thinker", bind=True)
+    slow = ProcessSlowPath(thinker, clock)
     fast = Inference(NAME, policy, line, uplink, clock, spare=policy.another(), slow=slow)
-    run_inference(fast, line, uplink)
+    run_inference(fast, [line, uplink, thinker])
+    fast.close()
     line.close()
     uplink.close()
 
@@ -148,12 +167,8 @@ def think(run_directory: Path, model: Path) -> None:
     """The thinking process: the slow path."""
     from benchmarks.edge_policy import EdgeVla
 
-    lifeline = Lifeline()
-    line = _line(run_directory, "think-inference.line", bind=True)
-    process = ThinkProcess(line, Thinker(EdgeVla(model).another))
-    while not lifeline.cut:
-        wait_any([line], 0.1)
-        process.turn()
+    line = _line(run_directory, "thinker", bind=False)
+    run_thinker(ThinkProcess(line, Thinker(EdgeVla(model).another)), line)
     line.close()
 
 

@@ -26,7 +26,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -112,7 +112,7 @@ def measure(quick: bool, keep: Path | None = None) -> Result:
     for kind in KINDS:
         for hz in size.paces_hz:
             episodes = [one for found in runs for one in found[_cell(kind, hz)]]
-            wins = sum(one["success"] for one in episodes)
+            wins = sum(int(one["success"]) for one in episodes)
             means[kind, hz] = wins / len(episodes)
             times = [one["ticks"] / CONTROL_HZ for one in episodes if one["success"]]
             rows.append(

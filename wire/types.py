@@ -114,9 +114,11 @@ class RobotSpec(msgspec.Struct, frozen=True):
             mine, theirs = getattr(self, field), getattr(other, field)
             if mine != theirs:
                 if isinstance(mine, tuple):
-                    mine, theirs = [d.name for d in mine], [d.name for d in theirs]
-                    if mine == theirs:
-                        mine = theirs = f"the same names with other limits, units or shapes: {mine}"
+                    names = [[dimension.name for dimension in side] for side in (mine, theirs)]
+                    if names[0] == names[1]:
+                        mine, theirs = next(pair for pair in zip(mine, theirs, strict=True) if pair[0] != pair[1])
+                    else:
+                        mine, theirs = names
                 raise SpecMismatch(
                     f"{what}: made for robot spec {self.hash} ('{self.embodiment}'), but got {other.hash} "
                     f"('{other.embodiment}'); '{field}' differs: {mine} against {theirs}. "

@@ -1,0 +1,100 @@
+"""The benchmark of late actions, very small, and what it is made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.async_data import Pushes, demonstrate, pushed
+from benchmarks.async_statistics import bootstrap, shown, wilson
+from cloud_learner.buffer.ledger.control import HOLD, SCRIPT
+from cloud_learner.buffer.place import BufferPlace
+
+
+def test_wilson_is_the_textbook_interval() -> None:
+    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-3)
+    assert wilson(90, 100) == pytest.approx((0.8256, 0.9448), abs=1e-3)
+    assert wilson(10, 10)[1] == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="no trials"):
+        wilson(0, 0)
+    assert shown(0.9, (0.8256, 0.9448)) == "0.90 [0.83, 0.94]"
+
+
+def test_the_bootstrap_counts_seeds_as_well_as_episodes() -> None:
+    rng = np.random.default_rng(0)
+    alike = rng.normal(0.5, 0.1, (3, 100))
+    low, high = bootstrap(alike)
+    assert low < alike.mean() < high and high - low < 0.08
+    apart = alike + np.array([[-0.2], [0.0], [0.2]])
+    wide = bootstrap(apart)
+    assert wide[1] - wide[0] > 4 * (high - low)
+    assert bootstrap(apart) == wide, "the same every time"
+    assert bootstrap(np.ones((3, 20))) == (1.0, 1.0)
+
+
+def test_pushes_come_and_go() -> None:
+    pushes = Pushes(share=1.0, calm_ticks=(5, 9), push_ticks=(2, 4), strength=(0.5,))
+    disturbance = pushed(pushes, np.random.default_rng(3))
+    marks = "".join("." if next(disturbance) is None else "x" for _ in range(400))
+    calm, shoved = ({len(run) for run in marks[:390].split(other) if run} for other in "x.")
+    assert calm <= {5, 6, 7, 8, 9} | {len(marks[:390].split("x")[-1])} and len(calm) > 2
+    assert shoved <= {1, 2, 3, 4} and len(shoved) > 1
+    still = pushed(Pushes(share=0.0), np.random.default_rng(3))
+    assert all(next(still) is None for _ in range(200))
+
+
+def test_a_push_is_recorded_as_held_and_not_imitated(tmp_path: Path) -> None:
+    pytest.importorskip("metaworld")
+    from hal.drivers.metaworld import metaworld_spec, track_config
+
+    place = BufferPlace(tmp_path / "buffer")
+    pushes = Pushes(share=1.0, calm_ticks=(10, 14), push_ticks=(3, 5), strength=(1.0,))
+    demonstrate(place, track_config(), episodes=2, max_ticks=60, seed=7, pushes=pushes)
+    ledger, store = place.open_reader()
+    try:
+        index = ledger.index(0, metaworld_spec(track_config()).hash)
+        segments = store.read(index.row.tolist()).segments.values()
+        assert len(segments) == 2
+        for segment in segments:
+            assert segment.steps == 60 and segment.last and segment.outcome == "failure"
+            assert set(segment.actor.tolist()) == {HOLD, SCRIPT}
+            assert 5 < (segment.actor == HOLD).sum() < 30
+            # the set-point does what was executed, pushed or not
+            moved = np.diff(segment.state[:, :3], axis=0)
+            assert np.allclose(moved, 0.01 * segment.executed[:-1, :3], atol=1e-6)
+    finally:
+        store.close()
+        ledger.close()
+
+
+def test_a_small_run_gives_every_cell_and_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("metaworld")
+    torch = pytest.importorskip("torch")
+    from benchmarks import async_delay
+
+    threads = torch.get_num_threads()
+    size = async_delay.Size("track", 2, 3, 1, 60, (0,), (0, 4))
+    try:
+        found = async_delay._seed(size, 0, tmp_path)
+        assert len(found) == len(async_delay.STRATEGIES) * 2
+        assert all(len(scores) == 1 and 0 <= scores[0] <= 1 for scores in found.values())
+        kept = tmp_path / "track-0" / "scores.json"
+        known = json.loads(kept.read_text())
+        gone = known.pop(async_delay._cell("naive", "plain", 4))
+        known[async_delay._cell("sync", "plain", 0)] = [0.75]
+        kept.write_text(json.dumps(known))
+        monkeypatch.setattr("benchmarks.async_data.demonstrate", None)
+        again = async_delay._seed(size, 0, tmp_path)
+        assert again[async_delay._cell("naive", "plain", 4)] == gone, "the same seeds, the same episodes"
+        assert again[async_delay._cell("sync", "plain", 0)] == [0.75], "what was there is not measured again"
+        with pytest.raises(SystemExit, match="other settings"):
+            async_delay._seed(async_delay.Size("track", 2, 4, 1, 60, (0,), (0, 4)), 0, tmp_path)
+    finally:
+        torch.set_num_threads(threads)
+    rows = async_delay._table(size, [found])
+    assert [row["strategy"] for row in rows] == [strategy for strategy, _ in async_delay.STRATEGIES]
+    goals = async_delay._goals(size, {(size, 0): found})
+    assert len(goals) == 2 and not any(goal.holds for goal in goals), "nothing is learned in 3 steps"

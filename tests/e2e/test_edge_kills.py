@@ -1,0 +1,69 @@
+"""One robot's real processes, killed with -9 in turn: it holds within two ticks of losing its actions, and resumes.
+
+The robot's driver notes every write with its time, so what is checked is what the robot was really told.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.e2e.robot_log import CONTROL_HZ, read_log
+from tests.e2e.test_processes import Job, robot
+
+PERIOD_S = 1 / CONTROL_HZ
+MOST_TICKS = {"inference": 16 + 2, "control": 2, "uplink": 24 + 2}
+"""commands that may still move after a kill: what is left of a chunk, nothing, what the recorder can keep; and two"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    monkeypatch.setenv("VLA_FLEET_TEST_LOG", str(tmp_path / "written"))
+    made = Job(tmp_path / "fleet", "--no-operator", recipe="tests.e2e.robot_log:recipe", robots=1)
+    yield made
+    made.end()
+
+
+def _moves(snapshot: dict[str, Any]) -> bool:
+    return robot(snapshot, "robot-0").get("mode") == "policy"
+
+
+def test_whatever_is_killed_the_robot_holds_and_goes_on(job: Job, tmp_path: Path) -> None:
+    job.wait("the robot works", _moves, 120)
+    written = tmp_path / "written"
+    for part in ("inference", "control", "uplink"):
+        job.wait(f"the robot works before {part} is killed", _moves, 60)
+        time.sleep(0.5)
+        pid = job.pid("edge-part", part)
+        killed_ns = time.monotonic_ns()
+        os.kill(pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + 60
+        while True:
+            time.sleep(0.2)
+            after = read_log(written)
+            after = after[after["time_ns"] >= killed_ns]
+            moving = np.abs(after["action"][:, :3]).max(axis=1) > 0
+            if not moving.all() and moving[int(np.argmin(moving)) :].any():
+                break
+            assert time.monotonic() < deadline_s, f"{part}: it did not hold and move again: {moving}"
+        first_hold = int(np.argmin(moving))
+        gaps_s = np.diff(np.concatenate([[killed_ns], after["time_ns"][: first_hold + 1]])) / 1e9
+        # Without control the host holds after two periods; nobody ever leaves the robot alone for longer. A period more
+        # for a busy machine.
+        assert gaps_s.max() < 3 * PERIOD_S, f"{part}: {gaps_s.max():.3f} s without a command"
+        assert first_hold <= MOST_TICKS[part], f"{part}: {first_hold} more commands that moved"
+    # The process that has the driver takes its scene with it: the episode ends, a new one begins with a new process.
+    os.kill(job.pid("edge-part", "robot"), signal.SIGKILL)
+    dead_ns = time.monotonic_ns()
+    job.wait(
+        "the robot moves again with a new driver process",
+        lambda now: _moves(now) and (read_log(written)["time_ns"] > dead_ns + 100_000_000).any(),
+        60,
+    )
