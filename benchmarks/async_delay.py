@@ -76,7 +76,7 @@ class Size:
         return track_config() if self.task == "track" else MetaWorldConfig(tasks=(self.task,), observation="state")
 
 
-FULL = (Size("track", 300, 5_000, 100, EPISODE_TICKS), Size("push", 150, 5_000, 100, 200))
+FULL = (Size("track", 300, 4_000, 50, EPISODE_TICKS), Size("push", 150, 4_000, 50, 200))
 QUICK = (
     Size("track", 30, 300, 2, EPISODE_TICKS, (0,), (0, 4)),
     Size("push", 10, 300, 2, 120, (0,), (0, 4)),
@@ -229,7 +229,8 @@ def _checkpoint(size: Size, seed: int, checkpoint: str, home: Path) -> bytes:
     begun = time.monotonic()
     offset = MAX_OFFSET if checkpoint == "one for all" else 0
     network = state_network(spec, HORIZON, offset, prefix=offset > 0, residual=offset > 0)
-    # one operator, who does the same at the same place: actions themselves are learned in half the time of velocities
+    # One operator, who always does the same at the same place: error of an action 0.03 after 2,000 steps, with velocities
+    # still 0.2 after 4,000.
     network = msgspec.structs.replace(network, predict="action")
     motion = metaworld_motion(config)
     training = Training(size.gradient_steps)

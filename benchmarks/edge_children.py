@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -127,6 +128,13 @@ def trainers(place: Path, model: Path) -> Iterator[Children]:
             children.wait_for(name, log, "ready", 300.0)
         children.pause()
         yield children
+
+
+def die_with_parent() -> None:
+    """For a child that has no `Lifeline`, or may be paused: end it when the benchmark is killed. On Linux only."""
+    if sys.platform == "linux":
+        # 1 is PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def free_port() -> int:

@@ -10,7 +10,6 @@ Nothing of lerobot's client or server is changed, and all times are taken inside
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -23,6 +22,7 @@ from lerobot.robots.config import RobotConfig
 from lerobot.robots.robot import Robot
 
 from benchmarks.edge_arm import ACTION, CAMERAS, PX, STATE, Arm
+from benchmarks.edge_children import die_with_parent
 from benchmarks.edge_vla import marked, offline
 
 
@@ -89,9 +89,7 @@ class StandIn(Robot):
 def main() -> None:
     """Become the client or the server; SIGINT ends either, as Ctrl-C does."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if sys.platform == "linux":
-        # gone with the benchmark, whatever becomes of that: 1 is PR_SET_PDEATHSIG
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    die_with_parent()
     offline()
     part = sys.argv.pop(1)
     if part == "server":

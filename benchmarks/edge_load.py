@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.edge_arm import ACTION, CAMERAS, PX, STATE, TASK
+from benchmarks.edge_children import die_with_parent
 from benchmarks.edge_vla import HEAD, load
 from robot_edge.process import Lifeline
 
@@ -23,6 +24,7 @@ def main(model: Path) -> None:
     lifeline = Lifeline()
     # as `vla-fleet up` starts its trainer
     os.nice(5)
+    die_with_parent()
     policy, before, _ = load(model)
     policy.train()
     optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-4)

@@ -26,7 +26,7 @@ from robot_edge.schedule.base import Chosen
 from robot_edge.state import Hold, Known, Mode, decide
 from wire.channel import Channel
 from wire.clock import Clock
-from wire.errors import InvalidData, RobotError, RobotGone
+from wire.errors import ConfigError, InvalidData, RobotError, RobotGone
 from wire.messages import ChunkReply, EdgeEvent, EdgeStatus, EpisodeStarted
 from wire.types import Frame, Observation
 
@@ -41,6 +41,9 @@ class LoopConfig:
     """ticks an episode may last; those in a person's hands do not count"""
     tail_ticks: int = 5
     """ticks recorded after success"""
+    write_after_s: float = 0.0
+    """from the beginning of a tick to its command: an answer of inference that is quicker counts in the tick it was
+    asked in. Well below the control period"""
     status_every_ticks: int = 16
     source: str = "online"
     needs_policy: bool = True
@@ -65,7 +68,15 @@ class ControlLoop:
         operator: Teleoperator | None = None,
         gate: Takeover | None = None,
     ) -> None:
-        """`boot` names this start of the process, so that episode ids never repeat."""
+        """`boot` names this start of the process, so that episode ids never repeat.
+
+        Raises `ConfigError` for limits that do not fit the robot.
+        """
+        if not 0 <= config.write_after_s < robot.spec.period_ns / 1e9:
+            raise ConfigError(
+                f"robot '{name}': commands {config.write_after_s:g} s after the beginning of a tick do not fit into a "
+                f"control period of {robot.spec.period_ns / 1e9:g} s; choose a smaller write_after_s."
+            )
         self.name = name
         self.robot = robot
         self.config = config
@@ -186,6 +197,9 @@ class ControlLoop:
             request = schedule.ask(self._tick, _without_preview(observation))
             if request is not None and not self._inference.send(request):
                 schedule.offer(ChunkReply(None, tick=self._tick), self._tick)
+        if self.config.write_after_s:
+            self._clock.sleep_until(self.rate.due_ns + int(self.config.write_after_s * 1e9))
+            self._listen()
         return schedule.action(self._tick, observation)
 
     def _script(self, observation: Observation, chosen: Chosen | None) -> np.ndarray | None:

@@ -22,6 +22,8 @@ class Rate:
         self.missed = 0
         self._clock = clock
         self._deadline_ns = clock.now_ns() + period_ns
+        self.due_ns = self._deadline_ns
+        """when the running tick should have begun"""
         # lateness in steps of 1% of the period, the last bin holds the rest
         self._histogram = np.zeros(_BINS, np.int64)
 
@@ -31,6 +33,7 @@ class Rate:
 
     def wait(self) -> int:
         """Sleep until the next deadline and return how late it woke, in ns (never negative)."""
+        self.due_ns = self._deadline_ns
         self._clock.sleep_until(self._deadline_ns)
         late_ns = max(0, self._clock.now_ns() - self._deadline_ns)
         self.ticks += 1

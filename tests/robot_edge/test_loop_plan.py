@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from hal.fake import FAKE_TASKS, FakeConfig, FakeRobot, Faults
 from hal.motion import Coupling, SpecMotion
@@ -13,6 +14,7 @@ from robot_edge.schedule.choose import make_schedule
 from robot_edge.schedule.future_state import FutureStateSchedule
 from robot_edge.state import Hold, Mode
 from wire.clock import ManualClock
+from wire.errors import ConfigError
 from wire.memory_channel import memory_pair
 from wire.messages import (
     Applied,
@@ -33,7 +35,7 @@ class Bench:
     """A loop whose inference answers `delay` ticks late."""
 
     def __init__(
-        self, strategy: str, faults: Faults | None = None, safety: SafetyLimits | None = None, max_ticks: int = 40
+        self, strategy: str, faults: Faults | None = None, safety: SafetyLimits | None = None, **config: float
     ) -> None:
         self.clock = ManualClock()
         self.robot = FakeRobot(FakeConfig(faults=faults or Faults()), self.clock)
@@ -50,7 +52,7 @@ class Bench:
             inference,
             lambda trained: make_schedule(strategy, self.robot.spec, trained, motion, execute_ticks=8, safety=limits),
             self.clock,
-            LoopConfig(max_ticks=max_ticks, health=HealthConfig(recover_ticks=2), safety=limits),
+            LoopConfig(**{"max_ticks": 40, **config}, health=HealthConfig(recover_ticks=2), safety=limits),
         )
         self.said: list[Message] = []
         self.asked: list[ChunkRequest] = []
@@ -70,15 +72,22 @@ class Bench:
             while self._coming and self._coming[0][0] <= self._now:
                 self.inference.send(self._coming.pop(0)[1])
             self.loop.tick()
-            while (request := self.inference.recv()) is not None:
-                if isinstance(request, ChunkRequest):
-                    self.asked.append(request)
-                    actions = np.tile(self.action, (16, 1))
-                    chunk = ActionChunk(actions, request.first_tick, 12_500_000, self.loop.orders.version, 0, 0)
-                    self._coming.append((self._now + self.delay, ChunkReply(chunk, tick=request.tick)))
+            self.answer(self.delay)
             while (message := self.uplink.recv()) is not None:
                 self.said.append(message)
         return self
+
+    def answer(self, delay: int) -> None:
+        while (request := self.inference.recv()) is not None:
+            if isinstance(request, ChunkRequest):
+                self.asked.append(request)
+                actions = np.tile(self.action, (16, 1))
+                chunk = ActionChunk(actions, request.first_tick, 12_500_000, self.loop.orders.version, 0, 0)
+                reply = ChunkReply(chunk, tick=request.tick)
+                if delay:
+                    self._coming.append((self._now + delay, reply))
+                else:
+                    self.inference.send(reply)
 
     def steps(self) -> list[Step]:
         return [m.step for m in self.said if isinstance(m, StepTaken)]
@@ -124,6 +133,26 @@ def test_another_training_is_followed_from_the_next_episode_on() -> None:
     bench.tick(20)
     assert isinstance(bench.loop.planner.schedule, FutureStateSchedule)
     assert sum(isinstance(m, EpisodeEnded) for m in bench.said) == 1
+
+
+def test_a_quick_answer_counts_in_the_tick_it_was_asked_in_when_the_command_may_wait() -> None:
+    bench = Bench("aligned", write_after_s=0.008).applied(1, Trained())
+    clock, sleep = bench.clock, bench.clock.sleep_until
+    began = []
+
+    def answer(deadline_ns: int) -> None:
+        sleep(deadline_ns)
+        if deadline_ns % bench.robot.spec.period_ns:
+            began.append(clock.now_ns() - bench.loop.rate.due_ns)
+            bench.answer(0)
+
+    clock.sleep_until = answer  # type: ignore[method-assign]
+    bench.tick(20)
+    assert {step.delay_ticks for step in bench.steps()} == {0}
+    assert {step.actor for step in bench.steps()} == {Actor.policy}, "the first tick already has an action"
+    assert set(began) == {8_000_000}
+    with pytest.raises(ConfigError, match="write_after_s"):
+        Bench("aligned", write_after_s=0.0125)
 
 
 def test_a_joint_that_reports_nan_holds_tells_the_operator_once_and_recovers() -> None:

@@ -37,7 +37,7 @@ def make_loop(
     header: Header, robot: Robot, uplink: Channel, inference: Channel, clock: Clock, operator: Teleoperator | None
 ) -> ControlLoop:
     """As the program would: from the header and the borders alone."""
-    loop = ControlLoop(
+    return ControlLoop(
         header.name,
         header.boot,
         robot,
@@ -49,7 +49,6 @@ def make_loop(
         operator,
         Gate(GateConfig(min_ticks=5)) if operator else None,
     )
-    return loop
 
 
 def _schedule(header: Header, trained: Trained) -> ChunkSchedule:
