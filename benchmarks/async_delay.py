@@ -229,7 +229,7 @@ def _checkpoint(size: Size, seed: int, checkpoint: str, home: Path) -> bytes:
     begun = time.monotonic()
     offset = MAX_OFFSET if checkpoint == "one for all" else 0
     network = state_network(spec, HORIZON, offset, prefix=offset > 0, residual=offset > 0)
-    # One operator, who always does the same at the same place: error of an action 0.03 after 2,000 steps, with velocities
+    # One operator, who always does the same at the same place: error of an action 0.03 after 2,000 steps, with velocity
     # still 0.2 after 4,000.
     network = msgspec.structs.replace(network, predict="action")
     motion = metaworld_motion(config)

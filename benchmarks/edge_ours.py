@@ -39,6 +39,8 @@ from wire.zmq_channel import ZmqPair
 
 NAME, STRATEGY = "arm", "auto"
 EXECUTE = 1
+WRITE_AFTER_S = 0.014
+"""of the 20 ms period: an answer that takes less is executed in the tick it was asked in"""
 """ask for the next chunk one tick after the running one's first action: as often as inference can answer"""
 
 
@@ -125,7 +127,7 @@ def control(run_directory: Path, record: Path) -> None:
     """The control process, with one endless episode."""
     uplink = ZmqPair(lines(run_directory)["uplink-control"], bind=False)
     inference = _line(run_directory, "inference-control", bind=False, write=True)
-    config = LoopConfig(max_ticks=10**9)
+    config = LoopConfig(max_ticks=10**9, write_after_s=WRITE_AFTER_S)
     header = Header(NAME, "0", arm_spec(), msgspec.to_builtins(config), STRATEGY)
     flight = FlightRecorder(record.parent / "flight", header)
     flight.start()
