@@ -232,6 +232,7 @@ def make_trainer(
         horizon=policy.horizon,
         ticks_ahead=policy.ticks_ahead,
         max_offset=policy.max_offset,
+        offset_share=algorithm.offset_share,
         rolled=tuple(recipe.motion.rolled.tolist()) if recipe.motion else (False,) * recipe.spec.state_dim,
         later=policy.trained.residual_trained,
         ticks_per_frame=algorithm.ticks_per_frame if recipe.spec.cameras else 1,

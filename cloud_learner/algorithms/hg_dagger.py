@@ -28,6 +28,9 @@ class HGDagger:
     """b, images (or, without a camera, states) per gradient step"""
     ticks_per_frame: int = 1
     """k, control steps drawn behind each image"""
+    offset_share: float = 1.0
+    """share of the steps drawn that lie up to the policy's `max_offset` ticks later than their image; the others are the
+    steps that saw it. Fewer learn the task faster, more learn better to act late"""
     draws: int = 1
     """(noise, flow time) pairs per step: more signal for one image encoding"""
     learning_rate: float = 1e-3
@@ -64,6 +67,8 @@ class HGDagger:
         for name in ("warmup_steps", "weight_decay", "shift_px", "pretrain_steps"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"HGDagger: {name} is {getattr(self, name)}; it must not be negative.")
+        if not 0 <= self.offset_share <= 1:
+            raise ConfigError(f"HGDagger: offset_share is {self.offset_share}; it must be in [0, 1].")
         for name in ("ema_decay", "recent_share"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"HGDagger: {name} is {getattr(self, name)}; it must be in [0, 1).")

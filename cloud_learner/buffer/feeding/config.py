@@ -27,6 +27,8 @@ class FeedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """k: windows behind each image; above 1 batches are grouped"""
     max_offset: int = 0
     """D: state and actions come from up to so many ticks later than the images; see `windows`"""
+    offset_share: float = 1.0
+    """share of the windows that are postponed; the others begin with what the image shows"""
     rolled: tuple[bool, ...] = ()
     """by state dimension: whether a robot can foretell it; the others are as old as the images. Empty: all"""
     later: bool = False
@@ -54,6 +56,8 @@ class FeedConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name, least in (("batch", 1), ("horizon", 1), ("ticks_per_frame", 1), *_NOT_NEGATIVE):
             if getattr(self, name) < least:
                 raise ConfigError(f"feed: {name} is {getattr(self, name)}; at least {least} is needed.")
+        if not 0 <= self.offset_share <= 1:
+            raise ConfigError(f"feed: offset_share {self.offset_share} must be from 0 to 1.")
         if self.lead <= self.prefetch:
             raise ConfigError(f"feed: lead {self.lead} must be more than prefetch {self.prefetch}.")
         if any(a >= b for a, b in zip((0, *self.ticks_ahead), self.ticks_ahead, strict=False)):

@@ -92,9 +92,8 @@ class Feed:
         self.universe = Universe(tuple(config.tasks), config.rank, config.world)
         self._ledger, self._store, self._spec = ledger, store, spec
         target = config.target
-        shape = Shape(
-            config.horizon, config.ticks_ahead, config.ticks_per_frame, config.max_offset, config.rolled, config.later
-        )
+        offsets = config.max_offset, config.offset_share, config.rolled, config.later
+        shape = Shape(config.horizon, config.ticks_ahead, config.ticks_per_frame, *offsets)
         self._layout = Layout.of(spec, shape.lookahead, target.starts, target.continues)
         self._pool = Pool(self._layout)
         self._arena = Arena(self._layout.shapes, config.cache_bytes)

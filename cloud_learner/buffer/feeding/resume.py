@@ -117,4 +117,6 @@ def _settings(config: FeedConfig) -> dict[str, Any]:
     # only where they are used: states from before there were offsets stay good
     if config.max_offset or config.later:
         settings["offsets"] = [config.max_offset, list(config.rolled), config.later]
+    if config.offset_share < 1:
+        settings["offset_share"] = config.offset_share
     return settings

@@ -112,6 +112,8 @@ class Shape(msgspec.Struct, frozen=True):
     ticks_per_frame: int = 1
     max_offset: int = 0
     """D: a window begins up to so many steps after the one its frames were seen at"""
+    offset_share: float = 1.0
+    """share of the windows that do; the others begin at that step"""
     rolled: tuple[bool, ...] = ()
     """by state dimension: whether it is known at the later step; empty: all are"""
     later: bool = False
@@ -178,10 +180,11 @@ def postpone(
     may_begin: Sequence[Sequence[bool]],
     most: int,
     rng: np.random.Generator,
+    share: float = 1.0,
 ) -> np.ndarray:
     """int64[b(, k)]: how many steps later than int64[b(, k)] `start` each window begins, 0 to `most`.
 
-    `online`: bool[b]. `may_begin`: `Layout.starts`.
+    `online`: bool[b]. `may_begin`: `Layout.starts`. `share` of the windows are postponed at all.
     """
     reach = np.arange(most + 1)
     at = np.minimum(start[..., None] + reach, len(pool.columns["actor"]) - 1)
@@ -189,6 +192,8 @@ def postpone(
     able = (reach < pool.columns["run"][start][..., None]) & np.array(may_begin)[source, pool.columns["actor"][at]]
     farthest = np.maximum.accumulate(np.where(able, reach, 0), -1)
     drawn = rng.integers(0, most + 1, size=start.shape)
+    if share < 1:
+        drawn[rng.random(start.shape) >= share] = 0
     return np.take_along_axis(farthest, drawn[..., None], -1)[..., 0]
 
 
@@ -222,7 +227,7 @@ def gather(
         tick = tick[:, None] + (seen - rows[:, None])
     start, age, to_go = seen, columns["frame_age"][seen], columns["later_reward"][seen]
     if shape.max_offset:
-        delta = postpone(pool, seen, draws.online, layout.starts, shape.max_offset, rng)
+        delta = postpone(pool, seen, draws.online, layout.starts, shape.max_offset, rng, shape.offset_share)
         start, tick, age = seen + delta, tick + delta, age + delta
         # the step may lie behind its segment's end, where no sum is known
         to_go = to_go - _rewards(columns["reward"], seen, delta, shape.max_offset)

@@ -179,3 +179,13 @@ def test_asking_for_later_states_changes_no_delay():
     assert more.keys() - plain.keys() == {"later_index", "later_state"}
     other = windows(2, shape, [HUMAN] * 60, own=40, count=50, seed=1)
     assert not np.array_equal(plain["tick"], other["tick"])
+
+
+def test_only_a_share_of_the_windows_is_postponed():
+    shape = Shape(2, max_offset=8, offset_share=0.25)
+    tick = windows(3, shape, [HUMAN] * 40, own=30)["tick"]
+    # a quarter is drawn evenly from 0 to 8, and a ninth of those is 0 too
+    assert abs(np.mean(tick > 103) - 0.25 * 8 / 9) < 0.02
+    assert set(tick.tolist()) == set(range(103, 112))
+    none = windows(3, Shape(2, max_offset=8, offset_share=0.0), [HUMAN] * 40, own=30)["tick"]
+    assert set(none.tolist()) == {103}
