@@ -76,7 +76,7 @@ class Size:
         return track_config() if self.task == "track" else MetaWorldConfig(tasks=(self.task,), observation="state")
 
 
-FULL = (Size("track", 300, 4_000, 50, EPISODE_TICKS), Size("push", 150, 4_000, 50, 200))
+FULL = (Size("track", 300, 4_000, 40, EPISODE_TICKS), Size("push", 150, 4_000, 40, 200))
 QUICK = (
     Size("track", 30, 300, 2, EPISODE_TICKS, (0,), (0, 4)),
     Size("push", 10, 300, 2, 120, (0,), (0, 4)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cloud_learner.algorithms import hg_dagger
 from fleet.config import Recipe
 from hal.drivers.metaworld import MetaWorldConfig, MetaWorldRobot
-from hal.drivers.metaworld_motion import metaworld_motion
+from hal.drivers.metaworld_motion import metaworld_limits, metaworld_motion
 from hal.drivers.metaworld_tasks import instruction
 from hal.fake import FakeConfig, FakeRobot
 from hal.motion import Coupling, SpecMotion
@@ -46,7 +46,7 @@ def pixels(seed: int = 0) -> Recipe:
         motion=metaworld_motion(paced),
         algorithm=hg_dagger.pixels(),
         # 1.5 s: the operator needs up to 94 ticks on these tasks, a robot gets a quarter more.
-        loop=LoopConfig(max_ticks=120),
+        loop=LoopConfig(max_ticks=120, safety=metaworld_limits()),
         gate=GateConfig(disagreement=0.35, min_ticks=50, stall_ticks=40),
         evaluator=EvaluatorConfig(max_ticks=120),
     )

@@ -29,7 +29,7 @@ class HGDagger:
     ticks_per_frame: int = 1
     """k, control steps drawn behind each image"""
     offset_share: float = 1.0
-    """share of the steps drawn that lie up to the policy's `max_offset` ticks later than their image; the others are the
+    """share of the steps drawn that lie up to the policy's `max_offset` ticks later than their image; the rest are the
     steps that saw it. Fewer learn the task faster, more learn better to act late"""
     draws: int = 1
     """(noise, flow time) pairs per step: more signal for one image encoding"""

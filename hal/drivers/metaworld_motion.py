@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hal.drivers.metaworld import MetaWorldConfig, metaworld_spec
+from hal.drivers.metaworld import CONTROL_HZ, MetaWorldConfig, metaworld_spec
 from hal.drivers.metaworld_track import HAND_HIGH, HAND_LOW
 from hal.motion import Coupling, Motion, SpecMotion
+from hal.safety import SafetyLimits
 from wire.types import RobotSpec
 
 STEP_M = 0.01
@@ -19,6 +20,8 @@ STEP_M = 0.01
 _FOLLOW = 0.26
 _SMOOTH = 0.5
 """shares per tick, fitted to the scripted experts' episodes of all shipped tasks, with and without noise"""
+_WALL_M = 0.02
+"""the hand may swing so far beyond where its set-point is kept"""
 _MEMORY_TICKS = 40
 """after which nothing is left of an action but its step"""
 
@@ -29,6 +32,23 @@ def metaworld_motion(config: MetaWorldConfig) -> Motion:
     if config.observation == "track":
         return SpecMotion(spec, [Coupling(f"move_{axis}", f"set_point_{axis}", STEP_M) for axis in "xyz"])
     return HandMotion(spec)
+
+
+def metaworld_limits() -> SafetyLimits:
+    """For a robot that measures its hand: full speed at most, full reversal in two ticks, and the simulator's own walls.
+
+    Loose: the scripted experts go from rest to full speed at once, which these limits let them do.
+    """
+    speed = CONTROL_HZ
+    return SafetyLimits(
+        velocity={f"move_{axis}": speed for axis in "xyz"},
+        acceleration={f"move_{axis}": speed * CONTROL_HZ for axis in "xyz"},
+        workspace={
+            f"hand_{axis}": (low - _WALL_M, high + _WALL_M)
+            for axis, low, high in zip("xyz", HAND_LOW, HAND_HIGH, strict=True)
+        },
+        moves=tuple(Coupling(f"move_{axis}", f"hand_{axis}", STEP_M) for axis in "xyz"),
+    )
 
 
 class HandMotion:

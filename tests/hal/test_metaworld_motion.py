@@ -18,10 +18,12 @@ from hal.drivers.metaworld import (
     track_config,
 )
 from hal.drivers.metaworld_expert import MetaWorldExpert
-from hal.drivers.metaworld_motion import STEP_M, HandMotion, metaworld_motion
+from hal.drivers.metaworld_motion import STEP_M, HandMotion, metaworld_limits, metaworld_motion
 from hal.drivers.metaworld_tasks import PIXEL_TASKS, STATE_TASKS
 from hal.drivers.metaworld_track import HAND_HIGH
+from hal.limits import rest_action
 from hal.motion import Coupling, SpecMotion
+from hal.safety import Safety
 
 Roll = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
@@ -108,3 +110,26 @@ def test_the_lead_of_the_set_point_counts() -> None:
     assert 0.03 < drawn < 0.06, "it comes to rest at the set-point, a few centimetres on"
     far = motion.roll(state, ahead, np.tile([1.0, 0, 0, 0], (200, 1)).astype(np.float32))
     assert far[0] == pytest.approx(HAND_HIGH[0], abs=1e-6), "the simulator keeps the set-point within limits"
+
+
+def test_the_experts_act_as_they_like_within_the_limits_that_robots_keep() -> None:
+    robot = MetaWorldRobot(MetaWorldConfig(tasks=("drawer-open", "button-press-topdown"), observation="state"))
+    robot.connect()
+    expert, safety = MetaWorldExpert(robot), Safety(robot.spec, metaworld_limits())
+    for task in robot.tasks:
+        robot.reset(task, 3)
+        safety.reset()
+        executed, changed, done = None, 0, False
+        for _ in range(200):
+            observation = robot.read()
+            executed = rest_action(robot.spec, observation.state) if executed is None else executed
+            wanted = expert.propose(observation)
+            action = safety.limit(wanted, executed, observation.state)
+            changed += np.abs(action - np.clip(wanted, -1, 1)).max() > 1e-3
+            feedback = robot.write(action)
+            safety.note(feedback.executed, executed)
+            executed, done = feedback.executed, done or feedback.success
+        assert done, task
+        # a full reversal now and then takes two ticks instead of one
+        assert changed < 20, f"{task}: {changed} of 200 actions were changed"
+    robot.close()
