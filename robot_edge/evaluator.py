@@ -14,24 +14,13 @@ from pathlib import Path
 
 from hal.robot import Robot
 from policies.base import Policy
+from robot_edge.follower import Follower
 from robot_edge.planner import MakeSchedule, Planner
 from robot_edge.rollout import Conditions, rollout
-from robot_edge.weight_client import WeightClient
 from wire.channel import Channel
-from wire.clock import Clock, clock_name
+from wire.clock import Clock
 from wire.errors import ConfigError
-from wire.messages import (
-    Announce,
-    Evaluate,
-    Evaluation,
-    Heartbeat,
-    Hello,
-    Introduce,
-    Refusal,
-    Stop,
-    WeightBytes,
-    Welcome,
-)
+from wire.messages import Evaluate, Evaluation, Message
 from wire.types import PolicyVersion
 
 log = logging.getLogger(__name__)
@@ -75,8 +64,8 @@ class Evaluator:
     ) -> None:
         """`conditions`: what the episodes are run under; `robot` stamps with their clock.
 
-        `only`: measure just this, then `done` turns true; otherwise the newest version at a steady cadence."""
-        self._name = name
+        `only`: measure just this, then `done` turns true; otherwise the newest version at a steady cadence.
+        """
         self.robot = robot
         self._policy = policy
         self._planner = Planner(schedule)
@@ -87,9 +76,6 @@ class Evaluator:
         self._config = config
         self._only = only
         self._read = read
-        self._client = WeightClient(weights, gateway, clock)
-        self._welcomed = False
-        self._next_hello_ns = 0
         self._next_point_ns = 0
         self._measured = 0
         self._work: deque[tuple[str, int]] = deque()
@@ -97,30 +83,21 @@ class Evaluator:
         self._started_ns = 0
         self._wins: dict[str, int] = {}
         self.done = False
-        self.refused = ""
-        self.stopping = False
+        self._follower = Follower(
+            name,
+            "evaluator",
+            gateway,
+            weights,
+            clock,
+            spec=robot.spec,
+            tasks=tasks,
+            wants=self._wants,
+            remind=self._remind,
+        )
 
     def turn(self) -> None:
         """Hear what is new, then one episode if there is work."""
-        while (message := self._gateway.recv()) is not None:
-            match message:
-                case Welcome():
-                    self._welcomed, self.refused = True, ""
-                case Introduce():
-                    self._welcomed, self._next_hello_ns = False, 0
-                case Announce(version=version):
-                    self._announced(version)
-                case WeightBytes():
-                    self._client.received(message)
-                case Refusal(reason=reason):
-                    self.refused = reason
-                    log.error("evaluator '%s' is refused by the gateway: %s", self._name, reason)
-                case Stop():
-                    self.stopping = True
-                case _:
-                    log.warning("evaluator does not understand %s.", type(message).__name__)
-        self._client.turn()
-        self._greet()
+        self._follower.turn()
         if self._now is None:
             self._begin()
         if self._now is not None:
@@ -130,12 +107,24 @@ class Evaluator:
     def busy(self) -> bool:
         return self._now is not None
 
-    def _announced(self, version: PolicyVersion) -> None:
-        if self._only is None or version.number == self._only.number:
-            self._client.announced(version)
+    @property
+    def refused(self) -> str:
+        """Why the gateway refuses this evaluator, '' when it does not."""
+        return self._follower.refused
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._follower.stopping
+
+    def _wants(self, version: PolicyVersion) -> bool:
+        return self._only is None or version.number == self._only.number
+
+    def _remind(self) -> Message | None:
+        return self._only if self._follower.ready is None else None
 
     def _begin(self) -> None:
-        ready, now_ns = self._client.ready, self._clock.now_ns()
+        ready, now_ns = self._follower.ready, self._clock.now_ns()
         if ready is None or self.done:
             return
         version, path = ready
@@ -185,16 +174,3 @@ class Evaluator:
             )
         )
         self.done = self._only is not None
-
-    def _greet(self) -> None:
-        now_ns = self._clock.now_ns()
-        if now_ns < self._next_hello_ns:
-            return
-        self._next_hello_ns = now_ns + 1_000_000_000
-        if self._welcomed:
-            self._welcomed = self._gateway.send(Heartbeat(now_ns))
-            if self._only is not None and self._client.ready is None:
-                self._gateway.send(self._only)
-        else:
-            spec = self.robot.spec
-            self._gateway.send(Hello(self._name, "evaluator", clock_name(), now_ns, 0, spec, self._tasks))

@@ -10,23 +10,16 @@ import cv2
 import numpy as np
 
 from policies.base import Policy, check_observation
+from robot_edge.follower import Follower
 from robot_edge.slow_path import think
-from robot_edge.weight_client import WeightClient
 from wire.channel import Channel, ServerChannel
-from wire.clock import Clock, clock_name
+from wire.clock import Clock
 from wire.errors import FleetError, InvalidData
 from wire.messages import (
-    Announce,
-    Heartbeat,
-    Hello,
-    Introduce,
     LoadWeights,
     Refusal,
-    Stop,
     ThinkReply,
     ThinkRequest,
-    WeightBytes,
-    Welcome,
 )
 from wire.types import Frame, Observation, PolicyVersion
 
@@ -123,20 +116,12 @@ class ThinkServer:
         read: Callable[[Path], bytes] = Path.read_bytes,
     ) -> None:
         """`robots`: where they connect. `weights`: a directory for the newest files. `name` begins with "thinker"."""
-        self._name = name
         self._robots = robots
-        self._gateway = gateway
         self._thinker = thinker
-        self._clock = clock
         self._read = read
-        self._client = WeightClient(weights, gateway, clock)
+        self._follower = Follower(name, "thinker", gateway, weights, clock)
         self._waiting: dict[str, ThinkRequest] = {}
         self._offered: PolicyVersion | None = None
-        self._welcomed = False
-        self._next_hello_ns = 0
-        self.refused = ""
-        """why the gateway refuses this server, '' when it does not"""
-        self.stopping = False
 
     @property
     def busy(self) -> bool:
@@ -145,15 +130,13 @@ class ThinkServer:
 
     def turn(self) -> None:
         """Hear what is new, then think once if a robot waits."""
-        self._hear_gateway()
-        self._client.turn()
-        ready = self._client.ready
+        self._follower.turn()
+        ready = self._follower.ready
         if ready is not None:
             version, path = ready
             if version != self._offered:
                 self._offered = version
                 self._thinker.load(version, lambda: self._read(path))
-        self._greet()
         while (heard := self._robots.recv()) is not None:
             robot, message = heard
             if isinstance(message, ThinkRequest):
@@ -165,34 +148,15 @@ class ThinkServer:
             robot = next(iter(self._waiting))
             self._robots.send(robot, self._thinker.answer(self._waiting.pop(robot)))
 
-    def _hear_gateway(self) -> None:
-        while (message := self._gateway.recv()) is not None:
-            match message:
-                case Welcome():
-                    self._welcomed, self.refused = True, ""
-                case Introduce():
-                    self._welcomed, self._next_hello_ns = False, 0
-                case Announce(version=version):
-                    self._client.announced(version)
-                case WeightBytes():
-                    self._client.received(message)
-                case Refusal(reason=reason):
-                    self.refused = reason
-                    log.error("think server '%s' is refused by the gateway: %s", self._name, reason)
-                case Stop():
-                    self.stopping = True
-                case _:
-                    log.warning("think server does not understand %s.", type(message).__name__)
+    @property
+    def refused(self) -> str:
+        """Why the gateway refuses this server, '' when it does not."""
+        return self._follower.refused
 
-    def _greet(self) -> None:
-        now_ns = self._clock.now_ns()
-        if now_ns < self._next_hello_ns:
-            return
-        self._next_hello_ns = now_ns + 1_000_000_000
-        if self._welcomed:
-            self._welcomed = self._gateway.send(Heartbeat(now_ns))
-        else:
-            self._gateway.send(Hello(self._name, "thinker", clock_name(), now_ns))
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._follower.stopping
 
 
 def _decoded(request: ThinkRequest) -> Observation:
