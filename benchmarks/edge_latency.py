@@ -10,9 +10,9 @@ arm at 50 Hz with two 96x96 cameras at 25 Hz, behind
 - a synchronous loop: observe, predict 50 actions, execute 25, observe;
 - this project's control and inference processes.
 
-All times are taken inside the arm (`edge_arm`), all figures are computed by the same code (`edge_measure`). The policy
+All times are taken inside the arm (`edge.arm`), all figures are computed by the same code (`edge.measure`). The policy
 marks each chunk with what its observation showed of a lamp that switches at random moments, in the same way in all
-edges (`edge_vla.mark`), so the arm can tell when the first action arrives that was made from it.
+edges (`edge.vla.mark`), so the arm can tell when the first action arrives that was made from it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.cpu import Others
-from benchmarks.edge_arm import PERIOD_NS, Record
-from benchmarks.edge_children import Children, trainers
-from benchmarks.edge_measure import Measured, measure
+from benchmarks.edge.arm import PERIOD_NS, Record
+from benchmarks.edge.children import Children, trainers
+from benchmarks.edge.measure import Measured, measure
 from benchmarks.table import Goal, Result, run
 
 log = logging.getLogger("edge_latency")
@@ -66,8 +66,8 @@ def measure_edges(quick: bool) -> Result:
     # whoever ends the benchmark ends its processes, in order
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    from benchmarks.edge_ours import real_time_permitted
-    from benchmarks.edge_vla import build
+    from benchmarks.edge.ours import real_time_permitted
+    from benchmarks.edge.vla import build
 
     durations = QUICK if quick else Durations()
     others, permitted = Others(), real_time_permitted()
@@ -88,7 +88,7 @@ Found = dict[tuple[str, str], tuple[Measured, int]]
 
 
 def _all(place: Path, durations: Durations) -> Found:
-    from benchmarks.edge_runs import FASTEST, USUAL, LeRobotSettings, Moving, run_lerobot, run_ours, run_sync
+    from benchmarks.edge.runs import FASTEST, USUAL, LeRobotSettings, Moving, run_lerobot, run_ours, run_sync
 
     model = place / "model"
     found: Found = {}

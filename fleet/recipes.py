@@ -16,6 +16,7 @@ from hal.fake import FakeConfig, FakeRobot
 from hal.motion import Coupling, SpecMotion
 from robot_edge.evaluator import EvaluatorConfig
 from robot_edge.gate import GateConfig
+from robot_edge.inference import SlowConfig
 from robot_edge.loop import LoopConfig
 from wire.errors import ConfigError, nearest
 from wire.types import RobotSpec
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 PIXEL_TASKS = ("drawer-open", "button-press-topdown", "window-open", "door-open")
 STATE_TASKS = ("push", "pick-place")
-MAX_DELAY = 8
-"""ticks of inference delay that training simulates: a tenth of a second"""
+MAX_DELAY = 24
+"""ticks of age that training simulates, at 80 Hz: a thought every 0.2 s and a tenth of a second of inference delay"""
 
 
 def pixels(seed: int = 0) -> Recipe:
@@ -44,6 +45,9 @@ def pixels(seed: int = 0) -> Recipe:
         spec=MetaWorldRobot(paced).spec,
         make_policy=_pixels_policy,
         motion=metaworld_motion(paced),
+        # the picture is thought about five times a second, actions are made twenty times a second
+        slow=SlowConfig(every_s=0.2),
+        replan_ticks=4,
         algorithm=hg_dagger.pixels(),
         # 1.5 s: the operator needs up to 94 ticks on these tasks, a robot gets a quarter more.
         loop=LoopConfig(max_ticks=120, safety=metaworld_limits()),

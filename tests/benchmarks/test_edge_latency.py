@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from benchmarks import edge_latency
-from benchmarks.edge_arm import CAMERAS, LAMP_PX, LIT, PERIOD_NS, PX, Arm, Record, arm_spec, switches
-from benchmarks.edge_children import Children, Failed
-from benchmarks.edge_measure import measure, phase_ns, reactions
+from benchmarks.edge.arm import CAMERAS, LAMP_PX, LIT, PERIOD_NS, PX, Arm, Record, arm_spec, switches
+from benchmarks.edge.children import Children, Failed
+from benchmarks.edge.measure import measure, phase_ns, reactions
 from benchmarks.table import render
 
 START = 1_000_000_000_000
@@ -164,13 +164,13 @@ def test_without_lerobot_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 @NEEDS_LEROBOT
 @pytest.mark.slow
 def test_our_two_paths_give_the_actions_of_lerobots_one(tmp_path: Path) -> None:
-    from benchmarks import edge_vla
+    from benchmarks.edge import vla
 
-    parameters = edge_vla.build(tmp_path)
+    parameters = vla.build(tmp_path)
     assert 1_200_000 < parameters < 1_400_000
     import torch
 
-    from benchmarks.edge_policy import EdgeVla
+    from benchmarks.edge.policy import EdgeVla
     from wire.errors import PolicyError, WeightsError
     from wire.types import Frame, Observation
 
@@ -182,8 +182,8 @@ def test_our_two_paths_give_the_actions_of_lerobots_one(tmp_path: Path) -> None:
     arm = Arm(tmp_path / "r.npz")
     now_ns, state, frame_ns, frames = arm.read()
     images = {name: Frame(frame_ns, image) for name, image in frames.items()}
-    seen = Observation(now_ns, state, images, edge_vla.TASK)
-    later = Observation(now_ns, state * np.float32(0.5), images, edge_vla.TASK)
+    seen = Observation(now_ns, state, images, vla.TASK)
+    later = Observation(now_ns, state * np.float32(0.5), images, vla.TASK)
     latent = policy.think(seen)
     for observation in (seen, later):
         chunk = policy.act(observation, latent, 7)
@@ -192,7 +192,7 @@ def test_our_two_paths_give_the_actions_of_lerobots_one(tmp_path: Path) -> None:
         assert chunk.first_tick == 7
     # marks: the lamp is off
     assert (chunk.actions[:, -2:] == -1.0).all()
-    lit = Observation(now_ns, np.append(state[:-1], np.float32(1)), images, edge_vla.TASK)
+    lit = Observation(now_ns, np.append(state[:-1], np.float32(1)), images, vla.TASK)
     assert (policy.act(lit, latent, 0).actions[:, -2:] == [1.0, -1.0]).all()
     with pytest.raises(WeightsError, match="another network"):
         import safetensors.torch

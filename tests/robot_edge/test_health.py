@@ -59,7 +59,7 @@ class Bench:
             for name, image in (self.images if images is None else images).items()
         }
         seen = Observation(time_ns, self.state if state is None else state, frames, "x")
-        return self.note(self.health.check(seen, self.now_ns, np.zeros(1, np.float32)))
+        return self.note(self.health.check(seen, self.now_ns))
 
     def note(self, verdict: Verdict) -> Verdict:
         self.events += [(event.kind, event.detail) for event in verdict.events]
@@ -344,6 +344,6 @@ class TestWithTheFakeRobot:
         health, verdicts = Health(robot.spec, HealthConfig()), []
         for tick in range(ticks):
             clock.advance(robot.spec.period_ns)
-            verdicts.append(health.check(robot.read(), clock.now_ns(), np.zeros(4, np.float32)))
+            verdicts.append(health.check(robot.read(), clock.now_ns()))
             robot.write(np.zeros(4, np.float32) if moves is None else moves[tick].astype(np.float32))
         return verdicts

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.edge_arm import CONTROL_HZ, TASK, Record
-from benchmarks.edge_children import Children, Failed, free_port
-from benchmarks.edge_ours import UplinkStandIn
-from benchmarks.edge_vla import CHUNK
+from benchmarks.edge.arm import CONTROL_HZ, TASK, Record
+from benchmarks.edge.children import Children, Failed, free_port
+from benchmarks.edge.ours import UplinkStandIn
+from benchmarks.edge.vla import CHUNK
 
 START_S = 240.0
 """how long a process may take to load its policy on a busy machine"""
@@ -43,7 +43,7 @@ def run_sync(place: Path, model: Path, seconds: float, moving: Moving) -> Record
     """The synchronous loop."""
     record = place / "record.npz"
     with Children(place) as children:
-        children.start("sync", "benchmarks.edge_sync", str(model), str(record))
+        children.start("sync", "benchmarks.edge.sync", str(model), str(record))
         _until_moving(children, record, seconds, moving)
         children.stop("sync")
     return _recorded(record, "the synchronous loop")
@@ -55,7 +55,7 @@ def run_lerobot(place: Path, model: Path, seconds: float, moving: Moving, settin
     with Children(place) as children:
         server = children.start(
             "server",
-            "benchmarks.edge_lerobot",
+            "benchmarks.edge.lerobot",
             "server",
             f"--host={address[0]}",
             f"--port={address[1]}",
@@ -65,7 +65,7 @@ def run_lerobot(place: Path, model: Path, seconds: float, moving: Moving, settin
         children.wait_for("server", server, "PolicyServer started", START_S)
         children.start(
             "client",
-            "benchmarks.edge_lerobot",
+            "benchmarks.edge.lerobot",
             "client",
             "--robot.type=stand_in",
             f"--robot.record={record}",
@@ -93,9 +93,9 @@ def run_ours(place: Path, model: Path, seconds: float, moving: Moving, swap_ever
         uplink = UplinkStandIn(run_directory)
         try:
             # as `robot_edge.edge.run_edge` starts them
-            children.start("inference", "benchmarks.edge_ours", "inference", str(run_directory), str(model), nice=-5)
-            children.start("think", "benchmarks.edge_ours", "think", str(run_directory), str(model))
-            children.start("control", "benchmarks.edge_ours", "control", str(run_directory), str(record), nice=-10)
+            children.start("inference", "benchmarks.edge.ours", "inference", str(run_directory), str(model), nice=-5)
+            children.start("think", "benchmarks.edge.ours", "think", str(run_directory), str(model))
+            children.start("control", "benchmarks.edge.ours", "control", str(run_directory), str(record), nice=-10)
             number, announced = 1, 0.0
             begun: float | None = None
             deadline = time.monotonic() + START_S

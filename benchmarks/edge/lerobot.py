@@ -1,7 +1,7 @@
 """lerobot's asynchronous edge, `robot_client` and `policy_server`, as a user runs it, for `benchmarks.edge_latency`.
 
-    python -m benchmarks.edge_lerobot server --host=127.0.0.1 --port=N --fps=50 ...
-    python -m benchmarks.edge_lerobot client --robot.type=stand_in --robot.record=FILE --server_address=HOST:N ...
+    python -m benchmarks.edge.lerobot server --host=127.0.0.1 --port=N --fps=50 ...
+    python -m benchmarks.edge.lerobot client --robot.type=stand_in --robot.record=FILE --server_address=HOST:N ...
 
 Everything after the first word goes to lerobot's own command line. The stand-in arm is registered as a third party's
 robot is; lerobot finds its class because this module is the one that runs. The server's SmolVLA is the marked one.
@@ -21,9 +21,9 @@ import numpy as np
 from lerobot.robots.config import RobotConfig
 from lerobot.robots.robot import Robot
 
-from benchmarks.edge_arm import ACTION, CAMERAS, PX, STATE, Arm
-from benchmarks.edge_children import die_with_parent
-from benchmarks.edge_vla import marked, offline
+from benchmarks.edge.arm import ACTION, CAMERAS, PX, STATE, Arm
+from benchmarks.edge.children import die_with_parent
+from benchmarks.edge.vla import marked, offline
 
 
 @RobotConfig.register_subclass("stand_in")
@@ -37,7 +37,7 @@ class StandInConfig(RobotConfig):
 
 
 class StandIn(Robot):
-    """The arm of `edge_arm` as lerobot knows robots."""
+    """The arm of `arm` as lerobot knows robots."""
 
     config_class = StandInConfig
     name = "stand_in"

@@ -1,6 +1,6 @@
 """The synchronous loop for `benchmarks.edge_latency`: observe → predict a chunk → execute 25 actions → observe.
 
-    python -m benchmarks.edge_sync MODEL RECORD
+    python -m benchmarks.edge.sync MODEL RECORD
 
 Ends and writes RECORD on SIGTERM or SIGINT.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.edge_arm import PERIOD_NS, TASK, Arm
-from benchmarks.edge_vla import HEAD, load
+from benchmarks.edge.arm import PERIOD_NS, TASK, Arm
+from benchmarks.edge.vla import HEAD, load
 from robot_edge.process import Lifeline
 from wire.clock import MonotonicClock
 

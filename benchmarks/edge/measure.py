@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.edge_arm import PERIOD_NS, Record
+from benchmarks.edge.arm import PERIOD_NS, Record
 
 _EARLY_NS = PERIOD_NS // 4
 """an action that comes this little before its slot still belongs to it"""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.edge_arm import ACTION, LIT, arm_spec
-from benchmarks.edge_denoise import Cache, Denoiser
-from benchmarks.edge_vla import HEAD, light_sign, load, mark, touch_sign
+from benchmarks.edge.arm import ACTION, LIT, arm_spec
+from benchmarks.edge.denoise import Cache, Denoiser
+from benchmarks.edge.vla import HEAD, light_sign, load, mark, touch_sign
 from wire.errors import PolicyError, WeightsError
 from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, Trained
 
@@ -27,7 +27,7 @@ class EdgeVla:
     """Keeps the `Policy` protocol."""
 
     def __init__(self, place: Path) -> None:
-        """`place`: where `edge_vla.build` wrote."""
+        """`place`: where `vla.build` wrote."""
         self.spec = arm_spec()
         self._policy, self._before, self._after = load(place)
         self._denoise = Denoiser(self._policy.model)

@@ -122,7 +122,7 @@ def trainers(place: Path, model: Path) -> Iterator[Children]:
     cores = os.cpu_count() or 1
     with Children(place) as children:
         logs = {
-            f"trainer-{i}": children.start(f"trainer-{i}", "benchmarks.edge_load", str(model)) for i in range(cores)
+            f"trainer-{i}": children.start(f"trainer-{i}", "benchmarks.edge.load", str(model)) for i in range(cores)
         }
         for name, log in logs.items():
             children.wait_for(name, log, "ready", 300.0)

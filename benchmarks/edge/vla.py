@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.edge_arm import ACTION, CAMERAS, LAMP_PX, LIT, PX, STATE, TASK
+from benchmarks.edge.arm import ACTION, CAMERAS, LAMP_PX, LIT, PX, STATE, TASK
 
 if TYPE_CHECKING:
     import torch

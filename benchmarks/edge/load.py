@@ -1,6 +1,6 @@
 """A trainer that keeps one core busy, for `benchmarks.edge_latency`: the tiny SmolVLA, batch 8, until SIGTERM.
 
-python -m benchmarks.edge_load MODEL
+python -m benchmarks.edge.load MODEL
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.edge_arm import ACTION, CAMERAS, PX, STATE, TASK
-from benchmarks.edge_children import die_with_parent
-from benchmarks.edge_vla import HEAD, load
+from benchmarks.edge.arm import ACTION, CAMERAS, PX, STATE, TASK
+from benchmarks.edge.children import die_with_parent
+from benchmarks.edge.vla import HEAD, load
 from robot_edge.process import Lifeline
 
 _BATCH = 8

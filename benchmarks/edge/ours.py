@@ -1,8 +1,8 @@
 """This project's edge for `benchmarks.edge_latency`: its real processes around the stand-in arm.
 
-    python -m benchmarks.edge_ours control RUN_DIR RECORD
-    python -m benchmarks.edge_ours inference RUN_DIR MODEL
-    python -m benchmarks.edge_ours think RUN_DIR MODEL
+    python -m benchmarks.edge.ours control RUN_DIR RECORD
+    python -m benchmarks.edge.ours inference RUN_DIR MODEL
+    python -m benchmarks.edge.ours think RUN_DIR MODEL
 
 Control, the fast path and the slow path. Only the uplink is a stand-in (`UplinkStandIn`, in the benchmark's process):
 it takes every step and frame as the real one does, and hands out the job and the weights.
@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from benchmarks.edge_arm import TASK, Arm, arm_spec
+from benchmarks.edge.arm import TASK, Arm, arm_spec
 from hal.priority import real_time
 from hal.robot import Feedback
 from robot_edge.edge import lines, run_control, run_inference, run_thinker
@@ -45,7 +45,7 @@ WRITE_AFTER_S = 0.014
 
 
 class StandInRobot:
-    """The arm of `edge_arm`, keeping the `Robot` protocol."""
+    """The arm of `arm`, keeping the `Robot` protocol."""
 
     def __init__(self, record: Path) -> None:
         self.spec = arm_spec()
@@ -151,7 +151,7 @@ def control(run_directory: Path, record: Path) -> None:
 
 def inference(run_directory: Path, model: Path) -> None:
     """The inference process: the fast path, and new weights loaded beside the ones that act."""
-    from benchmarks.edge_policy import EdgeVla
+    from benchmarks.edge.policy import EdgeVla
 
     clock, policy = MonotonicClock(), EdgeVla(model)
     line = _line(run_directory, "inference-control", bind=True)
@@ -167,7 +167,7 @@ def inference(run_directory: Path, model: Path) -> None:
 
 def think(run_directory: Path, model: Path) -> None:
     """The thinking process: the slow path."""
-    from benchmarks.edge_policy import EdgeVla
+    from benchmarks.edge.policy import EdgeVla
 
     line = _line(run_directory, "thinker", bind=False)
     run_thinker(ThinkProcess(line, Thinker(EdgeVla(model).another)), line)

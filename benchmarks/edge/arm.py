@@ -2,7 +2,7 @@
 
 Six joints swing slowly, so that observations differ as a working arm's do; two cameras film at 25 Hz. A lamp switches
 at random moments. A touch sensor (a state dimension) shows it at once, the front camera in its next frame. The policy
-of the benchmark (`benchmarks.edge_vla`) answers in two action dimensions with the sign of the lamp as its observation
+of the benchmark (`benchmarks.edge.vla`) answers in two action dimensions with the sign of the lamp as its observation
 showed it: so the robot alone sees when the first action arrives that was made from an observation with the change.
 """
 
