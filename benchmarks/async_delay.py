@@ -5,7 +5,7 @@
 `track` is a goal on a circle: an episode's score is the share of the time (after settling) that the hand is within 2 cm
 of it. `push` is MetaWorld's push-v3 from object poses: the share of episodes that succeed. A delay of d control ticks
 means that a chunk can be used d ticks after the observation it was asked with. Everything else is the fleet's own:
-policy, learner, feed from a buffer on disk, schedules, limits, simulated robots; only time is simulated.
+policy, learner, feed from a buffer on disk, schedules, simulated robots; only time is simulated.
 
 Two checkpoints are trained for each task and seed, by imitation of the same demonstrations for the same number of
 steps: `plain`, and `one for all`, with temporal offsets, committed prefixes and a corrector. `--keep` remembers what is

@@ -23,6 +23,8 @@ from wire.messages import ChunkReply, ChunkRequest, Message
 
 _BURST = 10
 _LONGEST = 10_000
+_SLACK = 0.25
+"""of a period"""
 
 
 class Delay(Protocol):
@@ -110,9 +112,10 @@ class DelayedChannel:
         if isinstance(message, ChunkRequest):
             if len(self._due_ns) > 1000:  # of requests nobody answered
                 self._due_ns.clear()
-            # Half a period less: a request leaves within its tick, the answer is looked for at the start of one.
+            # A little less: a request leaves within its tick, and the answer is looked for at the start of one, and
+            # once more late in it where commands wait (`LoopConfig.write_after_s`).
             ticks = self._delay.draw()
-            self._due_ns[message.tick] = self._clock.now_ns() + round((ticks - 0.5) * self._period_ns)
+            self._due_ns[message.tick] = self._clock.now_ns() + round((ticks - _SLACK) * self._period_ns)
         return True
 
     def recv(self, timeout_s: float = 0.0) -> Message | None:

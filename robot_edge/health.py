@@ -36,7 +36,7 @@ class HealthConfig:
     """a robot's clock that gets ahead of control's by more than this at once has jumped; going back at all is a jump"""
     future_s: float = 0.05
     """a frame may be stamped so much later than its observation"""
-    repeated_frames: int = 40
+    repeated_frames: int = 8
     """so many new frames in a row with one picture, each taken while the robot moved, are a frozen camera; 0: never"""
     repeated_span: float = 0.1
     """share of a state dimension's range that the robot must have gone through meanwhile"""

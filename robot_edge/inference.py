@@ -93,6 +93,8 @@ class Inference:
         self._asked_at_ns = clock.now_ns() - _IDLE_NS
         self._waiting_since_ns = 0
         self._silent = ""
+        self._refused = ""
+        self._failure = ""
 
     def hello(self) -> None:
         """Tell the uplink that this process is here: it answers with the weights that are wanted."""
@@ -134,6 +136,9 @@ class Inference:
             self._slow.adopt(swap.loaded, message.version, message.path)
             if swap.waiting is None:
                 self._applied()
+        if swap.refused != self._refused and swap.refused:
+            self._uplink.send(EdgeEvent(self._name, self._clock.now_ns(), "refused", swap.refused))
+        self._refused = swap.refused
         self._switch()
 
     def _switch(self) -> None:
@@ -199,7 +204,7 @@ class Inference:
 
     def _answer(self, request: ChunkRequest) -> ChunkReply:
         if self._swap.active.version == 0:
-            return ChunkReply(None, "no policy version is loaded yet.", request.tick)
+            return ChunkReply(None, self._swap.refused or "no policy version is loaded yet.", request.tick)
         seen = self._seen = request.observation
         if self._episode_is_new:
             # Nothing that was thought about the last episode's scene is true of this one.
@@ -218,10 +223,16 @@ class Inference:
                 policy = self._local or policy
                 thought = self._think_here(policy, seen)
             if thought is None:
-                return ChunkReply(None, self._silent, request.tick)
+                return ChunkReply(None, self._silent, request.tick, silent=True)
             reply = answer(policy, thought.latent, request)
         except FleetError as error:
             return ChunkReply(None, str(error), request.tick)
+        except Exception as error:
+            # Whatever a policy raises, the process that serves it goes on; the trace is in the log.
+            if repr(error) != self._failure:
+                log.exception("robot '%s': its policy failed.", self._name)
+            self._failure = repr(error)
+            return ChunkReply(None, f"the policy failed: {error!r}", request.tick)
         if not intact(seen):
             return ChunkReply(None, "the frames were overwritten while the policy looked at them.", request.tick)
         self.latents.used(thought, seen.time_ns + (request.first_tick - request.tick) * policy.spec.period_ns)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hal.limits import rest_action
-from hal.robot import Robot, Teleoperator
+from hal.limits import hold_action, limit_action, rest_action
+from hal.robot import Feedback, Robot, Teleoperator
 from hal.safety import Safety, SafetyLimits
 from robot_edge.episodes import Episodes, Tick
 from robot_edge.gate import Takeover
@@ -44,6 +44,8 @@ class LoopConfig:
     write_after_s: float = 0.0
     """from the beginning of a tick to its command: an answer of inference that is quicker counts in the tick it was
     asked in. Well below the control period"""
+    refusals: int = 40
+    """commands in a row that a driver may refuse before control gives up"""
     status_every_ticks: int = 16
     source: str = "online"
     needs_policy: bool = True
@@ -98,30 +100,34 @@ class ControlLoop:
         self._seen: Observation | None = None
         self._executed = np.zeros(robot.spec.action_dim, np.float32)
         self._tick = self._next_status = 0
-        self._takeovers = 0
+        self._takeovers = self._refusals = 0
         self._lack, self._trouble = Hold.no_action, ""
-        self._resting = False
 
     def tick(self) -> None:
         """One control period."""
         self.rate.wait()
         self._tick += 1
         self._listen()
-        if not self.log.running and not self._start_episode():
+        if not self.log.running and (self._comes_to_rest() or not self._start_episode()):
             self._report()
             return
         observation, reason = self._read()
+        if observation is None:
+            # Nothing valid was seen of this scene yet: nobody knows what would hold the robot, which was just reset.
+            self.mode, self.reason = decide(Known(estop=self.orders.estop, unfit=reason))
+            if self.orders.estop or self.orders.stopping:
+                self.log.end("aborted", self._clock.now_ns())
+            self._report()
+            return
         chosen = self._plan(observation, fit=reason is Hold.none)
         scripted = self._script(observation, chosen)
         self.mode, self.reason = decide(self._known(reason, scripted, chosen))
         if self.reason is Hold.no_action:
             self.reason, self.detail = self._lack, self._trouble
         proposed = self._proposed(scripted, chosen, observation)
-        feedback = self.robot.write(self._limited(proposed, observation))
+        feedback = self._write(self._limited(proposed, observation))
         self.planner.schedule.executed(self._tick, feedback.executed)
-        self._safety.note(feedback.executed, self._executed)
-        self._executed = feedback.executed
-        self._record(observation, proposed, feedback.reward, feedback.success, chosen)
+        self._record(observation, proposed, feedback, chosen)
         self._report()
 
     def close(self) -> None:
@@ -154,9 +160,12 @@ class ControlLoop:
             if self.log.running:
                 log.warning("robot '%s': the recorder is a new one; the running episode ends.", self.name)
                 self.log.end("aborted", self._clock.now_ns())
+        if self.log.running and self.config.needs_policy and self.planner.outdated(self.orders.trained):
+            log.warning("robot '%s': the weights were trained in another way; the running episode ends.", self.name)
+            self.log.end("aborted", self._clock.now_ns())
 
     def _hear_reply(self, reply: ChunkReply) -> None:
-        self._lack = Hold.no_action
+        self._lack = Hold.slow_path_lost if reply.silent else Hold.no_action
         if reply.chunk is not None and not np.isfinite(reply.chunk.actions).all():
             reply, self._lack = ChunkReply(None, "an action is not finite.", reply.tick), Hold.bad_action
         if reply.error != self._trouble and reply.error:
@@ -164,29 +173,29 @@ class ControlLoop:
         self._trouble = reply.error
         self.planner.schedule.offer(reply, self._tick)
 
-    def _read(self) -> tuple[Observation, Hold]:
-        """(the newest valid observation, why the robot must not move on it)"""
+    def _read(self) -> tuple[Observation | None, Hold]:
+        """(the newest valid observation of this scene, why the robot must not move on it)"""
         try:
             observation = self.robot.read()
             verdict = self._health.check(observation, self._clock.now_ns())
         except RobotGone:
             raise
         except (InvalidData, RobotError) as error:
-            if self._seen is None:
-                raise
-            observation, verdict = self._seen, self._health.failed(str(error))
+            observation, verdict = None, self._health.failed(str(error))
         for event in verdict.events:
-            log.warning("robot '%s': %s: %s", self.name, event.kind, event.detail)
-            self._uplink.send(EdgeEvent(self.name, self._clock.now_ns(), event.kind, event.detail))
+            self._tell(event.kind, event.detail)
         self.detail = verdict.detail
-        if verdict.valid:
+        if observation is not None and verdict.valid:
+            if self._seen is None:
+                # A scene was reset: what the robot executed before says nothing about where it is now.
+                self._executed = rest_action(self.robot.spec, observation.state)
+                self._safety.reset()
             self._seen = observation
-        seen = self._seen or observation
-        if not self._resting:
-            # A scene was reset: what the robot executed before says nothing about where it is now.
-            self._resting, self._executed = True, rest_action(self.robot.spec, seen.state)
-            self._safety.reset()
-        return seen, verdict.reason
+        return self._seen, verdict.reason
+
+    def _tell(self, kind: str, detail: str) -> None:
+        log.warning("robot '%s': %s: %s", self.name, kind, detail)
+        self._uplink.send(EdgeEvent(self.name, self._clock.now_ns(), kind, detail))
 
     # --- decide -------------------------------------------------------------------------------------------------
 
@@ -221,6 +230,7 @@ class ControlLoop:
             recorder_ok=self.log.recorder.healthy,
             storage_ok=self.orders.storage_ok,
             unfit=reason,
+            safe=not self._refusals,
             human=self.human.in_control,
             human_linked=self.human.linked,
             human_command_fresh=self.human.command(self._executed) is not None,
@@ -248,10 +258,45 @@ class ControlLoop:
             self.mode, self.reason = Mode.hold, Hold.bad_action
             return self._safety.brake(self._executed, observation.state)
 
+    # --- write ----------------------------------------------------------------------------------------------------
+
+    def _write(self, action: np.ndarray) -> Feedback:
+        """Command the robot and note what it did. A driver that refuses is given a while, during which it is held.
+
+        Raises `RobotError` of a driver that goes on refusing, and at once when it is gone.
+        """
+        try:
+            feedback = self.robot.write(action)
+            limit_action(self.robot.spec, feedback.executed)
+        except RobotGone:
+            raise
+        except (InvalidData, RobotError) as error:
+            self._refusals += 1
+            if self._refusals == 1:
+                self._tell("hold", f"the robot does not take a command: {error}")
+            if self._refusals > self.config.refusals:
+                raise RobotError(f"robot '{self.name}' took none of {self._refusals} commands: {error}") from error
+            self.mode, self.reason = Mode.hold, Hold.safety
+            return Feedback(hold_action(self.robot.spec, self._executed))
+        if self._refusals:
+            self._refusals = 0
+            self._tell("recovered", "the robot takes commands again.")
+        self._safety.note(feedback.executed, self._executed)
+        self._executed = feedback.executed
+        return feedback
+
+    def _comes_to_rest(self) -> bool:
+        """Between two episodes: slow the robot down within its limits; whether it still moves."""
+        if self._seen is None or self._safety.still:
+            return False
+        self._write(self._safety.brake(self._executed, self._seen.state))
+        self.mode, self.reason = (Mode.estop, Hold.estop) if self.orders.estop else (Mode.reset, Hold.none)
+        return True
+
     # --- record and report --------------------------------------------------------------------------------------
 
     def _record(
-        self, observation: Observation, proposed: np.ndarray, reward: float, success: bool, chosen: Chosen | None
+        self, observation: Observation, proposed: np.ndarray, feedback: Feedback, chosen: Chosen | None
     ) -> None:
         tick = Tick(
             tick=self._tick,
@@ -259,12 +304,12 @@ class ControlLoop:
             reason=self.reason,
             observation=observation,
             proposed=proposed,
-            executed=self._executed,
+            executed=feedback.executed,
             chunk=chosen[1] if chosen else None,
             delay_ticks=self.planner.schedule.delay_ticks,
             version=self.orders.version,
-            reward=reward,
-            success=success,
+            reward=feedback.reward,
+            success=feedback.success,
         )
         outcome = self.log.step(tick, own=not self.human.in_control, ending=self.orders.estop or self.orders.stopping)
         if outcome:
@@ -273,8 +318,7 @@ class ControlLoop:
     def _start_episode(self) -> bool:
         """Begin the job's next episode if nothing forbids it; else name the hold."""
         if self.orders.version and self.planner.follow(self.orders.trained) and self.planner.refused:
-            log.error("robot '%s': %s", self.name, self.planner.refused)
-            self._uplink.send(EdgeEvent(self.name, self._clock.now_ns(), "refused", self.planner.refused))
+            self._tell("refused", self.planner.refused)
         for forbidden, mode, reason in (
             (self.orders.estop, Mode.estop, Hold.estop),
             (self.orders.job is None, Mode.hold, Hold.no_job),
@@ -293,8 +337,7 @@ class ControlLoop:
         self.robot.reset(task, seed)
         if self._gate is not None:
             self._gate.reset()
-        self._resting = False
-        self._lack = Hold.no_action
+        self._seen, self._lack = None, Hold.no_action
         self._health.reset()
         self.planner.schedule.reset(self._tick)
         episode = self.log.start(task, seed, self._tick, self._clock.now_ns())

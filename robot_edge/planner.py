@@ -27,6 +27,10 @@ class Planner:
         self.schedule: ChunkSchedule = NoSchedule()
         self.refused = ""
 
+    def outdated(self, trained: Trained) -> bool:
+        """Whether the schedule was made for weights of another training."""
+        return self._trained is not None and trained != self._trained
+
     def follow(self, trained: Trained) -> bool:
         """Whether the schedule is another one than before; between two episodes only."""
         if trained == self._trained:

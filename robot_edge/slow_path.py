@@ -178,6 +178,8 @@ class RemoteSlowPath(ProcessSlowPath):
         if not self._quality:
             return ThinkRequest(number, versions, plain)
         jpeg = {camera: encode_jpeg(frame.image, self._quality) for camera, frame in plain.images.items()}
+        if not intact(observation):
+            raise InvalidData("camera frames were overwritten while they were encoded: keep more of them (keep_s).")
         images = {camera: Frame(frame.time_ns, frame.image[:0]) for camera, frame in plain.images.items()}
         return ThinkRequest(number, versions, Observation(plain.time_ns, plain.state, images, plain.task), jpeg)
 

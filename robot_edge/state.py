@@ -43,7 +43,7 @@ class Hold(StrEnum):
     no_version = "no policy version yet"
     no_action = "no fresh action from inference"
     bad_action = "the action is not valid"
-    safety = "the robot is not within its safety limits"
+    safety = "the robot does not take commands"
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class Known(msgspec.Struct, frozen=True):
     unfit: Hold = Hold.none
     """why the observation must not be acted on"""
     safe: bool = True
-    """nothing outside the control loop (a driver, a host, a protective stop) forbids to move"""
+    """the robot takes commands: its driver did not refuse the last ones"""
     human: bool = False
     """a person has taken over"""
     human_linked: bool = True

@@ -33,6 +33,8 @@ class Swap:
         """the policy that acts"""
         self.waiting: LoadWeights | None = None
         """the version that is loaded in the spare and waits for `switch`"""
+        self.refused = ""
+        """why the newest weights were not taken, '' when they were"""
         self.load_s = 0.0
         """how long reading and loading the newest weights took"""
 
@@ -94,13 +96,11 @@ class Swap:
     def _succeeded(self, message: LoadWeights, result: Callable[[], float]) -> bool:
         try:
             self.load_s = result()
-        except (FleetError, OSError) as error:
-            log.error(
-                "robot '%s' stays on version %d: version %d: %s",
-                self._name,
-                self.active.version,
-                message.version.number,
-                error,
-            )
+        except Exception as error:  # whatever a policy raises must not stop the one that runs
+            known = isinstance(error, FleetError | OSError)
+            self.refused = f"version {message.version.number} is not taken: {error if known else repr(error)}"
+            stays = f"stays on version {self.active.version}" if self.active.version else "has no version yet"
+            log.error("robot '%s' %s: %s", self._name, stays, self.refused, exc_info=not known)
             return False
+        self.refused = ""
         return True

@@ -78,6 +78,10 @@ class Thinker:
             thought = think(policy, observation)
         except FleetError as error:
             return ThinkReply(request.number, None, self.versions, str(error))
+        except Exception as error:
+            # One robot's picture must not end the server of all.
+            log.exception("a policy of version %d failed.", wanted)
+            return ThinkReply(request.number, None, self.versions, f"the policy failed: {error!r}")
         return ThinkReply(request.number, thought.latent, self.versions)
 
 

@@ -38,6 +38,8 @@ class ChunkReply(TaggedMessage, frozen=True, eq=False):
     latent: np.ndarray | None = None
     """what the chunk was made from, when it was asked for"""
     corrector: Corrector | None = None
+    silent: bool = False
+    """there is no chunk because the slow path does not answer"""
 
 
 class ThinkRequest(TaggedMessage, frozen=True, eq=False):

@@ -87,8 +87,8 @@ def pixels() -> HGDagger:
     return HGDagger(
         batch=32,
         ticks_per_frame=8,
-        # held-out success after 2,500 steps and ages up to 8 ticks: 0.84 with a quarter of the steps late, 0.73 with all
-        # of them late, 0.89 with none (mean of two seeds, 40 episodes each; noise about 0.1)
+        # Held-out success after 2,500 steps, ages up to 8 ticks: 0.84 with a quarter of the steps late, 0.73 with all,
+        # 0.89 with none (mean of two seeds, 40 episodes each; noise about 0.1).
         offset_share=0.5,
         learning_rate=2e-3,
         warmup_steps=50,

@@ -35,7 +35,7 @@ def metaworld_motion(config: MetaWorldConfig) -> Motion:
 
 
 def metaworld_limits() -> SafetyLimits:
-    """For a robot that measures its hand: full speed at most, full reversal in two ticks, and the simulator's own walls.
+    """For a robot that measures its hand: full speed at most, full reversal in two ticks, the simulator's own walls.
 
     Loose: the scripted experts go from rest to full speed at once, which these limits let them do.
     """
@@ -82,12 +82,10 @@ class HandMotion:
         rolled = np.array(state, np.float32)
         if not len(coming):
             return rolled
-        point = smooth = hand = np.zeros(3)
-        for action in past[-_MEMORY_TICKS:, :3].astype(np.float64):
-            point = point + STEP_M * action
-            smooth, hand = _follow(point, smooth, hand)
-        here = rolled[self._hand].astype(np.float64)
-        point, smooth, hand = np.clip(here + point - hand, self._low, self._high), here + smooth - hand, here
+        recent = past[-_MEMORY_TICKS:, :3].astype(np.float64)
+        ahead, smoothed = _AHEAD[:, len(_AHEAD[0]) - len(recent) :] @ recent
+        hand = rolled[self._hand].astype(np.float64)
+        point, smooth = np.clip(hand + ahead, self._low, self._high), hand + smoothed
         before = hand
         for action in coming[:, :3].astype(np.float64):
             before = hand
@@ -102,3 +100,19 @@ class HandMotion:
 def _follow(point: np.ndarray, smooth: np.ndarray, hand: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     smooth = smooth + _SMOOTH * (point - smooth)
     return smooth, hand + _FOLLOW * (smooth - hand)
+
+
+def _kernels() -> np.ndarray:
+    """float64[2, memory], oldest first: how far set-point and smoothed set-point are before the hand after an action.
+
+    The motion is linear, so what all past actions come to is a sum; stepping through them would cost a control tick.
+    """
+    point, smooth, hand = np.full(1, STEP_M), np.zeros(1), np.zeros(1)
+    found = []
+    for _ in range(_MEMORY_TICKS):
+        smooth, hand = _follow(point, smooth, hand)
+        found.append([float(point[0] - hand[0]), float(smooth[0] - hand[0])])
+    return np.array(found[::-1]).T
+
+
+_AHEAD = _kernels()

@@ -200,6 +200,8 @@ def test_what_was_applied_is_told_and_bad_weights_change_nothing(caplog: pytest.
     assert isinstance(applied, Applied)
     assert (applied.number, applied.applied_ns, applied.trained.trained_max_delay) == (1, 7, 8)
     bench.load(2, "bad")
+    refused = bench.uplink.recv()
+    assert isinstance(refused, EdgeEvent) and refused.kind == "refused" and "version 2" in refused.detail
     assert bench.uplink.recv() is None
     assert bench.policy.version == 1
     assert "stays on version 1" in caplog.text
@@ -221,7 +223,9 @@ def test_a_missing_file_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptur
     bench = Bench()
     bench.load(1, str(tmp_path / "gone"))
     assert bench.policy.version == 0
-    assert "stays on version 0" in caplog.text
+    assert "has no version yet" in caplog.text
+    (reply,) = bench.ask(1)
+    assert reply.chunk is None and "gone" in reply.error
 
 
 # --- weights, with a second policy object ----------------------------------------------------------------------------

@@ -13,12 +13,12 @@ from robot_edge.loop import ControlLoop, LoopConfig
 from robot_edge.schedule.aligned import AlignedSchedule
 from robot_edge.state import Hold, Mode
 from wire.clock import ManualClock
-from wire.errors import RobotError
 from wire.memory_channel import memory_pair
 from wire.messages import (
     Applied,
     ChunkReply,
     ChunkRequest,
+    EdgeEvent,
     EdgeStatus,
     EpisodeEnded,
     EpisodeStarted,
@@ -176,10 +176,11 @@ def test_a_robot_that_reports_nonsense_holds_with_the_reason(faults: Faults, cap
     assert all(np.isfinite(s.state).all() for s in bench.steps())
 
 
-def test_a_robot_that_never_answers_is_an_error() -> None:
-    bench = Bench(replace(FakeConfig(), faults=Faults(raise_on_read=True))).ready()
-    with pytest.raises(RobotError):
-        bench.tick(3)
+def test_a_robot_that_never_answers_is_held_and_the_operator_told() -> None:
+    bench = Bench(replace(FakeConfig(), faults=Faults(raise_on_read=True))).ready().tick(3)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.bad_observation)
+    (event,) = [m for m in bench.said if isinstance(m, EdgeEvent)]
+    assert event.kind == "hold" and "does not answer" in event.detail
 
 
 def test_a_camera_that_stands_still_brings_hold() -> None:

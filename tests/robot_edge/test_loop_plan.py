@@ -7,6 +7,7 @@ import pytest
 
 from hal.fake import FAKE_TASKS, FakeConfig, FakeRobot, Faults
 from hal.motion import Coupling, SpecMotion
+from hal.robot import Feedback
 from hal.safety import SafetyLimits
 from robot_edge.health import HealthConfig
 from robot_edge.loop import ControlLoop, LoopConfig
@@ -14,7 +15,7 @@ from robot_edge.schedule.choose import make_schedule
 from robot_edge.schedule.future_state import FutureStateSchedule
 from robot_edge.state import Hold, Mode
 from wire.clock import ManualClock
-from wire.errors import ConfigError
+from wire.errors import ConfigError, RobotError
 from wire.memory_channel import memory_pair
 from wire.messages import (
     Applied,
@@ -24,6 +25,7 @@ from wire.messages import (
     EpisodeEnded,
     Job,
     Message,
+    Operator,
     StepTaken,
 )
 from wire.types import ActionChunk, Actor, Step, Trained
@@ -125,14 +127,82 @@ def test_a_checkpoint_that_was_not_trained_for_the_strategy_is_refused_and_a_lat
     assert bench.loop.mode is Mode.policy
 
 
-def test_another_training_is_followed_from_the_next_episode_on() -> None:
-    bench = Bench("auto", max_ticks=20).applied(1, Trained()).tick(10)
-    before = bench.loop.planner.schedule
+def test_another_training_ends_the_episode_and_the_next_one_follows_it() -> None:
+    bench = Bench("auto").applied(1, Trained()).tick(10)
+    assert not isinstance(bench.loop.planner.schedule, FutureStateSchedule)
     bench.applied(2, ALIGNED).tick(3)
-    assert bench.loop.planner.schedule is before
-    bench.tick(20)
+    assert [m.outcome for m in bench.said if isinstance(m, EpisodeEnded)] == ["aborted"]
     assert isinstance(bench.loop.planner.schedule, FutureStateSchedule)
-    assert sum(isinstance(m, EpisodeEnded) for m in bench.said) == 1
+    assert bench.tick(10).loop.mode is Mode.policy
+
+
+def test_a_first_reading_that_is_not_valid_holds_without_a_command_and_recovers() -> None:
+    bench = Bench("auto", faults=Faults(nan_state=True)).applied(1, ALIGNED)
+    written: list[np.ndarray] = []
+    write = bench.robot.write
+    bench.robot.write = lambda action: (written.append(action), write(action))[1]  # type: ignore[method-assign]
+    bench.tick(5)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.bad_observation)
+    assert written == [], "nobody knows what holds a robot that was not seen yet"
+    bench.uplink.send(Operator("robot-0", "estop"))
+    assert bench.tick(2).loop.mode is Mode.estop
+    bench.uplink.send(Operator("robot-0", "release_estop"))
+    bench.robot.config = FakeConfig()
+    assert bench.tick(12).loop.mode is Mode.policy
+
+
+def test_a_later_episode_never_holds_at_the_place_of_the_one_before() -> None:
+    bench = Bench("auto", max_ticks=12).applied(1, ALIGNED).tick(8)
+    reset, write, written = bench.robot.reset, bench.robot.write, []
+
+    def spoilt(task: str, seed: int) -> None:
+        reset(task, seed)
+        written.clear()
+        bench.robot.config = FakeConfig(faults=Faults(nan_state=True))
+
+    bench.robot.reset = spoilt  # type: ignore[method-assign]
+    bench.robot.write = lambda action: (written.append(action), write(action))[1]  # type: ignore[method-assign]
+    bench.tick(20)
+    assert bench.loop.episodes == 1
+    assert bench.loop.reason is Hold.bad_observation
+    assert written == []
+
+
+@pytest.mark.parametrize("wrong", [RobotError("the bus is busy"), np.full(4, np.nan, np.float32)])
+def test_a_driver_that_does_not_take_a_command_is_held_and_tried_again(wrong: object) -> None:
+    bench = Bench("auto").applied(1, ALIGNED).tick(10)
+    write, failing = bench.robot.write, [True]
+
+    def refuse(action: np.ndarray) -> Feedback:
+        if not failing[0]:
+            return write(action)
+        if isinstance(wrong, RobotError):
+            raise wrong
+        return Feedback(wrong)  # type: ignore[arg-type]
+
+    bench.robot.write = refuse  # type: ignore[method-assign]
+    bench.tick(3)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.safety)
+    assert bench.steps()[-1].executed.tolist() == [0, 0, 0, 0]
+    failing[0] = False
+    assert bench.tick(12).loop.mode is Mode.policy
+    assert [kind for kind, _ in bench.events()] == ["hold", "recovered"]
+    failing[0] = True
+    with pytest.raises(RobotError, match="took none of 41 commands"):
+        bench.tick(60)
+
+
+def test_after_a_stop_the_robot_is_slowed_down_to_rest() -> None:
+    limits = SafetyLimits(acceleration={"move_x": 0.1 * 80 * 80})
+    bench = Bench("aligned", safety=limits).applied(1, Trained()).tick(20)
+    written: list[float] = []
+    write = bench.robot.write
+    bench.robot.write = lambda action: (written.append(float(action[0])), write(action))[1]  # type: ignore[method-assign]
+    bench.uplink.send(Operator("robot-0", "estop"))
+    bench.tick(10)
+    np.testing.assert_allclose(written[:4], [0.3, 0.2, 0.1, 0.0], atol=1e-6)
+    assert len(written) <= 5, "and then nothing is commanded any more"
+    assert bench.loop.mode is Mode.estop
 
 
 def test_a_quick_answer_counts_in_the_tick_it_was_asked_in_when_the_command_may_wait() -> None:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hal.fake import FakeConfig, Faults
+from hal.fake import FakeConfig
 from robot_edge.flight.command import replay_command
 from robot_edge.flight.events import Header, Picture, Raised, Read, TickRecord, Written
 from robot_edge.flight.file import MAGIC, TICKS, _ticks, frame, frames
@@ -177,7 +177,12 @@ def test_a_frozen_camera_is_found_again_though_no_pixel_was_kept(tmp_path: Path)
 
 
 def test_what_a_robot_raises_is_raised_again(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, FakeConfig(image_px=32, faults=Faults(raise_on_read=True))).ready()
+    bench = Bench(tmp_path, FakeConfig(image_px=32)).ready()
+
+    def reset(task: str, seed: int) -> None:
+        raise RobotError("the arm does not answer")
+
+    bench.robot.reset = reset  # type: ignore[method-assign]
     with pytest.raises(RobotError, match="does not answer"):
         bench.fly(3)
     bench.land()
