@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,6 +36,9 @@ from benchmarks.edge.arm import PERIOD_NS, Record
 from benchmarks.edge.children import Children, trainers
 from benchmarks.edge.measure import Measured, measure
 from benchmarks.table import Goal, Result, run
+
+if TYPE_CHECKING:
+    from benchmarks.edge.runs import Own
 
 log = logging.getLogger("edge_latency")
 
@@ -83,38 +87,38 @@ def measure_edges(quick: bool) -> Result:
     return result(found, parameters, permitted, others.note())
 
 
-Found = dict[tuple[str, str], tuple[Measured, int]]
-"""by edge and condition: figures, and weight swaps meanwhile"""
+Found = dict[tuple[str, str], tuple[Measured, "Own"]]
+"""by edge and condition: figures, and what ours says of itself"""
 
 
 def _all(place: Path, durations: Durations) -> Found:
-    from benchmarks.edge.runs import FASTEST, USUAL, LeRobotSettings, Moving, run_lerobot, run_ours, run_sync
+    from benchmarks.edge.runs import FASTEST, USUAL, LeRobotSettings, Moving, Own, run_lerobot, run_ours, run_sync
 
     model = place / "model"
     found: Found = {}
     load: Children | None = None
 
-    def one(edge: str, condition: str, go: Callable[[Path, Moving], tuple[Record, int]]) -> None:
+    def one(edge: str, condition: str, go: Callable[[Path, Moving], tuple[Record, Own]]) -> None:
         here = place / f"{len(found):02d}"
         here.mkdir()
         begun = time.monotonic()
         # The trainers stand still while the edge starts: loading its policy is not what is measured.
         if load is not None:
             load.pause()
-        record, swaps = go(here, load.resume if load is not None else lambda: None)
+        record, own = go(here, load.resume if load is not None else lambda: None)
         figures = measure(record)
-        found[edge, condition] = figures, swaps
+        found[edge, condition] = figures, own
         log.info(
             "%s, %s (%.0f s): late p99 %.2f ms, missed %d and starved %d of %d, reaction %.0f ms",
             *(edge, condition, time.monotonic() - begun, np.percentile(figures.lateness_ms, 99)),
             *(figures.missed, figures.starved, figures.slots, np.median(figures.touch_ms)),
         )
 
-    def theirs(settings: LeRobotSettings, seconds: float) -> Callable[[Path, Moving], tuple[Record, int]]:
-        return lambda here, moving: (run_lerobot(here, model, seconds, moving, settings), 0)
+    def theirs(settings: LeRobotSettings, seconds: float) -> Callable[[Path, Moving], tuple[Record, Own]]:
+        return lambda here, moving: (run_lerobot(here, model, seconds, moving, settings), Own())
 
     def each(condition: str, usual: float, own: float) -> None:
-        one(SYNC, condition, lambda here, moving: (run_sync(here, model, usual, moving), 0))
+        one(SYNC, condition, lambda here, moving: (run_sync(here, model, usual, moving), Own()))
         for settings in (USUAL, FASTEST):
             one(settings.name, condition, theirs(settings, usual))
         one(OURS, condition, lambda here, moving: run_ours(here, model, own, moving))
@@ -147,6 +151,14 @@ def result(found: Found, parameters: int, permitted: bool, note: str) -> Result:
         notes=[
             f"SmolVLA of lerobot 0.4.4 with {parameters:,} parameters, chunks of 50 actions, 5 flow steps, on the CPU "
             "with one thread a process; 50 Hz control.",
+            "By its own count "
+            + "; ".join(
+                f"this project's control, {condition}: missed {own.missed} ticks and woke up to "
+                f"{own.late_p99_ms:.1f} ms late in 99% of them"
+                for (edge, condition), (_, own) in found.items()
+                if edge == OURS
+            )
+            + ". Its driver runs in a process of its own (hal.host), as robots of the fleet do.",
             f"Real-time priority was {'permitted' if permitted else 'not permitted'}; only this project's control "
             "process asks for it. lerobot's processes and the synchronous loop run as they come.",
             "late: from the beginning of each 20 ms slot of the ideal grid until the next action arrives; uneven: "
@@ -161,7 +173,7 @@ def result(found: Found, parameters: int, permitted: bool, note: str) -> Result:
             "fast one, asks for a chunk every tick and denoises with its own code, about half the processor time of "
             "lerobot's predict_action_chunk, which the others call: part of the difference. Commands go out 14 ms "
             "after the beginning of a tick, so that a quick answer counts in the tick it was asked in.",
-            f"weights swapped: a new version every {SWAP_EVERY_S:.0f} s, {found[OURS, SWAPS][1]} in all; neither "
+            f"weights swapped: a new version every {SWAP_EVERY_S:.0f} s, {found[OURS, SWAPS][1].swaps} in all; neither "
             "lerobot's policy_server nor the synchronous loop can change weights while it runs.",
             "trainer on every core: one process per core trains the same SmolVLA, nice 5, as `vla-fleet up` does.",
             *(f"{who}: {n} switches of the lamp were not answered before the next." for who, n in unanswered.items()),

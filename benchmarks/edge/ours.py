@@ -19,6 +19,8 @@ import msgspec
 import numpy as np
 
 from benchmarks.edge.arm import TASK, Arm, arm_spec
+from hal.host import run_host
+from hal.hosted import HostedRobot
 from hal.priority import real_time
 from hal.robot import Feedback
 from robot_edge.edge import lines, run_control, run_inference, run_thinker
@@ -27,12 +29,13 @@ from robot_edge.flight.recorder import FlightRecorder
 from robot_edge.frames import FramedChannel, FrameRing
 from robot_edge.inference import Inference
 from robot_edge.loop import ControlLoop, LoopConfig
+from robot_edge.process import Lifeline
 from robot_edge.schedule.base import ChunkSchedule
 from robot_edge.schedule.choose import make_schedule
 from robot_edge.slow_path import ProcessSlowPath
 from robot_edge.think_server import Thinker, ThinkProcess
 from wire.clock import MonotonicClock
-from wire.messages import Applied, Hello, Job, LoadWeights
+from wire.messages import Applied, EdgeStatus, Hello, Job, LoadWeights
 from wire.shared_channel import SharedChannel
 from wire.types import Frame, Observation, PolicyVersion, Trained
 from wire.zmq_channel import ZmqPair
@@ -81,13 +84,16 @@ class UplinkStandIn:
         self._inference = ZmqPair(ends["uplink-inference"], bind=True)
         self._introduced = False
         self._job_due = 0.0
+        self.status: EdgeStatus | None = None
+        """control's newest: its own count of missed ticks and how late it woke"""
         self.applied: list[tuple[int, int]] = []
         """(version, when inference ran it, ns)"""
 
     def turn(self) -> None:
         """Take what came; call it some twenty times a second."""
-        while self._control.recv() is not None:
-            pass
+        while (said := self._control.recv()) is not None:
+            if isinstance(said, EdgeStatus):
+                self.status = said
         while (message := self._inference.recv()) is not None:
             if isinstance(message, Applied):
                 self.applied.append((message.number, message.applied_ns))
@@ -123,6 +129,12 @@ def _line(run_directory: Path, name: str, *, bind: bool, write: bool = False) ->
     return FramedChannel(SharedChannel(run_directory / name, bind=bind), ring)
 
 
+def robot(run_directory: Path, record: Path) -> None:
+    """The process that has the driver, and holds the robot if control dies."""
+    lifeline = Lifeline()
+    run_host(StandInRobot(record), run_directory / "robot", lambda: lifeline.cut)
+
+
 def control(run_directory: Path, record: Path) -> None:
     """The control process, with one endless episode."""
     uplink = ZmqPair(lines(run_directory)["uplink-control"], bind=False)
@@ -134,7 +146,7 @@ def control(run_directory: Path, record: Path) -> None:
     loop = ControlLoop(
         NAME,
         "0",
-        flight.robot(StandInRobot(record)),
+        flight.robot(HostedRobot(arm_spec(), run_directory / "robot", (TASK,))),
         flight.line("uplink", uplink),
         flight.line("inference", inference),
         _schedule,
@@ -187,4 +199,6 @@ def real_time_permitted() -> bool:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    {"control": control, "inference": inference, "think": think}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+    {"robot": robot, "control": control, "inference": inference, "think": think}[sys.argv[1]](
+        Path(sys.argv[2]), Path(sys.argv[3])
+    )

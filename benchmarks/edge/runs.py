@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.edge.arm import CONTROL_HZ, TASK, Record
 from benchmarks.edge.children import Children, Failed, free_port
@@ -86,8 +87,19 @@ def run_lerobot(place: Path, model: Path, seconds: float, moving: Moving, settin
     return _recorded(record, "lerobot's client")
 
 
-def run_ours(place: Path, model: Path, seconds: float, moving: Moving, swap_every_s: float = 0.0) -> tuple[Record, int]:
-    """Control, inference and thinking: the record, and how many weight swaps inference carried out meanwhile."""
+class Own(NamedTuple):
+    """What only our edge says of itself."""
+
+    swaps: int = 0
+    """weight swaps that inference carried out meanwhile"""
+    missed: int = 0
+    """ticks that control counts as missed, over its whole life"""
+    late_p99_ms: float = 0.0
+    """how late control woke, to 1% of the period"""
+
+
+def run_ours(place: Path, model: Path, seconds: float, moving: Moving, swap_every_s: float = 0.0) -> tuple[Record, Own]:
+    """Driver, control, inference and thinking: the record, and what they say of themselves."""
     record, weights = place / "record.npz", model / "policy" / "model.safetensors"
     with Children(place) as children, _run_directory() as run_directory:
         uplink = UplinkStandIn(run_directory)
@@ -95,6 +107,7 @@ def run_ours(place: Path, model: Path, seconds: float, moving: Moving, swap_ever
             # as `robot_edge.edge.run_edge` starts them
             children.start("inference", "benchmarks.edge.ours", "inference", str(run_directory), str(model), nice=-5)
             children.start("think", "benchmarks.edge.ours", "think", str(run_directory), str(model))
+            children.start("robot", "benchmarks.edge.ours", "robot", str(run_directory), str(record), nice=-10)
             children.start("control", "benchmarks.edge.ours", "control", str(run_directory), str(record), nice=-10)
             number, announced = 1, 0.0
             begun: float | None = None
@@ -118,10 +131,11 @@ def run_ours(place: Path, model: Path, seconds: float, moving: Moving, swap_ever
                 time.sleep(0.02)
             swaps = len({version for version, _ in uplink.applied}) - 1
             children.stop("control")
-            children.stop("inference", "think")
+            children.stop("robot", "inference", "think")
         finally:
             uplink.close()
-    return _recorded(record, "our control"), swaps
+    assert uplink.status is not None
+    return _recorded(record, "our control"), Own(swaps, uplink.status.missed_ticks, 1e3 * uplink.status.late_p99_s)
 
 
 def _started(record: Path) -> bool:
