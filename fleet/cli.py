@@ -272,9 +272,7 @@ def think_server(
 
 @app.command()
 def replay(
-    flight: Annotated[
-        Path, typer.Argument(help="A flight file, or a robot's directory of them.")
-    ],
+    flight: Annotated[Path, typer.Argument(help="A flight file, or a robot's directory of them.")],
     first: Annotated[int | None, typer.Option("--from", help="First control tick.", show_default=False)] = None,
     last: Annotated[int | None, typer.Option("--to", help="Last control tick.", show_default=False)] = None,
     rerun: Annotated[Path | None, typer.Option(help="Also write a recording for Rerun, FILE.rrd.")] = None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from hal.motion import Motion
-from policies.base import LearnedPolicy
+from policies.base import LearnedPolicy, Policy
 from robot_edge.evaluator import EvaluatorConfig
 from robot_edge.gate import GateConfig
 from robot_edge.inference import SlowConfig
@@ -48,6 +48,9 @@ class Recipe:
     """latency injected into every robot, as `robot_edge.delay.parse_delay` reads it"""
     slow: SlowConfig = field(default_factory=SlowConfig)
     """pace of the slow path, and what happens when it falls silent"""
+    make_local: Callable[[RobotSpec], Policy] | None = None
+    """a small policy, loaded and ready, that thinks and acts while the slow path is silent and `slow.fallback` is `local`;
+    None: the policy itself thinks in the inference process then"""
     think_apart: bool = False
     """think in a process of its own on the robot's computer; for policies whose `think` would hold up `act`"""
     hosted: bool = True

@@ -131,7 +131,8 @@ def _inference(recipe: Recipe, name: str, run_directory: Path, keys: Path, think
         slow = ProcessSlowPath(line, clock)
     else:
         slow = InlineSlowPath(policy, spare)
-    inference = Inference(name, policy, control, uplink, clock, spare=spare, slow=slow, config=recipe.slow)
+    local = recipe.make_local(recipe.spec) if recipe.make_local is not None else None
+    inference = Inference(name, policy, control, uplink, clock, spare=spare, slow=slow, config=recipe.slow, local=local)
     run_inference(inference, [control, uplink, *([line] if line is not None else [])])
     inference.close()
     for channel in (control, uplink):
