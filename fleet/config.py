@@ -49,8 +49,8 @@ class Recipe:
     slow: SlowConfig = field(default_factory=SlowConfig)
     """pace of the slow path, and what happens when it falls silent"""
     make_local: Callable[[RobotSpec], Policy] | None = None
-    """a small policy, loaded and ready, for while the slow path is silent and `slow.fallback` is `local`; None: the policy
-    itself thinks in the inference process then"""
+    """a small policy, loaded and ready, for while the slow path is silent and `slow.fallback` is `local`; without one
+    the policy itself thinks in the inference process then"""
     think_apart: bool = False
     """think in a process of its own on the robot's computer; for policies whose `think` would hold up `act`"""
     hosted: bool = True
