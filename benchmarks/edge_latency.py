@@ -175,8 +175,9 @@ def result(found: Found, parameters: int, permitted: bool, note: str) -> Result:
             "after the beginning of a tick, so that a quick answer counts in the tick it was asked in.",
             f"weights swapped: a new version every {SWAP_EVERY_S:.0f} s, {found[OURS, SWAPS][1].swaps} in all; neither "
             "lerobot's policy_server nor the synchronous loop can change weights while it runs.",
-            "Tried for the goal of 10: commands 18 ms after the beginning of a tick instead of 14 gave 31 ms in 40 s of "
-            "idle running (9 times); what is left is the wait for the next tick, 10 ms in the mean, and the fast path.",
+            "Tried for the goal of 10: commands 18 ms after the beginning of a tick instead of 14 gave 31 ms in 40 s "
+            "of idle running (9 times); what is left is the wait for the next tick, 10 ms in the mean, and the fast "
+            "path.",
             "trainer on every core: one process per core trains the same SmolVLA, nice 5, as `vla-fleet up` does.",
             *(f"{who}: {n} switches of the lamp were not answered before the next." for who, n in unanswered.items()),
             note,

@@ -70,7 +70,7 @@ class Size:
         return MetaWorldConfig(tasks=self.tasks, observation="pixels")
 
 
-FULL = Size(PIXEL_TASKS, 25, 4_000, 10)
+FULL = Size(PIXEL_TASKS, 15, 2_500, 10)
 QUICK = Size(("drawer-open",), 4, 40, 1, 120, (0,), (2.0,))
 
 
