@@ -15,6 +15,7 @@ from benchmarks import edge_latency
 from benchmarks.edge.arm import CAMERAS, LAMP_PX, LIT, PERIOD_NS, PX, Arm, Record, arm_spec, switches
 from benchmarks.edge.children import Children, Failed
 from benchmarks.edge.measure import measure, phase_ns, reactions
+from benchmarks.edge.runs import Own
 from benchmarks.table import render
 
 START = 1_000_000_000_000
@@ -145,13 +146,14 @@ def test_no_child_outlives_its_context(tmp_path: Path) -> None:
 def test_the_table_names_goals_and_limits() -> None:
     quick, slow = measure(record(grid(1500), 20_000_000)), measure(record(grid(1500), 320_000_000))
     edges = (edge_latency.SYNC, edge_latency.OURS)
-    found = {(edge, edge_latency.IDLE): (slow if edge == edge_latency.SYNC else quick, 0) for edge in edges}
-    found[edge_latency.OURS, edge_latency.SWAPS] = (quick, 19)
+    found = {(edge, edge_latency.IDLE): (slow if edge == edge_latency.SYNC else quick, Own()) for edge in edges}
+    found[edge_latency.OURS, edge_latency.SWAPS] = (quick, Own(swaps=19, missed=2))
     result = edge_latency.result(found, 1_300_000, False, "Meanwhile.")
     assert [goal.holds for goal in result.goals] == [True, True, True]
     assert "not permitted" in render(result, "x")
     assert "19 in all" in render(result, "x")
-    found[edge_latency.OURS, edge_latency.IDLE] = (replace(quick, missed=1), 0)
+    assert "missed 2 ticks" in render(result, "x")
+    found[edge_latency.OURS, edge_latency.IDLE] = (replace(quick, missed=1), Own())
     assert [goal.holds for goal in edge_latency.result(found, 1, True, "").goals] == [False, True, True]
 
 
