@@ -91,7 +91,7 @@ class Size:
     tasks: tuple[str, ...] = PIXEL_TASKS
 
 
-FULL = Size(32, (2, 4, 8, 16), 8, 40, 90.0, 10, 8, (0, 1))
+FULL = Size(32, (2, 4, 8, 16), 8, 30, 45.0, 10, 6, (0, 1))
 QUICK = Size(8, (4,), 4, 10, 4.0, 1, 1, (0,), tasks=PIXEL_TASKS[:1])
 
 
