@@ -42,6 +42,8 @@ def test_whatever_is_killed_the_robot_holds_and_goes_on(job: Job, tmp_path: Path
         job.wait(f"the robot works before {part} is killed", _moves, 60)
         time.sleep(0.5)
         pid = job.pid("edge-part", part)
+        before = read_log(written)["time_ns"]
+        usual_s = np.diff(before[before > before[-1] - 3_000_000_000]).max() / 1e9
         killed_ns = time.monotonic_ns()
         os.kill(pid, signal.SIGKILL)
         deadline_s = time.monotonic() + 60
@@ -55,9 +57,10 @@ def test_whatever_is_killed_the_robot_holds_and_goes_on(job: Job, tmp_path: Path
             assert time.monotonic() < deadline_s, f"{part}: it did not hold and move again: {moving}"
         first_hold = int(np.argmin(moving))
         gaps_s = np.diff(np.concatenate([[killed_ns], after["time_ns"][: first_hold + 1]])) / 1e9
-        # Without control the host holds after two periods; nobody ever leaves the robot alone for longer. A period more
-        # for a busy machine.
-        assert gaps_s.max() < 3 * PERIOD_S, f"{part}: {gaps_s.max():.3f} s without a command"
+        # Without control the host holds after two periods; nobody ever leaves the robot alone for longer, but for what
+        # this machine is late by anyway.
+        limit_s = 2 * PERIOD_S + max(PERIOD_S, usual_s)
+        assert gaps_s.max() < limit_s, f"{part}: {gaps_s.max():.3f} s without a command, {usual_s:.3f} s before"
         assert first_hold <= MOST_TICKS[part], f"{part}: {first_hold} more commands that moved"
     # The process that has the driver takes its scene with it: the episode ends, a new one begins with a new process.
     os.kill(job.pid("edge-part", "robot"), signal.SIGKILL)

@@ -292,6 +292,8 @@ def test_a_person_takes_a_real_robot_over_in_the_page(job: Callable[..., Job]) -
         card = page.locator("[data-robot=robot-0]")
         card.get_by_role("button", name="Take over").click()
         up.wait("it holds until a key is pressed", lambda s: robot(s, "robot-0")["reason"].startswith("the operator"))
+        # The page itself must know that it is in control before it takes keys.
+        card.get_by_role("button", name="Hand back").wait_for(timeout=20_000)
         page.keyboard.down("ArrowUp")
         up.wait("the person drives", lambda s: mode(s) == "human", 20)
         page.keyboard.up("ArrowUp")
