@@ -59,7 +59,7 @@ def test_a_robot_thinks_elsewhere_holds_when_the_link_dies_and_goes_on(job: Job,
 
     def holds(now: dict[str, Any]) -> bool:
         mine = robot(now, "robot-9")
-        return mine.get("mode") == "hold" and mine.get("reason") == "no fresh action from inference"
+        return mine.get("mode") == "hold" and mine.get("reason") == "the slow path is silent"
 
     def told(now: dict[str, Any], kind: str) -> bool:
         return any(event["kind"] == kind and event["robot"] == "robot-9" for event in now["events"])
