@@ -1,4 +1,4 @@
-"""Start one robot's edge (control, inference, uplink) on the robot's computer.
+"""Start one robot's edge (driver, control, inference, uplink) on the robot's computer.
 
 ros2 launch ./launch/edge.launch.py name:=robot-0 gateway:=tcp://gateway-host:5760 keys:=/etc/vla-fleet/keys
 """

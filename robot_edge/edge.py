@@ -1,7 +1,7 @@
-"""The three processes of one robot computer and the small one that keeps them running.
+"""The processes of one robot computer and the small one that keeps them running.
 
-Control, inference and uplink are separate so that each may die and come back while the others go on; control and
-uplink share nothing but messages.
+Control, inference, uplink and, where a recipe asks for them, driver and slow path are separate so that each may die and
+come back while the others go on; control and uplink share nothing but messages.
 """
 
 from __future__ import annotations

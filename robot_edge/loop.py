@@ -122,7 +122,7 @@ class ControlLoop:
         chosen = self._plan(observation, fit=reason is Hold.none)
         scripted = self._script(observation, chosen)
         self.mode, self.reason = decide(self._known(reason, scripted, chosen))
-        if self.reason is Hold.no_action:
+        if self.reason in (Hold.no_action, Hold.slow_path_lost):
             self.reason, self.detail = self._lack, self._trouble
         proposed = self._proposed(scripted, chosen, observation)
         feedback = self._write(self._limited(proposed, observation))
@@ -236,6 +236,9 @@ class ControlLoop:
             human_command_fresh=self.human.command(self._executed) is not None,
             script=scripted is not None,
             version=self.orders.version,
+            trained=not self.planner.refused,
+            # what is left of a chunk is executed first
+            slow_path_ok=chosen is not None or self._lack is not Hold.slow_path_lost,
             action_ready=chosen is not None,
         )
 

@@ -71,7 +71,9 @@ def test_a_robot_thinks_elsewhere_holds_when_the_link_dies_and_goes_on(job: Job,
             job.wait("it holds without them", holds, 30)
             job.wait("the operator hears of it", lambda now: told(now, "slow_path_silent"), 10)
         with _running(tmp_path / "think.log", *server):
-            job.wait("it goes on when the server is back", works, 60)
+            now = job.wait("it goes on when the server is back", works, 60)
+    assert told(now, "recovered"), "the operator hears of that too"
+    assert robot(now, "robot-9")["link"] == "ok"
 
 
 def _gateway(data: DataDirectory) -> str:
