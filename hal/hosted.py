@@ -151,7 +151,11 @@ class HostedRobot:
             # A host that closed the line may have said why before.
             with contextlib.suppress(BrokenPipeError):
                 line.send(_encode(request))
-            reply = self._receive(line, call)
+            try:
+                reply = self._receive(line, call)
+            except ConnectionResetError:
+                # The host closed before it read our call; what it said before that is still there.
+                reply = self._receive(line, call)
             # What an earlier call did not wait for.
             while reply.number not in (number, 0):
                 line.settimeout(max(1e-3, (deadline_ns - time.monotonic_ns()) / 1e9))

@@ -167,17 +167,20 @@ class FlightRecorder(Border):
             # Only to see whether the disk takes it; the record goes on with the snapshot after that.
             self.writer.offer(item)
             return
-        self._mark_gap(self.ticks - 1)
-        if not self.writer.offer(item):
+        if not (self._mark_gap(self.ticks - 1) and self.writer.offer(item)):
             self._lose("the disk is too slow")
             return
-        self._gap_from, self._broken = 0, ""
+        self._broken = ""
         self._since_snapshot = 1
         self.boundary = False
 
-    def _mark_gap(self, last: int) -> None:
+    def _mark_gap(self, last: int) -> bool:
+        """Whether the gap up to `last`, if there is one, is noted: once, whatever becomes of the snapshot after it."""
         if self._gap_from and self._gap_from <= last:
-            self.writer.offer(Item(Gap, self._gap_from, last=last, reason=self._gap_reason))
+            if not self.writer.offer(Item(Gap, self._gap_from, last=last, reason=self._gap_reason)):
+                return False
+            self._gap_from = 0
+        return True
 
     def _lose(self, reason: str) -> None:
         """This tick is not recorded, nor are those after it until a snapshot is."""

@@ -14,7 +14,8 @@ from wire.errors import ConfigError, RobotError
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
-    """Entry points of other packages."""
+    """Entry points of other packages; what other tests registered is not there."""
+    monkeypatch.setattr(registry, "_registered", {registry.ROBOTS: {}, registry.OPERATORS: {}})
     points: list[EntryPoint] = []
     monkeypatch.setattr(registry, "entry_points", lambda group: [p for p in points if p.group == group])
     return points
