@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fleet import buffer_cli
+from fleet import buffer_cli, doctor_cli, fleet_cli, teleop_cli
 from wire.errors import FleetError
 
 app = typer.Typer(
@@ -53,6 +53,14 @@ DelayOption = Annotated[
     ),
 ]
 SpeedUp = Annotated[int, typer.Option(help="Execute every q-th action; 0: as the recipe says.", show_default=False)]
+RobotKind = Annotated[
+    str,
+    typer.Option("--robot", help="Another driver for the recipe's robot, such as ros2.", show_default=False),
+]
+RobotConfig = Annotated[
+    str,
+    typer.Option("--robot-config", help="That driver's configuration: JSON, or a JSON file.", show_default=False),
+]
 Think = Annotated[
     str,
     typer.Option(
@@ -219,6 +227,8 @@ def edge(
     strategy: Strategy = "",
     delay: DelayOption = "",
     speed_up: SpeedUp = 0,
+    robot: RobotKind = "",
+    robot_config: RobotConfig = "",
     think: Think = "",
 ) -> None:
     """Run one robot: its driver, control, inference and uplink processes."""
@@ -226,7 +236,7 @@ def edge(
     from fleet.tuning import Tuning
 
     _log()
-    tuning = Tuning(strategy, delay, speed_up)
+    tuning = Tuning(strategy, delay, speed_up, robot, robot_config)
     raise typer.Exit(run_robot(recipe, _data(data, recipe), gateway, keys, name, operator, tuning, think))
 
 
@@ -243,6 +253,8 @@ def edge_part(
     strategy: Strategy = "",
     delay: DelayOption = "",
     speed_up: SpeedUp = 0,
+    robot: RobotKind = "",
+    robot_config: RobotConfig = "",
     think: Think = "",
 ) -> None:
     """One process of a robot; started by `edge`."""
@@ -250,7 +262,7 @@ def edge_part(
     from fleet.tuning import Tuning
 
     _log()
-    tuning = Tuning(strategy, delay, speed_up)
+    tuning = Tuning(strategy, delay, speed_up, robot, robot_config)
     run_edge_part(part, run_dir, recipe, _data(data, recipe), gateway, keys, name, operator, tuning, think)
 
 
@@ -283,6 +295,10 @@ def replay(
     from fleet.flight import replay as replay_flight
 
     raise typer.Exit(replay_flight(flight, first, last, rerun, table, boot))
+
+
+for commands in (doctor_cli, fleet_cli, teleop_cli):
+    commands.add_commands(app)
 
 
 def main() -> None:

@@ -213,7 +213,7 @@ class Up:
                 raise Stopped
             self.children.turn()
             for child in self.children.children.values():
-                if child.failed:
+                if child.failed and child.name not in self.robots:
                     raise FleetError(child.failed)
             remaining = until - time.monotonic()
             if remaining <= 0:

@@ -1,22 +1,31 @@
-"""Finds robots and their scripted operators by name.
+"""Finds robots, their scripted operators, cameras and teleoperation devices by name.
 
 A third party adds a robot by an entry point in the group `vla_fleet.robots` that names a callable taking the robot's
-configuration (or None for its default), and an operator by one in `vla_fleet.operators` that takes the robot.
+configuration (or None for its default), and an operator by one in `vla_fleet.operators` that takes the robot. Cameras
+(`vla_fleet.cameras`) and the devices people teleoperate with (`vla_fleet.teleoperators`) are made like robots.
 Nothing is imported before it is asked for by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+import msgspec
+
+from hal.camera import Camera
+from hal.device import Device
 from hal.robot import Robot, Teleoperator
 from wire.clock import Clock
 from wire.errors import ConfigError, FleetError, RobotError, nearest
 
 ROBOTS = "vla_fleet.robots"
 OPERATORS = "vla_fleet.operators"
+CAMERAS = "vla_fleet.cameras"
+TELEOPERATORS = "vla_fleet.teleoperators"
+_NOUNS = {ROBOTS: "robot", OPERATORS: "operator", CAMERAS: "camera", TELEOPERATORS: "teleoperator"}
 
 _BUILT_IN = (
     EntryPoint("fake", "hal.fake:FakeRobot", ROBOTS),
@@ -25,17 +34,22 @@ _BUILT_IN = (
     EntryPoint("metaworld", "hal.drivers.metaworld_expert:MetaWorldExpert", OPERATORS),
 )
 
-_registered: dict[str, dict[str, Callable[..., Any]]] = {ROBOTS: {}, OPERATORS: {}}
+_registered: dict[str, dict[str, Callable[..., Any]]] = {group: {} for group in _NOUNS}
+
+
+def known(group: str) -> tuple[str, ...]:
+    """Names in a group, sorted. A name that is listed may still fail to load; `broken_robots` tells."""
+    return tuple(sorted({*_found(group), *_registered[group]}))
 
 
 def known_robots() -> tuple[str, ...]:
-    """Names that `make_robot` takes, sorted. A name that is listed may still fail to load; `broken_robots` tells."""
-    return tuple(sorted({*_found(ROBOTS), *_registered[ROBOTS]}))
+    """Names that `make_robot` takes, sorted."""
+    return known(ROBOTS)
 
 
 def known_operators() -> tuple[str, ...]:
     """Names that `make_operator` takes, sorted."""
-    return tuple(sorted({*_found(OPERATORS), *_registered[OPERATORS]}))
+    return known(OPERATORS)
 
 
 def register(kind: str, robot: Callable[..., Robot], operator: Callable[[Any], Teleoperator] | None = None) -> None:
@@ -66,6 +80,51 @@ def make_robot(kind: str, config: Any = None, clock: Clock | None = None) -> Rob
     return robot
 
 
+def make_camera(kind: str, config: Any = None) -> Camera:
+    """The camera called `kind`, not connected yet. Errors as `make_robot`."""
+    return _call(CAMERAS, kind, config)
+
+
+def make_teleoperator(kind: str, config: Any = None) -> Device:
+    """The device called `kind` that a person teleoperates with, not connected yet. Errors as `make_robot`."""
+    return _call(TELEOPERATORS, kind, config)
+
+
+def read_config(kind: str, given: Mapping[str, Any], group: str = ROBOTS) -> Any:
+    """The configuration of the robot, camera or teleoperator called `kind` from plain values, as in a JSON file.
+
+    Its type is that of the first parameter of the driver's constructor. Raises `ConfigError` that names the field.
+    """
+    what = f"{_NOUNS[group]} '{kind}'"
+    wanted = _config_type(_maker(group, kind))
+    if wanted is None:
+        raise ConfigError(f"{what} does not say what its configuration is; annotate its constructor.")
+    fields = set(_fields(wanted))
+    for name in given:
+        if fields and name not in fields:
+            raise ConfigError(f"{what}: its configuration has no '{name}'.{nearest(name, fields)}")
+    try:
+        return msgspec.convert(dict(given), wanted)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{what}: its configuration is not valid: {error}.") from error
+
+
+def _config_type(make: Callable[..., Any]) -> Any:
+    function = make.__init__ if isinstance(make, type) else make  # type: ignore[misc]
+    hints = {name: hint for name, hint in get_type_hints(function).items() if name != "return"}
+    if not hints:
+        return None
+    first = next(iter(hints.values()))
+    kinds = [kind for kind in get_args(first) if kind is not type(None)]
+    return kinds[0] if kinds else first
+
+
+def _fields(config: Any) -> tuple[str, ...]:
+    if dataclasses.is_dataclass(config):
+        return tuple(field.name for field in dataclasses.fields(config))
+    return tuple(getattr(config, "__struct_fields__", ()))
+
+
 def make_operator(kind: str, robot: Robot) -> Teleoperator:
     """The scripted operator called `kind` for `robot`. Errors as `make_robot`."""
     return _call(OPERATORS, kind, robot)
@@ -89,16 +148,19 @@ def _found(group: str, installed: Iterable[EntryPoint] | None = None) -> dict[st
 
 
 def _call(group: str, kind: str, argument: Any, **options: Any) -> Any:
+    return _maker(group, kind)(argument, **options)
+
+
+def _maker(group: str, kind: str) -> Callable[..., Any]:
     if kind in _registered[group]:
-        return _registered[group][kind](argument, **options)
+        return _registered[group][kind]
     found = _found(group)
-    what = "robot" if group == ROBOTS else "operator"
     if kind not in found:
         raise ConfigError(
-            f"no {what} '{kind}'.{nearest(kind, found)} Known: {', '.join(sorted(found))}. "
+            f"no {_NOUNS[group]} '{kind}'.{nearest(kind, found)} Known: {', '.join(sorted(found)) or 'none'}. "
             f"A package adds one by an entry point in the group '{group}'."
         )
-    return _load(found[kind])(argument, **options)
+    return _load(found[kind])
 
 
 def _load(point: EntryPoint) -> Callable[..., Any]:

@@ -8,6 +8,16 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from wire.fleet_messages import (
+    AcquireLease,
+    Answer,
+    CancelJob,
+    ListFleet,
+    Preempted,
+    ReleaseLease,
+    RenewLease,
+    SubmitJob,
+)
 from wire.local_messages import (
     ChunkReply,
     ChunkRequest,
@@ -31,12 +41,14 @@ class Hello(TaggedMessage, frozen=True, eq=False):
 
     name: str
     role: str
-    """edge, trainer, evaluator or console"""
+    """edge, trainer, evaluator, demonstrator, thinker, console or teleoperator"""
     clock: str
     sent_ns: int
     pid: int = 0
     spec: RobotSpec | None = None
     tasks: tuple[str, ...] = ()
+    site: str = ""
+    """where the robot stands"""
 
 
 class Heartbeat(TaggedMessage, frozen=True, eq=False):
@@ -144,6 +156,12 @@ class EdgeStatus(TaggedMessage, frozen=True, eq=False):
     control_pid: int = 0
     inference_pid: int = 0
     uplink_pid: int = 0
+    job: str = ""
+    """id of the job it works on, '' when it has none"""
+    job_episodes: int = 0
+    """episodes of that job it has finished, aborted ones left out"""
+    trouble: str = ""
+    """what its driver or a health check says is wrong, '' when nothing is"""
 
 
 class Preview(TaggedMessage, frozen=True, eq=False):
@@ -211,13 +229,22 @@ class Nack(TaggedMessage, frozen=True, eq=False):
 
 
 class Job(TaggedMessage, frozen=True, eq=False):
-    """What a robot is to work on until further notice: it goes on when the line is cut."""
+    """What a robot is to work on until further notice: it goes on when the line is cut. It changes jobs between two
+    episodes."""
 
     id: str
     tasks: tuple[str, ...]
-    """task names; the robot takes them in turn"""
+    """task names; the robot takes them in turn. None: rest"""
     first_seed: int
     """seed of its first episode; training and held-out seeds never meet"""
+    kind: str = "rollout"
+    """rollout, evaluation or teleoperation"""
+    episodes: int = 0
+    """rest after so many; 0: until further notice"""
+    version: int = 0
+    """evaluation: the policy version that must act; 0: the newest"""
+    lease: int = 0
+    """number of the lease the robot is held by"""
 
 
 class Announce(TaggedMessage, frozen=True, eq=False):
@@ -336,6 +363,14 @@ Message = (
     | TrainerStatus
     | Evaluate
     | Evaluation
+    | ListFleet
+    | SubmitJob
+    | CancelJob
+    | AcquireLease
+    | RenewLease
+    | ReleaseLease
+    | Answer
+    | Preempted
     | ChunkRequest
     | ChunkReply
     | ThinkRequest

@@ -274,3 +274,7 @@ class Lease(msgspec.Struct, frozen=True):
     purpose: str
     priority: int
     expires_ns: int
+    number: int = 0
+    """grows with every lease of the fleet: what holds an older one of the same robot is out of date"""
+    ttl_ns: int = 0
+    """a heartbeat moves the end so far into the future"""

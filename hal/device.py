@@ -1,0 +1,44 @@
+"""What a device that a person teleoperates with must offer: keyboard, gamepad, leader arm, phone."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import msgspec
+import numpy as np
+
+from wire.types import RobotSpec
+
+
+class Intent(msgspec.Struct, frozen=True, eq=False):
+    """What the person wants now."""
+
+    engaged: bool = False
+    """whether the person drives; False hands the robot back"""
+    action: np.ndarray | None = None
+    """float32[da] within the spec's limits; None while engaged: hold"""
+    estop: bool = False
+    """stop the robot now"""
+    quit: bool = False
+    """the person puts the device away"""
+
+
+@runtime_checkable
+class Device(Protocol):
+    """A device; its constructor only stores its configuration."""
+
+    def connect(self, spec: RobotSpec) -> None:
+        """Open the device for a robot of `spec`.
+
+        Raises `RobotError` when it cannot be opened and `ConfigError` when it cannot drive such a robot, with the
+        reason and what to do.
+        """
+        ...
+
+    def read(self) -> Intent:
+        """What the person wants now, without waiting. Raises `RobotError` when the device is gone."""
+        ...
+
+    def close(self) -> None:
+        """Give it back. May be called twice."""
+        ...
