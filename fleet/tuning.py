@@ -58,15 +58,15 @@ class Tuning:
 
     def _driven(self, recipe: Recipe) -> Recipe:
         kind = self.robot or recipe.robot
-        config = read_config(kind, _json(self.robot_config)) if self.robot_config else None
+        config = read_config(kind, read_json(self.robot_config)) if self.robot_config else None
         if config is None and kind == recipe.robot:
             config = recipe.robot_config
         recipe.spec.require(make_robot(kind, config).spec, f"robot '{kind}' for recipe '{recipe.name}'")
         return replace(recipe, robot=kind, robot_config=config)
 
 
-def _json(text: str) -> dict[str, Any]:
-    """What the option says, itself or in the file it names."""
+def read_json(text: str) -> dict[str, Any]:
+    """What --robot-config says, itself or in the file it names. Raises `ConfigError`."""
     place = ""
     if not text.lstrip().startswith("{"):
         place = f" {text}:"

@@ -38,7 +38,7 @@ _registered: dict[str, dict[str, Callable[..., Any]]] = {group: {} for group in 
 
 
 def known(group: str) -> tuple[str, ...]:
-    """Names in a group, sorted. A name that is listed may still fail to load; `broken_robots` tells."""
+    """Names in a group, sorted. A name that is listed may still fail to load; `broken` tells."""
     return tuple(sorted({*_found(group), *_registered[group]}))
 
 
@@ -130,15 +130,15 @@ def make_operator(kind: str, robot: Robot) -> Teleoperator:
     return _call(OPERATORS, kind, robot)
 
 
-def broken_robots() -> dict[str, str]:
-    """Why each robot that cannot be loaded cannot, by name. Imports every driver's module: for a doctor."""
-    broken = {}
-    for name, point in sorted(_found(ROBOTS).items()):
+def broken(group: str = ROBOTS) -> dict[str, str]:
+    """Why each member of a group that cannot be loaded cannot, by name. Imports every module: for a doctor."""
+    wrong = {}
+    for name, point in sorted(_found(group).items()):
         try:
             _load(point)
         except RobotError as error:
-            broken[name] = str(error)
-    return broken
+            wrong[name] = str(error)
+    return wrong
 
 
 def _found(group: str, installed: Iterable[EntryPoint] | None = None) -> dict[str, EntryPoint]:

@@ -8,7 +8,7 @@ import pytest
 
 import hal.registry as registry
 from hal.fake import FakeConfig, FakeExpert, FakeRobot
-from hal.registry import broken_robots, known_operators, known_robots, make_operator, make_robot
+from hal.registry import broken, known_operators, known_robots, make_operator, make_robot
 from wire.errors import ConfigError, RobotError
 
 
@@ -43,7 +43,7 @@ def test_a_broken_package_is_named_and_hides_nobody(installed: list[EntryPoint])
     assert isinstance(make_robot("fake"), FakeRobot)
     with pytest.raises(RobotError, match=r"'arm = no_such_package.arm:Arm'.*ModuleNotFoundError"):
         make_robot("arm")
-    assert set(broken_robots()) == {"arm"}
+    assert set(broken()) == {"arm"}
 
 
 def test_what_is_no_robot_is_refused(installed: list[EntryPoint]) -> None:

@@ -1,88 +1,26 @@
-"""The `Robot` contract as checks that run on any driver, in its own tests or at the bench:
-
-    from hal.conformance import check_robot
-    print(check_robot(lambda: MyRobot(config), task="my-task"))
-
-It connects, resets and moves the robot by `scale` of its limits: clear the workspace first.
-"""
+"""The `Robot` contract as rules that run on any driver."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from hal.limits import hold_action, limit_action
+from hal.limits import hold_action, limit_action, rest_action
 from hal.robot import Feedback, Robot
 from wire.errors import ConfigError, FleetError, InvalidData
 from wire.types import Meaning, Observation, RobotSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One rule and how the robot did."""
-
-    name: str
-    passed: bool
-    message: str = ""
-    """what was seen and what to do about it, '' when passed"""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All checks, in the order they ran."""
-
-    checks: tuple[Check, ...]
-
-    @property
-    def passed(self) -> bool:
-        return all(check.passed for check in self.checks)
-
-    @property
-    def failed(self) -> tuple[str, ...]:
-        """Names of the checks that failed."""
-        return tuple(check.name for check in self.checks if not check.passed)
-
-    def __str__(self) -> str:
-        lines = [f"{'ok  ' if c.passed else 'FAIL'} {c.name}{': ' * bool(c.message)}{c.message}" for c in self.checks]
-        return "\n".join([*lines, f"{len(self.checks) - len(self.failed)} of {len(self.checks)} checks passed"])
 
 
 class Broken(Exception):
     """A rule is broken; the text says how and what to do."""
 
 
-def check_robot(
-    make: Callable[[], Robot],
-    task: str,
-    seed: int = 0,
-    ticks: int = 24,
-    scale: float = 0.5,
-    seeded: bool = True,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Report:
-    """Run every check on robots from `make`, each on a robot of its own.
-
-    `ticks`: control periods of a run; `scale`: share of the action limits used to move; `seeded`: False for a real
-    robot, whose scene no seed can rebuild; `sleep`: how to let one control period pass on the robot's clock.
-    """
-    run = _Run(make, task, seed, ticks, scale, seeded, sleep)
-    checks = []
-    for name, rule in run.rules():
-        try:
-            rule()
-            checks.append(Check(name, True))
-        except Broken as broken:
-            checks.append(Check(name, False, str(broken)))
-        except Exception as error:  # noqa: BLE001 - a driver may raise anything; the report must say what
-            checks.append(Check(name, False, f"raised {type(error).__name__}: {error}"))
-    return Report(tuple(checks))
-
-
 @dataclass(frozen=True, slots=True)
-class _Run:
+class Rules:
+    """Each rule on a robot of its own, from `make`."""
+
     make: Callable[[], Robot]
     task: str
     seed: int
@@ -90,9 +28,15 @@ class _Run:
     scale: float
     seeded: bool
     sleep: Callable[[float], None]
+    move: bool = True
+    gentle: bool = False
+    """swing about the pose the robot stands in and never command a limit: for hardware"""
 
     def rules(self) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "spec", self.spec
+        if not self.move:
+            yield "connect", self.connect
+            return
         yield "connect_twice", self.connect_twice
         yield "close_twice", self.close_twice
         yield "unready_is_refused", self.unready_is_refused
@@ -102,7 +46,8 @@ class _Run:
         yield "time", self.time
         yield "cameras", self.cameras
         yield "write", self.write
-        yield "write_limits", self.write_limits
+        if not self.gentle:
+            yield "write_limits", self.write_limits
         yield "write_invalid", self.write_invalid
         yield "hold", self.hold
         if self.seeded:
@@ -112,18 +57,22 @@ class _Run:
 
     def spec(self) -> None:
         robot = self.make()
-        _need(isinstance(robot, Robot), "lacks a method of hal.robot.Robot; add it.")
-        _need(isinstance(robot.spec, RobotSpec), "`spec` must be a RobotSpec, set by the constructor.")
-        _need(robot.spec.action_dim > 0, "the spec has no action; name at least one dimension.")
+        need(isinstance(robot, Robot), "lacks a method of hal.robot.Robot; add it.")
+        need(isinstance(robot.spec, RobotSpec), "`spec` must be a RobotSpec, set by the constructor.")
+        need(robot.spec.action_dim > 0, "the spec has no action; name at least one dimension.")
         for d in (*robot.spec.state, *robot.spec.action):
-            _need(np.isfinite([d.low, d.high]).all(), f"'{d.name}' has no finite limits; give its real range.")
+            need(np.isfinite([d.low, d.high]).all(), f"'{d.name}' has no finite limits; give its real range.")
         for d in robot.spec.action:
             still = d.meaning is Meaning.absolute or d.low <= 0 <= d.high
-            _need(still, f"action '{d.name}' is a {d.meaning.value} but 0 is not within its limits: it cannot hold.")
-        _need(robot.spec.hash == self.make().spec.hash, "two robots of the same configuration have other specs.")
+            need(still, f"action '{d.name}' is a {d.meaning.value} but 0 is not within its limits: it cannot hold.")
+        need(robot.spec.hash == self.make().spec.hash, "two robots of the same configuration have other specs.")
+
+    def connect(self) -> None:
+        with Closing(self.make()) as robot:
+            robot.connect()
 
     def connect_twice(self) -> None:
-        with _Closing(self.make()) as robot:
+        with Closing(self.make()) as robot:
             robot.connect()
             robot.connect()
             robot.reset(self.task, self.seed)
@@ -138,20 +87,20 @@ class _Run:
         _refuses(robot.read, "read() after close()")
 
     def unready_is_refused(self) -> None:
-        with _Closing(self.make()) as robot:
+        with Closing(self.make()) as robot:
             _refuses(lambda: robot.reset(self.task, self.seed), "reset() before connect()")
             robot.connect()
             _refuses(robot.read, "read() before reset()")
-            _refuses(lambda: robot.write(self._action(robot, 0)), "write() before reset()")
+            _refuses(lambda: robot.write(robot.spec.action_low()), "write() before reset()")
 
     def unknown_task(self) -> None:
-        with _Closing(self.make()) as robot:
+        with Closing(self.make()) as robot:
             robot.connect()
             wrong = self.task + "-x"
             try:
                 robot.reset(wrong, self.seed)
             except ConfigError as error:
-                _need(wrong in str(error), f"the error does not name the task '{wrong}': {error}")
+                need(wrong in str(error), f"the error does not name the task '{wrong}': {error}")
                 return
         raise Broken(f"reset('{wrong}') must raise ConfigError with the nearest known task.")
 
@@ -159,26 +108,26 @@ class _Run:
         spec = self.make().spec
         for observation, _ in self._play():
             state = observation.state
-            _need(state.dtype == np.float32, f"state is {state.dtype}; it must be float32.")
-            _need(bool(observation.task), "`task` is empty; give the instruction a person would say.")
+            need(state.dtype == np.float32, f"state is {state.dtype}; it must be float32.")
+            need(bool(observation.task), "`task` is empty; give the instruction a person would say.")
             shape = state.shape == (spec.state_dim,)
-            _need(shape, f"state has shape {list(state.shape)}; the spec has {spec.state_dim} dimensions.")
+            need(shape, f"state has shape {list(state.shape)}; the spec has {spec.state_dim} dimensions.")
             names = [d.name for d, ok in zip(spec.state, np.isfinite(state), strict=True) if not ok]
-            _need(not names, f"state is not finite in {', '.join(names)}; raise RobotError when a sensor fails.")
+            need(not names, f"state is not finite in {', '.join(names)}; raise RobotError when a sensor fails.")
             for camera in spec.cameras:
                 frame = observation.images.get(camera.name)
                 if frame is None:
                     raise Broken(f"no frame of '{camera.name}'; reset() must wait for the first.")
                 got = f"{frame.image.dtype}{list(frame.image.shape)}"
                 wanted = f"uint8[{camera.height}, {camera.width}, 3]"
-                _need(got == wanted, f"'{camera.name}' gave {got}; the spec says {wanted}.")
+                need(got == wanted, f"'{camera.name}' gave {got}; the spec says {wanted}.")
 
     def read_limits(self) -> None:
         for tick, (observation, _) in enumerate(self._play()):
             spec = self.make().spec
             for d, value in zip(spec.state, observation.state, strict=False):
                 inside = np.float32(d.low) <= value <= np.float32(d.high)
-                _need(
+                need(
                     inside or np.isnan(value),
                     f"tick {tick}: '{d.name}' is {value} {d.unit}, limits {d.low} to {d.high}.",
                 )
@@ -187,8 +136,8 @@ class _Run:
         before = -1
         for tick, (observation, _) in enumerate(self._play()):
             now = observation.time_ns
-            _need(isinstance(now, int), "`time_ns` must be an int.")
-            _need(
+            need(isinstance(now, int), "`time_ns` must be an int.")
+            need(
                 now >= before,
                 f"tick {tick}: time went back by {(before - now) / 1e6:.3f} ms; stamp by one monotonic clock.",
             )
@@ -203,22 +152,22 @@ class _Run:
             for name, times in seen.items():
                 frame = observation.images[name]
                 ahead_s = (frame.time_ns - observation.time_ns) / 1e9
-                _need(ahead_s <= 0, f"tick {tick}: a frame of '{name}' is {ahead_s:.3f} s newer than its observation.")
-                _need(
+                need(ahead_s <= 0, f"tick {tick}: a frame of '{name}' is {ahead_s:.3f} s newer than its observation.")
+                need(
                     not times or frame.time_ns >= times[-1], f"tick {tick}: a frame of '{name}' is older than the last."
                 )
                 times.append(frame.time_ns)
         for name, times in seen.items():
-            _need(len(set(times)) > 1, f"'{name}' gave one frame in {ticks} ticks: it is frozen, or stamped by read().")
+            need(len(set(times)) > 1, f"'{name}' gave one frame in {ticks} ticks: it is frozen, or stamped by read().")
 
     def write(self) -> None:
         for _, feedback in self._play():
             self._check_executed(feedback)
-            _need(bool(np.isfinite(feedback.reward)), f"reward {feedback.reward} is not finite.")
+            need(bool(np.isfinite(feedback.reward)), f"reward {feedback.reward} is not finite.")
 
     def write_limits(self) -> None:
-        with _Closing(self.make()) as robot:
-            self._start(robot)
+        with Closing(self.make()) as robot:
+            self.start(robot)
             spec = robot.spec
             for far in (spec.action_high() + 1, spec.action_low() - 1):
                 wide = far.astype(np.float32) * np.float32(1.0)
@@ -226,8 +175,8 @@ class _Run:
                 self.sleep(1 / spec.control_hz)
 
     def write_invalid(self) -> None:
-        with _Closing(self.make()) as robot:
-            self._start(robot)
+        with Closing(self.make()) as robot:
+            self.start(robot)
             da = robot.spec.action_dim
             for bad, what in (
                 (np.full(da, np.nan, np.float32), "NaN"),
@@ -236,51 +185,63 @@ class _Run:
             ):
                 _refuses(lambda bad=bad: robot.write(bad), f"write() of {what}", InvalidData)  # type: ignore[misc]
             observation = robot.read()
-            _need(bool(np.isfinite(observation.state).all()), "the state is not finite after a refused action.")
+            need(bool(np.isfinite(observation.state).all()), "the state is not finite after a refused action.")
 
     def hold(self) -> None:
-        with _Closing(self.make()) as robot:
-            self._start(robot)
-            last = robot.write(self._action(robot, 0)).executed
+        with Closing(self.make()) as robot:
+            self.start(robot)
+            last = robot.write(self.first(robot)).executed
             held = robot.write(hold_action(robot.spec, last)).executed
             for d, value in zip(robot.spec.action, held, strict=True):
                 moved = d.meaning is not Meaning.absolute and value != 0
-                _need(not moved, f"told to hold, it executed {value} {d.unit} of '{d.name}'.")
+                need(not moved, f"told to hold, it executed {value} {d.unit} of '{d.name}'.")
 
     def deterministic(self) -> None:
-        with _Closing(self.make()) as robot:
+        with Closing(self.make()) as robot:
             robot.connect()
             first = self._trajectory(robot, self.seed)
             other = self._trajectory(robot, self.seed + 1)
             second = self._trajectory(robot, self.seed)
-        with _Closing(self.make()) as robot:
+        with Closing(self.make()) as robot:
             robot.connect()
             fresh = self._trajectory(robot, self.seed)
         del other  # only there to leave traces that the second run must not see
         for again, where in ((second, "after another episode"), (fresh, "on a fresh robot")):
             same = first.shape == again.shape and np.array_equal(first, again, equal_nan=True)
-            _need(
+            need(
                 same, f"the same seed and actions gave another trajectory {where}; rebuild all of the scene in reset()."
             )
 
     # --- moving ---------------------------------------------------------------------------------------------------
 
-    def _start(self, robot: Robot) -> None:
+    def start(self, robot: Robot) -> None:
         robot.connect()
         robot.reset(self.task, self.seed)
 
-    def _action(self, robot: Robot, tick: int) -> np.ndarray:
-        """float32[da]: a small swing about the middle of each dimension's limits."""
+    def action(self, robot: Robot, tick: int, rest: np.ndarray | None = None) -> np.ndarray:
+        """float32[da]: a small swing about the middle of each dimension's limits.
+
+        `rest`, float32[ds]: the state of a robot that must be handled gently: the swing is about it and grows softly.
+        """
         low, high = robot.spec.action_low(), robot.spec.action_high()
         phase = np.sin(0.3 * tick + np.arange(len(low))) * self.scale
-        return limit_action(robot.spec, ((low + high) / 2 + (high - low) / 2 * phase).astype(np.float32))
+        middle = (low + high) / 2
+        if rest is not None:
+            middle = rest_action(robot.spec, rest)
+            phase *= min(1.0, tick / 20)
+        return limit_action(robot.spec, (middle + (high - low) / 2 * phase).astype(np.float32))
+
+    def first(self, robot: Robot) -> np.ndarray:
+        """float32[da]: an action to begin with."""
+        return self.action(robot, 0, robot.read().state if self.gentle else None)
 
     def _play(self, ticks: int = 0) -> Iterator[tuple[Observation, Feedback]]:
-        with _Closing(self.make()) as robot:
-            self._start(robot)
+        with Closing(self.make()) as robot:
+            self.start(robot)
+            rest = robot.read().state if self.gentle else None
             for tick in range(ticks or self.ticks):
                 observation = robot.read()
-                yield observation, robot.write(self._action(robot, tick))
+                yield observation, robot.write(self.action(robot, tick, rest))
                 self.sleep(1 / robot.spec.control_hz)
 
     def _trajectory(self, robot: Robot, seed: int) -> np.ndarray:
@@ -288,23 +249,23 @@ class _Run:
         rows = []
         for tick in range(self.ticks):
             rows.append(robot.read().state)
-            robot.write(self._action(robot, tick))
+            robot.write(self.action(robot, tick))
         return np.array(rows)
 
     def _check_executed(self, feedback: Feedback) -> None:
         spec = self.make().spec
         executed = feedback.executed
         right = executed.shape == (spec.action_dim,) and executed.dtype == np.float32
-        _need(right, f"executed is {executed.dtype}{list(executed.shape)}; it must be float32[{spec.action_dim}].")
+        need(right, f"executed is {executed.dtype}{list(executed.shape)}; it must be float32[{spec.action_dim}].")
         for d, value in zip(spec.action, executed, strict=True):
             inside = np.float32(d.low) <= value <= np.float32(d.high)
-            _need(
+            need(
                 bool(inside),
                 f"executed {value} {d.unit} of '{d.name}', limits {d.low} to {d.high}: use limit_action().",
             )
 
 
-class _Closing:
+class Closing:
     """Closes the robot whatever happens: the next check's robot may need the same hardware."""
 
     def __init__(self, robot: Robot) -> None:
@@ -317,7 +278,7 @@ class _Closing:
         self._robot.close()
 
 
-def _need(holds: bool | np.bool_, otherwise: str) -> None:
+def need(holds: bool | np.bool_, otherwise: str) -> None:
     if not holds:
         raise Broken(otherwise)
 

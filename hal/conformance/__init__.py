@@ -1,0 +1,63 @@
+"""The `Robot` contract as checks that run on any driver, in its own tests or at the bench:
+
+    from hal.conformance import check_robot
+    print(check_robot(lambda: MyRobot(config), task="my-task"))
+
+It connects, resets and moves the robot by `scale` of its limits: clear the workspace first. At the bench,
+`vla-fleet doctor --robot my-robot` does the same and measures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from hal.conformance.measure import measure
+from hal.conformance.report import Check, Figure, Report
+from hal.conformance.rules import Broken, Rules
+from hal.robot import Robot
+
+__all__ = ["Check", "Figure", "Report", "check_robot"]
+
+
+def check_robot(
+    make: Callable[[], Robot],
+    task: str,
+    seed: int = 0,
+    ticks: int = 24,
+    scale: float = 0.5,
+    seeded: bool = True,
+    sleep: Callable[[float], None] = time.sleep,
+    *,
+    measure_s: float = 0.0,
+    move: bool = True,
+    gentle: bool = False,
+    tell: Callable[[str], None] = lambda name: None,
+) -> Report:
+    """Run every check on robots from `make`, each on a robot of its own.
+
+    `ticks`: control periods of a run; `scale`: share of the action limits used to move; `seeded`: False for a real
+    robot, whose scene no seed can rebuild; `sleep`: how to let one control period pass on the robot's clock.
+    `measure_s`: also measure rates, latencies and the way to a standstill over so many seconds of this computer's time;
+    `move`: False connects and does no more; `gentle`: swing about the pose the robot stands in and never command a
+    limit; `tell` hears the name of each check before it runs.
+    """
+    rules = Rules(make, task, seed, ticks, scale, seeded, sleep, move, gentle)
+    checks = []
+    for name, rule in rules.rules():
+        tell(name)
+        try:
+            rule()
+            checks.append(Check(name, True))
+        except Broken as broken:
+            checks.append(Check(name, False, str(broken)))
+        except Exception as error:  # noqa: BLE001 - a driver may raise anything; the report must say what
+            checks.append(Check(name, False, f"raised {type(error).__name__}: {error}"))
+    figures: tuple[Figure, ...] = ()
+    if measure_s and move:
+        tell("figures")
+        try:
+            figures = measure(rules, measure_s)
+        except Exception as error:  # noqa: BLE001 - as above
+            checks.append(Check("figures", False, f"raised {type(error).__name__}: {error}"))
+    return Report(tuple(checks), figures)

@@ -1,0 +1,162 @@
+"""How quick a robot is, and how soon it stands still: measured at its own rate, with its own motion."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from hal.conformance.report import Figure
+from hal.conformance.rules import Closing, Rules
+from hal.limits import hold_action
+from hal.robot import Robot
+from wire.types import Meaning, Observation, RobotSpec
+
+_REST_TICKS = 10
+_STILL_TICKS = 3
+_STOP_S = 2.0
+"""a robot that was told to hold must stand within so long"""
+
+
+def measure(rules: Rules, seconds: float, now: Callable[[], float] = time.perf_counter) -> tuple[Figure, ...]:
+    """Drive a robot for `seconds` with the rules' small swing and then tell it to hold. `now` and `rules.sleep` share
+    one clock, in seconds."""
+    with Closing(rules.make()) as robot:
+        spec = robot.spec
+        began = now()
+        robot.connect()
+        connected = now()
+        robot.reset(rules.task, rules.seed)
+        figures = [
+            Figure("connect", connected - began, "s"),
+            Figure("reset", now() - connected, "s"),
+        ]
+        line = _Line(robot, rules, now)
+        noise = line.rest()
+        ticks = max(_REST_TICKS, round(seconds * spec.control_hz))
+        first = line.ticks
+        for tick in range(ticks):
+            line.turn(rules.action(robot, tick, line.pose if rules.gentle else None))
+        figures += line.paces(first)
+        figures += _cameras(spec, line.seen[first:])
+        return (*figures, *_stop(line, noise))
+
+
+class _Line:
+    """Reads and commands one robot at its rate and remembers how long everything took."""
+
+    def __init__(self, robot: Robot, rules: Rules, now: Callable[[], float]) -> None:
+        self.robot = robot
+        self.seen: list[Observation] = []
+        self.executed: np.ndarray = np.zeros(robot.spec.action_dim, np.float32)
+        self.pose: np.ndarray = np.zeros(robot.spec.state_dim, np.float32)
+        """float32[ds]: where it stood before it was moved"""
+        self._sleep, self._now = rules.sleep, now
+        self._read_s: list[float] = []
+        self._write_s: list[float] = []
+        self._due = now()
+        self._missed = 0
+
+    @property
+    def ticks(self) -> int:
+        return len(self.seen)
+
+    def turn(self, action: np.ndarray | None) -> None:
+        """One control period; no action: hold."""
+        period_s = 1 / self.robot.spec.control_hz
+        wait_s = self._due - self._now()
+        if wait_s > 0:
+            self._sleep(wait_s)
+        elif wait_s < -period_s:
+            # What is late stays late; the rhythm begins anew.
+            self._missed += 1
+            self._due = self._now()
+        self._due += period_s
+        began = self._now()
+        self.seen.append(self.robot.read())
+        read = self._now()
+        action = hold_action(self.robot.spec, self.executed) if action is None else action
+        self.executed = self.robot.write(action).executed
+        self._read_s.append(read - began)
+        self._write_s.append(self._now() - read)
+
+    def rest(self) -> np.ndarray:
+        """float32[ds]: the largest change of a state that nobody commands, between two ticks."""
+        spec = self.robot.spec
+        self.pose = self.robot.read().state
+        measured = {d.name: value for d, value in zip(spec.state, self.pose, strict=True)}
+        self.executed = np.array(
+            [measured.get(d.name, 0.0) if d.meaning is Meaning.absolute else 0.0 for d in spec.action], np.float32
+        )
+        self._due = self._now()
+        for _ in range(_REST_TICKS):
+            self.turn(None)
+        states = np.array([observation.state for observation in self.seen])
+        # The first moments after a reset may still settle.
+        return np.abs(np.diff(states[_REST_TICKS // 2 :], axis=0)).max(axis=0)
+
+    def paces(self, first: int) -> list[Figure]:
+        """Latency of calls and the rate that was kept, from tick `first` on."""
+        spec = self.robot.spec
+        period_ms = 1e3 / spec.control_hz
+        both = np.array(self._read_s[first:]) + np.array(self._write_s[first:])
+        advice = "answer from a thread that reads ahead, lower control_hz, or look at what else this computer does."
+        figures = []
+        for name, took in (("read", self._read_s[first:]), ("write", self._write_s[first:])):
+            for percent in (50, 99):
+                figures.append(Figure(f"{name} p{percent}", float(np.percentile(took, percent)) * 1e3, "ms"))
+        figures.append(Figure("read + write p99", float(np.percentile(both, 99)) * 1e3, "ms", period_ms, advice=advice))
+        late = self._missed / len(both)
+        figures.append(
+            Figure("missed periods", 100 * late, "%", 1.0, advice=f"{spec.control_hz:g} Hz is not kept; {advice}")
+        )
+        return figures
+
+
+def _cameras(spec: RobotSpec, seen: list[Observation]) -> list[Figure]:
+    figures = []
+    for camera in spec.cameras:
+        frames = [observation.images[camera.name].time_ns for observation in seen]
+        different = np.unique(frames)
+        span_s = (different[-1] - different[0]) / 1e9
+        rate = (len(different) - 1) / span_s if span_s > 0 else 0.0
+        # A camera slower than the control loop is seen at its own rate, a faster one at the loop's.
+        wanted = min(camera.rate_hz, spec.control_hz)
+        figures.append(
+            Figure(
+                f"camera {camera.name}",
+                rate,
+                "Hz",
+                0.8 * wanted,
+                at_least=True,
+                advice=f"the spec says {camera.rate_hz:g} Hz; more light, a smaller picture or another bus may help.",
+            )
+        )
+        ages = [(o.time_ns - o.images[camera.name].time_ns) / 1e6 for o in seen]
+        figures.append(Figure(f"camera {camera.name} age p99", float(np.percentile(ages, 99)), "ms"))
+    return figures
+
+
+def _stop(line: _Line, noise: np.ndarray) -> list[Figure]:
+    """How long after being told to hold the robot still moves, and how far it goes."""
+    spec = line.robot.spec
+    span = np.array([d.high - d.low for d in spec.state], np.float32)
+    still = np.maximum(3 * noise, 1e-4 * span)
+    first = line.ticks
+    quiet = 0
+    for _ in range(round(_STOP_S * spec.control_hz) + _STILL_TICKS):
+        line.turn(None)
+        change = np.abs(line.seen[-1].state - line.seen[-2].state)
+        quiet = quiet + 1 if (change <= still).all() else 0
+        if quiet == _STILL_TICKS:
+            break
+    took_s = (line.ticks - first - quiet) / spec.control_hz
+    way = np.abs(line.seen[-1].state - line.seen[first].state) / span
+    far = int(way.argmax())
+    moving = [d.name for d, moves in zip(spec.state, change > still, strict=True) if moves]
+    advice = f"{', '.join(moving) or 'it'} goes on; its controller must hold the last target, or stop on zero velocity."
+    return [
+        Figure("stands still after", took_s * 1e3, "ms", _STOP_S * 1e3 * 0.999, advice=advice),
+        Figure(f"way to standstill ({spec.state[far].name})", 100 * float(way[far]), "% of range"),
+    ]

@@ -1,0 +1,95 @@
+"""`vla-fleet doctor` as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BLOCKED = """
+import time
+from hal.fake import FakeRobot
+from hal.registry import register
+class Blocked(FakeRobot):
+    def read(self):
+        time.sleep(600)
+class Wrong(FakeRobot):
+    def read(self):
+        raise ValueError("no such register")
+register("blocked", Blocked)
+register("wrong", Wrong)
+from fleet.cli import main
+main()
+"""
+
+
+def doctor(*options: str, program: str = "from fleet.cli import main; main()") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, "doctor", *options],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_sound_robot_passes_and_its_report_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    done = doctor("--recipe", "fake", "--simulated", "--seconds", "1", "--json", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "checks passed" in done.stdout and "deterministic" in done.stdout
+    found = json.loads(path.read_text())
+    assert found["passed"] is True and found["robot"] == "fake"
+    assert {"read p99", "camera front", "stands still after"} <= {figure["name"] for figure in found["figures"]}
+
+
+def test_a_faulty_one_is_named_with_what_to_do(tmp_path: Path) -> None:
+    faults = json.dumps({"faults": {"frozen_camera": True}})
+    done = doctor("--robot", "fake", "--robot-config", faults, "--simulated", "--seconds", "1")
+    assert done.returncode == 1
+    text = " ".join(done.stdout.split())
+    assert "FAIL" in text and "frozen" in text
+
+
+def test_hardware_is_not_moved_unasked() -> None:
+    done = doctor("--robot", "fake")
+    assert done.returncode == 1 and "clear its workspace, then say --yes" in done.stderr
+    still = doctor("--robot", "fake", "--no-move")
+    assert still.returncode == 0 and "2 of 2 checks passed" in still.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--robot", "fak", "--yes"), "Did you mean 'fake'"),
+        (("--robot", "fake", "--yes", "--robot-config", '{"control_herz": 3}'), "Did you mean 'control_hz'"),
+        (("--robot", "fake", "--yes", "--robot-config", '{"control_hz": "x"}'), "control_hz"),
+        (("--robot", "fake", "--yes", "--robot-config", "nowhere.json"), "nowhere.json"),
+        (("--robot", "fake", "--yes", "--robot-config", "{"), "not JSON"),
+    ],
+)
+def test_what_cannot_be_understood_is_said_in_one_line(options: tuple[str, ...], said: str) -> None:
+    done = doctor(*options)
+    assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_driver_that_blocks_is_given_up_and_one_that_raises_is_reported() -> None:
+    blocked = doctor("--robot", "blocked", "--simulated", "--patience", "1", program=BLOCKED)
+    assert blocked.returncode == 1
+    assert "check 'unready_is_refused' has not ended" in blocked.stderr or "driver blocks" in blocked.stderr
+    wrong = doctor("--robot", "wrong", "--simulated", "--seconds", "0.5", program=BLOCKED)
+    assert wrong.returncode == 1 and "ValueError: no such register" in " ".join(wrong.stdout.split())
+
+
+def test_without_a_robot_it_looks_at_the_computer() -> None:
+    done = doctor()
+    assert done.returncode == 0
+    for line in ("shared memory", "robots", "fake", "metaworld"):
+        assert line in done.stdout
