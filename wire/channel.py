@@ -6,6 +6,9 @@ from typing import Protocol
 
 from wire.messages import Message
 
+FURTHER = "@"
+"""stands between a name and a number in the peer's name of a second line; no name has it"""
+
 
 class Channel(Protocol):
     """One end of a line between two processes. Nothing here ever blocks longer than asked."""

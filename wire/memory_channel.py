@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from wire.channel import FURTHER
 from wire.codec import decode, encode
 from wire.messages import Message
 
@@ -19,8 +20,10 @@ class MemoryServer:
         self._outboxes: dict[str, deque[bytes]] = {}
         self.cut: set[str] = set()
         """names of peers whose line is down: messages of either direction are lost"""
+        self._adopted: dict[str, str] = {}
 
     def connect(self, name: str) -> MemoryClient:
+        """A client under `name`; "name@2" is a second line of one name."""
         self._outboxes[name] = deque()
         return MemoryClient(name, self)
 
@@ -34,7 +37,19 @@ class MemoryServer:
         if not self._inbox:
             return None
         peer, data = self._inbox.popleft()
-        return peer, decode(data)
+        return self._adopted.get(peer, peer), decode(data)
+
+    def adopt(self, peer: str) -> str:
+        """Make the further line `peer` ("name@2") the line of its name, which is returned."""
+        name = peer.partition(FURTHER)[0]
+        if peer != name and peer in self._outboxes:
+            self._outboxes[name] = self._outboxes[peer]
+            self._adopted[peer] = name
+        return name
+
+    def place(self, peer: str) -> str:
+        """Where `peer` is: in this process."""
+        return f"memory:{peer}" if peer in self._outboxes else ""
 
     def refused(self) -> list[tuple[str, str]]:
         """Nobody is ever refused: there are no keys within one process."""

@@ -5,6 +5,7 @@ All socket options are set before bind or connect: libzmq ignores most of them a
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import OrderedDict
@@ -16,6 +17,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from wire.auth import GUEST, Authenticator
+from wire.channel import FURTHER
 from wire.codec import MAX_MESSAGE_BYTES, decode, encode
 from wire.errors import ConfigError, ProtocolError, TooLarge
 from wire.keys import GATEWAY, KeyPair, check_name, load_pair
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 4000
 _GUESTS_REMEMBERED = 1000
+_FURTHER_REMEMBERED = 1000
 _GUEST_HELLO_BYTES = 64 * 1024
 
 
@@ -33,10 +36,13 @@ class ZmqServer:
     """The gateway's one TCP port. Peers are known by the name their key is filed under, never by a claim.
 
     libzmq gives each line a random routing id; a name points to the newest line of its key, so a robot that comes back
-    after its line was cut does not wait for TCP to give the old one up.
+    after its line was cut does not wait for TCP to give the old one up. With `apart` a second line of one name is a
+    peer of its own, `name@2` and so on, until `adopt` makes it the line of the name.
     """
 
-    def __init__(self, endpoint: str, keys: Path, name: str = GATEWAY, queue: int = 1000) -> None:
+    def __init__(
+        self, endpoint: str, keys: Path, name: str = GATEWAY, queue: int = 1000, *, apart: bool = False
+    ) -> None:
         """Bind `endpoint` ("tcp://127.0.0.1:5599"; port `*` picks a free one, see `endpoint`) with the key of `name`.
 
         Raises `ConfigError` when the port is in use.
@@ -46,6 +52,10 @@ class ZmqServer:
         self._context = zmq.Context()
         self._authenticator = Authenticator(self._context, keys)
         self._lines: dict[str, bytes] = {}
+        self._apart = apart
+        self._further: OrderedDict[bytes, str] = OrderedDict()
+        self._numbers = itertools.count(2)
+        self._places: dict[str, str] = {}
         self._guests: OrderedDict[bytes, None] = OrderedDict()
         self._refused: list[tuple[str, str]] = []
         self._next_handshake_line_s = 0.0
@@ -107,8 +117,22 @@ class ZmqServer:
                 log.error("dropped a message of '%s': %s", peer, error)
                 self._send(line, Refusal(reason=str(error)))
                 continue
-            self._lines[peer] = line
+            peer = self._peer_of(line, peer)
+            self._places[peer] = str(frames[-1].get("Peer-Address"))
             return peer, message
+
+    def adopt(self, peer: str) -> str:
+        """Make the further line `peer` ("name@2") the line of its name, which is returned; the old one is forgotten."""
+        name = peer.partition(FURTHER)[0]
+        if peer != name and (line := self._lines.pop(peer, None)) is not None:
+            self._further.pop(line, None)
+            self._lines[name] = line
+            self._places[name] = self._places.pop(peer, "")
+        return name
+
+    def place(self, peer: str) -> str:
+        """The address that `peer` spoke from last, '' when it never did."""
+        return self._places.get(peer, "")
 
     def refused(self) -> list[tuple[str, str]]:
         """(name, reason) of those turned away since the last call."""
@@ -132,6 +156,21 @@ class ZmqServer:
                 return False
             raise
         return True
+
+    def _peer_of(self, line: bytes, name: str) -> str:
+        """Whom a message of `line` comes from."""
+        if not self._apart or self._lines.setdefault(name, line) == line:
+            self._lines[name] = line
+            return name
+        if line not in self._further:
+            self._further[line] = f"{name}{FURTHER}{next(self._numbers)}"
+            if len(self._further) > _FURTHER_REMEMBERED:
+                _, oldest = self._further.popitem(last=False)
+                self._lines.pop(oldest, None)
+                self._places.pop(oldest, None)
+        peer = self._further[line]
+        self._lines[peer] = line
+        return peer
 
     def _turn_away(self, line: bytes, peer: str, frames: list[zmq.Frame]) -> None:
         """Answer a guest once, with the name it gives, the reason and the way in."""
