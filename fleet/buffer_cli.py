@@ -230,6 +230,25 @@ def import_lerobot(
     typer.echo(f"{done.episodes} episodes, {done.steps} steps stored as robot '{done.robot}'; {done.known} were known.")
 
 
+@app.command()
+def export_episode(
+    episode: Annotated[str, typer.Argument(help="Its id; `buffer tail` names some.")],
+    file: Annotated[Path, typer.Argument(help="The new file.")],
+    data: Data = _DATA,
+    recipe: Annotated[str, typer.Option(help="Recipe whose sentence says the task; empty: the task's name.")] = "",
+) -> None:
+    """Write one episode as a file that the robot `replay` shows again."""
+    from cloud_learner.buffer.export_episode import export_episode as export
+
+    instructions = _instructions(recipe)
+    with _reader(data) as (ledger, store):
+        row = ledger.episode(episode)
+        words = instructions.get(row.task, "") if row is not None else ""
+        done = export(ledger, store, episode, file, words)
+    ended = f"ended with {done.outcome}" if done.outcome else "not ended"
+    typer.echo(f"{done.path}: {done.steps} steps, {done.frames} pictures, {done.bytes / 1e6:.1f} MB, {ended}.")
+
+
 def _progress(progress: Progress) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r{progress.episodes} of {progress.of_episodes} episodes, {progress.steps} steps")

@@ -67,6 +67,7 @@ Think = Annotated[
         help="A think server, tcp://HOST:PORT, that runs the slow path; default: this computer.", show_default=False
     ),
 ]
+Site = Annotated[str, typer.Option(help="Where the robot stands, for jobs that ask for it.", show_default=False)]
 RunDir = Annotated[Path, typer.Option(hidden=True)]
 
 _PORT = 5760
@@ -77,7 +78,9 @@ _THINK_PORT = 5761
 @app.command()
 def up(
     recipe: Recipe = "pixels",
-    robots: Annotated[int, typer.Option(min=1, max=64, help="How many simulated robots.")] = 3,
+    robots: Annotated[
+        int | None, typer.Option(min=1, max=64, help="How many simulated robots; default 3.", show_default=False)
+    ] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0.0, help="Stop after so many minutes of robots at work; default: at Ctrl-C.")
     ] = None,
@@ -94,16 +97,81 @@ def up(
     strategy: Strategy = "",
     delay: DelayOption = "",
     speed_up: SpeedUp = 0,
+    backend: Annotated[
+        str, typer.Option(help="Where parts run: local (children of this process) or ray (nodes of a Ray cluster).")
+    ] = "local",
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            help="The Ray cluster: auto or HOST:PORT; default: one of this machine alone.", show_default=False
+        ),
+    ] = "",
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address the gateway listens on; default 127.0.0.1, with Ray this node's.", show_default=False
+        ),
+    ] = "",
+    think_server: Annotated[bool, typer.Option("--think-server", help="Robots think in one think server.")] = False,
 ) -> None:
-    """Run the whole loop on this machine: gateway, trainer, evaluator and robots."""
+    """Run the whole loop: gateway, trainer, evaluator and robots, on this machine or on a Ray cluster."""
     from fleet.tuning import Tuning
     from fleet.up import Options, run_up
 
     tuning = Tuning(strategy, delay, speed_up)
     options = Options(
-        recipe, robots, minutes, data, seed, headless, report, port, web_port, web_host, operator, ledger, store, tuning
+        recipe=recipe,
+        robots=robots,
+        minutes=minutes,
+        data=data,
+        seed=seed,
+        headless=headless,
+        report=report,
+        port=port,
+        web_port=web_port,
+        web_host=web_host,
+        operator=operator,
+        ledger=ledger,
+        store=store,
+        tuning=tuning,
+        backend=backend,
+        ray_address=ray_address,
+        host=host,
+        think_server=think_server,
     )
     raise typer.Exit(run_up(options))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def ray_node(
+    context: typer.Context,
+    address: Annotated[
+        str, typer.Option(help="Join the Ray cluster at HOST:PORT.", show_default=False, metavar="HOST:PORT")
+    ] = "",
+    head: Annotated[bool, typer.Option("--head", help="Begin a cluster instead.")] = False,
+    robots: Annotated[str, typer.Option(help="Names of the robots here, NAME,NAME.", show_default=False)] = "",
+    site: Site = "",
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Data directory on this node; default: as on the gateway's machine.", show_default=False),
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="Key directory on this node; default DATA/keys.", show_default=False)
+    ] = None,
+    robot: RobotKind = "",
+    robot_config: RobotConfig = "",
+) -> None:
+    """Make this computer a node of a Ray cluster that runs a fleet: it offers its robots.
+
+    Every other option goes to `ray start`; with --robots its --num-cpus is 0 unless given. In --robot-config {name}
+    stands for the robot's name.
+    """
+    from fleet.ray_backend.node import robot_names, run_node
+    from fleet.ray_backend.settings import NodeSettings
+
+    data_root, key_root = (str(path.resolve()) if path is not None else "" for path in (data, keys))
+    settings = NodeSettings(data_root, key_root, site, robot, robot_config)
+    run_node(robot_names(robots), address, head, settings, context.args)
 
 
 @app.command()
@@ -230,6 +298,7 @@ def edge(
     robot: RobotKind = "",
     robot_config: RobotConfig = "",
     think: Think = "",
+    site: Site = "",
 ) -> None:
     """Run one robot: its driver, control, inference and uplink processes."""
     from fleet.robot_parts import run_robot
@@ -237,7 +306,7 @@ def edge(
 
     _log()
     tuning = Tuning(strategy, delay, speed_up, robot, robot_config)
-    raise typer.Exit(run_robot(recipe, _data(data, recipe), gateway, keys, name, operator, tuning, think))
+    raise typer.Exit(run_robot(recipe, _data(data, recipe), gateway, keys, name, operator, tuning, think, site))
 
 
 @app.command(hidden=True)
@@ -256,6 +325,7 @@ def edge_part(
     robot: RobotKind = "",
     robot_config: RobotConfig = "",
     think: Think = "",
+    site: Site = "",
 ) -> None:
     """One process of a robot; started by `edge`."""
     from fleet.robot_parts import run_edge_part
@@ -263,7 +333,7 @@ def edge_part(
 
     _log()
     tuning = Tuning(strategy, delay, speed_up, robot, robot_config)
-    run_edge_part(part, run_dir, recipe, _data(data, recipe), gateway, keys, name, operator, tuning, think)
+    run_edge_part(part, run_dir, recipe, _data(data, recipe), gateway, keys, name, operator, tuning, think, site)
 
 
 @app.command()

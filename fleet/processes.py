@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fleet import supplies
+from fleet.console import note_gateway
 from fleet.paths import DataDirectory
 from fleet.recipes import get_recipe
 from fleet.tuning import Tuning
@@ -33,11 +34,12 @@ def run_gateway(recipe_name: str, root: Path, host: str, port: int, web_host: st
 
     recipe, data = get_recipe(recipe_name), DataDirectory(root)
     lifeline = Lifeline()
-    channel = ZmqServer(f"tcp://{host}:{port or '*'}", data.keys)
+    channel = ZmqServer(f"tcp://{host}:{port or '*'}", data.keys, apart=True)
     gateway, view, ledger, sealer = supplies.make_gateway(recipe, data, channel)
     page = serve(view, web_host, web_port)
     if web_host not in ("127.0.0.1", "localhost", "::1"):
         log.warning("the page has no log-in: everybody who reaches %s can move robots.", page.url)
+    note_gateway(data.root, channel.endpoint.replace("//0.0.0.0:", "//127.0.0.1:"))
     log.info("robots connect to %s; the page is %s", channel.endpoint, page.url)
     sealer.start()
     try:

@@ -12,7 +12,7 @@ from fleet.config import Recipe
 from hal.drivers.metaworld import MetaWorldConfig, MetaWorldRobot
 from hal.drivers.metaworld_motion import metaworld_limits, metaworld_motion
 from hal.drivers.metaworld_tasks import instruction
-from hal.fake import FakeConfig, FakeRobot
+from hal.fake import FAKE_INSTRUCTIONS, FakeConfig, FakeRobot
 from hal.motion import Coupling, SpecMotion
 from robot_edge.evaluator import EvaluatorConfig
 from robot_edge.gate import GateConfig
@@ -83,7 +83,7 @@ def fake(seed: int = 0) -> Recipe:
         name="fake",
         summary="a point that moves to a goal it sees; needs no simulator",
         tasks=tasks,
-        instructions={task: f"go to the {task}" for task in tasks},
+        instructions={task: FAKE_INSTRUCTIONS[task] for task in tasks},
         robot="fake",
         robot_config=config,
         unpaced_config=config,

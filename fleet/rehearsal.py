@@ -81,7 +81,9 @@ class Rehearsal:
         self.data = DataDirectory(root)
         self.server = MemoryServer()
         self.clock = ManualClock()
-        self.gateway, self.view, self.ledger, self.sealer = supplies.make_gateway(recipe, self.data, self.server)
+        self.gateway, self.view, self.ledger, self.sealer = supplies.make_gateway(
+            recipe, self.data, self.server, self.clock
+        )
         self._demonstrations = 0
         self._first_demonstration_seed = first_demonstration_seed
         self.demonstrate(recipe.demonstrations * len(recipe.tasks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,19 @@ from wire.errors import storage_error
 from wire.messages import ACTORS
 
 _SEGMENTS_AT_ONCE = 64
+NOWHERE: Mapping[str, int] = {}
 
 
-def write_report(path: Path, data: DataDirectory, recipe: Recipe, meters: Meters, duration_s: float) -> dict[str, Any]:
-    """Write the report to `path`, whole, and return it."""
-    report = make_report(data, recipe, meters, duration_s)
+def write_report(
+    path: Path,
+    data: DataDirectory,
+    recipe: Recipe,
+    meters: Meters,
+    duration_s: float,
+    elsewhere: Mapping[str, int] = NOWHERE,
+) -> dict[str, Any]:
+    """Write the report to `path`, whole, and return it; see `make_report`."""
+    report = make_report(data, recipe, meters, duration_s, elsewhere)
     temporary = path.with_suffix(".tmp")
     try:
         temporary.write_text(json.dumps(report, indent=2) + "\n")
@@ -36,13 +45,24 @@ def write_report(path: Path, data: DataDirectory, recipe: Recipe, meters: Meters
     return report
 
 
-def make_report(data: DataDirectory, recipe: Recipe, meters: Meters, duration_s: float) -> dict[str, Any]:
-    """Everything that was measured on the fleet in `data`, over all its runs but `ticks` and `duration_s`."""
+def make_report(
+    data: DataDirectory,
+    recipe: Recipe,
+    meters: Meters,
+    duration_s: float,
+    elsewhere: Mapping[str, int] = NOWHERE,
+) -> dict[str, Any]:
+    """Everything that was measured on the fleet in `data`, over all its runs but `ticks` and `duration_s`.
+
+    `elsewhere`: steps recorded by robots whose spools are on other machines. A robot that cannot be asked what it
+    recorded is named in `spools_not_seen` and counts neither as lost nor as recorded.
+    """
     ledger, store = data.buffer.open_reader()
     try:
         totals, by_robot = ledger.totals(), ledger.robot_totals()
         versions, evaluations = ledger.versions(), ledger.evaluations()
-        recorded = {name: _recorded(data, name) for name in by_robot}
+        asked = {name: _recorded(data, name, elsewhere) for name in by_robot}
+        recorded = {name: steps for name, steps in asked.items() if steps is not None}
         online = [row for row in _segments(ledger) if row.source == "online"]
         offsets = {robot.name: robot.clock_offset_ns for robot in ledger.robots()}
         ingest_s = [(row.committed_ns - row.closed_ns - offsets.get(row.robot, 0)) / 1e9 for row in online]
@@ -76,7 +96,8 @@ def make_report(data: DataDirectory, recipe: Recipe, meters: Meters, duration_s:
             "gradient_steps": versions[-1].version.gradient_steps if versions else 0,
             "steps_recorded": sum(recorded.values()),
             "steps_stored": totals.steps - totals.duplicated_steps,
-            "steps_lost": sum(max(0, recorded[name] - robot.steps) for name, robot in by_robot.items()),
+            "steps_lost": sum(max(0, steps - by_robot[name].steps) for name, steps in recorded.items()),
+            "spools_not_seen": sorted(by_robot.keys() - recorded.keys()),
             "steps_duplicated": totals.duplicated_steps,
             "ingest_latency_s": _quantiles(ingest_s),
             "publish_to_applied_s": _quantiles(applied_s),
@@ -96,11 +117,11 @@ def _segments(ledger: Ledger) -> list:
     return rows
 
 
-def _recorded(data: DataDirectory, robot: str) -> int:
-    """Steps the robot's spool ever took in."""
+def _recorded(data: DataDirectory, robot: str, elsewhere: Mapping[str, int]) -> int | None:
+    """Steps the robot's spool ever took in, None when nobody can say."""
     path = data.edge(robot) / "spool.sqlite"
-    if not path.exists():
-        return 0
+    if robot in elsewhere or not path.exists():
+        return elsewhere.get(robot)
     spool = Spool(path)
     try:
         return spool.steps_recorded

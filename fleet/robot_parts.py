@@ -13,12 +13,14 @@ from fleet.paths import DataDirectory
 from fleet.processes import THINKER, line_to, one_thread
 from fleet.recipes import get_recipe
 from fleet.tuning import Tuning
-from hal.host import run_host
+from hal.host import CallLimits, run_host
 from hal.hosted import HostedRobot
 from hal.registry import make_operator, make_robot
-from robot_edge.edge import lines, run_control, run_edge, run_inference, run_thinker, run_uplink
+from robot_edge.desk_line import DeskLine
+from robot_edge.edge import EdgeProcesses, lines, run_control, run_edge, run_inference, run_thinker, run_uplink
 from robot_edge.frames import FramedChannel, FrameRing
 from robot_edge.process import Lifeline, only_one
+from robot_edge.pulse import Pulse
 from robot_edge.slow_path import InlineSlowPath, ProcessSlowPath, RemoteSlowPath, SlowPath
 from wire.channel import Channel
 from wire.clock import MonotonicClock
@@ -30,7 +32,7 @@ from wire.zmq_channel import ZmqPair
 PARTS = ("robot", "control", "inference", "thinker", "uplink")
 
 
-def run_robot(
+def edge_processes(
     recipe_name: str,
     root: Path,
     gateway: str,
@@ -38,9 +40,14 @@ def run_robot(
     name: str,
     operator: bool,
     tuning: Tuning,
-    think: str,
-) -> int:
-    """Start and keep one robot's processes. `think`: address of a think server, '' to think on this computer."""
+    think: str = "",
+    site: str = "",
+) -> EdgeProcesses:
+    """One robot's processes, not started yet.
+
+    `think`: address of a think server, '' to think on this computer; `site`: where the robot stands. Raises
+    `ConfigError` for what none of them could start with: an unknown recipe, a missing key, a driver of another robot.
+    """
     recipe = tuning.applied(get_recipe(recipe_name))
     data = DataDirectory(root)
     # Fails here, in one line, rather than in each of the children.
@@ -51,11 +58,28 @@ def run_robot(
     if think:
         load_public(keys or data.keys, THINKER)
         common += ["--think", think]
+    if site:
+        common += ["--site", site]
     left_out = set() if recipe.hosted else {"robot"}
     left_out |= set() if recipe.think_apart and not think else {"thinker"}
     parts = [part for part in PARTS if part not in left_out]
     commands = {part: [sys.executable, "-m", "fleet.cli", "edge-part", part, *common] for part in parts}
-    return run_edge(name, commands, data.logs)
+    return EdgeProcesses(name, commands, data.logs)
+
+
+def run_robot(
+    recipe_name: str,
+    root: Path,
+    gateway: str,
+    keys: Path | None,
+    name: str,
+    operator: bool,
+    tuning: Tuning,
+    think: str,
+    site: str = "",
+) -> int:
+    """Start and keep one robot's processes until asked to stop; the exit status. Raises as `edge_processes`."""
+    return run_edge(edge_processes(recipe_name, root, gateway, keys, name, operator, tuning, think, site))
 
 
 def run_edge_part(
@@ -69,6 +93,7 @@ def run_edge_part(
     operator: bool,
     tuning: Tuning,
     think: str,
+    site: str = "",
 ) -> None:
     """One of a robot's processes, until asked to stop."""
     recipe, data = tuning.applied(get_recipe(recipe_name)), DataDirectory(root)
@@ -80,7 +105,7 @@ def run_edge_part(
             case "robot":
                 _driver(recipe, run_directory, operator)
             case "control":
-                _control(recipe, data, name, run_directory, operator)
+                _control(recipe, data, name, run_directory, operator, site)
             case "inference":
                 _inference(recipe, name, run_directory, keys, think)
             case "thinker":
@@ -93,20 +118,33 @@ def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
     robot = make_robot(recipe.robot, recipe.robot_config)
     operator = make_operator(recipe.robot, robot) if operated else None
     lifeline = Lifeline()
-    run_host(robot, run_directory / "robot", lambda: lifeline.cut, recipe.loop.safety, operator=operator)
+    patience = recipe.loop.driver
+    # Control names the driver that blocks first; then its process ends.
+    limits = CallLimits(patience.stuck_s, patience.reset_s + patience.stuck_s)
+    place = run_directory / "robot"
+    run_host(robot, place, lambda: lifeline.cut, recipe.loop.safety, operator=operator, limits=limits)
 
 
-def _control(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path, operated: bool) -> None:
-    hosted = HostedRobot(recipe.spec, run_directory / "robot", recipe.tasks) if recipe.hosted else None
-    uplink = ZmqPair(lines(run_directory)["uplink-control"], bind=False)
+def _control(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path, operated: bool, site: str) -> None:
+    clock, patience = MonotonicClock(), recipe.loop.driver
+    uplink = Pulse(ZmqPair(lines(run_directory)["uplink-control"], bind=False), clock)
+    hosted = None
+    if recipe.hosted:
+        hosted = HostedRobot(
+            recipe.spec,
+            run_directory / "robot",
+            recipe.tasks,
+            call_s=patience.call_s,
+            slow_call_s=patience.reset_s,
+            meanwhile=uplink.beat,
+        )
     ring = FrameRing(run_directory / "frames", recipe.spec, write=True)
     inference = FramedChannel(SharedChannel(run_directory / "inference-control", bind=False), ring)
-    clock = MonotonicClock()
     with recorded(recipe, name, data.edge(name) / "flight", operated=operated) as flight:
         loop = supplies.make_control(
             recipe, name, uplink, inference, clock, operated=operated, robot=hosted, operator=hosted, flight=flight
         )
-        run_control(loop, uplink, recipe.tasks, flight)
+        run_control(loop, uplink, recipe.tasks, flight, site)
     inference.close()
     uplink.close()
     ring.close()
@@ -155,8 +193,10 @@ def _uplink(data: DataDirectory, name: str, run_directory: Path, gateway: str, k
     ends = lines(run_directory)
     control = ZmqPair(ends["uplink-control"], bind=True)
     inference = ZmqPair(ends["uplink-inference"], bind=True)
+    desk = ZmqPair(ends["uplink-desk"], bind=True)
     with line_to(gateway, name, keys) as channel:
         uplink = supplies.make_uplink(name, data.edge(name), channel, control, inference)
-        run_uplink(uplink, channel, control, inference)
-    control.close()
-    inference.close()
+        uplink.desk = DeskLine(name, desk)
+        run_uplink(uplink, channel, control, inference, desk)
+    for line in (control, inference, desk):
+        line.close()

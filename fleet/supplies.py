@@ -92,7 +92,7 @@ def make_control(
         # A robot at its own rate stamps with the machine's clock.
         config, stamps = (recipe.robot_config, None) if paced else (recipe.unpaced_config, clock)
         robot = make_robot(recipe.robot, config, stamps)
-        operator = make_operator(recipe.robot, robot)
+        operator = make_operator(recipe.robot, robot) if operated else None
     operator = operator if operated else None
     boot = secrets.token_hex(4)
     if recipe.delay != "0":
@@ -155,31 +155,33 @@ def make_evaluator(
     )
 
 
-def make_gateway(recipe: Recipe, data: DataDirectory, channel: Door) -> tuple[Gateway, FleetView, Ledger, Sealer]:
-    """The gateway on `data`, its view for the page, the ledger to close at the end, and the sealer, not started."""
+def make_gateway(
+    recipe: Recipe, data: DataDirectory, channel: Door, clock: Clock | None = None
+) -> tuple[Gateway, FleetView, Ledger, Sealer]:
+    """The gateway on `data`, its view for the page, the ledger to close at the end, and the sealer, not started.
+
+    `clock`: that of robots which do not run in real time, for leases and health.
+    """
     from cloud_learner.buffer.upkeep.sealer import Sealer
     from cloud_learner.gateway import Gateway
     from cloud_learner.ingest import Ingest
     from cloud_learner.operator.view import FleetView
     from cloud_learner.weight_store import WeightStore
-    from hal.scheduler import TaskSchedule
 
     ledger, store = data.buffer.open_writer()
     ingest = Ingest(data.root, ledger, store)
     ingest.open()
-    clock = MonotonicClock()
     history = _history(ledger)
     age_s = history[-1][1] if history else 0.0
-    view = FleetView(clock, instructions=recipe.instructions, steps_stored=ledger.totals().steps, age_s=age_s)
+    view = FleetView(
+        MonotonicClock(), instructions=recipe.instructions, steps_stored=ledger.totals().steps, age_s=age_s
+    )
     for evaluation, t_s in history:
         view.evaluation(evaluation, t_s)
     if (newest := ledger.newest_version()) is not None:
         view.version(newest.version)
     weights = WeightStore.open(data.weights, ledger)
-    # Robots keep their seeds over a restart of the gateway, whatever the order they come back in.
-    known = sorted((row for row in ledger.robots() if row.spec_hash), key=lambda row: row.first_seen_ns)
-    schedule = TaskSchedule(recipe.tasks, [row.name for row in known])
-    gateway = Gateway(channel, ledger, ingest, weights, view, schedule, recipe.spec, clock)
+    gateway = Gateway(channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock or MonotonicClock())
     return gateway, view, ledger, Sealer(store, ledger)
 
 

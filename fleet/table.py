@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fleet.backend import PartState
 from fleet.config import Recipe
-from robot_edge.supervisor import Supervisor
 
 _STYLES = {"policy": "green", "script": "yellow", "human": "blue", "hold": "dim", "reset": "dim", "estop": "bold red"}
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -36,10 +37,10 @@ class Screen:
         """One line that stays."""
         (self._live.console if self._live else self._console).print(text, highlight=False)
 
-    def show(self, snapshot: dict[str, Any], children: Supervisor) -> None:
-        """The newest state."""
+    def show(self, snapshot: dict[str, Any], parts: Mapping[str, PartState], robots: Sequence[str]) -> None:
+        """The newest state. `robots`: names of those among `parts`; the gateway knows only those that came to it."""
         if self._live is not None:
-            self._live.update(self._picture(snapshot, children))
+            self._live.update(self._picture(snapshot, parts, robots))
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_EVERY_S
             self.say(_line(snapshot))
@@ -49,7 +50,7 @@ class Screen:
             self._live.stop()
             self._live = None
 
-    def _picture(self, snapshot: dict[str, Any], children: Supervisor) -> Group:
+    def _picture(self, snapshot: dict[str, Any], parts: Mapping[str, PartState], robots: Sequence[str]) -> Group:
         table = Table(title=f"vla-fleet · {self._recipe.name} · {self._page}", title_justify="left")
         for name in ("robot", "in control", "task", "version", "episodes", "interventions", "missed ticks"):
             table.add_column(name, justify="left" if name in ("robot", "in control", "task") else "right")
@@ -65,7 +66,11 @@ class Screen:
                 str(robot.get("interventions", 0)),
                 f"{100 * robot['missed_ticks'] / max(1, robot['ticks']):.2f}%" if robot.get("ticks") else "–",
             )
-        restarts = sum(max(0, child.starts - 1) for child in children.children.values())
+        shown = {robot["name"] for robot in snapshot["robots"]}
+        for name in robots:
+            if name not in shown and parts[name].trouble:
+                table.add_row(name, Text(parts[name].trouble, style="bold red"), "–", "–", "–", "–", "–")
+        restarts = sum(max(0, part.starts - 1) for part in parts.values())
         last = f"   processes started again: {restarts}" if restarts else ""
         return Group(table, Text(_line(snapshot) + last), Text(f"success {_curve(snapshot)}"))
 

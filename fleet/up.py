@@ -1,7 +1,8 @@
-"""`vla-fleet up`: the whole loop on one machine, each part a process of its own, watched and ended in order."""
+"""`vla-fleet up`: the whole loop, each part a process of its own, watched and ended in order."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import signal
@@ -10,14 +11,17 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from cloud_learner.buffer.ledger.ledger import Ledger
+from fleet.backend import Backend, LocalBackend, changes
 from fleet.config import Recipe
 from fleet.meters import Meters
+from fleet.parts import DEMONSTRATOR, HELPERS, MEASURERS, Parts
 from fleet.paths import DataDirectory, Identity
 from fleet.processes import THINKER
 from fleet.recipes import get_recipe
@@ -25,7 +29,6 @@ from fleet.report import write_report
 from fleet.table import Screen
 from fleet.tuning import Tuning
 from robot_edge.edge import DRAIN_S
-from robot_edge.supervisor import Child, Supervisor
 from wire.errors import ConfigError, FleetError
 from wire.keys import GATEWAY, make_keys
 
@@ -33,6 +36,10 @@ log = logging.getLogger(__name__)
 
 START_PATIENCE_S = 60.0
 FINAL_EVALUATION_S = 900.0
+USUAL_ROBOTS = 3
+CALLERS = ("console", "teleoperator")
+"""keys of the command lines that ask for robots"""
+_EVERYWHERE = ("0.0.0.0", "::", "*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,8 @@ class Options:
     """What the command line asked for."""
 
     recipe: str
-    robots: int
+    robots: int | None
+    """simulated robots of this machine; None: the usual number, or what the cluster's nodes have"""
     minutes: float | None
     data: Path | None
     seed: int
@@ -53,6 +61,14 @@ class Options:
     ledger: str = ""
     store: str = ""
     tuning: Tuning = field(default_factory=Tuning)
+    backend: str = "local"
+    """local or ray"""
+    ray_address: str = ""
+    """auto or HOST:PORT; '': a cluster of this machine alone"""
+    host: str = ""
+    """where the gateway listens; '': this machine only, or with Ray this node's address"""
+    think_server: bool = False
+    """robots think in one think server"""
 
 
 class Stopped(Exception):
@@ -63,11 +79,14 @@ class Up:
     """One run of the main job."""
 
     def __init__(self, options: Options) -> None:
+        _check(options)
         self.options = options
         self.recipe: Recipe = get_recipe(options.recipe, options.seed)
         self.data = DataDirectory((options.data or Path("data") / self.recipe.name.replace(":", ".")).resolve())
-        self.robots = [f"robot-{number}" for number in range(options.robots)]
         self.meters = Meters()
+        self._robots: dict[str, str] = {}
+        self._edges: list[str] = []
+        self._think = ""
         self._asked = 0
 
     def run(self) -> int:
@@ -76,56 +95,107 @@ class Up:
         if options.report is not None and not options.report.resolve().parent.is_dir():
             raise ConfigError(f"--report {options.report}: its directory does not exist; create it first.")
         identity = Identity(self.recipe.name, options.seed, self.recipe.spec.hash)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
+        self._listen()
         with self.data.prepare(identity):
             self.data.keep_buffer_at(options.ledger, options.store)
-            port = _free_port(options.port, "127.0.0.1", "--port")
-            web_port = _free_port(options.web_port, options.web_host, "--web-port")
-            helpers = [GATEWAY, THINKER, "trainer", "evaluator", "evaluator-before", "evaluator-after", "demonstrator"]
-            make_keys(self.data.keys, [*helpers, *self.robots])
-            self.gateway = f"tcp://127.0.0.1:{port}"
-            shown = "127.0.0.1" if options.web_host in ("", "0.0.0.0", "::") else options.web_host
-            self.page = f"http://{shown}:{web_port}"
-            self.children = Supervisor(self._children(port, web_port))
-            self.screen = Screen(self.page, self.recipe, self.data.root, headless=options.headless)
-            started = time.monotonic()
-            status = 0
-            try:
-                self._work()
-            except Stopped:
-                self.screen.say("stopping: robots finish their record, spools drain, the trainer saves …")
-            except FleetError as error:
-                self.screen.close()
-                sys.stderr.write(f"vla-fleet: {error}\n")
-                status = 1
-            finally:
-                self._finish()
-                self.screen.close()
-            if options.report is not None and status == 0:
-                write_report(options.report, self.data, self.recipe, self.meters, time.monotonic() - started)
-                self.screen.say(f"report: {options.report}")
-            return status
+            make_keys(self.data.keys, [GATEWAY, *HELPERS, *CALLERS])
+            with self._backend() as (self.backend, reached):
+                # Ray puts its own handlers there.
+                self._listen()
+                host = options.host or reached
+                port = _free_port(options.port, host, "--port")
+                web_port = _free_port(options.web_port, options.web_host, "--web-port")
+                address = f"tcp://{reached if host in _EVERYWHERE else host}:{port}"
+                self.parts = Parts(self.recipe.name, address, options.seed, options.operator, options.tuning)
+                shown = "127.0.0.1" if options.web_host in ("", *_EVERYWHERE) else options.web_host
+                self.page = f"http://{shown}:{web_port}"
+                self.screen = Screen(self.page, self.recipe, self.data.root, headless=options.headless)
+                return self._watched(lambda: self._work(host, port, web_port))
+
+    def _watched(self, work: Callable[[], None]) -> int:
+        """`work`, its end, and the report; the exit status."""
+        started, status = time.monotonic(), 0
+        try:
+            work()
+        except Stopped:
+            self.screen.say("stopping: robots finish their record, spools drain, the trainer saves …")
+        except FleetError as error:
+            self.screen.close()
+            sys.stderr.write(f"vla-fleet: {error}\n")
+            status = 1
+        finally:
+            self._finish()
+            self.screen.close()
+        if self.options.report is not None and status == 0:
+            duration_s = time.monotonic() - started
+            write_report(self.options.report, self.data, self.recipe, self.meters, duration_s, self._elsewhere())
+            self.screen.say(f"report: {self.options.report}")
+        return status
+
+    @contextlib.contextmanager
+    def _backend(self) -> Iterator[tuple[Backend, str]]:
+        """Where parts run, and the address of this machine as they reach it."""
+        options, data = self.options, self.data
+        simulated = tuple(f"robot-{number}" for number in range(options.robots or USUAL_ROBOTS))
+        if options.backend == "local":
+            yield LocalBackend(data.root, data.logs, simulated), "127.0.0.1"
+            return
+        from fleet.ray_backend.backend import RayBackend
+        from fleet.ray_backend.cluster import connected
+
+        with connected(options.ray_address, simulated, data.logs / "ray.log") as cluster:
+            yield RayBackend(cluster, data.root, LocalBackend(data.root, data.logs)), cluster.address
 
     # --- phases ---------------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        self._start("gateway")
+    def _work(self, host: str, port: int, web_port: int) -> None:
+        self.backend.start(self.parts.make_gateway(host, port, self.options.web_host, web_port))
         self._await_page()
         missing = self.recipe.demonstrations * len(self.recipe.tasks) - self._demonstrations()
         if missing > 0:
-            self.children.children["demonstrator"].command += ["--episodes", str(missing)]
             self.screen.say(f"recording {self.recipe.demonstrations} demonstrations of each task …")
-            self._run_to_end("demonstrator", 300.0)
-        for name in ("trainer", "evaluator", *self.robots):
-            self._start(name)
+            self._demonstrate(missing, 300.0)
+        self.backend.start(self.parts.make_trainer())
+        if self.options.think_server:
+            self.backend.start(self.parts.make_thinker())
+        self.backend.start(self.parts.make_evaluator())
+        self._meet()
         self.screen.say(f"the page is {self.page}; Ctrl-C stops everything")
         self._await_first_version()
         deadline = time.monotonic() + 60 * self.options.minutes if self.options.minutes is not None else None
         while deadline is None or time.monotonic() < deadline:
+            self._meet()
             self._rest(0.5, deadline)
         if self.options.report is not None:
             self._measure()
+
+    def _meet(self) -> None:
+        """Start the edges of robots that have joined since the last time."""
+        if self.options.think_server and not self._found_think_server():
+            return
+        now = dict(self.backend.robots())
+        joined, left = changes(self._robots, now)
+        self._robots = now
+        for name in joined:
+            if name not in self._edges:
+                make_keys(self.data.keys, [name])
+                self._edges.append(name)
+                self.backend.start(self.parts.make_edge(name, self._think))
+            if now[name]:
+                self.screen.say(f"{name} is there, on {now[name]}")
+        for name in left:
+            self.screen.say(f"{name} is lost: its node has gone. It works again when the node is back.")
+
+    def _found_think_server(self) -> bool:
+        """Whether robots know where to think. They start again when the think server had to move."""
+        address = self.backend.parts[THINKER].address
+        if address and self._think and address != self._think:
+            self.screen.say(f"the think server is at {address} now: robots start again")
+            self.backend.stop(self._edges, DRAIN_S)
+            for name in self._edges:
+                self.backend.start(self.parts.make_edge(name, address))
+        self._think = address or self._think
+        return bool(self._think)
 
     def _demonstrations(self) -> int:
         """Finished demonstrations in the buffer."""
@@ -140,66 +210,47 @@ class Up:
         """Robots and trainer end, then the first and the newest version are measured with the machine to themselves."""
         self.screen.say("time is up: robots stop, then the first and the newest version are measured …")
         self._stop_robots()
-        self.children.stop(["trainer", "evaluator"], 20.0)
+        self.backend.stop(list(HELPERS), 20.0)
         newest = self.snapshot()["version"]
         if newest is None:
             return
-        for name, number in (("evaluator-before", 1), ("evaluator-after", newest["number"])):
-            child = self.children.children[name]
-            child.command += ["--version", str(number), "--label", name.removeprefix("evaluator-")]
-            self._start(name)
+        for label, number in (("before", 1), ("after", newest["number"])):
+            self.backend.start(self.parts.make_measurer(label, number))
         deadline = time.monotonic() + FINAL_EVALUATION_S
-        while any(self.children.children[f"evaluator-{label}"].running for label in ("before", "after")):
+        while not all(self._ended(name) for name in MEASURERS.values()):
             self._rest(0.5, None)
             if time.monotonic() > deadline:
                 raise FleetError(f"the final evaluation took more than {FINAL_EVALUATION_S:.0f} s and was given up.")
+        self._rest(0.0, None)
 
     def _finish(self) -> None:
         self._stop_robots()
-        helpers = ["trainer", "evaluator", "evaluator-before", "evaluator-after", "demonstrator"]
-        self.children.stop(helpers, 20.0)
-        self.children.stop(["gateway"], 10.0)
+        self.backend.stop(list(HELPERS), 20.0)
+        self.backend.stop(["gateway"], 10.0)
 
     def _stop_robots(self) -> None:
-        self.children.stop(self.robots, 2 * DRAIN_S + 10.0)
+        self.backend.stop(self._edges, 2 * DRAIN_S + 10.0)
         self._look()
 
-    # --- children -------------------------------------------------------------------------------------------------
-
-    def _children(self, port: int, web_port: int) -> list[Child]:
-        options, data = self.options, self.data
-        common = ["--recipe", self.recipe.name, "--data", str(data.root)]
-        remote = [*common, "--gateway", self.gateway]
-        seeded = [*remote, "--seed", str(options.seed)]
-        operated = "--operator" if options.operator else "--no-operator"
-
-        def child(name: str, command: list[str], nice: int = 0, restart: bool = True) -> Child:
-            full = [sys.executable, "-m", "fleet.cli", *command]
-            return Child(name, full, data.logs / f"{name}.log", nice=nice, restart=restart)
-
-        tuned = options.tuning.flags()
-        web = ["--web-port", str(web_port), "--web-host", options.web_host]
-        return [
-            child("gateway", ["gateway", *common, "--port", str(port), *web]),
-            child("trainer", ["trainer", *seeded], nice=5),
-            child("evaluator", ["evaluator", *seeded, *tuned], nice=15),
-            child("demonstrator", ["demonstrate", *remote], restart=False),
-            child("evaluator-before", ["evaluator", *seeded, *tuned, "--name", "evaluator-before"], restart=False),
-            child("evaluator-after", ["evaluator", *seeded, *tuned, "--name", "evaluator-after"], restart=False),
-            *(child(robot, ["edge", *remote, *tuned, "--name", robot, operated]) for robot in self.robots),
-        ]
-
-    def _start(self, name: str) -> None:
-        self.children.start(name)
-
-    def _run_to_end(self, name: str, limit_s: float) -> None:
-        self._start(name)
+    def _demonstrate(self, episodes: int, limit_s: float) -> None:
+        self.backend.start(self.parts.make_demonstrator(episodes))
         deadline = time.monotonic() + limit_s
-        while self.children.children[name].running:
+        while not self._ended(DEMONSTRATOR):
             self._rest(0.2, None)
             if time.monotonic() > deadline:
-                raise FleetError(f"{name} did not end within {limit_s:.0f} s; see {self.data.logs / name}.log.")
+                found = self.backend.parts[DEMONSTRATOR]
+                raise FleetError(f"{DEMONSTRATOR} did not end within {limit_s:.0f} s; see {found.log}.")
         self._rest(0.0, None)
+
+    def _ended(self, name: str) -> bool:
+        """Whether a part that runs once has done so."""
+        state = self.backend.parts[name]
+        return state.starts > 0 and not state.running and not state.trouble
+
+    def _elsewhere(self) -> dict[str, int]:
+        """What robots of other machines said they recorded, in steps."""
+        parts = self.backend.parts
+        return {name: parts[name].steps_recorded for name in self._edges if parts[name].steps_recorded >= 0}
 
     # --- watching -------------------------------------------------------------------------------------------------
 
@@ -211,10 +262,11 @@ class Up:
         while True:
             if self._asked:
                 raise Stopped
-            self.children.turn()
-            for child in self.children.children.values():
-                if child.failed and child.name not in self.robots:
-                    raise FleetError(child.failed)
+            for text in self.backend.turn():
+                self.screen.say(text)
+            for name, part in self.backend.parts.items():
+                if part.failed and name not in self._edges:
+                    raise FleetError(part.failed)
             remaining = until - time.monotonic()
             if remaining <= 0:
                 break
@@ -228,7 +280,7 @@ class Up:
             log.debug("no snapshot: %s", error)
             return
         self.meters.take(snapshot)
-        self.screen.show(snapshot, self.children)
+        self.screen.show(snapshot, self.backend.parts, self._edges)
 
     def snapshot(self) -> dict[str, Any]:
         """What the page shows, from the gateway. Raises `OSError` when it does not answer."""
@@ -252,12 +304,17 @@ class Up:
     def _await_first_version(self) -> None:
         self.screen.say("pretraining on the demonstrations …")
         while True:
+            self._meet()
             try:
                 if self.snapshot()["version"] is not None:
                     return
             except (OSError, urllib.error.URLError) as error:
                 log.debug("no snapshot: %s", error)
             self._rest(0.5, None)
+
+    def _listen(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked += 1
@@ -268,12 +325,25 @@ def run_up(options: Options) -> int:
     return Up(options).run()
 
 
+def _check(options: Options) -> None:
+    """Raises `ConfigError` for options that contradict each other."""
+    if options.backend not in ("local", "ray"):
+        raise ConfigError(f"--backend {options.backend}: there are local and ray.")
+    if options.backend == "local" and options.ray_address:
+        raise ConfigError(f"--ray-address {options.ray_address} needs --backend ray.")
+    if options.ray_address and options.robots is not None:
+        raise ConfigError(
+            f"--robots {options.robots} with --ray-address {options.ray_address}: the cluster's nodes say which robots "
+            "there are. Leave --robots out, and start nodes with `vla-fleet ray-node --robots NAME,NAME`."
+        )
+
+
 def _free_port(port: int, host: str, option: str) -> int:
     """`port` if it is free, any free one for 0. Raises `ConfigError` that names the option to change."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind(("" if host in _EVERYWHERE else host, port))
         except OSError as error:
             raise ConfigError(
                 f"port {port} on {host} cannot be used: {error.strerror}. Stop the program that uses it or choose "

@@ -6,12 +6,15 @@ the ways real drivers do, at a tick of one's choice.
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
 from hal.limits import limit_action
-from hal.robot import Feedback
+from hal.robot import ROBOT, Feedback
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError, nearest
 from wire.types import CameraSpec, Dimension, Frame, Meaning, Observation, RobotSpec
@@ -25,7 +28,7 @@ _GOALS = {
     "go-up": np.array([0.0, 0.0, 0.25]),
     "go-away": np.array([0.0, 0.2, 0.1]),
 }
-_INSTRUCTIONS = {
+FAKE_INSTRUCTIONS = {
     "go-left": "go to the left",
     "go-right": "go to the right",
     "go-up": "go up",
@@ -52,7 +55,21 @@ class Faults:
     """executes what it is given, whatever it is"""
     forget_seed: bool = False
     """the scene of a reset depends on the one before it"""
+    unplugged: bool = False
+    """no call gets through, and those after it need a new `connect`"""
+    raise_on_connect: bool = False
+    raise_on_reset: bool = False
+    raise_on_write: bool = False
+    wrong_feedback: bool = False
+    """write gives one number too many as executed"""
+    block_in_connect: bool = False
+    """does not come back from the call, as long as the fault is there"""
+    block_in_reset: bool = False
+    block_in_read: bool = False
+    block_in_write: bool = False
     from_tick: int = 0
+    only_while: str = ""
+    """all of these are there only while this file exists; `{robot}` in it stands for the name of the robot"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +136,13 @@ class FakeRobot:
         self._high = np.array([d.high for d in self.spec.state], np.float32)
 
     def connect(self) -> None:
+        """Raises `RobotError` while its faults say so."""
+        self._misbehave("connect")
         self._connected = True
 
     def reset(self, task: str, seed: int) -> None:
         """Raises `ConfigError` for a task that is not in the configuration, `RobotError` before `connect`."""
+        self._misbehave("reset")
         if task not in self.tasks:
             raise ConfigError(
                 f"robot '{self.spec.embodiment}': no task '{task}'.{nearest(task, self.tasks)} "
@@ -141,17 +161,17 @@ class FakeRobot:
 
     def read(self) -> Observation:
         """State float32[4] and the newest frame. Raises `RobotError` before the first reset."""
+        self._misbehave("read")
         self._ready("read")
         assert self._frame is not None
-        if self._fault("raise_on_read"):
-            raise RobotError(f"robot '{self.spec.embodiment}': the arm does not answer; check its cable and power.")
         time_ns = self._clock.now_ns()
-        observation = Observation(time_ns, self._state.copy(), {"front": self._frame}, _INSTRUCTIONS[self.task])
+        observation = Observation(time_ns, self._state.copy(), {"front": self._frame}, FAKE_INSTRUCTIONS[self.task])
         self._reads += 1
         return self._spoil(observation)
 
     def write(self, action: np.ndarray) -> Feedback:
         """Move the point. Raises `InvalidData` for another shape or a number that is not finite; nothing moves then."""
+        self._misbehave("write")
         self._ready("write")
         executed = np.asarray(action, np.float32).copy()
         if not self._fault("ignore_limits"):
@@ -163,6 +183,8 @@ class FakeRobot:
         if self._tick % self.config.camera_every_ticks == 0 and not self._fault("frozen_camera"):
             self._frame = self._film()
         distance = self.distance_m()
+        if self._fault("wrong_feedback"):
+            executed = np.append(executed, np.float32(0))
         return Feedback(executed, -distance, distance < _NEAR_M)
 
     def close(self) -> None:
@@ -177,7 +199,20 @@ class FakeRobot:
             raise RobotError(f"robot '{self.spec.embodiment}': {what} without a scene; call reset() first.")
 
     def _fault(self, name: str) -> bool:
-        return getattr(self.config.faults, name) and self._tick >= self.config.faults.from_tick
+        faults = self.config.faults
+        if not getattr(faults, name) or self._tick < faults.from_tick:
+            return False
+        return not faults.only_while or Path(faults.only_while.format(robot=os.environ.get(ROBOT, ""))).exists()
+
+    def _misbehave(self, call: str) -> None:
+        """What goes wrong in any call: it raises, or does not come back."""
+        gone = self._fault("unplugged")
+        if gone:
+            self.close()
+        if gone or self._fault(f"raise_on_{call}"):
+            raise RobotError(f"robot '{self.spec.embodiment}': the arm does not answer; check its cable and power.")
+        while self._fault(f"block_in_{call}"):
+            time.sleep(0.02)
 
     def _film(self) -> Frame:
         size = self.config.preview_px
@@ -225,6 +260,6 @@ class FakeExpert:
         return self._robot.distance_m() if self._robot.task else float("inf")
 
 
-def with_faults(**faults: bool | int) -> FakeConfig:
+def with_faults(**faults: bool | int | str) -> FakeConfig:
     """The default configuration with these `Faults`."""
     return replace(FakeConfig(), faults=Faults(**faults))  # type: ignore[arg-type]

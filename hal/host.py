@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 
 from hal.host_line import PACKET_BYTES, PictureBoard, Reply, Request, address, new_socket
+from hal.host_watch import Bound, CallLimits, Watch
 from hal.limits import hold_action, rest_action
 from hal.priority import real_time
 from hal.registry import make_robot
@@ -44,47 +45,13 @@ PATIENCE_TICKS = 2
 GRACE_S = 2.0
 """how long a host that is asked to end leaves a control process that is still there the time to end by itself"""
 
+_SLOW = ("connect", "reset", "close")
 _TURN_S = 0.1
 _STOP_S = 2.0
 """how long coming to hold may take at the end"""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Request).decode
-
-
-class Watch:
-    """When hold must be commanded. Times are ns of one monotonic clock; before the first command nothing is due."""
-
-    def __init__(self, period_ns: int, patience_ticks: int) -> None:
-        """Raises `ConfigError` for a patience below one period."""
-        if patience_ticks < 1:
-            raise ConfigError(f"a watchdog's patience of {patience_ticks} periods; give at least 1.")
-        self._period_ns = period_ns
-        self.patience_ns = patience_ticks * period_ns
-        self._commanded_ns = 0
-        self._due_ns: int | None = None
-
-    def rest(self) -> None:
-        """The robot stands and is not commanded: while it resets, and after it is closed."""
-        self._due_ns = None
-
-    def commanded(self, now_ns: int) -> None:
-        """Control commanded the robot."""
-        self._commanded_ns, self._due_ns = now_ns, now_ns + self.patience_ns
-
-    def alone(self, now_ns: int) -> None:
-        """Control is gone: no reason to wait for more than the period that has begun."""
-        if self._due_ns is not None:
-            self._due_ns = min(self._due_ns, max(now_ns, self._commanded_ns + self._period_ns))
-
-    def held(self, now_ns: int) -> None:
-        """Hold was commanded; again in a period. Deadlines that passed meanwhile are skipped."""
-        if self._due_ns is not None:
-            self._due_ns += (max(0, now_ns - self._due_ns) // self._period_ns + 1) * self._period_ns
-
-    def left_s(self, now_ns: int) -> float:
-        """Until hold is due: 0 when it is now, infinite when it is not to come."""
-        return float("inf") if self._due_ns is None else max(0, self._due_ns - now_ns) / 1e9
 
 
 class Host:
@@ -97,6 +64,7 @@ class Host:
         safety: SafetyLimits | None = None,
         patience_ticks: int = PATIENCE_TICKS,
         operator: Teleoperator | None = None,
+        limits: CallLimits | None = None,
     ) -> None:
         """Listens at `path`. Raises `ConfigError` when another host does, or `path` is too long for a socket."""
         self.robot = robot
@@ -106,6 +74,7 @@ class Host:
         self._operator = operator
         self._safety = Safety(robot.spec, safety or SafetyLimits())
         self._watch = Watch(robot.spec.period_ns, patience_ticks)
+        self._bound = Bound(limits)
         self._executed: np.ndarray | None = None
         self._seen: Observation | None = None
         self._holding = 0
@@ -122,6 +91,7 @@ class Host:
 
     def turn(self, longest_s: float = _TURN_S) -> None:
         """Answer what control asks, or hold when that is due; at most `longest_s` when there is nothing to do."""
+        self._bound.renew()
         lines = [self._door] if self._control is None else [self._control, self._door]
         ready, _, _ = select.select(lines, [], [], min(longest_s, self._watch.left_s(time.monotonic_ns())))
         if self._control is not None and self._control in ready:
@@ -142,12 +112,14 @@ class Host:
             time.sleep(self.robot.spec.period_ns / 1e9)
         self._watch.rest()
         self._executed = None
-        self.robot.close()
+        with self._bound.slow():
+            self.robot.close()
         self._part()
         self._pictures.close()
         if self._door.fileno() >= 0:
             self._path.unlink(missing_ok=True)
         self._door.close()
+        self._bound.lift()
 
     # --- control --------------------------------------------------------------------------------------------------
 
@@ -195,7 +167,8 @@ class Host:
 
     def _do(self, request: Request) -> Reply:
         try:
-            reply = self._call(request)
+            with self._bound.slow() if request.call in _SLOW else contextlib.nullcontext():
+                reply = self._call(request)
         except FleetError as error:
             reply = Reply(request.number, str(error), type(error).__name__)
         except Exception as error:  # whatever a driver raises must not end the process that guards its robot
@@ -302,12 +275,14 @@ def run_host(
     safety: SafetyLimits | None = None,
     patience_ticks: int = PATIENCE_TICKS,
     operator: Teleoperator | None = None,
+    limits: CallLimits | None = None,
 ) -> None:
     """Host `robot` at `path` until `stop()`: asked to end, or the supervisor is gone.
 
-    A control process that is still there then gets `GRACE_S` to end by itself. Raises as `Host`.
+    A control process that is still there then gets `GRACE_S` to end by itself. With `limits` this process ends, with a
+    trace in its log and exit status 1, when the driver blocks for longer. Raises as `Host`.
     """
-    host = Host(robot, path, safety, patience_ticks, operator)
+    host = Host(robot, path, safety, patience_ticks, operator, limits)
     # A collection of all that was imported takes longer than a control period.
     gc.collect()
     gc.freeze()

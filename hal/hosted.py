@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,9 @@ from hal.limits import limit_action
 from hal.robot import Feedback
 from wire.errors import RobotError, RobotGone
 from wire.types import Observation, RobotSpec
+
+_SLICE_S = 0.2
+"""how often `meanwhile` is called"""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Reply).decode
@@ -35,10 +39,12 @@ class HostedRobot:
         attach_s: float = 20.0,
         call_s: float = 1.0,
         slow_call_s: float = 120.0,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Only stores. `spec`: what the driver's robot is known to be; `path`: the host's socket.
 
         attach_s: how long `connect` waits for the host; call_s: for a read or write; slow_call_s: for the other calls.
+        `meanwhile` is called several times a second while one of those takes its time.
         """
         self.spec = spec
         self.tasks = tasks
@@ -51,6 +57,8 @@ class HostedRobot:
         self._attach_s = attach_s
         self._call_s = call_s
         self._slow_call_s = slow_call_s
+        self.meanwhile = meanwhile
+        self._blocked = False
         self._numbers = itertools.count(1)
         self._socket: socket.socket | None = None
         self._pictures: PictureReader | None = None
@@ -85,11 +93,15 @@ class HostedRobot:
         return Feedback(np.frombuffer(reply.executed, np.float32), reply.reward, reply.success)
 
     def close(self) -> None:
-        """Have the driver closed and let the host go. May be called twice, and with the host gone."""
+        """Have the driver closed and let the host go. May be called twice, and with the host gone.
+
+        A driver that blocks cannot be closed: the host is let go at once.
+        """
         if self._socket is None:
             return
         try:
-            self._call("close", self._slow_call_s)
+            if not self._blocked:
+                self._call("close", self._slow_call_s)
         finally:
             self._detach()
 
@@ -119,8 +131,9 @@ class HostedRobot:
                         f"robot '{self.spec.embodiment}': no host at {self._path} ({error.strerror}). "
                         "Is its process running? Its log says why it ended."
                     ) from error
+            self.meanwhile()
             time.sleep(0.02)
-        self._socket = line
+        self._socket, self._blocked = line, False
         try:
             reply = self._call("attach", max(0.1, deadline_s - time.monotonic()))
             if reply.spec is None or self._pictures is None:
@@ -152,15 +165,15 @@ class HostedRobot:
             with contextlib.suppress(BrokenPipeError):
                 line.send(_encode(request))
             try:
-                reply = self._receive(line, call)
+                reply = self._receive(line, call, deadline_ns)
             except ConnectionResetError:
                 # The host closed before it read our call; what it said before that is still there.
-                reply = self._receive(line, call)
+                reply = self._receive(line, call, deadline_ns)
             # What an earlier call did not wait for.
             while reply.number not in (number, 0):
-                line.settimeout(max(1e-3, (deadline_ns - time.monotonic_ns()) / 1e9))
-                reply = self._receive(line, call)
+                reply = self._receive(line, call, deadline_ns)
         except TimeoutError as error:
+            self._blocked = True
             raise RobotError(
                 f"robot '{self.spec.embodiment}': its driver blocks: no answer to {call}() within {timeout_s:g} s"
                 f"{self._host()}. Check the robot's cable and power; restart the host if it stays so."
@@ -168,13 +181,25 @@ class HostedRobot:
         except OSError as error:
             self._detach()
             raise RobotGone(f"robot '{self.spec.embodiment}': {self._gone(call)} ({error.strerror}).") from error
+        self._blocked = False
         self.held = reply.held
         self.executed = np.frombuffer(reply.executed, np.float32) if reply.executed else None
         if reply.kind:
             raise error_of(reply)
         return reply
 
-    def _receive(self, line: socket.socket, call: str) -> Reply:
+    def _receive(self, line: socket.socket, call: str, deadline_ns: int) -> Reply:
+        while True:
+            left_s = max(1e-3, (deadline_ns - time.monotonic_ns()) / 1e9)
+            line.settimeout(min(_SLICE_S, left_s))
+            try:
+                return self._take(line, call)
+            except TimeoutError:
+                if left_s <= _SLICE_S:
+                    raise
+                self.meanwhile()
+
+    def _take(self, line: socket.socket, call: str) -> Reply:
         if self._pictures is not None:
             data = line.recv(PACKET_BYTES)
         else:

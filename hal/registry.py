@@ -29,9 +29,29 @@ _NOUNS = {ROBOTS: "robot", OPERATORS: "operator", CAMERAS: "camera", TELEOPERATO
 
 _BUILT_IN = (
     EntryPoint("fake", "hal.fake:FakeRobot", ROBOTS),
+    EntryPoint("gym-aloha", "hal.drivers.gym_presets:aloha_robot", ROBOTS),
+    EntryPoint("gym-fetch", "hal.drivers.gym_presets:fetch_robot", ROBOTS),
+    EntryPoint("gym-metaworld", "hal.drivers.gym_presets:metaworld_robot", ROBOTS),
+    EntryPoint("gym-pusht", "hal.drivers.gym_presets:pusht_robot", ROBOTS),
+    EntryPoint("gymnasium", "hal.drivers.gym_robot:GymRobot", ROBOTS),
+    EntryPoint("lerobot", "hal.drivers.lerobot_robot:LeRobotRobot", ROBOTS),
     EntryPoint("metaworld", "hal.drivers.metaworld:MetaWorldRobot", ROBOTS),
+    EntryPoint("replay", "hal.drivers.replay:ReplayRobot", ROBOTS),
+    EntryPoint("ros2", "hal.drivers.ros2_robot:Ros2Robot", ROBOTS),
+    EntryPoint("with-cameras", "hal.drivers.with_cameras:CameraRobot", ROBOTS),
     EntryPoint("fake", "hal.fake:FakeExpert", OPERATORS),
     EntryPoint("metaworld", "hal.drivers.metaworld_expert:MetaWorldExpert", OPERATORS),
+    EntryPoint("replay", "hal.drivers.replay:ReplayOperator", OPERATORS),
+    EntryPoint("with-cameras", "hal.drivers.with_cameras:inside_operator", OPERATORS),
+    EntryPoint("opencv", "hal.cameras.opencv:OpenCvCamera", CAMERAS),
+    EntryPoint("pattern", "hal.cameras.simulated:PatternCamera", CAMERAS),
+    EntryPoint("ros2", "hal.drivers.ros2_camera:Ros2Camera", CAMERAS),
+    EntryPoint("scene", "hal.cameras.simulated:SceneCamera", CAMERAS),
+    EntryPoint("video", "hal.cameras.video:VideoCamera", CAMERAS),
+    EntryPoint("gamepad", "hal.teleop.gamepad:Gamepad", TELEOPERATORS),
+    EntryPoint("keyboard", "hal.teleop.keyboard:Keyboard", TELEOPERATORS),
+    EntryPoint("lerobot", "hal.drivers.lerobot_teleop:LeRobotTeleop", TELEOPERATORS),
+    EntryPoint("script", "hal.teleop.script:Script", TELEOPERATORS),
 )
 
 _registered: dict[str, dict[str, Callable[..., Any]]] = {group: {} for group in _NOUNS}

@@ -12,6 +12,9 @@ import numpy as np
 
 from wire.types import Observation, RobotSpec
 
+ROBOT = "VLA_FLEET_ROBOT"
+"""environment variable with the robot's name in each of its processes, for drivers that tell apart what they open"""
+
 
 class Feedback(msgspec.Struct, frozen=True, eq=False):
     """What came of an action."""

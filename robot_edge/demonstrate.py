@@ -13,7 +13,7 @@ from robot_edge.loop import ControlLoop
 from robot_edge.uplink import Uplink
 from wire.channel import Channel
 from wire.clock import clock_name
-from wire.errors import FleetError
+from wire.errors import FleetError, RobotError
 from wire.messages import Hello, Job
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,8 @@ def demonstrate(
     """Record `episodes` episodes, the `tasks` in turn, and return when the gateway has acknowledged all of them.
 
     `to_uplink` is the loop's end of its line to `uplink`, `from_uplink` the other one. `wait` rests while there is
-    nothing to do. Raises `FleetError` when the gateway does not take them within `patience_s`.
+    nothing to do. Raises `FleetError` when the gateway does not take them within `patience_s`, and `RobotError` when
+    the robot fails.
     """
     loop.robot.connect()
     to_uplink.send(Hello(loop.name, "demonstrator", clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec))
@@ -57,6 +58,9 @@ def demonstrate(
             before = loop.episodes
             loop.tick()
             uplink.turn()
+            if loop.driver.trouble:
+                # A robot of the fleet is tried again; a demonstration is not worth the wait.
+                raise RobotError(f"demonstrations: {loop.driver.trouble}")
             if loop.episodes > before:
                 log.info("demonstration %d of %d recorded.", loop.episodes, episodes)
     finally:

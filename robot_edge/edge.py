@@ -6,14 +6,17 @@ come back while the others go on; control and uplink share nothing but messages.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from hal.host_watch import Bound, CallLimits
 from hal.priority import real_time
+from hal.robot import ROBOT
 from robot_edge.flight.recorder import FlightRecorder
 from robot_edge.inference import Inference
 from robot_edge.loop import ControlLoop
@@ -39,26 +42,36 @@ def lines(directory: Path) -> dict[str, str]:
     return {
         "uplink-control": f"ipc://{directory}/uplink-control",
         "uplink-inference": f"ipc://{directory}/uplink-inference",
+        "uplink-desk": f"ipc://{directory}/uplink-desk",
     }
 
 
-def control_hello(loop: ControlLoop, tasks: tuple[str, ...]) -> Hello:
+def control_hello(loop: ControlLoop, tasks: tuple[str, ...], site: str = "") -> Hello:
     """How control introduces its robot to the uplink, which passes it on to the gateway."""
-    return Hello(loop.name, "edge", clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec, tasks)
+    return Hello(loop.name, "edge", clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec, tasks, site)
 
 
 def run_control(
-    loop: ControlLoop, uplink: Channel, tasks: tuple[str, ...], flight: FlightRecorder | None = None
+    loop: ControlLoop,
+    uplink: Channel,
+    tasks: tuple[str, ...],
+    flight: FlightRecorder | None = None,
+    site: str = "",
 ) -> None:
-    """The control process: connect the robot, then tick until asked to stop. `flight` records each tick."""
+    """The control process: tick until asked to stop; the first tick connects the robot. `flight` records each tick.
+
+    `site`: where the robot stands.
+    """
     lifeline = Lifeline()
-    loop.robot.connect()
-    hello = control_hello(loop, tasks)
+    loop.driver.disconnected()
+    hello = control_hello(loop, tasks, site)
     # Imports leave so many objects behind that one full collection takes longer than a tick; they will not go away.
     gc.collect()
     gc.freeze()
     real_time()
     next_hello = 0.0
+    # A driver in this process may block, or the line to one in another.
+    bound = Bound(CallLimits(2 * (loop.config.driver.reset_s + loop.config.driver.stuck_s)))
     try:
         while not (lifeline.cut or loop.stopping):
             # Repeated, because an uplink that was killed and came back knows nothing.
@@ -69,10 +82,9 @@ def run_control(
                 loop.tick()
             else:
                 flight.tick(loop)
-    except RobotError as error:
-        log.error("robot '%s' stops: %s", loop.name, error)
-        raise
+            bound.renew()
     finally:
+        bound.lift()
         loop.close()
         uplink.send(Stop())
 
@@ -97,11 +109,14 @@ def run_thinker(thinker: ThinkProcess, line: Any) -> None:
         thinker.turn()
 
 
-def run_uplink(uplink: Uplink, gateway: ZmqClient, control: ZmqPair, inference: ZmqPair) -> None:
-    """The uplink process; asked to stop, it stays until the spool is empty or `DRAIN_S` have passed."""
+def run_uplink(uplink: Uplink, gateway: ZmqClient, *local: ZmqPair) -> None:
+    """The uplink process; asked to stop, it stays until the spool is empty or `DRAIN_S` have passed.
+
+    `local`: its lines to other processes of this computer; a message on any of them wakes it.
+    """
     lifeline = Lifeline()
     while not lifeline.cut:
-        wait_any([gateway, control, inference], 0.02)
+        wait_any([gateway, *local], 0.02)
         uplink.turn()
     uplink.turn()
     uplink.control_gone()
@@ -115,34 +130,93 @@ def run_uplink(uplink: Uplink, gateway: ZmqClient, control: ZmqPair, inference: 
     uplink.close()
 
 
-def run_edge(name: str, commands: dict[str, list[str]], logs: Path) -> int:
-    """Start control, inference and uplink of one robot from `commands` and keep them running until asked to stop.
+class EdgeProcesses:
+    """The processes of one robot, for whoever keeps them: a command line, a ROS 2 node.
 
-    Each command gets `--run-dir DIR` added, where their lines meet. Returns the exit status.
+    `turn` a few times a second between `start` and `stop`, which may each be called again; as a context manager it
+    starts and stops.
     """
-    lifeline = Lifeline()
-    with run_directory() as place:
-        children = Supervisor(
-            [
-                Child(
-                    f"{name}.{role}",
-                    [*command, "--run-dir", str(place)],
-                    logs / f"{name}.{role}.log",
-                    nice={"robot": -10, "control": -10, "inference": -5}.get(role, 0),
-                )
-                for role, command in commands.items()
-            ]
-        )
+
+    def __init__(self, name: str, commands: dict[str, list[str]], logs: Path) -> None:
+        """Only stores. Each of `commands` (by role: robot, control, inference, thinker, uplink) gets `--run-dir DIR`
+        added, where their lines meet; `logs`: directory of one log for each."""
+        self.name = name
+        self.children = Supervisor([])
+        self._commands = commands
+        self._logs = logs
+        self._held = contextlib.ExitStack()
+        self._place: Path | None = None
+
+    @property
+    def place(self) -> Path:
+        """The directory where the lines of the running processes meet (`lines`). Raises `RobotError` while none run."""
+        if self._place is None:
+            raise RobotError(f"robot '{self.name}': its processes do not run; call start() first.")
+        return self._place
+
+    @property
+    def failed(self) -> str:
+        """Which process was given up and why; '' as long as all are tried again, as a robot's are for ever."""
+        return next((child.failed for child in self.children.children.values() if child.failed), "")
+
+    @property
+    def trouble(self) -> str:
+        """How a process that does not run steadily ended last, with its last word, '' while all do."""
+        return next((child.trouble for child in self.children.children.values() if child.trouble), "")
+
+    def start(self) -> None:
+        """Start them all. Raises `StorageError` when there is no room for their lines or logs."""
+        if self._place is not None:
+            return
+        self._place = self._held.enter_context(run_directory())
+        self.children = Supervisor([self._child(role, command) for role, command in self._commands.items()])
         try:
-            for child in children.children:
-                children.start(child)
-            while not lifeline.cut:
-                children.turn()
-                if any(child.failed for child in children.children.values()):
-                    return 1
-                time.sleep(0.1)
-            return 0
-        finally:
-            # Control first: its last words go through the uplink, which then drains.
-            children.stop([f"{name}.control"], 5.0)
-            children.stop([child for child in children.children if child != f"{name}.control"], DRAIN_S + 5.0)
+            for child in self.children.children:
+                self.children.start(child)
+        except BaseException:
+            self.stop()
+            raise
+
+    def turn(self) -> list[str]:
+        """Start the dead ones again; roles of those that died since the last call."""
+        return [child.removeprefix(f"{self.name}.") for child in self.children.turn()]
+
+    def stop(self) -> None:
+        """End them in order: control first, for its last words go through the uplink, which then drains."""
+        if self._place is None:
+            return
+        control = f"{self.name}.control"
+        self.children.stop([child for child in self.children.children if child == control], 5.0)
+        self.children.stop([child for child in self.children.children if child != control], DRAIN_S + 5.0)
+        self._place = None
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def _child(self, role: str, command: list[str]) -> Child:
+        return Child(
+            f"{self.name}.{role}",
+            [*command, "--run-dir", str(self.place)],
+            self._logs / f"{self.name}.{role}.log",
+            environment={ROBOT: self.name},
+            nice={"robot": -10, "control": -10, "inference": -5}.get(role, 0),
+            # A robot that is switched off for an hour comes back by itself.
+            give_up_after=0,
+        )
+
+
+def run_edge(edge: EdgeProcesses) -> int:
+    """Start the processes of one robot and keep them running until asked to stop; the exit status."""
+    lifeline = Lifeline()
+    with edge:
+        while not lifeline.cut:
+            edge.turn()
+            if edge.failed:
+                return 1
+            time.sleep(0.1)
+    return 0

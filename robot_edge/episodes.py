@@ -54,7 +54,8 @@ class Episodes:
     def running(self) -> bool:
         return self.episode is not None
 
-    def start(self, task: str, seed: int, tick: int, now_ns: int) -> Episode:
+    def start(self, task: str, seed: int, tick: int, now_ns: int, source: str = "") -> Episode:
+        """`source`: another one than usual."""
         self.first_tick, self._own_ticks, self._success_ticks, self._acted = tick, 0, 0, False
         self.episode = Episode(
             id=f"{self._stem}-{self._begun:06d}",
@@ -62,7 +63,7 @@ class Episodes:
             spec_hash=self._spec_hash,
             task=task,
             seed=seed,
-            source=self._source,
+            source=source or self._source,
             started_ns=now_ns,
         )
         self._begun += 1

@@ -102,6 +102,11 @@ class Health:
             camera.name: CameraCheck(camera.name, self._spec, self._config) for camera in self._spec.cameras
         }
 
+    @property
+    def wrong(self) -> bool:
+        """Whether a hold that it told of is not over yet."""
+        return self._wrong is not None
+
     def check(self, observation: Observation, now_ns: int) -> Verdict:
         """`now_ns`: control's clock, which need not be the robot's."""
         try:

@@ -11,24 +11,26 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hal.limits import hold_action, limit_action, rest_action
+from hal.limits import hold_action, rest_action
 from hal.robot import Feedback, Robot, Teleoperator
 from hal.safety import Safety, SafetyLimits
+from robot_edge.driver import Driver, DriverConfig
 from robot_edge.episodes import Episodes, Tick
 from robot_edge.gate import Takeover
 from robot_edge.health import Health, HealthConfig
 from robot_edge.human import Human
 from robot_edge.orders import Orders
-from robot_edge.planner import MakeSchedule, Planner
+from robot_edge.planner import MakeSchedule, Planner, without_preview
 from robot_edge.rate import Rate
 from robot_edge.recorder import Recorder
 from robot_edge.schedule.base import Chosen
+from robot_edge.script import Script
 from robot_edge.state import Hold, Known, Mode, decide
 from wire.channel import Channel
 from wire.clock import Clock
 from wire.errors import ConfigError, InvalidData, RobotError, RobotGone
 from wire.messages import ChunkReply, EdgeEvent, EdgeStatus, EpisodeStarted
-from wire.types import Frame, Observation
+from wire.types import Observation
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +46,13 @@ class LoopConfig:
     write_after_s: float = 0.0
     """from the beginning of a tick to its command: an answer of inference that is quicker counts in the tick it was
     asked in. Well below the control period"""
-    refusals: int = 40
-    """commands in a row that a driver may refuse before control gives up"""
     status_every_ticks: int = 16
     source: str = "online"
     needs_policy: bool = True
     """whether a policy version must be there before an episode starts and before the operator steps in"""
     health: HealthConfig = field(default_factory=HealthConfig)
     safety: SafetyLimits = field(default_factory=SafetyLimits)
+    driver: DriverConfig = field(default_factory=DriverConfig)
 
 
 class ControlLoop:
@@ -93,30 +94,32 @@ class ControlLoop:
         self._clock = clock
         self._uplink = uplink
         self._inference = inference
-        self._operator = operator
-        self._gate = gate
+        self._operator = Script(operator, gate, self._tell)
         self._safety = Safety(robot.spec, config.safety)
         self._health = Health(robot.spec, config.health)
+        self.driver = Driver(name, robot, config.driver, clock, self._tell_of_driver)
         self._seen: Observation | None = None
         self._executed = np.zeros(robot.spec.action_dim, np.float32)
         self._tick = self._next_status = 0
-        self._takeovers = self._refusals = 0
         self._lack, self._trouble = Hold.no_action, ""
+        self._unfit = ""
 
     def tick(self) -> None:
         """One control period."""
         self.rate.wait()
         self._tick += 1
         self._listen()
-        if not self.log.running and (self._comes_to_rest() or not self._start_episode()):
+        if not self.log.running:
+            self.orders.between_episodes()
+        if not self._ready() or (not self.log.running and (self._comes_to_rest() or not self._start_episode())):
             self._report()
             return
         observation, reason = self._read()
-        if observation is None:
+        if observation is None or not self.driver.connected:
             # Nothing valid was seen of this scene yet: nobody knows what would hold the robot, which was just reset.
             self.mode, self.reason = decide(Known(estop=self.orders.estop, unfit=reason))
-            if self.orders.estop or self.orders.stopping:
-                self.log.end("aborted", self._clock.now_ns())
+            if self.orders.estop or self.orders.stopping or not self.driver.connected:
+                self._end("aborted")
             self._report()
             return
         chosen = self._plan(observation, fit=reason is Hold.none)
@@ -126,14 +129,17 @@ class ControlLoop:
             self.reason, self.detail = self._lack, self._trouble
         proposed = self._proposed(scripted, chosen, observation)
         feedback = self._write(self._limited(proposed, observation))
-        self.planner.schedule.executed(self._tick, feedback.executed)
-        self._record(observation, proposed, feedback, chosen)
+        if self.driver.connected:
+            self.planner.schedule.executed(self._tick, feedback.executed)
+            self._record(observation, proposed, feedback, chosen)
+        else:
+            self._end("aborted")
         self._report()
 
     def close(self) -> None:
         """End the running episode and stop the robot."""
-        self.log.end("aborted", self._clock.now_ns())
-        self.robot.close()
+        self._end("aborted")
+        self.driver.close()
 
     @property
     def stopping(self) -> bool:
@@ -159,10 +165,13 @@ class ControlLoop:
             self.orders.new_recorder = False
             if self.log.running:
                 log.warning("robot '%s': the recorder is a new one; the running episode ends.", self.name)
-                self.log.end("aborted", self._clock.now_ns())
+                self._end("aborted")
         if self.log.running and self.config.needs_policy and self.planner.outdated(self.orders.trained):
             log.warning("robot '%s': the weights were trained in another way; the running episode ends.", self.name)
-            self.log.end("aborted", self._clock.now_ns())
+            self._end("aborted")
+        if self.log.running and self.orders.other_version:
+            log.warning("robot '%s': another version acts than the job asks for; the running episode ends.", self.name)
+            self._end("aborted")
 
     def _hear_reply(self, reply: ChunkReply) -> None:
         self._lack = Hold.slow_path_lost if reply.silent else Hold.no_action
@@ -173,18 +182,38 @@ class ControlLoop:
         self._trouble = reply.error
         self.planner.schedule.offer(reply, self._tick)
 
+    def _ready(self) -> bool:
+        """Whether the robot can be used; else name the hold. Connecting may take its time."""
+        connected = self.driver.connected
+        if not connected:
+            # Connecting may take its time, in which this is the last word.
+            self.mode, self.reason = decide(Known(estop=self.orders.estop, unfit=self.driver.reason))
+            self._report()
+        ready = self.driver.ready()
+        if not ready:
+            self.mode, self.reason = decide(Known(estop=self.orders.estop, unfit=self.driver.reason))
+            self._end("aborted")
+        if not ready or not connected:
+            self._seen = None
+            self.rate.restart()
+        return ready
+
     def _read(self) -> tuple[Observation | None, Hold]:
         """(the newest valid observation of this scene, why the robot must not move on it)"""
         try:
-            observation = self.robot.read()
+            observation = self.driver.read()
             verdict = self._health.check(observation, self._clock.now_ns())
-        except RobotGone:
-            raise
         except (InvalidData, RobotError) as error:
             observation, verdict = None, self._health.failed(str(error))
+            self.driver.unread(str(error), gone=isinstance(error, RobotGone))
+        else:
+            if verdict.valid:
+                self.driver.well()
+            else:
+                self.driver.unread(verdict.detail)
         for event in verdict.events:
             self._tell(event.kind, event.detail)
-        self.detail = verdict.detail
+        self.detail = self._unfit = verdict.detail
         if observation is not None and verdict.valid:
             if self._seen is None:
                 # A scene was reset: what the robot executed before says nothing about where it is now.
@@ -192,6 +221,11 @@ class ControlLoop:
                 self._safety.reset()
             self._seen = observation
         return self._seen, verdict.reason
+
+    def _tell_of_driver(self, kind: str, detail: str) -> None:
+        # While a hold of the health checks lasts, people know already, and will hear of its end.
+        if not self._health.wrong:
+            self._tell(kind, detail)
 
     def _tell(self, kind: str, detail: str) -> None:
         log.warning("robot '%s': %s: %s", self.name, kind, detail)
@@ -203,7 +237,7 @@ class ControlLoop:
         """Ask inference when it is time; the policy's action for this tick and its chunk, if it has one."""
         schedule = self.planner.schedule
         if self.config.needs_policy and fit:
-            request = schedule.ask(self._tick, _without_preview(observation))
+            request = schedule.ask(self._tick, without_preview(observation))
             if request is not None and not self._inference.send(request):
                 schedule.offer(ChunkReply(None, tick=self._tick), self._tick)
         if self.config.write_after_s:
@@ -214,15 +248,9 @@ class ControlLoop:
     def _script(self, observation: Observation, chosen: Chosen | None) -> np.ndarray | None:
         """The scripted operator's action if it is in control."""
         ready = self.orders.version > 0 or not self.config.needs_policy
-        if self._operator is None or self._gate is None or self.human.in_control or not ready:
+        if self.human.in_control or self.orders.measures or not ready:
             return None
-        expert = self._operator.propose(observation)
-        if expert is None:
-            return None
-        was_active = self._gate.active
-        active = self._gate.update(chosen[0] if chosen else None, expert, self._operator.progress())
-        self._takeovers += active and not was_active
-        return expert if active else None
+        return self._operator.action(observation, chosen[0] if chosen else None)
 
     def _known(self, reason: Hold, scripted: np.ndarray | None, chosen: Chosen | None) -> Known:
         return Known(
@@ -230,7 +258,7 @@ class ControlLoop:
             recorder_ok=self.log.recorder.healthy,
             storage_ok=self.orders.storage_ok,
             unfit=reason,
-            safe=not self._refusals,
+            safe=not self.driver.refused,
             human=self.human.in_control,
             human_linked=self.human.linked,
             human_command_fresh=self.human.command(self._executed) is not None,
@@ -264,26 +292,12 @@ class ControlLoop:
     # --- write ----------------------------------------------------------------------------------------------------
 
     def _write(self, action: np.ndarray) -> Feedback:
-        """Command the robot and note what it did. A driver that refuses is given a while, during which it is held.
-
-        Raises `RobotError` of a driver that goes on refusing, and at once when it is gone.
-        """
-        try:
-            feedback = self.robot.write(action)
-            limit_action(self.robot.spec, feedback.executed)
-        except RobotGone:
-            raise
-        except (InvalidData, RobotError) as error:
-            self._refusals += 1
-            if self._refusals == 1:
-                self._tell("hold", f"the robot does not take a command: {error}")
-            if self._refusals > self.config.refusals:
-                raise RobotError(f"robot '{self.name}' took none of {self._refusals} commands: {error}") from error
-            self.mode, self.reason = Mode.hold, Hold.safety
+        """Command the robot and note what it did. A driver that refuses is given a while, during which it is held."""
+        feedback = self.driver.write(action)
+        if feedback is None:
+            if self.mode not in (Mode.estop, Mode.hold):
+                self.mode, self.reason = Mode.hold, self.driver.reason
             return Feedback(hold_action(self.robot.spec, self._executed))
-        if self._refusals:
-            self._refusals = 0
-            self._tell("recovered", "the robot takes commands again.")
         self._safety.note(feedback.executed, self._executed)
         self._executed = feedback.executed
         return feedback
@@ -316,39 +330,60 @@ class ControlLoop:
         )
         outcome = self.log.step(tick, own=not self.human.in_control, ending=self.orders.estop or self.orders.stopping)
         if outcome:
+            self._end(outcome)
+
+    def _end(self, outcome: str) -> None:
+        """The running episode, if there is one, is over."""
+        if self.log.running:
             self.log.end(outcome, self._clock.now_ns())
+            self.orders.ended(outcome)
 
     def _start_episode(self) -> bool:
         """Begin the job's next episode if nothing forbids it; else name the hold."""
         if self.orders.version and self.planner.follow(self.orders.trained) and self.planner.refused:
             self._tell("refused", self.planner.refused)
+        needed = self.config.needs_policy
         for forbidden, mode, reason in (
             (self.orders.estop, Mode.estop, Hold.estop),
-            (self.orders.job is None, Mode.hold, Hold.no_job),
-            (self.config.needs_policy and self.orders.version == 0, Mode.hold, Hold.no_version),
-            (self.config.needs_policy and self.planner.refused, Mode.hold, Hold.untrained),
+            (self.orders.resting, Mode.hold, Hold.no_job),
+            (needed and self.orders.version == 0, Mode.hold, Hold.no_version),
+            (needed and self.orders.other_version, Mode.hold, Hold.other_version),
+            (needed and self.planner.refused, Mode.hold, Hold.untrained),
             (not self.orders.storage_ok, Mode.hold, Hold.storage),
             (not self.log.recorder.healthy, Mode.hold, Hold.no_recorder),
         ):
             if forbidden:
                 self.mode, self.reason = mode, reason
+                self._look_after()
                 return False
-        assert self.orders.job is not None
         task, seed = self.orders.next_episode()
         self.mode, self.reason = Mode.reset, Hold.none
         self._report(now=True)
-        self.robot.reset(task, seed)
-        if self._gate is not None:
-            self._gate.reset()
         self._seen, self._lack = None, Hold.no_action
+        done = self.driver.reset(task, seed)
+        self.rate.restart()
+        if not done:
+            self.mode, self.reason = decide(Known(unfit=self.driver.reason))
+            if self.driver.connected:
+                # It is not the robot but the task: another one may go.
+                self.orders.begun()
+            return False
+        self.orders.begun()
+        self._operator.reset()
         self._health.reset()
         self.planner.schedule.reset(self._tick)
-        episode = self.log.start(task, seed, self._tick, self._clock.now_ns())
+        source = "evaluation" if self.orders.measures else ""
+        episode = self.log.start(task, seed, self._tick, self._clock.now_ns(), source)
         if self.config.needs_policy:
             # What inference thought about the last scene is not true of this one.
             self._inference.send(EpisodeStarted(episode))
-        self.rate.restart()
         return True
+
+    def _look_after(self) -> None:
+        """At rest, now and then: whether the robot can still be read."""
+        if self._tick < self._next_status:
+            return
+        self.detail = self._unfit = self.driver.look(scene=self._seen is not None)
 
     def _report(self, now: bool = False) -> None:
         if not now and self._tick < self._next_status:
@@ -371,16 +406,11 @@ class ControlLoop:
                 late_p99_s=self.rate.late_s(0.99),
                 starved_ticks=self.log.starved,
                 episodes=self.log.ended,
-                interventions=self._takeovers + self.orders.interventions,
+                interventions=self._operator.takeovers + self.orders.interventions,
                 steps_recorded=0,
                 spooled=0,
+                job=self.orders.job.id if self.orders.job is not None else "",
+                job_episodes=self.orders.finished,
+                trouble=self.driver.trouble or self._unfit,
             )
         )
-
-
-def _without_preview(observation: Observation) -> Observation:
-    """The observation as the policy needs it: the picture for people stays behind."""
-    if all(frame.preview is None for frame in observation.images.values()):
-        return observation
-    images = {name: Frame(frame.time_ns, frame.image) for name, frame in observation.images.items()}
-    return Observation(observation.time_ns, observation.state, images, observation.task)

@@ -110,6 +110,8 @@ class ProcessSlowPath:
         self._thoughts: list[Thought] = []
 
     def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
+        # A version that comes back is the newest again.
+        self._weights.pop(version.number, None)
         self._weights[version.number] = LoadWeights(version, path)
         while len(self._weights) > 2:
             del self._weights[next(iter(self._weights))]

@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.3
 _LONGEST_PAUSE_S = 10.0
+_PATIENT_PAUSE_S = 30.0
+"""of a child that is never given up"""
 _STEADY_S = 20.0
 
 
@@ -33,13 +35,15 @@ class Child:
     restart: bool = True
     """start it again when it ends by itself"""
     give_up_after: int = 5
-    """deaths in a row, each soon after its start, after which it is left dead and `failed` says so"""
+    """deaths in a row, each soon after its start, after which it is left dead and `failed` says so; 0: never"""
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
     deaths_in_a_row: int = 0
     started_s: float = 0.0
     due_s: float = 0.0
     failed: str = ""
+    trouble: str = ""
+    """how it ended last, with its last word, until it has run steadily again"""
 
     @property
     def pid(self) -> int:
@@ -89,21 +93,27 @@ class Supervisor:
             code = child.process.poll()
             if code is None:
                 if now_s - child.started_s > _STEADY_S:
-                    child.deaths_in_a_row = 0
+                    child.deaths_in_a_row, child.trouble = 0, ""
                 continue
             if child.due_s < child.started_s:
                 died.append(child.name)
                 child.deaths_in_a_row += 1
-                if not child.restart or child.deaths_in_a_row >= child.give_up_after:
+                if not child.restart or 0 < child.give_up_after <= child.deaths_in_a_row:
                     if code != 0 or child.restart:
                         child.failed = f"{child.name} ended with {_ending(code)}{_last_line(child.log_file)}"
                         log.error("%s", child.failed)
                     else:
                         child.process = None
                     continue
-                pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (child.deaths_in_a_row - 1))
+                longest_s = _LONGEST_PAUSE_S if child.give_up_after else _PATIENT_PAUSE_S
+                pause_s = min(longest_s, _FIRST_PAUSE_S * 2 ** min(child.deaths_in_a_row - 1, 10))
                 child.due_s = now_s + pause_s
-                log.warning("%s ended with %s; it starts again in %.1f s.", child.name, _ending(code), pause_s)
+                before, child.trouble = child.trouble, f"{child.name} ended with {_ending(code)}"
+                if code > 0:
+                    # One that was killed had no last word.
+                    child.trouble += _last_line(child.log_file)
+                level = logging.WARNING if child.deaths_in_a_row == 1 or child.trouble == before else logging.ERROR
+                log.log(level, "%s; it starts again in %.1f s.", child.trouble, pause_s)
             elif now_s >= child.due_s:
                 self.start(child.name)
         return died

@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
+from robot_edge.desk_line import DeskLine, Wishes, drain
 from robot_edge.segments import SegmentBuilder, encode_jpeg
 from robot_edge.spool import Spool
 from robot_edge.weight_client import WeightClient
 from wire.channel import Channel
 from wire.clock import Clock, clock_name
-from wire.errors import StorageError, storage_error
+from wire.errors import StorageError
 from wire.messages import (
     Ack,
     Announce,
@@ -75,6 +75,8 @@ class Uplink:
         self.weights = WeightClient(directory / "weights", gateway, clock)
         self.stopping = False
         self.refused = ""
+        self.desk: DeskLine | None = None
+        """another process of this computer that watches the robot and may stop or drive it"""
         self._gateway = gateway
         self._control = control
         self._inference = inference
@@ -98,9 +100,7 @@ class Uplink:
         self._greeted_control = False
         self._unknown_episode = ""
         self._acknowledged: list[str] = []
-        self._estop_file = directory / "estop"
-        self._estop = self._estop_file.exists()
-        self._taken_over: Operator | None = None
+        self._wishes = Wishes(name, directory)
         self._events: deque[EdgeEvent] = deque(maxlen=_EVENTS)
 
     @property
@@ -109,12 +109,14 @@ class Uplink:
         return self._control_done and not self._unspooled and len(self.spool) == 0
 
     def turn(self) -> None:
-        for message in _drain(self._control):
+        for message in drain(self._control):
             self._from_control(message)
-        for message in _drain(self._inference):
+        for message in drain(self._inference):
             self._from_inference(message)
-        for message in _drain(self._gateway):
+        for message in drain(self._gateway):
             self._from_gateway(message)
+        for wish in self.desk.wishes() if self.desk is not None else ():
+            self._pass_on(wish)
         self._spool_waiting()
         self._send_segments()
         self._send_events()
@@ -166,7 +168,7 @@ class Uplink:
                 self._last_status = message
                 self._send_status(message)
             case EdgeEvent():
-                self._events.append(message)
+                self._keep_event(message)
             case Hello():
                 self._hello = msgspec.structs.replace(message, name=self.name, clock=clock_name())
                 self._welcomed, self._next_heartbeat_ns = False, 0
@@ -176,9 +178,7 @@ class Uplink:
                     if not self._greeted_control:
                         self._greeted_control = True
                         self._say_new()
-                if self._estop:
-                    self._control.send(Operator(self.name, "estop", operator="before"))
-                for waiting in (self._taken_over, self._job, self._applied):
+                for waiting in (*self._wishes.standing(), self._job, self._applied):
                     if waiting is not None:
                         self._control.send(waiting)
                 if self._storage_fault:
@@ -196,20 +196,25 @@ class Uplink:
         while self._welcomed and self._events and self._gateway.send(self._events[0]):
             self._events.popleft()
 
+    def _keep_event(self, event: EdgeEvent) -> None:
+        self._events.append(event)
+        if self.desk is not None:
+            self.desk.tell(event)
+
     def _send_status(self, status: EdgeStatus) -> None:
-        # A gateway that does not know this robot yet must first hear its name.
-        if not self._welcomed:
-            return
-        self._gateway.send(
-            msgspec.structs.replace(
-                status,
-                steps_recorded=self.spool.steps_recorded,
-                spooled=len(self.spool) + len(self._unspooled),
-                control_pid=self._control_pid,
-                inference_pid=self._inference_pid,
-                uplink_pid=os.getpid(),
-            )
+        whole = msgspec.structs.replace(
+            status,
+            steps_recorded=self.spool.steps_recorded,
+            spooled=len(self.spool) + len(self._unspooled),
+            control_pid=self._control_pid,
+            inference_pid=self._inference_pid,
+            uplink_pid=os.getpid(),
         )
+        if self.desk is not None:
+            self.desk.tell(whole)
+        # A gateway that does not know this robot yet must first hear its name.
+        if self._welcomed:
+            self._gateway.send(whole)
 
     def _from_inference(self, message: Message) -> None:
         match message:
@@ -222,7 +227,7 @@ class Uplink:
                 if self._welcomed:
                     self._gateway.send(message)
             case EdgeEvent():
-                self._events.append(message)
+                self._keep_event(message)
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
 
@@ -296,8 +301,7 @@ class Uplink:
                 self._job = message
                 self._control.send(message)
             case Operator():
-                self._remember(message)
-                self._control.send(message)
+                self._pass_on(message)
             case Welcome():
                 if not self._welcomed:
                     self._welcomed = True
@@ -316,28 +320,9 @@ class Uplink:
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
 
-    def _remember(self, wish: Operator) -> None:
-        """A control process that is started again must know of a stop or a takeover; a stop outlives this one too."""
-        match wish.kind:
-            case "estop":
-                self._estop = True
-                self._mark_estop()
-            case "release_estop":
-                self._estop = False
-                self._mark_estop()
-            case "take_over":
-                self._taken_over = wish
-            case "hand_back":
-                self._taken_over = None
-
-    def _mark_estop(self) -> None:
-        try:
-            if self._estop:
-                self._estop_file.touch()
-            else:
-                self._estop_file.unlink(missing_ok=True)
-        except OSError as error:
-            log.error("%s", storage_error(error, "remembering the emergency stop", self._estop_file))
+    def _pass_on(self, wish: Operator) -> None:
+        self._wishes.remember(wish)
+        self._control.send(wish)
 
     def _greet(self) -> None:
         now_ns = self._clock.now_ns()
@@ -377,11 +362,3 @@ class Uplink:
         if self.weights.ready is not None:
             version, path = self.weights.ready
             self._inference.send(LoadWeights(version, str(path)))
-
-
-def _drain(channel: Channel, most: int = 500) -> Iterable[Message]:
-    for _ in range(most):
-        message = channel.recv()
-        if message is None:
-            return
-        yield message

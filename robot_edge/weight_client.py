@@ -19,10 +19,13 @@ _PATIENCE_S = 2.0
 
 
 class WeightClient:
-    """Follows announcements; `ready` names the newest version that is here, whole and checked."""
+    """Follows announcements; `ready` names the version announced last that is here, whole and checked.
+
+    An announcement may go back to an older version: a measurement asks for it, or the newer one was no good.
+    """
 
     def __init__(self, directory: Path, channel: Channel, clock: Clock, keep: int = 3) -> None:
-        """`directory` keeps the newest `keep` versions; what a crash left half-written there is removed."""
+        """`directory` keeps the `keep` versions that came last; what a crash left half-written there is removed."""
         self._directory = directory
         self._channel = channel
         self._clock = clock
@@ -39,9 +42,13 @@ class WeightClient:
             raise storage_error(error, "preparing the weight cache", directory) from error
 
     def announced(self, version: PolicyVersion) -> bool:
-        """A version exists. Newer ones replace a fetch under way; True when its weights are ready at once."""
+        """This version is to act. It replaces a fetch under way; True when its weights are ready at once."""
         current = self._wanted.number if self._wanted else self.ready[0].number if self.ready else 0
-        if version.number == current or (self.ready and self.ready[0].sha256 == version.sha256):
+        if version.number == current:
+            return False
+        if self.ready is not None and self.ready[0].number == version.number:
+            # Called back before its successor was here.
+            self._wanted = None
             return False
         path = self._path(version)
         if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == version.sha256:
@@ -70,7 +77,8 @@ class WeightClient:
             temporary = path.with_suffix(".tmp")
             temporary.write_bytes(data)
             temporary.rename(path)
-            for old in sorted(self._directory.glob("*.safetensors"))[: -self._keep]:
+            others = [file for file in self._directory.glob("*.safetensors") if file != path]
+            for old in sorted(others, key=lambda file: file.stat().st_mtime_ns)[: len(others) + 1 - self._keep]:
                 old.unlink()
         except OSError as error:
             # The robot goes on with the version it has; the next announcement tries again.

@@ -86,32 +86,3 @@ def test_the_example_recipes_can_be_named(examples: None) -> None:
     policy.fit(np.random.default_rng(0).normal(size=(50, 39)).astype(np.float32))
     assert policy.load(policy.save(), 4) is None
     assert policy.version == 4
-
-
-def test_the_launch_file_describes_the_edge() -> None:
-    """launch is not on PyPI: a stand-in records what the file asks of it."""
-    import sys
-    import types
-
-    made: dict[str, list] = {"arguments": [], "processes": []}
-    launch, actions, substitutions = (types.ModuleType(n) for n in ("launch", "launch.actions", "launch.substitutions"))
-    launch.LaunchDescription = list
-    actions.DeclareLaunchArgument = lambda name, **more: made["arguments"].append(name)
-    actions.ExecuteProcess = lambda **more: made["processes"].append(more)
-    substitutions.LaunchConfiguration = lambda name: f"${name}"
-    saved = {n: sys.modules.get(n) for n in ("launch", "launch.actions", "launch.substitutions")}
-    sys.modules.update({"launch": launch, "launch.actions": actions, "launch.substitutions": substitutions})
-    try:
-        scope: dict = {}
-        exec(compile((ROOT / "launch" / "edge.launch.py").read_text(), "edge.launch.py", "exec"), scope)
-        scope["generate_launch_description"]()
-    finally:
-        for name, module in saved.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
-    assert made["arguments"] == ["name", "gateway", "recipe", "keys", "data"]
-    command = made["processes"][0]["cmd"]
-    assert command[:2] == ["vla-fleet", "edge"]
-    assert command[2:4] == ["--name", "$name"]

@@ -7,6 +7,7 @@ h and w image height and width, F frames of a camera in a segment.
 from __future__ import annotations
 
 import hashlib
+import math
 from enum import StrEnum
 
 import msgspec
@@ -64,20 +65,31 @@ class RobotSpec(msgspec.Struct, frozen=True):
     control_hz: float
 
     def __post_init__(self) -> None:
+        """Raises `ConfigError` naming the field that cannot be."""
+        what = f"robot spec '{self.embodiment}'"
+        if not self.embodiment.strip():
+            raise ConfigError("robot spec: embodiment is empty; name the kind of robot.")
         for kind, dimensions in (("state", self.state), ("action", self.action)):
-            names = [dimension.name for dimension in dimensions]
-            if len(set(names)) != len(names):
-                raise ConfigError(f"robot spec '{self.embodiment}': a {kind} name stands twice in {names}.")
+            _once(what, kind, [dimension.name for dimension in dimensions])
             for dimension in dimensions:
                 if not dimension.low < dimension.high:
                     raise ConfigError(
-                        f"robot spec '{self.embodiment}': {kind} '{dimension.name}' has low {dimension.low} "
-                        f"not below high {dimension.high}."
+                        f"{what}: {kind} '{dimension.name}' has low {dimension.low} not below high {dimension.high}."
                     )
-                if not dimension.unit:
-                    raise ConfigError(f"robot spec '{self.embodiment}': {kind} '{dimension.name}' has no unit.")
-        if not self.control_hz > 0:
-            raise ConfigError(f"robot spec '{self.embodiment}': control_hz must be positive.")
+                for side in ("low", "high"):
+                    if not math.isfinite(limit := getattr(dimension, side)):
+                        raise ConfigError(f"{what}: {kind} '{dimension.name}' has {side} {limit}; give a finite limit.")
+                if not dimension.unit.strip():
+                    raise ConfigError(f"{what}: {kind} '{dimension.name}' has no unit; '1' stands for none.")
+        _once(what, "camera", [camera.name for camera in self.cameras])
+        for camera in self.cameras:
+            for side in ("height", "width"):
+                if getattr(camera, side) < 1:
+                    raise ConfigError(
+                        f"{what}: camera '{camera.name}' has {side} {getattr(camera, side)}; give pixels."
+                    )
+            _positive(f"{what}: camera '{camera.name}': rate_hz", camera.rate_hz)
+        _positive(f"{what}: control_hz", self.control_hz)
 
     @property
     def hash(self) -> str:
@@ -278,3 +290,17 @@ class Lease(msgspec.Struct, frozen=True):
     """grows with every lease of the fleet: what holds an older one of the same robot is out of date"""
     ttl_ns: int = 0
     """a heartbeat moves the end so far into the future"""
+
+
+def _once(what: str, kind: str, names: list[str]) -> None:
+    """Raise `ConfigError` for a name that is empty or stands twice."""
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"{what}: the {kind} name '{twice}' stands twice in {names}.")
+    if any(not name.strip() for name in names):
+        raise ConfigError(f"{what}: a {kind} has no name in {names}.")
+
+
+def _positive(what: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{what} must be positive and finite, not {value}.")

@@ -112,6 +112,8 @@ async def _show(socket: WebSocket, desk: Desk, view: FleetView, number: int) -> 
     next_snapshot_s = 0.0
     while True:
         now_s = time.monotonic()
+        for reason in desk.refused(number):
+            await _tell(socket, "error", reason)
         if now_s >= next_snapshot_s:
             next_snapshot_s = now_s + SNAPSHOT_PERIOD_S
             snapshot = view.snapshot()

@@ -11,11 +11,13 @@ import math
 
 import msgspec
 
-from cloud_learner.operator.view import FleetView, not_drivable
+from cloud_learner.operator.cards import DROPPED, not_drivable
+from cloud_learner.operator.view import FleetView
+from hal.resource import Priority
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ProtocolError, Refused, nearest
 from wire.messages import Operator
-from wire.types import RobotSpec
+from wire.types import Lease, RobotSpec
 
 HEARTBEAT_S = 0.3
 MAX_MESSAGE_BYTES = 16 * 1024
@@ -98,10 +100,32 @@ class Desk:
         silent = {who for who in self._holder.values() if now_ns - self._heard_ns[who] > self._heartbeat_ns}
         return {operator: self._drop(operator) for operator in sorted(silent)}
 
+    def refused(self, operator: int) -> list[str]:
+        """Why wishes of `operator` were not fulfilled after all, since the last call; its robots among them are let go.
+
+        The gateway leases a robot to whoever takes it over, and somebody else may have been faster.
+        """
+        reasons = []
+        for robot, reason in self._view.refusals(_name(operator)):
+            reasons.append(reason)
+            if robot and self._holder.get(robot) == operator:
+                del self._holder[robot]
+        return reasons
+
     def control(self, operator: int | None = None) -> dict[str, str]:
         """By robot: you (held by `operator`), other, or dropped (its operator vanished; it waits in a hold)."""
         held = {robot: "you" if who == operator else "other" for robot, who in self._holder.items()}
-        return dict.fromkeys(self._dropped, "dropped") | held
+        return self._elsewhere() | dict.fromkeys(self._dropped, "dropped") | held
+
+    def _elsewhere(self) -> dict[str, str]:
+        """Robots that somebody without a page drives or dropped, or a page of before this process."""
+        found = {}
+        for robot, lease in self._view.leases().items():
+            if lease.holder.startswith(DROPPED):
+                found[robot] = "dropped"
+            elif _drives(lease):
+                found[robot] = "other"
+        return found
 
     def hear(self, operator: int, data: str | bytes) -> str:
         """Act on one message of a page. Returns a warning for that person, mostly ''.
@@ -157,6 +181,9 @@ class Desk:
     def _check_take_over(self, robot: str) -> None:
         if self._view.lost(robot):
             raise Refused(f"{robot} has no link to the gateway now. Wait until it is back, then take over.")
+        lease = self._view.leases().get(robot)
+        if lease is not None and _drives(lease):
+            raise Refused(f"{robot} is held by '{lease.holder}' ({lease.purpose}). Wait until it is given back.")
         reason = not_drivable(self._view.spec(robot))
         if reason:
             raise Refused(f"{robot} cannot be driven from this page: {reason}.")
@@ -170,9 +197,19 @@ class Desk:
         return robots
 
     def _queue(self, operator: int, robot: str, kind: str, action: tuple[float, ...] = (), sequence: int = 0) -> None:
-        wish = Operator(robot=robot, kind=kind, action=action, sequence=sequence, operator=f"web-{operator}")
+        wish = Operator(robot=robot, kind=kind, action=action, sequence=sequence, operator=_name(operator))
         if not self._view.wish(wish):
             raise Refused(f"The gateway takes no wishes now, so {robot} did not get '{kind}'. See the gateway's log.")
+
+
+def _name(operator: int) -> str:
+    return f"web-{operator}"
+
+
+def _drives(lease: Lease) -> bool:
+    """Whether somebody drives by this lease who is not at a page."""
+    at_page = lease.holder.startswith((_name(0)[:-1], DROPPED))
+    return lease.priority >= Priority.operator and lease.purpose != "estop" and not at_page
 
 
 def check_action(robot: str, spec: RobotSpec, action: tuple[float, ...]) -> None:

@@ -14,21 +14,18 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
+from cloud_learner.operator.cards import LOST_AFTER_S, Seen, finite, job_line, make_card
 from wire.clock import Clock, MonotonicClock
+from wire.fleet_messages import JobState, RobotState
 from wire.messages import Applied, EdgeStatus, Evaluation, Operator, Preview, TrainerStatus
-from wire.types import Meaning, PolicyVersion, RobotSpec
+from wire.types import Lease, PolicyVersion, RobotSpec
 
-LOST_AFTER_S = 2.0
-"""a robot without a status for this long counts as lost"""
 MAX_CURVE_POINTS = 600
 MAX_EVENTS = 100
 MAX_WISHES = 512
 MAX_VERSIONS = 64
-RECENT_EPISODES = 12
 _SAMPLES = 512
-_GRIPPER_WORDS = ("grip", "effort", "finger")
+_BESIDE = ("before", "after", "canary")
 
 _MODE_EVENTS = {
     ("", "human"): ("intervention", "a person took over"),
@@ -36,20 +33,6 @@ _MODE_EVENTS = {
     ("", "estop"): ("estop", "emergency stop"),
     ("estop", ""): ("estop", "emergency stop released"),
 }
-
-
-class _Robot:
-    """What is known of one robot."""
-
-    def __init__(self, name: str, spec: RobotSpec | None, seen_ns: int) -> None:
-        self.name = name
-        self.spec = spec
-        self.seen_ns = seen_ns
-        self.status: EdgeStatus | None = None
-        self.lost = False
-        self.held = ""
-        """human or estop while the robot is in that mode, for the events"""
-        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_EPISODES)
 
 
 class FleetView:
@@ -71,7 +54,7 @@ class FleetView:
         self._instructions = dict(instructions or {})
         self._lock = threading.Lock()
         self._started_ns = self._clock.now_ns() - int(age_s * 1e9)
-        self._robots: dict[str, _Robot] = {}
+        self._robots: dict[str, Seen] = {}
         self._previews: dict[tuple[str, str], tuple[int, bytes]] = {}
         self._preview_serial = 0
         self._trainer: tuple[TrainerStatus, int] | None = None
@@ -86,6 +69,8 @@ class FleetView:
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._events_revision = 0
         self._wishes: list[Operator] = []
+        self._jobs: tuple[JobState, ...] = ()
+        self._refused: dict[str, list[tuple[str, str]]] = {}
 
     # --- the gateway's side -------------------------------------------------------------------------------------
 
@@ -94,7 +79,7 @@ class FleetView:
         with self._lock:
             robot = self._robots.get(name)
             if robot is None:
-                self._robots[name] = _Robot(name, spec, self._clock.now_ns())
+                self._robots[name] = Seen(name, spec, self._clock.now_ns())
                 self._note("link", "connected", name)
             elif spec is not None:
                 robot.spec = spec
@@ -105,7 +90,7 @@ class FleetView:
             now_ns = self._clock.now_ns()
             robot = self._robots.get(status.robot)
             if robot is None:
-                robot = self._robots[status.robot] = _Robot(status.robot, None, now_ns)
+                robot = self._robots[status.robot] = Seen(status.robot, None, now_ns)
             if robot.lost:
                 self._note("link", f"back after {(now_ns - robot.seen_ns) / 1e9:.1f} s", robot.name)
             robot.lost = False
@@ -157,19 +142,19 @@ class FleetView:
     def evaluation(self, evaluation: Evaluation, t_s: float | None = None) -> None:
         """Measured success. `cadence` goes on the curve at `t_s`, by default when the measurement began.
 
-        `before` and `after` use other seeds, so they stand beside the curve and not on it.
+        `before` and `after` use other seeds and `canary` other robots, so they stand beside the curve and not on it.
         """
-        success = {task: _finite(rate) or 0.0 for task, rate in sorted(evaluation.success.items())}
+        success = {task: finite(rate) or 0.0 for task, rate in sorted(evaluation.success.items())}
         if not success:
             return
         point = {"version": evaluation.number, "mean": statistics.fmean(success.values()), "tasks": success}
         with self._lock:
-            if evaluation.label in ("before", "after"):
+            if evaluation.label in _BESIDE:
                 self._measured[evaluation.label] = point | {"episodes": evaluation.episodes}
                 self._note("evaluation", f"{evaluation.label}: version {evaluation.number} at {point['mean']:.0%}")
                 return
             if t_s is None:
-                t_s = (self._clock.now_ns() - self._started_ns) / 1e9 - (_finite(evaluation.duration_s) or 0.0)
+                t_s = (self._clock.now_ns() - self._started_ns) / 1e9 - (finite(evaluation.duration_s) or 0.0)
             self._curve.append({"t_s": max(0.0, round(t_s, 3)), **point})
             self._curve.sort(key=lambda p: p["t_s"])
             if len(self._curve) > MAX_CURVE_POINTS:
@@ -180,6 +165,23 @@ class FleetView:
             self._note(
                 "evaluation", f"version {evaluation.number} succeeds in {point['mean']:.0%} of held-out episodes"
             )
+
+    def fleet(self, robots: tuple[RobotState, ...], jobs: tuple[JobState, ...]) -> None:
+        """The robots as resources and the jobs, as the scheduler sees them now."""
+        with self._lock:
+            self._jobs = jobs
+            for state in robots:
+                known = self._robots.get(state.name)
+                if known is not None:
+                    known.state = state
+
+    def refuse(self, wish: Operator, reason: str) -> None:
+        """A wish that could not be fulfilled: whoever wished hears why."""
+        with self._lock:
+            waiting = self._refused.setdefault(wish.operator, [])
+            if len(waiting) < MAX_EVENTS:
+                waiting.append((wish.robot if wish.kind == "take_over" else "", reason))
+            self._note("refused", reason, wish.robot)
 
     def episode_done(self, robot: str, task: str, outcome: str, human_steps: int) -> None:
         """An episode has ended; `human_steps` of it were driven by a person."""
@@ -230,6 +232,17 @@ class FleetView:
             self._wishes.append(wish)
             return True
 
+    def refusals(self, operator: str) -> list[tuple[str, str]]:
+        """(robot that was not given, or '', and why) for `operator` since the last call."""
+        with self._lock:
+            return self._refused.pop(operator, [])
+
+    def leases(self) -> dict[str, Lease]:
+        """Who holds which robot now."""
+        with self._lock:
+            states = [robot.state for robot in self._robots.values()]
+        return {state.name: state.lease for state in states if state is not None and state.lease is not None}
+
     def spec(self, robot: str) -> RobotSpec | None:
         """The spec of a robot that said hello, else None."""
         with self._lock:
@@ -260,7 +273,7 @@ class FleetView:
             self._mark_lost(now_ns)
             return {
                 "t_s": round((now_ns - self._started_ns) / 1e9, 3),
-                "robots": [self._robot(robot, now_ns) for _, robot in sorted(self._robots.items())],
+                "robots": [make_card(robot, now_ns, self._instructions) for _, robot in sorted(self._robots.items())],
                 "trainer": self._trainer_now(now_ns),
                 "version": None
                 if self._version is None
@@ -274,6 +287,7 @@ class FleetView:
                     "ingest_p50_s": _median(self._ingest_s),
                     "applied_p50_s": _median(self._applied_s),
                 },
+                "jobs": [job_line(job) for job in self._jobs],
                 "measured": dict(self._measured),
                 "curve": list(self._curve),
                 "curve_revision": self._curve_revision,
@@ -306,68 +320,10 @@ class FleetView:
         fields = {field: getattr(status, field) for field in status.__struct_fields__}
         return {
             **fields,
-            "loss": _finite(status.loss),
-            "steps_per_s": _finite(status.steps_per_s),
+            "loss": finite(status.loss),
+            "steps_per_s": finite(status.steps_per_s),
             "age_s": round((now_ns - seen_ns) / 1e9, 1),
         }
-
-    def _robot(self, robot: _Robot, now_ns: int) -> dict[str, Any]:
-        status, spec = robot.status, robot.spec
-        age_s = (now_ns - robot.seen_ns) / 1e9
-        task = status.task if status else ""
-        link = "lost" if age_s > LOST_AFTER_S else "ok" if status else "waiting"
-        return {
-            "name": robot.name,
-            "link": link,
-            "age_s": round(age_s, 1),
-            "mode": status.mode if status else "hold",
-            "reason": status.reason if status else "waiting for its first status",
-            "task": task,
-            "instruction": self._instructions.get(task, ""),
-            "version": status.version if status else 0,
-            "episodes": status.episodes if status else 0,
-            "interventions": status.interventions if status else 0,
-            "tick": status.tick if status else 0,
-            "missed_percent": round(100 * status.missed_ticks / status.ticks, 3) if status and status.ticks else 0.0,
-            "late_p99_s": _finite(status.late_p99_s) if status else None,
-            "ticks": status.ticks if status else 0,
-            "missed_ticks": status.missed_ticks if status else 0,
-            "starved_ticks": status.starved_ticks if status else 0,
-            "pids": [status.control_pid, status.inference_pid, status.uplink_pid] if status else [],
-            "spooled": status.spooled if status else 0,
-            "state": [_finite(float(x)) for x in status.state.ravel()[:64]] if status else [],
-            "recent": list(robot.recent),
-            "spec": None
-            if spec is None
-            else {
-                "embodiment": spec.embodiment,
-                "control_hz": spec.control_hz,
-                "action": [msgspec.to_builtins(d) for d in spec.action],
-                "state": [d.name for d in spec.state[:64]],
-                "cameras": [camera.name for camera in spec.cameras],
-            },
-            "not_drivable": not_drivable(spec),
-        }
-
-
-def not_drivable(spec: RobotSpec | None) -> str:
-    """Why keys cannot drive a robot, '' when they can.
-
-    Keys give directions, so all dimensions but a gripper must be deltas or velocities, for which 0 is rest.
-    """
-    if spec is None:
-        return "it has not said what its actions mean yet"
-    for dimension in spec.action:
-        if dimension.meaning == Meaning.absolute:
-            if not any(word in dimension.name.lower() for word in _GRIPPER_WORDS):
-                return f"its action '{dimension.name}' is an absolute target, which keys cannot give"
-        elif not dimension.low <= 0 <= dimension.high:
-            return f"its action '{dimension.name}' has no rest: 0 is outside [{dimension.low}, {dimension.high}]"
-    return ""
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _median(samples: deque[float]) -> float | None:

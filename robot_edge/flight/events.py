@@ -107,13 +107,19 @@ class Reset(_Event, frozen=True, array_like=True, eq=False, tag=6):
 
 class Proposed(_Event, frozen=True, array_like=True, eq=False, tag=7):
     action: np.ndarray | None
+    error: Raised | None = None
 
 
 class Progressed(_Event, frozen=True, array_like=True, eq=False, tag=8):
     left: float
+    error: Raised | None = None
 
 
-Event = Slept | Clocked | Received | Sent | Read | Written | Reset | Proposed | Progressed
+class Connected(_Event, frozen=True, array_like=True, eq=False, tag=9):
+    error: Raised | None = None
+
+
+Event = Slept | Clocked | Received | Sent | Read | Written | Reset | Proposed | Progressed | Connected
 
 
 class Reference(msgspec.Struct, frozen=True, array_like=True):

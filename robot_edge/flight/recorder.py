@@ -23,6 +23,7 @@ from hal.robot import Feedback, Robot, Teleoperator
 from robot_edge.flight.events import (
     LINES,
     Clocked,
+    Connected,
     Event,
     Gap,
     Header,
@@ -223,6 +224,13 @@ class FlightRecorder(Border):
 
     def saw(self, observation: Observation) -> None:
         """Take note of new frames: a copy where that is cheap, and the size of what waits for the other thread."""
+        try:
+            self._note_frames(observation)
+        except AttributeError as error:
+            # What a driver gave in an observation's place is for the loop to refuse.
+            self._lose(f"an observation cannot be recorded: {error}")
+
+    def _note_frames(self, observation: Observation) -> None:
         for camera, frame in observation.images.items():
             known = self._frames.get(camera)
             if known is not None and known[0] == frame.time_ns and known[1] is frame.image:
@@ -296,7 +304,14 @@ class RecordedRobot(Border):
         self._flight = flight
 
     def connect(self) -> None:
-        self._inner.connect()
+        try:
+            self._inner.connect()
+        except BaseException as error:
+            if self._flight.live:
+                self._flight.note(Connected(raised(error)))
+            raise
+        if self._flight.live:
+            self._flight.note(Connected())
 
     def reset(self, task: str, seed: int) -> None:
         try:
@@ -346,13 +361,23 @@ class RecordedOperator(Border):
         self._flight = flight
 
     def propose(self, observation: Observation) -> np.ndarray | None:
-        action = self._inner.propose(observation)
+        try:
+            action = self._inner.propose(observation)
+        except BaseException as error:
+            if self._flight.live:
+                self._flight.note(Proposed(None, raised(error)))
+            raise
         if self._flight.live:
             self._flight.note(Proposed(action))
         return action
 
     def progress(self) -> float:
-        left = self._inner.progress()
+        try:
+            left = self._inner.progress()
+        except BaseException as error:
+            if self._flight.live:
+                self._flight.note(Progressed(0.0, raised(error)))
+            raise
         if self._flight.live:
             self._flight.note(Progressed(left))
         return left

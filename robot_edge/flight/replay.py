@@ -7,7 +7,6 @@ stretch.
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from hal.robot import Feedback, Robot, Teleoperator
 from robot_edge.flight.events import (
     LINES,
     Clocked,
+    Connected,
     Event,
     Gap,
     Header,
@@ -297,12 +297,12 @@ def _name(event: Event) -> str:
 
 
 def _raise(error: Raised | None) -> None:
-    """Raise what a border raised, as the same class where it is one of ours or Python's own."""
+    """Raise what a border raised: one of our errors, or one of the same name and text as what it was."""
     if error is None:
         return
-    kind = getattr(wire.errors, error.kind, None) or getattr(builtins, error.kind, None)
+    kind = getattr(wire.errors, error.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        kind = RuntimeError
+        kind = type(error.kind, (Exception,), {})
     raise kind(error.text)
 
 
@@ -346,7 +346,9 @@ class _PlayedRobot(Border):
         self._player = player
 
     def connect(self) -> None:
-        return
+        event = self._player.next(Connected)
+        if event:
+            _raise(event.error)
 
     def reset(self, task: str, seed: int) -> None:
         event = self._player.next(Reset)
@@ -377,8 +379,12 @@ class _PlayedOperator(Border):
 
     def propose(self, observation: Observation) -> np.ndarray | None:
         event = self._player.next(Proposed)
+        if event:
+            _raise(event.error)
         return event.action if event else None
 
     def progress(self) -> float:
         event = self._player.next(Progressed)
+        if event:
+            _raise(event.error)
         return event.left if event else 0.0

@@ -16,7 +16,6 @@ from cloud_learner.gateway import Gateway
 from cloud_learner.ingest import Ingest
 from cloud_learner.operator.view import FleetView
 from cloud_learner.weight_store import WeightStore
-from hal.scheduler import TaskSchedule
 from tests import samples
 from wire.clock import ManualClock, clock_name
 from wire.errors import DiskFull
@@ -63,7 +62,7 @@ class Hall:
             self.ingest,
             WeightStore.open(root / "weights", self.ledger),
             self.view,
-            TaskSchedule(("reach", "push")),
+            ("reach", "push"),
             samples.spec(),
             self.clock,
             lambda: 5,

@@ -126,7 +126,9 @@ def test_a_new_gateway_on_the_same_data_goes_on(fleet: Rehearsal) -> None:
     version = fleet.ledger.newest_version()
     assert version is not None
     fleet.ledger.close()
-    fleet.gateway, fleet.view, fleet.ledger, _ = supplies.make_gateway(fleet.recipe, fleet.data, fleet.server)
+    fleet.gateway, fleet.view, fleet.ledger, _ = supplies.make_gateway(
+        fleet.recipe, fleet.data, fleet.server, fleet.clock
+    )
     assert fleet.ledger.totals().steps == stored
     fleet.turn(300)
     fleet.drain()

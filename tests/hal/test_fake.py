@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from hal.conformance import check_robot
 from hal.fake import FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, with_faults
+from hal.robot import ROBOT
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
 
@@ -99,3 +103,56 @@ def test_what_it_does_not_know_is_refused() -> None:
     robot.connect()
     with pytest.raises(ConfigError, match="go-up"):
         robot.reset("go-up", 0)
+
+
+@pytest.mark.parametrize("call", ["connect", "reset", "read", "write"])
+def test_an_unplugged_robot_fails_in_every_call_until_it_is_connected_again(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ROBOT, "robot-3")
+    robot = FakeRobot(with_faults(unplugged=True, only_while=str(tmp_path / "{robot}")))
+    calls = {
+        "connect": robot.connect,
+        "reset": lambda: robot.reset("go-up", 0),
+        "read": robot.read,
+        "write": lambda: robot.write(np.zeros(4, np.float32)),
+    }
+    for each in calls.values():
+        each()
+    (tmp_path / "robot-3").touch()
+    with pytest.raises(RobotError, match="check its cable"):
+        calls[call]()
+    (tmp_path / "robot-3").unlink()
+    with pytest.raises(RobotError, match=r"call connect\(\) first"):
+        calls["reset"]()
+    for each in calls.values():
+        each()
+
+
+@pytest.mark.parametrize("call", ["connect", "reset", "read", "write"])
+@pytest.mark.parametrize("how", ["raise_on", "block_in"])
+def test_one_call_fails_while_its_fault_is_there(call: str, how: str, tmp_path: Path) -> None:
+    switch = tmp_path / "fault"
+    robot = FakeRobot(with_faults(**{f"{how}_{call}": True}, only_while=str(switch)))
+    robot.connect()
+    robot.reset("go-up", 0)
+    calls = {
+        "connect": robot.connect,
+        "reset": lambda: robot.reset("go-up", 0),
+        "read": robot.read,
+        "write": lambda: robot.write(np.zeros(4, np.float32)),
+    }
+    switch.touch()
+    if how == "raise_on":
+        with pytest.raises(RobotError, match="does not answer"):
+            calls[call]()
+        switch.unlink()
+        calls[call]()
+        return
+    came_back = threading.Event()
+    thread = threading.Thread(target=lambda: (calls[call](), came_back.set()))
+    thread.start()
+    assert not came_back.wait(0.1)
+    switch.unlink()
+    thread.join(10.0)
+    assert came_back.is_set()

@@ -18,7 +18,7 @@ import pytest
 from hal.fake import FakeConfig, fake_spec
 from hal.host import Watch
 from hal.hosted import HostedRobot
-from tests.hal.hosting import HZ, LOG, PERIOD_S
+from tests.hal.hosting import BLOCK, HZ, LOG, PERIOD_S
 from wire.errors import ConfigError, RobotError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +45,9 @@ class Processes:
 
     def host(self, *more: str) -> subprocess.Popen[bytes]:
         return self._start(["hal.host", "--robot", "tests.hal.hosting:NotingRobot", "--socket", str(self.path), *more])
+
+    def blocking(self) -> subprocess.Popen[bytes]:
+        return self._start(["tests.hal.hosting", str(self.path)])
 
     def control(self, value: float, fresh: bool) -> subprocess.Popen[bytes]:
         return self._start(["tests.hal.hosting", str(self.path), str(value), "fresh" if fresh else "on"])
@@ -218,3 +221,39 @@ class TestWatch:
     def test_a_patience_of_nothing_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="patience of 0"):
             Watch(20 * MS, 0)
+
+
+@pytest.mark.parametrize("call", ["connect", "reset", "read", "write"])
+def test_a_driver_that_blocks_is_named_and_its_process_makes_room_for_a_new_one(
+    processes: Processes, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = processes.path.with_name(f"block_in_{call}")
+    monkeypatch.setenv(BLOCK, str(fault))
+    waited: list[float] = []
+    robot = HostedRobot(
+        SPEC, processes.path, call_s=0.2, slow_call_s=0.3, meanwhile=lambda: waited.append(time.monotonic())
+    )
+    calls = {
+        "connect": robot.connect,
+        "reset": lambda: robot.reset("go-left", 1),
+        "read": robot.read,
+        "write": lambda: robot.write(np.zeros(4, np.float32)),
+    }
+    host = processes.blocking()
+    for each in calls.values():
+        each()
+    fault.touch()
+    waited.clear()
+    with pytest.raises(RobotError, match=rf"driver blocks: no answer to {call}\(\)"):
+        calls[call]()
+    assert waited or call in ("read", "write"), "somebody could say meanwhile that it lives"
+    began_s = time.monotonic()
+    robot.close()
+    assert time.monotonic() - began_s < 0.2, "nobody waits for it to be closed"
+    assert host.wait(20) == 1
+    assert "Timeout" in processes.said() and f"in {call}" in processes.said(), "its log says where it blocked"
+    fault.unlink()
+    processes.blocking()
+    for each in calls.values():
+        each()
+    robot.close()

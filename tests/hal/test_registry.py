@@ -39,7 +39,7 @@ def test_an_unknown_name_gets_the_nearest() -> None:
 
 def test_a_broken_package_is_named_and_hides_nobody(installed: list[EntryPoint]) -> None:
     installed.append(EntryPoint("arm", "no_such_package.arm:Arm", registry.ROBOTS))
-    assert set(known_robots()) == {"arm", "fake", "metaworld"}
+    assert {"arm", "fake", "metaworld"} <= set(known_robots())
     assert isinstance(make_robot("fake"), FakeRobot)
     with pytest.raises(RobotError, match=r"'arm = no_such_package.arm:Arm'.*ModuleNotFoundError"):
         make_robot("arm")

@@ -22,7 +22,16 @@ FLAGS = (
     "slow_path_ok",
     "action_ready",
 )
-UNFIT = (Hold.none, Hold.bad_observation, Hold.stale_state, Hold.stale_camera, Hold.frozen_camera, Hold.clock_jump)
+UNFIT = (
+    Hold.none,
+    Hold.bad_observation,
+    Hold.stale_state,
+    Hold.stale_camera,
+    Hold.frozen_camera,
+    Hold.clock_jump,
+    Hold.no_robot,
+    Hold.no_reset,
+)
 
 
 def all_that_can_be_known():
@@ -57,7 +66,8 @@ def test_every_combination_follows_the_rules() -> None:
         assert (mode is Mode.policy) == (free and not known.resetting and not known.script and needs)
     holds = {reason for mode, reason in seen if mode is Mode.hold}
     # reasons that the loop itself gives, or that are other ways of being unfit
-    assert set(Hold) - holds == {Hold.none, Hold.estop, Hold.no_job, Hold.bad_action, *UNFIT} - {Hold.clock_jump}
+    by_the_loop = {Hold.none, Hold.estop, Hold.no_job, Hold.other_version, Hold.bad_action}
+    assert set(Hold) - holds == (by_the_loop | set(UNFIT)) - {Hold.clock_jump}
 
 
 @pytest.mark.parametrize("unfit", UNFIT[1:])

@@ -54,6 +54,35 @@ def test_a_child_that_keeps_dying_is_given_up_with_its_last_line(tmp_path: Path)
     assert "the port is taken" in kid.failed
 
 
+def test_a_child_that_is_never_given_up_is_tried_after_ever_longer_pauses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pause_s = tmp_path / "works"
+    code = f"import sys, time, os\nif not os.path.exists({str(pause_s)!r}): sys.exit('vla-fleet: no such recipe')\n"
+    kid = child(tmp_path, code + FOREVER, give_up_after=0)
+    supervisor = Supervisor([kid])
+    supervisor.start("kid")
+    until(supervisor, lambda: kid.deaths_in_a_row == 3)
+    assert (kid.failed, kid.due_s - time.monotonic() > 0.8) == ("", True)
+    assert "exit status 1: vla-fleet: no such recipe" in kid.trouble
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3, "the same trouble is no new error"
+    pause_s.touch()
+    until(supervisor, lambda: kid.running)
+    kid.started_s -= 100
+    until(supervisor, lambda: kid.trouble == "")
+    assert kid.deaths_in_a_row == 0
+    supervisor.stop(["kid"], 5.0)
+
+
+def test_a_pause_never_grows_beyond_half_a_minute(tmp_path: Path) -> None:
+    kid = child(tmp_path, "import sys; sys.exit(1)", give_up_after=0)
+    supervisor = Supervisor([kid])
+    supervisor.start("kid")
+    kid.deaths_in_a_row = 5000
+    until(supervisor, lambda: kid.deaths_in_a_row == 5001)
+    assert 29 < kid.due_s - time.monotonic() <= 30
+
+
 def test_a_child_that_may_end_is_not_started_again(tmp_path: Path) -> None:
     kid = child(tmp_path, "pass", restart=False)
     supervisor = Supervisor([kid])

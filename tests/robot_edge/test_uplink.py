@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from robot_edge.desk_line import DeskLine
 from robot_edge.uplink import Uplink
 from tests import samples
 from wire.clock import ManualClock, clock_name
@@ -17,6 +18,7 @@ from wire.messages import (
     Ack,
     Announce,
     Applied,
+    EdgeEvent,
     EdgeStatus,
     EpisodeEnded,
     EpisodeStarted,
@@ -266,6 +268,62 @@ def test_weights_with_a_wrong_hash_are_never_offered(desk: Desk, caplog: pytest.
     desk.server.send("robot-0", WeightBytes(1, 0, good))
     desk.uplink.turn()
     assert len(desk.heard(desk.inference)) == 1
+
+
+def fetch(desk: Desk, number: int, data: bytes) -> list[int]:
+    """Announce and bring; the numbers that inference is offered."""
+    desk.server.send("robot-0", Announce(version(number, data), 5))
+    desk.uplink.turn()
+    if desk.received(FetchWeights):
+        desk.server.send("robot-0", WeightBytes(number, 0, data))
+        desk.uplink.turn()
+    return [m.version.number for m in desk.heard(desk.inference) if isinstance(m, LoadWeights)]
+
+
+def test_a_measurement_goes_back_to_an_older_version_and_on_to_the_newest(desk: Desk) -> None:
+    desk.hello()
+    for number in range(4, 9):
+        assert fetch(desk, number, b"%d" % number) == [number]
+    assert fetch(desk, 2, b"2") == [2], "fetched, though three newer ones are kept"
+    ready = desk.uplink.weights.ready
+    assert ready is not None and ready[1].read_bytes() == b"2"
+    assert fetch(desk, 8, b"8") == [8], "it is still here"
+    assert fetch(desk, 8, b"8") == []
+
+
+def test_a_version_that_is_called_back_before_the_next_one_was_here_stays(desk: Desk) -> None:
+    desk.hello()
+    assert fetch(desk, 3, b"3") == [3]
+    desk.server.send("robot-0", Announce(version(4, b"4"), 5))
+    desk.server.send("robot-0", Announce(version(3, b"3"), 5))
+    desk.server.send("robot-0", WeightBytes(4, 0, b"4"))
+    desk.uplink.turn()
+    assert desk.heard(desk.inference) == []
+    assert desk.uplink.weights.ready is not None and desk.uplink.weights.ready[0].number == 3
+
+
+def test_a_desk_beside_the_robot_hears_it_and_stops_it_without_a_gateway(desk: Desk, tmp_path: Path) -> None:
+    beside, line = memory_pair()
+    desk.uplink.desk = DeskLine("robot-0", line)
+    desk.control.send(Hello("robot-0", "edge", "c", 1, 77, samples.spec(), ("reach",)))
+    state = samples.step(0).state
+    desk.control.send(EdgeStatus("robot-0", 1, "policy", "", "reach", "e", 1, state, 1, 1, 0, 0.0, 0, 0, 0, 0, 0))
+    desk.control.send(EdgeEvent("robot-0", 1, "hold", "the arm does not answer"))
+    desk.inference.send(EdgeEvent("robot-0", 1, "refused", "version 3"))
+    desk.uplink.turn()
+    heard = desk.heard(beside)
+    assert [m.control_pid for m in heard if isinstance(m, EdgeStatus)] == [77]
+    assert [m.kind for m in heard if isinstance(m, EdgeEvent)] == ["hold", "refused"]
+    beside.send(Operator("robot-1", "release_estop"))
+    beside.send(Hello("desk", "desk", "c", 1))
+    beside.send(Operator("robot-0", "estop"))
+    desk.uplink.turn()
+    assert [m.kind for m in desk.to_control() if isinstance(m, Operator)] == ["estop"]
+    # and the stop is remembered like any other
+    again = Desk(tmp_path)
+    again.hello()
+    assert [m.kind for m in again.to_control() if isinstance(m, Operator)] == ["estop"]
+    again.uplink.close()
 
 
 def test_a_lost_part_is_asked_for_again_and_a_newer_version_replaces_the_fetch(desk: Desk) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+
 import msgspec
 import pytest
 
 from tests import samples
-from wire.errors import ConfigError, SpecMismatch
+from wire.codec import decode, encode
+from wire.errors import ConfigError, ProtocolError, SpecMismatch
+from wire.messages import Hello
 from wire.types import CameraSpec, Dimension
 
 
@@ -28,11 +32,49 @@ def test_the_hash_survives_the_wire_when_limits_are_whole_numbers() -> None:
         ("state", (Dimension("x", "", -1.0, 1.0),), "has no unit"),
         ("action", (Dimension("x", "m", 0, 1), Dimension("x", "m", 0, 1)), "stands twice"),
         ("control_hz", 0.0, "control_hz must be positive"),
+        ("embodiment", " ", "embodiment is empty"),
+        ("state", (Dimension("x", "m", float("nan"), 1.0),), "state 'x' has low nan not below"),
+        ("state", (Dimension("x", "m", 0.0, float("nan")),), "state 'x' has low 0.0 not below high nan"),
+        ("action", (Dimension("x", "m", 0.0, float("inf")),), "action 'x' has high inf; give a finite limit"),
+        ("action", (Dimension("x", "m", 0.0, 0.0),), "action 'x' has low 0.0 not below high 0.0"),
+        ("action", (Dimension("x", " ", 0.0, 1.0),), "action 'x' has no unit; '1' stands for none"),
+        ("state", (Dimension("", "m", 0.0, 1.0),), "a state has no name"),
+        ("cameras", (CameraSpec("front", 8, 8, 20.0),) * 2, "camera name 'front' stands twice"),
+        ("cameras", (CameraSpec("", 8, 8, 20.0),), "a camera has no name"),
+        ("cameras", (CameraSpec("front", 0, 8, 20.0),), "camera 'front' has height 0"),
+        ("cameras", (CameraSpec("front", 8, -8, 20.0),), "camera 'front' has width -8"),
+        ("cameras", (CameraSpec("front", 8, 8, 0.0),), "camera 'front': rate_hz must be positive and finite, not 0.0"),
+        ("control_hz", float("nan"), "control_hz must be positive and finite, not nan"),
+        ("control_hz", float("inf"), "control_hz must be positive"),
     ],
 )
 def test_bad_specs_are_refused(field: str, value: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         msgspec.structs.replace(samples.spec(), **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (b"\xa1m", b"\xa1 ", "has no unit"),
+        (b"\xa5front", b"\xa5     ", "a camera has no name"),
+    ],
+)
+def test_a_bad_spec_that_comes_over_the_wire_is_refused_by_its_field(old: bytes, new: bytes, words: str) -> None:
+    good = encode(Hello("robot-0", "edge", "c", 1, spec=samples.spec()))
+    assert isinstance(decode(good), Hello)
+    assert old in good
+    with pytest.raises(ProtocolError, match=words):
+        decode(good.replace(old, new))
+
+
+def test_a_limit_below_its_minimum_is_refused_on_the_wire() -> None:
+    spec = samples.spec()
+    low, high = (b"\xcb" + struct.pack(">d", limit) for limit in (spec.action[0].low, spec.action[0].high))
+    good = encode(Hello("robot-0", "edge", "c", 1, spec=spec))
+    assert low + b"\xa4high" + high in good
+    with pytest.raises(ProtocolError, match=r"state 'x' has low 1\.0 not below high -1.0"):
+        decode(good.replace(low + b"\xa4high" + high, high + b"\xa4high" + low))
 
 
 def test_a_mismatch_names_both_sides_and_the_field() -> None:

@@ -23,6 +23,7 @@ from cloud_learner.buffer.ledger import notes as ledger_notes
 from cloud_learner.buffer.ledger import segments as ledger_segments
 from cloud_learner.buffer.ledger import shards as ledger_shards
 from cloud_learner.buffer.ledger import totals as counters
+from cloud_learner.buffer.ledger import work as ledger_work
 from cloud_learner.buffer.ledger.control import find_interventions
 from cloud_learner.buffer.ledger.engine import Database, no_ledger
 from cloud_learner.buffer.ledger.rows import Intervention
@@ -100,6 +101,9 @@ class Ledger:
                 return
             query = sa.select(tables.meta.c.value).where(tables.meta.c.key == "format")
             found = connection.scalar(query) if "meta" in names else None
+            if found == str(tables.FORMAT) and not read_only:
+                # what came later stands in tables of its own, which an older ledger gets now
+                tables.metadata.create_all(connection)
         if found != str(tables.FORMAT):
             raise StorageError(
                 f"ledger {self.place} has format {found or 'unknown'}, this vla-fleet reads format {tables.FORMAT}: "
@@ -194,6 +198,16 @@ class Ledger:
     events = _reads(ledger_notes.events)
     add_label = _writes(ledger_notes.add_label)
     labels = _reads(ledger_notes.labels)
+
+    # jobs and leases
+    add_job = _writes(ledger_work.add_job)
+    end_job = _writes(ledger_work.end_job)
+    jobs = _reads(ledger_work.jobs)
+    count_for_job = _writes(ledger_work.count_for_job)
+    episodes_of_job = _reads(ledger_work.episodes_of_job)
+    task_counts = _reads(ledger_work.task_counts)
+    keep_leases = _writes(ledger_work.keep_leases)
+    kept_leases = _reads(ledger_work.kept_leases)
 
     # counters
     totals = _reads(counters.totals)

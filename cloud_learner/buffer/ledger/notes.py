@@ -30,7 +30,7 @@ _robots, _offsets, _labels, _e = (
 )
 
 
-def _insert(connection: sa.Connection, table: sa.Table) -> Any:
+def insert_into(connection: sa.Connection, table: sa.Table) -> Any:
     """An INSERT of the connection's dialect, which knows ON CONFLICT."""
     return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
 
@@ -44,9 +44,9 @@ def see_robot(connection: sa.Connection, name: str, spec: RobotSpec | None, cloc
     if spec is not None:
         seen["spec_hash"] = spec.hash
         text = msgspec.json.encode(spec).decode()
-        row = _insert(connection, tables.specs).values(hash=spec.hash, json=text)
+        row = insert_into(connection, tables.specs).values(hash=spec.hash, json=text)
         connection.execute(row.on_conflict_do_nothing())
-    row = _insert(connection, tables.robots).values(name=name, first_seen_ns=seen_ns, **seen)
+    row = insert_into(connection, tables.robots).values(name=name, first_seen_ns=seen_ns, **seen)
     connection.execute(row.on_conflict_do_update(index_elements=["name"], set_=seen))
 
 
@@ -105,7 +105,7 @@ def add_evaluation(connection: sa.Connection, evaluation: Evaluation, wall_ns: i
     """Enter a measurement; False if it was there. `wall_ns`: nanoseconds since 1970, now."""
     facts = {name: getattr(evaluation, name) for name in evaluation.__struct_fields__}
     facts["success"] = msgspec.json.encode(evaluation.success, order="sorted").decode()
-    row = _insert(connection, tables.evaluations).values(wall_ns=wall_ns, **facts).on_conflict_do_nothing()
+    row = insert_into(connection, tables.evaluations).values(wall_ns=wall_ns, **facts).on_conflict_do_nothing()
     return connection.execute(row.returning(tables.evaluations.c.id)).first() is not None
 
 
@@ -119,7 +119,7 @@ def evaluations(connection: sa.Connection) -> tuple[EvaluationRow, ...]:
 def note_applied(connection: sa.Connection, robot: str, version: int, announced_ns: int, applied_ns: int) -> bool:
     """Note when `robot` first acted on `version`; False if that was noted before."""
     values = {"robot": robot, "version": version, "announced_ns": announced_ns, "applied_ns": applied_ns}
-    row = _insert(connection, tables.applied).values(**values).on_conflict_do_nothing()
+    row = insert_into(connection, tables.applied).values(**values).on_conflict_do_nothing()
     return connection.execute(row.returning(tables.applied.c.version)).first() is not None
 
 

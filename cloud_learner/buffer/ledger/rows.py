@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from wire.fleet_messages import JobRequest
 from wire.types import PolicyVersion
 
 
@@ -284,6 +285,39 @@ class EpisodeFacts(msgspec.Struct, frozen=True):
     task: str
     source: str
     seed: int
+
+
+class JobRow(msgspec.Struct, frozen=True):
+    """A job that was submitted."""
+
+    number: int
+    """grows in the order of submission"""
+    id: str
+    request: JobRequest
+    phase: str
+    """waiting (that is: open), done or cancelled"""
+    submitted_wall_ns: int
+    """nanoseconds since 1970"""
+    ended_wall_ns: int
+    """0 while it is open"""
+
+
+class JobEpisodeRow(msgspec.Struct, frozen=True):
+    """A finished episode that was counted for a job."""
+
+    id: str
+    robot: str
+    task: str
+    seed: int
+    outcome: str
+
+
+class TaskRow(msgspec.Struct, frozen=True):
+    """What has been done on one task."""
+
+    task: str
+    episodes: int
+    successes: int
 
 
 class SegmentIndex(msgspec.Struct, frozen=True, eq=False):

@@ -33,7 +33,7 @@ def _text(name: str, *args: Any, **options: Any) -> sa.Column[str]:
 meta = sa.Table(
     "meta",
     metadata,
-    # format, generation, whose journal it is, and how many shard numbers of each robot spec were given
+    # format, generation, whose journal it is, how many shard numbers of each robot spec and of leases were given
     _text("key", primary_key=True),
     _text("value"),
 )
@@ -263,4 +263,39 @@ labels = sa.Table(
     _text("author"),
     _count("time_ns"),
     sqlite_autoincrement=True,
+)
+
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    _key("number"),
+    _text("id", unique=True),
+    # JSON of the `JobRequest`
+    _text("request"),
+    # waiting while it is open, then done or cancelled
+    _text("phase"),
+    # nanoseconds since 1970
+    _count("submitted_wall_ns"),
+    _count("ended_wall_ns"),
+    sqlite_autoincrement=True,
+)
+
+job_episodes = sa.Table(
+    "job_episodes",
+    metadata,
+    # an episode counts for one job, however often its segments come
+    _count("episode", sa.ForeignKey("episodes.number"), primary_key=True, autoincrement=False),
+    _text("job", sa.ForeignKey("jobs.id"), index=True),
+    _count("wall_ns"),
+)
+
+leases = sa.Table(
+    "leases",
+    metadata,
+    # who holds which robot now; what has ended is not kept
+    _text("robot", primary_key=True),
+    _count("number"),
+    # JSON of the `Lease`; its end is of the gateway's clock, which may have started over since
+    _text("lease"),
+    _count("wall_ns"),
 )

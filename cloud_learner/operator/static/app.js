@@ -97,6 +97,7 @@ function draw() {
   chart.update(curve, t_s);
   chart.showMeasured(byId("measured"), state.measured);
   drawRobots(robots);
+  drawJobs(state.jobs ?? []);
   drawEvents();
 }
 
@@ -134,6 +135,26 @@ function drawRobots(robots) {
 
 function markActive() {
   for (const card of cards.values()) card.node.classList.toggle("active", card === active);
+}
+
+let drawnJobs = "";
+function drawJobs(jobs) {
+  const key = JSON.stringify(jobs);
+  if (drawnJobs === key) return;
+  drawnJobs = key;
+  byId("jobs").replaceChildren(...jobs.toReversed().map((job) => {
+    const done = job.wanted ? `${count(job.episodes)} of ${count(job.wanted)}` : count(job.episodes);
+    const success = job.episodes ? ` · ${percent(job.successes / job.episodes)}` : "";
+    const robots = job.robots.length ? ` · ${job.robots.length === 1 ? job.robots[0] : `${job.robots.length} robots`}` : "";
+    return element(
+      "li", { class: "job", "data-phase": job.phase, title: job.tasks.join(", ") },
+      element("span", { class: "job-head" },
+        element("b", {}, job.id), ` ${job.kind}${job.version ? ` of version ${job.version}` : ""}`,
+        element("span", { class: "phase" }, job.phase)),
+      element("span", { class: "muted" }, `${done} episodes${success}${robots}`),
+      ...(job.note ? [element("span", { class: "muted" }, job.note)] : []),
+    );
+  }));
 }
 
 let drawnEvents = -1;

@@ -13,6 +13,22 @@ const PAD = [
   ["down", "⤓", "Q", "Down", "down"],
 ];
 
+const OPERATOR = 80; // priority of those who drive
+const JOBS = ["rollout", "evaluation"]; // purposes of leases that jobs have
+
+function sentence(text) {
+  return text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+}
+
+function holderText(lease) {
+  if (!lease) return "free";
+  const { holder, purpose } = lease;
+  if (JOBS.includes(purpose)) return `job ${holder}`;
+  if (purpose === "estop") return `stopped by ${holder}`;
+  if (holder.startsWith("dropped:")) return `waits for a person (${holder.slice(8)} is gone)`;
+  return purpose === "operator" ? `driven by ${holder}` : `held by ${holder} for ${purpose}`;
+}
+
 export class Card {
   /** `send(message)` takes a wish to the gateway; `activate(card)` makes the keyboard drive this card. */
   constructor(name, send, activate) {
@@ -36,6 +52,9 @@ export class Card {
     this.cameras = element("div", { class: "cameras", role: "group", "aria-label": "Camera" });
     this.driving = element("span", { class: "driving" }, "You drive");
     this.reason = element("p", { class: "reason" });
+    this.health = element("span", { class: "health" });
+    this.holder = element("span", { class: "holder" });
+    this.ailment = element("p", { class: "ailment" });
     this.task = element("p", { class: "task" });
     this.recent = element("ol", { class: "recent", "aria-label": "Newest episodes" });
     this.facts = Object.fromEntries(["version", "episodes", "interventions", "missed"].map((key) => [key, element("dd")]));
@@ -62,6 +81,7 @@ export class Card {
       element(
         "div", { class: "body" },
         element("div", { class: "title" }, element("h3", {}, this.name), this.recent),
+        element("p", { class: "work" }, this.health, this.holder), this.ailment,
         this.task, this.reason,
         element("dl", { class: "facts" }, fact("Version", "version"), fact("Episodes", "episodes"),
           fact("Interventions", "interventions"), fact("Missed ticks", "missed")),
@@ -117,6 +137,7 @@ export class Card {
     setText(this.task, robot.instruction || robot.task || "no task yet");
     setText(this.reason, this.explain(robot, control, lost));
     this.reason.hidden = !this.reason.textContent;
+    this.drawWork(robot);
     setText(this.facts.version, robot.version ? String(robot.version) : "–");
     setText(this.facts.episodes, count(robot.episodes));
     setText(this.facts.interventions, count(robot.interventions));
@@ -136,9 +157,23 @@ export class Card {
   explain(robot, control, lost) {
     if (lost) return `No word for ${Math.round(robot.age_s)} s.`;
     if (control === "dropped") return "The page that drove it is gone. It holds until someone takes over or hands back.";
-    if (control === "other") return "Driven from another page.";
-    if (robot.reason) return robot.reason[0].toUpperCase() + robot.reason.slice(1) + (/[.!?]$/.test(robot.reason) ? "" : ".");
+    if (control === "other") {
+      const { lease } = robot;
+      const elsewhere = lease?.priority >= OPERATOR && lease.purpose !== "estop" && !lease.holder.startsWith("web-");
+      return elsewhere ? `Held by ${lease.holder} for ${lease.purpose}.` : "Driven from another page.";
+    }
+    if (robot.reason) return sentence(robot.reason);
     return robot.mode === "estop" ? "Stopped by a person." : "";
+  }
+
+  /** How the robot is as a resource of the fleet, and who has it. */
+  drawWork({ health, health_reason, trouble, site, lease }) {
+    this.health.dataset.health = health;
+    setText(this.health, health);
+    setText(this.holder, `${holderText(lease)}${site ? ` · ${site}` : ""}`);
+    const ailment = health === "ready" || health === "starting" ? trouble : health_reason || trouble;
+    setText(this.ailment, ailment && health !== "lost" ? sentence(ailment) : "");
+    this.ailment.hidden = !this.ailment.textContent;
   }
 
   drawRecent(recent) {

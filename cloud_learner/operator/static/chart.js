@@ -151,6 +151,9 @@ export class Chart {
   /** "before 12% → after 91%", measured on other seeds than the curve. */
   showMeasured(node, measured) {
     const parts = ["before", "after"].filter((label) => measured[label]);
-    setText(node, parts.map((label) => `${label} training ${percent(measured[label].mean)}`).join(" → "));
+    const trained = parts.map((label) => `${label} training ${percent(measured[label].mean)}`).join(" → ");
+    const { canary } = measured;
+    const tried = canary ? `version ${canary.version} on the robots ${percent(canary.mean)}` : "";
+    setText(node, [trained, tried].filter(Boolean).join(" · "));
   }
 }

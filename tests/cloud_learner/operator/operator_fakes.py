@@ -7,8 +7,10 @@ import io
 import numpy as np
 from PIL import Image
 
+from hal.resource import capabilities_of
+from wire.fleet_messages import JobRequest, JobState, RobotState
 from wire.messages import EdgeStatus
-from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+from wire.types import CameraSpec, Dimension, Lease, Meaning, RobotSpec
 
 
 def arm_spec(meaning: Meaning = Meaning.delta) -> RobotSpec:
@@ -45,6 +47,26 @@ def edge_status(robot: str, **changes: object) -> EdgeStatus:
         "spooled": 0,
     }
     return EdgeStatus(**(fields | changes))
+
+
+def robot_state(robot: str, holder: str = "", purpose: str = "rollout", **changes: object) -> RobotState:
+    """A ready robot as the scheduler sees it, held by `holder`, with `changes`."""
+    lease = Lease(robot, holder, purpose, {"rollout": 10, "maintenance": 50}.get(purpose, 80), 10**10, 3, 10**9)
+    fields: dict = {
+        "name": robot,
+        "capabilities": capabilities_of(arm_spec(), (), "lab"),
+        "health": "ready",
+        "lease": lease if holder else None,
+        "job": holder if purpose == "rollout" else "",
+        "load": 0.5,
+    }
+    return RobotState(**(fields | changes))
+
+
+def job_state(job: str, **changes: object) -> JobState:
+    """A running evaluation of two tasks, with `changes`."""
+    request = JobRequest(job, "evaluation", ("door-open", "drawer-open"), 1, 5, version=7)
+    return JobState(**({"request": request, "phase": "running", "episodes": 4, "successes": 3} | changes))
 
 
 def picture(shade: int) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from operator_fakes import arm_spec, edge_status, picture
+from operator_fakes import arm_spec, edge_status, job_state, picture, robot_state
 
 from cloud_learner.operator.app import Server, serve
 from cloud_learner.operator.view import FleetView
@@ -43,6 +43,7 @@ class Gateway:
     def __init__(self) -> None:
         self.view = FleetView(instructions={"drawer-open": "open the drawer"})
         self.wishes: list[Operator] = []
+        self.states = {name: robot_state(name, "main") for name in ROBOTS}
         self._modes = dict.fromkeys(ROBOTS, "policy")
         self._stop = threading.Event()
         for name in ROBOTS:
@@ -66,6 +67,7 @@ class Gateway:
                 self._modes[wish.robot] = modes.get(wish.kind, self._modes[wish.robot])
                 if wish.kind == "release_estop":
                     self._modes[wish.robot] = "policy"
+            self.view.fleet(tuple(self.states.values()), (job_state("canary"),))
             for name in ROBOTS:
                 self.view.status(edge_status(name, mode=self._modes[name]))
                 self.view.preview(Preview(name, "front", turn, pictures[turn // 4 % 4]))
@@ -154,6 +156,35 @@ def test_the_page_shows_the_fleet(page: sync_api.Page):
         if len(seen) > 2:
             break
     assert len(seen) > 2, "the camera picture does not change"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_cards_show_health_and_holder_and_the_jobs_are_listed(page: sync_api.Page, gateway: Gateway):
+    card = page.locator("[data-robot=r2]")
+    sync_api.expect(card.locator(".health")).to_have_text("ready")
+    sync_api.expect(card.locator(".holder")).to_have_text("job main · lab")
+    sync_api.expect(card.locator(".ailment")).to_be_hidden()
+    gateway.states["r2"] = robot_state("r2", health="draining", reason="the driver blocks")
+    sync_api.expect(card.locator(".health")).to_have_text("draining")
+    sync_api.expect(card.locator(".holder")).to_have_text("free · lab")
+    sync_api.expect(card.locator(".ailment")).to_have_text("The driver blocks.")
+    gateway.states["r2"] = robot_state("r2", "console", "maintenance")
+    sync_api.expect(card.locator(".holder")).to_have_text("held by console for maintenance · lab")
+    sync_api.expect(card.get_by_role("button", name="Take over")).to_be_enabled()
+    gateway.states["r2"] = robot_state("r2", "teleoperator", "teleoperation")
+    sync_api.expect(card.locator(".reason")).to_have_text("Held by teleoperator for teleoperation.")
+    sync_api.expect(card.get_by_role("button", name="Take over")).to_be_disabled()
+    job = page.locator("#jobs li")
+    sync_api.expect(job).to_contain_text("canary evaluation of version 7")
+    sync_api.expect(job).to_contain_text("4 of 10 episodes · 75%")
+
+
+def test_a_refusal_of_the_gateway_is_shown_and_the_robot_is_not_ours(page: sync_api.Page, gateway: Gateway):
+    card = page.locator("[data-robot=r1]")
+    card.get_by_role("button", name="Take over").click()
+    gateway.view.refuse(gateway.wait_for("take_over"), "r1 is held by somebody faster.")
+    sync_api.expect(page.locator(".toast")).to_have_text("r1 is held by somebody faster.")
+    sync_api.expect(card.get_by_role("button", name="Take over")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 

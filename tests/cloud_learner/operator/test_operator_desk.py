@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from operator_fakes import arm_spec, edge_status
+from operator_fakes import arm_spec, edge_status, robot_state
 
 from cloud_learner.operator.desk import Desk
 from cloud_learner.operator.view import MAX_WISHES, FleetView
@@ -192,3 +192,26 @@ def test_a_gateway_that_does_not_listen_is_named(desk: Desk, view: FleetView):
     with pytest.raises(Refused, match="takes no wishes now"):
         say(desk, me, "take_over")
     assert desk.control(me) == {}
+
+
+def test_what_the_gateway_refuses_is_let_go_without_a_word_to_the_robot(desk: Desk, view: FleetView):
+    me = desk.join()
+    say(desk, me, "take_over")
+    (wish,) = view.wishes()
+    view.refuse(wish, "r1 is held by somebody else.")
+    assert desk.refused(me) == ["r1 is held by somebody else."]
+    assert desk.control(me) == {}
+    assert view.wishes() == []
+
+
+def test_robots_that_are_driven_elsewhere_or_were_dropped_are_known(desk: Desk, view: FleetView):
+    me = desk.join()
+    view.fleet((robot_state("r1", "teleoperator", "teleoperation"), robot_state("r2", "dropped:web-9", "operator")), ())
+    assert desk.control(me) == {"r1": "other", "r2": "dropped"}
+    with pytest.raises(Refused, match=r"r1 is held by 'teleoperator' \(teleoperation\)"):
+        say(desk, me, "take_over")
+    say(desk, me, "take_over", "r2")
+    assert desk.control(me) == {"r1": "other", "r2": "you"}
+    view.fleet((robot_state("r1", "main"), robot_state("r2", f"web-{me}", "operator")), ())
+    assert desk.control(me) == {"r2": "you"}
+    say(desk, me, "take_over")  # a job gives way to a person

@@ -5,10 +5,11 @@ import math
 import threading
 
 import numpy as np
-from operator_fakes import arm_spec, edge_status
+from operator_fakes import arm_spec, edge_status, job_state, robot_state
 
 from cloud_learner.operator import view as view_module
-from cloud_learner.operator.view import FleetView, not_drivable
+from cloud_learner.operator.cards import not_drivable
+from cloud_learner.operator.view import FleetView
 from wire.clock import ManualClock
 from wire.messages import Applied, Evaluation, Operator, Preview, TrainerStatus
 from wire.types import Dimension, Meaning, PolicyVersion
@@ -206,3 +207,38 @@ def test_many_threads_may_use_it_at_once():
         thread.join()
     assert errors == []
     assert len(view.snapshot()["robots"]) == 28
+
+
+def test_a_robot_is_shown_as_a_resource_with_the_job_it_has():
+    view = FleetView(ManualClock())
+    view.robot_seen("r1", arm_spec())
+    assert view.snapshot()["robots"][0]["health"] == "starting"
+    well, unwell = robot_state("r1", "main"), robot_state("r2", health="draining", reason="blocks")
+    view.fleet((well, unwell), (job_state("canary", note="waits"),))
+    snapshot = view.snapshot()
+    (card,) = snapshot["robots"]  # r2 has not said hello here
+    assert (card["health"], card["health_reason"], card["job"], card["site"]) == ("ready", "", "main", "lab")
+    assert card["lease"] == {"holder": "main", "purpose": "rollout", "priority": 10, "number": 3}
+    (job,) = snapshot["jobs"]
+    assert (job["id"], job["phase"], job["episodes"], job["wanted"]) == ("canary", "running", 4, 10)
+    assert json.loads(json.dumps(snapshot, allow_nan=False)) == snapshot
+    assert view.leases() == {"r1": well.lease}
+
+
+def test_a_canary_stands_beside_the_curve():
+    view = FleetView(ManualClock())
+    view.evaluation(evaluation(3, 0.8, "canary"))
+    assert view.snapshot()["curve"] == []
+    assert view.snapshot()["measured"]["canary"]["version"] == 3
+
+
+def test_a_refused_wish_reaches_only_who_wished():
+    view = FleetView(ManualClock())
+    view.refuse(Operator("r1", "take_over", operator="web-1"), "taken")
+    view.refuse(Operator("r1", "release_estop", operator="web-2"), "not yours")
+    assert view.refusals("web-1") == [("r1", "taken")]
+    assert view.refusals("web-2") == [("", "not yours")]
+    assert view.refusals("web-1") == []
+    for _ in range(1000):
+        view.refuse(Operator("r1", "take_over", operator="web-3"), "taken")
+    assert len(view.refusals("web-3")) == view_module.MAX_EVENTS

@@ -22,7 +22,7 @@ from robot_edge.loop import ControlLoop
 from robot_edge.schedule.aligned import AlignedSchedule
 from robot_edge.state import Hold
 from tests.robot_edge.flight.bench import FAKE, Bench, eventful, make_loop
-from wire.errors import ConfigError, Corrupt, FleetError, RobotError
+from wire.errors import ConfigError, Corrupt, FleetError, RobotError, RobotGone
 from wire.types import Frame, Observation, Trained
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -176,21 +176,62 @@ def test_a_frozen_camera_is_found_again_though_no_pixel_was_kept(tmp_path: Path)
     assert Hold.frozen_camera in reasons
 
 
-def test_what_a_robot_raises_is_raised_again(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, FakeConfig(image_px=32)).ready()
+class SerialGone(OSError):
+    """What a driver's own library raises."""
 
-    def reset(task: str, seed: int) -> None:
-        raise RobotError("the arm does not answer")
 
-    bench.robot.reset = reset  # type: ignore[method-assign]
-    with pytest.raises(RobotError, match="does not answer"):
-        bench.fly(3)
-    bench.land()
+@pytest.mark.parametrize("call", ["connect", "reset", "read", "write"])
+@pytest.mark.parametrize(
+    "error", [RobotError("the arm does not answer"), RobotGone("its host ended"), SerialGone("gone")]
+)
+def test_a_robot_that_fails_and_is_tried_again_is_replayed(tmp_path: Path, call: str, error: Exception) -> None:
+    bench = Bench(tmp_path, FakeConfig(image_px=32), operated=True, queue_ticks=5000).ready()
+    bench.loop.driver.disconnected()
+    works, failing = getattr(bench.robot, call), [call == "connect"]
+
+    def fails(*given: object) -> object:
+        if failing[0]:
+            raise error
+        return works(*given)
+
+    setattr(bench.robot, call, fails)
+    bench.fly(20)
+    failing[0] = True
+    bench.fly(270)
+    assert bench.modes[-1] == "hold"
+    assert bench.loop.driver.trouble or call == "reset"
+    failing[0] = False
+    bench.fly(400).land()
+    assert {"policy", "script"} & set(bench.modes[-60:])
     seen: list[Played] = []
     assert replay(tmp_path, make_loop, on_tick=seen.append).differences == []
+    assert seen[-1].tick == 690
+
+
+def test_a_tick_that_ended_with_an_error_is_replayed(tmp_path: Path) -> None:
+    def broken(loop: ControlLoop) -> ControlLoop:
+        listen = loop._listen
+
+        def failing() -> None:
+            listen()
+            if loop.rate.ticks == 4:
+                raise RobotError("a bug of ours")
+
+        loop._listen = failing  # type: ignore[method-assign]
+        return loop
+
+    bench = Bench(tmp_path, FakeConfig(image_px=32)).ready()
+    broken(bench.loop)
+    with pytest.raises(RobotError, match="a bug of ours"):
+        bench.fly(5)
+    bench.land()
+    seen: list[Played] = []
+    result = replay(tmp_path, lambda *borders: broken(make_loop(*borders)), on_tick=seen.append)
+    assert (result.differences, seen[-1].tick) == ([], 4)
     last = [record.what for record in records(tmp_path)[1] if isinstance(record.what, TickRecord)][-1]
     assert isinstance(last.error, Raised) and last.error.kind == "RobotError"
-    assert (seen[-1].tick, last.tick) == (1, 1)
+    (differs,) = replay(tmp_path, make_loop).differences[-1:]
+    assert differs.tick == 4
 
 
 def test_what_was_not_recorded_is_said(tmp_path: Path) -> None:

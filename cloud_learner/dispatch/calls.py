@@ -1,0 +1,219 @@
+"""Answers consoles and teleoperators: what there is, work they hand in, robots they hold."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from cloud_learner.dispatch.people import PAGE, People
+from cloud_learner.operator.cards import DROPPED
+from cloud_learner.operator.desk import check_action
+from cloud_learner.operator.view import FleetView
+from hal.resource import Leases, Priority
+from hal.scheduler.scheduler import Scheduler
+from wire.channel import FURTHER
+from wire.errors import Refused
+from wire.messages import AcquireLease, Answer, EdgeStatus, Message, Operator, Preempted, ReleaseLease, RenewLease
+from wire.types import Lease
+
+log = logging.getLogger(__name__)
+
+CALLERS = ("console", "teleoperator")
+"""roles that may call"""
+SHORTEST_TTL_S = 0.2
+LONGEST_TTL_S = 24 * 3600.0
+MAINTENANCE = 50
+"""priority of a lease that says nothing else: above all jobs, below those who drive"""
+_USUAL = {"teleoperation": Priority.operator, "operator": Priority.operator}
+
+
+def wanted_priority(purpose: str, priority: int) -> int:
+    """What a lease for `purpose` is given; 0 asks for the usual. Raises `Refused`, naming the field."""
+    if not purpose or len(purpose) > 60 or not purpose.isprintable():
+        raise Refused("purpose: say in up to 60 characters what the robot is needed for.")
+    if purpose == "estop":
+        raise Refused("purpose: 'estop' is the emergency stop's own. Stop the robot at the page, or say another word.")
+    found = priority or int(_USUAL.get(purpose, MAINTENANCE))
+    if not 0 < found < Priority.estop:
+        raise Refused(f"priority: {found} is not possible; give 1 to {Priority.estop - 1}, or 0 for the usual one.")
+    return found
+
+
+def wanted_ttl_ns(ttl_s: float) -> int:
+    """A time to live as a client asks for it. Raises `Refused`, naming the field."""
+    if not SHORTEST_TTL_S <= ttl_s <= LONGEST_TTL_S:
+        raise Refused(f"ttl_s: {ttl_s:g} s is not possible; give {SHORTEST_TTL_S:g} to {LONGEST_TTL_S:g} s.")
+    return round(ttl_s * 1e9)
+
+
+def same_key(holder: str, peer: str) -> bool:
+    """Whether two lines speak with one key: a client whose line was cut comes back by another one."""
+    return holder.partition(FURTHER)[0] == peer.partition(FURTHER)[0]
+
+
+def check_release(lease: Lease | None, robot: str, peer: str, number: int, is_job: Callable[[str], bool]) -> Lease:
+    """The lease that `peer` may end. Raises `Refused` for one of somebody else, unless `number` is 0."""
+    if lease is None:
+        raise Refused(f"robot '{robot}' is not held by anybody.")
+    if number == 0:
+        if lease.purpose == "estop":
+            raise Refused(
+                f"robot '{robot}' is stopped by '{lease.holder}'. Release the stop at the page or at the robot."
+            )
+        if is_job(lease.holder):
+            raise Refused(
+                f"robot '{robot}' works on job '{lease.holder}'. Cancel the job, or take a lease of the robot, which "
+                "outranks it."
+            )
+        return lease
+    if number != lease.number:
+        raise Refused(
+            f"lease {number} of robot '{robot}' has ended; '{lease.holder}' holds it by lease {lease.number}."
+        )
+    if not same_key(lease.holder, peer):
+        raise Refused(f"robot '{robot}' is held by '{lease.holder}' ({lease.purpose}). Only its holder gives it back.")
+    return lease
+
+
+def of_the_page(holder: str) -> bool:
+    """Whether a lease's holder is somebody at the page, there or vanished."""
+    return holder.removeprefix(DROPPED).startswith(PAGE)
+
+
+class Callers:
+    """The leases of clients, and what a teleoperator wants of a robot it holds."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        scheduler: Scheduler,
+        view: FleetView,
+        send: Callable[[str, Message], bool],
+        keep: Callable[[], str],
+        examined: Callable[[str], bool],
+    ) -> None:
+        """`keep` notes the leases and says why it could not; `examined`: whether a robot is being evaluated."""
+        self._leases = leases
+        self._scheduler = scheduler
+        self._view = view
+        self._send = send
+        self._keep = keep
+        self._examined = examined
+        self._held: dict[str, tuple[Lease, str]] = {}
+        self.people: People
+        """set when both are made: each ends leases of the other"""
+
+    # --- leases -------------------------------------------------------------------------------------------------
+
+    def acquire(self, peer: str, call: AcquireLease, now_ns: int) -> Answer:
+        """Hold a robot for `peer`. Raises `Refused`, `StorageError` is answered by the caller."""
+        robot = call.robot
+        priority, ttl_ns = wanted_priority(call.purpose, call.priority), wanted_ttl_ns(call.ttl_s)
+        if stopped_by := self.people.stopped_by(robot):
+            raise Refused(f"robot '{robot}' is stopped by '{stopped_by}'. Release the stop first.")
+        drives = priority >= Priority.operator
+        if drives:
+            self.people.make_room(robot, now_ns)
+        rest = not drives or self._examined(robot)
+        lease, preempted = self._scheduler.take(robot, peer, call.purpose, priority, ttl_ns, now_ns, rest)
+        if trouble := self._keep():
+            self._scheduler.give_back(robot, lease.number, now_ns)
+            raise Refused(f"the lease cannot be noted: {trouble}")
+        if preempted is not None:
+            self.ended(preempted, f"'{peer}' took it for {call.purpose} (priority {priority})", now_ns)
+        self._held[robot] = (lease, peer)
+        return Answer(call.call, lease=lease)
+
+    def renew(self, peer: str, call: RenewLease, now_ns: int) -> Answer:
+        """The holder lives. Raises `Refused` when the lease is not its own any more."""
+        lease = self._leases.of(call.robot, now_ns)
+        if lease is not None and lease.number == call.number and not same_key(lease.holder, peer):
+            raise Refused(f"lease {call.number} of '{call.robot}' belongs to '{lease.holder}'.")
+        lease = self._scheduler.renew(call.robot, call.number, now_ns)
+        self._held[call.robot] = (lease, peer)
+        return Answer(call.call, lease=lease)
+
+    def release(self, peer: str, call: ReleaseLease, now_ns: int) -> Answer:
+        """Give a robot back. Raises `Refused`."""
+        robot = call.robot
+        lease = check_release(self._leases.of(robot, now_ns), robot, peer, call.number, self._is_job)
+        _, other = self._held.pop(robot, (None, ""))
+        driver = self.people.force(robot, now_ns)
+        if driver:
+            # Whoever gives a robot back drives it no more, nor does who had it taken away.
+            self._send(robot, Operator(robot, "hand_back", operator=peer))
+        if (left := self._leases.of(robot, now_ns)) is not None and left.number == lease.number:
+            self._scheduler.give_back(robot, lease.number, now_ns)
+        if other and other != peer:
+            self._send(other, Preempted(lease, f"'{peer}' released it by force"))
+        if of_the_page(lease.holder):
+            self._view.refuse(Operator(robot, "take_over", operator=lease.holder), f"{robot} was released by '{peer}'.")
+        return Answer(call.call, lease=lease)
+
+    def ended(self, lease: Lease, reason: str, now_ns: int) -> None:
+        """A lease of somebody who is not a job ended before its time: the holder hears of it, the robot holds."""
+        robot = lease.robot
+        held, peer = self._held.get(robot, (None, ""))
+        if held is not None and held.number == lease.number:
+            del self._held[robot]
+            self._send(peer, Preempted(lease, reason))
+            self._view.event("lease", f"'{lease.holder}' lost it: {reason}", robot)
+        if self.people.drop(robot, lease.holder, now_ns):
+            self._send(robot, Operator(robot, "drop_link", operator=lease.holder))
+            if of_the_page(lease.holder):
+                self._view.refuse(Operator(robot, "take_over", operator=lease.holder), f"{robot}: {reason}")
+
+    def restore(self, lease: Lease) -> None:
+        """A client's lease of before the gateway was started again: it renews it, or loses it."""
+        self._held[lease.robot] = (lease, lease.holder)
+
+    def turn(self, now_ns: int) -> None:
+        """Tell of leases that ran out."""
+        for robot, (lease, _) in list(self._held.items()):
+            now = self._leases.of(robot, now_ns)
+            if now is None or now.number != lease.number:
+                silent = f"no heartbeat for {lease.ttl_ns / 1e9:g} s"
+                self.ended(lease, f"'{now.holder}' took it for {now.purpose}" if now else silent, now_ns)
+
+    # --- driving ------------------------------------------------------------------------------------------------
+
+    def watch(self, status: EdgeStatus) -> None:
+        """Whoever drives a robot sees what it does."""
+        _, peer = self._held.get(status.robot, (None, ""))
+        if peer.startswith("teleoperator"):
+            self._send(peer, status)
+
+    def drive(self, peer: str, wish: Operator, now_ns: int) -> None:
+        """A teleoperator's wish for a robot: passed on if the robot is its own, a stop always. Raises `Refused`."""
+        robot, kind = wish.robot, wish.kind
+        spec = self._view.spec(robot)
+        if spec is None:
+            raise Refused(f"there is no robot '{robot}' that said what its actions mean.")
+        lease = self._leases.of(robot, now_ns)
+        mine = lease is not None and lease.priority >= Priority.operator and same_key(lease.holder, peer)
+        if kind == "estop":
+            self.people.estop(robot, peer, now_ns)
+        elif kind == "release_estop" and self.people.stopped_by(robot) == peer:
+            self.people.release_estop(robot, now_ns)
+        elif not mine:
+            holder = f"is held by '{lease.holder}' ({lease.purpose})" if lease is not None else "is not held"
+            raise Refused(f"{kind}: '{robot}' {holder}, not by '{peer}'. Acquire its lease first.")
+        elif kind == "take_over":
+            assert lease is not None
+            self.people.take_over(robot, lease.holder, now_ns)
+        elif kind == "hand_back":
+            assert lease is not None
+            self.people.hand_back(robot, lease.holder, now_ns)
+        elif kind == "command":
+            if not same_key(self.people.driver(robot), peer):
+                raise Refused(f"command: '{peer}' has not taken '{robot}' over.")
+            check_action(robot, spec, wish.action)
+        else:
+            raise Refused(f"kind: a teleoperator cannot ask for '{kind}'.")
+        if not self._send(robot, msgspec.structs.replace(wish, operator=peer)) and kind != "command":
+            raise Refused(f"{kind}: '{robot}' has no link to the gateway now; it did not hear of it.")
+
+    def _is_job(self, holder: str) -> bool:
+        return self._scheduler.job(holder) is not None

@@ -1,0 +1,367 @@
+"""The gateway's scheduler at work: robots come, report and leave; jobs are handed out, counted and kept."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import JobRow
+from cloud_learner.dispatch.book import Book
+from cloud_learner.dispatch.calls import Callers
+from cloud_learner.dispatch.canary import measurement
+from cloud_learner.dispatch.people import People
+from cloud_learner.operator.cards import DROPPED
+from cloud_learner.operator.view import FleetView
+from hal.resource import Leases, Report, Roster, capabilities_of
+from hal.scheduler.jobs import KINDS, Done, check_request
+from hal.scheduler.scheduler import Scheduler, job_of
+from wire.errors import ConfigError, Refused, StorageError, nearest
+from wire.fleet_messages import JobRequest, JobState, RobotState
+from wire.messages import (
+    AcquireLease,
+    Answer,
+    CancelJob,
+    EdgeStatus,
+    Hello,
+    Job,
+    ListFleet,
+    Message,
+    Operator,
+    ReleaseLease,
+    RenewLease,
+    Segment,
+    SubmitJob,
+)
+from wire.types import Lease, RobotSpec
+
+log = logging.getLogger(__name__)
+
+MAIN = "main"
+"""the standing job: practise the recipe's tasks"""
+_SHOW_NS = 200_000_000
+_AGAIN_NS = 3_000_000_000
+"""a robot that works on something else than it was told is told again"""
+_REMEMBERED = 4096
+CALLS = ListFleet | SubmitJob | CancelJob | AcquireLease | RenewLease | ReleaseLease
+
+
+class Dispatcher:
+    """Times are of the gateway's clock. `open` first; `turn` hands out what is to be handed out."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        view: FleetView,
+        tasks: Sequence[str],
+        send: Callable[[str, Message], bool],
+        announce: Callable[[str, int | None], None],
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """`announce(robot, version)` tells a robot of a policy version, None: of the newest."""
+        self._ledger = ledger
+        self._view = view
+        self._tasks = tuple(tasks)
+        self._send = send
+        self._announce = announce
+        self._wall_ns = wall_ns
+        self._book = Book(ledger, wall_ns)
+        self._specs: dict[str, RobotSpec] = {}
+        self._told: dict[str, Job] = {}
+        self._told_ns: dict[str, int] = {}
+        self._episode: dict[str, str] = {}
+        self._counted: OrderedDict[str, None] = OrderedDict()
+        self._uncounted: deque[tuple[str, str]] = deque()
+        self._submitted: dict[str, JobRow] = {}
+        self._open: set[str] = set()
+        self._before = (0, 0)
+        self._past: dict[str, JobState] = {}
+        self._identities: dict[str, str] = {}
+        self._vanished: set[str] = set()
+        self._next_show_ns = 0
+
+    def open(self, now_ns: int) -> None:
+        """Go on where the last gateway was. Raises `StorageError`."""
+        counts = self._book.task_counts()
+        self._before = sum(c.episodes for c in counts.values()), sum(c.successes for c in counts.values())
+        leases, last_number = self._book.open()
+        self.leases = Leases(last_number)
+        self.roster = Roster(self.leases)
+        # Robots keep their seeds, whatever the order they come back in.
+        known = sorted((row for row in self._ledger.robots() if row.spec_hash), key=lambda row: row.first_seen_ns)
+        self.scheduler = Scheduler(self.roster, self.leases, [row.name for row in known], counts)
+        self._callers = Callers(
+            self.leases, self.scheduler, self._view, self._send, self._keep, lambda robot: self.pin(robot) > 0
+        )
+        self.people = People(self.leases, self.scheduler, self._callers.ended)
+        self._callers.people = self.people
+        self.scheduler.submit(JobRequest(MAIN, "rollout", self._tasks, submitter="gateway"), now_ns)
+        for row in self._book.jobs():
+            counted = self._book.counted(row.id)
+            done = [Done(one.task, one.seed, one.outcome == "success") for one in counted]
+            if row.phase == "waiting":
+                self.scheduler.submit(row.request, now_ns, done)
+                self._submitted[row.id] = row
+                self._open.add(row.id)
+            else:
+                self._past[row.id] = JobState(row.request, row.phase, (), len(done), sum(one.success for one in done))
+        for lease in leases:
+            # Leases of jobs are given anew; those of people and programs are theirs until they do not renew them.
+            if not self._of_a_job(lease):
+                self._restore(lease, now_ns)
+        self._finish_jobs()
+
+    # --- robots ---------------------------------------------------------------------------------------------------
+
+    def unfit(self, name: str, hello: Hello) -> str:
+        """Why a robot can do nothing here, '' when it can."""
+        if not hello.tasks or set(hello.tasks) & set(self._tasks):
+            return ""
+        return (
+            f"tasks: robot '{name}' can do {', '.join(hello.tasks)}, but this fleet works on {', '.join(self._tasks)}."
+            f"{nearest(hello.tasks[0], self._tasks)} Start it with the fleet's recipe."
+        )
+
+    def joined(self, name: str, hello: Hello, now_ns: int) -> None:
+        """A robot said hello, for the first time or again."""
+        assert hello.spec is not None
+        identity = f"{hello.clock}:{hello.pid}"
+        capabilities = capabilities_of(hello.spec, hello.tasks, hello.site)
+        self._specs[hello.spec.hash] = hello.spec
+        if self._identities.get(name) not in (None, identity):
+            # A new control process knows nothing of what was told to the old one.
+            self.roster.leave(name, "its control process is a new one", now_ns)
+            self._told.pop(name, None)
+        self._identities[name] = identity
+        spent = self._ledger.episodes_of_robot(name)
+        self.scheduler.join(name, capabilities, now_ns, identity, spent)
+        if name in self._vanished:
+            self._vanished.discard(name)
+            self._send(name, Operator(name, "drop_link", operator="gateway"))
+        if name in self._told:
+            self._tell(name, self._told[name], now_ns)
+
+    def status(self, status: EdgeStatus, now_ns: int) -> None:
+        """A robot reported."""
+        robot = status.robot
+        self.roster.report(robot, Report.of(status), now_ns, status.job)
+        self.scheduler.heartbeat(robot, status.job, status.job_episodes, now_ns)
+        self.people.status(status, now_ns)
+        self._callers.watch(status)
+        told = self._told.get(robot)
+        if status.episode != self._episode.get(robot):
+            self._episode[robot] = status.episode
+            # An episode has begun or ended since: a job that was heard would have been taken up by now.
+            if told is not None and status.job != told.id and now_ns - self._told_ns[robot] > _AGAIN_NS:
+                self._tell(robot, told, now_ns)
+
+    def pin(self, robot: str) -> int:
+        """The policy version that `robot` is to keep for its job, 0 when it follows the newest."""
+        told = self._told.get(robot)
+        return told.version if told is not None and told.tasks else 0
+
+    def stored(self, segment: Segment, again: bool, now_ns: int) -> None:
+        """The last segment of an episode is on disk, perhaps once more: count it, once."""
+        episode = segment.episode
+        if not segment.last or episode.id in self._counted:
+            return
+        row = self._ledger.episode(episode.id)
+        helped = row is not None and row.human_steps > 0
+        success = None if segment.outcome == "aborted" else segment.outcome == "success"
+        if episode.source == "evaluation" and helped:
+            success = None  # what a person did says nothing about the policy
+        if not (again and success is None):
+            job = self.scheduler.episode_done(
+                episode.robot, episode.task, success, now_ns, seed=episode.seed, source=episode.source
+            )
+            if job in self._open:
+                self._uncounted.append((job, episode.id))
+                self._count()
+        self._counted[episode.id] = None
+        while len(self._counted) > _REMEMBERED:
+            self._counted.popitem(last=False)
+
+    def _count(self) -> None:
+        """Note what counts for which job; when it cannot be noted now, it is tried again with every turn."""
+        while self._uncounted:
+            try:
+                self._book.count(*self._uncounted[0])
+            except StorageError as error:
+                log.error("an episode of job '%s' cannot be counted now: %s", self._uncounted[0][0], error)
+                return
+            self._uncounted.popleft()
+
+    # --- people and programs --------------------------------------------------------------------------------------
+
+    def wish(self, wish: Operator, now_ns: int) -> bool:
+        """Whether a wish of the page may go to its robot. Raises `Refused`."""
+        robot, who = wish.robot, wish.operator
+        match wish.kind:
+            case "command":
+                return self.people.driver(robot) == who
+            case "estop":
+                self.people.estop(robot, who, now_ns)
+            case "release_estop":
+                self.people.release_estop(robot, now_ns)
+            case "take_over":
+                self.people.take_over(robot, who, now_ns)
+            case "hand_back":
+                self.people.hand_back(robot, who, now_ns)
+            case "drop_link":
+                return self.people.drop(robot, who, now_ns)
+        self._keep()
+        return True
+
+    def drive(self, peer: str, wish: Operator, now_ns: int) -> Answer | None:
+        """A teleoperator's wish goes to its robot; the answer when it must not."""
+        try:
+            self._callers.drive(peer, wish, now_ns)
+        except Refused as error:
+            return Answer(0, refused=str(error))
+        return None
+
+    def answer(self, peer: str, call: CALLS, now_ns: int) -> Answer:
+        """To a call of a console or a teleoperator."""
+        try:
+            match call:
+                case ListFleet():
+                    return Answer(call.call, robots=self.robots(), jobs=self.jobs(), specs=dict(self._specs))
+                case SubmitJob():
+                    return Answer(call.call, jobs=(self.submit(call.request, now_ns),))
+                case CancelJob():
+                    return Answer(call.call, jobs=(self.cancel(call.job, now_ns),))
+                case AcquireLease():
+                    return self._callers.acquire(peer, call, now_ns)
+                case RenewLease():
+                    return self._callers.renew(peer, call, now_ns)
+                case ReleaseLease():
+                    return self._callers.release(peer, call, now_ns)
+        except (Refused, ConfigError, StorageError) as error:
+            return Answer(call.call, refused=str(error))
+
+    def robots(self) -> tuple[RobotState, ...]:
+        """Every robot as it is now, by name."""
+        return tuple(msgspec.structs.replace(robot, job=job_of(robot.job)) for robot in self.roster.robots())
+
+    def jobs(self) -> tuple[JobState, ...]:
+        """Jobs that wait or run, and the newest of those that ended."""
+        episodes, successes = self._before
+        now = (
+            msgspec.structs.replace(job, episodes=job.episodes + episodes, successes=job.successes + successes)
+            if job.request.id == MAIN
+            else job
+            for job in self.scheduler.states()
+        )
+        return (*self._past.values(), *now)
+
+    def submit(self, request: JobRequest, now_ns: int) -> JobState:
+        """Take a job: noted first, so that it outlives this process. Raises `ConfigError` or `StorageError`."""
+        known = self.scheduler.job(request.id) or self._past.get(request.id)
+        if known is not None:
+            return known
+        request = self._completed(request)
+        check_request(request)
+        if not self._book.submitted(request):
+            raise ConfigError(f"id: there was a job '{request.id}' before. Choose another name for the new one.")
+        state = self.scheduler.submit(request, now_ns)
+        self._submitted[request.id] = next(row for row in self._book.jobs() if row.id == request.id)
+        self._open.add(request.id)
+        self._view.event("job", f"job '{request.id}' ({request.kind}) handed in by {request.submitter or 'somebody'}")
+        return state
+
+    def cancel(self, job: str, now_ns: int) -> JobState:
+        """End a job. Raises `Refused` for an unknown one and for the standing one, `StorageError`."""
+        if job == MAIN:
+            raise Refused(
+                f"job '{MAIN}' is what the fleet does when nothing else is asked; it ends with the gateway. To keep a "
+                "robot from it, lease the robot."
+            )
+        state = self.scheduler.cancel(job, now_ns)
+        self._finish_jobs()
+        return state
+
+    # --- deciding -------------------------------------------------------------------------------------------------
+
+    def turn(self, now_ns: int) -> None:
+        """Tell robots what they are to be told, note what must be kept, show what people should see."""
+        changes = self.roster.turn(now_ns)
+        for change in changes:
+            if change.health is not None and change.reason and not change.joined:
+                self._view.event("health", f"{change.health}: {change.reason}", change.robot)
+        decisions = self.scheduler.turn(now_ns, changes)
+        self.people.turn(now_ns)
+        self._callers.turn(now_ns)
+        self._keep()
+        self._count()
+        for decision in decisions:
+            log.info("robot '%s': job '%s': %s", decision.robot, decision.job.id, decision.reason)
+            self._tell(decision.robot, decision.job, now_ns)
+        if now_ns >= self._next_show_ns:
+            self._next_show_ns = now_ns + _SHOW_NS
+            self._finish_jobs()
+            self._view.fleet(self.robots(), self.jobs())
+
+    def _tell(self, robot: str, job: Job, now_ns: int) -> None:
+        pinned = self.pin(robot)
+        self._told[robot], self._told_ns[robot] = job, now_ns
+        if self.pin(robot) != pinned:
+            self._announce(robot, self.pin(robot) or None)
+        self._send(robot, job)
+
+    def _keep(self) -> str:
+        return self._book.keep(lease for lease in self.leases.all() if not self._of_a_job(lease))
+
+    def _of_a_job(self, lease: Lease) -> bool:
+        return lease.purpose in KINDS and (lease.holder == MAIN or lease.holder in self._submitted)
+
+    def _restore(self, lease: Lease, now_ns: int) -> None:
+        # The clock may have started over: it has its whole time to live again.
+        self.leases.restore(msgspec.structs.replace(lease, expires_ns=now_ns + lease.ttl_ns))
+        if self.people.restore(lease):
+            self._vanished.add(lease.robot)
+        elif lease.purpose != "estop" and not lease.holder.startswith(DROPPED):
+            self._callers.restore(lease)
+
+    def _finish_jobs(self) -> None:
+        """Note the jobs that ended since the last look; an evaluation becomes a measurement, once."""
+        for job in () if self._uncounted else list(self._open):
+            state = self.scheduler.job(job)
+            if state is None or state.phase in ("waiting", "running"):
+                continue
+            try:
+                if state.request.kind == "evaluation" and state.phase == "done":
+                    self._measure(self._submitted[job])
+                self._book.ended(job, state.phase)
+            except StorageError as error:
+                log.error("the end of job '%s' cannot be noted now: %s", job, error)
+                continue
+            self._open.discard(job)
+            self._view.event("job", f"job '{job}' is {state.phase} after {state.episodes} episodes")
+
+    def _measure(self, row: JobRow) -> None:
+        duration_s = max(0.0, (self._wall_ns() - row.submitted_wall_ns) / 1e9)
+        evaluation = measurement(row.request, self._book.counted(row.id), row.submitted_wall_ns, duration_s)
+        if evaluation is not None and self._ledger.add_evaluation(evaluation, self._wall_ns()):
+            self._view.evaluation(evaluation)
+
+    def _completed(self, request: JobRequest) -> JobRequest:
+        """A request with what was left open filled in. Raises `ConfigError` that names the field."""
+        if unknown := [task for task in request.tasks if task not in self._tasks]:
+            raise ConfigError(
+                f"tasks: this fleet does not know '{unknown[0]}'.{nearest(unknown[0], self._tasks)} "
+                f"It knows {', '.join(self._tasks)}."
+            )
+        changes: dict[str, object] = {} if request.tasks else {"tasks": self._tasks}
+        if request.kind == "evaluation":
+            version = self._ledger.version(request.version) if request.version else self._ledger.newest_version()
+            if version is None:
+                what = f"there is no policy version {request.version}" if request.version else "there is none yet"
+                raise ConfigError(f"version: {what}. The page shows the newest one.")
+            changes["version"] = version.version.number
+        elif request.version:
+            raise ConfigError("version: only an evaluation asks for one; a rollout follows the newest.")
+        return msgspec.structs.replace(request, **changes)

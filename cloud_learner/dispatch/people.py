@@ -1,0 +1,223 @@
+"""Who drives or stops a robot: people at the page, at a device of their own, or beside the robot.
+
+Whoever takes a robot over holds it by a lease above all jobs; an emergency stop is a lease above that. A robot whose
+operator vanished stays held, by `dropped:NAME`, until somebody takes it over or hands it back: no job can use it so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from cloud_learner.operator.cards import DROPPED
+from hal.resource import Leases, Priority
+from hal.scheduler.scheduler import Scheduler
+from wire.errors import Refused
+from wire.messages import EdgeStatus
+from wire.types import Lease
+
+log = logging.getLogger(__name__)
+
+BESIDE = "beside the robot"
+"""holder of a robot that somebody stops or drives without the gateway"""
+PAGE = "web-"
+"""operators at the page are called so"""
+TTL_NS = 15_000_000_000
+_SETTLE_NS = 2_000_000_000
+"""a status may be older than the stop or the release that it does not show yet"""
+
+
+class Claim(msgspec.Struct):
+    """What people do with one robot now."""
+
+    stopped_by: str = ""
+    stopped_ns: int = 0
+    driver: str = ""
+    dropped: bool = False
+    """the driver vanished: the robot holds and waits for a person"""
+
+    @property
+    def empty(self) -> bool:
+        return not (self.stopped_by or self.driver)
+
+    def wanted(self) -> tuple[str, str, Priority]:
+        """(holder, purpose, priority) of the lease that this is."""
+        if self.stopped_by:
+            return self.stopped_by, "estop", Priority.estop
+        return (DROPPED if self.dropped else "") + self.driver, "operator", Priority.operator
+
+
+class People:
+    """The claims of people on robots, and the leases that follow from them."""
+
+    def __init__(self, leases: Leases, scheduler: Scheduler, ended: Callable[[Lease, str, int], None]) -> None:
+        """`ended(lease, reason, now_ns)` is told of leases that ended for a person."""
+        self._leases = leases
+        self._scheduler = scheduler
+        self._ended = ended
+        self._claims: dict[str, Claim] = {}
+        self._released_ns: dict[str, int] = {}
+        self._given: dict[str, int] = {}
+
+    def driver(self, robot: str) -> str:
+        """Who has taken `robot` over, '' when nobody has or whoever did vanished."""
+        claim = self._claims.get(robot)
+        return claim.driver if claim is not None and not claim.dropped else ""
+
+    def stopped_by(self, robot: str) -> str:
+        """Who stopped `robot`, '' when it is not stopped."""
+        claim = self._claims.get(robot)
+        return claim.stopped_by if claim is not None else ""
+
+    # --- wishes -------------------------------------------------------------------------------------------------
+
+    def take_over(self, robot: str, who: str, now_ns: int) -> None:
+        """`who` drives from now on. Raises `Refused` when another person does, or the robot is stopped."""
+        before = self._claims.get(robot)
+        if before is not None and before.stopped_by:
+            raise Refused(f"{robot} is stopped by '{before.stopped_by}'. Release the stop first.")
+        if before is not None and before.driver and not before.dropped and before.driver != who:
+            raise Refused(f"{robot} is driven by '{before.driver}'. Wait until it is handed back.")
+        self._claims[robot] = Claim(driver=who)
+        lease = self._leases.of(robot, now_ns)
+        if lease is not None and lease.holder == who and lease.priority >= Priority.operator:
+            # Their own lease holds the robot now, not one that is kept for a claim.
+            self._given.pop(robot, None)
+            return
+        try:
+            self._hold(robot, now_ns)
+        except Refused:
+            if before is None:
+                del self._claims[robot]
+            else:
+                self._claims[robot] = before
+            raise
+
+    def hand_back(self, robot: str, who: str, now_ns: int) -> None:
+        """`who` drives no more, or lets a robot go on that somebody else dropped.
+
+        Raises `Refused` while another person drives.
+        """
+        claim = self._claims.get(robot)
+        if claim is None:
+            return
+        if claim.driver and not claim.dropped and claim.driver != who:
+            raise Refused(f"{robot} is driven by '{claim.driver}', who has to hand it back.")
+        self._change(robot, msgspec.structs.replace(claim, driver="", dropped=False), now_ns)
+
+    def drop(self, robot: str, who: str, now_ns: int) -> bool:
+        """`who` vanished; whether the robot was driven by them, so that it has to hold now."""
+        claim = self._claims.get(robot)
+        if claim is None or claim.driver != who or claim.dropped:
+            return False
+        self._change(robot, msgspec.structs.replace(claim, dropped=True), now_ns)
+        return True
+
+    def force(self, robot: str, now_ns: int) -> str:
+        """Whoever drives `robot` does no more; who that was, '' when nobody did."""
+        claim = self._claims.get(robot)
+        if claim is None or not claim.driver:
+            return ""
+        self._change(robot, msgspec.structs.replace(claim, driver="", dropped=False), now_ns)
+        return claim.driver
+
+    def estop(self, robot: str, who: str, now_ns: int) -> None:
+        """Anybody may stop a robot, whoever holds it."""
+        claim = self._claims.get(robot) or Claim()
+        if not claim.stopped_by:
+            self._change(robot, msgspec.structs.replace(claim, stopped_by=who, stopped_ns=now_ns), now_ns)
+
+    def release_estop(self, robot: str, now_ns: int) -> None:
+        """The robot may move again; whoever drove it before drives on."""
+        self._released_ns[robot] = now_ns
+        claim = self._claims.get(robot)
+        if claim is not None and claim.stopped_by:
+            self._change(robot, msgspec.structs.replace(claim, stopped_by=""), now_ns)
+
+    # --- what robots say ----------------------------------------------------------------------------------------
+
+    def status(self, status: EdgeStatus, now_ns: int) -> None:
+        """A robot may be stopped, released or driven by somebody beside it."""
+        robot, mode = status.robot, status.mode
+        claim = self._claims.get(robot)
+        if mode == "estop":
+            settled = now_ns - self._released_ns.get(robot, now_ns - _SETTLE_NS) >= _SETTLE_NS
+            if settled and (claim is None or not claim.stopped_by):
+                self.estop(robot, BESIDE, now_ns)
+            return
+        if claim is not None and claim.stopped_by and now_ns - claim.stopped_ns > _SETTLE_NS:
+            self.release_estop(robot, now_ns)
+            claim = self._claims.get(robot)
+        if claim is not None and claim.driver == BESIDE and mode in ("policy", "script", "reset"):
+            self.hand_back(robot, BESIDE, now_ns)
+        elif mode == "human" and claim is None:
+            lease = self._leases.of(robot, now_ns)
+            if lease is None or lease.priority < Priority.operator:
+                self._change(robot, Claim(driver=BESIDE), now_ns)
+
+    # --- leases -------------------------------------------------------------------------------------------------
+
+    def make_room(self, robot: str, now_ns: int) -> None:
+        """A robot that was dropped may be held by whoever looks after it now."""
+        lease = self._leases.of(robot, now_ns)
+        if lease is not None and lease.holder.startswith(DROPPED):
+            self._scheduler.give_back(robot, lease.number, now_ns)
+
+    def restore(self, lease: Lease) -> bool:
+        """A lease of before the gateway was started again; whether it is of a page, which is gone with the old one."""
+        if lease.purpose == "estop":
+            self._claims[lease.robot] = Claim(stopped_by=lease.holder)
+            self._given[lease.robot] = lease.number
+        elif lease.priority >= Priority.operator:
+            gone = lease.holder.startswith((DROPPED, PAGE))
+            self._claims[lease.robot] = Claim(driver=lease.holder.removeprefix(DROPPED), dropped=gone)
+            if gone or lease.holder == BESIDE:
+                self._given[lease.robot] = lease.number
+            return lease.holder.startswith(PAGE)
+        return False
+
+    def turn(self, now_ns: int) -> None:
+        """A claim lasts until it is taken back: its lease lives on meanwhile."""
+        for robot, number in list(self._given.items()):
+            claim, lease = self._claims.get(robot), self._leases.of(robot, now_ns)
+            if claim is None:
+                del self._given[robot]
+            elif lease is None or (lease.holder, lease.purpose) != claim.wanted()[:2]:
+                self._try_hold(robot, now_ns)
+            elif lease.number == number and lease.expires_ns - now_ns < lease.ttl_ns // 2:
+                self._scheduler.renew(robot, number, now_ns)
+
+    def _change(self, robot: str, claim: Claim, now_ns: int) -> None:
+        """From one claim to the next: the old lease ends, the new one begins."""
+        if claim.empty:
+            self._claims.pop(robot, None)
+            number, lease = self._given.pop(robot, 0), self._leases.of(robot, now_ns)
+            if lease is not None and lease.number == number:
+                self._scheduler.give_back(robot, number, now_ns)
+            return
+        self._claims[robot] = claim
+        self._try_hold(robot, now_ns)
+
+    def _try_hold(self, robot: str, now_ns: int) -> None:
+        """Take the lease of the claim; what outranks a person holds the robot as safely."""
+        try:
+            self._hold(robot, now_ns)
+        except Refused as error:
+            self._given.setdefault(robot, 0)
+            log.debug("%s", error)
+
+    def _hold(self, robot: str, now_ns: int) -> None:
+        holder, purpose, priority = self._claims[robot].wanted()
+        lease = self._leases.of(robot, now_ns)
+        if lease is not None and (lease.holder, lease.purpose) == (holder, purpose):
+            self._given[robot] = lease.number
+            return
+        if lease is not None and (lease.number == self._given.get(robot) or lease.holder.startswith(DROPPED)):
+            self._scheduler.give_back(robot, lease.number, now_ns)
+        # Who only corrects or stops a running job leaves it its job: its episodes go on.
+        lease, preempted = self._scheduler.take(robot, holder, purpose, priority, TTL_NS, now_ns, rest=False)
+        self._given[robot] = lease.number
+        if preempted is not None:
+            self._ended(preempted, f"'{holder}' took it for {purpose}", now_ns)

@@ -1,0 +1,132 @@
+"""What a snapshot says of one robot, and of one job: plain values, ready for JSON."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from wire.fleet_messages import JobState, RobotState
+from wire.messages import EdgeStatus
+from wire.types import Lease, Meaning, RobotSpec
+
+LOST_AFTER_S = 2.0
+"""a robot without a status for this long counts as lost to people"""
+RECENT_EPISODES = 12
+DROPPED = "dropped:"
+"""the holder of a robot whose operator vanished begins with it"""
+_GRIPPER_WORDS = ("grip", "effort", "finger")
+
+
+class Seen:
+    """What is known of one robot."""
+
+    def __init__(self, name: str, spec: RobotSpec | None, seen_ns: int) -> None:
+        self.name = name
+        self.spec = spec
+        self.seen_ns = seen_ns
+        self.status: EdgeStatus | None = None
+        self.state: RobotState | None = None
+        """as the scheduler sees it"""
+        self.lost = False
+        self.held = ""
+        """human or estop while the robot is in that mode, for the events"""
+        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_EPISODES)
+
+
+def make_card(robot: Seen, now_ns: int, instructions: Mapping[str, str]) -> dict[str, Any]:
+    """All that the page shows of a robot but its pictures: no NaN, no infinities."""
+    status, spec, state = robot.status, robot.spec, robot.state
+    age_s = (now_ns - robot.seen_ns) / 1e9
+    task = status.task if status else ""
+    link = "lost" if age_s > LOST_AFTER_S else "ok" if status else "waiting"
+    return {
+        "name": robot.name,
+        "link": link,
+        "age_s": round(age_s, 1),
+        "mode": status.mode if status else "hold",
+        "reason": status.reason if status else "waiting for its first status",
+        "health": state.health if state else "starting",
+        "health_reason": state.reason if state else "",
+        "trouble": status.trouble if status else "",
+        "site": state.capabilities.site if state else "",
+        "load": finite(round(state.load, 3)) if state else None,
+        "job": state.job if state else "",
+        "lease": lease_line(state.lease) if state and state.lease else None,
+        "task": task,
+        "instruction": instructions.get(task, ""),
+        "version": status.version if status else 0,
+        "episodes": status.episodes if status else 0,
+        "interventions": status.interventions if status else 0,
+        "tick": status.tick if status else 0,
+        "missed_percent": round(100 * status.missed_ticks / status.ticks, 3) if status and status.ticks else 0.0,
+        "late_p99_s": finite(status.late_p99_s) if status else None,
+        "ticks": status.ticks if status else 0,
+        "missed_ticks": status.missed_ticks if status else 0,
+        "starved_ticks": status.starved_ticks if status else 0,
+        "pids": [status.control_pid, status.inference_pid, status.uplink_pid] if status else [],
+        "spooled": status.spooled if status else 0,
+        "state": [finite(float(x)) for x in status.state.ravel()[:64]] if status else [],
+        "recent": list(robot.recent),
+        "spec": None
+        if spec is None
+        else {
+            "embodiment": spec.embodiment,
+            "control_hz": spec.control_hz,
+            "action": [msgspec.to_builtins(d) for d in spec.action],
+            "state": [d.name for d in spec.state[:64]],
+            "cameras": [camera.name for camera in spec.cameras],
+        },
+        "not_drivable": not_drivable(spec),
+    }
+
+
+def lease_line(lease: Lease) -> dict[str, Any]:
+    """Who holds a robot and for what."""
+    return {
+        "holder": lease.holder,
+        "purpose": lease.purpose,
+        "priority": lease.priority,
+        "number": lease.number,
+    }
+
+
+def job_line(job: JobState) -> dict[str, Any]:
+    """A job and how far it is."""
+    request = job.request
+    return {
+        "id": request.id,
+        "kind": request.kind,
+        "phase": job.phase,
+        "note": job.note,
+        "robots": list(job.robots),
+        "episodes": job.episodes,
+        "successes": job.successes,
+        "wanted": request.episodes * (len(request.tasks) if request.kind == "evaluation" else 1),
+        "version": request.version,
+        "tasks": list(request.tasks),
+    }
+
+
+def not_drivable(spec: RobotSpec | None) -> str:
+    """Why keys cannot drive a robot, '' when they can.
+
+    Keys give directions, so all dimensions but a gripper must be deltas or velocities, for which 0 is rest.
+    """
+    if spec is None:
+        return "it has not said what its actions mean yet"
+    for dimension in spec.action:
+        if dimension.meaning == Meaning.absolute:
+            if not any(word in dimension.name.lower() for word in _GRIPPER_WORDS):
+                return f"its action '{dimension.name}' is an absolute target, which keys cannot give"
+        elif not dimension.low <= 0 <= dimension.high:
+            return f"its action '{dimension.name}' has no rest: 0 is outside [{dimension.low}, {dimension.high}]"
+    return ""
+
+
+def finite(value: float) -> float | None:
+    """`value`, or None for what JSON has no number for."""
+    return value if math.isfinite(value) else None

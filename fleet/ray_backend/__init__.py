@@ -1,0 +1,1 @@
+"""The parts of a fleet across the nodes of a Ray cluster; robots are custom resources of their nodes."""

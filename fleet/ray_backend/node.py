@@ -1,0 +1,67 @@
+"""`vla-fleet ray-node`: `ray start` for a computer that has robots, with what a node of a fleet needs said."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleet.ray_backend.resources import robot_resource
+from fleet.ray_backend.settings import NodeSettings
+from wire.errors import ConfigError
+from wire.keys import GATEWAY, load_pair, load_public
+
+_STORE_BYTES = 100_000_000
+"""object store, unless said otherwise: nothing of a fleet goes through it"""
+
+
+def robot_names(text: str) -> tuple[str, ...]:
+    """Names from `a,b,c`. Raises `ConfigError` for one that cannot be a name or is there twice."""
+    names = tuple(name for part in text.split(",") if (name := part.strip()))
+    for name in names:
+        robot_resource(name)
+        if names.count(name) > 1:
+            raise ConfigError(f"--robots {text}: '{name}' is there twice; two robots cannot have one name.")
+    return names
+
+
+def start_words(robots: Sequence[str], address: str, head: bool, more: Sequence[str]) -> list[str]:
+    """Arguments of `ray start`. `more`: further options of it, which win over what is usual here.
+
+    A computer with robots offers those alone, and no CPU: nothing else shall run where a robot is controlled.
+    """
+    if head == bool(address):
+        raise ConfigError("ray-node: give --address HOST:PORT to join a cluster, or --head to begin one.")
+    words = ["--head"] if head else ["--address", address]
+    if robots:
+        words += ["--resources", json.dumps({robot_resource(name): 1 for name in robots})]
+    usual = {"--object-store-memory": str(_STORE_BYTES)}
+    if robots:
+        usual["--num-cpus"] = "0"
+    given = {word.split("=", 1)[0] for word in more}
+    if robots and "--resources" in given:
+        raise ConfigError('ray-node: --robots and --resources exclude each other; a robot is {"robot:NAME": 1}.')
+    words += [word for option, value in usual.items() if option not in given for word in (option, value)]
+    return [*words, "--block", "--disable-usage-stats", *more]
+
+
+def check_keys(settings: NodeSettings, robots: Sequence[str]) -> None:
+    """Raises `ConfigError` for a robot whose key is not in the key directory that was named."""
+    if settings.keys:
+        load_public(Path(settings.keys), GATEWAY)
+        for name in robots:
+            load_pair(Path(settings.keys), name)
+
+
+def run_node(robots: Sequence[str], address: str, head: bool, settings: NodeSettings, more: Sequence[str]) -> None:
+    """Become `ray start --block`: this process is the node from here on."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("ray-node needs Ray: install vla-fleet[cluster] here.")
+    check_keys(settings, robots)
+    words = start_words(robots, address, head, more)
+    # Asked to end, Ray would go on for half a minute so that others can move away; a robot cannot.
+    environment = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0", **os.environ, **settings.environment()}
+    os.execve(sys.executable, [sys.executable, "-m", "ray.scripts.scripts", "start", *words], environment)

@@ -1,0 +1,1 @@
+"""Cameras that `hal.registry` knows by name. Nothing here is imported until its camera is asked for."""

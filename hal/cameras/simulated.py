@@ -1,0 +1,205 @@
+"""Cameras without hardware: a test pattern, and the view of a simulated robot's scene."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hal.cameras.capture import Capture, ThreadedCamera
+from hal.cameras.opencv import Pace
+from hal.cameras.picture import Fit, rgb
+from hal.limits import rest_action
+from hal.registry import make_robot, read_config
+from hal.robot import Robot
+from wire.errors import ConfigError, RobotError
+from wire.types import CameraSpec
+
+_COUNTED = 16
+"""bits of the picture's number, drawn as a row of squares"""
+
+
+@dataclass(frozen=True, slots=True)
+class PatternConfig:
+    """A picture that changes each time. What goes wrong is chosen here too: it stands in for real cameras in tests."""
+
+    name: str = "camera"
+    height: int = 480
+    width: int = 640
+    rate_hz: float = 30.0
+    still_after: int = 0
+    """after so many pictures none comes any more; 0: never"""
+    unplugged_after: int = 0
+    """after so many pictures the device is gone, and can be opened again after `back_after_s`; 0: never"""
+    back_after_s: float = 0.5
+    patience_s: float = 2.0
+
+
+class PatternCamera(ThreadedCamera):
+    """Keeps the `Camera` protocol: a bar that wanders, and the picture's number in its top row (`pattern_number`)."""
+
+    def __init__(self, config: PatternConfig | None = None) -> None:
+        """Only stores. Raises `ConfigError`."""
+        config = config or PatternConfig()
+        self.config = config
+        if config.width < _COUNTED or config.height < 2:
+            raise ConfigError(f"camera '{config.name}' (pattern): it needs 2 rows and {_COUNTED} columns.")
+        self.device = PatternDevice(config)
+        spec = CameraSpec(config.name, config.height, config.width, config.rate_hz)
+        super().__init__(Capture(spec, lambda: PatternSource(self.device), "pattern", patience_s=config.patience_s))
+
+
+class PatternDevice:
+    """What outlives the opening and closing of a pattern: how many pictures it gave, and since when it is gone."""
+
+    def __init__(self, config: PatternConfig) -> None:
+        self.config = config
+        self.given = 0
+        self.gone_until = 0.0
+
+
+class PatternSource:
+    """Keeps the `Source` protocol."""
+
+    def __init__(self, device: PatternDevice) -> None:
+        self._device = device
+        self._pace = Pace(device.config.rate_hz)
+
+    def open(self) -> None:
+        """Raises `RobotError` while it is unplugged."""
+        if time.monotonic() < self._device.gone_until:
+            raise RobotError(f"camera '{self._device.config.name}' (pattern) is unplugged. Plug it in.")
+
+    def take(self) -> tuple[int, np.ndarray] | None:
+        device, config = self._device, self._device.config
+        self._pace.wait()
+        if config.unplugged_after and device.given == config.unplugged_after:
+            device.given += 1
+            device.gone_until = time.monotonic() + config.back_after_s
+            raise RobotError(f"camera '{config.name}' (pattern) was unplugged. Plug it in.")
+        if config.still_after and device.given >= config.still_after:
+            # as a driver that waits for a picture, and gives up in the end
+            time.sleep(config.back_after_s)
+            raise RobotError(f"camera '{config.name}' (pattern) gives no picture any more. Check its cable.")
+        device.given += 1
+        return time.monotonic_ns(), pattern(config.height, config.width, device.given)
+
+    def close(self) -> None:
+        pass
+
+
+def pattern(height: int, width: int, number: int) -> np.ndarray:
+    """uint8[height, width, 3]: picture `number` of a pattern."""
+    image = np.empty((height, width, 3), np.uint8)
+    image[:, :, 0] = np.linspace(0, 255, width, dtype=np.uint8)
+    image[:, :, 1] = np.linspace(0, 255, height, dtype=np.uint8)[:, None]
+    image[:, :, 2] = 64
+    bar = number * max(1, width // 64) % width
+    image[height // 2 :, bar : bar + max(1, width // 32)] = 255
+    side = width // _COUNTED
+    for bit in range(_COUNTED):
+        image[: max(1, height // 16), bit * side : (bit + 1) * side] = 255 * (number >> bit & 1)
+    return image
+
+
+def pattern_number(image: np.ndarray) -> int:
+    """Which picture of a pattern this is, modulo 65,536; also after JPEG or when it was shrunk."""
+    side = image.shape[1] // _COUNTED
+    row = image[max(1, image.shape[0] // 16) // 2, side // 2 :: side, :].mean(1)[:_COUNTED]
+    return int(sum(1 << bit for bit, value in enumerate(row) if value > 127))
+
+
+@dataclass(frozen=True, slots=True)
+class SceneConfig:
+    """Which simulated robot's scene is filmed. Raises `ConfigError`."""
+
+    robot: str
+    """its name in the registry"""
+    robot_config: dict[str, Any] = field(default_factory=dict)
+    task: str = ""
+    """default: its first"""
+    seed: int = 0
+    camera: str = ""
+    """which of its cameras; default: its first"""
+    name: str = "camera"
+    height: int = 0
+    width: int = 0
+    rate_hz: float = 0.0
+    """0: as the robot's camera"""
+    fit: Fit = "stretch"
+
+
+class SceneCamera(ThreadedCamera):
+    """Keeps the `Camera` protocol: films a scene of its own, in which the robot only rests.
+
+    A stand-in for a real camera where a real picture's content matters little. What the robot that acts sees is in that
+    robot's own cameras.
+    """
+
+    def __init__(self, config: SceneConfig) -> None:
+        """Makes the robot for its spec, without connecting it. Raises `ConfigError` for one without such a camera."""
+        if config is None:
+            raise ConfigError("camera 'scene': it needs a configuration with the robot whose scene it films.")
+        self.config = config
+        robot = _robot(config)
+        cameras = {camera.name: camera for camera in robot.spec.cameras}
+        if not cameras or (config.camera and config.camera not in cameras):
+            raise ConfigError(
+                f"camera '{config.name}' (scene of robot '{config.robot}'): the robot has no camera "
+                f"'{config.camera}'; it has {', '.join(cameras) or 'none'}."
+            )
+        own = cameras[config.camera] if config.camera else robot.spec.cameras[0]
+        spec = CameraSpec(
+            config.name, config.height or own.height, config.width or own.width, config.rate_hz or own.rate_hz
+        )
+        super().__init__(
+            Capture(spec, lambda: SceneSource(config, own.name), f"scene of robot '{config.robot}'", config.fit)
+        )
+
+
+class SceneSource:
+    """Keeps the `Source` protocol: lets the robot rest at its control rate and takes each new picture."""
+
+    def __init__(self, config: SceneConfig, camera: str) -> None:
+        self._config = config
+        self._camera = camera
+        self._robot: Robot | None = None
+        self._pace = Pace(0.0)
+        self._taken_ns = -1
+
+    def open(self) -> None:
+        robot = self._robot = _robot(self._config)
+        robot.connect()
+        known = tuple(getattr(robot, "tasks", ()))
+        if not self._config.task and not known:
+            raise RobotError(
+                f"camera '{self._config.name}' (scene of robot '{self._config.robot}'): give a `task` to film."
+            )
+        robot.reset(self._config.task or known[0], self._config.seed)
+        self._pace = Pace(robot.spec.control_hz)
+
+    def take(self) -> tuple[int, np.ndarray] | None:
+        assert self._robot is not None, "open() comes first"
+        for _ in range(round(self._robot.spec.control_hz) + 10):
+            self._pace.wait()
+            seen = self._robot.read()
+            self._robot.write(rest_action(self._robot.spec, seen.state))
+            frame = seen.images[self._camera]
+            if frame.time_ns != self._taken_ns:
+                self._taken_ns = frame.time_ns
+                return frame.time_ns, rgb(frame.image)
+        raise RobotError(
+            f"camera '{self._config.name}': '{self._camera}' of robot '{self._config.robot}' gave no new picture in a "
+            "second of its control. Check that robot's own cameras."
+        )
+
+    def close(self) -> None:
+        if self._robot is not None:
+            self._robot.close()
+            self._robot = None
+
+
+def _robot(config: SceneConfig) -> Robot:
+    return make_robot(config.robot, read_config(config.robot, config.robot_config) if config.robot_config else None)

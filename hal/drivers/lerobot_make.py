@@ -1,0 +1,101 @@
+"""Makes lerobot's own robots and teleoperators from a type name and plain fields, as its command line would.
+
+lerobot registers a configuration under its type name when the module that defines it is imported, so modules are
+imported here until the wanted type is there: lerobot's own first by likeness of name, and before them the installed
+packages called `lerobot_robot_*`, `lerobot_camera_*` and `lerobot_teleoperator_*`, which lerobot finds itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from wire.errors import ConfigError, RobotError, nearest
+
+_INSTALL = "pip install 'vla-fleet[lerobot]'"
+
+
+def make_lerobot(family: str, kind: str, fields: Mapping[str, Any], plugins: Iterable[str] = ()) -> Any:
+    """lerobot's robot or teleoperator of type `kind`, not connected.
+
+    `family`: "robot" or "teleoperator"; `fields`: of its own configuration, as in lerobot's JSON, cameras included;
+    `plugins`: modules to import first, that register types and are not installed under one of lerobot's names.
+
+    Raises `ConfigError` for an unknown type or a field that is wrong, `RobotError` when a package that it needs is
+    missing or its constructor fails.
+    """
+    config = _config(family, kind, fields, plugins)
+    try:
+        if family == "robot":
+            return importlib.import_module("lerobot.robots.utils").make_robot_from_config(config)
+        return importlib.import_module("lerobot.teleoperators.utils").make_teleoperator_from_config(config)
+    except ImportError as error:
+        raise RobotError(_missing(f"lerobot {family} '{kind}'", error)) from error
+    except Exception as error:
+        # lerobot keeps to itself why it could not import a module whose configuration it could.
+        try:
+            importlib.import_module(type(config).__module__.rpartition(".")[0])
+        except ImportError as cause:
+            raise RobotError(_missing(f"lerobot {family} '{kind}'", cause)) from error
+        raise RobotError(f"lerobot {family} '{kind}' cannot be made: {type(error).__name__}: {error}.") from error
+
+
+def _config(family: str, kind: str, fields: Mapping[str, Any], plugins: Iterable[str]) -> Any:
+    what = f"lerobot {family} '{kind}'"
+    try:
+        registry = importlib.import_module(f"lerobot.{family}s.config")
+        draccus = importlib.import_module("draccus")
+        importlib.import_module("lerobot.utils.import_utils").register_third_party_plugins()
+    except ImportError as error:
+        raise RobotError(_missing(what, error)) from error
+    for plugin in plugins:
+        try:
+            importlib.import_module(plugin)
+        except Exception as error:  # whatever a third party's module does when it is imported
+            raise RobotError(f"{what}: its plugin '{plugin}' cannot be imported: {error}. Is it installed?") from error
+    choices = registry.RobotConfig if family == "robot" else registry.TeleoperatorConfig
+    broken = _import_until(f"lerobot.{family}s", kind, choices)
+    cameras = importlib.import_module("lerobot.cameras.configs").CameraConfig
+    for camera in dict(fields.get("cameras") or {}).values():
+        if isinstance(camera, Mapping) and "type" in camera:
+            _import_until("lerobot.cameras", str(camera["type"]), cameras)
+    known = sorted(choices.get_known_choices())
+    if kind not in known:
+        # The module that would have registered it may be one of those that need a package which is not there.
+        like = difflib.get_close_matches(kind, broken, n=1, cutoff=0.6)
+        if like:
+            raise RobotError(_missing(what, broken[like[0]]))
+        raise ConfigError(
+            f"no {what}.{nearest(kind, known)} lerobot knows: {', '.join(known)}. A package called "
+            f"lerobot_{family}_NAME adds one; a module of another name goes into `plugins`."
+        )
+    try:
+        return draccus.decode(choices, {"type": kind, **fields})
+    except Exception as error:  # draccus' own errors and those of the configuration's checks
+        raise ConfigError(f"{what}: its fields are not valid: {error}") from error
+
+
+def _import_until(package: str, kind: str, choices: Any) -> dict[str, Exception]:
+    """Import modules of `package` until `kind` is registered in `choices`; why each failed that did, by name."""
+    broken: dict[str, Exception] = {}
+    names = [module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__) if module.ispkg]
+    for name in sorted(names, key=lambda name: -difflib.SequenceMatcher(None, name, kind).ratio()):
+        if kind in choices.get_known_choices():
+            break
+        try:
+            importlib.import_module(f"{package}.{name}")
+        except Exception as error:  # noqa: BLE001 - a driver's dependency may fail in any way; the others still count
+            broken[name] = error
+    return broken
+
+
+def _missing(what: str, error: Exception) -> str:
+    package = getattr(error, "name", None)
+    if package and package.partition(".")[0] in ("lerobot", "draccus"):
+        return f"{what}: lerobot is not installed: {error}. Install it: {_INSTALL}."
+    if package:
+        return f"{what} needs the package '{package}', which is not installed. Install what lerobot's page of it names."
+    return f"{what} cannot be loaded: {type(error).__name__}: {error}. Install what it needs or choose another."

@@ -1,0 +1,377 @@
+"""ROS 2 behind one small door: the only file of `hal` that imports rclpy.
+
+A `RosNode` has a context of its own, so several can live in one process, and a thread that runs its callbacks. Messages
+come in as they are; `ros2_messages` turns them into numbers.
+
+Written for Kilted, and for Jazzy and Humble, which differ in this: Fast DDS looks for its profile under another name
+before 3.0 (Kilted), and warns of the old name from then on; Humble has no `rclpy.parameter_client`, so parameters are
+set by their service; events of a subscription live in another module there, so publishers are asked for their quality
+of service when nothing comes. The experimental executors of newer ones are not used. All that is in this file.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from wire.errors import ConfigError, RobotError
+
+log = logging.getLogger(__name__)
+
+Value = bool | int | float | str
+Reliability = Literal["reliable", "best_effort"]
+
+PROFILE = Path(__file__).with_name("fastdds.xml")
+_NEW_VARIABLE, _OLD_VARIABLE = "FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE"
+"""from Fast DDS 3.0 on (Kilted), and before"""
+_USERS_OWN = (_NEW_VARIABLE, _OLD_VARIABLE, "FASTDDS_BUILTIN_TRANSPORTS")
+
+
+@dataclass(frozen=True, slots=True)
+class Qos:
+    """Quality of service of one topic; volatile, the newest `depth` messages are kept."""
+
+    reliability: Reliability = "reliable"
+    depth: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """A node to be opened."""
+
+    name: str
+    namespace: str = ""
+    domain_id: int | None = None
+    """None: as `ROS_DOMAIN_ID` says, else 0"""
+    arguments: tuple[str, ...] = ()
+    """standard ROS arguments, as `--ros-args -r __ns:=/left -p seed:=3`"""
+    parameters: Mapping[str, Value] = field(default_factory=dict)
+    """declared with these defaults; arguments may set others"""
+    use_sim_time: bool = False
+    large_messages: bool = True
+    """take the Fast DDS profile that is shipped here, unless the user has set one"""
+
+
+def import_rclpy() -> Any:
+    """rclpy. Raises `RobotError` that says how to get it."""
+    try:
+        import rclpy
+    except Exception as error:  # ImportError, and OSError for a shared library of another distribution
+        raise RobotError(
+            f"ROS 2 cannot be imported ({type(error).__name__}: {error}). Source its setup file, or install it with "
+            "`pip install 'vla-fleet[ros]'`."
+        ) from error
+    return rclpy
+
+
+@functools.cache
+def interface(name: str) -> Any:
+    """The class of a message or service, such as `sensor_msgs/msg/JointState`. Raises `RobotError`."""
+    package, kind, what = name.split("/")
+    try:
+        return getattr(importlib.import_module(f"{package}.{kind}"), what)
+    except (ImportError, AttributeError) as error:
+        raise RobotError(
+            f"ROS 2 interface '{name}' cannot be imported ({error}); install `ros-{package.replace('_', '-')}`."
+        ) from error
+
+
+def own_arguments(arguments: Sequence[str]) -> list[str]:
+    """A command line without what is meant for ROS (`--ros-args ... --`)."""
+    import_rclpy()
+    from rclpy.utilities import remove_ros_args
+
+    return remove_ros_args(args=["", *arguments])[1:]
+
+
+def use_profile(path: Path = PROFILE) -> bool:
+    """Have Fast DDS read the profile at `path` when this process makes its first context.
+
+    False when the user chose a profile or transports of their own, which are kept.
+    """
+    if any(os.environ.get(name) not in (None, "", str(path)) for name in _USERS_OWN):
+        return False
+    new = importlib.util.find_spec("rclpy.experimental") is not None
+    os.environ[_NEW_VARIABLE if new else _OLD_VARIABLE] = str(path)
+    return True
+
+
+class RosNode:
+    """One node, its context and the thread that runs its callbacks, one at a time.
+
+    Any thread may call any method, except that a callback must not wait for another (`call`).
+    """
+
+    def __init__(self, options: NodeOptions) -> None:
+        self.options = options
+        self.trouble = ""
+        """what the last callback that failed said; '' when none has"""
+        self._context: Any = None
+        self._node: Any = None
+        self._executor: Any = None
+        self._thread: threading.Thread | None = None
+        self._borrowed = False
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def open(self, beside: RosNode | None = None) -> None:
+        """Make the node and start its thread. Twice is once.
+
+        `beside`: share its context (one participant, one discovery), with a thread of its own for slow callbacks.
+        Raises `RobotError` without ROS 2, `ConfigError` for a name, namespace or argument it does not take.
+        """
+        if self._node is not None:
+            return
+        rclpy = import_rclpy()
+        options = self.options
+        if options.large_messages:
+            use_profile()
+        self._borrowed = beside is not None
+        try:
+            if beside is not None:
+                self._context = beside._context
+            else:
+                self._context = rclpy.Context()
+                self._context.init(args=list(options.arguments), domain_id=options.domain_id)
+            overrides = [rclpy.parameter.Parameter("use_sim_time", value=True)] if options.use_sim_time else []
+            self._node = rclpy.create_node(
+                options.name,
+                context=self._context,
+                namespace=options.namespace or None,
+                parameter_overrides=overrides,
+                start_parameter_services=beside is None,
+            )
+            for name, value in options.parameters.items():
+                self._node.declare_parameter(name, value)
+        except Exception as error:
+            self._give_back()
+            raise ConfigError(
+                f"ROS 2 node '{options.name}' in namespace '{options.namespace or '/'}' cannot be made with arguments "
+                f"{list(options.arguments)}: {type(error).__name__}: {error}."
+            ) from error
+        from rclpy.executors import SingleThreadedExecutor
+
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor.add_node(self._node)
+        self._thread = threading.Thread(target=self._spin, name=f"ros-{options.name}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, give the node back and, where it is its own, the context. May be called twice."""
+        if self._executor is not None:
+            self._executor.shutdown()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+            if self._thread.is_alive():
+                log.warning("ROS 2 node '%s': its thread has not ended after 5 s.", self.options.name)
+        self._give_back()
+
+    def __enter__(self) -> RosNode:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _give_back(self) -> None:
+        if self._node is not None:
+            self._node.destroy_node()
+        if self._context is not None and not self._borrowed and self._context.ok():
+            self._context.shutdown()
+        self._context = self._node = self._executor = self._thread = None
+
+    def _spin(self) -> None:
+        from rclpy.executors import ExternalShutdownException
+
+        executor, context = self._executor, self._context
+        try:
+            executor.spin()
+        except ExternalShutdownException:
+            return
+        except Exception as error:
+            if context.ok():
+                self.trouble = f"the thread of ROS 2 node '{self.options.name}' died: {type(error).__name__}: {error}"
+                log.exception("%s", self.trouble)
+
+    def _guarded(self, what: str, callback: Callable[..., Any]) -> Callable[..., Any]:
+        # An exception that leaves a callback ends the executor, and with it everything else this node does.
+        def call(*arguments: Any) -> Any:
+            try:
+                return callback(*arguments)
+            except Exception as error:
+                self.trouble = f"{what}: {type(error).__name__}: {error}"
+                log.exception("ROS 2 node '%s': %s", self.options.name, self.trouble)
+                return None
+
+        return call
+
+    @property
+    def node(self) -> Any:
+        """The rclpy node. Raises `RobotError` before `open`."""
+        if self._node is None:
+            raise RobotError(f"ROS 2 node '{self.options.name}' is not open; call open() first.")
+        return self._node
+
+    @property
+    def full_name(self) -> str:
+        """With its namespace, such as `/left/robot`."""
+        return self.node.get_fully_qualified_name()
+
+    @property
+    def domain_id(self) -> int:
+        return self._context.get_domain_id()
+
+    def now_ns(self) -> int:
+        """ROS time: the system's, or `/clock`'s with use_sim_time (0 before its first message)."""
+        return self.node.get_clock().now().nanoseconds
+
+    # --- topics ---------------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> str:
+        """The name in full, after namespace and remappings."""
+        return self.node.resolve_topic_name(name)
+
+    def publisher(self, kind: Any, topic: str, qos: Qos = Qos()) -> Publisher:
+        """`kind`: the message's class, as `interface` gives it."""
+        return Publisher(self.node.create_publisher(kind, topic, _profile(qos)))
+
+    def subscribe(self, kind: Any, topic: str, heard: Callable[[Any], None], qos: Qos = Qos()) -> None:
+        """Call `heard` with each message, in this node's thread."""
+        # Named, so that rclpy sees one argument and gives no message info.
+        guarded = self._guarded(f"a message of '{topic}'", heard)
+        self.node.create_subscription(kind, topic, lambda message: guarded(message), _profile(qos))
+
+    def publishers(self, topic: str) -> tuple[Offer, ...]:
+        """Who publishes `topic` now, as far as discovery has come."""
+        return tuple(_offer(info) for info in self.node.get_publishers_info_by_topic(self.topic(topic)))
+
+    def topics_of(self, kind: str) -> tuple[str, ...]:
+        """Names of all topics of a type such as `sensor_msgs/msg/JointState` that are there now, sorted."""
+        return tuple(sorted(name for name, kinds in self.node.get_topic_names_and_types() if kind in kinds))
+
+    # --- services, parameters, timers -----------------------------------------------------------------------------
+
+    def serve(self, kind: Any, name: str, answer: Callable[[Any, Any], Any]) -> None:
+        """Offer a service: `answer(request, response)` fills and returns the response, in this node's thread."""
+
+        def call(request: Any, response: Any) -> Any:
+            done = self._guarded(f"a call of '{name}'", answer)(request, response)
+            return response if done is None else done
+
+        self.node.create_service(kind, name, call)
+
+    def client(self, kind: Any, name: str) -> Client:
+        return Client(self.node.create_client(kind, name), self.node.resolve_service_name(name))
+
+    def parameter(self, name: str) -> Any:
+        """The value of one of this node's own parameters."""
+        return self.node.get_parameter(name).value
+
+    def on_parameters(self, check: Callable[[dict[str, Any]], str]) -> None:
+        """Ask `check` before parameters change: '' takes the new values, anything else is why not."""
+        result = interface("rcl_interfaces/msg/SetParametersResult")
+
+        def changed(parameters: Sequence[Any]) -> Any:
+            why = self._guarded("a change of parameters", check)({one.name: one.value for one in parameters})
+            why = self.trouble if why is None else why
+            return result(successful=not why, reason=why)
+
+        self.node.add_on_set_parameters_callback(changed)
+
+    def set_parameters(self, node: str, values: Mapping[str, Value], timeout_s: float) -> dict[str, str]:
+        """Set parameters of another node. Returns why each that was refused was. Raises `RobotError` for silence."""
+        import_rclpy()
+        from rclpy.parameter import Parameter
+
+        kind = interface("rcl_interfaces/srv/SetParameters")
+        client = self.client(kind, f"{node}/set_parameters")
+        try:
+            request = kind.Request()
+            request.parameters = [Parameter(name, value=value).to_parameter_msg() for name, value in values.items()]
+            results = client.call(request, timeout_s).results
+        finally:
+            client.close()
+        pairs = zip(values, results, strict=True)
+        return {name: one.reason or "refused without a reason" for name, one in pairs if not one.successful}
+
+    def every(self, period_s: float, tick: Callable[[], None]) -> None:
+        """Call `tick` at this period of ROS time, in this node's thread."""
+        self.node.create_timer(period_s, self._guarded("a timer", tick))
+
+
+class Publisher:
+    """One topic to publish on, from any thread."""
+
+    def __init__(self, publisher: Any) -> None:
+        self._publisher = publisher
+
+    def send(self, message: Any) -> None:
+        """Raises `RobotError` when the transport does not take it, as on a machine that is too busy."""
+        try:
+            self._publisher.publish(message)
+        except RuntimeError as error:  # what all of rclpy's own errors are
+            raise RobotError(f"'{self._publisher.topic_name}': a message could not be sent: {error}") from error
+
+    @property
+    def heard_by(self) -> int:
+        """How many subscriptions are matched now."""
+        return self._publisher.get_subscription_count()
+
+
+class Client:
+    """One service to call, from any thread but its node's own."""
+
+    def __init__(self, client: Any, name: str) -> None:
+        self._client = client
+        self.name = name
+
+    def call(self, request: Any, timeout_s: float) -> Any:
+        """The response. Raises `RobotError` when there is no such service, or no answer, within `timeout_s`."""
+        if not self._client.wait_for_service(timeout_sec=timeout_s):
+            raise RobotError(
+                f"no service '{self.name}' within {timeout_s:g} s. Is the robot's node running, in this namespace and "
+                "ROS_DOMAIN_ID? `ros2 service list` shows what there is."
+            )
+        done = threading.Event()
+        future = self._client.call_async(request)
+        future.add_done_callback(lambda _: done.set())
+        if not done.wait(timeout_s):
+            self._client.remove_pending_request(future)
+            raise RobotError(f"service '{self.name}' has not answered within {timeout_s:g} s; is its node stuck?")
+        return future.result()
+
+    def close(self) -> None:
+        self._client.destroy()
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Who publishes a topic, and how."""
+
+    node: str
+    kind: str
+    reliable: bool
+
+
+def _offer(info: Any) -> Offer:
+    from rclpy.qos import ReliabilityPolicy
+
+    reliable = info.qos_profile.reliability == ReliabilityPolicy.RELIABLE
+    namespace = info.node_namespace.rstrip("/")
+    return Offer(f"{namespace}/{info.node_name}", info.topic_type, reliable)
+
+
+def _profile(qos: Qos) -> Any:
+    from rclpy.qos import QoSProfile, ReliabilityPolicy
+
+    reliable = qos.reliability == "reliable"
+    reliability = ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT
+    return QoSProfile(depth=qos.depth, reliability=reliability)

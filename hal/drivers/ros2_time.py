@@ -1,0 +1,161 @@
+"""Stamps of ROS messages: onto the machine's monotonic clock, in order, and pictures to the states they belong to.
+
+Knows nothing of ROS: a stamp is a whole number of nanoseconds of ROS time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from wire.types import Frame
+
+_SLEW_NS = 100_000
+"""a system clock that was corrected by less keeps its mapping, so that equal stamps stay equal times"""
+_LATE_IN_A_ROW = 5
+"""so many older stamps after each other are not late messages but another clock"""
+_TOGETHER_NS = 20_000
+
+
+def read_together(ros_now: Callable[[], int]) -> tuple[int, int]:
+    """(ROS time, monotonic time) of one moment, ns: read again when something came in between."""
+    for _ in range(4):
+        before_ns = time.monotonic_ns()
+        ros_ns = ros_now()
+        after_ns = time.monotonic_ns()
+        if after_ns - before_ns < _TOGETHER_NS:
+            break
+    return ros_ns, (before_ns + after_ns) // 2
+
+
+class ClockMap:
+    """ROS time against the machine's monotonic clock.
+
+    `note` both clocks, read together, whenever a message comes. The system's clock is mapped by a constant that follows
+    its corrections; a simulation's `/clock`, which may be slower or stand still, by its newest value.
+    """
+
+    def __init__(self, simulated: bool, jump_s: float) -> None:
+        self._simulated = simulated
+        self._jump_ns = int(jump_s * 1e9)
+        self._offset_ns: int | None = None
+        self._last: tuple[int, int] = (0, 0)
+
+    def note(self, ros_ns: int, machine_ns: int) -> str:
+        """What has happened to the ROS clock since the note before: '' or how far it jumped."""
+        offset_ns = machine_ns - ros_ns
+        if self._offset_ns is None:
+            self._offset_ns, self._last = offset_ns, (ros_ns, machine_ns)
+            return ""
+        ahead_ns = (ros_ns - self._last[0]) - (machine_ns - self._last[1])
+        back = ros_ns < self._last[0]
+        self._last = ros_ns, machine_ns
+        # A simulation that is paused, or slower than the machine, falls behind without having jumped.
+        jumped = ahead_ns > self._jump_ns or (back if self._simulated else ahead_ns < -self._jump_ns)
+        if jumped or self._simulated or abs(offset_ns - self._offset_ns) > _SLEW_NS:
+            self._offset_ns = offset_ns
+        if not jumped:
+            return ""
+        what = "the ROS clock (/clock)" if self._simulated else "this computer's system clock"
+        return f"{what} jumped by {ahead_ns / 1e9:+.3f} s"
+
+    def to_machine(self, ros_ns: int) -> int:
+        """Monotonic time of a stamp."""
+        assert self._offset_ns is not None, "note() comes first"
+        return ros_ns + self._offset_ns
+
+
+@dataclass(slots=True)
+class StampCounts:
+    """What became of a topic's messages."""
+
+    fresh: int = 0
+    late: int = 0
+    """older than one that had come before, dropped"""
+    repeated: int = 0
+    """with the stamp of the one before, dropped"""
+    jumps: int = 0
+
+
+class StampOrder:
+    """Whether a topic's stamps go on, as its messages come.
+
+    Only going back is a jump. A sender's clock that leaps ahead was too old before, or is in the future now: both are
+    noticed by age, and messages that were held up somewhere look the same.
+    """
+
+    def __init__(self, jump_s: float) -> None:
+        self._jump_ns = int(jump_s * 1e9)
+        self._newest: int | None = None
+        self._behind: list[int] = []
+        self.counts = StampCounts()
+        self.jump_s = 0.0
+        """by how much the stamps jumped last"""
+
+    def take(self, stamp_ns: int) -> Literal["fresh", "late", "repeated", "jumped"]:
+        """A message that jumped is fresh by a clock that is another from now on."""
+        counts, newest = self.counts, self._newest
+        if stamp_ns == newest:
+            counts.repeated += 1
+            return "repeated"
+        if newest is None or stamp_ns > newest:
+            self._accept(stamp_ns)
+            return "fresh"
+        # Several in a row that follow each other: the sender was started again with another clock.
+        self._behind = [*self._behind, stamp_ns] if self._behind and stamp_ns > self._behind[-1] else [stamp_ns]
+        if newest - stamp_ns < self._jump_ns and len(self._behind) < _LATE_IN_A_ROW:
+            counts.late += 1
+            return "late"
+        self.jump_s = (stamp_ns - newest) / 1e9
+        counts.jumps += 1
+        self._accept(stamp_ns)
+        return "jumped"
+
+    def _accept(self, stamp_ns: int) -> None:
+        self._newest = stamp_ns
+        self._behind = []
+        self.counts.fresh += 1
+
+
+class FrameStore:
+    """The last few pictures of one camera, by stamp."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._stamps: list[int] = []
+        self._frames: list[Frame] = []
+
+    def add(self, stamp_ns: int, frame: Frame) -> bool:
+        """In its place, also when it comes late. False for a stamp that is there already."""
+        at = bisect.bisect_left(self._stamps, stamp_ns)
+        if at < len(self._stamps) and self._stamps[at] == stamp_ns:
+            return False
+        self._stamps.insert(at, stamp_ns)
+        self._frames.insert(at, frame)
+        if len(self._stamps) > self._keep:
+            del self._stamps[0], self._frames[0]
+        return True
+
+    def at(self, stamp_ns: int) -> tuple[int, Frame] | None:
+        """(stamp, picture) of the newest at or before `stamp_ns`; None when there is none."""
+        found = bisect.bisect_right(self._stamps, stamp_ns) - 1
+        return (self._stamps[found], self._frames[found]) if found >= 0 else None
+
+    def newest(self) -> tuple[int, Frame] | None:
+        return (self._stamps[-1], self._frames[-1]) if self._stamps else None
+
+    def since(self, stamp_ns: int) -> bool:
+        """Whether one is stamped at or after `stamp_ns`."""
+        return bool(self._stamps) and self._stamps[-1] >= stamp_ns
+
+    def clear_before(self, stamp_ns: int) -> None:
+        """Forget what was captured before."""
+        at = bisect.bisect_left(self._stamps, stamp_ns)
+        del self._stamps[:at], self._frames[:at]
+
+    def clear(self) -> None:
+        self._stamps.clear()
+        self._frames.clear()

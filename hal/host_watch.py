@@ -1,0 +1,93 @@
+"""A robot's host watches control, which must command in time, and its driver, which must not block."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from wire.errors import ConfigError
+
+_RENEW_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """How long a driver may block before its process ends itself, so that a new one can begin."""
+
+    quick_s: float = 5.0
+    """a read, a write or a proposal of the scripted operator"""
+    slow_s: float = 65.0
+    """connect, reset and close"""
+
+
+class Bound:
+    """Ends this process, with a trace of where it was on standard error and exit status 1, when a driver blocks.
+
+    Nothing in Python can be counted on then, for the driver may hold the interpreter: `faulthandler` watches from
+    outside. Without `limits` it does nothing.
+    """
+
+    def __init__(self, limits: CallLimits | None) -> None:
+        self._limits = limits
+        self._renewed_s = 0.0
+
+    def renew(self) -> None:
+        """This process goes on; to be called at least once a second."""
+        now_s = time.monotonic()
+        if self._limits is not None and now_s - self._renewed_s > _RENEW_S:
+            self._renewed_s = now_s
+            faulthandler.dump_traceback_later(self._limits.quick_s + _RENEW_S, exit=True)
+
+    @contextlib.contextmanager
+    def slow(self) -> Iterator[None]:
+        """What happens meanwhile may take longer."""
+        if self._limits is not None:
+            faulthandler.dump_traceback_later(self._limits.slow_s, exit=True)
+        try:
+            yield
+        finally:
+            self._renewed_s = 0.0
+            self.renew()
+
+    def lift(self) -> None:
+        """Nothing is watched any more."""
+        if self._limits is not None:
+            faulthandler.cancel_dump_traceback_later()
+
+
+class Watch:
+    """When hold must be commanded. Times are ns of one monotonic clock; before the first command nothing is due."""
+
+    def __init__(self, period_ns: int, patience_ticks: int) -> None:
+        """Raises `ConfigError` for a patience below one period."""
+        if patience_ticks < 1:
+            raise ConfigError(f"a watchdog's patience of {patience_ticks} periods; give at least 1.")
+        self._period_ns = period_ns
+        self.patience_ns = patience_ticks * period_ns
+        self._commanded_ns = 0
+        self._due_ns: int | None = None
+
+    def rest(self) -> None:
+        """The robot stands and is not commanded: while it resets, and after it is closed."""
+        self._due_ns = None
+
+    def commanded(self, now_ns: int) -> None:
+        """Control commanded the robot."""
+        self._commanded_ns, self._due_ns = now_ns, now_ns + self.patience_ns
+
+    def alone(self, now_ns: int) -> None:
+        """Control is gone: no reason to wait for more than the period that has begun."""
+        if self._due_ns is not None:
+            self._due_ns = min(self._due_ns, max(now_ns, self._commanded_ns + self._period_ns))
+
+    def held(self, now_ns: int) -> None:
+        """Hold was commanded; again in a period. Deadlines that passed meanwhile are skipped."""
+        if self._due_ns is not None:
+            self._due_ns += (max(0, now_ns - self._due_ns) // self._period_ns + 1) * self._period_ns
+
+    def left_s(self, now_ns: int) -> float:
+        """Until hold is due: 0 when it is now, infinite when it is not to come."""
+        return float("inf") if self._due_ns is None else max(0, self._due_ns - now_ns) / 1e9

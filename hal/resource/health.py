@@ -1,0 +1,216 @@
+"""How a robot is, watched from its reports: quick to doubt it, slow to trust it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from wire.errors import ConfigError
+from wire.messages import EdgeStatus
+
+
+class Health(StrEnum):
+    """How a robot is, as far as the fleet can tell."""
+
+    starting = "starting"
+    """connected, has not reported yet"""
+    ready = "ready"
+    degraded = "degraded"
+    """works, but holds, reports late or misses ticks"""
+    draining = "draining"
+    """was unwell for long: gives its job back, and gets work again after a steady time"""
+    lost = "lost"
+    """no report for too long; it goes on by itself"""
+    stopped = "stopped"
+    """emergency stop: a person has to look"""
+
+    @property
+    def works(self) -> bool:
+        """Whether it may be given work."""
+        return self in (Health.starting, Health.ready, Health.degraded)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthConfig:
+    """When a robot counts as unwell, and when as well again."""
+
+    late_after_s: float = 1.0
+    """silent for so long: degraded"""
+    lost_after_s: float = 5.0
+    """silent for so long: lost"""
+    gone_after_s: float = 15.0
+    """back from a longer silence it must be well for `steady_s` first; its lease has ended meanwhile"""
+    degrade_after_s: float = 2.0
+    """unwell for so long without a break: degraded"""
+    drain_after_s: float = 20.0
+    """unwell for so long without a break: draining"""
+    recover_s: float = 3.0
+    """well for so long without a break: degraded, or stopped by a person, ends"""
+    steady_s: float = 10.0
+    """well for so long without a break: draining ends; doubles with every draining"""
+    longest_steady_s: float = 300.0
+    """but is never longer than this"""
+    forget_s: float = 600.0
+    """ready for so long without a break: earlier drainings are forgotten"""
+    missed_share: float = 0.2
+    """a robot that misses a larger share of its ticks from one report to the next is unwell"""
+    calm_holds: tuple[str, ...] = (
+        "no job yet",
+        "no policy version yet",
+        "the operator presses no key",
+        "the operator's link is lost",
+    )
+    """reasons to hold that say nothing about the robot"""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for thresholds that contradict each other."""
+        for name in ("late_after_s", "degrade_after_s", "recover_s", "steady_s", "missed_share"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"HealthConfig: {name} is {getattr(self, name)}; give more than 0.")
+        for less, more in (
+            ("late_after_s", "lost_after_s"),
+            ("lost_after_s", "gone_after_s"),
+            ("degrade_after_s", "drain_after_s"),
+            ("steady_s", "longest_steady_s"),
+        ):
+            if getattr(self, less) > getattr(self, more):
+                raise ConfigError(
+                    f"HealthConfig: {less} is {getattr(self, less)}, above {more} {getattr(self, more)}; swap them."
+                )
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a robot says of itself, several times a second."""
+
+    mode: str = "policy"
+    """estop, hold, reset, policy, script or human"""
+    reason: str = ""
+    """why it holds"""
+    trouble: str = ""
+    """what its driver or a health check says is wrong"""
+    ticks: int = 0
+    missed_ticks: int = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether it works."""
+        return self.mode in ("policy", "script", "human", "reset")
+
+    @classmethod
+    def of(cls, status: EdgeStatus) -> Report:
+        return cls(status.mode, status.reason, status.trouble, status.ticks, status.missed_ticks)
+
+
+class HealthWatch:
+    """One robot's health. Times are of one clock that does not go back."""
+
+    def __init__(self, now_ns: int, config: HealthConfig | None = None) -> None:
+        self._config = config or HealthConfig()
+        self._report: Report | None = None
+        self._heard_ns = now_ns
+        self._unwell_ns: int | None = None
+        self._well_ns: int | None = None
+        self._complaint = ""
+        self._drained = 0
+        self.health = Health.starting
+        self.reason = "has not reported yet"
+        self.since_ns = now_ns
+
+    @property
+    def heard_ns(self) -> int:
+        """When it was last heard."""
+        return self._heard_ns
+
+    def report(self, report: Report, now_ns: int) -> bool:
+        """It reported; whether that changed its health or the reason."""
+        silent_s = (now_ns - self._heard_ns) / 1e9
+        last, self._report, self._heard_ns = self._report, report, now_ns
+        before = self.health, self.reason
+        complaint = self._complaint_of(last, report)
+        if complaint or (last is not None and silent_s > self._config.late_after_s):
+            self._well_ns = None
+        if complaint:
+            self._complaint = complaint
+            self._unwell_ns = now_ns if self._unwell_ns is None else self._unwell_ns
+        else:
+            self._unwell_ns = None
+            self._well_ns = now_ns if self._well_ns is None else self._well_ns
+        if report.mode == "estop":
+            self._become(Health.stopped, report.reason or "emergency stop", now_ns)
+        elif self.health is Health.lost:
+            if silent_s > self._config.gone_after_s:
+                self._drain(f"back after {silent_s:.0f} s of silence", now_ns)
+            else:
+                self._become(Health.degraded, f"back after {silent_s:.0f} s of silence", now_ns)
+        elif self.health is Health.starting:
+            self._become(Health.ready, "", now_ns)
+        self._judge(now_ns)
+        return (self.health, self.reason) != before
+
+    def look(self, now_ns: int) -> bool:
+        """Time has passed; whether that changed its health or the reason."""
+        before = self.health, self.reason
+        silent_s = (now_ns - self._heard_ns) / 1e9
+        if silent_s > self._config.lost_after_s:
+            if self.health is not Health.lost:
+                self._well_ns = None
+                self._become(Health.lost, "silent", now_ns)
+        elif silent_s > self._config.late_after_s and self._report is not None:
+            self._well_ns = None
+            if self.health is Health.ready:
+                self._become(Health.degraded, "reports late", now_ns)
+        return (self.health, self.reason) != before
+
+    def _judge(self, now_ns: int) -> None:
+        """What the time it has been well or unwell makes of it."""
+        config = self._config
+        unwell_s = 0.0 if self._unwell_ns is None else (now_ns - self._unwell_ns) / 1e9
+        well_s = -1.0 if self._well_ns is None else (now_ns - self._well_ns) / 1e9
+        match self.health:
+            case Health.ready:
+                if unwell_s >= config.degrade_after_s:
+                    self._become(Health.degraded, self._complaint, now_ns)
+                elif (now_ns - self.since_ns) / 1e9 >= config.forget_s:
+                    self._drained = 0
+            case Health.degraded:
+                if unwell_s >= config.drain_after_s:
+                    self._drain(self._complaint, now_ns)
+                elif self._unwell_ns is not None and unwell_s >= config.degrade_after_s:
+                    self._become(Health.degraded, self._complaint, now_ns)
+                elif well_s >= config.recover_s:
+                    self._become(Health.ready, "", now_ns)
+            case Health.draining:
+                if self._unwell_ns is not None:
+                    self._become(Health.draining, self._complaint, now_ns)
+                elif well_s >= min(config.longest_steady_s, config.steady_s * 2 ** (self._drained - 1)):
+                    self._become(Health.ready, "", now_ns)
+            case Health.stopped:
+                if well_s >= config.recover_s:
+                    self._become(Health.ready, "", now_ns)
+                elif unwell_s >= config.drain_after_s and self._report is not None and self._report.mode != "estop":
+                    self._drain(self._complaint, now_ns)
+
+    def _drain(self, reason: str, now_ns: int) -> None:
+        self._drained = min(self._drained + 1, 32)
+        self._become(Health.draining, reason, now_ns)
+
+    def _become(self, health: Health, reason: str, now_ns: int) -> None:
+        if health is not self.health:
+            self.since_ns = now_ns
+        self.health, self.reason = health, reason
+
+    def _complaint_of(self, last: Report | None, report: Report) -> str:
+        if report.mode == "estop":
+            return report.reason or "emergency stop"
+        if report.trouble:
+            return report.trouble
+        if report.mode == "hold" and report.reason not in self._config.calm_holds:
+            return report.reason or "holds"
+        if last is not None and (ticks := report.ticks - last.ticks) > 0:
+            missed = report.missed_ticks - last.missed_ticks
+            # the counter of ticks leaves out those that were missed
+            if missed > self._config.missed_share * (ticks + missed):
+                return f"misses {missed / (ticks + missed):.0%} of its ticks"
+        return ""

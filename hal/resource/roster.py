@@ -1,0 +1,163 @@
+"""Who is there: robots join and leave at any time, and their health is watched all along."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from hal.resource.health import Health, HealthConfig, HealthWatch, Report
+from hal.resource.lease import Leases
+from wire.errors import Refused
+from wire.fleet_messages import Capabilities, RobotState
+
+_LOOK_NS = 200_000_000
+"""silence is looked for so often; reports are judged as they come"""
+_BUCKET_NS, _BUCKETS = 5_000_000_000, 12
+_LONGEST_NS = 1_000_000_000
+"""time a report may count for: nobody knows what a silent robot does"""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A robot came, left, or is better or worse."""
+
+    robot: str
+    health: Health | None
+    """None: it left"""
+    reason: str = ""
+    joined: bool = False
+    """it came, came back as a new process or has other capabilities"""
+
+
+class _Load:
+    """Share of the last minute in which a robot worked."""
+
+    def __init__(self, now_ns: int) -> None:
+        self._buckets: deque[list[int]] = deque(maxlen=_BUCKETS)
+        self._last_ns = now_ns
+
+    def note(self, busy: bool, now_ns: int) -> None:
+        """From the last report until now it was busy, or not."""
+        spent = min(now_ns - self._last_ns, _LONGEST_NS)
+        self._last_ns = now_ns
+        index = now_ns // _BUCKET_NS
+        if not self._buckets or self._buckets[-1][0] != index:
+            self._buckets.append([index, 0, 0])
+        self._buckets[-1][1] += spent if busy else 0
+        self._buckets[-1][2] += spent
+
+    def share(self, now_ns: int) -> float:
+        oldest = now_ns // _BUCKET_NS - _BUCKETS
+        busy = all_ = 0
+        for index, worked, passed in self._buckets:
+            if index > oldest:
+                busy, all_ = busy + worked, all_ + passed
+        return busy / all_ if all_ else 0.0
+
+
+class _Robot:
+    def __init__(self, capabilities: Capabilities, identity: str, now_ns: int, config: HealthConfig) -> None:
+        self.capabilities = capabilities
+        self.identity = identity
+        self.watch = HealthWatch(now_ns, config)
+        self.load = _Load(now_ns)
+        self.job = ""
+
+
+class Roster:
+    """All robots of the fleet. Times are of one clock that does not go back."""
+
+    def __init__(self, leases: Leases | None = None, config: HealthConfig | None = None) -> None:
+        """`leases` are shown in `robots()`."""
+        self._leases = leases
+        self._config = config or HealthConfig()
+        self._robots: dict[str, _Robot] = {}
+        self._changes: list[Change] = []
+        self._looked_ns: int | None = None
+        self._now_ns = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._robots
+
+    def __len__(self) -> int:
+        return len(self._robots)
+
+    def join(self, name: str, capabilities: Capabilities, now_ns: int, identity: str = "") -> None:
+        """A robot is there. Saying it again changes nothing.
+
+        `identity` tells two processes that use one name apart, '' does not. Raises `Refused` that names the field
+        `name` while another one with this name reports.
+        """
+        self._now_ns = max(self._now_ns, now_ns)
+        if not name:
+            raise Refused("name: a robot without a name cannot join. Give it one.")
+        known = self._robots.get(name)
+        if known is not None and known.identity == identity:
+            if known.capabilities != capabilities:
+                known.capabilities = capabilities
+                self._changes.append(Change(name, known.watch.health, "other capabilities", joined=True))
+            return
+        if known is not None:
+            silent_s = (now_ns - known.watch.heard_ns) / 1e9
+            reports = known.watch.health not in (Health.lost, Health.starting)
+            if reports and silent_s < self._config.late_after_s:
+                raise Refused(
+                    f"name: there is a robot '{name}' already ({known.identity or 'of the same name'}, heard "
+                    f"{silent_s:.1f} s ago), and '{identity}' is another one. Give each robot a name of its own."
+                )
+        self._robots[name] = _Robot(capabilities, identity, now_ns, self._config)
+        self._changes.append(Change(name, Health.starting, joined=True))
+
+    def report(self, name: str, report: Report, now_ns: int, job: str = "") -> None:
+        """What it says of itself; a robot that has not joined is not heard."""
+        self._now_ns = max(self._now_ns, now_ns)
+        robot = self._robots.get(name)
+        if robot is None:
+            return
+        robot.load.note(report.busy, now_ns)
+        robot.job = job
+        if robot.watch.report(report, now_ns):
+            self._changes.append(Change(name, robot.watch.health, robot.watch.reason))
+
+    def leave(self, name: str, reason: str, now_ns: int) -> None:
+        """It said goodbye, or is sent away."""
+        self._now_ns = max(self._now_ns, now_ns)
+        if self._robots.pop(name, None) is not None:
+            self._changes.append(Change(name, None, reason))
+
+    def turn(self, now_ns: int) -> list[Change]:
+        """What changed since the last call."""
+        self._now_ns = max(self._now_ns, now_ns)
+        if self._looked_ns is None or now_ns - self._looked_ns >= _LOOK_NS:
+            self._looked_ns = now_ns
+            for name, robot in self._robots.items():
+                if robot.watch.look(now_ns):
+                    self._changes.append(Change(name, robot.watch.health, robot.watch.reason))
+        changes, self._changes = self._changes, []
+        return changes
+
+    def health(self, name: str) -> Health | None:
+        """None: it is not there."""
+        robot = self._robots.get(name)
+        return robot.watch.health if robot is not None else None
+
+    def capabilities(self, name: str) -> Capabilities | None:
+        """None: it is not there."""
+        robot = self._robots.get(name)
+        return robot.capabilities if robot is not None else None
+
+    def robots(self) -> tuple[RobotState, ...]:
+        """Every robot as it is now, by name."""
+        return tuple(
+            RobotState(
+                name=name,
+                capabilities=robot.capabilities,
+                health=str(robot.watch.health),
+                reason=robot.watch.reason,
+                load=round(robot.load.share(self._now_ns), 3),
+                lease=self._leases.of(name, self._now_ns) if self._leases is not None else None,
+                job=robot.job,
+                since_ns=robot.watch.since_ns,
+            )
+            for name, robot in sorted(self._robots.items())
+        )

@@ -1,0 +1,22 @@
+"""Which robot works on what, from which seed. Pure: no clock, no randomness, no threads."""
+
+from hal.scheduler.decision import REST, Decision, SchedulerConfig, job_of
+from hal.scheduler.jobs import Done
+from hal.scheduler.scheduler import Scheduler
+from hal.scheduler.seeds import HELD_OUT_SEEDS, TRAINING_SEEDS, lane
+from hal.scheduler.tasks import SpreadConfig, TaskCount, TaskSpread
+
+__all__ = [
+    "HELD_OUT_SEEDS",
+    "REST",
+    "TRAINING_SEEDS",
+    "Decision",
+    "Done",
+    "Scheduler",
+    "SchedulerConfig",
+    "SpreadConfig",
+    "TaskCount",
+    "TaskSpread",
+    "job_of",
+    "lane",
+]

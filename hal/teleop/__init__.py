@@ -1,0 +1,1 @@
+"""Devices that a person teleoperates with (`hal.device.Device`)."""

@@ -1,0 +1,159 @@
+"""What a device is told of the robot it drives, and how pushes become actions."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from wire.clock import Clock
+from wire.errors import ConfigError, nearest
+from wire.types import Meaning, RobotSpec
+
+_LEASH = 0.2
+"""share of a dimension's range by which a target may run ahead of the robot, which may be blocked"""
+_NEAR = 0.05
+"""share of the range within which a target that was given still stands"""
+_SAME = 0.02
+"""share of the range that counts as being there"""
+_HAIR = 0.001
+"""share of the range by which two commands differ at least"""
+
+
+@runtime_checkable
+class SeesRobot(Protocol):
+    """A device that wants to know where the robot is."""
+
+    def see(self, pose: np.ndarray) -> None:
+        """`pose`: float32[da], the action that would keep the robot where it is; NaN where nobody can say."""
+        ...
+
+
+@runtime_checkable
+class LetsGo(Protocol):
+    """A device that must not begin where it left off."""
+
+    def let_go(self) -> None:
+        """The robot does not follow the device now, and may be anywhere when it does again."""
+        ...
+
+
+@runtime_checkable
+class Hints(Protocol):
+    """A device that has something to say to the person, in a few words."""
+
+    @property
+    def hint(self) -> str: ...
+
+
+def pose_of(spec: RobotSpec, state: np.ndarray) -> np.ndarray:
+    """float32[da]: where the robot is, as an action: measured values of absolute dimensions that are also in the state
+    (float32[ds]), 0 for deltas and velocities, NaN for what is not measured."""
+    measured = {d.name: float(value) for d, value in zip(spec.state, state, strict=True)}
+    nan = float("nan")
+    here = [measured.get(d.name, nan) if d.meaning is Meaning.absolute else 0.0 for d in spec.action]
+    return np.clip(np.array(here, np.float32), spec.action_low(), spec.action_high())
+
+
+def resting(spec: RobotSpec, pose: np.ndarray) -> np.ndarray:
+    """float32[da]: an action that asks for nothing: the pose, and the value nearest to 0 where it is not known."""
+    return np.clip(np.nan_to_num(pose, nan=0.0), spec.action_low(), spec.action_high()).astype(np.float32)
+
+
+def unknown(spec: RobotSpec) -> np.ndarray:
+    """float32[da]: the pose of a robot that has not been heard of yet."""
+    still = [float("nan") if d.meaning is Meaning.absolute else 0.0 for d in spec.action]
+    return np.array(still, np.float32)
+
+
+class Jog:
+    """Moves an action by pushes of -1 to 1 on each dimension.
+
+    Deltas and velocities are pushed to a share of their limits. An absolute target moves on from where the robot is
+    and stays near it; where that is not measured, as of a gripper's effort, a push sets it to its limit for good.
+    """
+
+    def __init__(self, spec: RobotSpec, clock: Clock, range_s: float) -> None:
+        """`range_s`: seconds for the whole range of an absolute dimension at full speed."""
+        self._clock = clock
+        self._range_s = range_s
+        self._low, self._high = spec.action_low(), spec.action_high()
+        self._span = self._high - self._low
+        self._absolute = np.array([d.meaning is Meaning.absolute for d in spec.action])
+        self._pose = unknown(spec)
+        self._target = resting(spec, self._pose)
+        self._placed = np.zeros(spec.action_dim, bool)
+        self._then_ns = clock.now_ns()
+
+    def see(self, pose: np.ndarray) -> None:
+        self._pose = np.asarray(pose, np.float32)
+
+    def stop(self) -> None:
+        """Begin anew from where the robot is, if it is not where it was told to be."""
+        with np.errstate(invalid="ignore"):
+            self._placed &= np.abs(self._target - self._pose) <= _NEAR * self._span
+        self._then_ns = self._clock.now_ns()
+
+    def action(self, push: np.ndarray, speed: float) -> np.ndarray:
+        """float32[da] within the limits, for `push`, float[da] in [-1, 1], at `speed`, a share of full speed."""
+        now_ns = self._clock.now_ns()
+        # A pause between two readings is no push that went on for so long.
+        elapsed_s = min(0.1, (now_ns - self._then_ns) / 1e9)
+        self._then_ns = now_ns
+        push = np.clip(push, -1, 1)
+        known = self._absolute & np.isfinite(self._pose)
+        # A target follows the measured pose once, not its noise and not the arm's sagging.
+        here = np.where(known & ~self._placed, self._pose, self._target)
+        self._placed |= known
+        moved = here + push * speed * self._span * elapsed_s / self._range_s
+        with np.errstate(invalid="ignore"):
+            leashed = np.clip(moved, self._pose - _LEASH * self._span, self._pose + _LEASH * self._span)
+        jogged = np.where(push != 0, leashed, here)
+        limit = np.where(push > 0, self._high, np.where(push < 0, self._low, self._target))
+        rate = np.where(push > 0, push * self._high, -push * self._low) * speed
+        target = np.where(known, jogged, np.where(self._absolute, limit, rate))
+        self._target = np.clip(target, self._low, self._high).astype(np.float32)
+        return self._target.copy()
+
+
+def neutral(spec: RobotSpec, pose: np.ndarray, action: np.ndarray) -> np.ndarray:
+    """float32[da]: what to command before `action` when a robot was just taken over.
+
+    A robot leaves an absolute dimension as it is until a person changes it (`robot_edge.human`). So the first command
+    is one that `action` differs from, except where the robot is there already; deltas and velocities are 0.
+    """
+    low, high = spec.action_low(), spec.action_high()
+    absolute = np.array([d.meaning is Meaning.absolute for d in spec.action])
+    with np.errstate(invalid="ignore"):
+        there = np.abs(action - pose) <= _SAME * (high - low)
+    # Hardly another one: should it ever be executed, nothing comes of it.
+    other = action + np.where(action > (low + high) / 2, -_HAIR, _HAIR) * (high - low)
+    return np.where(absolute, np.where(there, action, other), 0).astype(np.float32)
+
+
+def held(spec: RobotSpec, action: np.ndarray) -> np.ndarray:
+    """float32[da]: `action` without its deltas and velocities: a released key."""
+    absolute = np.array([d.meaning is Meaning.absolute for d in spec.action])
+    return np.where(absolute, action, 0).astype(np.float32)
+
+
+def read_binding(spec: RobotSpec, text: str, where: str) -> tuple[int, float]:
+    """(index, sign) of the action dimension in "+name" or "-name". Raises `ConfigError` that names `where`."""
+    sign, name = (-1.0, text[1:]) if text.startswith("-") else (1.0, text.removeprefix("+"))
+    names = [d.name for d in spec.action]
+    if name not in names:
+        raise ConfigError(
+            f"{where} moves '{name}', which robot '{spec.embodiment}' has not.{nearest(name, names)} "
+            f"Its actions: {', '.join(names)}."
+        )
+    return names.index(name), sign
+
+
+def check_rest(spec: RobotSpec, device: str) -> None:
+    """Raise `ConfigError` for a robot that cannot be told to stand: a delta or velocity whose limits leave 0 out."""
+    for d in spec.action:
+        if d.meaning is not Meaning.absolute and not d.low <= 0 <= d.high:
+            raise ConfigError(
+                f"{device} cannot drive robot '{spec.embodiment}': 0 is outside the limits [{d.low:g}, {d.high:g}] of "
+                f"'{d.name}', so it has no rest."
+            )

@@ -1,0 +1,74 @@
+"""Any device with a few keys of the terminal beside it: take over, hold, stop, quit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hal.device import Device, Intent
+from hal.teleop.pose import Hints, LetsGo, SeesRobot
+from hal.teleop.terminal import Terminal
+from wire.types import RobotSpec
+
+
+class WithKeys:
+    """Keeps the `Device` protocol. Enter lets the device drive and takes that back, space holds until it is pressed
+    again, e stops, q quits."""
+
+    def __init__(self, device: Device, terminal: str = "/dev/tty", armed: bool = False) -> None:
+        """`armed`: the device may drive from the start."""
+        self._device = device
+        self._terminal = Terminal(terminal)
+        self._armed = self._begins_armed = armed
+        self._held = False
+
+    @property
+    def hint(self) -> str:
+        """What the person can do, in a few words."""
+        if not self._armed:
+            return "enter: take over   e: stop   q: quit"
+        own = self._device.hint if isinstance(self._device, Hints) else ""
+        hold = "held, space: go on" if self._held else "space: hold"
+        return "   ".join(filter(None, (own, hold, "enter: hand back   e: stop   q: quit")))
+
+    def connect(self, spec: RobotSpec) -> None:
+        """See `Device.connect`."""
+        self._device.connect(spec)
+        self._armed, self._held = self._begins_armed, False
+        self._terminal.close()
+        self._terminal.open()
+
+    def see(self, pose: np.ndarray) -> None:
+        """See `SeesRobot.see`."""
+        if isinstance(self._device, SeesRobot):
+            self._device.see(pose)
+
+    def let_go(self) -> None:
+        """See `LetsGo.let_go`."""
+        if isinstance(self._device, LetsGo):
+            self._device.let_go()
+
+    def read(self) -> Intent:
+        """See `Device.read`."""
+        for key in self._terminal.pressed():
+            if key == "q":
+                return Intent(quit=True)
+            if key == "e":
+                self._armed = False
+                return Intent(estop=True)
+            if key == "enter":
+                self._armed, self._held = not self._armed, False
+            elif key == "space":
+                self._held = not self._held
+        if not self._armed or self._held:
+            self.let_go()
+        intent = self._device.read()
+        if intent.estop or intent.quit or not intent.engaged:
+            return intent
+        if not self._armed:
+            return Intent()
+        return Intent(engaged=True) if self._held else intent
+
+    def close(self) -> None:
+        """See `Device.close`."""
+        self._terminal.close()
+        self._device.close()

@@ -1,0 +1,85 @@
+"""Start what the robots learn from: gateway with the operator page, trainer and evaluator.
+
+ros2 launch vla_fleet learner.launch.py recipe:=pixels data:=/srv/vla-fleet host:=0.0.0.0 names:="robot_0 robot_1"
+
+Keys are made first for all of them and for the robots in `names`; existing ones stay. With demonstrate:=true the
+recipe's demonstrations are recorded, which a fresh data directory needs once.
+"""
+
+from launch import LaunchDescription
+from launch.actions import DeclareLaunchArgument, ExecuteProcess, OpaqueFunction, RegisterEventHandler
+from launch.event_handlers import OnProcessExit
+from launch.substitutions import LaunchConfiguration
+from launch_ros.substitutions import ExecutableInPackage
+
+ARGUMENTS = {
+    "recipe": ("pixels", "which robot and policy: a name from `vla-fleet recipes`, or module:function"),
+    "data": ("vla-fleet-data", "directory that keeps everything the fleet knows"),
+    "names": ("", "robots that may connect, separated by spaces; their keys are made"),
+    "host": ("127.0.0.1", "address the gateway listens on for robots"),
+    "port": ("5760", "its port"),
+    "web_host": ("127.0.0.1", "address the operator page listens on; it has no log-in"),
+    "web_port": ("8080", "its port"),
+    "ledger": ("", "PostgreSQL URL of the ledger; default: a file in DATA"),
+    "store": ("", "object store for shards, s3://BUCKET/PREFIX; default: DATA"),
+    "seed": ("0", "seed of everything that is drawn"),
+    "trainer": ("true", "start a trainer here"),
+    "evaluator": ("true", "start an evaluator here"),
+    "demonstrate": ("false", "record the recipe's demonstrations"),
+}
+
+STOP_S = "30"
+"""the trainer saves before it ends"""
+
+
+def generate_launch_description() -> LaunchDescription:
+    """The arguments, then the processes they ask for."""
+    return LaunchDescription(
+        [
+            *(
+                DeclareLaunchArgument(name, default_value=default, description=text)
+                for name, (default, text) in ARGUMENTS.items()
+            ),
+            OpaqueFunction(function=_processes),
+        ]
+    )
+
+
+def _processes(context):
+    given = {name: LaunchConfiguration(name).perform(context) for name in ARGUMENTS}
+    keys = _process(
+        "keys", "trainer", "evaluator", "demonstrator", *given["names"].split(), "--keys", f"{given['data']}/keys"
+    )
+    common = ["--recipe", given["recipe"], "--data", given["data"]]
+    # A gateway that listens on every address is reached by its own machine on this one.
+    near = "127.0.0.1" if given["host"] in ("0.0.0.0", "*") else given["host"]
+    remote = [*common, "--gateway", f"tcp://{near}:{given['port']}"]
+    listens = ["--host", given["host"], "--port", given["port"]]
+    listens += ["--web-host", given["web_host"], "--web-port", given["web_port"]]
+    for name in ("ledger", "store"):
+        listens += [f"--{name}", given[name]] if given[name] else []
+    started = [_process("gateway", *common, *listens, lasts=True)]
+    if _yes(given["demonstrate"]):
+        started.append(_process("demonstrate", *remote))
+    started += [
+        _process(name, *remote, "--seed", given["seed"], lasts=True)
+        for name in ("trainer", "evaluator")
+        if _yes(given[name])
+    ]
+    return [RegisterEventHandler(OnProcessExit(target_action=keys, on_exit=started)), keys]
+
+
+def _process(command, *options, lasts=False):
+    """`vla-fleet COMMAND ...`, started again when it dies if it `lasts`."""
+    return ExecuteProcess(
+        cmd=[ExecutableInPackage(executable="vla-fleet", package="vla_fleet"), command, *options],
+        name=command,
+        output="screen",
+        respawn=lasts,
+        respawn_delay=2.0,
+        sigterm_timeout=STOP_S,
+    )
+
+
+def _yes(text):
+    return text.lower() in ("true", "1", "yes")

@@ -1,0 +1,150 @@
+"""A robot as the gateway knows it: takes jobs between two episodes, reports, sends episodes, obeys people."""
+
+from __future__ import annotations
+
+from robot_edge.segments import SegmentBuilder
+from tests import samples
+from wire.channel import Channel
+from wire.clock import Clock, clock_name
+from wire.messages import (
+    Ack,
+    Announce,
+    Applied,
+    EdgeStatus,
+    Hello,
+    Introduce,
+    Job,
+    Message,
+    Operator,
+    Refusal,
+    Segment,
+    Welcome,
+)
+from wire.types import Actor, Episode
+
+SPEC = samples.spec(camera=False)
+
+
+class FakeEdge:
+    """`turn` takes in what came; `episode` runs one. Nothing is forgotten before it is acknowledged."""
+
+    def __init__(
+        self, name: str, channel: Channel, clock: Clock, *, pid: int = 7, site: str = "", tasks: tuple[str, ...] = ()
+    ) -> None:
+        self.name = name
+        self.channel = channel
+        self.clock = clock
+        self.pid = pid
+        self.site = site
+        self.tasks = tasks
+        self.welcomed = False
+        self.refused = ""
+        self.coming: Job | None = None
+        self.job: Job | None = None
+        self.heard: list[Message] = []
+        self.version = 0
+        self.mode, self.reason, self.trouble = "policy", "", ""
+        self.begun: dict[str, int] = {}
+        self.finished: dict[str, int] = {}
+        self.spool: dict[str, Segment] = {}
+        self.number = 0
+        self.done: list[tuple[str, str, int]] = []
+        """(job, task, seed) of every finished episode"""
+
+    def hello(self) -> None:
+        now_ns = self.clock.now_ns()
+        self.channel.send(
+            Hello(self.name, "edge", clock_name(), now_ns, self.pid, SPEC, self.tasks or ("reach", "push"), self.site)
+        )
+
+    def turn(self, timeout_s: float = 0.0) -> None:
+        while (message := self.channel.recv(timeout_s)) is not None:
+            self.heard.append(message)
+            match message:
+                case Welcome():
+                    if not self.welcomed:
+                        for segment in self.spool.values():
+                            self.channel.send(segment)
+                    self.welcomed, self.refused = True, ""
+                case Introduce():
+                    self.welcomed = False
+                    self.hello()
+                case Refusal(reason=reason):
+                    self.refused = reason
+                case Job():
+                    self.coming = message
+                case Announce(version=version):
+                    self.version = version.number
+                    self.channel.send(Applied(self.name, version.number, self.clock.now_ns()))
+                case Ack(segments=segments):
+                    for segment in segments:
+                        self.spool.pop(segment, None)
+                case Operator(kind=kind):
+                    self._obey(kind)
+                case _:
+                    pass
+
+    def _obey(self, kind: str) -> None:
+        if self.mode == "estop" and kind != "release_estop":
+            return
+        modes = {"take_over": "human", "hand_back": "policy", "drop_link": "hold", "estop": "estop"}
+        self.mode = modes.get(kind, "policy" if kind == "release_estop" else self.mode)
+        self.reason = "the operator's link is lost" if kind == "drop_link" else ""
+
+    def between(self) -> None:
+        """No episode runs: the job that was heard last holds from now on."""
+        if self.coming is not None:
+            self.job, self.coming = self.coming, None
+
+    def status(self, episode: str = "") -> None:
+        job = self.job.id if self.job else ""
+        self.channel.send(
+            EdgeStatus(
+                robot=self.name,
+                time_ns=self.clock.now_ns(),
+                mode=self.mode,
+                reason=self.reason,
+                task="",
+                episode=episode,
+                tick=0,
+                state=samples.step(0).state,
+                version=self.version,
+                ticks=1,
+                missed_ticks=0,
+                late_p99_s=0.0,
+                starved_ticks=0,
+                episodes=self.number,
+                interventions=0,
+                steps_recorded=0,
+                spooled=len(self.spool),
+                job=job,
+                job_episodes=self.finished.get(job, 0),
+                trouble=self.trouble,
+            )
+        )
+
+    def episode(self, outcome: str = "success", *, human: bool = False) -> Segment | None:
+        """Run one episode of the job and send it, if there is one to run and the right version acts."""
+        self.between()
+        job = self.job
+        if job is None or not job.tasks or 0 < job.episodes <= self.finished.get(job.id, 0):
+            return None
+        if job.version and job.version != self.version:
+            return None
+        count = self.begun.get(job.id, 0)
+        task, seed = job.tasks[count % len(job.tasks)], job.first_seed + count
+        self.begun[job.id] = count + 1
+        source = "evaluation" if job.kind == "evaluation" else "online"
+        self.number += 1
+        name = f"{self.name}-{self.pid}-{self.number:06d}"
+        builder = SegmentBuilder(Episode(name, self.name, SPEC.hash, task, seed, source, 1_000), 100)
+        for tick in range(3):
+            builder.step(samples.step(tick, Actor.human if human else Actor.policy))
+        segment = builder.end(outcome, self.clock.now_ns())
+        assert segment is not None
+        if outcome != "aborted":
+            self.finished[job.id] = self.finished.get(job.id, 0) + 1
+            self.done.append((job.id, task, seed))
+        self.spool[segment.id] = segment
+        self.channel.send(segment)
+        return segment

@@ -1,0 +1,140 @@
+"""`vla-fleet up` over a backend that does as it is told: robots come, go and fail, and the job goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.backend import Part, PartState
+from fleet.parts import Parts
+from fleet.tuning import Tuning
+from fleet.up import Options, Up
+from wire.errors import ConfigError, FleetError
+from wire.keys import load_pair
+
+
+class FakeBackend:
+    def __init__(self) -> None:
+        self.parts: dict[str, PartState] = {}
+        self.there: dict[str, str] = {}
+        self.started: list[Part] = []
+        self.stopped: list[str] = []
+        self.says: list[str] = []
+
+    def robots(self) -> Mapping[str, str]:
+        return self.there
+
+    def start(self, part: Part) -> None:
+        self.started.append(part)
+        self.parts[part.name] = PartState(running=True, starts=1)
+
+    def turn(self) -> list[str]:
+        said, self.says = self.says, []
+        return said
+
+    def stop(self, names: list[str], grace_s: float) -> None:
+        self.stopped += names
+
+
+class FakeScreen:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def _options(tmp_path: Path) -> Options:
+    return Options(
+        recipe="fake",
+        robots=None,
+        minutes=None,
+        data=tmp_path,
+        seed=0,
+        headless=True,
+        report=None,
+        port=0,
+        web_port=0,
+        web_host="127.0.0.1",
+        operator=True,
+    )
+
+
+@pytest.fixture
+def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Up:
+    made = Up(_options(tmp_path))
+    made.backend, made.screen = FakeBackend(), FakeScreen()  # type: ignore[assignment]
+    made.parts = Parts("fake", "tcp://127.0.0.1:5760", 0, operated=True, tuning=Tuning())
+    monkeypatch.setattr(made, "_look", lambda: None)
+    return made
+
+
+def test_robots_are_put_to_work_when_they_join_and_once(up: Up) -> None:
+    up.backend.there = {"arm-1": "lab"}
+    up._meet()
+    up.backend.there = {"arm-1": "lab", "arm-2": ""}
+    up._meet()
+    assert [part.name for part in up.backend.started] == ["arm-1", "arm-2"]
+    assert all(part.role == "edge" and part.give_up_after == 0 for part in up.backend.started)
+    assert load_pair(up.data.keys, "arm-2"), "its key was made"
+
+    up.backend.there = {"arm-2": ""}
+    up._meet()
+    up.backend.there = {"arm-1": "shed", "arm-2": ""}
+    up._meet()
+    assert len(up.backend.started) == 2, "its edge waits for it"
+    assert up.screen.said == [
+        "arm-1 is there, on lab",
+        "arm-1 is lost: its node has gone. It works again when the node is back.",
+        "arm-1 is there, on shed",
+    ]
+
+
+def test_a_robot_that_fails_is_named_and_the_job_goes_on(up: Up) -> None:
+    up.backend.there = {"arm-1": ""}
+    up._meet()
+    up.backend.parts["arm-1"] = PartState(failed="arm-1 ended", trouble="arm-1 ended")
+    up.backend.says = ["arm-1 ended with exit status 1: no usable secret key"]
+    up._rest(0.0, None)
+    assert up.screen.said == ["arm-1 ended with exit status 1: no usable secret key"]
+
+
+def test_a_trainer_that_fails_ends_the_job(up: Up) -> None:
+    up.backend.start(up.parts.make_trainer())
+    up.backend.parts["trainer"] = PartState(failed="trainer ended with exit status 1: no torch")
+    with pytest.raises(FleetError, match="no torch"):
+        up._rest(0.0, None)
+
+
+def test_robots_wait_for_the_think_server_and_follow_it(up: Up) -> None:
+    up.options = replace(up.options, think_server=True)
+    up.backend.there = {"arm-1": ""}
+    up.backend.start(up.parts.make_thinker())
+    up._meet()
+    assert [part.name for part in up.backend.started] == ["thinker"], "nobody knows yet where to think"
+    for address in ("tcp://10.0.0.1:1", "tcp://10.0.0.1:1", "tcp://10.0.0.2:1"):
+        up.backend.parts["thinker"] = PartState(running=True, starts=1, address=address)
+        up._meet()
+    first, moved = up.backend.started[1:]
+    assert first.words[first.words.index("--think") + 1] == "tcp://10.0.0.1:1"
+    assert moved.words[moved.words.index("--think") + 1] == "tcp://10.0.0.2:1"
+    assert up.backend.stopped == ["arm-1"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"backend": "slurm"}, "--backend slurm: there are local and ray"),
+        ({"ray_address": "auto"}, "--ray-address auto needs --backend ray"),
+        (
+            {"backend": "ray", "ray_address": "auto", "robots": 2},
+            "--robots 2 with --ray-address auto: the cluster's nodes say which robots there are",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(tmp_path: Path, changed: dict, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        Up(replace(_options(tmp_path), **changed))

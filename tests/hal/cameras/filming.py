@@ -1,0 +1,37 @@
+"""Real video files whose pictures say their number, and patience."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from hal.cameras.simulated import pattern
+
+
+def write_video(path: Path, count: int, rate_hz: float = 30.0, height: int = 48, width: int = 128) -> Path:
+    """A video of the pattern's pictures 1 to `count`, in the format its suffix says."""
+    fourcc = cv2.VideoWriter.fourcc(*("MJPG" if path.suffix == ".avi" else "mp4v"))
+    writer = cv2.VideoWriter(str(path), fourcc, rate_hz, (width, height))
+    assert writer.isOpened()
+    for number in range(1, count + 1):
+        writer.write(np.ascontiguousarray(pattern(height, width, number)[:, :, ::-1]))
+    writer.release()
+    return path
+
+
+def until(holds: Callable[[], bool], within_s: float = 10.0) -> None:
+    """Return when it holds; fails when that takes too long."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to hold"
+        time.sleep(0.002)
+
+
+def threads(name: str) -> list[threading.Thread]:
+    """The capture threads of a camera."""
+    return [thread for thread in threading.enumerate() if thread.name == f"camera-{name}"]

@@ -1,0 +1,168 @@
+"""Any robot with any cameras."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from hal.cameras.simulated import pattern_number
+from hal.conformance import check_robot
+from hal.drivers.with_cameras import CameraChoice, CameraRobot, CameraRobotConfig
+from hal.fake import FakeExpert, FakeRobot
+from hal.limits import hold_action
+from hal.registry import make_operator, make_robot, read_config
+from tests.hal.cameras.filming import threads, until
+from wire.clock import ManualClock, UnpacedClock
+from wire.errors import ConfigError, RobotError
+from wire.types import Observation
+
+FAST = {"name": "wrist", "height": 32, "width": 64, "rate_hz": 200.0, "patience_s": 60.0}
+CONFIG = CameraRobotConfig("fake", (CameraChoice("pattern", FAST), CameraChoice("pattern", {**FAST, "name": "door"})))
+
+
+@pytest.fixture
+def robot():
+    made = CameraRobot(CONFIG)
+    made.connect()
+    made.reset("go-up", 1)
+    yield made
+    made.close()
+
+
+def test_it_keeps_the_contract() -> None:
+    report = check_robot(lambda: CameraRobot(CONFIG), "go-up", ticks=6)
+    assert report.passed, str(report)
+    until(lambda: not threads("wrist"))
+
+
+def test_the_spec_has_all_cameras() -> None:
+    own = FakeRobot().spec
+    spec = CameraRobot(CONFIG).spec
+    assert [camera.name for camera in spec.cameras] == ["front", "wrist", "door"]
+    assert (spec.state, spec.action, spec.control_hz) == (own.state, own.action, own.control_hz)
+    with pytest.raises(ConfigError, match=r"cameras\[1\]: the name 'front' is taken"):
+        CameraRobot(CameraRobotConfig("fake", (CONFIG.cameras[0], CameraChoice("pattern", {**FAST, "name": "front"}))))
+    with pytest.raises(ConfigError, match="Did you mean 'pattern'"):
+        CameraRobot(CameraRobotConfig("fake", (CameraChoice("patern"),)))
+    with pytest.raises(ConfigError, match="cameras is empty"):
+        CameraRobotConfig("fake", ())
+
+
+def test_pictures_come_at_their_own_rate_and_are_never_newer(robot: CameraRobot) -> None:
+    numbers, ages = [], []
+    for _ in range(20):
+        seen = robot.read()
+        robot.write(hold_action(robot.spec, np.zeros(4, np.float32)))
+        for name in ("wrist", "door"):
+            ages.append(seen.time_ns - seen.images[name].time_ns)
+        numbers.append(pattern_number(seen.images["wrist"].image))
+        time.sleep(0.01)
+    assert min(ages) >= 0
+    assert numbers == sorted(numbers) and len(set(numbers)) > 5
+    assert "front" in seen.images
+
+
+def test_a_reset_shows_nothing_older(robot: CameraRobot) -> None:
+    for seed in range(3):
+        before = time.monotonic_ns()
+        robot.reset("go-up", seed)
+        assert robot.read().images["wrist"].time_ns >= before
+
+
+def test_the_operator_of_the_robot_inside_works(robot: CameraRobot) -> None:
+    operator = make_operator("with-cameras", robot)
+    assert isinstance(operator, FakeExpert)
+    same = FakeExpert(robot)  # type: ignore[arg-type] - what it asks of its robot is there
+    seen = robot.read()
+    assert np.array_equal(operator.propose(seen), same.propose(seen))  # type: ignore[arg-type]
+    assert robot.tasks == FakeRobot().tasks and robot.task == "go-up"
+    with pytest.raises(AttributeError):
+        _ = robot.nothing_of_that_name
+
+
+def test_a_camera_that_fails_is_reported_and_comes_back() -> None:
+    fails = {**FAST, "unplugged_after": 10, "back_after_s": 0.3, "patience_s": 0.05}
+    robot = CameraRobot(CameraRobotConfig("fake", (CameraChoice("pattern", fails),)))
+    robot.connect()
+    robot.reset("go-up", 1)
+    reasons: list[str] = []
+
+    def reads() -> bool:
+        try:
+            robot.read()
+        except RobotError as error:
+            reasons.append(str(error))
+        return not reasons
+
+    until(lambda: not reads())
+    assert "camera 'wrist'" in reasons[0]
+
+    def well() -> bool:
+        reasons.clear()
+        return reads()
+
+    until(well)
+    assert pattern_number(robot.read().images["wrist"].image) > 10
+    robot.close()
+    robot.close()
+
+
+def test_a_camera_that_cannot_be_opened_leaves_nothing_open() -> None:
+    config = CameraRobotConfig("fake", (CONFIG.cameras[0], CameraChoice("video", {"path": "none.mp4", "name": "film"})))
+    robot = CameraRobot(config)
+    with pytest.raises(RobotError, match=r"none\.mp4"):
+        robot.connect()
+    until(lambda: not threads("wrist"))
+    with pytest.raises(RobotError):
+        robot.reset("go-up", 0)
+
+
+def test_on_a_clock_of_its_own_pictures_are_as_old_as_they_are() -> None:
+    clock = UnpacedClock()
+    clock.advance(10**15)
+    robot = CameraRobot(CONFIG, clock)
+    robot.connect()
+    robot.reset("go-up", 1)
+    before = -1
+    for _ in range(30):
+        seen = robot.read()
+        stamp = seen.images["wrist"].time_ns
+        assert before <= stamp <= seen.time_ns
+        assert seen.time_ns - stamp < 10**12
+        before = stamp
+        robot.write(np.zeros(4, np.float32))
+        clock.advance(robot.spec.period_ns)
+    robot.close()
+
+
+def test_a_picture_that_fits_an_older_observation_is_remembered(robot: CameraRobot) -> None:
+    """A robot whose observations are stamped by its own hardware, a little ago."""
+    late_ns = 50_000_000
+    inside = robot.inside.read
+
+    def stamped_earlier() -> Observation:
+        seen = inside()
+        return Observation(seen.time_ns - late_ns, seen.state, {}, seen.task)
+
+    robot.inside.read = stamped_earlier  # type: ignore[method-assign]
+    with pytest.raises(RobotError, match="ms older than the first picture of 'wrist'"):
+        robot.read()
+
+    def fits() -> bool:
+        try:
+            seen = robot.read()
+        except RobotError:
+            return False
+        return 0 <= seen.time_ns - seen.images["wrist"].time_ns < 10**9
+
+    until(fits)
+
+
+def test_plain_values_make_it() -> None:
+    plain = {"robot": "fake", "robot_config": {"image_px": 32}, "cameras": [{"kind": "pattern", "config": FAST}]}
+    robot = make_robot("with-cameras", read_config("with-cameras", plain), ManualClock(1))
+    assert [(c.name, c.height) for c in robot.spec.cameras] == [("front", 32), ("wrist", 32)]
+    with pytest.raises(ConfigError, match="needs a configuration with a robot and cameras"):
+        make_robot("with-cameras")

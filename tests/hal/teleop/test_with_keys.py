@@ -1,0 +1,105 @@
+"""A device with the terminal's keys beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from hal.device import Device, Intent
+from hal.fake import FakeConfig, fake_spec
+from hal.teleop.with_keys import WithKeys
+from wire.types import RobotSpec
+
+SPEC = fake_spec(FakeConfig())
+
+
+class Leader:
+    """Always wants to drive."""
+
+    hint = "follow me"
+
+    def __init__(self) -> None:
+        self.let_gos = 0
+        self.open = False
+        self.wants = Intent(engaged=True, action=np.float32([1, 0, 0, 0]))
+
+    def connect(self, spec: RobotSpec) -> None:
+        self.open = True
+
+    def let_go(self) -> None:
+        self.let_gos += 1
+
+    def read(self) -> Intent:
+        return self.wants
+
+    def close(self) -> None:
+        self.open = False
+
+
+class Desk:
+    def __init__(self, armed: bool = False) -> None:
+        self.master, self.slave = os.openpty()
+        self.leader = Leader()
+        self.device = WithKeys(self.leader, os.ttyname(self.slave), armed)
+        self.device.connect(SPEC)
+
+    def type(self, keys: str) -> Intent:
+        os.write(self.master, keys.encode())
+        return self.device.read()
+
+    def close(self) -> None:
+        self.device.close()
+        os.close(self.master)
+        os.close(self.slave)
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.close()
+    assert not desk.leader.open
+
+
+def test_enter_lets_it_drive_and_takes_that_back(desk: Desk) -> None:
+    assert isinstance(desk.device, Device)
+    assert not desk.device.read().engaged
+    assert desk.leader.let_gos == 1, "it may not begin where it left off"
+    assert desk.type("\r").action is not None
+    assert "follow me" in desk.device.hint
+    assert desk.leader.let_gos == 1
+    assert not desk.type("\r").engaged
+    assert desk.leader.let_gos == 2
+
+
+def test_space_holds_until_it_is_pressed_again(desk: Desk) -> None:
+    desk.type("\r")
+    held = desk.type(" ")
+    assert held.engaged
+    assert held.action is None
+    assert desk.leader.let_gos == 1
+    assert "held" in desk.device.hint
+    assert desk.type(" ").action is not None
+
+
+def test_stop_and_quit(desk: Desk) -> None:
+    desk.type("\r")
+    assert desk.type("e").estop
+    assert not desk.device.read().engaged
+    assert desk.type("q").quit
+
+
+def test_what_the_device_says_goes_through(desk: Desk) -> None:
+    desk.leader.wants = Intent(quit=True)
+    assert desk.device.read().quit
+    desk.leader.wants = Intent(estop=True)
+    assert desk.device.read().estop
+
+
+def test_armed_from_the_start() -> None:
+    desk = Desk(armed=True)
+    assert desk.device.read().action is not None
+    desk.close()
