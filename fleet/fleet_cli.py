@@ -156,7 +156,9 @@ def lease(
     name: Name = "console",
 ) -> None:
     """Hold a robot until Ctrl-C: it finishes its episode and rests. Exit status 1 when somebody else takes it."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    # Both: a shell that starts a program in the background lets it ignore Ctrl-C.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _as_interrupt)
     with _client(gateway, recipe, data, keys, name) as fleet:
         held = fleet.lease(robot, ttl, purpose, priority)
         typer.echo(f"{robot} is yours (lease {held.number}, {purpose}, priority {held.priority}); Ctrl-C gives it back")

@@ -60,7 +60,9 @@ def teleop(
     driver = make_device(device, device_config, armed)
     clock = MonotonicClock()
     channel = client(gateway or gateway_of(place.root), name, keys or place.keys)
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    # Both: a shell that starts a program in the background lets it ignore Ctrl-C.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _as_interrupt)
     try:
         teleop = Teleop(channel, driver, robot, name, clock, hz=hz, say=_say)
         _run(teleop, clock)

@@ -331,9 +331,3 @@ def _require_fit(spec: RobotSpec, config: FlowConfig) -> None:
                 f"{cameras or 'no camera'}."
             )
     config.require()
-    unbounded = [d.name for d in spec.action if not np.isfinite([d.low, d.high]).all()]
-    if unbounded:
-        raise ConfigError(
-            f"flow policy: actions {unbounded} of robot '{spec.embodiment}' have no finite limits to normalise by; "
-            "give the spec finite ones."
-        )
