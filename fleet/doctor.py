@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,8 @@ class Visit:
 
 def examine(visit: Visit, tell: Callable[[str], None], give_up: Callable[[str], None]) -> Report:
     """Run the conformance suite. `tell` hears each check's name; `give_up` is called from another thread with a reason
-    when a check never ends.
-
-    Raises `ConfigError` for an unknown robot or task, `RobotError` for a driver that cannot be loaded.
-    """
-    first = make_robot(visit.robot, visit.config)
-    task = visit.task or _task(first)
-    first.close()
+    when a check never ends. Raises as `prepared`."""
+    task = prepared(visit).task
     watch = _Watch(visit.patience_s, give_up)
 
     def heard(name: str) -> None:
@@ -74,6 +69,18 @@ def examine(visit: Visit, tell: Callable[[str], None], give_up: Callable[[str], 
         )
     finally:
         watch.end()
+
+
+def prepared(visit: Visit) -> Visit:
+    """`visit` with a task, before anything moves.
+
+    Raises `ConfigError` for an unknown robot or one without a task, `RobotError` for a driver that cannot be loaded.
+    """
+    if visit.task:
+        return visit
+    robot = make_robot(visit.robot, visit.config)
+    robot.close()
+    return replace(visit, task=_task(robot))
 
 
 def _task(robot: Robot) -> str:

@@ -50,6 +50,7 @@ def doctor(
         console.print("Examine a robot with: vla-fleet doctor --robot NAME [--robot-config FILE]")
         return
     visit = _visit(robot, robot_config, recipe, task, simulated, move, seconds, patience)
+    visit = surgery.prepared(visit)
     if move and not simulated and not yes:
         if not sys.stdin.isatty():
             raise ConfigError(f"robot '{visit.robot}' will move: clear its workspace, then say --yes (or --no-move).")

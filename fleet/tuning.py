@@ -68,7 +68,7 @@ class Tuning:
 def read_json(text: str) -> dict[str, Any]:
     """What --robot-config says, itself or in the file it names. Raises `ConfigError`."""
     place = ""
-    if not text.lstrip().startswith("{"):
+    if not text.lstrip().startswith(("{", "[", '"')):
         place = f" {text}:"
         try:
             text = Path(text).read_text()

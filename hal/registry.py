@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from inspect import signature
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -87,11 +88,22 @@ def register(kind: str, robot: Callable[..., Robot], operator: Callable[[Any], T
 def make_robot(kind: str, config: Any = None, clock: Clock | None = None) -> Robot:
     """The robot called `kind`, not connected yet. `config` is what its driver takes; None is its default.
 
-    `clock`: what it should stamp with, for a simulator whose time is not the machine's; it must take it as `clock`.
+    `clock`: what it should stamp with, for a simulator whose time is not the machine's.
 
-    Raises `ConfigError` for an unknown name, with the nearest; `RobotError` naming the entry point when it is broken.
+    Raises `ConfigError` for an unknown name, with the nearest, and for a robot that takes no `clock`; `RobotError`
+    naming the entry point when it is broken.
     """
-    robot = _call(ROBOTS, kind, config, **({} if clock is None else {"clock": clock}))
+    make = _maker(ROBOTS, kind)
+    if clock is None:
+        robot = make(config)
+    elif "clock" in signature(make).parameters:
+        robot = make(config, clock=clock)
+    else:
+        raise ConfigError(
+            f"robot '{kind}' cannot be used faster than real time: what makes it takes no `clock`. Give it "
+            "`def __init__(self, config=None, clock=None)` and stamp with `clock.now_ns()` when there is one; without "
+            "it there are no demonstrations and no evaluations of this robot."
+        )
     if not isinstance(robot, Robot):
         raise RobotError(
             f"robot '{kind}' gave a {type(robot).__name__}, which lacks methods of "

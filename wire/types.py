@@ -15,6 +15,10 @@ import numpy as np
 
 from wire.errors import ConfigError, SpecMismatch
 
+MAX_NAME = 100
+MAX_PIXELS = 16_384
+SLOWEST_HZ, FASTEST_HZ = 1e-3, 1e5
+
 
 class Meaning(StrEnum):
     """What a number of a state or action dimension means to the robot."""
@@ -66,30 +70,32 @@ class RobotSpec(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` naming the field that cannot be."""
+        _text("robot spec: embodiment", self.embodiment)
         what = f"robot spec '{self.embodiment}'"
-        if not self.embodiment.strip():
-            raise ConfigError("robot spec: embodiment is empty; name the kind of robot.")
         for kind, dimensions in (("state", self.state), ("action", self.action)):
             _once(what, kind, [dimension.name for dimension in dimensions])
             for dimension in dimensions:
+                one = f"{what}: {kind} '{dimension.name}'"
+                for side in ("low", "high"):
+                    _number(f"{one}: {side}", getattr(dimension, side))
                 if not dimension.low < dimension.high:
-                    raise ConfigError(
-                        f"{what}: {kind} '{dimension.name}' has low {dimension.low} not below high {dimension.high}."
-                    )
+                    raise ConfigError(f"{one} has low {dimension.low} not below high {dimension.high}.")
                 for side in ("low", "high"):
                     if not math.isfinite(limit := getattr(dimension, side)):
-                        raise ConfigError(f"{what}: {kind} '{dimension.name}' has {side} {limit}; give a finite limit.")
-                if not dimension.unit.strip():
-                    raise ConfigError(f"{what}: {kind} '{dimension.name}' has no unit; '1' stands for none.")
+                        raise ConfigError(f"{one} has {side} {limit}; give a finite limit.")
+                if not isinstance(dimension.unit, str) or not dimension.unit.strip():
+                    raise ConfigError(f"{one} has no unit; '1' stands for none.")
+        if not self.action:
+            raise ConfigError(f"{what}: action is empty; name at least one dimension that can be commanded.")
         _once(what, "camera", [camera.name for camera in self.cameras])
         for camera in self.cameras:
+            one = f"{what}: camera '{camera.name}'"
             for side in ("height", "width"):
-                if getattr(camera, side) < 1:
-                    raise ConfigError(
-                        f"{what}: camera '{camera.name}' has {side} {getattr(camera, side)}; give pixels."
-                    )
-            _positive(f"{what}: camera '{camera.name}': rate_hz", camera.rate_hz)
-        _positive(f"{what}: control_hz", self.control_hz)
+                pixels = getattr(camera, side)
+                if not isinstance(pixels, int) or not 1 <= pixels <= MAX_PIXELS:
+                    raise ConfigError(f"{one} has {side} {pixels}; give 1 to {MAX_PIXELS} pixels.")
+            _rate(f"{one}: rate_hz", camera.rate_hz)
+        _rate(f"{what}: control_hz", self.control_hz)
 
     @property
     def hash(self) -> str:
@@ -293,14 +299,27 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 def _once(what: str, kind: str, names: list[str]) -> None:
-    """Raise `ConfigError` for a name that is empty or stands twice."""
+    """Raise `ConfigError` for a name that is none or stands twice."""
+    for name in names:
+        _text(f"{what}: a {kind} name", name)
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"{what}: the {kind} name '{twice}' stands twice in {names}.")
-    if any(not name.strip() for name in names):
-        raise ConfigError(f"{what}: a {kind} has no name in {names}.")
 
 
-def _positive(what: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{what} must be positive and finite, not {value}.")
+def _text(what: str, value: str) -> None:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{what} is {'empty' if isinstance(value, str) else repr(value)}; give it a name.")
+    if not value.isprintable() or len(value) > MAX_NAME:
+        raise ConfigError(f"{what} {value[:40]!r}: a name is at most {MAX_NAME} printable characters.")
+
+
+def _number(what: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{what} is {value!r}; give a number.")
+
+
+def _rate(what: str, value: float) -> None:
+    _number(what, value)
+    if not SLOWEST_HZ <= value <= FASTEST_HZ:
+        raise ConfigError(f"{what} is {value}; it must be positive, from {SLOWEST_HZ:g} to {FASTEST_HZ:g} Hz.")

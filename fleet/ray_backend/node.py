@@ -14,6 +14,8 @@ from fleet.ray_backend.settings import NodeSettings
 from wire.errors import ConfigError
 from wire.keys import GATEWAY, load_pair, load_public
 
+_PARTS = (GATEWAY, "trainer", "evaluator", "demonstrator", "thinker", "console", "teleoperator")
+"""what other keys of a fleet are called, or begin with"""
 _STORE_BYTES = 100_000_000
 """object store, unless said otherwise: nothing of a fleet goes through it"""
 
@@ -21,8 +23,12 @@ _STORE_BYTES = 100_000_000
 def robot_names(text: str) -> tuple[str, ...]:
     """Names from `a,b,c`. Raises `ConfigError` for one that cannot be a name or is there twice."""
     names = tuple(name for part in text.split(",") if (name := part.strip()))
+    if text.strip() and not names:
+        raise ConfigError(f"--robots {text}: no name in it. Give names with commas between them, or leave it out.")
     for name in names:
         robot_resource(name)
+        if name.startswith(_PARTS):
+            raise ConfigError(f"--robots {text}: '{name}' is the name of another part of a fleet; choose another one.")
         if names.count(name) > 1:
             raise ConfigError(f"--robots {text}: '{name}' is there twice; two robots cannot have one name.")
     return names

@@ -68,7 +68,8 @@ def test_hardware_is_not_moved_unasked() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--robot", "fak", "--yes"), "Did you mean 'fake'"),
+        (("--robot", "fak"), "Did you mean 'fake'"),
+        (("--robot", "fake", "--yes", "--robot-config", "[1]"), "must be an object"),
         (("--robot", "fake", "--yes", "--robot-config", '{"control_herz": 3}'), "Did you mean 'control_hz'"),
         (("--robot", "fake", "--yes", "--robot-config", '{"control_hz": "x"}'), "control_hz"),
         (("--robot", "fake", "--yes", "--robot-config", "nowhere.json"), "nowhere.json"),

@@ -134,6 +134,9 @@ class TestNode:
         assert robot_names("") == ()
         with pytest.raises(ConfigError, match="--robots a,b,a: 'a' is there twice"):
             robot_names("a,b,a")
+        for text, words in ((",", "no name in it"), ("evaluator", "another part of a fleet")):
+            with pytest.raises(ConfigError, match=words):
+                robot_names(text)
 
     def test_resources_are_said_in_one_way(self) -> None:
         with pytest.raises(ConfigError, match="--robots and --resources exclude each other"):

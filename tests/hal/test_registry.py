@@ -9,6 +9,7 @@ import pytest
 import hal.registry as registry
 from hal.fake import FakeConfig, FakeExpert, FakeRobot
 from hal.registry import broken, known_operators, known_robots, make_operator, make_robot
+from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
 
 
@@ -71,3 +72,19 @@ def test_nothing_heavy_is_imported_for_a_spec() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip()) == 16
+
+
+def test_a_clock_goes_to_those_that_take_one_and_others_are_told(installed: list[EntryPoint]) -> None:
+    class Stubborn(FakeRobot):
+        def __init__(self, config: FakeConfig | None = None) -> None:
+            super().__init__(config)
+
+    clock = ManualClock(5)
+    registry.register("stubborn", Stubborn)
+    assert isinstance(make_robot("stubborn"), Stubborn)
+    with pytest.raises(ConfigError, match=r"'stubborn' cannot be used faster than real time.*clock=None"):
+        make_robot("stubborn", None, clock)
+    robot = make_robot("fake", None, clock)
+    robot.connect()
+    robot.reset("go-left", 0)
+    assert robot.read().time_ns == clock.now_ns()

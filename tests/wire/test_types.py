@@ -31,21 +31,31 @@ def test_the_hash_survives_the_wire_when_limits_are_whole_numbers() -> None:
         ("state", (Dimension("x", "m", 1.0, -1.0),), "low 1.0 not below high -1.0"),
         ("state", (Dimension("x", "", -1.0, 1.0),), "has no unit"),
         ("action", (Dimension("x", "m", 0, 1), Dimension("x", "m", 0, 1)), "stands twice"),
-        ("control_hz", 0.0, "control_hz must be positive"),
+        ("control_hz", 0.0, "control_hz is 0.0; it must be positive"),
         ("embodiment", " ", "embodiment is empty"),
         ("state", (Dimension("x", "m", float("nan"), 1.0),), "state 'x' has low nan not below"),
         ("state", (Dimension("x", "m", 0.0, float("nan")),), "state 'x' has low 0.0 not below high nan"),
         ("action", (Dimension("x", "m", 0.0, float("inf")),), "action 'x' has high inf; give a finite limit"),
         ("action", (Dimension("x", "m", 0.0, 0.0),), "action 'x' has low 0.0 not below high 0.0"),
         ("action", (Dimension("x", " ", 0.0, 1.0),), "action 'x' has no unit; '1' stands for none"),
-        ("state", (Dimension("", "m", 0.0, 1.0),), "a state has no name"),
+        ("state", (Dimension("", "m", 0.0, 1.0),), "a state name is empty"),
         ("cameras", (CameraSpec("front", 8, 8, 20.0),) * 2, "camera name 'front' stands twice"),
-        ("cameras", (CameraSpec("", 8, 8, 20.0),), "a camera has no name"),
+        ("cameras", (CameraSpec("", 8, 8, 20.0),), "a camera name is empty"),
         ("cameras", (CameraSpec("front", 0, 8, 20.0),), "camera 'front' has height 0"),
         ("cameras", (CameraSpec("front", 8, -8, 20.0),), "camera 'front' has width -8"),
-        ("cameras", (CameraSpec("front", 8, 8, 0.0),), "camera 'front': rate_hz must be positive and finite, not 0.0"),
-        ("control_hz", float("nan"), "control_hz must be positive and finite, not nan"),
-        ("control_hz", float("inf"), "control_hz must be positive"),
+        ("cameras", (CameraSpec("front", 8, 8, 0.0),), "camera 'front': rate_hz is 0.0; it must be positive"),
+        ("control_hz", float("nan"), "control_hz is nan; it must be positive"),
+        ("control_hz", float("inf"), "control_hz is inf; it must be positive"),
+        ("control_hz", 1e308, "from 0.001 to 100000 Hz"),
+        ("control_hz", 1e-300, "from 0.001 to 100000 Hz"),
+        ("control_hz", "fast", "control_hz is 'fast'; give a number"),
+        ("embodiment", None, "embodiment is None; give it a name"),
+        ("embodiment", "arm\n/", "printable"),
+        ("embodiment", "x" * 101, "at most 100"),
+        ("action", (), "action is empty"),
+        ("action", (Dimension("x", None, 0.0, 1.0),), "action 'x' has no unit"),  # type: ignore[arg-type]
+        ("action", (Dimension("x", "m", "0", 1.0),), "action 'x': low is '0'; give a number"),  # type: ignore[arg-type]
+        ("cameras", (CameraSpec("front", 10**9, 8, 20.0),), "camera 'front' has height 1000000000"),
     ],
 )
 def test_bad_specs_are_refused(field: str, value: object, words: str) -> None:
@@ -57,7 +67,7 @@ def test_bad_specs_are_refused(field: str, value: object, words: str) -> None:
     ("old", "new", "words"),
     [
         (b"\xa1m", b"\xa1 ", "has no unit"),
-        (b"\xa5front", b"\xa5     ", "a camera has no name"),
+        (b"\xa5front", b"\xa5     ", "a camera name is empty"),
     ],
 )
 def test_a_bad_spec_that_comes_over_the_wire_is_refused_by_its_field(old: bytes, new: bytes, words: str) -> None:
