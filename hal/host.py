@@ -28,14 +28,28 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hal.host_line import PACKET_BYTES, PictureBoard, Reply, Request, address, new_socket
-from hal.host_watch import Bound, CallLimits, Watch
+from hal.host_line import (
+    PACKET_BYTES,
+    PictureBoard,
+    Reply,
+    Request,
+    address,
+    did,
+    new_socket,
+    packed,
+    real,
+    said,
+    saw,
+    sendable,
+    shown,
+)
+from hal.host_watch import Bound, CallLimits, Watch, interrupts
 from hal.limits import hold_action, rest_action
 from hal.priority import real_time
 from hal.registry import make_robot
 from hal.robot import Feedback, Robot, Teleoperator
 from hal.safety import Safety, SafetyLimits
-from wire.errors import ConfigError, FleetError, RobotError, storage_error
+from wire.errors import ConfigError, FleetError, InvalidData, RobotError, storage_error
 from wire.types import Observation
 
 log = logging.getLogger(__name__)
@@ -50,7 +64,6 @@ _TURN_S = 0.1
 _STOP_S = 2.0
 """how long coming to hold may take at the end"""
 
-_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Request).decode
 
 
@@ -78,7 +91,7 @@ class Host:
         self._executed: np.ndarray | None = None
         self._seen: Observation | None = None
         self._holding = 0
-        self._trouble = ""
+        self._trouble = self._traced = ""
         self._control: socket.socket | None = None
         self._pid = 0
         self._pictures = PictureBoard(f"frames-{robot.spec.embodiment}")
@@ -112,14 +125,16 @@ class Host:
             time.sleep(self.robot.spec.period_ns / 1e9)
         self._watch.rest()
         self._executed = None
-        with self._bound.slow():
-            self.robot.close()
-        self._part()
-        self._pictures.close()
-        if self._door.fileno() >= 0:
-            self._path.unlink(missing_ok=True)
-        self._door.close()
-        self._bound.lift()
+        try:
+            with self._bound.slow():
+                self.robot.close()
+        finally:
+            self._part()
+            self._pictures.close()
+            if self._door.fileno() >= 0:
+                self._path.unlink(missing_ok=True)
+            self._door.close()
+            self._bound.lift()
 
     # --- control --------------------------------------------------------------------------------------------------
 
@@ -131,7 +146,7 @@ class Host:
         if self._control is not None:
             text = f"{self._what} at {self._path} is in the hands of process {self._pid}; end that one first."
             with contextlib.suppress(OSError):
-                line.send(_encode(Reply(0, text, "Refused")))
+                line.send(packed(Reply(0, sendable(text), "Refused"), self.held, None, self._what))
             line.close()
             return
         self._control, self._pid = line, pid
@@ -145,10 +160,10 @@ class Host:
             request = _decode(data)
             reply = self._do(request)
             if request.call == "attach":
-                socket.send_fds(line, [_encode(reply)], [self._pictures.descriptor])
+                socket.send_fds(line, [reply], [self._pictures.descriptor])
             else:
-                line.send(_encode(reply))
-        except (OSError, msgspec.MsgspecError) as error:
+                line.send(reply)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.log(
                 logging.INFO if self._executed is None else logging.WARNING,
                 "%s: control process %d is gone (%s)%s.",
@@ -165,18 +180,23 @@ class Host:
             self._control.close()
         self._control, self._pid = None, 0
 
-    def _do(self, request: Request) -> Reply:
+    def _do(self, request: Request) -> bytes:
+        """The reply to `request` as it is sent."""
         try:
             with self._bound.slow() if request.call in _SLOW else contextlib.nullcontext():
                 reply = self._call(request)
+            return packed(reply, self.held, self._executed, f"{self._what}: what {request.call}() gave")
         except FleetError as error:
-            reply = Reply(request.number, str(error), type(error).__name__)
-        except Exception as error:  # whatever a driver raises must not end the process that guards its robot
-            log.exception("%s: its driver failed in %s().", self._what, request.call)
-            text = f"{self._what}: its driver failed in {request.call}(): {type(error).__name__}: {error}"
-            reply = Reply(request.number, text, RobotError.__name__)
-        executed = b"" if self._executed is None else self._executed.tobytes()
-        return msgspec.structs.replace(reply, held=self.held, executed=executed)
+            failed = Reply(request.number, said(error), type(error).__name__)
+        # Whatever a driver raises, and be it SystemExit, must not end the process that guards its robot.
+        except BaseException as error:
+            text = said(error, f"{self._what}: its driver failed in {request.call}(): {type(error).__name__}: ")
+            if text != self._traced:
+                # Once: it is called many times a second.
+                log.exception("%s: its driver failed in %s().", self._what, request.call)
+            self._traced = text
+            failed = Reply(request.number, text, RobotError.__name__)
+        return packed(failed, self.held, self._executed, self._what)
 
     def _call(self, request: Request) -> Reply:
         number = request.number
@@ -184,15 +204,12 @@ class Host:
             case "attach":
                 return Reply(number, spec=self.robot.spec, pid=os.getpid())
             case "read":
-                seen = self._seen = self.robot.read()
-                state = np.ascontiguousarray(seen.state, np.float32)
-                views = self._pictures.show(seen.images)
-                return Reply(
-                    number, time_ns=seen.time_ns, state=state.tobytes(), shape=state.shape, views=views, task=seen.task
-                )
+                seen = self.robot.read()
+                reply = saw(number, seen, self._pictures, f"{self._what}: read() gave")
+                self._seen = seen
+                return reply
             case "write":
-                done = self._obey(request)
-                return Reply(number, reward=done.reward, success=done.success)
+                return did(number, self._obey(request), f"{self._what}: write() gave")
             case "propose":
                 return self._propose(number)
             case "connect":
@@ -220,7 +237,8 @@ class Host:
             return Reply(number, progress=float("inf"))
         action = self._operator.propose(self._seen)
         data = b"" if action is None else np.asarray(action, np.float32).tobytes()
-        return Reply(number, action=data, progress=self._operator.progress())
+        progress = real(f"{self._what}: its scripted operator's progress() gave", self._operator.progress())
+        return Reply(number, action=data, progress=progress)
 
     # --- the robot ------------------------------------------------------------------------------------------------
 
@@ -240,9 +258,15 @@ class Host:
 
     def _write(self, action: np.ndarray) -> Feedback:
         done = self.robot.write(action)
-        before = self._executed if self._executed is not None else done.executed
-        self._executed = np.array(done.executed, np.float32)
-        self._safety.note(self._executed, before)
+        executed = np.array(done.executed, np.float32)
+        if executed.shape != (self.robot.spec.action_dim,) or not np.isfinite(executed).all():
+            # The robot could not be brought to hold from that.
+            raise InvalidData(
+                f"{self._what}: write() gave {shown(executed)} as what it executed; "
+                f"float32[{self.robot.spec.action_dim}], all finite, is expected."
+            )
+        self._safety.note(executed, self._executed if self._executed is not None else executed)
+        self._executed = executed
         return done
 
     def _hold(self) -> None:
@@ -254,10 +278,11 @@ class Host:
         try:
             self._write(self._still())
             self._trouble = ""
-        except Exception as error:  # noqa: BLE001 - the next period must come, whatever a driver raises in this one
-            if str(error) != self._trouble:
-                log.error("%s cannot be held: %s: %s", self._what, type(error).__name__, error)
-            self._trouble = str(error) or type(error).__name__
+        except BaseException as error:  # noqa: BLE001 - the next period must come, whatever a driver raises in this one
+            trouble = said(error, f"{type(error).__name__}: ")
+            if trouble != self._trouble:
+                log.error("%s cannot be held: %s", self._what, trouble)
+            self._trouble = trouble
         self._watch.held(time.monotonic_ns())
 
     def _still(self) -> np.ndarray:
@@ -277,7 +302,9 @@ def run_host(
     operator: Teleoperator | None = None,
     limits: CallLimits | None = None,
 ) -> None:
-    """Host `robot` at `path` until `stop()`: asked to end, or the supervisor is gone.
+    """Host `robot` at `path` until `stop()`: asked to end, or the supervisor is gone; or until it is interrupted.
+
+    Whoever handles signals has `stop` answer: an exception out of a handler would be taken for one of the driver.
 
     A control process that is still there then gets `GRACE_S` to end by itself. With `limits` this process ends, with a
     trace in its log and exit status 1, when the driver blocks for longer. Raises as `Host`.
@@ -287,14 +314,15 @@ def run_host(
     gc.collect()
     gc.freeze()
     real_time()
-    try:
-        while not stop():
-            host.turn()
-        deadline_s = time.monotonic() + GRACE_S
-        while host.attached and time.monotonic() < deadline_s:
-            host.turn()
-    finally:
-        host.close()
+    with interrupts() as interrupted:
+        try:
+            while not (stop() or interrupted()):
+                host.turn()
+            deadline_s = time.monotonic() + GRACE_S
+            while host.attached and time.monotonic() < deadline_s:
+                host.turn()
+        finally:
+            host.close()
 
 
 def main(arguments: list[str] | None = None) -> None:

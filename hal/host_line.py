@@ -7,6 +7,7 @@ late is known by its number. No pickle: packets are typed MessagePack.
 from __future__ import annotations
 
 import mmap
+import operator
 import os
 import socket
 from collections.abc import Mapping
@@ -15,12 +16,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from wire.errors import ConfigError, FleetError, RobotError
-from wire.types import Frame, RobotSpec
+from hal.robot import Feedback
+from wire.errors import ConfigError, FleetError, InvalidData, RobotError
+from wire.types import Frame, Observation, RobotSpec
 
 PACKET_BYTES = 1 << 16
 _PATH_BYTES = 107
 """what the operating system takes as a socket's path"""
+_TEXT_CHARS = 2000
+"""of an error: a packet must have room for it"""
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -97,6 +103,98 @@ def error_of(reply: Reply) -> FleetError:
     return known.get(reply.kind, RobotError)(reply.error)
 
 
+def saw(number: int, seen: Observation, pictures: PictureBoard, what: str) -> Reply:
+    """The reply to a read. Raises `InvalidData`, which begins with `what`, naming the field that cannot be sent."""
+    state = np.ascontiguousarray(seen.state, np.float32)
+    return Reply(
+        number,
+        time_ns=whole(f"{what} time_ns", seen.time_ns),
+        state=state.tobytes(),
+        shape=state.shape,
+        views=pictures.show(seen.images, what),
+        task=plain(f"{what} the task", seen.task),
+    )
+
+
+def did(number: int, done: Feedback, what: str) -> Reply:
+    """The reply to a write; what was executed is in every reply. Raises as `saw`."""
+    reward, success = real(f"{what} the reward", done.reward), truth(f"{what} success", done.success)
+    return Reply(number, reward=reward, success=success)
+
+
+def packed(reply: Reply, held: int, executed: np.ndarray | None, what: str) -> bytes:
+    """`reply` with what every reply says, as it is sent. Raises `RobotError` when `what` is too long for a packet."""
+    last = b"" if executed is None else executed.tobytes()
+    data = _encode(msgspec.structs.replace(reply, held=held, executed=last))
+    if len(data) > PACKET_BYTES:
+        raise RobotError(
+            f"{what} takes {len(data)} bytes besides the pictures, and {PACKET_BYTES} at most can be sent. "
+            "Shorten the task, or measure fewer dimensions."
+        )
+    return data
+
+
+def whole(what: str, value: object) -> int:
+    """`value`, of numpy or not, as a packet can carry it. Raises `InvalidData` naming `what` unless it is whole."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+        if -(2**63) <= number < 2**63:
+            return number
+    except TypeError:
+        pass
+    raise InvalidData(f"{what} {shown(value)}; a whole number of 64 bits is expected.")
+
+
+def real(what: str, value: object) -> float:
+    """`value`, of numpy or not, as a packet can carry it. Raises `InvalidData` naming `what` unless it is a number."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidData(f"{what} {shown(value)}; a number is expected.") from error
+
+
+def truth(what: str, value: object) -> bool:
+    """`value`, of numpy or not, as a packet can carry it. Raises `InvalidData` naming `what` if it is many."""
+    try:
+        return bool(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidData(f"{what} {shown(value)}; True or False is expected.") from error
+
+
+def plain(what: str, value: object) -> str:
+    """`value` as a packet can carry it. Raises `InvalidData` naming `what` unless it is a text in Unicode."""
+    try:
+        if isinstance(value, str):
+            return value.encode().decode()
+    except UnicodeEncodeError:
+        pass
+    raise InvalidData(f"{what} {shown(value)}; a text in Unicode is expected.")
+
+
+def shown(value: object) -> str:
+    """`value` as an error may show it."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - it comes from a driver
+        text = "something that cannot be shown"
+    return f"{text[:80]} ({type(value).__name__})"
+
+
+def said(error: BaseException, before: str = "") -> str:
+    """What `error` says, whatever it says, as a packet can carry it: not too long, and in Unicode."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - it comes from a driver
+        text = "it cannot say what is wrong"
+    return sendable(before + text)
+
+
+def sendable(text: str) -> str:
+    """`text`, not too long, with a question mark for what is not Unicode."""
+    cut = text if len(text) <= _TEXT_CHARS else text[:_TEXT_CHARS] + " ..."
+    return cut.encode(errors="replace").decode()
+
+
 def address(path: Path) -> str:
     """The socket's path as the operating system takes it. Raises `ConfigError` when it is too long."""
     if len(os.fsencode(path)) > _PATH_BYTES:
@@ -122,17 +220,22 @@ class PictureBoard:
         self._places: dict[tuple[str, str], Picture] = {}
         self._shown: dict[str, tuple[Frame, View]] = {}
 
-    def show(self, images: Mapping[str, Frame]) -> dict[str, View]:
-        """Write what is new of `images` and say where it lies."""
+    def show(self, images: Mapping[str, Frame], what: str = "there is") -> dict[str, View]:
+        """Write what is new of `images` and say where it lies.
+
+        Raises `InvalidData`, which begins with `what`, for a name that is no text or a time that is none.
+        """
         views = {}
-        for camera, frame in images.items():
-            shown = self._shown.get(camera)
-            if shown is None or shown[0] is not frame:
-                number = 1 if shown is None else shown[1].number + 1
+        for name, frame in images.items():
+            camera = plain(f"{what} a camera named", name)
+            last = self._shown.get(camera)
+            if last is None or last[0] is not frame:
+                time_ns = whole(f"{what} a frame of camera '{camera}' with time_ns", frame.time_ns)
+                number = 1 if last is None else last[1].number + 1
                 image = self._write((camera, "image"), frame.image)
                 preview = None if frame.preview is None else self._write((camera, "preview"), frame.preview)
-                shown = self._shown[camera] = frame, View(number, frame.time_ns, image, preview)
-            views[camera] = shown[1]
+                last = self._shown[camera] = frame, View(number, time_ns, image, preview)
+            views[camera] = last[1]
         return views
 
     def close(self) -> None:

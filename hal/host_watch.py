@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 
 from wire.errors import ConfigError
 
@@ -56,6 +59,33 @@ class Bound:
         """Nothing is watched any more."""
         if self._limits is not None:
             faulthandler.cancel_dump_traceback_later()
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Whether this process was interrupted (Ctrl-C) meanwhile, if nobody else listens for that.
+
+    It comes while a driver is called, as likely as not, and must not be taken for what the driver raises. Only a second
+    one is raised there, which frees a driver that blocks. Raises `KeyboardInterrupt` at the end if there was one.
+    """
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    main = threading.current_thread() is threading.main_thread()
+    free = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if free:
+        signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        if free:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if asked:
+        raise KeyboardInterrupt
 
 
 class Watch:

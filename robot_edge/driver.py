@@ -222,7 +222,7 @@ def sound(spec: RobotSpec, observation: Observation) -> Observation:
     what = f"robot '{spec.embodiment}': read() gave"
     if not isinstance(observation, Observation):
         raise InvalidData(f"{what} {type(observation).__name__}, not an Observation.")
-    if not isinstance(observation.time_ns, int) or not isinstance(observation.task, str):
+    if not isinstance(observation.time_ns, int | np.integer) or not isinstance(observation.task, str):
         raise InvalidData(
             f"{what} time_ns {observation.time_ns!r} and task {observation.task!r}; a whole number of ns and a text "
             "are expected."
@@ -234,9 +234,9 @@ def sound(spec: RobotSpec, observation: Observation) -> Observation:
     for camera, frame in observation.images.items():
         if not isinstance(frame, Frame) or not isinstance(frame.image, np.ndarray):
             raise InvalidData(f"{what} no Frame with an array as image for camera '{camera}'.")
-    if state.dtype == np.float32:
+    if state.dtype == np.float32 and isinstance(observation.time_ns, int):
         return observation
-    return Observation(observation.time_ns, state.astype(np.float32), observation.images, observation.task)
+    return Observation(int(observation.time_ns), np.asarray(state, np.float32), observation.images, observation.task)
 
 
 def done(spec: RobotSpec, feedback: Feedback) -> Feedback:

@@ -151,12 +151,15 @@ def test_the_host_is_killed_and_control_says_so(processes: Processes) -> None:
     robot.close()
 
 
-def test_asked_to_end_the_host_brings_the_robot_to_hold_and_closes_it(processes: Processes) -> None:
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_end_the_host_brings_the_robot_to_hold_and_closes_it(
+    processes: Processes, asked: signal.Signals
+) -> None:
     host = processes.host()
     control = processes.control(0.5, fresh=True)
     processes.until(moves(0.5), "control moves it")
     control.kill()
-    host.terminate()
+    host.send_signal(asked)
     assert host.wait(10) == 0
     calls = processes.lines()
     assert calls[-1][1] == "close"

@@ -187,6 +187,8 @@ def test_numbers_of_another_width_become_float32() -> None:
     assert sound(samples.spec(), GOOD) is GOOD
     wide = Observation(1, np.zeros(3), GOOD.images, "reach")
     assert sound(samples.spec(), wide).state.dtype == np.float32
+    stamped = Observation(np.int64(7), GOOD.state, GOOD.images, "reach")  # type: ignore[arg-type]
+    assert type(sound(samples.spec(), stamped).time_ns) is int
     feedback = done(samples.spec(), Feedback(np.zeros(samples.spec().action_dim), reward=np.float64(2)))  # type: ignore[arg-type]
     assert (feedback.executed.dtype, type(feedback.reward), type(feedback.success)) == (np.float32, float, bool)
 

@@ -65,6 +65,15 @@ def test_the_holder_may_ask_again() -> None:
     assert (again.number, preempted) == (2, None)
 
 
+def test_only_its_own_number_renews_a_lease() -> None:
+    leases = Leases()
+    leases.acquire("r", "main", "rollout", 10, S, 0)
+    for number in (0, -1, 2):
+        with pytest.raises(Refused, match=f"lease {number} of robot 'r' has ended; 'main' holds it by lease 1"):
+            leases.renew("r", number, 0)
+    assert leases.all()[0].expires_ns == S
+
+
 def test_release_by_number_or_by_whoever() -> None:
     leases = Leases()
     leases.acquire("r", "main", "rollout", 10, S, 0)

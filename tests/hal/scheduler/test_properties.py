@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hal.resource.capabilities import able, unmet
-from hal.scheduler.decision import SchedulerConfig
 from hal.scheduler.seeds import HELD_OUT_SEEDS, TRAINING_SEEDS
-from hal.scheduler.simulator import SECOND, SimulatedRobot
 from tests.hal.scheduler.fleets import Watcher, random_scenario
-from wire.fleet_messages import JobRequest
 
 usual = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
@@ -61,24 +54,3 @@ def test_the_same_events_give_the_same_decisions(seed: int) -> None:
     other.run(120)
     as_text = [[(at, robot, repr(job)) for at, robot, job in watcher.decider.told] for watcher in (one, other)]
     assert as_text[0] == as_text[1]
-
-
-@settings(usual, max_examples=15)
-@given(st.integers(0, 100_000))
-@example(1)
-def test_nothing_that_can_be_done_starves(seed: int) -> None:
-    """With all robots well in the end, every job with an end is done, if robots that fit can do its tasks."""
-    scenario = replace(random_scenario(seed, 120), turn_s=1.0, report_s=1.0)
-    watcher = Watcher(scenario, config=SchedulerConfig(aging_s=2.0))
-    last_ns = max((outage.end_ns for robot in scenario.robots for outage in robot.outages), default=0)
-    watcher.run(last_ns / SECOND + 1000)
-    for state in watcher.scheduler.states():
-        if state.request.episodes and _possible(state.request, scenario.robots):
-            assert state.phase == "done", state
-
-
-def _possible(request: JobRequest, robots: Sequence[SimulatedRobot]) -> bool:
-    fit = [robot.capabilities for robot in robots if not unmet(request.requirement, robot.name, robot.capabilities)]
-    if request.kind == "evaluation":
-        return all(any(able((task,), found) for found in fit) for task in request.tasks)
-    return any(able(request.tasks, found) for found in fit)

@@ -428,6 +428,9 @@ def test_ended_jobs_are_forgotten_after_a_while() -> None:
     [
         (JobRequest("", "rollout", ("a",)), "id: '' is no name"),
         (JobRequest("a/b", "rollout", ("a",)), "id: 'a/b' is no name"),
+        (JobRequest("web-1", "rollout", ("a",)), "id: 'web-1' is kept for those who are no job"),
+        (JobRequest("j", "rollout", ("a" * 101,)), "tasks: 'aaa"),
+        (JobRequest("j", "rollout", ("a",) * 257), "tasks: 257 names; give up to 256"),
         (JobRequest("j", "rolout", ("a",)), "job 'j': kind: there is no 'rolout'. Did you mean 'rollout'"),
         (JobRequest("j", "rollout", ()), "job 'j': tasks: name at least one"),
         (JobRequest("j", "rollout", ("a",), robots=-1), "job 'j': robots is -1"),
