@@ -359,7 +359,8 @@ class Gateway:
             note = "" if sent else " (the robot cannot be reached)"
             self._note(wish.robot, wish.kind, f"by {wish.operator}{note}")
             if not sent:
-                self._view.event("error", f"{wish.kind} did not reach the robot", wish.robot)
+                later = "; it is sent again as soon as the robot is back" if wish.kind == "estop" else ""
+                self._view.event("error", f"{wish.kind} did not reach the robot{later}", wish.robot)
 
     def _drive(self, peer: str, wish: Operator) -> None:
         """A teleoperator drives a robot it holds."""

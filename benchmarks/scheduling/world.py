@@ -30,6 +30,8 @@ class Size:
     drain_hours: float
     """after which everything must be done"""
     seeds: tuple[int, ...]
+    compared: tuple[int, ...] = (0,)
+    """seeds on which the other arms run, too"""
 
 
 def scenario(size: Size, seed: int) -> Scenario:

@@ -24,6 +24,8 @@ CALLERS = ("console", "teleoperator")
 """roles that may call"""
 SHORTEST_TTL_S = 0.2
 LONGEST_TTL_S = 24 * 3600.0
+LONGEST_ROBOT = 64
+"""characters of a name, as `wire.keys` has it"""
 MAINTENANCE = 50
 """priority of a lease that says nothing else: above all jobs, below those who drive"""
 _USUAL = {"teleoperation": Priority.operator, "operator": Priority.operator}
@@ -53,15 +55,21 @@ def same_key(holder: str, peer: str) -> bool:
     return holder.partition(FURTHER)[0] == peer.partition(FURTHER)[0]
 
 
+def check_robot(robot: str) -> None:
+    """Raise `Refused` for what is too long to be a robot's name: it is not repeated in full."""
+    if len(robot) > LONGEST_ROBOT:
+        raise Refused(
+            f"robot: '{robot[:LONGEST_ROBOT]}' and so on cannot be a name: it has more than {LONGEST_ROBOT} characters."
+        )
+
+
 def check_release(lease: Lease | None, robot: str, peer: str, number: int, is_job: Callable[[str], bool]) -> Lease:
     """The lease that `peer` may end. Raises `Refused` for one of somebody else, unless `number` is 0."""
     if lease is None:
         raise Refused(f"robot '{robot}' is not held by anybody.")
+    if lease.purpose == "estop":
+        raise Refused(f"robot '{robot}' is stopped by '{lease.holder}'. Release the stop at the page or at the robot.")
     if number == 0:
-        if lease.purpose == "estop":
-            raise Refused(
-                f"robot '{robot}' is stopped by '{lease.holder}'. Release the stop at the page or at the robot."
-            )
         if is_job(lease.holder):
             raise Refused(
                 f"robot '{robot}' works on job '{lease.holder}'. Cancel the job, or take a lease of the robot, which "
@@ -93,14 +101,17 @@ class Callers:
         send: Callable[[str, Message], bool],
         keep: Callable[[], str],
         examined: Callable[[str], bool],
+        known: Callable[[str], bool],
     ) -> None:
-        """`keep` notes the leases and says why it could not; `examined`: whether a robot is being evaluated."""
+        """`keep` notes the leases and says why it could not; `examined`: whether a robot is being evaluated; `known`:
+        whether there is such a robot, here now or not."""
         self._leases = leases
         self._scheduler = scheduler
         self._view = view
         self._send = send
         self._keep = keep
         self._examined = examined
+        self._known = known
         self._held: dict[str, tuple[Lease, str]] = {}
         self.people: People
         """set when both are made: each ends leases of the other"""
@@ -110,6 +121,7 @@ class Callers:
     def acquire(self, peer: str, call: AcquireLease, now_ns: int) -> Answer:
         """Hold a robot for `peer`. Raises `Refused`, `StorageError` is answered by the caller."""
         robot = call.robot
+        check_robot(robot)
         priority, ttl_ns = wanted_priority(call.purpose, call.priority), wanted_ttl_ns(call.ttl_s)
         if stopped_by := self.people.stopped_by(robot):
             raise Refused(f"robot '{robot}' is stopped by '{stopped_by}'. Release the stop first.")
@@ -128,9 +140,13 @@ class Callers:
 
     def renew(self, peer: str, call: RenewLease, now_ns: int) -> Answer:
         """The holder lives. Raises `Refused` when the lease is not its own any more."""
+        check_robot(call.robot)
         lease = self._leases.of(call.robot, now_ns)
-        if lease is not None and lease.number == call.number and not same_key(lease.holder, peer):
-            raise Refused(f"lease {call.number} of '{call.robot}' belongs to '{lease.holder}'.")
+        if lease is not None and lease.number == call.number:
+            if not same_key(lease.holder, peer):
+                raise Refused(f"lease {call.number} of '{call.robot}' belongs to '{lease.holder}'.")
+            if lease.purpose == "estop":
+                raise Refused(f"lease {call.number} of '{call.robot}' is its stop's, which lasts until it is released.")
         lease = self._scheduler.renew(call.robot, call.number, now_ns)
         self._held[call.robot] = (lease, peer)
         return Answer(call.call, lease=lease)
@@ -138,6 +154,7 @@ class Callers:
     def release(self, peer: str, call: ReleaseLease, now_ns: int) -> Answer:
         """Give a robot back. Raises `Refused`."""
         robot = call.robot
+        check_robot(robot)
         lease = check_release(self._leases.of(robot, now_ns), robot, peer, call.number, self._is_job)
         _, other = self._held.pop(robot, (None, ""))
         driver = self.people.force(robot, now_ns)
@@ -188,18 +205,21 @@ class Callers:
     def drive(self, peer: str, wish: Operator, now_ns: int) -> None:
         """A teleoperator's wish for a robot: passed on if the robot is its own, a stop always. Raises `Refused`."""
         robot, kind = wish.robot, wish.kind
+        check_robot(robot)
+        if kind == "estop":
+            self._stop(peer, wish, now_ns)
+            return
         spec = self._view.spec(robot)
-        if spec is None:
+        if spec is None and kind != "release_estop":
             raise Refused(f"there is no robot '{robot}' that said what its actions mean.")
         lease = self._leases.of(robot, now_ns)
         mine = lease is not None and lease.priority >= Priority.operator and same_key(lease.holder, peer)
-        if kind == "estop":
-            self.people.estop(robot, peer, now_ns)
-        elif kind == "release_estop" and self.people.stopped_by(robot) == peer:
+        if kind == "release_estop":
+            self._check_stopped_by(robot, peer)
             self.people.release_estop(robot, now_ns)
         elif not mine:
             holder = f"is held by '{lease.holder}' ({lease.purpose})" if lease is not None else "is not held"
-            raise Refused(f"{kind}: '{robot}' {holder}, not by '{peer}'. Acquire its lease first.")
+            raise Refused(f"{kind[:LONGEST_ROBOT]}: '{robot}' {holder}, not by '{peer}'. Acquire its lease first.")
         elif kind == "take_over":
             assert lease is not None
             self.people.take_over(robot, lease.holder, now_ns)
@@ -209,11 +229,35 @@ class Callers:
         elif kind == "command":
             if not same_key(self.people.driver(robot), peer):
                 raise Refused(f"command: '{peer}' has not taken '{robot}' over.")
+            assert spec is not None
             check_action(robot, spec, wish.action)
         else:
-            raise Refused(f"kind: a teleoperator cannot ask for '{kind}'.")
+            raise Refused(f"kind: a teleoperator cannot ask for '{kind[:LONGEST_ROBOT]}'.")
         if not self._send(robot, msgspec.structs.replace(wish, operator=peer)) and kind != "command":
             raise Refused(f"{kind}: '{robot}' has no link to the gateway now; it did not hear of it.")
+
+    def _stop(self, peer: str, wish: Operator, now_ns: int) -> None:
+        """A stop goes out before anything is asked, and stands also when the robot cannot hear of it now."""
+        robot = wish.robot
+        sent = self._send(robot, msgspec.structs.replace(wish, operator=peer))
+        if not sent and not self._known(robot):
+            raise Refused(f"estop: there is no robot '{robot}'. `robots` lists them.")
+        self.people.estop(robot, peer, now_ns)
+        if not sent:
+            raise Refused(
+                f"estop: '{robot}' has no link to the gateway now; it hears of it as soon as it is back. Use the stop "
+                "on the robot."
+            )
+
+    def _check_stopped_by(self, robot: str, peer: str) -> None:
+        stopped_by = self.people.stopped_by(robot)
+        if not stopped_by:
+            raise Refused(f"release_estop: '{robot}' is not stopped.")
+        if not same_key(stopped_by, peer):
+            raise Refused(
+                f"release_estop: '{robot}' is stopped by '{stopped_by}', not by '{peer}'. Release the stop at the page "
+                "or at the robot."
+            )
 
     def _is_job(self, holder: str) -> bool:
         return self._scheduler.job(holder) is not None

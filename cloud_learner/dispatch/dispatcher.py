@@ -18,8 +18,9 @@ from cloud_learner.dispatch.people import People
 from cloud_learner.operator.cards import DROPPED
 from cloud_learner.operator.view import FleetView
 from hal.resource import Leases, Report, Roster, capabilities_of
-from hal.scheduler.jobs import KINDS, Done, check_request
-from hal.scheduler.scheduler import Scheduler, job_of
+from hal.scheduler.decision import job_of
+from hal.scheduler.jobs import KINDS, LONGEST_NAME, Done, check_request, check_sizes
+from hal.scheduler.scheduler import Scheduler
 from wire.errors import ConfigError, Refused, StorageError, nearest
 from wire.fleet_messages import JobRequest, JobState, RobotState
 from wire.messages import (
@@ -95,20 +96,33 @@ class Dispatcher:
         known = sorted((row for row in self._ledger.robots() if row.spec_hash), key=lambda row: row.first_seen_ns)
         self.scheduler = Scheduler(self.roster, self.leases, [row.name for row in known], counts)
         self._callers = Callers(
-            self.leases, self.scheduler, self._view, self._send, self._keep, lambda robot: self.pin(robot) > 0
+            self.leases,
+            self.scheduler,
+            self._view,
+            self._send,
+            self._keep,
+            lambda robot: self.pin(robot) > 0,
+            self._knows,
         )
-        self.people = People(self.leases, self.scheduler, self._callers.ended)
+        self.people = People(self.leases, self.scheduler, self._callers.ended, self._send)
         self._callers.people = self.people
         self.scheduler.submit(JobRequest(MAIN, "rollout", self._tasks, submitter="gateway"), now_ns)
         for row in self._book.jobs():
             counted = self._book.counted(row.id)
             done = [Done(one.task, one.seed, one.outcome == "success") for one in counted]
-            if row.phase == "waiting":
-                self.scheduler.submit(row.request, now_ns, done)
-                self._submitted[row.id] = row
-                self._open.add(row.id)
-            else:
-                self._past[row.id] = JobState(row.request, row.phase, (), len(done), sum(one.success for one in done))
+            phase = row.phase
+            if phase == "waiting":
+                try:
+                    self.scheduler.submit(row.request, now_ns, done)
+                    self._submitted[row.id] = row
+                    self._open.add(row.id)
+                    continue
+                except ConfigError as error:
+                    # An older gateway took it; one job must not keep the fleet from starting.
+                    log.error("job '%s' is cancelled, for it cannot be taken up again: %s", row.id, error)
+                    phase = "cancelled"
+                    self._book.ended(row.id, phase)
+            self._past[row.id] = JobState(row.request, phase, (), len(done), sum(one.success for one in done))
         for lease in leases:
             # Leases of jobs are given anew; those of people and programs are theirs until they do not renew them.
             if not self._of_a_job(lease):
@@ -132,7 +146,8 @@ class Dispatcher:
         identity = f"{hello.clock}:{hello.pid}"
         capabilities = capabilities_of(hello.spec, hello.tasks, hello.site)
         self._specs[hello.spec.hash] = hello.spec
-        if self._identities.get(name) not in (None, identity):
+        anew = self._identities.get(name) not in (None, identity)
+        if anew:
             # A new control process knows nothing of what was told to the old one.
             self.roster.leave(name, "its control process is a new one", now_ns)
             self._told.pop(name, None)
@@ -142,8 +157,14 @@ class Dispatcher:
         if name in self._vanished:
             self._vanished.discard(name)
             self._send(name, Operator(name, "drop_link", operator="gateway"))
+        self.people.joined(name, anew, now_ns)
         if name in self._told:
             self._tell(name, self._told[name], now_ns)
+
+    def _knows(self, robot: str) -> bool:
+        """Whether there is such a robot, here now or not."""
+        row = None if robot in self.roster else self._ledger.robot(robot)
+        return robot in self.roster or (row is not None and row.spec_hash is not None)
 
     def status(self, status: EdgeStatus, now_ns: int) -> None:
         """A robot reported."""
@@ -260,6 +281,9 @@ class Dispatcher:
 
     def submit(self, request: JobRequest, now_ns: int) -> JobState:
         """Take a job: noted first, so that it outlives this process. Raises `ConfigError` or `StorageError`."""
+        if request.id == MAIN:
+            raise ConfigError(f"id: '{MAIN}' is the standing job, which the gateway hands in. Choose another name.")
+        check_sizes(request)
         known = self.scheduler.job(request.id) or self._past.get(request.id)
         if known is not None:
             return known
@@ -280,6 +304,8 @@ class Dispatcher:
                 f"job '{MAIN}' is what the fleet does when nothing else is asked; it ends with the gateway. To keep a "
                 "robot from it, lease the robot."
             )
+        if len(job) > LONGEST_NAME:
+            raise Refused(f"there is no job '{job[:64]}'. `jobs` lists them.")
         state = self.scheduler.cancel(job, now_ns)
         self._finish_jobs()
         return state

@@ -2,6 +2,7 @@
 
 Whoever takes a robot over holds it by a lease above all jobs; an emergency stop is a lease above that. A robot whose
 operator vanished stays held, by `dropped:NAME`, until somebody takes it over or hands it back: no job can use it so.
+A stop that the robot has not shown yet may have been lost on its way: it is sent again until it does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from cloud_learner.operator.cards import DROPPED
 from hal.resource import Leases, Priority
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import Refused
-from wire.messages import EdgeStatus
+from wire.messages import EdgeStatus, Message, Operator
 from wire.types import Lease
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ PAGE = "web-"
 TTL_NS = 15_000_000_000
 _SETTLE_NS = 2_000_000_000
 """a status may be older than the stop or the release that it does not show yet"""
+_AGAIN_NS = 100_000_000
+"""a stop is sent again no sooner"""
 
 
 class Claim(msgspec.Struct):
@@ -34,6 +37,10 @@ class Claim(msgspec.Struct):
 
     stopped_by: str = ""
     stopped_ns: int = 0
+    confirmed: bool = False
+    """the robot has reported that it is stopped"""
+    sent_ns: int = 0
+    """when it was told of the stop last"""
     driver: str = ""
     dropped: bool = False
     """the driver vanished: the robot holds and waits for a person"""
@@ -52,11 +59,18 @@ class Claim(msgspec.Struct):
 class People:
     """The claims of people on robots, and the leases that follow from them."""
 
-    def __init__(self, leases: Leases, scheduler: Scheduler, ended: Callable[[Lease, str, int], None]) -> None:
+    def __init__(
+        self,
+        leases: Leases,
+        scheduler: Scheduler,
+        ended: Callable[[Lease, str, int], None],
+        send: Callable[[str, Message], bool],
+    ) -> None:
         """`ended(lease, reason, now_ns)` is told of leases that ended for a person."""
         self._leases = leases
         self._scheduler = scheduler
         self._ended = ended
+        self._send = send
         self._claims: dict[str, Claim] = {}
         self._released_ns: dict[str, int] = {}
         self._given: dict[str, int] = {}
@@ -124,10 +138,14 @@ class People:
         return claim.driver
 
     def estop(self, robot: str, who: str, now_ns: int) -> None:
-        """Anybody may stop a robot, whoever holds it."""
+        """Anybody may stop a robot, whoever holds it. The caller sends the stop; here it is sent again if need be."""
         claim = self._claims.get(robot) or Claim()
-        if not claim.stopped_by:
-            self._change(robot, msgspec.structs.replace(claim, stopped_by=who, stopped_ns=now_ns), now_ns)
+        stopped = msgspec.structs.replace(claim, stopped_ns=now_ns, confirmed=who == BESIDE, sent_ns=now_ns)
+        if claim.stopped_by:
+            # Whoever stops it once more may know that it was released: the robot has to show this stop too.
+            self._claims[robot] = stopped
+        else:
+            self._change(robot, msgspec.structs.replace(stopped, stopped_by=who), now_ns)
 
     def release_estop(self, robot: str, now_ns: int) -> None:
         """The robot may move again; whoever drove it before drives on."""
@@ -138,6 +156,16 @@ class People:
 
     # --- what robots say ----------------------------------------------------------------------------------------
 
+    def joined(self, robot: str, anew: bool, now_ns: int) -> None:
+        """A robot said hello; `anew`: its control process is a new one, which may not have heard of a stop."""
+        claim = self._claims.get(robot)
+        if claim is None or not claim.stopped_by:
+            return
+        if anew and claim.stopped_by != BESIDE:
+            claim.confirmed = False
+        if not claim.confirmed:
+            self._stop_again(robot, claim, now_ns)
+
     def status(self, status: EdgeStatus, now_ns: int) -> None:
         """A robot may be stopped, released or driven by somebody beside it."""
         robot, mode = status.robot, status.mode
@@ -146,16 +174,27 @@ class People:
             settled = now_ns - self._released_ns.get(robot, now_ns - _SETTLE_NS) >= _SETTLE_NS
             if settled and (claim is None or not claim.stopped_by):
                 self.estop(robot, BESIDE, now_ns)
+            elif settled and claim is not None:
+                claim.confirmed = True
             return
-        if claim is not None and claim.stopped_by and now_ns - claim.stopped_ns > _SETTLE_NS:
-            self.release_estop(robot, now_ns)
-            claim = self._claims.get(robot)
+        if claim is not None and claim.stopped_by:
+            if not claim.confirmed:
+                self._stop_again(robot, claim, now_ns)
+            elif now_ns - claim.stopped_ns > _SETTLE_NS:
+                # It was stopped and is not any more: somebody released it beside the robot.
+                self.release_estop(robot, now_ns)
+                claim = self._claims.get(robot)
         if claim is not None and claim.driver == BESIDE and mode in ("policy", "script", "reset"):
             self.hand_back(robot, BESIDE, now_ns)
         elif mode == "human" and claim is None:
             lease = self._leases.of(robot, now_ns)
             if lease is None or lease.priority < Priority.operator:
                 self._change(robot, Claim(driver=BESIDE), now_ns)
+
+    def _stop_again(self, robot: str, claim: Claim, now_ns: int) -> None:
+        if now_ns - claim.sent_ns >= _AGAIN_NS:
+            claim.sent_ns = now_ns
+            self._send(robot, Operator(robot, "estop", operator=claim.stopped_by))
 
     # --- leases -------------------------------------------------------------------------------------------------
 
@@ -168,7 +207,8 @@ class People:
     def restore(self, lease: Lease) -> bool:
         """A lease of before the gateway was started again; whether it is of a page, which is gone with the old one."""
         if lease.purpose == "estop":
-            self._claims[lease.robot] = Claim(stopped_by=lease.holder)
+            # Whether the robot ever heard of it died with the old gateway; a stop beside it, it knows itself.
+            self._claims[lease.robot] = Claim(stopped_by=lease.holder, confirmed=lease.holder == BESIDE)
             self._given[lease.robot] = lease.number
         elif lease.priority >= Priority.operator:
             gone = lease.holder.startswith((DROPPED, PAGE))
@@ -217,7 +257,13 @@ class People:
         if lease is not None and (lease.number == self._given.get(robot) or lease.holder.startswith(DROPPED)):
             self._scheduler.give_back(robot, lease.number, now_ns)
         # Who only corrects or stops a running job leaves it its job: its episodes go on.
-        lease, preempted = self._scheduler.take(robot, holder, purpose, priority, TTL_NS, now_ns, rest=False)
+        try:
+            lease, preempted = self._scheduler.take(robot, holder, purpose, priority, TTL_NS, now_ns, rest=False)
+        except Refused:
+            if purpose != "estop":
+                raise
+            # A robot that is not back since the gateway was started again comes back stopped.
+            lease, preempted = self._leases.acquire(robot, holder, purpose, priority, TTL_NS, now_ns)
         self._given[robot] = lease.number
         if preempted is not None:
             self._ended(preempted, f"'{holder}' took it for {purpose}", now_ns)

@@ -70,7 +70,7 @@ class Leases:
         heapq.heappush(self._ends, (lease.expires_ns, lease.number, lease.robot))
 
     def renew(self, robot: str, number: int, now_ns: int) -> Lease:
-        """The lease runs for its time to live from now. Raises `Refused` when it has ended."""
+        """The lease runs for its time to live from now. Raises `Refused` when it has ended, or for another number."""
         lease = self._current(robot, number, now_ns)
         # The heap keeps the old end; `expire` sees that the lease has a later one by then.
         lease = msgspec.structs.replace(lease, expires_ns=max(lease.expires_ns, now_ns + lease.ttl_ns))
@@ -79,7 +79,7 @@ class Leases:
 
     def release(self, robot: str, number: int, now_ns: int) -> Lease:
         """The robot is free again. `number` 0: whoever holds it. Raises `Refused` when that lease has ended."""
-        lease = self._current(robot, number, now_ns)
+        lease = self._current(robot, number, now_ns, whoever=number == 0)
         del self._held[robot]
         return lease
 
@@ -106,11 +106,11 @@ class Leases:
         """Every lease, by the robot's name."""
         return tuple(self._held[robot] for robot in sorted(self._held))
 
-    def _current(self, robot: str, number: int, now_ns: int) -> Lease:
+    def _current(self, robot: str, number: int, now_ns: int, whoever: bool = False) -> Lease:
         lease = self.of(robot, now_ns)
         if lease is None:
             raise Refused(f"robot '{robot}' is not held by anybody: lease {number} has ended. Ask for a new one.")
-        if number not in (0, lease.number):
+        if number != lease.number and not whoever:
             raise Refused(
                 f"lease {number} of robot '{robot}' has ended; '{lease.holder}' holds it by lease {lease.number}."
             )

@@ -53,7 +53,8 @@ class Dispatch:
         demand.jobs[job.number] = job
         job.entered = demand
         scarce = max(0.0, 1.0 - demand.robots / self._members) if self._members else 0.0
-        job.urgency = job.submitted_ns - job.priority * self._aging_ns - round(scarce * self._scarce_ns)
+        job.ahead_ns = job.priority * self._aging_ns + round(scarce * self._scarce_ns)
+        job.urgency = job.submitted_ns - job.ahead_ns
         self._wait(job)
 
     def leave(self, job: JobRecord) -> None:
@@ -214,14 +215,15 @@ class Dispatch:
     def _give_way(self, runs: Sequence[Assignment], job: JobRecord, now_ns: int) -> bool:
         """One of `runs`, the weakest first, all of jobs without an end, makes room for `job` if it is time."""
         for run in runs:
-            if self._owes(run.job, job, now_ns):
+            if self._owes(run, job, now_ns):
                 self._replace(run, job, f"job '{job.id}' has waited", now_ns)
                 return True
         return False
 
-    def _owes(self, rich: JobRecord, poor: JobRecord, now_ns: int) -> bool:
+    def _owes(self, run: Assignment, poor: JobRecord, now_ns: int) -> bool:
         """Whether a job without an end is to give a robot to another job."""
-        if rich is poor:
+        rich = run.job
+        if rich is poor or now_ns < run.kept_until_ns:
             return False
         if poor.standing and rich.priority == poor.priority and len(rich.assignments) > len(poor.assignments) + 1:
             return True
@@ -229,11 +231,15 @@ class Dispatch:
         return waits and self._age(poor, now_ns) >= rich.priority + 1
 
     def _age(self, job: JobRecord, now_ns: int) -> float:
-        """The priority that its waiting makes of a job's."""
+        """The priority that its waiting makes of a job's. With each part that it is given it waits anew for the next,
+        and so comes after those that have waited for their first."""
         if not job.standing:
             return (now_ns - job.urgency) / self._aging_ns
-        waited_ns = 0 if job.assignments else now_ns - job.waits_since_ns
-        return job.priority + waited_ns / self._aging_ns
+        return job.priority + _waited_ns(job, now_ns) / self._aging_ns
+
+    def _rank(self, run: Assignment, now_ns: int) -> float:
+        """The same for what a robot works on: who has waited for it does not lose it to who has waited less."""
+        return run.job.priority if run.job.standing else (now_ns - run.urgency) / self._aging_ns
 
     def _best(self, group: Group, robot: Robot | None, now_ns: int) -> JobRecord | None:
         """The job that a free robot of `group` is to work on; with `robot`, those that ask for it by name too."""
@@ -251,12 +257,19 @@ class Dispatch:
         assert group is not None
         del group.free[robot.name]
         self._free -= 1
-        group.started(self._begin_job(robot, job, reason, now_ns), self._next())
+        in_turn = job.standing and _waited_ns(job, now_ns) >= self._aging_ns
+        assignment = self._begin_job(robot, job, reason, now_ns)
+        if in_turn:
+            assignment.kept_until_ns = now_ns + self._aging_ns
+        group.started(assignment, self._next())
+        job.urgency = now_ns - job.ahead_ns
         self._left -= 1
 
     def _replace(self, victim: Assignment, job: JobRecord, reason: str, now_ns: int) -> None:
         """The victim's robot goes on to `job`."""
         robot = self._all[victim.robot]
+        if not victim.done:
+            victim.job.urgency = min(victim.job.urgency, victim.urgency)
         self._end_job(victim, reason, now_ns)
         self._begin(robot, job, reason, now_ns)
 
@@ -281,7 +294,11 @@ class Dispatch:
                     found += group.standing_runs()
                     if (weakest := group.weakest()) is not None:
                         found.append(weakest)
-        yields = (run for run in found if run.job.priority < job.priority and self._age(run.job, now_ns) < age)
+        yields = (
+            run
+            for run in found
+            if run.job.priority < job.priority and self._rank(run, now_ns) < age and run.kept_until_ns <= now_ns
+        )
         return min(yields, key=_weakness, default=None)
 
     def _swap(self, now_ns: int) -> bool:
@@ -321,6 +338,7 @@ class Dispatch:
             running = group.running[demand]
             assignment = running[next(reversed(running))]
             job = assignment.job
+            job.urgency = min(job.urgency, assignment.urgency)
             self._end_job(assignment, "another robot can do its work", now_ns)
             if not job.wants(to):
                 return True
@@ -340,7 +358,11 @@ def _movable(group: Group, demand: Demand, other: Group) -> bool:
 
 def _weakness(run: Assignment) -> tuple[int, bool, int, int]:
     job = run.job
-    return job.priority, not job.standing, -len(job.assignments) if job.standing else -job.urgency, -job.number
+    return job.priority, not job.standing, -len(job.assignments) if job.standing else -run.urgency, -job.number
+
+
+def _waited_ns(job: JobRecord, now_ns: int) -> int:
+    return 0 if job.assignments else now_ns - job.waits_since_ns
 
 
 def _poverty(job: JobRecord) -> tuple[int, int]:

@@ -8,6 +8,7 @@ one queue whatever the number of jobs, and a new job at the few groups it fits w
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 
@@ -23,29 +24,40 @@ from wire.types import Lease
 class Queue:
     """Jobs that wait for robots of one group, or for one robot by name.
 
-    What does not want a robot any more is found out at the head.
+    What does not want a robot any more, or has been served and comes later now, is found out at the head.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, JobRecord]] = []
+        self._heap: list[tuple[int, int, int, JobRecord]] = []
+        self._serial = itertools.count()
         self.standing: dict[int, JobRecord] = {}
         """jobs without an end, by number"""
 
     def add(self, job: JobRecord) -> None:
         if job.standing:
             self.standing[job.number] = job
-        elif self not in job.queued:
-            job.queued.add(self)
-            heapq.heappush(self._heap, (job.urgency, job.number, job))
+        elif self not in job.queued or job.urgency < job.queued[self]:
+            job.queued[self] = job.urgency
+            heapq.heappush(self._heap, self._entry(job))
+
+    def _entry(self, job: JobRecord) -> tuple[int, int, int, JobRecord]:
+        return job.urgency, job.number, next(self._serial), job
 
     def head(self, group: Group) -> JobRecord | None:
         """The most urgent job with an end that wants one more robot of `group`."""
         while self._heap:
-            job = self._heap[0][2]
-            if job.wants(group):
+            urgency, _, _, job = self._heap[0]
+            if job.queued.get(self) != urgency:
+                # It stands further in front, too, or is not there any more.
+                heapq.heappop(self._heap)
+            elif not job.wants(group):
+                heapq.heappop(self._heap)
+                del job.queued[self]
+            elif urgency < job.urgency:
+                job.queued[self] = job.urgency
+                heapq.heapreplace(self._heap, self._entry(job))
+            else:
                 return job
-            heapq.heappop(self._heap)
-            job.queued.discard(self)
         return None
 
 
@@ -110,7 +122,7 @@ class Group:
         assignment.group = self
         self.running.setdefault(job.demand, OrderedDict())[assignment.robot] = assignment
         if not job.standing:
-            heapq.heappush(self.victims, (-job.urgency, -serial, assignment))
+            heapq.heappush(self.victims, (-assignment.urgency, -serial, assignment))
 
     def ended(self, assignment: Assignment) -> None:
         assignment.group = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 KINDS = ("rollout", "evaluation", "teleoperation")
 MOST_SLICE = 16
 """episodes; a robot that has done so many of a job that ends is open to others again"""
+
+
+LONGEST_NAME = 100
+"""characters of a name in a request"""
+MOST_NAMES = 256
+"""in one list of a request"""
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_RESERVED = ("console", "teleoperator", "web-", "dropped", "operator")
+_TAKEN = ("gateway", "estop", "rest")
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -166,9 +176,12 @@ class JobRecord:
         self.assignments: dict[str, Assignment] = {}
         self.episodes = self.successes = 0
         self.entered: Demand | None = None
+        self.ahead_ns = 0
+        """head start over the least of all jobs"""
         self.urgency = 0
-        """order among those that wait: lowest first; fixed, for all grow older alike"""
-        self.queued: set[Queue] = set()
+        """order among those that wait: lowest first; all grow older alike, and who is given a part waits anew"""
+        self.queued: dict[Queue, int] = {}
+        """where it waits, and with which urgency it stands there"""
 
     @property
     def id(self) -> str:
@@ -229,6 +242,10 @@ class Assignment:
         self.group: Group | None = None
         """the robot's; None: the robot may not be given other work now"""
         self.since_ns = now_ns
+        self.urgency = job.urgency
+        """the job's when it was given this part; it keeps that rank for it"""
+        self.kept_until_ns = 0
+        """not taken for another job before; for jobs without an end that had waited for their turn"""
         self.taken_up = False
         """the robot has said that it works on it"""
         self.done: list[int] = []
@@ -255,11 +272,37 @@ def work_of(request: JobRequest) -> Work:
     return CountedWork(request.episodes)
 
 
+def check_sizes(request: JobRequest) -> None:
+    """Raises `ConfigError` that names the field for a name that is too long, or too many of them."""
+    need = request.requirement
+    fields: dict[str, str | tuple[str, ...]] = {"id": request.id, "submitter": request.submitter}
+    fields |= {"kind": request.kind, "tasks": request.tasks}
+    fields |= {f"requirement.{name}": getattr(need, name) for name in need.__struct_fields__}
+    for field, value in fields.items():
+        names = (value,) if isinstance(value, str) else value
+        if len(names) > MOST_NAMES:
+            raise ConfigError(f"{field}: {len(names)} names; give up to {MOST_NAMES}.")
+        if longest := max((name for name in names if len(name) > LONGEST_NAME), key=len, default=""):
+            raise ConfigError(
+                f"{field}: '{longest[:64]}' and so on has {len(longest)} characters; give up to {LONGEST_NAME}."
+            )
+
+
 def check_request(request: JobRequest) -> None:
     """Raises `ConfigError` that names the field for a job that cannot work."""
+    check_sizes(request)
     where = f"job '{request.id}'"
-    if not request.id or len(request.id) > 100 or not request.id.isprintable() or "/" in request.id:
-        raise ConfigError(f"id: '{request.id}' is no name for a job. Give up to 100 printable characters without '/'.")
+    if not _ID.fullmatch(request.id):
+        raise ConfigError(
+            f"id: '{request.id[:64]}' is no name for a job. Give up to 64 letters, digits, '-', '_' or '.', the first "
+            "one a letter or a digit."
+        )
+    if request.id in _TAKEN or request.id.startswith(_RESERVED):
+        # A lease shows its holder by name: a job must not look like a person or a program.
+        raise ConfigError(
+            f"id: '{request.id}' is kept for those who are no job: {', '.join(_TAKEN)}, and whatever begins with "
+            f"{', '.join(_RESERVED)}. Choose another name."
+        )
     if request.kind not in KINDS:
         raise ConfigError(
             f"{where}: kind: there is no '{request.kind}'.{nearest(request.kind, KINDS)} Known: {', '.join(KINDS)}."

@@ -20,11 +20,10 @@ from hal.resource.health import Health
 from hal.resource.lease import Leases
 from hal.resource.roster import Change, Roster
 from hal.scheduler.attribution import belongs, likely, why_it_waits
-from hal.scheduler.decision import REST, Decision, SchedulerConfig, job_of
+from hal.scheduler.decision import REST, Decision, SchedulerConfig, wire_job
 from hal.scheduler.dispatch import Dispatch
 from hal.scheduler.groups import Robot
 from hal.scheduler.jobs import Assignment, Done, JobRecord, Slice, check_request
-from hal.scheduler.seeds import training_stretch
 from hal.scheduler.tasks import TaskCount, TaskSpread
 from wire.errors import Refused, nearest
 from wire.fleet_messages import Capabilities, JobRequest, JobState
@@ -300,28 +299,10 @@ class Scheduler:
 
     def _wire(self, robot: Robot, job: JobRecord, slice_: Slice, tasks: Sequence[str], now_ns: int) -> Job:
         """The job as the robot is told it, under a new lease."""
-        request, ttl_ns = job.request, round(self._config.ttl_s * 1e9)
-        lease, _ = self._leases.acquire(robot.name, job.id, request.kind, job.priority, ttl_ns, now_ns)
-        last = robot.wire
-        same = job.standing and last is not None and job_of(last.id) == job.id
-        if same and last is not None and robot.spent - robot.spent_before < last.episodes:
-            # It has been on this job all along, with the line cut or under a person's hand: nothing starts anew.
-            return msgspec.structs.replace(last, tasks=self._cycle(robot, tasks), lease=lease.number)
-        examined = request.kind == "evaluation"
-        before = robot.before
-        if before is not None and before.wire.kind != "evaluation" and len(before.done) < before.slice.episodes:
-            # An episode that runs now is not counted yet, and its seed is not to be used again.
-            robot.spent += 1
-        stretch = training_stretch(robot.index, robot.spent, slice_.episodes)
-        return Job(
-            id=f"{job.id}/{lease.number}",
-            tasks=(slice_.task,) if slice_.task else self._cycle(robot, tasks),
-            first_seed=slice_.first_seed if examined else stretch.first_seed,
-            kind=request.kind,
-            episodes=slice_.episodes if examined else stretch.episodes,
-            version=request.version,
-            lease=lease.number,
-        )
+        ttl_ns = round(self._config.ttl_s * 1e9)
+        lease, _ = self._leases.acquire(robot.name, job.id, job.request.kind, job.priority, ttl_ns, now_ns)
+        cycle = (slice_.task,) if slice_.task else self._cycle(robot, tasks)
+        return wire_job(robot, job, slice_, cycle, lease.number)
 
     def _cycle(self, robot: Robot, tasks: Sequence[str]) -> tuple[str, ...]:
         return self.spread.cycle(tasks, robot.index)

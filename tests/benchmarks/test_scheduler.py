@@ -28,10 +28,13 @@ def test_a_quick_run_compares_all_arms(tmp_path: Path, monkeypatch: pytest.Monke
     assert rows["scheduler"][share] > 0.85
     assert rows["scheduler"][share] > rows["static ranks"][share]
     goals = {goal["name"]: goal for goal in found["goals"]}
-    assert len(goals) == 5
-    for name in ("jobs never done", "robots leased twice", "p99 of a decision, ms"):
+    assert len(goals) == 6
+    for name in ("longest wait for a robot, min", "jobs never done", "robots leased twice", "p99 of a decision, ms"):
         assert goals[name]["holds"], goals[name]
-    (details,) = next(iter(found["more"].values()))
+    assert goals["longest wait for a robot, min"]["target"] == "<= 10.5"
+    decisions, spread = found["more"].values()
+    assert {row["figure"]: row["highest"] for row in spread}["longest wait, min"] == rows["scheduler"]["longest"]
+    (details,) = decisions
     assert details["leases"] > 120
     assert details["decisions"] > 1000
 
