@@ -267,8 +267,6 @@ class _Writer:
 
 
 def _features(spec: RobotSpec, video: bool) -> dict[str, dict[str, Any]]:
-    if not spec.action:
-        raise ConfigError(f"robot spec '{spec.embodiment}' has no action: a LeRobot dataset cannot do without.")
     found: dict[str, dict[str, Any]] = {"action": _vector("float32", [d.name for d in spec.action])}
     if spec.state:
         found["observation.state"] = _vector("float32", [d.name for d in spec.state])

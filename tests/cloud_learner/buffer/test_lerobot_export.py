@@ -284,10 +284,6 @@ def test_a_robot_without_cameras_or_without_state(buffer: Buffer, tmp_path: Path
     buffer.add(fake_episode(numb, "n", robot="r2", steps=8), numb)
     export(buffer.ledger, buffer.store, numb, tmp_path / "numb")
     assert "observation.state" not in opened(tmp_path / "numb")[0]
-    still = msgspec.structs.replace(blind, action=())
-    buffer.ledger.see_robot("r3", still, "clock", 1)
-    with pytest.raises(ConfigError, match="no action"):
-        lerobot_export._features(still, video=False)
 
 
 def test_a_stored_frame_that_is_none(buffer: Buffer, tmp_path: Path) -> None:
