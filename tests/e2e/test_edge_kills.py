@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,13 +32,35 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     made.end()
 
 
+class Metronome:
+    """How late an ordinary thread wakes up, all the time: what this machine makes everybody late by."""
+
+    def __init__(self) -> None:
+        self._late: list[tuple[int, float]] = []
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            due_ns = time.monotonic_ns() + 5_000_000
+            time.sleep(0.005)
+            self._late.append((due_ns, (time.monotonic_ns() - due_ns) / 1e9))
+
+    def worst_s(self, since_ns: int) -> float:
+        """Largest lateness since then."""
+        return max((late_s for due_ns, late_s in self._late if due_ns >= since_ns), default=0.0)
+
+    def end(self) -> None:
+        self._ended.set()
+
+
 def _moves(snapshot: dict[str, Any]) -> bool:
     return robot(snapshot, "robot-0").get("mode") == "policy"
 
 
 def _while_it_moves(written: Path) -> np.ndarray:
     """The log, a moment after a command that moved: between two scenes nobody has to command a robot at rest."""
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 90
     while True:
         log = read_log(written)
         fresh = time.monotonic_ns() - log["time_ns"][-1] < PERIOD_S * 1e9
@@ -48,17 +71,18 @@ def _while_it_moves(written: Path) -> np.ndarray:
 
 
 def test_whatever_is_killed_the_robot_holds_and_goes_on(job: Job, tmp_path: Path) -> None:
+    metronome = Metronome()
     job.wait("the robot works", _moves, 120)
     written = tmp_path / "written"
     for part in ("inference", "control", "uplink"):
-        job.wait(f"the robot works before {part} is killed", _moves, 60)
+        job.wait(f"the robot works before {part} is killed", _moves, 120)
         time.sleep(0.5)
         pid = job.pid("edge-part", part)
         before = _while_it_moves(written)["time_ns"]
         usual_s = np.diff(before[before > before[-1] - 3_000_000_000]).max() / 1e9
         killed_ns = time.monotonic_ns()
         os.kill(pid, signal.SIGKILL)
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 120
         while True:
             time.sleep(0.2)
             after = read_log(written)
@@ -71,14 +95,15 @@ def test_whatever_is_killed_the_robot_holds_and_goes_on(job: Job, tmp_path: Path
         gaps_s = np.diff(np.concatenate([[killed_ns], after["time_ns"][: first_hold + 1]])) / 1e9
         # Without control the host holds after two periods; nobody ever leaves the robot alone for longer, but for what
         # this machine is late by anyway.
-        limit_s = 2 * PERIOD_S + max(PERIOD_S, usual_s)
+        limit_s = 2 * PERIOD_S + max(PERIOD_S, usual_s) + 3 * metronome.worst_s(killed_ns - 1_000_000_000)
         assert gaps_s.max() < limit_s, f"{part}: {gaps_s.max():.3f} s without a command, {usual_s:.3f} s before"
         assert first_hold <= MOST_TICKS[part], f"{part}: {first_hold} more commands that moved"
+    metronome.end()
     # The process that has the driver takes its scene with it: the episode ends, a new one begins with a new process.
     os.kill(job.pid("edge-part", "robot"), signal.SIGKILL)
     dead_ns = time.monotonic_ns()
     job.wait(
         "the robot moves again with a new driver process",
         lambda now: _moves(now) and (read_log(written)["time_ns"] > dead_ns + 100_000_000).any(),
-        60,
+        120,
     )

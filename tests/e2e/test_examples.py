@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.e2e.test_processes import ROOT, Job, robot
 
 
 @pytest.mark.slow
-def test_a_robot_of_ones_own_learns_in_a_fleet(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    command = ["up", "--recipe", "own_robot:slider", "--robots", "1", "--minutes", "0.15", "--headless"]
-    command += ["--port", "0", "--web-port", "0", "--data", str(tmp_path / "fleet"), "--report", str(report)]
-    done = subprocess.run(
-        [sys.executable, "-m", "fleet.cli", *command],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "docs" / "examples")},
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(report.read_text())
-    assert found["steps_lost"] == found["steps_duplicated"] == 0 and found["steps_recorded"] > 50
-    assert found["episodes"] > 0
+def test_a_robot_of_ones_own_works_in_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "docs" / "examples"))
+    job = Job(tmp_path / "fleet", recipe="own_robot:slider", robots=1)
+    try:
+        job.wait("two episodes", lambda now: robot(now, "robot-0").get("episodes", 0) >= 2, 240)
+        assert job.stop(90) == 0
+    finally:
+        job.end()
+    logs = tmp_path / "fleet" / "logs"
     # Its driver answers with numpy's own numbers; the process that hosts it must not mind.
-    log = (tmp_path / "fleet" / "logs" / "robot-0.robot.log").read_text()
-    assert "Traceback" not in log
-    edge = (tmp_path / "fleet" / "logs" / "robot-0.log").read_text()
-    assert "robot-0.robot ended" not in edge
+    assert "Traceback" not in (logs / "robot-0.robot.log").read_text()
+    assert "robot-0.robot ended" not in (logs / "robot-0.log").read_text()
