@@ -47,6 +47,7 @@ class Wishes:
         self._file = directory / "estop"
         self._estop = self._file.exists()
         self._taken_over: Operator | None = None
+        self._dropped: Operator | None = None
 
     def remember(self, wish: Operator) -> None:
         match wish.kind:
@@ -57,14 +58,18 @@ class Wishes:
                 self._estop = False
                 self._mark()
             case "take_over":
-                self._taken_over = wish
+                self._taken_over, self._dropped = wish, None
             case "hand_back":
-                self._taken_over = None
+                self._taken_over = self._dropped = None
+            case "drop_link" if self._taken_over is not None:
+                self._dropped = wish
+            case "command":
+                self._dropped = None
 
     def standing(self) -> list[Operator]:
-        """What holds now, the stop first."""
+        """What holds now, in the order it must be told: the stop first, and that a driver vanished after who it was."""
         stop = [Operator(self._robot, "estop", operator="before")] if self._estop else []
-        return stop + ([self._taken_over] if self._taken_over is not None else [])
+        return stop + [wish for wish in (self._taken_over, self._dropped) if wish is not None]
 
     def _mark(self) -> None:
         try:

@@ -37,6 +37,9 @@ class Human:
     def hear(self, wish: Operator) -> bool:
         """Take in one wish; True when it is a new takeover."""
         match wish.kind:
+            case "take_over" if self.in_control and self.linked and wish.operator == self.operator:
+                # Said again, as to a control process that might be new: what the person commands goes on.
+                return False
             case "take_over":
                 new = not self.in_control
                 self.in_control, self.linked, self.operator = True, True, wish.operator

@@ -133,6 +133,19 @@ class TestHuman:
         human.hear(self.wish("command", 1, 0, 0, 0))
         assert human.linked
 
+    def test_a_takeover_that_is_said_again_changes_nothing_but_after_a_lost_link(self) -> None:
+        human = Human(samples.spec(), ManualClock())
+        human.hear(self.wish("take_over"))
+        human.hear(self.wish("command", 0.5, 0, 0, 0.5))
+        human.hear(self.wish("command", 0.5, 0, 0, -0.5))
+        human.hear(self.wish("take_over"))
+        command = human.command(self.executed)
+        # its gripper too stays what the person has set
+        assert command is not None and command.tolist() == [0.5, 0, 0, -0.5]
+        human.hear(self.wish("drop_link"))
+        human.hear(self.wish("take_over"))
+        assert human.linked and human.command(self.executed) is None
+
     def test_nobody_moves_a_robot_without_taking_over(self) -> None:
         human = Human(samples.spec(), ManualClock())
         human.hear(self.wish("command", 1, 0, 0, 0))

@@ -355,6 +355,25 @@ def test_jobs_and_wishes_reach_control_and_a_new_control_hears_the_job_again(des
     assert any(isinstance(m, Job) for m in desk.to_control())
 
 
+def test_control_that_says_hello_again_still_knows_that_its_driver_vanished(desk: Desk) -> None:
+    def told(*kinds: str) -> list[str]:
+        for kind in kinds:
+            desk.server.send("robot-0", Operator("robot-0", kind, operator="web-1"))
+        desk.uplink.turn()
+        desk.to_control()
+        desk.control.send(Hello("robot-0", "edge", "c", 1, 77, samples.spec(), ("reach",)))
+        desk.uplink.turn()
+        return [m.kind for m in desk.to_control() if isinstance(m, Operator)]
+
+    desk.hello()
+    assert told("drop_link") == []
+    assert told("take_over") == ["take_over"]
+    assert told("drop_link") == ["take_over", "drop_link"]
+    assert told("take_over") == ["take_over"]
+    assert told("drop_link", "command") == ["take_over"]
+    assert told("drop_link", "hand_back") == []
+
+
 def test_status_carries_the_spool_and_previews_are_thinned(desk: Desk) -> None:
     desk.hello()
     desk.record(5)
