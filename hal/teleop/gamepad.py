@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hal.device import Intent
-from hal.teleop.pose import Jog, check_rest, read_binding
+from hal.teleop.pose import Jog, Jogs, check_rest, read_binding
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError
 from wire.types import Meaning, RobotSpec
@@ -70,7 +70,7 @@ class GamepadConfig:
                 raise ConfigError(f"GamepadConfig: button {name} is dead-man, hand-back, e-stop or quit already.")
 
 
-class Gamepad:
+class Gamepad(Jogs):
     """Keeps the `Device` protocol."""
 
     def __init__(self, config: GamepadConfig | None = None, clock: Clock | None = None) -> None:
@@ -78,7 +78,6 @@ class Gamepad:
         self._clock = clock or MonotonicClock()
         self._fd = -1
         self._spec: RobotSpec | None = None
-        self._jog: Jog | None = None
         self._axes: dict[int, tuple[int, float]] = {}
         self._buttons: dict[int, tuple[int, float]] = {}
         self._forget()
@@ -111,16 +110,6 @@ class Gamepad:
                 f"no gamepad at {self.config.device}: {error.strerror}. Plug it in, load joydev (`modprobe joydev`) "
                 "or give its file: device='/dev/input/js1'. You may have to be in the group 'input'."
             ) from error
-
-    def see(self, pose: np.ndarray) -> None:
-        """See `SeesRobot.see`."""
-        if self._jog is not None:
-            self._jog.see(pose)
-
-    def let_go(self) -> None:
-        """See `LetsGo.let_go`."""
-        if self._jog is not None:
-            self._jog.stop()
 
     def read(self) -> Intent:
         """See `Device.read`."""

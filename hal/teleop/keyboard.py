@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hal.device import Intent
-from hal.teleop.pose import Jog, check_rest, read_binding
+from hal.teleop.pose import Jog, Jogs, check_rest, read_binding
 from hal.teleop.terminal import Terminal
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError
@@ -63,7 +63,7 @@ class KeyboardConfig:
                 raise ConfigError(f"KeyboardConfig: the key '{key}' {why}; choose another.")
 
 
-class Keyboard:
+class Keyboard(Jogs):
     """Keeps the `Device` protocol."""
 
     def __init__(self, config: KeyboardConfig | None = None, clock: Clock | None = None) -> None:
@@ -73,7 +73,6 @@ class Keyboard:
         self._moves: dict[str, tuple[int, float]] = {}
         self._names: list[str] = []
         self._spec: RobotSpec | None = None
-        self._jog: Jog | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -103,16 +102,6 @@ class Keyboard:
         self._forget()
         self._terminal.close()
         self._terminal.open()
-
-    def see(self, pose: np.ndarray) -> None:
-        """See `SeesRobot.see`."""
-        if self._jog is not None:
-            self._jog.see(pose)
-
-    def let_go(self) -> None:
-        """See `LetsGo.let_go`."""
-        if self._jog is not None:
-            self._jog.stop()
 
     def read(self) -> Intent:
         """See `Device.read`."""

@@ -157,3 +157,20 @@ def check_rest(spec: RobotSpec, device: str) -> None:
                 f"{device} cannot drive robot '{spec.embodiment}': 0 is outside the limits [{d.low:g}, {d.high:g}] of "
                 f"'{d.name}', so it has no rest."
             )
+
+
+class Jogs:
+    """What devices whose pushes become motion share: they keep `SeesRobot` and `LetsGo`."""
+
+    _jog: Jog | None = None
+    """None while no robot is connected"""
+
+    def see(self, pose: np.ndarray) -> None:
+        """See `SeesRobot.see`."""
+        if self._jog is not None:
+            self._jog.see(pose)
+
+    def let_go(self) -> None:
+        """See `LetsGo.let_go`."""
+        if self._jog is not None:
+            self._jog.stop()
