@@ -54,7 +54,7 @@ def train(
     learner = Learner(policy, algorithm, seed)
     with open_feed(place, spec, config) as feed:
         feed.refresh()
-        policy.fit(feed.states())
+        policy.fit(feed.examples())
         while learner.gradient_steps < training.steps:
             learner.step(feed.next())
     return learner.weights()

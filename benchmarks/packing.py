@@ -225,7 +225,7 @@ def _begin(recipe: Recipe, place: BufferPlace, arm: Arm, seed: int) -> tuple[Lea
     )
     feed = open_feed(place, recipe.spec, config)
     feed.refresh()
-    policy.fit(feed.states())
+    policy.fit(feed.examples())
     return Learner(policy, algorithm, seed), feed
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from cloud_learner import checkpoint
 from cloud_learner.buffer.ledger.rows import VersionRow
 from cloud_learner.learner import Learner
-from policies.base import Batch
+from policies.base import Batch, Examples
 from wire.channel import Channel
 from wire.clock import Clock, clock_name
 from wire.errors import InvalidData, StorageError
@@ -83,7 +83,7 @@ class Source(Protocol):
 
     def finished(self, source: str) -> int: ...
 
-    def states(self) -> np.ndarray: ...
+    def examples(self) -> Examples: ...
 
     def drawn_episodes(self) -> set[int]: ...
 
@@ -111,7 +111,7 @@ class Trainer:
         self,
         name: str,
         learner: Learner,
-        fit: Callable[[np.ndarray], None],
+        fit: Callable[[Examples], None],
         source: Source,
         versions: Versions,
         gateway: Channel,
@@ -119,7 +119,7 @@ class Trainer:
         clock: Clock,
         config: TrainerConfig,
     ) -> None:
-        """`fit` sets the policy's normalisation from float32[n, ds] before the first step.
+        """`fit` sets the policy's normalisation before the first step.
 
         Restores the newest checkpoint below `checkpoints` if there is one. Raises `PolicyError` when it does not fit.
         """
@@ -162,7 +162,7 @@ class Trainer:
                 self._report()
                 return True
         if self.phase == "waiting" and self._source.finished("demonstration") >= self._config.demonstrations:
-            self._fit(self._source.states())
+            self._fit(self._source.examples())
             self.phase = "pretraining"
         trained = False
         if self.phase != "waiting" and not self._finished:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -10,6 +11,16 @@ from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, Robo
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """What a policy may look at before its first gradient step."""
+
+    states: np.ndarray
+    """float32[n, ds]"""
+    chunks: np.ndarray
+    """float32[m, H, da]: actions in a row, all of them imitated; m may be 0"""
 
 
 class Policy(Protocol):
@@ -72,6 +83,11 @@ class TrainablePolicy(Protocol):
         ...
 
     @property
+    def history(self) -> int:
+        """Ticks before a step whose states and images batches bring as well. 0: none."""
+        ...
+
+    @property
     def module(self) -> torch.nn.Module:
         """The network that is trained."""
         ...
@@ -88,8 +104,16 @@ class TrainablePolicy(Protocol):
 class LearnedPolicy(Policy, TrainablePolicy, Protocol):
     """What a recipe gives: a policy that acts on robots and learns in the trainer."""
 
-    def fit(self, states: np.ndarray) -> None:
-        """Set the normalisation from `states`, float32[n, ds], before the first gradient step."""
+    @property
+    def pretrained(self) -> bool:
+        """Whether its first weights can act already: they are then published before anything is learned."""
+        ...
+
+    def fit(self, examples: Examples) -> None:
+        """Set the normalisation, and whatever else is taken from data, before the first gradient step.
+
+        Not called for a policy that is `pretrained`.
+        """
         ...
 
 

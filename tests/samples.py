@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from policies.base import Examples
 from wire.messages import CameraFrames, Segment
 from wire.types import (
     ActionChunk,
@@ -90,3 +91,8 @@ def segment(index: int = 0, steps: int = 4, last: bool = True, of: Episode | Non
         frame_times_ns={"front": np.zeros(n, np.int64)},
         frames={"front": CameraFrames(np.zeros(1, np.int64), (b"jpeg",))},
     )
+
+
+def states_only(states: np.ndarray) -> Examples:
+    """Examples without a chunk."""
+    return Examples(np.asarray(states, np.float32), np.zeros((0, 1, 1), np.float32))

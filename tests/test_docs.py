@@ -11,6 +11,7 @@ import pytest
 from hal.conformance import check_robot
 from hal.registry import make_operator, make_robot
 from policies.conformance import check_policy
+from tests.samples import states_only
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -83,6 +84,6 @@ def test_the_example_recipes_can_be_named(examples: None) -> None:
 
     assert get_recipe("own_robot:slider").robot == "slider"
     policy = get_recipe("own_policy:regression").make_policy(get_recipe("state").spec, 0)
-    policy.fit(np.random.default_rng(0).normal(size=(50, 39)).astype(np.float32))
+    policy.fit(states_only(np.random.default_rng(0).normal(size=(50, 39))))
     assert policy.load(policy.save(), 4) is None
     assert policy.version == 4

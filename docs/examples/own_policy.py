@@ -14,7 +14,7 @@ from torch import nn
 
 from fleet.config import Recipe
 from fleet.recipes import state
-from policies.base import Batch
+from policies.base import Batch, Examples
 from wire.errors import PolicyError, WeightsError
 from wire.types import ActionChunk, Latent, Observation, Prefix, RobotSpec, Trained
 
@@ -22,9 +22,9 @@ from wire.types import ActionChunk, Latent, Observation, Prefix, RobotSpec, Trai
 class Regression:
     """A small network that maps the state straight to a chunk of actions, by squared error."""
 
-    horizon, version, ticks_ahead, max_offset = 16, 0, (), 0
-    # trained for no delay, no prefix, and without a corrector of single actions
-    trained, corrector = Trained(), None
+    horizon, version, ticks_ahead, max_offset, history = 16, 0, (), 0, 0
+    # trained for no delay, no prefix, and without a corrector of single actions; begins with random weights
+    trained, corrector, pretrained = Trained(), None, False
 
     def __init__(self, spec: RobotSpec, seed: int) -> None:
         torch.manual_seed(seed)
@@ -59,7 +59,8 @@ class Regression:
             raise WeightsError(f"version {version} does not fit: {error}") from error
         self.version = version
 
-    def fit(self, states: np.ndarray) -> None:
+    def fit(self, examples: Examples) -> None:
+        states = examples.states
         norm = self.module[0]
         norm.running_mean.copy_(torch.from_numpy(states.mean(0)))
         norm.running_var.copy_(torch.from_numpy(states.var(0)).clamp_min(1e-3))

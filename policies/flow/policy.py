@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from policies.base import Batch, check_observation
+from policies.base import Batch, Examples, check_observation
 from policies.flow import sampling
 from policies.flow.config import FlowConfig
 from policies.flow.network import FlowNetwork
@@ -55,6 +55,16 @@ class FlowPolicy:
     def max_offset(self) -> int:
         """How much later than the image a batch's states and actions may be, in ticks."""
         return self.config.max_offset
+
+    @property
+    def history(self) -> int:
+        """It looks at one moment."""
+        return 0
+
+    @property
+    def pretrained(self) -> bool:
+        """Fresh ones begin with random weights."""
+        return False
 
     @property
     def trained(self) -> Trained:
@@ -167,9 +177,9 @@ class FlowPolicy:
 
     # --- TrainablePolicy ---------------------------------------------------------------------------------------
 
-    def fit(self, states: np.ndarray) -> None:
-        """Take the state statistics of float[N, ds]; once, before training begins."""
-        self.module.normalizer.fit(states)
+    def fit(self, examples: Examples) -> None:
+        """Take the statistics of the states; once, before training begins."""
+        self.module.normalizer.fit(examples.states)
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """`FlowNetwork.loss` of a batch: a scalar. Noise and flow times come from torch's global generator.

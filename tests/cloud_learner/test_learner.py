@@ -11,6 +11,7 @@ from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.learner import Learner
 from policies.conformance import example_batch, example_observation
 from policies.flow import Conv, Eye, FlowConfig, FlowPolicy
+from tests.samples import states_only
 from wire.errors import ConfigError, InvalidData, PolicyError
 from wire.types import CameraSpec, Dimension, RobotSpec
 
@@ -123,7 +124,7 @@ def test_a_fresh_learner_can_be_saved_and_restored():
 
 def test_statistics_fitted_before_reach_the_robots():
     policy = FlowPolicy(SPEC, NET)
-    policy.fit(np.random.default_rng(0).normal(2, 1, (20, 2)))
+    policy.fit(states_only(np.random.default_rng(0).normal(2, 1, (20, 2))))
     robot = FlowPolicy(SPEC, NET)
     robot.load(Learner(policy, CONFIG).weights(), 1)
     assert torch.equal(robot.module.normalizer.mean, policy.module.normalizer.mean)

@@ -8,6 +8,7 @@ import torch
 from policies.conformance import example_batch, example_observation
 from policies.flow import FlowPolicy, pixels_network, state_network
 from policies.flow.network import FlowNetwork
+from tests.samples import states_only
 from wire.errors import ConfigError, InvalidData, PolicyError, SpecMismatch, WeightsError
 from wire.types import Frame
 
@@ -129,7 +130,7 @@ def test_load_swaps_the_module_and_never_writes_into_the_old_one(blind, blind_ne
 
 def test_statistics_travel_with_the_weights(blind, blind_net):
     policy, other = FlowPolicy(blind, blind_net), FlowPolicy(blind, blind_net)
-    other.fit(np.random.default_rng(0).normal(3, 2, (50, 2)))
+    other.fit(states_only(np.random.default_rng(0).normal(3, 2, (50, 2))))
     policy.load(other.save(), 1)
     assert torch.equal(policy.module.normalizer.mean, other.module.normalizer.mean)
     assert policy.module.normalizer.mean[0] > 2
@@ -246,7 +247,7 @@ def test_the_loss_goes_down_and_the_policy_imitates(blind, blind_net, predict):
 
     policy = FlowPolicy(blind, msgspec.structs.replace(blind_net, predict=predict), seed=0)
     rng = np.random.default_rng(0)
-    policy.fit(rng.uniform(-1, 1, (500, 2)))
+    policy.fit(states_only(rng.uniform(-1, 1, (500, 2))))
     optimizer = torch.optim.Adam(policy.module.parameters(), 3e-3)
     torch.manual_seed(0)
     losses = []

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from cloud_learner.buffer.feeding import resume
 from cloud_learner.buffer.feeding.ahead import Ahead, Inline, Maker
@@ -32,6 +33,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.place import BufferPlace
 from cloud_learner.buffer.sampling.plan import Plan, Planner, PlannerStats
 from cloud_learner.buffer.sampling.universe import Universe
+from policies.base import Examples
 from wire.errors import ConfigError, Corrupt, InvalidData
 from wire.messages import Segment
 from wire.types import RobotSpec
@@ -184,10 +186,11 @@ class Feed:
         last = there & universe.last
         return int((segments[universe.episode[last]] == universe.index[last] + 1).sum())
 
-    def states(self, steps: int = 100_000) -> np.ndarray:
-        """float32[n, ds]: states at which windows may begin, for normalisation: all, or about `steps` of them.
+    def examples(self, steps: int = 100_000) -> Examples:
+        """States at which windows may begin and chunks of their actions, of all such steps or about `steps` of them.
 
-        They are read from whole segments spread evenly over what is there. Raises `StorageError`.
+        They are read from whole segments spread evenly over what is there; chunks overlap by half. Raises
+        `StorageError`.
         """
         startable = self._orders.startable(np.arange(len(self.universe)))
         able = np.flatnonzero((startable > 0) & ~self.universe.gone)
@@ -197,13 +200,21 @@ class Feed:
             if len(able)
             else able
         )
-        found = [np.zeros((0, self._spec.state_dim), np.float32)]
+        horizon = self.config.horizon
+        states: list[np.ndarray] = [np.zeros((0, self._spec.state_dim), np.float32)]
+        chunks: list[np.ndarray] = [np.zeros((0, horizon, self._spec.action_dim), np.float32)]
         for first in range(0, len(chosen), _SEGMENTS_AT_ONCE):
             rows = self.universe.row[chosen[first : first + _SEGMENTS_AT_ONCE]].tolist()
             for segment in self._store.read(rows).segments.values():
                 table = np.array(self._layout.starts[segment.episode.source == "demonstration"])
-                found.append(segment.state[table[segment.actor]])
-        return np.concatenate(found)
+                imitable = table[segment.actor]
+                states.append(segment.state[imitable])
+                if len(imitable) < horizon:
+                    continue
+                whole = np.flatnonzero(sliding_window_view(imitable, horizon).all(1))
+                windows = sliding_window_view(segment.executed, horizon, 0).transpose(0, 2, 1)
+                chunks.append(windows[whole[:: max(1, horizon // 2)]].astype(np.float32))
+        return Examples(np.concatenate(states), np.concatenate(chunks))
 
     # --- batches --------------------------------------------------------------------------------------------------
 

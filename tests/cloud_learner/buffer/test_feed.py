@@ -572,15 +572,15 @@ def test_finished_episodes_and_states():
     ]
     buffer.add(*segments)
     with Feed(buffer, buffer, spec, config(target=imitation()), planner=HoldAll) as feed:
-        assert feed.states().shape == (0, 3)
+        assert feed.examples().states.shape == (0, 3)
         assert feed.refresh(limit=4) == 4
         assert (feed.finished("demonstration"), feed.finished("online"), feed.newest_row) == (1, 0, 4)
         assert feed.refresh() == 3
         assert (feed.finished("demonstration"), feed.finished("online"), feed.newest_row) == (1, 1, 7)
         table = [imitation().starts(s.actor, s.episode.source == "demonstration") for s in segments]
         expect = np.concatenate([s.state[able] for s, able in zip(segments, table, strict=True)])
-        np.testing.assert_array_equal(np.sort(feed.states(), 0), np.sort(expect, 0))
-        assert 0 < len(feed.states(steps=len(expect) // 3)) < len(expect)
+        np.testing.assert_array_equal(np.sort(feed.examples().states, 0), np.sort(expect, 0))
+        assert 0 < len(feed.examples(steps=len(expect) // 3).states) < len(expect)
 
 
 def test_two_ranks_share_the_episodes():
