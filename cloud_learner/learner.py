@@ -2,6 +2,10 @@
 
 A learner is deterministic: the same policy, settings, seed and batches give the same bytes, also when it was saved and
 restored in between. It knows nothing of files, buffers or the network.
+
+What is frozen is in memory once, shared by the weights and their average, and never in a checkpoint: only its hash is
+(`policies.trainable`). What a policy's `loss` needs of the module, such as training mode for dropout, it sets itself;
+its random numbers are torch's, which are the learner's own while it runs.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from torch import nn
 from cloud_learner.algorithms import hg_dagger
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from policies.base import Batch, TrainablePolicy
+from policies.trainable import base_sha256, published
 from wire.errors import InvalidData, PolicyError
 
 
@@ -29,20 +34,23 @@ class LearnerState:
     """All that a learner needs to go on as if it had never stopped."""
 
     tensors: dict[str, torch.Tensor]
-    """weights, average, moments and random state by name, on the CPU"""
+    """weights, average, moments and random state by name, on the CPU; of the weights those that training changes"""
     meta: dict[str, Any]
-    """JSON: gradient steps and the random state of the augmentation"""
+    """JSON: gradient steps, the random state of the augmentation and, if something is frozen, the hash of that"""
 
 
 class Learner:
     """Trains `policy.module` in place and keeps the average that robots run."""
 
     def __init__(self, policy: TrainablePolicy, config: HGDagger, seed: int = 0) -> None:
+        """Raises `PolicyError` for a network in which nothing can be trained."""
         self.policy = policy
         self.config = config
         self.gradient_steps = 0
-        self._average = copy.deepcopy(policy.module).requires_grad_(False)
         self._parameters = {n: p for n, p in policy.module.named_parameters() if p.requires_grad}
+        if not self._parameters:
+            raise PolicyError("every parameter of the network is frozen: choose what to train with `training`.")
+        self._average = _twin(policy.module)
         self._pairs = _Pairs(self._average, policy.module)
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(),
@@ -84,20 +92,23 @@ class Learner:
 
     def state(self) -> LearnerState:
         """A copy of everything that changes; training may go on while it is written."""
-        tensors = {f"module/{name}": t for name, t in self.policy.module.state_dict().items()}
-        tensors |= {f"average/{name}": t for name, t in self._average.state_dict().items()}
+        tensors = self._changing()
         for name, parameter in self._parameters.items():
             for key, moment in self._optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer/{key}/{name}"] = moment
         tensors |= {f"random/{name}": t for name, t in self._random.items()}
         copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
         meta = {"gradient_steps": self.gradient_steps, "augmentation": json.dumps(self._rng.bit_generator.state)}
+        if base := base_sha256(self.policy.module):
+            meta["base"] = base
         return LearnerState(copies, meta)
 
     def restore(self, state: LearnerState) -> None:
-        """Go on from `state`. Raises `PolicyError`, with nothing changed, if it was taken from another network."""
-        own = {f"module/{name}": t for name, t in self.policy.module.state_dict().items()}
-        own |= {f"average/{name}": t for name, t in self._average.state_dict().items()}
+        """Go on from `state`.
+
+        Raises `PolicyError`, with nothing changed, if it was taken from another network or on top of another base.
+        """
+        own = self._changing()
         for name, mine in own.items():
             theirs = state.tensors.get(name)
             if theirs is None or theirs.shape != mine.shape:
@@ -106,7 +117,16 @@ class Learner:
                     f"the checkpoint is of another network: '{name}' {found}, expected {list(mine.shape)}. "
                     "Train with the recipe that made it, or start a fresh --data directory."
                 )
-        extra = [n for n in state.tensors if n.startswith(("module/", "average/")) and n not in own]
+        given = (name for name in state.tensors if name.startswith(("module/", "average/")))
+        whole = self.policy.module.state_dict().keys()
+        # an earlier checkpoint has a tensor with two names twice
+        extra = [n for n in given if n not in own and n.partition("/")[2] not in whole]
+        theirs_base, base = str(state.meta.get("base", "")), base_sha256(self.policy.module)
+        if theirs_base != base:
+            raise PolicyError(
+                f"the checkpoint was trained on top of {_frozen(theirs_base)}, this policy has {_frozen(base)}. Train "
+                "with the same --policy directory and training options, or start a fresh --data directory."
+            )
         if extra:
             raise PolicyError(
                 f"the checkpoint is of another network: it also has '{extra[0]}'. "
@@ -118,8 +138,9 @@ class Learner:
             random = {name: state.tensors[f"random/{name}"] for name in self._random}
         except (KeyError, TypeError, ValueError) as error:
             raise PolicyError(f"the checkpoint cannot be restored: {error} is missing or not valid.") from error
-        _assign(self.policy.module, state.tensors, "module/")
-        _assign(self._average, state.tensors, "average/")
+        with torch.no_grad():
+            for name, mine in own.items():
+                mine.copy_(state.tensors[name])
         self._optimizer.state.clear()
         for name, parameter in self._parameters.items():
             suffix = f"/{name}"
@@ -131,6 +152,11 @@ class Learner:
         self._rng.bit_generator.state = augmentation
         self._random = random
         self.gradient_steps = gradient_steps
+
+    def _changing(self) -> dict[str, torch.Tensor]:
+        """All that training changes in the weights and in their average, by the names of a checkpoint."""
+        tensors = {f"module/{name}": t for name, t in published(self.policy.module).items()}
+        return tensors | {f"average/{name}": t for name, t in published(self._average).items()}
 
     def _refusal(self, reason: str) -> str:
         self._optimizer.zero_grad()
@@ -168,12 +194,25 @@ def _has_bfloat16(device: torch.device) -> bool:
     return True
 
 
+def _twin(module: nn.Module) -> nn.Module:
+    """A copy to average into; what is frozen is the module's own, not a copy."""
+    frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+    # deepcopy takes what its memo has for what was copied already
+    return copy.deepcopy(module, {id(parameter): parameter for parameter in frozen}).requires_grad_(False).eval()
+
+
+def _frozen(base: str) -> str:
+    return f"a frozen base of sha256 {base[:12]}" if base else "nothing frozen"
+
+
 class _Pairs:
     """The tensors of the average and those they follow, listed once."""
 
     def __init__(self, average: nn.Module, module: nn.Module) -> None:
-        self._average: list[torch.Tensor] = list(average.parameters())
-        self._module: list[torch.Tensor] = list(module.parameters())
+        pairs = zip(average.parameters(), module.parameters(), strict=True)
+        apart = [(mine, theirs) for mine, theirs in pairs if mine is not theirs]
+        self._average: list[torch.Tensor] = [mine for mine, _ in apart]
+        self._module: list[torch.Tensor] = [theirs for _, theirs in apart]
         self._buffers = list(zip(average.buffers(), module.buffers(), strict=True))
 
     @torch.no_grad()
@@ -181,10 +220,6 @@ class _Pairs:
         torch._foreach_lerp_(self._average, self._module, 1 - decay)
         for mine, theirs in self._buffers:
             mine.copy_(theirs)
-
-
-def _assign(module: nn.Module, tensors: dict[str, torch.Tensor], prefix: str) -> None:
-    module.load_state_dict({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
 
 
 def _like(parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:

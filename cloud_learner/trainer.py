@@ -2,6 +2,10 @@
 
 It reads the buffer that the gateway writes, trains on an average of weights, and offers versions to the gateway while
 robots keep moving.
+
+A policy with random weights waits for demonstrations, is shown them (`fit`) and trained on them before its first
+version. One that is pretrained acts already: its weights are version 1 at once, and it learns from the first step on
+that somebody corrects.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import numpy as np
 from cloud_learner import checkpoint
 from cloud_learner.buffer.ledger.rows import VersionRow
 from cloud_learner.learner import Learner
+from cloud_learner.upload import Upload
 from policies.base import Batch, Examples
 from wire.channel import Channel
 from wire.clock import Clock, clock_name
@@ -30,21 +35,17 @@ from wire.messages import (
     Hello,
     Introduce,
     Nack,
-    Publish,
     Published,
     Refusal,
     Segment,
     Stop,
     TrainerStatus,
-    WeightBytes,
     Welcome,
 )
 from wire.types import PolicyVersion
 
 log = logging.getLogger(__name__)
 
-_PART = 256 * 1024
-_REPUBLISH_S = 5.0
 _REFRESH_S = 0.2
 _REFRESH_SEGMENTS = 4096
 _STATUS_S = 0.5
@@ -61,6 +62,8 @@ class TrainerConfig:
     checkpoint_every_s: float = 30.0
     max_steps: int = 0
     """stop training after so many gradient steps, 0 never: for comparisons at equal compute"""
+    pretrained: bool = False
+    """the first weights are published as they are; neither `fit` nor `pretrain_steps` is for them"""
 
 
 class Source(Protocol):
@@ -119,12 +122,12 @@ class Trainer:
         clock: Clock,
         config: TrainerConfig,
     ) -> None:
-        """`fit` sets the policy's normalisation before the first step.
+        """`fit` sets the policy's normalisation before the first step, unless `config.pretrained`.
 
         Restores the newest checkpoint below `checkpoints` if there is one. Raises `PolicyError` when it does not fit.
         """
         self.learner = learner
-        self.phase = "waiting"
+        self.phase = "online" if config.pretrained else "waiting"
         self.stopping = False
         self.refused = ""
         self._name = name
@@ -138,8 +141,7 @@ class Trainer:
         self._version = 0
         self._known: set[int] = set()
         self._drawn: set[int] = set()
-        self._published: frozenset[int] = frozenset()
-        self._offered: tuple[PolicyVersion, bytes, int] | None = None
+        self._upload: Upload | None = None
         self._published_at_step = -1
         self._welcomed = False
         self._losses: deque[float] = deque(maxlen=50)
@@ -165,7 +167,7 @@ class Trainer:
             self._fit(self._source.examples())
             self.phase = "pretraining"
         trained = False
-        if self.phase != "waiting" and not self._finished:
+        if self._has_work:
             trained = self._step()
         if self.phase == "pretraining" and self.learner.gradient_steps >= self._config.pretrain_steps:
             self.phase = "online"
@@ -215,6 +217,11 @@ class Trainer:
             log.error("no version can be published now: %s", error)
 
     @property
+    def _has_work(self) -> bool:
+        # Only what is pretrained can be past waiting while there is nothing to learn from.
+        return self.phase != "waiting" and not self._finished and self._source.eligible_steps > 0
+
+    @property
     def _finished(self) -> bool:
         return bool(self._config.max_steps) and self.learner.gradient_steps >= self._config.max_steps
 
@@ -227,7 +234,8 @@ class Trainer:
         self._restore_sampling(found.meta["sampling"])
         self._known = self._versions.known_to(self._version)
         self._drawn = set(found.meta.get("trained", ()))
-        self._published_at_step = self.learner.gradient_steps
+        if self._version:
+            self._published_at_step = self.learner.gradient_steps
         log.info("resumed at gradient step %d, version %d.", self.learner.gradient_steps, self._version)
 
     def _restore_sampling(self, state: dict[str, Any]) -> None:
@@ -262,19 +270,27 @@ class Trainer:
 
     def _publish(self) -> None:
         now_ns = self._clock.now_ns()
-        if self._offered is not None:
-            version, weights, sent_ns = self._offered
-            if now_ns - sent_ns > _REPUBLISH_S * 1e9:
-                self._offer(version, weights)
+        if self._upload is not None:
+            self._upload.turn()
             return
         if now_ns < self._next_publish_ns or self.learner.gradient_steps == self._published_at_step:
             return
+        if not self._welcomed:
+            # Who was not introduced is not listened to, and a large file is not sent for that.
+            return
         self._next_publish_ns = now_ns + int(self._config.publish_every_s * 1e9)
         weights, newest = self.learner.weights(), self._versions.newest_version()
+        sha256 = hashlib.sha256(weights).hexdigest()
+        if newest is not None and newest.version.sha256 == sha256:
+            # It was stopped after its first version and before its first checkpoint: this is that version.
+            self._version, self._published_at_step = newest.version.number, self.learner.gradient_steps
+            self._known = self._versions.known_to(self._version)
+            self._drawn -= self._known
+            return
         # A version published after the checkpoint this trainer resumed from keeps its number and gets no children.
         version = PolicyVersion(
             number=max(self._version, newest.version.number if newest else 0) + 1,
-            sha256=hashlib.sha256(weights).hexdigest(),
+            sha256=sha256,
             size_bytes=len(weights),
             parent=self._version,
             gradient_steps=self.learner.gradient_steps,
@@ -284,18 +300,12 @@ class Trainer:
         )
         self._published_at_step = self.learner.gradient_steps
         self._note_drawn()
-        self._published = frozenset(self._drawn)
-        self._offer(version, weights)
+        self._upload = Upload(version, weights, frozenset(self._drawn), self._gateway, self._clock)
+        self._upload.turn()
 
     def _note_drawn(self) -> None:
         """Keep what was drawn first on the way to the next version: the ledger knows what its ancestors saw."""
         self._drawn |= self._source.drawn_episodes() - self._known
-
-    def _offer(self, version: PolicyVersion, weights: bytes) -> None:
-        self._offered = (version, weights, self._clock.now_ns())
-        self._gateway.send(Publish(version, tuple(sorted(self._published))))
-        for offset in range(0, len(weights), _PART):
-            self._gateway.send(WeightBytes(version.number, offset, weights[offset : offset + _PART]))
 
     # --- talk -----------------------------------------------------------------------------------------------------
 
@@ -303,15 +313,17 @@ class Trainer:
         while (message := self._gateway.recv()) is not None:
             match message:
                 case Published(number=number):
-                    if self._offered is not None and number == self._offered[0].number:
-                        self._version, self._offered = number, None
-                        self._known |= self._published
-                        self._drawn -= self._published
+                    if self._upload is not None and number == self._upload.version.number:
+                        self._known |= self._upload.trained
+                        self._drawn -= self._upload.trained
+                        self._version, self._upload = number, None
                 case Fresh(row=row, segment=segment):
                     self._source.offer(row, segment)
-                case Welcome():
+                case Welcome(echo_ns=echo_ns):
                     # A refusal of one version is not one of this trainer.
                     self._welcomed, self.refused = True, ""
+                    if self._upload is not None:
+                        self._upload.answered(echo_ns)
                 case Introduce():
                     self._welcomed, self._next_hello_ns = False, 0
                 case Announce():
@@ -320,10 +332,13 @@ class Trainer:
                 case Refusal(reason=reason):
                     self.refused = reason
                     log.error("trainer '%s' is refused by the gateway: %s", self._name, reason)
-                    # A version number the gateway does not want is asked for again, from its newest.
-                    self._offered = None
+                    if self._upload is not None:
+                        # A version number the gateway does not want is asked for again, from its newest.
+                        self._upload, self._published_at_step = None, -1
                 case Nack(reason=reason):
                     log.error("version not taken, it is offered again: %s", reason)
+                    if self._upload is not None:
+                        self._upload.rest()
                 case Stop():
                     self.stopping = True
                 case _:

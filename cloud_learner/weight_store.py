@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 MAX_PART_BYTES = 4 * 1024 * 1024
 """The most that one answer to `FetchWeights` carries."""
 MAX_WEIGHTS_BYTES = 64 * 1024**3
+_SYNC_BYTES = 16 * 1024**2
+"""A gigabyte synced at its end would keep everybody waiting for seconds; so much of it at a time does not."""
 
 
 class WeightStore:
@@ -160,6 +162,7 @@ class _Upload:
         self.trained = trained
         self.path = path
         self.received = 0
+        self._synced = 0
         self.digest = hashlib.sha256()
         self._temporary = path.with_name(path.name + TEMPORARY)
         self._file: BinaryIO | None = None
@@ -170,6 +173,10 @@ class _Upload:
         self._file.write(data)
         self.digest.update(data)
         self.received += len(data)
+        if self.received - self._synced >= _SYNC_BYTES:
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+            self._synced = self.received
 
     def finish(self) -> None:
         assert self._file is not None

@@ -35,6 +35,9 @@ class Recipe:
     make_policy: Callable[[RobotSpec, int], LearnedPolicy]
     """(spec, seed) to a fresh policy; imports torch only when called, for the control process runs without it"""
     algorithm: HGDagger
+    tiny: str = ""
+    """what `vla-fleet up` builds in DATA/policy when it starts there first, `smolvla` or `act`, and gives to every part
+    as --policy; '' for a recipe that makes its policy itself"""
     demonstrations: int = 3
     """per task, before anything is learned"""
     replan_ticks: int = 8

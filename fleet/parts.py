@@ -32,7 +32,8 @@ class Parts:
         return Part("gateway", "gateway", (*words, "--web-host", web_host, "--web-port", str(web_port)))
 
     def make_trainer(self) -> Part:
-        return Part(TRAINER, "trainer", (TRAINER, *self._connected(), "--seed", str(self.seed)), nice=5)
+        words = (TRAINER, *self._connected(), *self.tuning.policy_flags(), "--seed", str(self.seed))
+        return Part(TRAINER, "trainer", words, nice=5)
 
     def make_evaluator(self) -> Part:
         return Part(EVALUATOR, "evaluator", self._evaluator(), nice=15)
@@ -47,7 +48,8 @@ class Parts:
         return Part(DEMONSTRATOR, "demonstrator", words, restart=False)
 
     def make_thinker(self) -> Part:
-        return Part(THINKER, "thinker", ("think-server", *self._connected()), nice=5)
+        words = ("think-server", *self._connected(), *self.tuning.policy_flags())
+        return Part(THINKER, "thinker", words, nice=5)
 
     def make_edge(self, robot: str, think: str = "") -> Part:
         """A robot is never given up: what ails it may pass, and the others go on meanwhile.

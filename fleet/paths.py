@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
+from policies.registry import PolicyChoice, same_network
 from wire.errors import ConfigError, Corrupt, DiskFull, storage_error
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ class Identity(msgspec.Struct, frozen=True):
     recipe: str
     seed: int
     spec_hash: str
+    policy: PolicyChoice | None = None
+    """another one than the recipe's"""
 
 
 class BufferUrls(msgspec.Struct, frozen=True):
@@ -94,6 +97,11 @@ class DataDirectory:
             raise Corrupt(f"{path} cannot be read ({error}). It names the ledger's and the store's URL.") from error
 
     @property
+    def policy(self) -> Path:
+        """What a recipe with a `tiny` policy begins with."""
+        return self.root / "policy"
+
+    @property
     def weights(self) -> Path:
         return self.root / "weights"
 
@@ -115,7 +123,8 @@ class DataDirectory:
     def prepare(self, identity: Identity) -> IO[str]:
         """Create and lock the directory; keep the returned file open as long as the lock is needed.
 
-        Raises `NotWritable`, `DiskFull`, or `ConfigError` when another fleet uses it or it holds another recipe's data.
+        Raises `NotWritable`, `DiskFull`, or `ConfigError` when another fleet uses it or it holds what another recipe or
+        another policy made.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -143,24 +152,46 @@ class DataDirectory:
             raise
         return lock
 
-    def _identify(self, identity: Identity) -> None:
+    def identity(self) -> Identity | None:
+        """What the directory belongs to, None when no fleet began there. Raises `StorageError`."""
         path = self.root / "fleet.json"
         try:
-            if not path.exists():
+            return msgspec.json.decode(path.read_bytes(), type=Identity)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise storage_error(error, "reading the data directory", path) from error
+        except msgspec.DecodeError as error:
+            raise Corrupt(f"{path} cannot be read ({error}). Move it away to start a fresh fleet there.") from error
+
+    def _identify(self, identity: Identity) -> None:
+        path = self.root / "fleet.json"
+        found = self.identity()
+        if found is None:
+            try:
                 temporary = path.with_suffix(".tmp")
                 with temporary.open("wb") as file:
                     file.write(msgspec.json.format(msgspec.json.encode(identity)))
                     file.flush()
                     os.fsync(file.fileno())
                 temporary.rename(path)
-                return
-            found = msgspec.json.decode(path.read_bytes(), type=Identity)
-        except OSError as error:
-            raise storage_error(error, "reading the data directory", path) from error
-        except msgspec.DecodeError as error:
-            raise Corrupt(f"{path} cannot be read ({error}). Move it away to start a fresh fleet there.") from error
+            except OSError as error:
+                raise storage_error(error, "noting what the data directory belongs to", path) from error
+            return
         if (found.recipe, found.spec_hash) != (identity.recipe, identity.spec_hash):
             raise ConfigError(
                 f"{self.root} belongs to recipe '{found.recipe}' (robot spec {found.spec_hash}), not to "
                 f"'{identity.recipe}' ({identity.spec_hash}). Choose another --data directory or that recipe."
             )
+        if not same_network(found.policy, identity.policy):
+            raise ConfigError(
+                f"{self.root} belongs to {_named(found.policy)}, not to {_named(identity.policy)}: its versions and "
+                "checkpoints are of another network. Choose another --data directory or that policy."
+            )
+
+
+def _named(policy: PolicyChoice | None) -> str:
+    if policy is None:
+        return "the recipe's own policy (no --policy)"
+    config = f" --policy-config '{msgspec.json.encode(policy.config).decode()}'" if policy.config else ""
+    return f"--policy {policy}{config}"

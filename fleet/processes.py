@@ -56,11 +56,18 @@ def run_gateway(recipe_name: str, root: Path, host: str, port: int, web_host: st
 
 
 def run_trainer(
-    recipe_name: str, root: Path, gateway: str, keys: Path | None, seed: int, name: str, max_steps: int
+    recipe_name: str,
+    root: Path,
+    gateway: str,
+    keys: Path | None,
+    seed: int,
+    name: str,
+    max_steps: int,
+    tuning: Tuning = UNTUNED,
 ) -> None:
     """Train until asked to stop, then write a checkpoint."""
     one_thread()
-    recipe, data = get_recipe(recipe_name, seed), DataDirectory(root)
+    recipe, data = tuning.applied(get_recipe(recipe_name, seed)), DataDirectory(root)
     lifeline = Lifeline()
     with line_to(gateway, name, keys or data.keys) as channel:
         while not data.buffer.exists() and not lifeline.cut:
@@ -134,12 +141,20 @@ def run_demonstrator(
         )
 
 
-def run_think_server(recipe_name: str, root: Path, gateway: str, keys: Path | None, host: str, port: int) -> None:
+def run_think_server(
+    recipe_name: str,
+    root: Path,
+    gateway: str,
+    keys: Path | None,
+    host: str,
+    port: int,
+    tuning: Tuning = UNTUNED,
+) -> None:
     """Think for robots on other machines until asked to stop."""
     from robot_edge.think_server import Thinker, ThinkServer
 
     one_thread()
-    recipe, data = get_recipe(recipe_name), DataDirectory(root)
+    recipe, data = tuning.applied(get_recipe(recipe_name)), DataDirectory(root)
     keys = keys or data.keys
     lifeline = Lifeline()
     robots = ZmqServer(f"tcp://{host}:{port or '*'}", keys, THINKER)

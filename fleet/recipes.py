@@ -22,6 +22,7 @@ from wire.errors import ConfigError, nearest
 from wire.types import RobotSpec
 
 if TYPE_CHECKING:
+    from policies.base import LearnedPolicy
     from policies.flow.policy import FlowPolicy
 
 PIXEL_TASKS = ("drawer-open", "button-press-topdown", "window-open", "door-open")
@@ -97,6 +98,24 @@ def fake(seed: int = 0) -> Recipe:
     )
 
 
+def vla(seed: int = 0) -> Recipe:
+    """The tasks of `pixels` for a vision-language-action policy of lerobot: without --policy a tiny one, built here."""
+    return replace(
+        pixels(seed),
+        name="vla",
+        summary="the tasks of `pixels` with a tiny SmolVLA, which is built at the first start",
+        make_policy=_built_by_up,
+        tiny="smolvla",
+    )
+
+
+def _built_by_up(spec: RobotSpec, seed: int) -> LearnedPolicy:
+    raise ConfigError(
+        "this recipe's policy is a directory that `vla-fleet up` builds: give a part that is started by itself "
+        "--policy lerobot:DATA/policy."
+    )
+
+
 def _pixels_policy(spec: RobotSpec, seed: int) -> FlowPolicy:
     from policies.flow.policy import FlowPolicy
     from policies.flow.presets import pixels_network
@@ -111,7 +130,7 @@ def _state_policy(spec: RobotSpec, seed: int) -> FlowPolicy:
     return FlowPolicy(spec, state_network(spec), seed)
 
 
-RECIPES: dict[str, Callable[..., Recipe]] = {"pixels": pixels, "state": state, "fake": fake}
+RECIPES: dict[str, Callable[..., Recipe]] = {"pixels": pixels, "state": state, "fake": fake, "vla": vla}
 
 
 def get_recipe(name: str, seed: int = 0) -> Recipe:

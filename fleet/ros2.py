@@ -54,7 +54,15 @@ def prepare(parameters: EdgeParameters, namespace: str) -> Prepared:
         path = DataDirectory(root).edge(parameters.name) / "robot.json"
         write(config, path)
         kind, robot_config = ROS2, str(path)
-    tuning = Tuning(parameters.strategy, parameters.delay, parameters.speed_up, kind, robot_config)
+    tuning = Tuning(
+        parameters.strategy,
+        parameters.delay,
+        parameters.speed_up,
+        kind,
+        robot_config,
+        parameters.policy,
+        parameters.policy_config,
+    )
     driven = tuning.applied(recipe)
     make_robot(driven.robot, driven.robot_config)
     if parameters.operator and driven.robot not in known_operators():

@@ -234,6 +234,7 @@ def make_trainer(
         horizon=policy.horizon,
         ticks_ahead=policy.ticks_ahead,
         max_offset=policy.max_offset,
+        history=getattr(policy, "history", 0),
         offset_share=algorithm.offset_share,
         rolled=tuple(recipe.motion.rolled.tolist()) if recipe.motion else (False,) * recipe.spec.state_dim,
         later=policy.trained.residual_trained,
@@ -258,5 +259,6 @@ def make_trainer(
             publish_every_s=algorithm.publish_every_s,
             checkpoint_every_s=recipe.checkpoint_every_s,
             max_steps=max_steps,
+            pretrained=getattr(policy, "pretrained", False),
         ),
     )

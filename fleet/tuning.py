@@ -1,4 +1,4 @@
-"""What the command line may change in a recipe for one run of its robots: driver, strategy, speed, injected latency."""
+"""What the command line may change in a recipe for one run: policy, driver, strategy, speed, injected latency."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fleet.config import Recipe
+from fleet.policy_fit import with_policy
 from hal.registry import make_robot, read_config
+from policies.registry import PolicyChoice, parse_policy, read_object
 from robot_edge.delay import parse_delay
 from robot_edge.schedule.choose import check_strategy
 from wire.errors import ConfigError
@@ -25,6 +27,10 @@ class Tuning:
     """another driver for the same robot: its spec must be the recipe's"""
     robot_config: str = ""
     """that driver's configuration: JSON, or a JSON file"""
+    policy: str = ""
+    """another policy for it, KIND:PLACE"""
+    policy_config: str = ""
+    """that policy's configuration: JSON, or a JSON file"""
 
     def __post_init__(self) -> None:
         if self.strategy:
@@ -33,6 +39,8 @@ class Tuning:
             parse_delay(self.delay)
         if self.speed_up < 0:
             raise ConfigError(f"speed-up {self.speed_up}: execute every q-th action with q of 1 or more.")
+        if self.policy_config and not self.policy:
+            raise ConfigError("--policy-config needs --policy KIND:PLACE, which it configures.")
 
     def flags(self) -> list[str]:
         """The same as options of another `vla-fleet` command."""
@@ -43,18 +51,42 @@ class Tuning:
             ("--robot", self.robot),
             ("--robot-config", self.robot_config),
         )
-        return [part for option, value in given if value for part in (option, value)]
+        return [part for option, value in given if value for part in (option, value)] + self.policy_flags()
+
+    def policy_flags(self) -> list[str]:
+        """Those of the policy alone, which mean the same in every working directory."""
+        choice = self.choice()
+        if choice is None:
+            return []
+        config = ["--policy-config", json.dumps(choice.config)] if choice.config else []
+        return ["--policy", str(choice), *config]
+
+    def choice(self) -> PolicyChoice | None:
+        """The policy that was asked for, its place absolute. Raises `ConfigError`."""
+        if not self.policy:
+            return None
+        config = json.dumps(read_json(self.policy_config, "--policy-config")) if self.policy_config else ""
+        return parse_policy(self.policy, config)
 
     def applied(self, recipe: Recipe) -> Recipe:
-        """`recipe` with what is given here. Raises `SpecMismatch` for a driver of another robot."""
+        """`recipe` with what is given here.
+
+        Raises `SpecMismatch` for a driver of another robot, `ConfigError` for a policy that cannot be used with it.
+        """
         if self.robot or self.robot_config:
             recipe = self._driven(recipe)
-        return replace(
+        recipe = replace(
             recipe,
             strategy=self.strategy or recipe.strategy,
             delay=self.delay or recipe.delay,
             speed_up=self.speed_up or recipe.speed_up,
         )
+        choice = self.choice()
+        if choice is not None:
+            return with_policy(recipe, choice)
+        if recipe.tiny:
+            recipe.make_policy(recipe.spec, 0)
+        return recipe
 
     def _driven(self, recipe: Recipe) -> Recipe:
         kind = self.robot or recipe.robot
@@ -65,21 +97,13 @@ class Tuning:
         return replace(recipe, robot=kind, robot_config=config)
 
 
-def read_json(text: str) -> dict[str, Any]:
-    """What --robot-config says, itself or in the file it names. Raises `ConfigError`."""
+def read_json(text: str, option: str = "--robot-config") -> dict[str, Any]:
+    """What `option` says, itself or in the file it names. Raises `ConfigError`."""
     place = ""
     if not text.lstrip().startswith(("{", "[", '"')):
         place = f" {text}:"
         try:
             text = Path(text).read_text()
         except OSError as error:
-            raise ConfigError(f"--robot-config{place} {error.strerror}. Give JSON or a JSON file.") from error
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--robot-config{place} not JSON: {error}.") from error
-    if not isinstance(found, dict):
-        raise ConfigError(
-            f"--robot-config{place} must be an object of the driver's fields, not a {type(found).__name__}."
-        )
-    return found
+            raise ConfigError(f"{option}{place} {error.strerror}. Give JSON or a JSON file.") from error
+    return read_object(text, f"{option}{place}".rstrip(":"))

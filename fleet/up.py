@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +23,7 @@ from fleet.config import Recipe
 from fleet.meters import Meters
 from fleet.parts import DEMONSTRATOR, HELPERS, MEASURERS, Parts
 from fleet.paths import DataDirectory, Identity
+from fleet.policy_build import Building
 from fleet.processes import THINKER
 from fleet.recipes import get_recipe
 from fleet.report import write_report
@@ -81,7 +82,11 @@ class Up:
     def __init__(self, options: Options) -> None:
         _check(options)
         self.options = options
+        self.tuning = options.tuning
         self.recipe: Recipe = get_recipe(options.recipe, options.seed)
+        if not self._builds:
+            # What cannot work is said here, once, rather than by every part.
+            self.recipe = self.tuning.applied(self.recipe)
         self.data = DataDirectory((options.data or Path("data") / self.recipe.name.replace(":", ".")).resolve())
         self.meters = Meters()
         self._robots: dict[str, str] = {}
@@ -94,7 +99,7 @@ class Up:
         options = self.options
         if options.report is not None and not options.report.resolve().parent.is_dir():
             raise ConfigError(f"--report {options.report}: its directory does not exist; create it first.")
-        identity = Identity(self.recipe.name, options.seed, self.recipe.spec.hash)
+        identity = Identity(self.recipe.name, options.seed, self.recipe.spec.hash, self.tuning.choice())
         self._listen()
         with self.data.prepare(identity):
             self.data.keep_buffer_at(options.ledger, options.store)
@@ -106,7 +111,7 @@ class Up:
                 port = _free_port(options.port, host, "--port")
                 web_port = _free_port(options.web_port, options.web_host, "--web-port")
                 address = f"tcp://{reached if host in _EVERYWHERE else host}:{port}"
-                self.parts = Parts(self.recipe.name, address, options.seed, options.operator, options.tuning)
+                self.parts = Parts(self.recipe.name, address, options.seed, options.operator, self.tuning)
                 shown = "127.0.0.1" if options.web_host in ("", *_EVERYWHERE) else options.web_host
                 self.page = f"http://{shown}:{web_port}"
                 self.screen = Screen(self.page, self.recipe, self.data.root, headless=options.headless)
@@ -148,6 +153,11 @@ class Up:
 
     # --- phases ---------------------------------------------------------------------------------------------------
 
+    @property
+    def _builds(self) -> bool:
+        """Whether the policy is a tiny one that this job builds."""
+        return bool(self.recipe.tiny) and not self.tuning.policy
+
     def _work(self, host: str, port: int, web_port: int) -> None:
         self.backend.start(self.parts.make_gateway(host, port, self.options.web_host, web_port))
         self._await_page()
@@ -155,6 +165,8 @@ class Up:
         if missing > 0:
             self.screen.say(f"recording {self.recipe.demonstrations} demonstrations of each task …")
             self._demonstrate(missing, 300.0)
+        if self._builds:
+            self._build_policy()
         self.backend.start(self.parts.make_trainer())
         if self.options.think_server:
             self.backend.start(self.parts.make_thinker())
@@ -168,6 +180,18 @@ class Up:
             self._rest(0.5, deadline)
         if self.options.report is not None:
             self._measure()
+
+    def _build_policy(self) -> None:
+        """Give every part the recipe's tiny policy; the first time it is built."""
+        place, kind = self.data.policy, self.recipe.tiny
+        if not place.exists():
+            self.screen.say(f"building a tiny {kind} in {place} …")
+            with Building(kind, self.data, self.recipe.name, self.options.seed) as building:
+                while not building.done():
+                    self._rest(0.2, None)
+        self.tuning = replace(self.tuning, policy=f"lerobot:{place}")
+        self.recipe = self.tuning.applied(self.recipe)
+        self.parts = replace(self.parts, tuning=self.tuning)
 
     def _meet(self) -> None:
         """Start the edges of robots that have joined since the last time."""

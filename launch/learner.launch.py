@@ -22,6 +22,8 @@ ARGUMENTS = {
     "web_port": ("8080", "its port"),
     "ledger": ("", "PostgreSQL URL of the ledger; default: a file in DATA"),
     "store": ("", "object store for shards, s3://BUCKET/PREFIX; default: DATA"),
+    "policy": ("", "another policy than the recipe's, KIND:PLACE, such as lerobot:DIRECTORY"),
+    "policy_config": ("", "that policy's configuration: a JSON file, or JSON"),
     "seed": ("0", "seed of everything that is drawn"),
     "trainer": ("true", "start a trainer here"),
     "evaluator": ("true", "start an evaluator here"),
@@ -58,11 +60,14 @@ def _processes(context):
     listens += ["--web-host", given["web_host"], "--web-port", given["web_port"]]
     for name in ("ledger", "store"):
         listens += [f"--{name}", given[name]] if given[name] else []
+    policy = []
+    for name in ("policy", "policy_config"):
+        policy += [f"--{name.replace('_', '-')}", given[name]] if given[name] else []
     started = [_process("gateway", *common, *listens, lasts=True)]
     if _yes(given["demonstrate"]):
         started.append(_process("demonstrate", *remote))
     started += [
-        _process(name, *remote, "--seed", given["seed"], lasts=True)
+        _process(name, *remote, *policy, "--seed", given["seed"], lasts=True)
         for name in ("trainer", "evaluator")
         if _yes(given[name])
     ]

@@ -20,6 +20,8 @@ ARGUMENTS = {
     "robots": ("3", "how many"),
     "prefix": ("robot_", "namespace of robot I is this and I"),
     "recipe": ("pixels", "which robot and policy: a name from `vla-fleet recipes`"),
+    "policy": ("", "another policy than the recipe's, KIND:PLACE, such as lerobot:DIRECTORY"),
+    "policy_config": ("", "that policy's configuration: a JSON file, or JSON"),
     "gateway": ("tcp://127.0.0.1:5760", "address of the gateway"),
     "data": ("vla-fleet-data", "directory that keeps everything the fleet knows"),
     "keys": ("", "directory of the keys; default: DATA/keys"),
@@ -54,7 +56,8 @@ def _fleet(context):
     names = [f"{given['prefix']}{number}" for number in range(int(given["robots"]))]
     parts = [part for name in names for part in _robot(name, given)]
     if given["learner"].lower() in ("true", "1", "yes"):
-        wanted = {"recipe": given["recipe"], "data": given["data"], "names": " ".join(names)}
+        wanted = {name: given[name] for name in ("recipe", "data", "policy", "policy_config")}
+        wanted["names"] = " ".join(names)
         port = given["gateway"].rpartition(":")[2]
         parts.append(_included("learner", **wanted, port=port, demonstrate=given["demonstrate"]))
     return parts
@@ -79,6 +82,8 @@ def _robot(name, given):
         robot_config=json.dumps(OFFERS),
         gateway=given["gateway"],
         recipe=given["recipe"],
+        policy=given["policy"],
+        policy_config=given["policy_config"],
         data=given["data"],
         keys=given["keys"],
         log_level=given["log_level"],

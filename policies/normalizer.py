@@ -1,4 +1,8 @@
-"""Mean and deviation of the state, so that metres and radians reach the network at the same size."""
+"""Mean and deviation of the state, so that metres and radians reach the network at the same size.
+
+Online statistics follow the data while a policy learns. They are buffers of the network: the learner copies them into
+the average that robots run, and they travel with its weights, so both sides always normalise alike.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +10,52 @@ import numpy as np
 import torch
 from torch import nn
 
-from wire.errors import InvalidData
+from wire.errors import InvalidData, PolicyError
 
 MIN_STD = 0.02
 """A dimension that hardly moved in the data must not blow up when it moves later."""
 LIMIT = 5.0
 """Normalised values are clamped to ±LIMIT: a state never seen before stays a moderate input."""
+WINDOW = 1_000_000
+"""states that online statistics remember: two thousand batches of 512, slow enough for the weights to keep up"""
+QUANTILES = (0.01, 0.99)
+_GAIN = 40.0
+"""of the quantiles' steps, in standard deviations; 37 is best for normal data, and too much only adds a little noise"""
 
 
 class Normalizer(nn.Module):
-    """x -> clamp((x - mean) / std, ±LIMIT). Both are buffers: they are saved and loaded with the weights."""
+    """x -> clamp((x - mean) / std, ±LIMIT). Both are buffers: they are saved and loaded with the weights.
+
+    With `online`, five more are: `count` (of states, at most WINDOW), `mean64` and `spread` (sum of squared deviations,
+    both float64), `range` float32[2, ds] (the least and the greatest ever seen) and `quantiles` float32[2, ds] (of
+    QUANTILES, for who normalises by them). Without, the tensors are those of older weights.
+    """
 
     mean: torch.Tensor
     std: torch.Tensor
+    count: torch.Tensor
+    mean64: torch.Tensor
+    spread: torch.Tensor
+    range: torch.Tensor
+    quantiles: torch.Tensor
 
-    def __init__(self, dimensions: int) -> None:
+    def __init__(self, dimensions: int, online: bool = False) -> None:
         super().__init__()
+        self.online = online
         self.register_buffer("mean", torch.zeros(dimensions))
         self.register_buffer("std", torch.ones(dimensions))
+        if online:
+            self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+            self.register_buffer("mean64", torch.zeros(dimensions, dtype=torch.float64))
+            self.register_buffer("spread", torch.zeros(dimensions, dtype=torch.float64))
+            self.register_buffer("range", torch.zeros(2, dimensions))
+            self.register_buffer("quantiles", torch.zeros(2, dimensions))
 
     def fit(self, states: np.ndarray) -> None:
-        """Take the statistics of float[N, ds]. Raises `InvalidData` for another shape, no rows or NaN."""
+        """Take the statistics of float[N, ds]; online ones go on from there.
+
+        Raises `InvalidData` for another shape, no rows or NaN.
+        """
         states = np.asarray(states, np.float64)
         expected = self.mean.shape[0]
         if states.ndim != 2 or states.shape[1] != expected or not len(states):
@@ -36,7 +65,72 @@ class Normalizer(nn.Module):
             raise InvalidData(f"state statistics: {rows} of {len(states)} rows are not finite.")
         self.mean.copy_(torch.from_numpy(states.mean(0)))
         self.std.copy_(torch.from_numpy(np.maximum(states.std(0), MIN_STD)))
+        if self.online:
+            self.count.zero_()
+            self._begin(torch.from_numpy(states).to(self.mean64.device))
+
+    @torch.no_grad()
+    def update(self, states: torch.Tensor) -> None:
+        """Let online statistics follow float[..., ds]; to be called with what a batch of training brings.
+
+        Mean and deviation are merged by Chan, Golub and LeVeque 1983 ("Algorithms for Computing the Sample Variance",
+        equations 2.1), where what was known counts at most WINDOW states, so that they keep following. A quantile q of
+        p moves by _GAIN std n / count (p - share of the n states below q): stochastic approximation (Robbins and Monro
+        1951; Tierney 1983, "A space-efficient recursive procedure for estimating a quantile of an unknown
+        distribution"). Unlike P2 it takes a batch at once and forgets, unlike a histogram it needs no range beforehand.
+
+        Raises `PolicyError` without `online`, `InvalidData` for another shape or NaN; nothing is changed then.
+        """
+        if not self.online:
+            raise PolicyError("these statistics do not follow the data; make the network with online ones.")
+        if not states.ndim or states.shape[-1] != self.mean.shape[0]:
+            raise InvalidData(f"state statistics need [..., {self.mean.shape[0]}], got {list(states.shape)}.")
+        x = states.detach().reshape(-1, states.shape[-1]).to(self.mean64.device, torch.float64)
+        if not bool(torch.isfinite(x).all()):
+            raise InvalidData("state statistics: the states of a batch are not finite.")
+        if not len(x):
+            return
+        if not self.count:
+            self._begin(x)
+            self._take_over()
+            return
+        n, known = len(x), self.count.clone()
+        total = known + n
+        mean = x.mean(0)
+        delta = mean - self.mean64
+        self.spread += (x - mean).square().sum(0) + delta.square() * (known * n / total)
+        self.mean64 += delta * (n / total)
+        self._cap(total)
+        self._take_over()
+        self.range[0] = torch.minimum(self.range[0], x.amin(0).float())
+        self.range[1] = torch.maximum(self.range[1], x.amax(0).float())
+        for number, share in enumerate(QUANTILES):
+            below = (x <= self.quantiles[number]).double().mean(0)
+            step = _GAIN * (n / total) * (share - below)
+            # far from it, a long step would only overshoot
+            self.quantiles[number] += (self.std * step.clamp(-1, 1)).float()
+        self.quantiles.clamp_(self.range[0], self.range[1])
 
     def forward(self, state: torch.Tensor) -> torch.Tensor:
         """float32[..., ds] of the same shape as `state`."""
         return ((state - self.mean) / self.std).clamp(-LIMIT, LIMIT)
+
+    def _begin(self, x: torch.Tensor) -> None:
+        self.mean64.copy_(x.mean(0))
+        self.spread.copy_((x - self.mean64).square().sum(0))
+        self.range.copy_(torch.stack([x.amin(0), x.amax(0)]))
+        # not torch.quantile, which refuses more than 16 million values
+        ordered = x.sort(0).values
+        for number, share in enumerate(QUANTILES):
+            self.quantiles[number] = ordered[round(share * (len(x) - 1))]
+        self._cap(torch.full_like(self.count, len(x)))
+
+    def _cap(self, count: torch.Tensor) -> None:
+        """Remember `count` states, at most WINDOW, with the same mean and deviation."""
+        kept = count.clamp_max(WINDOW)
+        self.spread *= kept / count
+        self.count.copy_(kept)
+
+    def _take_over(self) -> None:
+        self.mean.copy_(self.mean64)
+        self.std.copy_((self.spread / self.count).sqrt().clamp_min(MIN_STD))

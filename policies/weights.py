@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from policies.trainable import base_sha256, published
 from wire.errors import WeightsError
 from wire.types import RobotSpec, Trained
 
@@ -40,6 +41,8 @@ class Header(msgspec.Struct, frozen=True):
     prefix_trained: bool = False
     residual_trained: bool = False
     format: int = FORMAT
+    base: str = ""
+    """hash of the tensors that are not in the file and must be there already (`policies.trainable.base_sha256`)"""
 
     @property
     def trained(self) -> Trained:
@@ -67,12 +70,19 @@ def pack(tensors: Mapping[str, torch.Tensor], header: Header) -> bytes:
     return safetensors.torch.save(plain, metadata={_KEY: msgspec.json.encode(header).decode()})
 
 
+def pack_module(module: nn.Module, header: Header) -> bytes:
+    """A file of what training changes in `module` (`policies.trainable.published`), with the hash of the rest."""
+    return pack(published(module), msgspec.structs.replace(header, base=base_sha256(module)))
+
+
 def read_header(data: bytes, what: str = "weights") -> Header:
     """The header alone. Raises `WeightsError` for anything that is not a weights file of this format."""
-    if data[:2] == b"PK" or data[:1] == b"\x80":
-        raise WeightsError(f"{what}: this is a pickle or a torch archive, which may run code when read. {_EXPORT}")
     length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(len(data) - 8, _MAX_HEADER_BYTES):
+    fits = len(data) >= 8 and length <= min(len(data) - 8, _MAX_HEADER_BYTES)
+    # the length of a safetensors header may begin with the same byte as a pickle; what follows it is always JSON
+    if (data[:2] == b"PK" or data[:1] == b"\x80") and not (fits and data[8:9] == b"{"):
+        raise WeightsError(f"{what}: this is a pickle or a torch archive, which may run code when read. {_EXPORT}")
+    if not fits:
         raise WeightsError(f"{what}: {len(data)} bytes that are no safetensors file, or a torn one. {_EXPORT}")
     try:
         metadata = msgspec.json.decode(data[8 : 8 + length]).get("__metadata__", {})
@@ -115,7 +125,46 @@ def load_into(module: nn.Module, tensors: Mapping[str, torch.Tensor], what: str 
 
     Raises `WeightsError` that names the tensors that are missing, not expected, or of another shape or type.
     """
-    own = module.state_dict()
+    _require_tensors(module.state_dict(), tensors, what)
+    module.load_state_dict(dict(tensors))
+
+
+def load_published(
+    module: nn.Module, header: Header, tensors: Mapping[str, torch.Tensor], what: str = "weights"
+) -> None:
+    """Copy the tensors of a file that `pack_module` wrote into `module`, whose base stays; all of them or none.
+
+    Raises `WeightsError` if the module's base is not the one the file was trained on, and as `load_into` does for
+    tensors that do not fit.
+    """
+    base = base_sha256(module)
+    if header.base != base:
+        raise WeightsError(f"{what}: {_other_base(header.base, base)}")
+    own = published(module)
+    _require_tensors(own, tensors, what)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def _other_base(theirs: str, mine: str) -> str:
+    if not theirs:
+        return (
+            f"it has every tensor, while this policy keeps a frozen base of sha256 {mine[:12]} and takes only what is "
+            "trained on top; start with the same training options as the trainer."
+        )
+    if not mine:
+        return (
+            f"it has only what was trained on top of a frozen base of sha256 {theirs[:12]}, while nothing is frozen "
+            "in this policy; start with the same training options and the same --policy directory as the trainer."
+        )
+    return (
+        f"it was trained on top of a frozen base of sha256 {theirs[:12]}, this policy's is {mine[:12]}; start with the "
+        "same --policy directory and the same training options as the trainer."
+    )
+
+
+def _require_tensors(own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], what: str) -> None:
     problems = []
     if missing := sorted(own.keys() - tensors.keys()):
         problems.append(f"missing {_some(missing)}")
@@ -129,7 +178,6 @@ def load_into(module: nn.Module, tensors: Mapping[str, torch.Tensor], what: str 
         raise WeightsError(
             f"{what}: {'; '.join(problems[:6])}. Use weights made by the network this policy was configured with."
         )
-    module.load_state_dict(dict(tensors))
 
 
 def _some(names: list[str]) -> str:

@@ -32,6 +32,8 @@ class EdgeParameters:
     think: str = ""
     robot: str = ""
     robot_config: str = ""
+    policy: str = ""
+    policy_config: str = ""
     wait_for_robot_s: float = 10.0
     give_up_after: int = 8
     autostart: bool = False
@@ -51,6 +53,8 @@ DESCRIPTIONS = {
     "think": "address of a think server that runs the slow path, tcp://HOST:PORT; default: this computer",
     "robot": "another driver for the recipe's robot, such as ros2",
     "robot_config": "that driver's configuration: a JSON file, or JSON",
+    "policy": "another policy than the recipe's, KIND:PLACE, as `vla-fleet edge --policy`",
+    "policy_config": "that policy's configuration: a JSON file, or JSON",
     "wait_for_robot_s": "how long configure waits for the topics of a ROS 2 robot, in seconds",
     "give_up_after": "deaths in a row of one edge process after which the node goes to its error state; 0: never",
     "autostart": "configure and activate without being asked, and again after an error: for a plain `ros2 run`",

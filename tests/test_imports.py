@@ -90,6 +90,12 @@ def test_the_rule_itself_catches_a_wrong_import(tmp_path: Path) -> None:
         ("fleet.recipes", ("torch", "mujoco", "metaworld")),
         ("wire.zmq_channel", ("torch", "cv2")),
         ("hal.registry", ("torch", "mujoco", "cv2")),
+        ("fleet.tuning", ("torch", "mujoco", "zarr")),
+        ("policies.registry", ("torch", "transformers", "lerobot", "safetensors")),
+        # every process asks a kind of policy for its hints
+        ("policies.flow.factory", ("torch",)),
+        ("policies.lerobot.factory", ("torch", "transformers", "lerobot")),
+        ("policies.tokens.factory", ("torch",)),
     ],
 )
 def test_a_light_process_stays_light(module: str, forbidden: tuple[str, ...]) -> None:

@@ -112,7 +112,7 @@ def loss(policy: TrainablePolicy, batch: Batch, config: HGDagger, rng: np.random
     return policy.loss(augment(batch, config, rng))
 
 
-_OF_A_STEP = ("state", "actions", "mask", "ahead", "frame_age", "later_index", "later_state")
+_OF_A_STEP = ("state", "actions", "mask", "ahead", "frame_age", "later_index", "later_state", "past_state")
 """what a loss may read of a batch and each step has for itself"""
 
 
@@ -120,9 +120,14 @@ def augment(batch: Batch, config: HGDagger, rng: np.random.Generator) -> Batch:
     """`batch` with shifted images and every step repeated `draws` times, in the grouped layout when it repeats."""
     batch = dict(batch)
     if config.shift_px:
-        batch["images"] = {
-            camera: random_shift(images, config.shift_px, rng) for camera, images in batch.get("images", {}).items()
+        past = batch.get("past_images", {})
+        shifted = {
+            camera: random_shift(_with_past(images, past.get(camera)), config.shift_px, rng)
+            for camera, images in batch.get("images", {}).items()
         }
+        batch["images"] = {camera: images[:, -1] for camera, images in shifted.items()}
+        if past:
+            batch["past_images"] = {camera: images[:, :-1] for camera, images in shifted.items() if camera in past}
     if config.draws > 1:
         grouped = batch["state"].ndim == 3
         for name in _OF_A_STEP:
@@ -133,16 +138,25 @@ def augment(batch: Batch, config: HGDagger, rng: np.random.Generator) -> Batch:
     return batch
 
 
+def _with_past(images: np.ndarray, past: np.ndarray | None) -> np.ndarray:
+    """uint8[b, n + 1, h, w, 3]: what was seen, oldest first; a shift belongs to the camera, so all share it."""
+    newest = images[:, None]
+    return newest if past is None else np.concatenate([past, newest], 1)
+
+
 def random_shift(images: np.ndarray, pixels: int, rng: np.random.Generator) -> np.ndarray:
-    """uint8[b, h, w, 3], each image moved by its own -pixels..pixels in x and y; the border is repeated.
+    """uint8[b, ..., h, w, 3], what belongs to each of b moved by its own -pixels..pixels in x and y.
+
+    The border is repeated.
 
     Yarats, Kostrikov, Fergus 2021, "Image Augmentation Is All You Need", section 3.1 (DrQ).
     """
-    b, h, w, _ = images.shape
-    padded = np.pad(images, ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0)), mode="edge")
+    b, *between, h, w, _ = images.shape
+    moved = (pixels, pixels)
+    padded = np.pad(images, ((0, 0), *((0, 0) for _ in between), moved, moved, (0, 0)), mode="edge")
     shifted = np.empty_like(images)
     for i, (y, x) in enumerate(rng.integers(0, 2 * pixels + 1, (b, 2))):
-        shifted[i] = padded[i, y : y + h, x : x + w]
+        shifted[i] = padded[i, ..., y : y + h, x : x + w, :]
     return shifted
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
-import safetensors.torch
 import torch
 from torch import nn
 
 from fleet.config import Recipe
 from fleet.recipes import state
-from policies.base import Batch, Examples
-from wire.errors import PolicyError, WeightsError
+from policies.base import Batch, Examples, check_observation
+from policies.weights import Header, load_into, pack, unpack
+from wire.errors import InvalidData, PolicyError, WeightsError
 from wire.types import ActionChunk, Latent, Observation, Prefix, RobotSpec, Trained
 
 
@@ -27,18 +28,19 @@ class Regression:
     trained, corrector, pretrained = Trained(), None, False
 
     def __init__(self, spec: RobotSpec, seed: int) -> None:
-        torch.manual_seed(seed)
         self.spec = spec
+        self.header = Header("regression", {}, spec, spec.hash)
         out = self.horizon * spec.action_dim
-        self.module = nn.Sequential(
-            nn.LazyBatchNorm1d(affine=False),
-            nn.LazyLinear(256),
-            nn.SiLU(),
-            nn.Linear(256, 256),
-            nn.SiLU(),
-            nn.Linear(256, out),
-        )
-        self.module.eval()(torch.zeros(1, spec.state_dim))
+        with torch.random.fork_rng(devices=[]):  # making a policy moves nobody's random numbers
+            torch.manual_seed(seed)
+            self.module = nn.Sequential(
+                nn.BatchNorm1d(spec.state_dim, affine=False),
+                nn.Linear(spec.state_dim, 256),
+                nn.SiLU(),
+                nn.Linear(256, 256),
+                nn.SiLU(),
+                nn.Linear(256, out),
+            ).eval()
 
     def think(self, observation: Observation) -> Latent:
         return Latent(np.zeros(0, np.float32), observation.time_ns, self.version)
@@ -48,31 +50,41 @@ class Regression:
             raise PolicyError("this policy was not trained to continue a prefix.")
         if latent.version != self.version:
             raise PolicyError(f"a latent of version {latent.version} does not go with version {self.version}.")
+        check_observation(msgspec.structs.replace(self.spec, cameras=()), observation)
         with torch.inference_mode():
             actions = self._chunks(torch.from_numpy(observation.state.copy())[None])[0].clamp(-1, 1).numpy()
         return ActionChunk(actions, tick, self.spec.period_ns, self.version, observation.time_ns, latent.observed_ns)
 
     def load(self, weights: bytes, version: int) -> None:
-        try:
-            self.module.load_state_dict(safetensors.torch.load(weights))
-        except Exception as error:
-            raise WeightsError(f"version {version} does not fit: {error}") from error
+        header, tensors = unpack(weights)
+        header.spec.require(self.spec, "weights")
+        if header.network != self.header.network:
+            raise WeightsError(f"weights of a '{header.network}' network, this is '{self.header.network}'.")
+        load_into(self.module, tensors)
         self.version = version
 
+    def save(self, module: nn.Module | None = None) -> bytes:
+        return pack((module or self.module).state_dict(), self.header)
+
     def fit(self, examples: Examples) -> None:
-        states = examples.states
+        states = self._fitting(examples.states, "states", self.spec.state_dim)
         norm = self.module[0]
-        norm.running_mean.copy_(torch.from_numpy(states.mean(0)))
-        norm.running_var.copy_(torch.from_numpy(states.var(0)).clamp_min(1e-3))
+        norm.running_mean.copy_(states.mean(0))
+        norm.running_var.copy_(states.var(0)).clamp_(1e-3)
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        states = torch.from_numpy(batch["state"]).flatten(0, -2)
-        error = self._chunks(states) - torch.from_numpy(batch["actions"]).view(len(states), self.horizon, -1)
-        mask = torch.from_numpy(batch["mask"]).view(len(states), self.horizon, 1)
-        return (error.square() * mask).sum() / (mask.sum() * self.spec.action_dim).clamp_min(1)
+        states = self._fitting(batch.get("state"), "state", self.spec.state_dim)
+        actions = self._fitting(batch.get("actions"), "actions", self.horizon, self.spec.action_dim)
+        mask = self._fitting(batch.get("mask"), "mask", self.horizon)
+        if not mask.any():
+            raise InvalidData("training batch: its mask keeps no action.")
+        error = (self._chunks(states) - actions).square() * mask[..., None]
+        return error.sum() / (mask.sum() * self.spec.action_dim)
 
-    def save(self, module: nn.Module | None = None) -> bytes:
-        return safetensors.torch.save((module or self.module).state_dict())
+    def _fitting(self, array: np.ndarray | None, name: str, *shape: int) -> torch.Tensor:
+        if array is None or array.shape[-len(shape) :] != shape:
+            raise InvalidData(f"'{name}' must end in {shape}, not {None if array is None else array.shape}.")
+        return torch.from_numpy(array).reshape(-1, *shape)
 
     def _chunks(self, states: torch.Tensor) -> torch.Tensor:
         return self.module(states).view(-1, self.horizon, self.spec.action_dim)

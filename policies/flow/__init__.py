@@ -1,7 +1,31 @@
-"""The flow-matching policy (needs torch)."""
+"""The flow-matching policy. Its configuration needs no torch; the policy itself is imported when it is asked for."""
 
-from policies.flow.config import Conv, Eye, FlowConfig
-from policies.flow.policy import FlowPolicy
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from policies.flow.config import Bridge, Conv, Eye, FlowConfig, Transformer, Vlm
 from policies.flow.presets import pixels_network, state_network
 
-__all__ = ["Conv", "Eye", "FlowConfig", "FlowPolicy", "pixels_network", "state_network"]
+if TYPE_CHECKING:
+    from policies.flow.policy import FlowPolicy
+
+__all__ = [
+    "Bridge",
+    "Conv",
+    "Eye",
+    "FlowConfig",
+    "FlowPolicy",
+    "Transformer",
+    "Vlm",
+    "pixels_network",
+    "state_network",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "FlowPolicy":
+        from policies.flow.policy import FlowPolicy
+
+        return FlowPolicy
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

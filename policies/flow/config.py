@@ -26,6 +26,51 @@ class Conv(msgspec.Struct, frozen=True):
     stride: int
 
 
+class Transformer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A flow-matching transformer as the fast path: one token per action."""
+
+    width: int = 96
+    layers: int = 3
+    heads: int = 4
+    ratio: int = 4
+    """hidden units of each block's feed-forward part, in widths"""
+
+
+class Bridge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How what the slow path sees becomes latent tokens: learned queries pool it by attention."""
+
+    queries: int = 8
+    """n, latent tokens"""
+    width: int = 64
+    """numbers of each: the latent has queries * width"""
+    inner: int = 64
+    """width of the tokens that are pooled"""
+    heads: int = 4
+    layers: int = 0
+    """self-attention layers over the pictures' cells and the words before they are pooled; not for a backbone, which
+    has its own"""
+
+
+class Vlm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A pretrained vision-language backbone as the slow path; `policies.flow.backbone.describe` reads it off a
+    directory. Where that lies is said where the policy is made, since it differs from machine to machine."""
+
+    fingerprint: str
+    """sha256 of what is in the directory beside the weights"""
+    layers: int
+    """of its text model, counted from the words; the others are left out"""
+    hidden: int
+    """width of its text model"""
+    image: int
+    """pixels: the square that every picture is brought to, its shape kept"""
+    image_tokens: int
+    """tokens of one picture"""
+    words: int = 48
+    """tokens of an instruction; longer ones are cut"""
+    train: bool = False
+    """whether its weights learn, and then travel, too"""
+
+
 class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that decides the network's shape and how it is sampled. It travels with the weights."""
 
@@ -70,6 +115,18 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """train a small network that corrects single actions on the robot; see `policies.flow.residual`"""
     residual_width: int = 64
     """its hidden units"""
+    transformer: Transformer | None = None
+    """None: the fast path is the small network that `width` and `layers` describe"""
+    bridge: Bridge | None = None
+    """None: the latent is feature points and the mean of the words; `transformer` and `vlm` need latent tokens"""
+    vlm: Vlm | None = None
+    """None: the slow path is convolutions, learned from nothing"""
+    advantage: bool = False
+    """the fast path is told whether what it imitates was good; see `FlowNetwork.loss`"""
+    guidance: float = 1.0
+    """how far sampling goes from "not known whether good" to "good", and beyond it above 1; needs `advantage`"""
+    online_statistics: bool = False
+    """the state's statistics go on learning while the network trains"""
 
     def require(self) -> None:
         """Raise `ConfigError` for values that cannot work, whatever the robot."""
@@ -77,7 +134,7 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(
                 "flow policy: horizon, layers, euler_steps, words must be 1 or more and vocabulary 2 or more."
             )
-        if self.eyes and not self.stem:
+        if self.eyes and not self.stem and self.vlm is None:
             raise ConfigError("flow policy: a policy with cameras needs at least one convolution in `stem`.")
         if self.max_offset < 0:
             raise ConfigError(f"flow policy: max_offset {self.max_offset} is negative; 0 trains without a delay.")
@@ -90,6 +147,34 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"flow policy: prefix_swap {self.prefix_swap} is a share, from 0 to 1.")
         if self.residual and self.residual_width < 1:
             raise ConfigError(f"flow policy: residual_width {self.residual_width} must be 1 or more.")
+        if self.guidance != 1 and not self.advantage:
+            raise ConfigError(f"flow policy: guidance {self.guidance} needs `advantage`; 1 is none.")
+        if self.guidance < 0:
+            raise ConfigError(f"flow policy: guidance {self.guidance} is negative; 1 is none.")
+        self._require_tokens()
+
+    def _require_tokens(self) -> None:
+        if (self.transformer or self.vlm) and not self.bridge:
+            raise ConfigError("flow policy: `transformer` and `vlm` need `bridge`, which makes the latent tokens.")
+        fast, bridge = self.transformer, self.bridge
+        if fast and (min(fast.width, fast.layers, fast.heads, fast.ratio) < 1 or fast.width % fast.heads):
+            raise ConfigError(
+                f"flow policy: sizes of a transformer are 1 or more and its heads divide its width: {fast}."
+            )
+        if bridge and (
+            min(bridge.queries, bridge.width, bridge.inner, bridge.heads, bridge.layers + 1) < 1
+            or bridge.inner % bridge.heads
+        ):
+            raise ConfigError(
+                f"flow policy: sizes of a bridge are 1 or more, its layers 0 or more, and its heads "
+                f"divide `inner`: {bridge}."
+            )
+        if self.vlm and not self.eyes:
+            raise ConfigError(
+                "flow policy: a vision-language backbone needs at least one camera in `eyes`; without one use no `vlm`."
+            )
+        if self.vlm and min(self.vlm.layers, self.vlm.words) < 1:
+            raise ConfigError("flow policy: a vision-language backbone needs 1 layer and 1 word or more.")
 
     @property
     def trained(self) -> Trained:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,15 +14,19 @@ from torch import nn
 
 from policies.base import Batch, Examples, check_observation
 from policies.flow import sampling
+from policies.flow.batches import read_batch, require_prefix
 from policies.flow.config import FlowConfig
+from policies.flow.fits import NETWORK, read_config, require_fit, require_same
 from policies.flow.network import FlowNetwork
+from policies.flow.vlm import LORA_TARGETS, Words
+from policies.runtime import Runtime, acting, compiled, refresh
 from policies.text import tokenize
-from policies.weights import Header, load_into, pack, read_header, unpack
-from wire.errors import ConfigError, InvalidData, PolicyError, WeightsError
+from policies.trainable import Training, prepare
+from policies.weights import Header, load_published, pack_module, read_header, unpack
+from wire.errors import PolicyError
 from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, RobotSpec, Trained
 
-NETWORK = "flow"
-"""`Header.network` of this policy's files"""
+_PLAIN, _ALL = Runtime(), Training()
 
 
 class FlowPolicy:
@@ -28,14 +35,30 @@ class FlowPolicy:
     Not for several threads: whoever serves it calls `load` between two inferences.
     """
 
-    def __init__(self, spec: RobotSpec, config: FlowConfig, seed: int = 0, device: str = "cpu") -> None:
-        """`seed` is for the first weights and the noise of `act`. Raises `ConfigError` if `config` cannot fit."""
-        _require_fit(spec, config)
+    def __init__(
+        self,
+        spec: RobotSpec,
+        config: FlowConfig,
+        seed: int = 0,
+        runtime: Runtime = _PLAIN,
+        training: Training = _ALL,
+        vlm: Path | str | None = None,
+        random_vlm: bool = False,
+    ) -> None:
+        """`seed` is for the first weights and the noise of `act`.
+
+        `vlm`: the directory of the backbone on this machine, for a network that has one; `random_vlm` leaves its
+        weights aside and takes random ones, the same everywhere, to measure or to test. Raises `ConfigError` if
+        `config`, `runtime`, `training` or the directory cannot be used.
+        """
+        require_fit(spec, config)
+        runtime.require()
         self.spec = spec
         self.config = config
         self.horizon = config.horizon
         self.version = 0
-        self.device = torch.device(device)
+        self.runtime = runtime
+        self.device = torch.device(runtime.device)
         names = {eye.name for eye in config.eyes}
         self._seen = msgspec.structs.replace(spec, cameras=tuple(c for c in spec.cameras if c.name in names))
         self._felt = msgspec.structs.replace(spec, cameras=())
@@ -44,7 +67,21 @@ class FlowPolicy:
         self._low, self._high = low, high
         self._middle = torch.from_numpy((high + low) / 2).to(self.device)
         self._half = torch.from_numpy((high - low) / 2).to(self.device)
-        self.module: FlowNetwork = self._fresh(seed)
+        directory = None if vlm is None else Path(vlm)
+        # building a policy must not move the random stream of whoever builds it
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.module = FlowNetwork(config, directory, random_vlm)
+        targets = LORA_TARGETS if config.vlm else ("fast.*",)
+        prepare(self.module, training, targets, seed)
+        self.module.to(self.device)
+        self._words = None if config.vlm is None or directory is None else Words(directory, config.vlm.words)
+        # what is compiled holds on to its network, so that must not be the one that `load` replaces
+        self._acting = acting(self.module, runtime)
+        if runtime.compile and self._acting is self.module:
+            self._acting = copy.deepcopy(self.module).requires_grad_(False).eval()
+        self._draw = compiled(sampling.sample, runtime)
+        self._look = compiled(_look, runtime)
 
     @property
     def ticks_ahead(self) -> tuple[int, ...]:
@@ -63,7 +100,7 @@ class FlowPolicy:
 
     @property
     def pretrained(self) -> bool:
-        """Fresh ones begin with random weights."""
+        """Fresh ones begin with a random fast path, whatever the slow one knows."""
         return False
 
     @property
@@ -80,21 +117,35 @@ class FlowPolicy:
 
     # --- Policy ------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def think(self, observation: Observation) -> Latent:
         """The latent of the newest frames and the instruction, float32[z]; its time is that of the oldest of them.
 
         Raises `InvalidData` if what it reads does not fit the spec. A camera it has no eye for may be missing.
         """
-        check_observation(self._seen, observation)
-        frames = [observation.images[eye.name] for eye in self.config.eyes]
-        images = [self._tensor(frame.image)[None] for frame in frames]
-        tokens = self._tokens([observation.task])
-        latent = self.module.slow(images, tokens)[0].cpu().numpy()
-        observed_ns = min((frame.time_ns for frame in frames), default=observation.time_ns)
-        return Latent(latent, observed_ns, self.version)
+        return self.think_batch([observation])[0]
 
     @torch.inference_mode()
+    def think_batch(self, observations: Sequence[Observation]) -> list[Latent]:
+        """`think` of each, in one pass."""
+        for observation in observations:
+            check_observation(self._seen, observation)
+        eyes = self.config.eyes
+        images = [
+            torch.stack([self._tensor(observation.images[eye.name].image) for observation in observations])
+            for eye in eyes
+        ]
+        tokens = self._tokens([observation.task for observation in observations])
+        with self.runtime.autocast():
+            latents = self._look(self._network, images, tokens).float().cpu().numpy()
+        return [
+            Latent(
+                latent,
+                min((observation.images[eye.name].time_ns for eye in eyes), default=observation.time_ns),
+                self.version,
+            )
+            for observation, latent in zip(observations, latents, strict=True)
+        ]
+
     def act(self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None) -> ActionChunk:
         """float32[H, da] within the spec's limits; reads the state and the latent, never an image.
 
@@ -104,6 +155,39 @@ class FlowPolicy:
         Raises `PolicyError` for a latent of another version or shape, a prefix that does not fit or that the network
         was not trained for, and when the network gives NaN.
         """
+        return self.act_batch([observation], [latent], [tick], [prefix])[0]
+
+    @torch.inference_mode()
+    def act_batch(
+        self,
+        observations: Sequence[Observation],
+        latents: Sequence[Latent],
+        ticks: Sequence[int],
+        prefixes: Sequence[Prefix | None] | None = None,
+    ) -> list[ActionChunk]:
+        """`act` of each, in one pass and with the same noise as one after the other."""
+        if prefixes is None:
+            prefixes = [None] * len(observations)
+        for observation, latent, prefix in zip(observations, latents, prefixes, strict=True):
+            self._require(observation, latent, prefix)
+        flat = self.horizon * self.spec.action_dim
+        noise = [torch.randn(1, flat, generator=self._noise) for _ in observations]
+        guided = [prefix is not None and prefix.guided for prefix in prefixes]
+        sampled = torch.empty(len(guided), flat, device=self.device)
+        for kind in sorted(set(guided)):
+            rows = [row for row, other in enumerate(guided) if other is kind]
+            sampled[rows] = self._sample(
+                [observations[row] for row in rows],
+                [latents[row] for row in rows],
+                [prefixes[row] for row in rows],
+                torch.cat([noise[row] for row in rows]).to(self.device),
+                kind,
+            )
+        chosen = (sampled.view(len(guided), self.horizon, -1) * self._half + self._middle).cpu().numpy()
+        return list(map(self._chunk, chosen, observations, latents, ticks, prefixes))
+
+    def _require(self, observation: Observation, latent: Latent, prefix: Prefix | None) -> None:
+        """Raise what `act` says it raises for what it is given."""
         if latent.version != self.version:
             raise PolicyError(
                 f"the latent was made by version {latent.version}, this policy is version {self.version}; "
@@ -114,14 +198,59 @@ class FlowPolicy:
                 f"a latent of shape {list(latent.data.shape)}; this policy's think() gives [{self.module.slow.width}]."
             )
         check_observation(self._felt, observation)
-        actions = (self._sample(observation, latent, prefix).view(self.horizon, -1) * self._half + self._middle).cpu()
-        chosen = actions.numpy()
+        if prefix is None:
+            return
+        require_prefix(self.horizon, self.spec, prefix)
+        if prefix.committed and not prefix.guided and not self.config.prefix:
+            raise PolicyError(
+                f"version {self.version} was not trained with committed prefixes; ask with `guided` or without a "
+                "prefix, or train a network with `prefix`."
+            )
+
+    def _sample(
+        self,
+        observations: Sequence[Observation],
+        latents: Sequence[Latent],
+        prefixes: Sequence[Prefix | None],
+        noise: torch.Tensor,
+        guided: bool,
+    ) -> torch.Tensor:
+        """float32[b, H * da] in [-1, 1]"""
+        seen = torch.stack([self._tensor(latent.data) for latent in latents])
+        state = torch.stack([self._tensor(observation.state) for observation in observations])
+        felt, age = self.module.normalizer(state), None
+        if self.config.max_offset:
+            ns = [o.time_ns - latent.observed_ns for o, latent in zip(observations, latents, strict=True)]
+            age = torch.tensor([[max(0.0, one / self.spec.period_ns)] for one in ns], device=self.device)
+        known = weights = None
+        if guided or any(prefix is not None and prefix.committed for prefix in prefixes) or self._always_known:
+            decided = torch.zeros(len(prefixes), self.horizon, self.spec.action_dim, device=self.device)
+            weights = torch.zeros(len(prefixes), self.horizon)
+            for row, prefix in enumerate(prefixes):
+                if prefix is None:
+                    continue
+                count = len(prefix.actions)
+                decided[row, :count] = ((self._tensor(prefix.actions) - self._middle) / self._half).clamp(-1, 1)
+                if guided:
+                    weights[row] = sampling.soft_mask(self.horizon, count, prefix.committed)
+                else:
+                    weights[row, : prefix.committed] = 1
+            known, weights = decided.flatten(1), weights.to(self.device)
+        with self.runtime.autocast():
+            if guided and known is not None and weights is not None:
+                pull = weights.repeat_interleave(self.spec.action_dim, 1)
+                return sampling.sample_towards(self._network, seen, felt, noise, known, pull, age)
+            return self._draw(self._network, seen, felt, noise, age, known, weights)
+
+    def _chunk(
+        self, actions: np.ndarray, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None
+    ) -> ActionChunk:
         if prefix is not None:
-            chosen[: prefix.committed] = prefix.actions[: prefix.committed]
-        if not np.isfinite(chosen).all():
+            actions[: prefix.committed] = prefix.actions[: prefix.committed]
+        if not np.isfinite(actions).all():
             raise PolicyError(f"version {self.version} gave actions that are not finite; roll back to another version.")
         return ActionChunk(
-            actions=np.clip(chosen, self._low, self._high),
+            actions=np.clip(actions, self._low, self._high),
             first_tick=tick,
             step_ns=self.spec.period_ns,
             version=self.version,
@@ -129,50 +258,22 @@ class FlowPolicy:
             latent_observed_ns=latent.observed_ns,
         )
 
-    def _sample(self, observation: Observation, latent: Latent, prefix: Prefix | None) -> torch.Tensor:
-        """[1, H * da] in [-1, 1]"""
-        noise = torch.randn(1, self.horizon * self.spec.action_dim, generator=self._noise).to(self.device)
-        seen, felt = self._tensor(latent.data)[None], self._tensor(observation.state)[None]
-        age = None
-        if self.config.max_offset:
-            ticks = (observation.time_ns - latent.observed_ns) / self.spec.period_ns
-            age = torch.full((1, 1), max(0.0, ticks), device=self.device)
-        if prefix is None:
-            return sampling.sample(self.module, seen, felt, noise, age)
-        require_prefix(self, prefix)
-        decided = ((self._tensor(prefix.actions) - self._middle) / self._half).clamp(-1, 1)
-        if prefix.guided:
-            weights = sampling.soft_mask(self.horizon, len(decided), prefix.committed).to(self.device)
-            wanted = torch.zeros(self.horizon, self.spec.action_dim, device=self.device)
-            wanted[: len(decided)] = decided
-            weights = weights.repeat_interleave(self.spec.action_dim)
-            return sampling.sample_towards(self.module, seen, felt, noise, wanted.view(1, -1), weights, age)
-        if not prefix.committed:
-            return sampling.sample(self.module, seen, felt, noise, age)
-        if not self.config.prefix:
-            raise PolicyError(
-                f"version {self.version} was not trained with committed prefixes; ask with `guided` or without a "
-                "prefix, or train a network with `prefix`."
-            )
-        return sampling.sample(self.module, seen, felt, noise, age, decided[: prefix.committed].reshape(1, -1))
-
     def load(self, weights: bytes, version: int) -> None:
         """Take all weights of `version` at once: they are read into a fresh network, which then replaces the old one.
 
-        Raises `SpecMismatch` for another robot's weights and `WeightsError` for anything else that does not fit;
-        the old weights stay.
+        A frozen base is the same in both. Raises `SpecMismatch` for another robot's weights and `WeightsError` for
+        anything else that does not fit; the old weights stay.
         """
         what = f"weights of version {version}"
         header, tensors = unpack(weights, what)
         header.spec.require(self.spec, what)
-        self._require_network(header, what)
-        if header.trained != self.trained:
-            raise WeightsError(
-                f"{what}: its metadata says {header.trained}, its network configuration {self.trained}; "
-                "the file was changed after it was saved. Export it again with `save()`."
-            )
-        module = self._fresh(0)
-        load_into(module, tensors, what)
+        require_same(self.config, self.trained, header, what)
+        module = self._fresh()
+        load_published(module, header, tensors, what)
+        if self._acting is self.module:
+            self._acting = module
+        else:
+            refresh(self._acting, module)
         self.module, self.version = module, version
 
     # --- TrainablePolicy ---------------------------------------------------------------------------------------
@@ -180,6 +281,7 @@ class FlowPolicy:
     def fit(self, examples: Examples) -> None:
         """Take the statistics of the states; once, before training begins."""
         self.module.normalizer.fit(examples.states)
+        refresh(self._acting, self.module)
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """`FlowNetwork.loss` of a batch: a scalar. Noise and flow times come from torch's global generator.
@@ -187,58 +289,22 @@ class FlowPolicy:
         `images` {camera: uint8[b, h, w, 3]}, `instructions` b strings, and k steps behind each image: `state`
         [b, k, ds], `actions` [b, k, H, da], `mask` [b, k, H], `ahead` [b, k, W, ds] if the configuration asks for it.
         With `max_offset` also `frame_age` [b, k] or [b], in ticks. With `residual`, if they are there, `later_index`
-        int[b, k] in 0..H-1 and `later_state` [b, k, ds], the state so many ticks after `state`.
-        Without the k axis, one step behind each image.
+        int[b, k] in 0..H-1 and `later_state` [b, k, ds], the state so many ticks after `state`. With `advantage`, if
+        it is there, `advantage` int[b, k] or [b]: 0 not known, 1 bad, 2 good.
+        Without the k axis, one step behind each image. If `spec_hash` is there it must be that of this robot.
         Raises `InvalidData` that names what does not fit.
         """
-        h, ds = self.horizon, self.spec.state_dim
-        shapes: dict[str, tuple[int, ...]] = {"state": (ds,), "actions": (h, self.spec.action_dim), "mask": (h,)}
-        if self.config.ahead:
-            shapes["ahead"] = (len(self.config.ahead), ds)
-        if self.config.max_offset:
-            shapes["frame_age"] = ()
-        if self.config.residual and "later_state" in batch:
-            shapes |= {"later_state": (ds,), "later_index": ()}
-        if missing := [name for name in shapes if name not in batch]:
-            raise InvalidData(f"training batch: it lacks {missing}; it has {sorted(batch)}.")
-        flat = batch["state"].ndim == 2
-        b, k = len(batch["state"]), 1 if flat else batch["state"].shape[1]
-        tensors = {}
-        for name, shape in shapes.items():
-            tensor = self._tensor(batch[name])
-            if flat:
-                tensor = tensor[:, None]
-            elif name == "frame_age" and tuple(tensor.shape) == (b,):
-                tensor = tensor[:, None].expand(b, k)
-            if tuple(tensor.shape) != (b, k, *shape):
-                raise InvalidData(f"training batch: {name} has shape {list(tensor.shape)}, expected {[b, k, *shape]}.")
-            tensors[name] = tensor
-        for eye in self.config.eyes:
-            image, expected = _image(batch, eye.name), (b, eye.height, eye.width, 3)
-            if tuple(image.shape) != expected:
-                raise InvalidData(
-                    f"training batch: image of '{eye.name}' has shape {list(image.shape)}, expected {list(expected)}."
-                )
-        if len(batch["instructions"]) != b:
-            raise InvalidData(f"training batch: {len(batch['instructions'])} instructions for {b} images.")
-        kept = tensors["mask"].bool()
-        if not kept.any():
-            raise InvalidData("training batch: its mask keeps no action, so there is nothing to imitate.")
-        age, later = tensors.get("frame_age"), None
-        if "later_state" in tensors:
-            index = tensors["later_index"].long()
-            if not bool(((index >= 0) & (index < h)).all()):
-                raise InvalidData(f"training batch: later_index must be in 0..{h - 1}.")
-            later = tensors["later_state"], index
+        sample = read_batch(batch, self.config, self.spec, self._tensor)
         return self.module.loss(
-            [self._tensor(_image(batch, eye.name)) for eye in self.config.eyes],
-            self._tokens(batch["instructions"]),
-            tensors["state"],
-            (tensors["actions"] - self._middle) / self._half,
-            kept,
-            tensors.get("ahead"),
-            None if age is None else age.float()[..., None],
-            later,
+            sample.images,
+            self._tokens(sample.instructions),
+            sample.state,
+            (sample.actions - self._middle) / self._half,
+            sample.mask,
+            sample.ahead,
+            sample.age,
+            sample.later,
+            sample.advantage,
         )
 
     @property
@@ -248,7 +314,10 @@ class FlowPolicy:
         return None if losses is None else losses.cpu().numpy()
 
     def save(self, module: nn.Module | None = None) -> bytes:
-        """Weights of `module` (default: this policy's own) as a safetensors file that `load` accepts."""
+        """Weights of `module` (default: this policy's own) as a safetensors file that `load` accepts.
+
+        What is frozen is not in it: `load` needs a policy that has the same base.
+        """
         header = Header(
             network=NETWORK,
             config=msgspec.to_builtins(self.config),
@@ -256,88 +325,50 @@ class FlowPolicy:
             spec_hash=self.spec.hash,
             **msgspec.structs.asdict(self.trained),
         )
-        return pack((self.module if module is None else module).state_dict(), header)
+        return pack_module(self.module if module is None else module, header)
 
     @classmethod
     def from_weights(
-        cls, weights: bytes, spec: RobotSpec, version: int, seed: int = 0, device: str = "cpu"
+        cls, weights: bytes, spec: RobotSpec, version: int, seed: int = 0, runtime: Runtime = _PLAIN, **made: Any
     ) -> FlowPolicy:
-        """A policy with the network that `weights` describes. Raises as `load` does."""
+        """A policy with the network that `weights` describes; `made` as for the constructor. Raises as `load` does."""
         what = f"weights of version {version}"
         header = read_header(weights, what)
         header.spec.require(spec, what)
-        policy = cls(spec, _config(header, what), seed, device)
+        policy = cls(spec, read_config(header, what), seed, runtime, **made)
         policy.load(weights, version)
         return policy
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    def _fresh(self, seed: int) -> FlowNetwork:
-        # building a policy must not move the random stream of whoever builds it
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return FlowNetwork(self.config).to(self.device)
+    @property
+    def _network(self) -> FlowNetwork:
+        """What acts."""
+        return self._acting  # type: ignore[return-value]
+
+    @property
+    def _always_known(self) -> bool:
+        """Whether sampling gets a prefix even if there is none, so that it is compiled once."""
+        return self.runtime.compile and self.config.prefix
+
+    def _fresh(self) -> FlowNetwork:
+        """A network of its own for what is trained; what is frozen is shared, as it may be billions of numbers."""
+        shared = {id(parameter): parameter for parameter in self.module.parameters() if not parameter.requires_grad}
+        return copy.deepcopy(self.module, shared)
 
     def _tensor(self, array: Any) -> torch.Tensor:
         if isinstance(array, np.ndarray) and not array.flags.writeable:
             array = array.copy()  # torch warns about memory it must not write, such as a received message
         return torch.as_tensor(array, device=self.device)
 
-    def _tokens(self, instructions: list[str]) -> torch.Tensor:
-        rows = [tokenize(text, self.config.vocabulary, self.config.words) for text in instructions]
+    def _tokens(self, instructions: Sequence[str]) -> torch.Tensor:
+        if self._words is not None:
+            rows = [self._words(text) for text in instructions]
+        else:
+            rows = [tokenize(text, self.config.vocabulary, self.config.words) for text in instructions]
         return torch.from_numpy(np.stack(rows)).to(self.device)
 
-    def _require_network(self, header: Header, what: str) -> None:
-        config = _config(header, what)
-        for field in FlowConfig.__struct_fields__:
-            mine, theirs = getattr(self.config, field), getattr(config, field)
-            if mine != theirs:
-                raise WeightsError(
-                    f"{what}: made by a network with {field} {theirs}, this policy has {mine}. "
-                    "Train and run with the same network configuration."
-                )
 
-
-def require_prefix(policy: FlowPolicy, prefix: Prefix) -> None:
-    """Raise `PolicyError` that says what is wrong if `prefix` cannot begin a chunk of `policy`."""
-    h, da = policy.horizon, policy.spec.action_dim
-    shape = np.shape(prefix.actions)
-    if len(shape) != 2 or shape[0] > h or shape[1] != da:
-        raise PolicyError(f"a prefix of shape {list(shape)}; this policy's chunks are [{h}, {da}].")
-    if not 0 <= prefix.committed <= shape[0]:
-        raise PolicyError(f"a prefix of {shape[0]} actions with {prefix.committed} committed.")
-    if not np.isfinite(prefix.actions).all():
-        raise PolicyError("a prefix with actions that are not finite.")
-
-
-def _image(batch: Batch, camera: str) -> Any:
-    images = batch.get("images", {})
-    if camera not in images:
-        raise InvalidData(f"training batch: no images of camera '{camera}'; it has {sorted(images)}.")
-    return images[camera]
-
-
-def _config(header: Header, what: str) -> FlowConfig:
-    if header.network != NETWORK:
-        raise WeightsError(f"{what}: made by a '{header.network}' network, this policy is '{NETWORK}'.")
-    try:
-        return msgspec.convert(header.config, FlowConfig)
-    except msgspec.ValidationError as error:
-        raise WeightsError(f"{what}: the network configuration cannot be read: {error}.") from error
-
-
-def _require_fit(spec: RobotSpec, config: FlowConfig) -> None:
-    for name, mine, theirs in (
-        ("state_dim", config.state_dim, spec.state_dim),
-        ("action_dim", config.action_dim, spec.action_dim),
-    ):
-        if mine != theirs:
-            raise ConfigError(f"flow policy: {name} {mine}, but robot '{spec.embodiment}' has {theirs}.")
-    cameras = {camera.name: (camera.height, camera.width) for camera in spec.cameras}
-    for eye in config.eyes:
-        if cameras.get(eye.name) != (eye.height, eye.width):
-            raise ConfigError(
-                f"flow policy: camera '{eye.name}' at {eye.height}x{eye.width}, but robot '{spec.embodiment}' has "
-                f"{cameras or 'no camera'}."
-            )
-    config.require()
+def _look(network: FlowNetwork, images: Sequence[torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
+    """The latent, float[b, z]."""
+    return network.slow(images, tokens)

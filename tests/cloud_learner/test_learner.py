@@ -5,12 +5,17 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from cloud_learner import checkpoint
 from cloud_learner.algorithms import hg_dagger
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.learner import Learner
 from policies.conformance import example_batch, example_observation
 from policies.flow import Conv, Eye, FlowConfig, FlowPolicy
+from policies.normalizer import Normalizer
+from policies.trainable import Lora, Training, base_sha256, prepare
+from policies.weights import Header, load_published, pack_module, unpack
 from tests.samples import states_only
 from wire.errors import ConfigError, InvalidData, PolicyError
 from wire.types import CameraSpec, Dimension, RobotSpec
@@ -177,6 +182,138 @@ def test_bfloat16_trains_float32_weights():
     assert all(t.dtype == torch.float32 for n, t in snapshot(subject).items() if not n.startswith("random/"))
 
 
+# --- a frozen base -------------------------------------------------------------------------------------------------
+
+
+class Plain:
+    """A policy that is nothing but a module: all that a learner asks for."""
+
+    ticks_ahead, max_offset, history = (), 0, 0
+
+    def __init__(self, training, seed=0):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.module = nn.Sequential(nn.Linear(2, 256), nn.Linear(256, 256), nn.Dropout(0.5), nn.Linear(256, 2))
+        self.module.register_buffer("seen", torch.zeros(()))
+        prepare(self.module, training)
+
+    def loss(self, batch):
+        self.module.train()
+        for seen in (buffer for name, buffer in self.module.named_buffers() if name == "seen"):
+            seen += 1
+        state = torch.from_numpy(batch["state"])
+        return (self.module(state) - torch.from_numpy(batch["actions"][..., 0, :])).square().mean()
+
+    def save(self, module=None):
+        header = Header("plain", {}, SPEC, SPEC.hash)
+        return pack_module(self.module if module is None else module, header)
+
+
+LORA = Training(lora=Lora(rank=2, targets=("0", "1")))
+HEAD = Training(train=("3.*",))
+
+
+@pytest.mark.parametrize("training", [LORA, HEAD])
+def test_what_is_frozen_is_there_once_and_never_in_a_checkpoint(training, tmp_path):
+    subject = Learner(Plain(training), CONFIG)
+    base = {n: p.clone() for n, p in subject.policy.module.named_parameters() if not p.requires_grad}
+    shared = {p.data_ptr() for p in subject.policy.module.parameters()} & {
+        p.data_ptr() for p in subject._average.parameters()
+    }
+    assert len(shared) == len(base) > 0
+    run(subject, 0, 3)
+    assert all(torch.equal(p, base[n]) for n, p in subject.policy.module.named_parameters() if n in base)
+    state = subject.state()
+    assert not [n for n in state.tensors if n.partition("/")[2] in base]
+    assert {"module/seen", "average/seen"} <= state.tensors.keys()
+    path = checkpoint.save(tmp_path, state, {})
+    whole = sum(p.numel() * p.element_size() for p in base.values())
+    assert (path / "learner.safetensors").stat().st_size < whole / 4
+
+
+@pytest.mark.parametrize("training", [LORA, HEAD, Training()])
+def test_a_frozen_base_goes_on_bit_for_bit_too_and_reaches_robots(training, tmp_path):
+    first = Learner(Plain(training), CONFIG)
+    run(first, 0, 4)
+    checkpoint.save(tmp_path, first.state(), {})
+    expected = run(first, 4, 4)
+    second = Learner(Plain(training), CONFIG, seed=9)
+    run(second, 50, 2)
+    second.restore(checkpoint.load_newest(tmp_path).state)
+    assert run(second, 4, 4) == expected
+    assert second.weights() == first.weights()
+    assert_same(snapshot(first), snapshot(second))
+    robot = Plain(training)
+    header, tensors = unpack(first.weights())
+    load_published(robot.module, header, tensors)
+    assert all(torch.equal(t, first._average.state_dict()[name]) for name, t in robot.module.state_dict().items())
+
+
+def test_a_checkpoint_on_top_of_another_base_is_refused_and_nothing_changes():
+    subject = Learner(Plain(LORA), CONFIG)
+    before = snapshot(subject)
+    with pytest.raises(PolicyError, match="same --policy directory") as error:
+        subject.restore(Learner(Plain(LORA, seed=1), CONFIG).state())
+    assert base_sha256(subject.policy.module)[:12] in str(error.value)
+    older = subject.state()
+    del older.meta["base"]
+    with pytest.raises(PolicyError, match="on top of nothing frozen"):
+        subject.restore(older)
+    assert_same(before, snapshot(subject))
+
+
+def test_a_checkpoint_from_before_bases_has_a_tensor_under_both_its_names():
+    policy = Plain(Training())
+    policy.module[1].weight = nn.Parameter(torch.zeros(256, 256))
+    policy.module.append(nn.Linear(256, 256, bias=False))
+    policy.module[4].weight = policy.module[1].weight
+    subject = Learner(policy, CONFIG)
+    state = subject.state()
+    older = {f"{part}/4.weight": state.tensors[f"{part}/1.weight"] for part in ("module", "average")}
+    subject.restore(dataclasses.replace(state, tensors=state.tensors | older))
+
+
+class Following(Plain):
+    """A linear policy on states that are normalised by statistics which follow the data."""
+
+    def __init__(self):
+        self.module = nn.Sequential(Normalizer(2, online=True), nn.Linear(2, 2))
+        nn.init.zeros_(self.module[1].weight)
+
+    def loss(self, batch):
+        self.module[0].update(torch.from_numpy(batch["state"]))
+        return super().loss(batch)
+
+
+def test_statistics_that_follow_shifting_data_travel_with_the_weights():
+    subject = Learner(Following(), dataclasses.replace(CONFIG, learning_rate=0.03, ema_decay=0.9, draws=1, shift_px=0))
+    rng = np.random.default_rng(0)
+    for step in range(400):
+        centre = np.array([100.0, -5.0]) * step / 400
+        state = rng.normal(centre, [20.0, 0.1], (32, 2)).astype(np.float32)
+        wanted = (state - centre) / [20.0, 0.1]
+        subject.step({"state": state, "actions": wanted[:, None].astype(np.float32)})
+    robot = Following()
+    load_published(robot.module, *unpack(subject.weights()))
+    with torch.inference_mode():
+        state = torch.tensor([[80.0, -4.5], [120.0, -5.5]])
+        assert torch.equal(robot.module(state), subject._average(state))
+    statistics, own = robot.module[0], subject.policy.module[0]
+    assert statistics.count == own.count == 400 * 32
+    assert torch.equal(statistics.mean, own.mean) and torch.equal(statistics.quantiles, own.quantiles)
+    assert statistics.mean.numpy() == pytest.approx([50, -2.5], rel=0.05)
+    again = Learner(Following(), CONFIG, seed=3)
+    again.restore(subject.state())
+    assert again.weights() == subject.weights()
+
+
+def test_nothing_to_train_is_said():
+    policy = Plain(Training())
+    policy.module.requires_grad_(False)
+    with pytest.raises(PolicyError, match="every parameter"):
+        Learner(policy, CONFIG)
+
+
 # --- HG-DAgger -----------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +347,27 @@ def test_draws_repeat_the_age_and_what_corrects_single_actions_too():
     assert out["later_state"].shape == (3, 2, 2)
     of_an_image = grouped | {"frame_age": np.zeros(3, np.float32)}
     assert hg_dagger.augment(of_an_image, HGDagger(draws=2), rng)["frame_age"].shape == (3,)
+
+
+def test_the_past_is_repeated_and_shifted_with_what_is_seen():
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (5, 8, 8, 3), np.uint8)
+    batch = example_batch(SPEC, 4, images=5, steps=2)
+    batch |= {
+        "images": {"front": images, "top": images},
+        "past_images": {"front": np.stack([images, images], 1)},
+        "past_state": rng.normal(size=(5, 2, 3, 2)).astype(np.float32),
+    }
+    out = hg_dagger.augment(batch, HGDagger(draws=3, shift_px=2), rng)
+    assert out["past_state"].shape == (5, 6, 3, 2)
+    assert np.array_equal(out["past_state"][:, 3:], batch["past_state"][:, 1:].repeat(3, 1))
+    assert out["past_images"]["front"].shape == (5, 2, 8, 8, 3) and out["past_images"].keys() == {"front"}
+    for n in range(2):
+        assert np.array_equal(out["past_images"]["front"][:, n], out["images"]["front"])
+    assert not np.array_equal(out["images"]["front"], images)
+    assert batch["images"]["front"] is images
+    flat = {name: batch[name][:, 0] for name in ("state", "actions", "mask", "past_state")} | {"images": {}}
+    assert hg_dagger.augment(flat, HGDagger(draws=2), rng)["past_state"].shape == (5, 2, 3, 2)
 
 
 def test_shift_moves_each_image_by_at_most_so_many_pixels():

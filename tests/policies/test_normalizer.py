@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from policies.normalizer import LIMIT, MIN_STD, Normalizer
-from wire.errors import InvalidData
+from wire.errors import InvalidData, PolicyError
 
 
 def test_data_becomes_zero_mean_unit_deviation():
@@ -33,3 +33,66 @@ def test_statistics_are_buffers():
 def test_bad_statistics_are_refused(states):
     with pytest.raises(InvalidData, match="state statistics"):
         Normalizer(2).fit(states)
+
+
+def online(dimensions=2):
+    return Normalizer(dimensions, online=True)
+
+
+def test_online_statistics_are_those_of_all_states_together():
+    rng = np.random.default_rng(0)
+    states = rng.normal([1000.0, -2.0], [0.5, 3.0], (5000, 2))
+    followed, whole = online(), online()
+    for part in np.array_split(states, [7, 8, 500, 3000]):
+        followed.update(torch.from_numpy(part))
+    whole.fit(states)
+    assert followed.count == 5000
+    assert torch.allclose(followed.mean, whole.mean, rtol=1e-6)
+    assert torch.allclose(followed.std, whole.std, rtol=1e-5)
+    assert torch.equal(followed.range, whole.range)
+    assert followed.range.double().numpy() == pytest.approx(np.stack([states.min(0), states.max(0)]))
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform", "two values"])
+def test_quantiles_are_found_without_knowing_the_range(kind):
+    rng = np.random.default_rng(0)
+    draw = {
+        "normal": lambda n: rng.normal(5, 2, (n, 1)),
+        "uniform": lambda n: rng.uniform(-3, 1, (n, 1)),
+        "two values": lambda n: rng.integers(0, 2, (n, 1)).astype(float),
+    }[kind]
+    followed = online(1)
+    for _ in range(300):
+        followed.update(torch.from_numpy(draw(256)))
+    expect = np.quantile(draw(200_000), [0.01, 0.99], 0)
+    assert np.abs(followed.quantiles.numpy() - expect).max() < 0.1 * draw(10_000).std()
+
+
+def test_what_was_known_is_forgotten_after_the_window(monkeypatch):
+    monkeypatch.setattr("policies.normalizer.WINDOW", 1000)
+    rng, followed = np.random.default_rng(0), online(1)
+    followed.fit(rng.normal(0, 1, (100_000, 1)))
+    assert followed.count == 1000
+    assert followed.std.item() == pytest.approx(1, abs=0.02)
+    for _ in range(200):
+        followed.update(torch.from_numpy(rng.normal(10, 3, (100, 1))))
+    assert followed.mean.item() == pytest.approx(10, abs=0.5)
+    assert followed.std.item() == pytest.approx(3, abs=0.3)
+    assert followed.quantiles[:, 0].numpy() == pytest.approx([10 - 2.33 * 3, 10 + 2.33 * 3], abs=1.5)
+
+
+def test_older_weights_fit_where_statistics_do_not_follow():
+    assert set(Normalizer(2).state_dict()) == {"mean", "std"}
+    with pytest.raises(PolicyError, match="online"):
+        Normalizer(2).update(torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("states", [torch.zeros(4, 3), torch.tensor(1.0), torch.full((2, 2), float("nan"))])
+def test_an_update_that_cannot_be_taken_changes_nothing(states):
+    followed = online()
+    followed.fit(np.random.default_rng(0).normal(size=(10, 2)))
+    before = {n: t.clone() for n, t in followed.state_dict().items()}
+    with pytest.raises(InvalidData):
+        followed.update(states)
+    followed.update(torch.zeros(0, 2))
+    assert all(torch.equal(t, before[n]) for n, t in followed.state_dict().items())

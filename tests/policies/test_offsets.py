@@ -140,10 +140,10 @@ def test_committed_actions_reach_the_network_clean(seeing, full, monkeypatch, sw
     seen = {}
     fast = policy.module.fast
 
-    def spy(latent, state, noisy, time, age=None, committed=None):
+    def spy(latent, state, noisy, time, age=None, committed=None, advantage=None):
         if committed is not None:
             seen.update(noisy=noisy, committed=committed)
-        return type(fast).forward(fast, latent, state, noisy, time, age, committed)
+        return type(fast).forward(fast, latent, state, noisy, time, age, committed, advantage)
 
     monkeypatch.setattr(fast, "forward", spy)
     batch = example_batch(seeing, 4, images=8)

@@ -47,6 +47,24 @@ def test_what_is_no_weights_file_is_refused_with_a_remedy(data, says):
     assert "save()" in str(error.value)
 
 
+def test_a_header_whose_length_begins_like_a_pickle_or_an_archive_is_read(header):
+    firsts = set()
+    for length in (*range(0, 280, 8), 19280 - 900, 19280):
+        padded = msgspec.structs.replace(header, config={"width": "x" * length})
+        data = pack({"a": torch.zeros(1)}, padded)
+        firsts.add(data[:1])
+        assert read_header(data) == padded
+    assert b"\x80" in firsts
+    spare = 0x4B50 - int.from_bytes(pack({"a": torch.zeros(1)}, header)[:8], "little")
+    archive_like = [
+        pack({"a": torch.zeros(1)}, msgspec.structs.replace(header, config={"width": 3, "more": "x" * length}))
+        for length in range(spare - 40, spare)
+    ]
+    assert any(data[:2] == b"PK" for data in archive_like)
+    for data in archive_like:
+        read_header(data)
+
+
 def test_every_cut_of_a_file_is_refused(header):
     data = pack({"a": torch.randn(5)}, header)
     for end in range(0, len(data), 7):

@@ -1,7 +1,8 @@
 """Brings a block of segments into memory: reads it, decodes the frames that windows may show, says what each step saw.
 
-Only frames that a step saw at which a window may begin are decoded. A frame that an earlier segment brought is looked
-for there; what follows a segment is read as far as its windows may reach.
+Only frames that a step saw at which a window may begin are decoded, and those of the steps that such a window tells of
+as its past. A frame that an earlier segment brought is looked for there; what follows a segment is read as far as its
+windows may reach.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ class Steps(msgspec.Struct, frozen=True):
 
     row: int
     own: int
-    """how many of the steps are its own; the others follow it"""
+    """how many of the steps are its own; the others follow it, or are the `Layout.history` steps before it"""
     records: bytes
-    """the layout's records"""
+    """the layout's records: before, own, after"""
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -109,15 +110,12 @@ def load_block(job: Job, room: Rows, frames: Sequence[np.ndarray], read: Read, l
     for w in job.wanted:
         if (segment := block.segments.get(w.row)) is None:
             continue
-        records = block.with_following(records_of(segment, layout), w.after)
+        records = block.with_following(block.with_past(w), w.after)
         for c, view in enumerate(seen[w.row]):
             numbers = [decoder.decode(segment.episode.id, c, t, image) for t, image in zip(*view, strict=True)]
-            mine = np.flatnonzero(records["eligible"][: segment.steps])
             if UNREADABLE_FRAME in numbers:
                 unreadable_in.append(w.row)
-            records["frame"][mine, c] = np.array(numbers, np.int32)[
-                np.searchsorted(view.times, segment.frame_times_ns[layout.cameras[c]][mine])
-            ]
+            records["frame"][view.steps, c] = np.array(numbers, np.int32)[np.searchsorted(view.times, view.saw)]
         segments.append(Steps(w.row, segment.steps, records.tobytes()))
     nothing = np.zeros(0, layout.record)
     follow = [Steps(w.row, 0, block.with_following(nothing, w.after).tobytes()) for w in job.follow]
@@ -134,11 +132,15 @@ def load_block(job: Job, room: Rows, frames: Sequence[np.ndarray], read: Read, l
 
 
 class _Seen:
-    """The different frames of one camera that the eligible steps of a segment saw."""
+    """The different frames of one camera that windows of a segment show."""
 
-    def __init__(self, times: np.ndarray, images: list[bytes | None]) -> None:
+    def __init__(self, steps: np.ndarray, saw: np.ndarray, times: np.ndarray, images: list[bytes | None]) -> None:
+        self.steps = steps
+        """int64[m]: positions among the steps before the segment and its own that are shown"""
+        self.saw = saw
+        """int64[m]: time of the frame that each saw"""
         self.times = times
-        """int64[n], growing"""
+        """int64[n], growing: the different ones of them"""
         self.images = images
         """None where the frame never came"""
 
@@ -176,13 +178,47 @@ class _Block:
             left -= len(parts[-1])
         return np.concatenate(parts)
 
+    def with_past(self, wanted: Wanted) -> np.ndarray:
+        """Records of the `history` steps before `wanted` and of its own; the oldest known is repeated."""
+        own = records_of(self.segments[wanted.row], self._layout)
+        if not self._layout.history:
+            return own
+        parts = [own]
+        for segment, steps in self._before(wanted):
+            parts.insert(0, records_of(segment, self._layout)[segment.steps - steps :])
+        records = _padded(parts, self._layout.history + len(own))
+        records["eligible"][: self._layout.history] = False
+        return records
+
+    def _before(self, wanted: Wanted) -> Iterator[tuple[Segment, int]]:
+        """Segments before `wanted`, nearest first, each with how many of its last steps belong to the history."""
+        left = self._layout.history
+        for row in wanted.before:
+            self.read([row])
+            if left <= 0 or row not in self.segments:
+                return
+            yield self.segments[row], min(left, self.segments[row].steps)
+            left -= self.segments[row].steps
+
+    def _times(self, wanted: Wanted, camera: str) -> np.ndarray:
+        """int64[history + T]: time of the frame that each step of `with_past` saw."""
+        own = self.segments[wanted.row].frame_times_ns[camera]
+        if not self._layout.history:
+            return own
+        parts = [own]
+        for segment, steps in self._before(wanted):
+            parts.insert(0, segment.frame_times_ns[camera][segment.steps - steps :])
+        return _padded(parts, self._layout.history + len(own))
+
     def frames_seen(self, wanted: Wanted) -> list[_Seen]:
         """By camera. Segments before `wanted` are read as far back as a frame has to be looked for."""
         segment = self.segments[wanted.row]
         startable = np.array(self._layout.starts[segment.episode.source == "demonstration"])[segment.actor]
+        steps = np.flatnonzero(_and_before(startable, self._layout.history))
         found = []
         for camera in self._layout.cameras:
-            times = np.unique(segment.frame_times_ns[camera][startable])
+            saw = self._times(wanted, camera)[steps]
+            times = np.unique(saw)
             images: dict[int, bytes] = {}
             self._look(images, wanted.row, camera, times)
             back = 0
@@ -192,7 +228,7 @@ class _Block:
                 for row in wanted.before[back : max(1, 2 * back)]:
                     self._look(images, row, camera, times)
                 back = max(1, 2 * back)
-            found.append(_Seen(times, [images.get(time) for time in times.tolist()]))
+            found.append(_Seen(steps, saw, times, [images.get(time) for time in times.tolist()]))
         return found
 
     def _look(self, images: dict[int, bytes], row: int, camera: str, times: np.ndarray) -> None:
@@ -200,6 +236,22 @@ class _Block:
             return
         for number in np.flatnonzero(np.isin(brought.times_ns, times)).tolist():
             images.setdefault(int(brought.times_ns[number]), brought.encoded[number])
+
+
+def _padded(parts: Sequence[np.ndarray], length: int) -> np.ndarray:
+    """`parts` in a row, as many of the first before them as make `length`; zeros for a segment without steps."""
+    known = np.concatenate(parts)
+    first = known[:1] if len(known) else np.zeros(1, known.dtype)
+    return np.concatenate([np.repeat(first, length - len(known)), known])
+
+
+def _and_before(startable: np.ndarray, history: int) -> np.ndarray:
+    """bool[history + T]: the steps that bool[T] `startable` names and those up to `history` before one."""
+    if not history:
+        return startable
+    count = np.concatenate([np.zeros(history + 1, np.int64), np.cumsum(startable)])
+    until = np.minimum(np.arange(history + len(startable)) + history + 1, len(count) - 1)
+    return count[until] > count[:-1]
 
 
 class _Decoder:

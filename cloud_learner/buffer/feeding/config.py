@@ -9,7 +9,7 @@ import msgspec
 from cloud_learner.buffer.sampling.target import Target
 from wire.errors import ConfigError
 
-_NOT_NEGATIVE = (("max_offset", 0), ("workers", 0), ("prefetch", 0))
+_NOT_NEGATIVE = (("max_offset", 0), ("history", 0), ("workers", 0), ("prefetch", 0))
 
 
 class FeedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +31,8 @@ class FeedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """share of the windows that are postponed; the others begin with what the image shows"""
     rolled: tuple[bool, ...] = ()
     """by state dimension: whether a robot can foretell it; the others are as old as the images. Empty: all"""
+    history: int = 0
+    """n: bring `past_state` and `past_images`, of so many ticks before"""
     later: bool = False
     """bring `later_index` and `later_state`, for a network that corrects single actions"""
     seed: int = 0

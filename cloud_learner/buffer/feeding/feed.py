@@ -94,9 +94,9 @@ class Feed:
         self.universe = Universe(tuple(config.tasks), config.rank, config.world)
         self._ledger, self._store, self._spec = ledger, store, spec
         target = config.target
-        offsets = config.max_offset, config.offset_share, config.rolled, config.later
+        offsets = config.max_offset, config.offset_share, config.rolled, config.later, config.history
         shape = Shape(config.horizon, config.ticks_ahead, config.ticks_per_frame, *offsets)
-        self._layout = Layout.of(spec, shape.lookahead, target.starts, target.continues)
+        self._layout = Layout.of(spec, shape.lookahead, target.starts, target.continues, config.history)
         self._pool = Pool(self._layout)
         self._arena = Arena(self._layout.shapes, config.cache_bytes)
         self._fresh = Fresh(config.fresh_bytes)

@@ -38,9 +38,11 @@ class Layout(msgspec.Struct, frozen=True):
     """[demonstration][actor]: whether a window may begin at such a step"""
     continues: tuple[tuple[bool, ...], ...]
     """[demonstration][actor]: whether a window may go on over such a step"""
+    history: int = 0
+    """how many steps before its own a segment keeps, for what windows tell of the past"""
 
     @classmethod
-    def of(cls, spec: RobotSpec, lookahead: int, starts: Predicate, continues: Predicate) -> Layout:
+    def of(cls, spec: RobotSpec, lookahead: int, starts: Predicate, continues: Predicate, history: int = 0) -> Layout:
         """`lookahead`: max(H - 1, the farthest of `ahead`)."""
         shapes = tuple(dict.fromkeys((camera.height, camera.width, 3) for camera in spec.cameras))
         return cls(
@@ -54,6 +56,7 @@ class Layout(msgspec.Struct, frozen=True):
             lookahead=lookahead,
             starts=_table(starts),
             continues=_table(continues),
+            history=history,
         )
 
     @property
@@ -81,8 +84,9 @@ class Layout(msgspec.Struct, frozen=True):
     def frames_at_most(self, frames: np.ndarray, startable: np.ndarray) -> np.ndarray:
         """int64[k, shapes]: how many frames segments that brought `frames` int64[k] may have to keep decoded.
 
-        `startable` int64[k]: steps at which a window may begin; each sees one frame of each camera. The frames that
-        cameras of several shapes brought are told apart by their rates, so this is an estimate then.
+        `startable` int64[k]: steps at which a window may begin; each sees one frame of each camera, and so does each
+        step of its history. The frames that cameras of several shapes brought are told apart by their rates, so this
+        is an estimate then.
         """
         found = np.zeros((len(frames), len(self.shapes)), np.int64)
         for shape in range(len(self.shapes)):
@@ -90,7 +94,8 @@ class Layout(msgspec.Struct, frozen=True):
             share = sum(self.rates_hz[c] for c in mine) / sum(self.rates_hz)
             brought = np.ceil(frames * min(1.0, 1.1 * share)).astype(np.int64)
             # the first steps may still see frames that came before
-            found[:, shape] = np.minimum(brought + 2 * len(mine), startable * len(mine))
+            before = (2 + self.history) * len(mine)
+            found[:, shape] = np.minimum(brought + before, startable * ((1 + self.history) * len(mine)))
         return found
 
 

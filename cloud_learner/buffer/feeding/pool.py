@@ -1,7 +1,9 @@
 """The steps of the segments in memory, as flat arrays in which every window is one contiguous slice.
 
-Each segment has an extent: its own T steps, then room for the L steps that follow it in its episode and that its
-windows may reach into. What follows is filled in when it is there; until then windows end earlier.
+Each segment has an extent: the n steps before it that its windows may tell of (`Layout.history`), its own T steps, then
+room for the L steps that follow it in its episode and that its windows may reach into. What follows is filled in when
+it is there; until then windows end earlier. What came before is there from the first, its oldest step repeated where
+no more is known.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ class Extent(msgspec.Struct):
     """Where one segment lies."""
 
     first: int
+    """of its own steps; those before it lie before"""
     own: int
     room: int
-    """own steps and the look-ahead"""
+    """the steps before it, its own and the look-ahead"""
     filled: int
     frames: Rows
     """int32[n] frames of each shape that are only this segment's"""
@@ -70,7 +73,8 @@ class Pool:
 
     def bytes_of(self, steps: np.ndarray) -> np.ndarray:
         """int64[k]: memory that segments of int[k] `steps` take at most, gaps between them included."""
-        return np.ceil((steps.astype(np.int64) + self._layout.lookahead) * (self.row_bytes * _SLACK)).astype(np.int64)
+        around = self._layout.history + self._layout.lookahead
+        return np.ceil((steps.astype(np.int64) + around) * (self.row_bytes * _SLACK)).astype(np.int64)
 
     @property
     def bytes(self) -> int:
@@ -84,18 +88,20 @@ class Pool:
         return np.array(found, np.int64)
 
     def insert(self, segment: int, records: np.ndarray, own: int) -> None:
-        """`records`: the layout's record of `own` steps and of what is there of the L steps after them."""
-        room = own + self._layout.lookahead
-        extent = Extent(self._allocate(room), own, room, len(records), self._frames_of(records[:own]))
+        """`records`: the layout's record of the n steps before, of `own` steps and of what is there of the L after."""
+        past = self._layout.history
+        room = past + own + self._layout.lookahead
+        begin = self._allocate(room)
+        extent = Extent(begin + past, own, room, len(records) - past, self._frames_of(records[: past + own]))
         self._extents[segment] = extent
-        here = slice(extent.first, extent.first + len(records))
+        here = slice(begin, begin + len(records))
         for name in self._layout.record.names or ():
             if name in self.columns:
                 self.columns[name][here] = records[name]
         mine = slice(extent.first, extent.first + own)
-        reward = records["reward"][:own].astype(np.float64)
+        reward = records["reward"][past : past + own].astype(np.float64)
         self.columns["later_reward"][mine] = np.cumsum(reward[::-1])[::-1]
-        self._group(extent.first, records[:own])
+        self._group(extent.first, records[past : past + own])
         self._link(extent)
 
     def look_ahead(self, segment: int, records: np.ndarray) -> None:
@@ -112,7 +118,7 @@ class Pool:
         """Forget a segment; its frames are the caller's to release."""
         extent = self._extents.pop(segment)
         self._used -= extent.room
-        self._give_back(extent.first, extent.room)
+        self._give_back(extent.first - self._layout.history, extent.room)
         return extent
 
     # --- what follows from the steps ------------------------------------------------------------------------------
@@ -186,16 +192,14 @@ class Pool:
             self._resize(max(_LEAST_ROWS, 2 * self._end))
 
     def _close_gaps(self) -> None:
-        to = 0
+        to, past = 0, self._layout.history
         for extent in sorted(self._extents.values(), key=lambda extent: extent.first):
-            if extent.first != to:
+            begin = extent.first - past
+            if begin != to:
                 for column in self.columns.values():
                     # numpy copies overlapping slices as if through a buffer
-                    column[to : to + extent.own] = column[extent.first : extent.first + extent.own]
-                    column[to + extent.own : to + extent.filled] = column[
-                        extent.first + extent.own : extent.first + extent.filled
-                    ]
-                extent.first = to
+                    column[to : to + past + extent.filled] = column[begin : begin + past + extent.filled]
+                extent.first = to + past
             to += extent.room
         self._free, self._end = [], to
 

@@ -114,9 +114,11 @@ def _settings(config: FeedConfig) -> dict[str, Any]:
         "cache_bytes": config.cache_bytes,
         "echo": config.echo,
     }
-    # only where they are used: states from before there were offsets stay good
+    # only where they are used: states from before there were offsets, or a history, stay good
     if config.max_offset or config.later:
         settings["offsets"] = [config.max_offset, list(config.rolled), config.later]
+    if config.history:
+        settings["history"] = config.history
     if config.offset_share < 1:
         settings["offset_share"] = config.offset_share
     return settings

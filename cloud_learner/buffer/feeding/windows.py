@@ -24,17 +24,22 @@ A batch is a dict of:
 | `frame_age` | float32[b] | ticks between the oldest of the frames seen and the first action; delta without cameras |
 | `later_index` | int64[b] | on request: i, any of the actions that `mask` keeps, 0 if there is none |
 | `later_state` | float32[b, ds] | on request: the whole state before action i |
+| `past_state` | float32[b, n, ds] | on request: `state` 1 to n ticks before the first action, the oldest first |
+| `past_images` | {camera: uint8[b, n, h, w, 3]} | on request: what was seen 1 to n ticks before `images`, likewise |
 
-A grouped batch has k steps behind each image as a second axis, [b, k, ...] for all from `tick` on: each drawn from the
-eligible steps of the segment that saw the same frames.
+A grouped batch has k steps behind each image as a second axis, [b, k, ...] for all from `tick` on but `past_images`:
+each drawn from the eligible steps of the segment that saw the same frames.
+
+The past reaches back over the segments of an episode, whoever acted. Before the oldest step that is known it is that
+step again, and a frame that never came is the one after it.
 
 An inference takes time, and its actions begin when the robot is elsewhere already. With `max_offset` D > 0, all from
 `tick` on therefore belongs to the step delta ~ U{0..D} after the one the frames were seen at, each sample with its own
 delta (VLASH, arXiv 2512.01031; k of them behind one image are its shared observation). A delta goes no
 farther than the steps that follow each other and may be continued over, and ends at one where a window may begin, so
 that near such an end the last step comes up more often. What a robot cannot foretell (`rolled` is False) it knows only
-as of the frames' step: these dimensions of `state` come from there. `ahead`, a target and not an input, and
-`later_state`, which a robot reads when it is there, are whole later states.
+as of the frames' step: these dimensions of `state` come from there, and those of `past_state` are never newer. `ahead`,
+a target and not an input, and `later_state`, which a robot reads when it is there, are whole later states.
 """
 
 from __future__ import annotations
@@ -118,6 +123,8 @@ class Shape(msgspec.Struct, frozen=True):
     """by state dimension: whether it is known at the later step; empty: all are"""
     later: bool = False
     """whether there is `later_index` and `later_state`"""
+    history: int = 0
+    """n: whether there is `past_state` and `past_images`, of so many ticks"""
 
     @property
     def lookahead(self) -> int:
@@ -267,7 +274,41 @@ def gather(
         batch["later_index"] = _put(slot, "later_index", index)
         states = slot.array("later_state", (*start.shape, layout.state_dim), np.float32)
         batch["later_state"] = np.take(columns["state"], start + index, 0, out=states, mode="clip")
+    if shape.history:
+        _tell_past(batch, pool, frames, layout, rows, seen, start, shape, slot)
     return batch
+
+
+def _tell_past(
+    batch: Batch,
+    pool: Pool,
+    frames: Sequence[np.ndarray],
+    layout: Layout,
+    rows: np.ndarray,
+    seen: np.ndarray,
+    start: np.ndarray,
+    shape: Shape,
+    slot: Slot,
+) -> None:
+    """Add `past_state` and `past_images` to `batch`; arguments as in `gather`."""
+    columns, back = pool.columns, np.arange(-shape.history, 0)
+    at = start[..., None] + back
+    states = slot.array("past_state", (*at.shape, layout.state_dim), np.float32)
+    np.take(columns["state"], at, 0, out=states, mode="clip")
+    if shape.max_offset and not all(shape.rolled):
+        known = ~np.array(shape.rolled)
+        states[..., known] = columns["state"][np.minimum(at, seen[..., None])][..., known]
+    images = {}
+    for c, camera in enumerate(layout.cameras):
+        numbers = columns["frame"][rows[:, None] + np.arange(-shape.history, 1), c]
+        for i in reversed(range(shape.history)):
+            numbers[:, i] = np.where(numbers[:, i] < 0, numbers[:, i + 1], numbers[:, i])
+        number = layout.shape_of[c]
+        images[camera] = slot.array(
+            f"past_images/{camera}", (len(rows), shape.history, *layout.shapes[number]), np.uint8
+        )
+        np.take(frames[number], numbers[:, :-1], 0, out=images[camera], mode="clip")
+    batch["past_state"], batch["past_images"] = states, images
 
 
 def _rewards(reward: np.ndarray, first: np.ndarray, count: np.ndarray, most: int) -> np.ndarray:

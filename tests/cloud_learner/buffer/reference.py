@@ -75,8 +75,10 @@ class Reference:
             and np.array_equal(batch["state"][at][still], segment.state[other - segment.first_tick][still])
         ]
 
-    def check(self, batch: dict, i: int, j: int | None = None, planned: int | None = None) -> None:
-        """That one window of a batch is what it must be; `planned`: the tick drawn, where there are offsets."""
+    def check(
+        self, batch: dict, i: int, j: int | None = None, planned: int | None = None, drawn: int | None = None
+    ) -> None:
+        """That one window of a batch is what it must be; `planned`: the tick `drawn`, where there are offsets."""
         number = int(batch["episode"][i])
         at = (i,) if j is None else (i, j)
         tick = seen = int(batch["tick"][at])
@@ -136,6 +138,30 @@ class Reference:
         np.testing.assert_allclose(batch["frame_age"][at], age, rtol=1e-6)
         for camera in before.frame_times_ns:
             np.testing.assert_array_equal(batch["images"][camera][i], self._picture(number, before, s, camera))
+        if "past_state" in batch:
+            self._check_past(batch, at, number, tick, seen, tick if drawn is None else drawn)
+
+    def _check_past(self, batch: dict, at: tuple[int, ...], number: int, tick: int, seen: int, drawn: int) -> None:
+        history = batch["past_state"].shape[-2]
+        for n in range(history):
+            whole, still = self._known(number, tick - history + n, tick), min(tick - history + n, seen)
+            expect = np.where(
+                self.rolled, self._state(number, whole), self._state(number, self._known(number, still, seen))
+            )
+            np.testing.assert_array_equal(batch["past_state"][at][n], expect)
+            for camera in self.steps[number, drawn][0].frame_times_ns:
+                shown = self._known(number, drawn - history + n, drawn)
+                while (picture := self._picture(number, *self.steps[number, shown], camera)) is None:
+                    shown += 1
+                np.testing.assert_array_equal(batch["past_images"][camera][at[0], n], picture)
+
+    def _known(self, number: int, tick: int, until: int) -> int:
+        """`tick`, or the first after it from which all are there to `until`."""
+        return next(t for t in range(tick, until + 1) if self._joined(number, t, until))
+
+    def _state(self, number: int, tick: int) -> np.ndarray:
+        segment, t = self.steps[number, tick]
+        return segment.state[t]
 
     def _starts(self, number: int, tick: int) -> bool:
         segment, t = self.steps[number, tick]

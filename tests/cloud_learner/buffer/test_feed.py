@@ -36,7 +36,7 @@ def config(**options) -> FeedConfig:
 
 def copied(batch):
     return {
-        k: {c: i.copy() for c, i in v.items()} if k == "images" else list(v) if k == "instructions" else v.copy()
+        k: {c: i.copy() for c, i in v.items()} if isinstance(v, dict) else list(v) if k == "instructions" else v.copy()
         for k, v in batch.items()
     }
 
@@ -45,7 +45,7 @@ def same(a, b) -> bool:
     if a.keys() != b.keys():
         return False
     for name in a:
-        if name == "images":
+        if isinstance(a[name], dict):
             if a[name].keys() != b[name].keys() or any(not np.array_equal(a[name][c], b[name][c]) for c in a[name]):
                 return False
         elif name == "instructions":
@@ -114,7 +114,7 @@ class Watched(Feed):
                 assert batch["tick"][i] == tick
         for i in range(len(batch["episode"])):
             for j in range(self.config.ticks_per_frame) if self.config.ticks_per_frame > 1 else [None]:
-                reference.check(batch, i, j, drawn[i] if self.config.max_offset else None)
+                reference.check(batch, i, j, drawn[i] if self.config.max_offset else None, drawn[i])
 
 
 @pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
@@ -132,6 +132,7 @@ def test_every_window_is_what_brute_force_finds(planner, data):
         max_offset=draw(st.sampled_from([0, 1, 7, 30])),
         rolled=draw(st.sampled_from([(), (True, False, True), (False, False, False)])),
         later=draw(st.booleans()),
+        history=draw(st.sampled_from([0, 0, 1, 3, 25])),
         prefetch=draw(st.sampled_from([0, 2])),
         batch=draw(st.sampled_from([1, 6])),
         seed=draw(st.integers(0, 1000)),
@@ -228,7 +229,9 @@ ADAPTIVE = uniform(Recent(0.2, 20), mix=TaskMix(online=OnlineShare(at_least=1)))
 
 
 @pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
-@pytest.mark.parametrize(("ticks_per_frame", "offsets"), [(1, {}), (4, {}), (4, {"max_offset": 9, "later": True})])
+@pytest.mark.parametrize(
+    ("ticks_per_frame", "offsets"), [(1, {}), (4, {"history": 2}), (4, {"max_offset": 9, "later": True})]
+)
 def test_prefetching_changes_no_batch(planner, ticks_per_frame, offsets):
     spec = robot(CAMERAS["two"])
     made = []
@@ -262,7 +265,7 @@ def test_prefetching_changes_no_batch(planner, ticks_per_frame, offsets):
 @pytest.mark.parametrize("stop", [1, 9, 22])
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
-@pytest.mark.parametrize("offsets", [{}, {"max_offset": 8, "rolled": (True, True, False), "later": True}])
+@pytest.mark.parametrize("offsets", [{}, {"max_offset": 8, "rolled": (True, True, False), "later": True, "history": 3}])
 def test_a_feed_goes_on_where_it_stopped(planner, stop, prefetch, offsets):
     spec = robot(CAMERAS["two shapes"])
     buffer, queue = MemoryBuffer(spec), fleet(spec)
@@ -338,6 +341,7 @@ def test_what_cannot_work_is_refused():
         {"seed": -1},
         {"workers": -1},
         {"max_offset": -1},
+        {"history": -1},
     ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             config(**wrong)
@@ -581,6 +585,48 @@ def test_finished_episodes_and_states():
         expect = np.concatenate([s.state[able] for s, able in zip(segments, table, strict=True)])
         np.testing.assert_array_equal(np.sort(feed.examples().states, 0), np.sort(expect, 0))
         assert 0 < len(feed.examples(steps=len(expect) // 3).states) < len(expect)
+
+
+def test_example_chunks_are_what_was_executed_in_runs_that_are_all_imitable():
+    spec, horizon = robot([]), 4
+    buffer = MemoryBuffer(spec)
+    segments = [
+        *record(spec, "a", [40, 3, 25], 0, source="demonstration"),
+        *(s for e in range(6) for s in record(spec, f"b{e}", [30, 30], 1 + e)),
+    ]
+    buffer.add(*segments)
+    allowed, runs = [], 0
+    for s in segments:
+        able = imitation().starts(s.actor, s.episode.source == "demonstration")
+        allowed += [s.executed[t : t + horizon] for t in range(s.steps - horizon + 1) if able[t : t + horizon].all()]
+        runs += int((able[1:] & ~able[:-1]).sum()) if s.episode.source == "online" else 0
+    assert runs > 3, "people must come and go, or nothing would be shown"
+    with Feed(buffer, buffer, spec, config(target=imitation(), horizon=horizon), planner=HoldAll) as feed:
+        assert feed.examples().chunks.shape == (0, horizon, spec.action_dim)
+        feed.refresh()
+        chunks = feed.examples().chunks
+        assert chunks.dtype == np.float32
+        # every second start of those that are allowed, so that neighbours overlap by half
+        assert len(allowed) / 3 < len(chunks) < len(allowed)
+        known = {chunk.tobytes() for chunk in np.stack(allowed)}
+        assert {chunk.tobytes() for chunk in chunks} <= known
+
+
+@pytest.mark.parametrize("options", [{}, {"history": 3}])
+def test_a_state_fits_only_feeds_with_the_same_history(options):
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*fleet(spec))
+    with Feed(buffer, buffer, spec, config(**options), planner=HoldAll) as feed:
+        feed.refresh()
+        feed.next()
+        state = feed.state()
+        assert ("history" in state["settings"]) == bool(options)
+    with (
+        Feed(buffer, buffer, spec, config(history=5), planner=HoldAll) as other,
+        pytest.raises(InvalidData, match="history"),
+    ):
+        other.restore(state)
 
 
 def test_two_ranks_share_the_episodes():

@@ -1,0 +1,1 @@
+"""What `benchmarks.tokenizer` is made of: data of three robots, and the baselines."""

@@ -1,0 +1,132 @@
+"""What the flow policy reads of a training batch, checked; and of a prefix.
+
+Shapes: b images, k steps behind each image, ds state, H actions of da numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from policies.base import Batch
+from policies.flow.config import FlowConfig
+from wire.errors import InvalidData, PolicyError
+from wire.types import Prefix, RobotSpec
+
+
+class Sample(NamedTuple):
+    """A training batch as tensors; see `FlowNetwork.loss` for the shapes."""
+
+    images: list[torch.Tensor]
+    instructions: list[str]
+    state: torch.Tensor
+    actions: torch.Tensor
+    mask: torch.Tensor
+    ahead: torch.Tensor | None
+    age: torch.Tensor | None
+    later: tuple[torch.Tensor, torch.Tensor] | None
+    advantage: torch.Tensor | None
+
+
+def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callable[[Any], torch.Tensor]) -> Sample:
+    """The parts of `batch` that a network of `config` learns from, with the k axis; see `FlowPolicy.loss`.
+
+    Raises `InvalidData` that names what does not fit.
+    """
+    require_spec(batch, spec)
+    h, ds = config.horizon, spec.state_dim
+    shapes: dict[str, tuple[int, ...]] = {"state": (ds,), "actions": (h, spec.action_dim), "mask": (h,)}
+    if config.ahead:
+        shapes["ahead"] = (len(config.ahead), ds)
+    if config.max_offset:
+        shapes["frame_age"] = ()
+    if config.residual and "later_state" in batch:
+        shapes |= {"later_state": (ds,), "later_index": ()}
+    if config.advantage and "advantage" in batch:
+        shapes["advantage"] = ()
+    if missing := [name for name in shapes if name not in batch]:
+        raise InvalidData(f"training batch: it lacks {missing}; it has {sorted(batch)}.")
+    flat = batch["state"].ndim == 2
+    b, k = len(batch["state"]), 1 if flat else batch["state"].shape[1]
+    tensors = {}
+    for name, shape in shapes.items():
+        found = tensor(batch[name])
+        if flat:
+            found = found[:, None]
+        elif name in ("frame_age", "advantage") and tuple(found.shape) == (b,):
+            found = found[:, None].expand(b, k)
+        if tuple(found.shape) != (b, k, *shape):
+            raise InvalidData(f"training batch: {name} has shape {list(found.shape)}, expected {[b, k, *shape]}.")
+        tensors[name] = found
+    images = []
+    for eye in config.eyes:
+        image, expected = _image(batch, eye.name), (b, eye.height, eye.width, 3)
+        if tuple(image.shape) != expected:
+            raise InvalidData(
+                f"training batch: image of '{eye.name}' has shape {list(image.shape)}, expected {list(expected)}."
+            )
+        images.append(image)
+    if len(batch["instructions"]) != b:
+        raise InvalidData(f"training batch: {len(batch['instructions'])} instructions for {b} images.")
+    kept = tensors["mask"].bool()
+    if not kept.any():
+        raise InvalidData("training batch: its mask keeps no action, so there is nothing to imitate.")
+    age, later, advantage = tensors.get("frame_age"), None, None
+    if "later_state" in tensors:
+        later = tensors["later_state"], _whole(tensors, "later_index", h)
+    if "advantage" in tensors:
+        advantage = _whole(tensors, "advantage", 3)
+    return Sample(
+        [tensor(image) for image in images],
+        batch["instructions"],
+        tensors["state"],
+        tensors["actions"],
+        kept,
+        tensors.get("ahead"),
+        None if age is None else age.float()[..., None],
+        later,
+        advantage,
+    )
+
+
+def require_spec(batch: Batch, spec: RobotSpec) -> None:
+    """Raise `InvalidData` if a batch that says what robot it is from was recorded with another one."""
+    if "spec_hash" not in batch:
+        return
+    given = batch["spec_hash"]
+    hashes = {given} if isinstance(given, str) else {str(one) for one in given}
+    if others := sorted(hashes - {spec.hash}):
+        raise InvalidData(
+            f"training batch: spec_hash {', '.join(others[:3])}, but this policy is for robot '{spec.embodiment}' with "
+            f"{spec.hash}; train it on what was recorded with that robot."
+        )
+
+
+def require_prefix(horizon: int, spec: RobotSpec, prefix: Prefix) -> None:
+    """Raise `PolicyError` that says what is wrong if `prefix` cannot begin a chunk of `horizon` actions."""
+    h, da = horizon, spec.action_dim
+    shape = np.shape(prefix.actions)
+    if len(shape) != 2 or shape[0] > h or shape[1] != da:
+        raise PolicyError(f"a prefix of shape {list(shape)}; this policy's chunks are [{h}, {da}].")
+    if not 0 <= prefix.committed <= shape[0]:
+        raise PolicyError(f"a prefix of {shape[0]} actions with {prefix.committed} committed.")
+    if not np.isfinite(prefix.actions).all():
+        raise PolicyError("a prefix with actions that are not finite.")
+
+
+def _whole(tensors: dict[str, torch.Tensor], name: str, count: int) -> torch.Tensor:
+    """int64: whole numbers from 0 to count - 1."""
+    index = tensors[name].long()
+    if not bool(((index >= 0) & (index < count)).all()):
+        raise InvalidData(f"training batch: {name} must be in 0..{count - 1}.")
+    return index
+
+
+def _image(batch: Batch, camera: str) -> Any:
+    images = batch.get("images", {})
+    if camera not in images:
+        raise InvalidData(f"training batch: no images of camera '{camera}'; it has {sorted(images)}.")
+    return images[camera]

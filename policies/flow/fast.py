@@ -1,0 +1,174 @@
+"""The fast path: what every one of them can do, and the small one, a multi-layer perceptron.
+
+Shapes: b images, k steps behind each image, z latent, ds state, H actions of da numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from policies.flow.config import FlowConfig
+
+AGE_FREQUENCIES = 4
+"""sines and cosines of the age"""
+AGE_MARGIN = 4
+"""ticks: training's ages are its offsets plus the age that the frames had already"""
+ADVANTAGES = 3
+"""not known, bad, good"""
+
+
+class Fast(Protocol):
+    """Latent, normalised state, noisy actions and flow time -> what `FlowConfig.predict` says."""
+
+    def __call__(
+        self,
+        latent: torch.Tensor,
+        state: torch.Tensor,
+        noisy: torch.Tensor,
+        time: torch.Tensor,
+        age: torch.Tensor | None = None,
+        committed: torch.Tensor | None = None,
+        advantage: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """For training: [b, z], [b, k, ds], [b, k, H * da], [b, k, 1], [b, k, 1] ticks, [b, k, H], int64[b, k]
+        -> [b, k, H * da]. Committed actions are clean in `noisy`, whatever `time` says."""
+        ...
+
+    def prepare(
+        self,
+        latent: torch.Tensor,
+        state: torch.Tensor,
+        steps: int,
+        age: torch.Tensor | None = None,
+        committed: torch.Tensor | None = None,
+        advantage: torch.Tensor | None = None,
+    ) -> Any:
+        """All that does not change between `steps` Euler steps: [b, z], [b, ds], [b, 1], [b, H], int64[b]."""
+        ...
+
+    def step(self, prepared: Any, step: int, noisy: torch.Tensor) -> torch.Tensor:
+        """[b, H * da] -> [b, H * da] at flow time step / steps."""
+        ...
+
+
+class FastPath(nn.Module):
+    """The perceptron among the fast paths.
+
+    The first layer is split by input, so that in sampling all that does not change is computed once. Three of its
+    parts are there only when the configuration asks for them: the age of what the latent was made from (a scalar
+    beside the latent, as in TIC-VLA, arXiv 2602.02459), which actions are committed, and the advantage.
+    """
+
+    frequency: torch.Tensor
+    age_frequency: torch.Tensor
+
+    def __init__(self, config: FlowConfig, latent_width: int) -> None:
+        super().__init__()
+        flat = config.horizon * config.action_dim
+        inputs = [latent_width, config.state_dim, 2 * config.frequencies, flat]
+        self.latent = nn.Linear(inputs[0], config.width)
+        self.state = nn.Linear(inputs[1], config.width, bias=False)
+        self.time = nn.Linear(inputs[2], config.width, bias=False)
+        self.noisy = nn.Linear(inputs[3], config.width, bias=False)
+        parts = [self.latent, self.state, self.time, self.noisy]
+        self.max_age = config.max_offset + AGE_MARGIN
+        if config.max_offset:
+            self.age = nn.Linear(1 + 2 * AGE_FREQUENCIES, config.width, bias=False)
+            parts.append(self.age)
+            self.register_buffer("age_frequency", frequencies(AGE_FREQUENCIES), persistent=False)
+        if config.prefix:
+            self.committed = nn.Linear(config.horizon, config.width, bias=False)
+            parts.append(self.committed)
+        # the parts of one layer: each starts as that layer would, by the sum of the inputs
+        bound = 1 / math.sqrt(sum(part.in_features for part in parts))
+        for part in parts:
+            for parameter in part.parameters():
+                nn.init.uniform_(parameter, -bound, bound)
+        hidden: list[nn.Module] = [nn.SiLU()]
+        for _ in range(config.layers - 1):
+            hidden += [nn.Linear(config.width, config.width), nn.SiLU()]
+        self.head = nn.Sequential(*hidden, nn.Linear(config.width, flat))
+        if config.advantage:
+            self.advantage = nn.Embedding(ADVANTAGES, config.width)
+        self.register_buffer("frequency", frequencies(config.frequencies), persistent=False)
+        self._aged, self._prefixed, self._advised = config.max_offset > 0, config.prefix, config.advantage
+
+    def embed(self, time: torch.Tensor) -> torch.Tensor:
+        """float32[..., 1] in [0, 1] -> float32[..., 2 * frequencies]"""
+        return waves(time, self.frequency)
+
+    def embed_age(self, age: torch.Tensor) -> torch.Tensor:
+        """float32[..., 1] ticks -> float32[..., 1 + 2 * AGE_FREQUENCIES]; ages beyond training count as its oldest."""
+        return embed_age(age, self.max_age, self.age_frequency)
+
+    def with_options(
+        self,
+        fixed: torch.Tensor,
+        age: torch.Tensor | None,
+        committed: torch.Tensor | None,
+        advantage: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """`fixed` [..., width] plus what `age` [..., 1] (default 0), `committed` [..., H] (default none) and
+        `advantage` int64[...] (default not known) say."""
+        if self._aged:
+            aged = self.embed_age(fixed.new_zeros(1) if age is None else age)
+            fixed = fixed + self.age(aged.to(fixed.dtype))
+        if self._prefixed and committed is not None:
+            fixed = fixed + self.committed(committed.to(fixed.dtype))
+        if self._advised:
+            none = torch.zeros((), dtype=torch.long, device=fixed.device)
+            fixed = fixed + self.advantage(none if advantage is None else advantage)
+        return fixed
+
+    def forward(
+        self,
+        latent: torch.Tensor,
+        state: torch.Tensor,
+        noisy: torch.Tensor,
+        time: torch.Tensor,
+        age: torch.Tensor | None = None,
+        committed: torch.Tensor | None = None,
+        advantage: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `Fast`."""
+        fixed = self.with_options(self.latent(latent)[:, None] + self.state(state), age, committed, advantage)
+        return self.head(fixed + self.time(self.embed(time)) + self.noisy(noisy))
+
+    def prepare(
+        self,
+        latent: torch.Tensor,
+        state: torch.Tensor,
+        steps: int,
+        age: torch.Tensor | None = None,
+        committed: torch.Tensor | None = None,
+        advantage: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[steps, b, width]: all of the first layer that does not depend on the noisy actions."""
+        time = torch.arange(steps, device=latent.device, dtype=torch.float32)[:, None, None] / steps
+        known = self.with_options(self.latent(latent) + self.state(state), age, committed, advantage)
+        return known + self.time(self.embed(time).to(known.dtype))
+
+    def step(self, prepared: torch.Tensor, step: int, noisy: torch.Tensor) -> torch.Tensor:
+        """See `Fast`."""
+        return self.head(prepared[step] + self.noisy(noisy))
+
+
+def embed_age(age: torch.Tensor, max_age: int, frequency: torch.Tensor) -> torch.Tensor:
+    """float32[..., 1] ticks -> float32[..., 1 + 2 * AGE_FREQUENCIES]; ages beyond `max_age` count as that."""
+    scaled = age.float().clamp(0, max_age) / max_age
+    return torch.cat([scaled, waves(scaled, frequency)], -1)
+
+
+def waves(x: torch.Tensor, frequency: torch.Tensor) -> torch.Tensor:
+    """float32[..., 1] -> float32[..., 2 * n]: sines and cosines; in float32, since the fastest turn often."""
+    angle = x.float() * frequency.float()
+    return torch.cat([angle.sin(), angle.cos()], -1)
+
+
+def frequencies(count: int) -> torch.Tensor:
+    """float32[count]: from a quarter turn over [0, 1], each twice as fast as the one before."""
+    return 2.0 ** torch.arange(count) * math.pi / 2

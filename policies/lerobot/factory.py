@@ -1,0 +1,89 @@
+"""`--policy lerobot:PLACE`: makes the policy, and tells the job what it needs. Imports neither torch nor lerobot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from policies.lerobot.mapping import match, sizes
+from policies.lerobot.options import LeRobotConfig, read_options
+from policies.lerobot.place import PREPROCESSOR, locate, read_config, weights_file
+from policies.registry import Hints
+from wire.errors import ConfigError
+from wire.types import RobotSpec
+
+if TYPE_CHECKING:
+    from policies.lerobot.policy import LeRobotPolicy
+
+_BATCH, _LARGE_BATCH = 16, 8
+_LARGE = ("smolvla", "pi0", "pi05", "pi0_fast", "groot", "xvla", "wall_x")
+_FRESH_STEPS = 500
+
+
+def make(place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> LeRobotPolicy:
+    """The policy of the checkpoint at `place` (see `policies.lerobot.place.locate`) for the robot `spec`.
+
+    `config` has the fields of `LeRobotConfig`. Raises `ConfigError` or `WeightsError` naming the file and the remedy.
+    """
+    from policies.lerobot.checkpoint import Checkpoint
+    from policies.lerobot.policy import LeRobotPolicy
+
+    options = read_options(config)
+    stored = read_config(locate(place))
+    checkpoint = Checkpoint.open(place, _override(stored, options))
+    return LeRobotPolicy(spec, checkpoint, options, seed)
+
+
+def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> Hints:
+    """Small batches, the checkpoint's own optimizer settings, one step behind each image, and no first training.
+
+    Raises `ConfigError` or `WeightsError` for what files show to be unusable.
+    """
+    options = read_options(config)
+    directory = locate(place)
+    stored = read_config(directory)
+    what = str(directory)
+    sizes(spec, stored, match(spec, stored, options.cameras, what), what)
+    if not options.fresh:
+        weights_file(directory)
+    if options.statistics == "checkpoint" and not (directory / PREPROCESSOR).is_file():
+        raise ConfigError(
+            f"{directory / PREPROCESSOR}: missing: a checkpoint of a lerobot before 0.4, or copied in part. Migrate it "
+            f"with `python -m lerobot.processor.migrate_policy_normalization --pretrained-path {directory}`, or set "
+            "`statistics` to 'spec' (the robot's limits) or 'buffer' (recorded data)."
+        )
+    fields = stored | _override(stored, options)
+    trained = options.fresh or options.statistics == "buffer"
+    return Hints(
+        horizon=_horizon(fields),
+        batch=_LARGE_BATCH if stored["type"] in _LARGE else _BATCH,
+        ticks_per_frame=1,
+        learning_rate=_number(fields, "optimizer_lr"),
+        weight_decay=_number(fields, "optimizer_weight_decay"),
+        gradient_clip=_number(fields, "optimizer_grad_clip_norm") or 10.0,
+        shift_px=0,
+        pretrain_steps=_FRESH_STEPS if trained else 0,
+    )
+
+
+def _override(stored: dict[str, Any], options: LeRobotConfig) -> dict[str, Any]:
+    """Diffusion gives all actions that it makes from the newest observation on, unless the user says otherwise."""
+    if stored["type"] != "diffusion" or "n_action_steps" in options.override:
+        return options.override
+    fields = stored | options.override
+    try:
+        return {**options.override, "n_action_steps": int(fields["horizon"]) - int(fields["n_obs_steps"]) + 1}
+    except (KeyError, TypeError, ValueError):
+        return options.override
+
+
+def _horizon(fields: dict[str, Any]) -> int | None:
+    names = ("n_action_steps",) if fields["type"] == "diffusion" else ("chunk_size", "action_chunk_size")
+    for name in names:
+        if isinstance(value := fields.get(name), int):
+            return value
+    return None
+
+
+def _number(fields: dict[str, Any], name: str) -> float | None:
+    value = fields.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,49 @@
+"""What can be configured of a lerobot policy. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from policies.runtime import Runtime
+from policies.trainable import Training
+from wire.errors import ConfigError, nearest
+
+_FIXED = ("type", "input_features", "output_features", "normalization_mapping", "device", "use_amp", "use_peft")
+
+
+class LeRobotConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options beside a checkpoint."""
+
+    cameras: dict[str, str] = {}
+    """{feature of the policy (observation.images.NAME or NAME): camera of the robot}, where names differ"""
+    statistics: Literal["checkpoint", "spec", "buffer"] = "checkpoint"
+    """what states and actions are normalised with: the checkpoint's own, the spec's limits, or recorded data"""
+    fresh: bool = False
+    """begin with random weights instead of the checkpoint's"""
+    override: dict[str, Any] = {}
+    """fields of the checkpoint's config.json with other values, such as n_action_steps or num_steps"""
+    max_offset: int = 0
+    """D: trained on states and actions up to so many ticks later than the image (VLASH, arXiv 2512.01031)"""
+    training: Training = Training()
+    runtime: Runtime = Runtime()
+
+    def __post_init__(self) -> None:
+        if self.max_offset < 0:
+            raise ConfigError(f"lerobot policy: max_offset {self.max_offset} must be 0 or more ticks.")
+        if fixed := sorted(set(self.override) & set(_FIXED)):
+            raise ConfigError(f"lerobot policy: override cannot change '{fixed[0]}'; it belongs to the checkpoint.")
+
+
+def read_options(config: dict[str, Any]) -> LeRobotConfig:
+    """The options in a JSON object. Raises `ConfigError` naming the field that is not one."""
+    if unknown := sorted(set(config) - set(LeRobotConfig.__struct_fields__)):
+        raise ConfigError(
+            f"lerobot policy: no option '{unknown[0]}'.{nearest(unknown[0], LeRobotConfig.__struct_fields__)} "
+            f"There are {', '.join(LeRobotConfig.__struct_fields__)}."
+        )
+    try:
+        return msgspec.convert(config, LeRobotConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"lerobot policy: {error}.") from error

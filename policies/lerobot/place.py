@@ -1,0 +1,197 @@
+"""Where a checkpoint lies: its directory and config.json, without torch and without lerobot.
+
+`lerobot-train` writes RUN/checkpoints/NNNNNN/pretrained_model and a link RUN/checkpoints/last; `save_pretrained` writes
+the files of a pretrained_model directory.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from wire.errors import ConfigError, WeightsError
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+ADAPTERS = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+PREPROCESSOR = "policy_preprocessor.json"
+POSTPROCESSOR = "policy_postprocessor.json"
+VLM = "vlm"
+"""directory of a checkpoint that has its own copy of the vision-language model's configuration and tokenizer"""
+
+_INSIDE = ("", "pretrained_model", "last/pretrained_model", "checkpoints/last/pretrained_model")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", f"{VLM}/*"]
+
+
+def locate(place: str) -> Path:
+    """The directory that has the checkpoint's config.json.
+
+    `place` is such a directory, a run of `lerobot-train`, its `checkpoints` or one of these, or the name of a
+    repository of the Hugging Face hub (`OWNER/NAME`, `OWNER/NAME@REVISION`), which is downloaded unless it is in the
+    cache. Raises `ConfigError` that says what is missing and where.
+    """
+    if not place:
+        raise ConfigError("lerobot policy: no place. Say lerobot:DIRECTORY or lerobot:OWNER/NAME of the hub.")
+    path = Path(place).expanduser()
+    if path.is_file():
+        raise ConfigError(f"lerobot checkpoint: {path} is a file. Give the directory that has it and {CONFIG}.")
+    if path.is_dir():
+        return _inside(path)
+    if path.is_absolute() or place.startswith((".", "~")) or place.count("/") > 1 or place.endswith("/"):
+        raise ConfigError(
+            f"lerobot checkpoint: there is no directory {path}. Give what `lerobot-train` or `save_pretrained` wrote, "
+            "or OWNER/NAME of a repository of the Hugging Face hub."
+        )
+    return _inside(_download(place))
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The object in config.json. Raises `ConfigError` if there is none or it names no policy type."""
+    config = read_json(directory / CONFIG)
+    if not isinstance(config.get("type"), str):
+        raise ConfigError(
+            f"{directory / CONFIG}: it has no 'type', so it is not a lerobot policy's. Give a directory that "
+            "`lerobot-train` or `save_pretrained` of a lerobot policy wrote."
+        )
+    return config
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises `ConfigError` naming it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: it cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}. Copy the checkpoint again.") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: a {type(found).__name__} where an object is expected. Copy the checkpoint again.")
+    return found
+
+
+def adapted(directory: Path) -> Path | None:
+    """The checkpoint that this one's adapters (`lerobot-train --peft`) are for, None if it has all weights itself.
+
+    Raises `ConfigError` or `WeightsError` naming the file if that one or the adapters are not there.
+    """
+    file = directory / ADAPTERS
+    if (directory / WEIGHTS).is_file() or not file.is_file():
+        return None
+    if not (directory / ADAPTER_WEIGHTS).is_file():
+        raise WeightsError(
+            f"{directory}: {ADAPTERS} without {ADAPTER_WEIGHTS}. Copy the whole pretrained_model directory."
+        )
+    base = read_json(file).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ConfigError(f"{file}: it does not say which checkpoint its adapters are for (base_model_name_or_path).")
+    try:
+        return locate(base)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: base_model_name_or_path is '{base}'. {error}") from error
+
+
+def weights_file(directory: Path) -> Path:
+    """Its model.safetensors, or that of the checkpoint its adapters are for.
+
+    Raises `WeightsError` if there is none or it is not what its name says.
+    """
+    directory = adapted(directory) or directory
+    path = directory / WEIGHTS
+    if not path.is_file():
+        pickles = sorted(p.name for p in directory.iterdir() if p.suffix in _PICKLES)
+        if pickles:
+            raise WeightsError(
+                f"{directory}: no {WEIGHTS}, only {', '.join(pickles)}: a pickle, which may run code when read and is "
+                "not opened. Where you trust it, load it with the lerobot that wrote it and call `save_pretrained`, "
+                "which writes safetensors."
+            )
+        parts = sorted(p.name for p in directory.glob("model-*-of-*.safetensors"))
+        hint = f" It is in parts ({parts[0]}, ...); save it with `save_pretrained`, which writes one." if parts else ""
+        raise WeightsError(
+            f"{directory}: no {WEIGHTS} beside {CONFIG}.{hint} Copy the whole pretrained_model directory, or set "
+            "`fresh` to begin with random weights."
+        )
+    with path.open("rb") as file:
+        begin = file.read(8)
+    if begin[:2] == b"PK" or begin[:1] == b"\x80":
+        raise WeightsError(
+            f"{path}: a pickle or torch archive under a safetensors name, which may run code when read. Where you "
+            "trust it, load it with the lerobot that wrote it and call `save_pretrained`."
+        )
+    if len(begin) < 8 or int.from_bytes(begin, "little") > path.stat().st_size - 8:
+        raise WeightsError(
+            f"{path}: {path.stat().st_size} bytes that are no safetensors file, or a torn one. Copy it again."
+        )
+    return path
+
+
+def resolve(directory: Path, value: str, key: str, file: Path) -> str:
+    """Where a tokenizer or vision-language model named `value` in a checkpoint's `file` is.
+
+    The checkpoint's own `vlm/` comes first: another machine has no directory that the name could mean. Then a path from
+    the checkpoint or from here; what looks like OWNER/NAME is a name of the hub. Raises `ConfigError` for a path that
+    is not on this machine.
+    """
+    path = Path(value).expanduser()
+    for candidate in (directory / VLM, directory / path, directory / path.name, path):
+        if candidate.is_dir() and candidate != directory:
+            return str(candidate.resolve())
+    if path.is_absolute() or value.startswith((".", "~")) or value.count("/") != 1:
+        raise ConfigError(
+            f"{file}: {key} is '{value}', which is not on this machine. Copy that directory to {directory / VLM}, or "
+            f"write its path or a hub name into {file.name}."
+        )
+    return value
+
+
+def _inside(path: Path) -> Path:
+    for name in _INSIDE:
+        if (path / name / CONFIG).is_file():
+            return path / name if name else path
+    runs = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    numbered = [p for p in runs.iterdir() if p.name.isdigit() and (p / "pretrained_model" / CONFIG).is_file()]
+    if numbered:
+        return max(numbered, key=lambda p: int(p.name)) / "pretrained_model"
+    held = sorted(p.name for p in path.iterdir())
+    raise ConfigError(
+        f"lerobot checkpoint: {path / CONFIG} is missing, and there is no checkpoint of `lerobot-train` below it; the "
+        f"directory has {', '.join(held[:8]) or 'nothing'}. Give the pretrained_model directory."
+    )
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    repository, _, revision = name.partition("@")
+    what = f"lerobot checkpoint '{name}': no such directory here, and as a repository of the Hugging Face hub"
+    remedy = "Give a local directory, or download it where there is a network: `hf download " + repository + "`."
+    try:
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=_FILES))
+    except HFValidationError as error:
+        raise ConfigError(f"{what} it is no valid name ({error}). Give a local directory or OWNER/NAME.") from error
+    except GatedRepoError as error:
+        raise ConfigError(
+            f"{what} it is gated: ask for access on its page, then log in with `hf auth login` or set HF_TOKEN."
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ConfigError(f"{what} it has no revision '{revision}'. Give OWNER/NAME without it, or another.") from error
+    except RepositoryNotFoundError as error:
+        raise ConfigError(
+            f"{what} it is not found. Check the name; for a private one log in with `hf auth login` or set HF_TOKEN."
+        ) from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        raise ConfigError(f"{what} it is not in the cache and the hub cannot be reached. {remedy}") from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ConfigError(f"{what} the hub cannot be reached: {error}. {remedy}") from error

@@ -1,0 +1,389 @@
+"""Any policy of lerobot as a fast/slow policy of the fleet: `Policy` for a robot, `TrainablePolicy` for a learner."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from policies.base import Batch, Examples, check_observation
+from policies.flow.batches import require_prefix
+from policies.lerobot import latents
+from policies.lerobot.batch import ACTION, Shaper
+from policies.lerobot.checkpoint import Checkpoint
+from policies.lerobot.history import Memory
+from policies.lerobot.mapping import match, sizes
+from policies.lerobot.options import LeRobotConfig
+from policies.lerobot.split import Guide, Tensors, split_of
+from policies.lerobot.statistics import ATTRIBUTE, Statistics, absent, of_examples, of_limits
+from policies.runtime import Runtime, acting, compiled, refresh
+from policies.trainable import prepare
+from policies.weights import Header, load_published, pack_module, unpack
+from wire.errors import ConfigError, PolicyError, WeightsError
+from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, RobotSpec, Trained
+
+if TYPE_CHECKING:
+    from lerobot.processor import PolicyProcessorPipeline
+
+NETWORK = "lerobot"
+"""`Header.network` of this policy's files"""
+
+_DEFAULT = LeRobotConfig()
+_LOCAL = (
+    *("device", "use_amp", "use_peft", "push_to_hub", "repo_id", "private", "tags", "license", "pretrained_path"),
+    *("compile_model", "compile_mode", "gradient_checkpointing", "vlm_model_name", "load_vlm_weights", "rtc_config"),
+    *("do_mask_loss_for_padding", "dtype", "drop_n_last_frames"),
+)
+"""fields of a lerobot configuration that say nothing about what its weights mean"""
+
+
+class LeRobotPolicy:
+    """lerobot's network, its own processors and its own loss behind the fleet's interface.
+
+    Not for several threads: whoever serves it calls `load` between two inferences.
+    """
+
+    def __init__(
+        self,
+        spec: RobotSpec,
+        checkpoint: Checkpoint,
+        config: LeRobotConfig = _DEFAULT,
+        seed: int = 0,
+        runtime: Runtime | None = None,
+    ) -> None:
+        """`seed` is for the noise of `act` and for adapters. `config.fresh` weights are the same for every seed, as
+        what is frozen of them must be on every machine.
+
+        `runtime` replaces that of `config`. Raises `ConfigError` for a checkpoint that does not fit `spec` or this
+        machine, or that lacks statistics, and `WeightsError` for weights that cannot be used; both name the file.
+        """
+        self.spec = spec
+        self.checkpoint = checkpoint
+        self.config = config
+        self.version = 0
+        self.runtime = config.runtime if runtime is None else runtime
+        self.runtime.require()
+        self.device = torch.device(self.runtime.device)
+        self._type = checkpoint.type
+        self._maker = f"a '{checkpoint.type}' policy for robot spec {spec.hash}"
+        self._split = split_of(checkpoint.type)
+        what = str(checkpoint.path)
+        pictures = match(spec, checkpoint.stored, config.cameras, what)
+        self._described = {"type": checkpoint.type, "lerobot": _described(checkpoint), "cameras": pictures}
+        self.module: nn.Module = checkpoint.policy(str(self.device), 0 if config.fresh else None)
+        self.horizon = self._split.horizon(self._policy)
+        past = int(getattr(checkpoint.config, "n_obs_steps", 1)) - 1
+        self._shaper = Shaper(
+            spec, self.horizon, past, pictures, sizes(spec, checkpoint.stored, pictures, what), self.device
+        )
+        names = set(pictures.values())
+        self._seen = msgspec.structs.replace(spec, cameras=tuple(c for c in spec.cameras if c.name in names))
+        self._felt = msgspec.structs.replace(spec, cameras=())
+        self._low, self._high = spec.action_low(), spec.action_high()
+        self._statistics = self._processors()
+        unreached = self._split.unreached(self._policy)
+        for name, parameter in self.module.named_parameters():
+            if name in unreached:
+                parameter.requires_grad_(False)
+        prepare(self.module, config.training, self._split.lora_targets, seed)
+        self.module.eval()
+        self._acting = acting(self.module, self.runtime)
+        self._act = self._split.act if getattr(self._split, "draws", False) else compiled(self._split.act, self.runtime)
+        self._noise = torch.Generator().manual_seed(seed)
+        self._thoughts = Memory(past + 1, spec.period_ns)
+        self._states = Memory(past + 1, spec.period_ns)
+        self._kept: tuple[np.ndarray, list[torch.Tensor]] | None = None
+
+    @property
+    def cameras(self) -> dict[str, str]:
+        """{feature of the policy: camera of the robot} for all it looks at."""
+        return dict(self._shaper.pictures)
+
+    @property
+    def ticks_ahead(self) -> tuple[int, ...]:
+        """lerobot's policies are not asked about the future."""
+        return ()
+
+    @property
+    def max_offset(self) -> int:
+        """How much later than the image a batch's states and actions may be, in ticks."""
+        return self.config.max_offset
+
+    @property
+    def history(self) -> int:
+        """n_obs_steps - 1 of the lerobot policy."""
+        return self._shaper.past
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether weights and statistics came with the checkpoint."""
+        return not self.config.fresh and self.config.statistics != "buffer"
+
+    @property
+    def trained(self) -> Trained:
+        """What weights of this policy are trained for: `load` takes no others."""
+        return Trained(self.config.max_offset, self.config.max_offset > 0)
+
+    @property
+    def corrector(self) -> Corrector | None:
+        """lerobot's policies have none."""
+        return None
+
+    @property
+    def think_reads_state(self) -> bool:
+        """Whether the state is among what this type's slow path looks at."""
+        return bool(getattr(self._split, "think_reads_state", False))
+
+    @property
+    def processors(self) -> tuple[PolicyProcessorPipeline, PolicyProcessorPipeline]:
+        """lerobot's pre- and post-processor, with the statistics that this policy has now."""
+        self._statistics.attach()
+        return self._before, self._after
+
+    # --- Policy ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def think(self, observation: Observation) -> Latent:
+        """What the type's slow path makes of the newest frames and the instruction, uint8[n] (`latents.pack`).
+
+        Its time is that of the oldest of the frames. Raises `InvalidData` if what it reads does not fit the spec. A
+        camera it does not look at may be missing.
+        """
+        check_observation(self._seen, observation)
+        with self._inference(0):
+            tensors = self._split.think(self._actor, self._before(self._shaper.seen(observation)))
+        if self.history:
+            self._thoughts.add(observation.time_ns, observation.task, tensors)
+            tensors = self._thoughts.nearest()
+        data = latents.pack(tensors, self._maker)
+        self._kept = (data, tensors)
+        frames = [observation.images[camera.name] for camera in self._seen.cameras]
+        observed_ns = min((frame.time_ns for frame in frames), default=observation.time_ns)
+        return Latent(data, observed_ns, self.version)
+
+    @torch.no_grad()
+    def act(self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None) -> ActionChunk:
+        """float32[H, da] within the spec's limits; reads the state and the latent, never an image.
+
+        The chunk begins with what `prefix` has committed. A guided prefix steers a type that has lerobot's real-time
+        chunking; no lerobot policy is trained to read a prefix.
+
+        Raises `PolicyError` for a latent of another version or policy, a prefix that does not fit or cannot be used,
+        and when the network gives NaN.
+        """
+        if latent.version != self.version:
+            raise PolicyError(
+                f"the latent was made by version {latent.version}, this policy is version {self.version}; "
+                "call think() again after loading weights."
+            )
+        check_observation(self._felt, observation)
+        guided = self._require_usable(prefix)
+        thought = self._remembered(latent)
+        felt = self._shaper.felt(observation)
+        if guided is not None:
+            felt[ACTION] = self._shaper.tensor(guided.actions)[None].float()
+        batch = self._felt_before(felt)
+        guide = None
+        if guided is not None:
+            guide = Guide(batch[ACTION][0], guided.committed)
+        batch = {name: value for name, value in batch.items() if name.startswith("observation.")}
+        if self.history:
+            states = {name: batch[name] for name in sorted(batch)}
+            self._states.add(observation.time_ns, observation.task, list(states.values()))
+            batch |= dict(zip(states, self._states.interpolated(), strict=True))
+        shape = self._split.noise_shape(self._actor)
+        noise = None if shape is None else torch.randn(shape, generator=self._noise).to(self.device)
+        seed = int(torch.randint(2**62, (), generator=self._noise))
+        with self._inference(seed):
+            act = self._act if guide is None else self._split.act
+            actions = act(self._actor, thought, batch, noise, guide)
+        if tuple(actions.shape) != (1, self.horizon, self.spec.action_dim):
+            raise PolicyError(
+                f"{self._maker} gave actions of shape {list(actions.shape)} instead of "
+                f"{[1, self.horizon, self.spec.action_dim]}."
+            )
+        # as a batch of H: processors of lerobot expect [b, da]
+        chosen = self._after(actions[0].float()).cpu().numpy().astype(np.float32)
+        if prefix is not None:
+            chosen[: prefix.committed] = prefix.actions[: prefix.committed]
+        if not np.isfinite(chosen).all():
+            raise PolicyError(f"version {self.version} gave actions that are not finite; roll back to another version.")
+        return ActionChunk(
+            actions=np.clip(chosen, self._low, self._high),
+            first_tick=tick,
+            step_ns=self.spec.period_ns,
+            version=self.version,
+            observed_ns=observation.time_ns,
+            latent_observed_ns=latent.observed_ns,
+        )
+
+    def load(self, weights: bytes, version: int) -> None:
+        """Take all that `weights` has of `version` at once, its normalisation statistics included.
+
+        Raises `SpecMismatch` for another robot's weights and `WeightsError` for anything else that does not fit, such
+        as another lerobot type or configuration, or another frozen base; the old weights stay.
+        """
+        what = f"weights of version {version}"
+        header, tensors = unpack(weights, what)
+        header.spec.require(self.spec, what)
+        self._require_same(header, what)
+        load_published(self.module, header, tensors, what)
+        self._changed()
+        self.version = version
+
+    # --- TrainablePolicy ---------------------------------------------------------------------------------------
+
+    def fit(self, examples: Examples) -> None:
+        """Take the statistics of states and actions, unless they came from the checkpoint or the spec."""
+        if self.config.statistics == "buffer":
+            self._statistics.put(of_examples(self.spec, self._features(), examples))
+            self._changed()
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """The type's own imitation loss, as a mean over the actions that are kept: a scalar.
+
+        See `Shaper.training` for the batch; noise, flow times and dropout come from torch's global generator. Raises
+        `InvalidData` that names what does not fit.
+        """
+        prepared = self._before(self._shaper.training(batch))
+        self.module.train()
+        return self._split.loss(self._policy, self._split.arrange(self._policy, prepared))
+
+    def save(self, module: nn.Module | None = None) -> bytes:
+        """What training changes in `module` (default: this policy's own), and the statistics, as a safetensors file."""
+        header = Header(
+            network=NETWORK,
+            config=self._described | {"max_offset": self.config.max_offset},
+            spec=self.spec,
+            spec_hash=self.spec.hash,
+            **msgspec.structs.asdict(self.trained),
+        )
+        return pack_module(self.module if module is None else module, header)
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    @property
+    def _policy(self) -> Any:
+        """`module` as lerobot's `PreTrainedPolicy`, which it is."""
+        return self.module
+
+    @property
+    def _actor(self) -> Any:
+        return self._acting
+
+    def _features(self) -> dict[str, Any]:
+        config = self.checkpoint.config
+        return dict(config.input_features or {}) | dict(config.output_features or {})
+
+    def _processors(self) -> Statistics:
+        """Make both processors and hang their statistics below the network."""
+        from lerobot.processor import PolicyProcessorPipeline, TokenizerProcessorStep
+
+        given = None
+        if self.config.statistics != "checkpoint":
+            given = of_limits(self.spec, self._features())
+        self._before, self._after = self.checkpoint.processors(str(self.device), given)
+        if lacking := absent(self._before, self._after):
+            raise ConfigError(
+                f"{self.checkpoint.path}: its processors have no statistics {', '.join(lacking[:4])}, so nothing would "
+                "be normalised. Save it with the statistics of its training data, or set `statistics` to 'spec' (the "
+                "robot's limits) or 'buffer' (recorded data)."
+            )
+        felt = [step for step in self._before.steps if not isinstance(step, TokenizerProcessorStep)]
+        self._felt_before = PolicyProcessorPipeline(
+            felt, "felt", to_transition=self._before.to_transition, to_output=self._before.to_output
+        )
+        statistics = Statistics(self._before, self._after).to(self.device)
+        statistics.attach()
+        self.module.add_module(ATTRIBUTE, statistics)
+        return statistics
+
+    def _changed(self) -> None:
+        """After new values were written into `module`."""
+        self._statistics.attach()
+        refresh(self._acting, self.module)
+        self._kept = None
+        self._thoughts.clear()
+
+    @contextmanager
+    def _inference(self, seed: int) -> Iterator[None]:
+        """Eval mode and the runtime's number format; random numbers from `seed`, and the global stream as it was."""
+        self._acting.eval()
+        cuda = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=cuda), self.runtime.autocast():
+            torch.random.default_generator.manual_seed(seed)
+            for device in cuda:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(seed)
+            yield
+
+    def _remembered(self, latent: Latent) -> list[torch.Tensor]:
+        """The latent's tensors on the device; those of this process's last thought are there already."""
+        if self._kept is not None and latent.data is self._kept[0]:
+            return self._kept[1]
+        return [tensor.to(self.device) for tensor in latents.unpack(latent.data, self._maker)]
+
+    def _require_usable(self, prefix: Prefix | None) -> Prefix | None:
+        """The prefix if it is to guide. Raises `PolicyError` for one that this policy cannot use."""
+        if prefix is None:
+            return None
+        require_prefix(self.horizon, self.spec, prefix)
+        if prefix.guided:
+            if not self._split.guided:
+                raise PolicyError(
+                    f"a '{self._type}' policy cannot be guided towards a prefix; ask for chunks without one."
+                )
+            return prefix if len(prefix.actions) else None
+        if prefix.committed:
+            raise PolicyError(
+                f"version {self.version} was not trained with committed prefixes, as no lerobot policy is; ask "
+                f"{'with `guided` or ' if self._split.guided else ''}without a prefix."
+            )
+        return None
+
+    def _require_same(self, header: Header, what: str) -> None:
+        if header.network != NETWORK:
+            raise WeightsError(f"{what}: made by a '{header.network}' network, this policy is '{NETWORK}'.")
+        mine = self._described | {"max_offset": self.config.max_offset}
+        for field in ("type", "cameras", "max_offset"):
+            if header.config.get(field) != mine[field]:
+                raise WeightsError(
+                    f"{what}: made by a lerobot policy with {field} {header.config.get(field)}, this one has "
+                    f"{mine[field]}. Start it from the checkpoint and with the options that the trainer has."
+                )
+        theirs: dict[str, Any] = dict(header.config.get("lerobot") or {})
+        own: dict[str, Any] = self._described["lerobot"]  # type: ignore[assignment]
+        for field in sorted(own.keys() | theirs.keys()):
+            if own.get(field) != theirs.get(field):
+                raise WeightsError(
+                    f"{what}: made by a '{self._type}' policy with {field} {theirs.get(field)}, this one has "
+                    f"{own.get(field)}. Start it from the checkpoint that the trainer has."
+                )
+        if header.trained != self.trained:
+            raise WeightsError(
+                f"{what}: its metadata says {header.trained}, its configuration {self.trained}; the file was changed "
+                "after it was saved. Export it again with `save()`."
+            )
+
+
+def _described(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The fields of lerobot's configuration that two machines must agree on, as JSON gives them back."""
+    import draccus
+
+    with draccus.config_type("json"):
+        fields = json.loads(json.dumps(draccus.encode(checkpoint.config)))
+    left_out = (*_LOCAL, "type")
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in left_out and not name.startswith(("optimizer_", "scheduler_"))
+    }
+
+
+__all__ = ["NETWORK", "LeRobotPolicy", "Tensors"]

@@ -1,0 +1,143 @@
+"""Normalisation statistics: those of a checkpoint's processors as buffers of the network, so that they travel with it.
+
+lerobot keeps them beside the network, in the normalising steps of the processors. As buffers they are in every
+weights file, in the trainer's checkpoints and in the average; the steps read the very same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from lerobot.configs.types import FeatureType, NormalizationMode
+from lerobot.processor import NormalizerProcessorStep, PolicyProcessorPipeline, UnnormalizerProcessorStep
+from torch import nn
+
+from policies.base import Examples
+from wire.types import RobotSpec
+
+ATTRIBUTE = "fleet_statistics"
+"""name under which the buffers hang below lerobot's policy"""
+
+_NEEDED = {
+    NormalizationMode.MEAN_STD: ("mean", "std"),
+    NormalizationMode.MIN_MAX: ("min", "max"),
+    NormalizationMode.QUANTILES: ("q01", "q99"),
+    NormalizationMode.QUANTILE10: ("q10", "q90"),
+}
+_PICTURES = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+"""of ImageNet, which lerobot's training takes for pictures as well"""
+_SMALLEST = 1e-3
+"""of a dimension's limits: recorded data that moves less is taken to move so much"""
+
+Step: TypeAlias = NormalizerProcessorStep | UnnormalizerProcessorStep
+Values = dict[str, dict[str, Any]]
+
+
+class Statistics(nn.Module):
+    """The statistics of two processors, each number once per step that uses it."""
+
+    def __init__(self, before: PolicyProcessorPipeline, after: PolicyProcessorPipeline) -> None:
+        super().__init__()
+        self._places: list[tuple[Step, str, str, str]] = []
+        for side, pipeline in (("before", before), ("after", after)):
+            for number, step in _steps(pipeline):
+                for key, values in step.state_dict().items():
+                    feature, _, name = key.rpartition(".")
+                    if feature not in step.features:
+                        continue  # of a dataset's other columns, which the policy does not see
+                    buffer = f"{side}/{number}/{key.replace('.', ':')}"
+                    self.register_buffer(buffer, values.detach().to(torch.float32).clone())
+                    self._places.append((step, feature, name, buffer))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Statistics:
+        # A copy holds numbers alone: the steps belong to the policy that acts and learns with the original.
+        twin = Statistics.__new__(Statistics)
+        nn.Module.__init__(twin)
+        twin._places = []
+        for name, buffer in self.named_buffers():
+            twin.register_buffer(name, memo.get(id(buffer), buffer.clone()))
+        memo[id(self)] = twin
+        return twin
+
+    def attach(self) -> None:
+        """Let the steps read these buffers; after the network has moved to a device or values were written."""
+        given: dict[int, tuple[Step, Values]] = {}
+        for step, feature, name, buffer in self._places:
+            given.setdefault(id(step), (step, {}))[1].setdefault(feature, {})[name] = self.get_buffer(buffer)
+        for step, values in given.values():
+            step.stats = values
+            device = next(iter(next(iter(values.values())).values())).device
+            step.to(device=device, dtype=torch.float32)
+
+    def put(self, values: Values) -> None:
+        """Write the given ones in place; others stay."""
+        for _, feature, name, buffer in self._places:
+            if name in values.get(feature, {}):
+                own = self.get_buffer(buffer)
+                own.copy_(torch.as_tensor(values[feature][name], dtype=torch.float32).reshape(own.shape))
+
+
+def absent(*pipelines: PolicyProcessorPipeline) -> list[str]:
+    """Features that a step would normalise but has no statistics for; lerobot passes these on as they are."""
+    found = []
+    for pipeline in pipelines:
+        for _, step in _steps(pipeline):
+            known = step.state_dict()
+            for feature, description in step.features.items():
+                mode = step.norm_map.get(description.type, NormalizationMode.IDENTITY)
+                needed = [f"{feature}.{name}" for name in _NEEDED.get(mode, ())]
+                found += [key for key in needed if key not in known and key not in found]
+    return found
+
+
+def of_limits(spec: RobotSpec, features: dict[str, Any]) -> Values:
+    """Statistics that map the spec's limits to [-1, 1] in every mode, and ImageNet's for pictures."""
+    values: Values = {}
+    for name, feature in features.items():
+        if feature.type is FeatureType.VISUAL:
+            channels = {stat: np.asarray(v, np.float32).reshape(3, 1, 1) for stat, v in _PICTURES.items()}
+            zero, one = np.zeros((3, 1, 1), np.float32), np.ones((3, 1, 1), np.float32)
+            values[name] = channels | _range(zero, one)
+        elif feature.type in (FeatureType.STATE, FeatureType.ACTION):
+            dimensions = spec.action if feature.type is FeatureType.ACTION else spec.state
+            low = np.array([d.low for d in dimensions], np.float32)
+            high = np.array([d.high for d in dimensions], np.float32)
+            values[name] = {"mean": (high + low) / 2, "std": (high - low) / 2} | _range(low, high)
+    return values
+
+
+def of_examples(spec: RobotSpec, features: dict[str, Any], examples: Examples) -> Values:
+    """Statistics of recorded states and actions; of the limits where nothing was recorded."""
+    values = of_limits(spec, features)
+    for name, feature in features.items():
+        if feature.type not in (FeatureType.STATE, FeatureType.ACTION):
+            continue
+        data = examples.chunks if feature.type is FeatureType.ACTION else examples.states
+        rows = data.reshape(-1, data.shape[-1]).astype(np.float64)
+        if not len(rows):
+            continue
+        least = _SMALLEST * (values[name]["max"] - values[name]["min"])
+        quantiles = np.quantile(rows, (0.0, 0.01, 0.1, 0.9, 0.99, 1.0), axis=0)
+        found = {"mean": rows.mean(0), "std": np.maximum(rows.std(0), least)}
+        for (below, above), (low, high) in zip(
+            (("min", "max"), ("q01", "q99"), ("q10", "q90")),
+            ((quantiles[0], quantiles[5]), (quantiles[1], quantiles[4]), (quantiles[2], quantiles[3])),
+            strict=True,
+        ):
+            widened = np.maximum(0, least - (high - low)) / 2
+            found[below], found[above] = low - widened, high + widened
+        values[name] = {stat: value.astype(np.float32) for stat, value in found.items()}
+    return values
+
+
+def _range(low: np.ndarray, high: np.ndarray) -> dict[str, np.ndarray]:
+    return {"min": low, "q01": low, "q10": low, "max": high, "q99": high, "q90": high}
+
+
+def _steps(pipeline: PolicyProcessorPipeline) -> Iterator[tuple[int, Step]]:
+    for number, step in enumerate(pipeline.steps):
+        if isinstance(step, Step):
+            yield number, step

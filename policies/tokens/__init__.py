@@ -1,0 +1,1 @@
+"""Action tokenisers (numpy), and a policy that speaks their tokens (torch)."""

@@ -1,0 +1,152 @@
+"""Policies of lerobot in the whole system: made by `lerobot-train`, run by `vla-fleet up`, and better after a while."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fleet.cli import app
+from fleet.config import Recipe
+from fleet.paths import DataDirectory, Identity
+from fleet.policy_work import published
+from fleet.recipes import fake
+from fleet.rehearsal import Rehearsal, success
+from fleet.tuning import Tuning
+from tests.e2e.reach_recipe import reach
+from tests.e2e.test_processes import ROOT, Job, number, robot
+
+pytestmark = pytest.mark.slow
+HELD_OUT = 10_000
+"""first seed of the scenes that measure"""
+
+
+@pytest.fixture(scope="module")
+def demonstrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LeRobotDataset of a few scripted demonstrations, exported from the buffer of a fleet without robots."""
+    root = tmp_path_factory.mktemp("demonstrated")
+    recipe = replace(reach(), make_policy=fake().make_policy, demonstrations=12)
+    with DataDirectory(root / "data").prepare(Identity("tests.e2e.reach_recipe:reach", 0, recipe.spec.hash)):
+        Rehearsal(root / "data", recipe, robots=0).close()
+    run("buffer", "export-lerobot", str(root / "set"), "--data", str(root / "data"), "--no-video")
+    return root / "set"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(demonstrated: Path) -> Path:
+    """What `lerobot-train` makes of them with a small ACT in a moment: it works a little."""
+    policy = {
+        **{"type": "act", "device": "cpu", "push_to_hub": "false", "pretrained_backbone_weights": "null"},
+        **{"chunk_size": 8, "n_action_steps": 8, "dim_model": 64, "n_heads": 4, "dim_feedforward": 128},
+        **{
+            "n_encoder_layers": 2,
+            "use_vae": "false",
+            "dropout": 0,
+            "optimizer_lr": 5e-4,
+            "optimizer_lr_backbone": 5e-4,
+        },
+    }
+    words = [f"--policy.{name}={value}" for name, value in policy.items()]
+    words += ["--dataset.repo_id=local/reach", f"--dataset.root={demonstrated}", "--dataset.video_backend=pyav"]
+    words += ["--steps=60", "--save_freq=60", "--batch_size=8", "--num_workers=0", "--eval_freq=0", "--seed=1"]
+    out = demonstrated.parent / "run"
+    done = subprocess.run(
+        [sys.executable, "-m", "lerobot.scripts.lerobot_train", *words, "--wandb.enable=false", f"--output_dir={out}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(demonstrated.parent / "hub")},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return out
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[Job]]:
+    made: list[Job] = []
+    yield made
+    for one in made:
+        one.end()
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def learned(up: Job, report: Path) -> dict[str, Any]:
+    """The report of a job that was watched until its robot acted on what the fleet had learned."""
+    up.wait("the robot acts", lambda s: robot(s, "robot-0").get("mode") in ("policy", "script"), 300)
+    first = number(up.snapshot())
+    assert first >= 1
+    up.wait("versions that were learned", lambda s: number(s) >= first + 2, 300)
+    up.wait("the robot has one of them", lambda s: robot(s, "robot-0").get("version", 0) > first, 300)
+    assert up.stop(120) == 0, up.log.read_text()
+    return json.loads(report.read_text())
+
+
+def test_a_checkpoint_of_lerobot_train_gets_better_in_the_fleet(checkpoint: Path, tmp_path: Path) -> None:
+    recipe = Tuning(policy=f"lerobot:{checkpoint}").applied(reach())
+    fleet = Rehearsal(tmp_path, recipe)
+    try:
+        fleet.turn(60, 0.1)
+        versions = fleet.ledger.newest_version()
+        assert versions is not None, "it acts from the first moment on: nothing had to be learned"
+        untouched = recipe.make_policy(recipe.spec, 0).save()
+        assert published(tmp_path, 1)[1] == untouched
+        fleet.turn(1000, 0.25)
+        fleet.drain()
+        newest = fleet.ledger.newest_version()
+        assert newest is not None
+        assert {row.robot for row in fleet.ledger.applied() if row.version > 1} == {"robot-0", "robot-1"}
+        before = measured(recipe, untouched)
+        after = measured(recipe, published(tmp_path, newest.version.number)[1])
+        print(f"held-out success {before:.2f} before, {after:.2f} after {newest.version.gradient_steps} steps")
+        assert after >= before + 0.3
+    finally:
+        fleet.close()
+
+
+def measured(recipe: Recipe, weights: bytes) -> float:
+    return success(recipe, weights, 40, HELD_OUT)["go-left"]
+
+
+def test_a_checkpoint_of_lerobot_train_runs_the_main_job(checkpoint: Path, tmp_path: Path, jobs: list[Job]) -> None:
+    report, data = tmp_path / "r.json", tmp_path / "fleet"
+    words = ["--policy", f"lerobot:{checkpoint}", "--report", str(report)]
+    jobs.append(Job(data, *words, recipe="tests.e2e.reach_recipe:reach", robots=1))
+    found = learned(jobs[0], report)
+    assert found["demonstrations"] == 0, "nothing but corrections"
+    assert (found["steps_lost"], found["steps_duplicated"]) == (0, 0)
+    assert found["steps_stored"] == found["steps_recorded"] > 50
+
+    # another policy does not go on there, and what was learned can be taken out
+    other = ["up", "--recipe", "tests.e2e.reach_recipe:reach", "--data", str(data), "--policy", "flow:pixels"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fleet.cli", *other], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 1
+    assert "its versions and checkpoints are of another network" in done.stderr
+    assert "Traceback" not in done.stderr
+    run("policy", "export", str(tmp_path / "out"), "--data", str(data))
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["type"] == "act"
+    run("policy", "show", "--recipe", "tests.e2e.reach_recipe:reach", "--policy", f"lerobot:{tmp_path / 'out'}")
+
+
+def test_a_tiny_vision_language_model_is_built_and_runs_the_main_job(tmp_path: Path, jobs: list[Job]) -> None:
+    report = tmp_path / "r.json"
+    jobs.append(Job(tmp_path / "fleet", "--report", str(report), recipe="tests.e2e.reach_recipe:reach_vla", robots=1))
+    found = learned(jobs[0], report)
+    assert (tmp_path / "fleet" / "policy" / "vlm").is_dir()
+    assert found["demonstrations"] == 2
+    assert (found["steps_lost"], found["steps_duplicated"]) == (0, 0)
+    assert found["steps_stored"] == found["steps_recorded"] > 50
