@@ -61,7 +61,7 @@ def plan(device: str, size: str, quick: bool) -> Plan:
         return Plan(device, cases.QUICK, variants, cases.TINY_VLM, Runtime(dtype="bfloat16"), 0.5, False)
     if device.startswith("cuda"):
         return Plan(device, cases.ON_CUDA, cases.VARIANTS_ON_CUDA, cases.LARGE_3B, _FAST, 10.0, True)
-    return Plan(device, cases.ON_CPU, cases.VARIANTS_ON_CPU, cases.FLOW_MEDIUM, Runtime(int8=True), 4.0, False)
+    return Plan(device, cases.ON_CPU, cases.VARIANTS_ON_CPU, cases.FLOW_MEDIUM, Runtime(int8=True), 3.0, False)
 
 
 def measure(quick: bool, device: str = "cpu", size: str = "full") -> Result:

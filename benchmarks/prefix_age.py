@@ -61,13 +61,13 @@ class Size:
     ticks: int = 100
     """of an episode of the policy"""
     gradient_steps: int = 600
-    batch: int = 64
-    samples: int = 128
+    batch: int = 32
+    samples: int = 96
     """moments of held-out demonstrations, for the error"""
-    episodes: int = 16
+    episodes: int = 8
     """for each age, way and scene"""
     settle: int = 50
-    acts: int = 60
+    acts: int = 40
     """measured for their time"""
 
     @property
@@ -97,13 +97,20 @@ class Model:
         self.before, self.after = checkpoint.processors()
         self.split = SmolVLASplit()
 
-    def ready(self, images: np.ndarray, states: np.ndarray, words: list[str]) -> dict[str, Any]:
-        """`images` uint8[b, h, w, 3] and `states` float32[b, ds] as the network takes them."""
+    def ready(
+        self, images: np.ndarray, states: np.ndarray, words: list[str], chunks: np.ndarray | None = None
+    ) -> dict[str, Any]:
+        """`images` uint8[b, h, w, 3], `states` float32[b, ds] and what is to be learned as the network takes them."""
         import torch
 
         pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
         raw = {"observation.images.front": pixels, "observation.state": torch.from_numpy(states), "task": words}
-        return dict(self.before(raw))
+        if chunks is not None:
+            raw["action"] = torch.from_numpy(chunks)
+        batch = dict(self.before(raw))
+        if chunks is not None:
+            batch["action_is_pad"] = torch.zeros(chunks.shape[:2], dtype=torch.bool)
+        return batch
 
     def chunks(self, images: np.ndarray, states: np.ndarray, words: list[str], seed: int) -> np.ndarray:
         """float32[b, H, da], by think and act."""
@@ -133,18 +140,15 @@ def train(directory: Path, size: Size, demonstrations: Demonstrations, seed: int
     model = Model(directory)
     unreached = model.split.unreached(model.policy)
     learned = [parameter for name, parameter in model.policy.named_parameters() if name not in unreached]
-    optimizer = torch.optim.AdamW(learned, lr=2e-3, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, size.gradient_steps, pct_start=0.1)
+    optimizer = torch.optim.AdamW(learned, lr=3e-3, weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, size.gradient_steps, pct_start=0.1)
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     model.policy.train()
     for _ in range(size.gradient_steps):
         ages = rng.integers(max_age + 1, size=size.batch)
         images, _, states, chunks, said = demonstrations.windows(rng, size.batch, horizon, ages)
-        batch = model.ready(images, states, said)
-        # the preprocessor normalises actions too, when it is given any
-        batch["action"] = model.before({"action": torch.from_numpy(chunks)})["action"]
-        batch["action_is_pad"] = torch.zeros(chunks.shape[:2], dtype=torch.bool)
+        batch = model.ready(images, states, said, chunks)
         model.split.loss(model.policy, model.split.arrange(model.policy, batch)).backward()
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()

@@ -40,7 +40,7 @@ class Square(FakeRobot):
         super().__init__(CONFIG, self.clock)
         self.connect()
         self._angle = 0.0
-        self._centre = np.zeros(2)
+        self._centre: np.ndarray = np.zeros(2)
 
     def reset(self, task: str, seed: int) -> None:
         super().reset(task, seed)
@@ -71,6 +71,12 @@ class Square(FakeRobot):
             speed[:2] = turn * _RADIUS_M * np.array([-np.sin(self._angle), np.cos(self._angle)])
         move = (speed + _GAIN * (self.goal - self._state[:3])) / _STEP_M
         return np.append(np.clip(move, -1, 1), 0.0).astype(np.float32)
+
+    def _draw(self, size: int) -> np.ndarray:
+        """On middle grey, which is 0 to the network: darker, the many pixels that never change drown the few that do."""
+        image = super()._draw(size)
+        image[image == image.min()] = 128
+        return image
 
     def _place(self, still: np.ndarray) -> None:
         circle = self._centre + _RADIUS_M * np.array([np.cos(self._angle), np.sin(self._angle)])

@@ -187,9 +187,9 @@ def compare(size: Size) -> Result:
             "Errors are shares of each dimension's range, from the 1 % to the 99 % quantile of its actions.",
             "4 dimensions: what MetaWorld's scripted experts did in its simulator (increments that mostly saturate, "
             "and grippers that switch: edges, for which cosines are a poor basis). 14: the joints of gym-aloha's "
-            "MuJoCo model as its servos followed random via points at minimum jerk, contacts off. 25: no simulator; two "
-            "7-joint arms, two grippers, head, torso and base velocity that reach at minimum jerk, each part at its "
-            f"own times, plus white noise of {JITTER:.1%} of the range. Nobody's teleoperation was recorded for this.",
+            "MuJoCo model as its servos followed random via points at minimum jerk, contacts off. 25: no simulator; "
+            "two 7-joint arms, two grippers, head, torso and base velocity that reach at minimum jerk, each part at "
+            f"its own times, plus white noise of {JITTER:.1%} of the range. No teleoperation was recorded for it.",
             "A joint that is off by 1 % of its range at each single step is below what the noise and the servo do; "
             "but an rms error is larger than the mean one, and 1 % of all numbers are off by more than `p99`.",
             f"`residual VQ, dense` has as many stages as `{VQ}`. Times are of one thread, of many chunks at once.",

@@ -47,6 +47,7 @@ def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
         algorithm=replace(recipe.algorithm, **changed),
         slow=slow,
         replan_ticks=ticks,
+        demonstrations=recipe.demonstrations if wanted.demonstrations is None else wanted.demonstrations,
     )
 
 

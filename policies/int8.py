@@ -75,7 +75,14 @@ class Int8Linear(nn.Module):
         return self.rounded.t().float() * self.scale[:, None]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out] of the same type as `x`"""
+        """[..., in] -> [..., out] of the same type as `x`. Gradients reach `x`, as guided sampling needs them."""
+        if x.requires_grad and torch.is_grad_enabled():
+            product: torch.Tensor = _Differentiable.apply(x, self)
+            return product
+        return self.product(x)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """What `forward` gives, without a gradient."""
         if self._packs:
             product: torch.Tensor = torch.ops.quantized.linear_dynamic(x.float(), self.packed, _narrow())
             return product.to(x.dtype)
@@ -90,6 +97,19 @@ class Int8Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}"
+
+
+class _Differentiable(torch.autograd.Function):
+    """The product with the gradient of the layer it stands for: rounding counts as if it changed nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: Int8Linear) -> torch.Tensor:
+        ctx.layer = layer
+        return layer.product(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return (gradient.float() @ ctx.layer.values()).to(gradient.dtype), None
 
 
 class _Unpacked(torch.Tensor):

@@ -54,6 +54,8 @@ class Hints(msgspec.Struct, frozen=True):
     """augmentation: images are shifted by up to so many pixels"""
     pretrain_steps: int | None = None
     """gradient steps before the first version of a policy that begins with random weights"""
+    demonstrations: int | None = None
+    """per task, before anything is learned; 0 for weights that act already"""
     publish_every_s: float | None = None
     """time between two published versions"""
     think_every_s: float | None = None

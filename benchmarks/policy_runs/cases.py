@@ -94,7 +94,7 @@ COMPILED_BFLOAT16 = Variant("compiled, bfloat16", Runtime(dtype="bfloat16", comp
 
 VARIANTS_ON_CPU: tuple[tuple[Case, tuple[Variant, ...]], ...] = (
     (FLOW_SMALL, (BFLOAT16, INT8, COMPILED, COMPILED_INT8)),
-    (FLOW_MEDIUM, (BFLOAT16, INT8, BOTH, COMPILED, COMPILED_INT8)),
+    (FLOW_MEDIUM, (BFLOAT16, INT8, BOTH)),
     (TOKENS, (BFLOAT16, INT8)),
     (ACT, (BFLOAT16, INT8)),
     (SMOLVLA_TINY, (BFLOAT16, INT8)),

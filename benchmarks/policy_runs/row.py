@@ -115,7 +115,7 @@ def compare(job: Job, place: Path, written: str) -> Iterator[dict[str, Any]]:
         spent: dict[str, tuple[list[float], list[float]]] = {"think": ([], []), "act": ([], [])}
         changes: list[np.ndarray] = []
         end = time.perf_counter() + job.seconds
-        while time.perf_counter() < end or len(changes) < len(seen):
+        while time.perf_counter() < end or len(changes) < 4:
             one, chunks = seen[len(changes) % len(seen)], []
             for which, policy in enumerate((exact, other)):
                 begun = time.perf_counter()
@@ -147,8 +147,8 @@ def paces(policy: LearnedPolicy, seconds: float) -> tuple[list[float], list[floa
     latent = policy.think(example_observation(spec, 0, TASK))
     policy.act(example_observation(spec, 0, TASK), latent, 0)
     seen = [example_observation(spec, seed, TASK) for seed in range(8)]
-    thinking = _repeat(lambda i: policy.think(seen[i % 8]), seconds / 2, 5)
-    acting = _repeat(lambda i: policy.act(seen[i % 8], latent, i), seconds, 20)
+    thinking = _repeat(lambda i: policy.think(seen[i % 8]), seconds / 2, 3)
+    acting = _repeat(lambda i: policy.act(seen[i % 8], latent, i), seconds, 10)
     return thinking, acting
 
 
@@ -170,25 +170,25 @@ def training_step_ms(policy: LearnedPolicy, case: Case, seconds: float) -> float
         loss.item()
 
     step(0)
-    return 1e3 * statistics.median(_repeat(step, seconds, 3))
+    return 1e3 * statistics.median(_repeat(step, seconds, 2))
 
 
 class Memory:
     """Peak of what a process, or the device it uses, holds beyond what it held when this was made."""
 
     def __init__(self, device: str) -> None:
-        self._cuda = device.startswith("cuda")
+        self._device, self._cuda = device, device.startswith("cuda")
         if self._cuda:
             import torch
 
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats(device)
         self._held = 0.0 if self._cuda else _resident_mib()
 
     def peak_mib(self) -> float:
         if self._cuda:
             import torch
 
-            return torch.cuda.max_memory_allocated() / _MIB
+            return torch.cuda.max_memory_allocated(self._device) / _MIB
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - self._held
 
 

@@ -39,6 +39,7 @@ class Done(Protocol):
 def together(case: Case, place: Path, written: str, runtime: Runtime, seconds: float) -> list[dict[str, Any]]:
     """Rates of both paths: each alone, then together in one process, then in two."""
     policy = case.make(place, written, runtime)
+    _settle(runtime.device)
     seen = example_observation(policy.spec, 0, TASK)
     done = threading.Event()
     # one thread thinks from the first time on: what torch records as a graph belongs to the thread that recorded it
@@ -110,7 +111,7 @@ def _row(case: Case, runtime: Runtime, how: str, thoughts: list[float], acts: li
     if runtime.device.startswith("cuda"):
         import torch
 
-        row["GiB of the acting process"] = torch.cuda.max_memory_allocated() / 2**30
+        row["GiB of the acting process"] = torch.cuda.max_memory_allocated(runtime.device) / 2**30
     return row
 
 
@@ -158,6 +159,14 @@ def _yielding(device: str) -> None:
         import torch
 
         torch.cuda.set_stream(torch.cuda.Stream(torch.device(device), priority=0))
+
+
+def _settle(device: str) -> None:
+    """Wait until the weights are where other streams will read them."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(device)
 
 
 def _prior(device: str) -> contextlib.AbstractContextManager[Any]:

@@ -28,7 +28,7 @@ class Part:
     rest_s: float
     """mean rest between two"""
     stray_s: float = 0.15
-    """its dimensions begin and end up to so much apart"""
+    """each dimension begins up to so much later, and ends up to so much earlier: a short reach may become a snap"""
     returns: bool = False
     """velocities: each reach ends at 0 again"""
 

@@ -87,7 +87,7 @@ def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> Hints:
     return msgspec.structs.replace(_HINTS[place], horizon=found.horizon)
 
 
-def locate(place: str) -> str:
+def absolute(place: str) -> str:
     """A size means the same everywhere, whatever lies in the working directory."""
     return place
 

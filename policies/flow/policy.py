@@ -171,18 +171,21 @@ class FlowPolicy:
         for observation, latent, prefix in zip(observations, latents, prefixes, strict=True):
             self._require(observation, latent, prefix)
         flat = self.horizon * self.spec.action_dim
-        noise = [torch.randn(1, flat, generator=self._noise) for _ in observations]
+        noise = torch.cat([torch.randn(1, flat, generator=self._noise) for _ in observations]).to(self.device)
         guided = [prefix is not None and prefix.guided for prefix in prefixes]
-        sampled = torch.empty(len(guided), flat, device=self.device)
-        for kind in sorted(set(guided)):
-            rows = [row for row, other in enumerate(guided) if other is kind]
-            sampled[rows] = self._sample(
-                [observations[row] for row in rows],
-                [latents[row] for row in rows],
-                [prefixes[row] for row in rows],
-                torch.cat([noise[row] for row in rows]).to(self.device),
-                kind,
-            )
+        if len(set(guided)) == 1:
+            sampled = self._sample(observations, latents, prefixes, noise, guided[0])
+        else:
+            sampled = torch.empty_like(noise)
+            for kind in (False, True):
+                rows = [row for row, other in enumerate(guided) if other is kind]
+                sampled[rows] = self._sample(
+                    [observations[row] for row in rows],
+                    [latents[row] for row in rows],
+                    [prefixes[row] for row in rows],
+                    noise[rows],
+                    kind,
+                )
         chosen = (sampled.view(len(guided), self.horizon, -1) * self._half + self._middle).cpu().numpy()
         return list(map(self._chunk, chosen, observations, latents, ticks, prefixes))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -67,15 +69,23 @@ class Residual(nn.Module):
 
     def export(self, normalizer: Normalizer, version: int) -> Corrector:
         """A copy that needs no torch."""
-        linears = [layer for layer in self.layers if isinstance(layer, nn.Linear)]
+        linears = [_plain(layer) for layer in self.layers if not isinstance(layer, nn.SiLU)]
 
         def copied(tensor: torch.Tensor):
             return tensor.detach().float().cpu().numpy().copy()
 
         return Corrector(
-            weights=tuple(copied(linear.weight) for linear in linears),
-            biases=tuple(copied(linear.bias) for linear in linears),
+            weights=tuple(copied(weight) for weight, _ in linears),
+            biases=tuple(copied(bias) for _, bias in linears),
             mean=copied(normalizer.mean),
             std=copied(normalizer.std),
             version=version,
         )
+
+
+def _plain(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight and bias, with what adapters beside the layer add to them."""
+    if isinstance(layer, nn.Linear):
+        return layer.weight, layer.bias
+    added = sum(layer.get_delta_weight(adapter) for adapter in layer.active_adapters)
+    return layer.base_layer.weight + added, layer.base_layer.bias

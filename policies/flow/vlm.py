@@ -68,7 +68,7 @@ class Backbone(nn.Module):
     def forward(self, images: Sequence[torch.Tensor], tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """one uint8[b, h, w, 3] per camera, int64[b, L] -> hidden [b, t', hidden], bool[b, t'] False at padding"""
         frozen = not any(parameter.requires_grad for parameter in self.parameters())
-        with torch.no_grad() if frozen else torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad():
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             return self._forward(images, tokens)
 
     def _forward(self, images: Sequence[torch.Tensor], tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

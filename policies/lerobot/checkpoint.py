@@ -269,7 +269,7 @@ def _with_adapters(policy: PreTrainedPolicy, path: Path) -> PreTrainedPolicy:
 
     trained = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
     try:
-        merged: PreTrainedPolicy = PeftModel.from_pretrained(policy, str(path)).merge_and_unload()  # type: ignore
+        merged: PreTrainedPolicy = PeftModel.from_pretrained(policy, str(path)).merge_and_unload()
     except (ValueError, RuntimeError, OSError, KeyError) as error:
         raise WeightsError(f"{path}: its adapters do not fit the checkpoint that they name: {error}") from error
     for name, parameter in merged.named_parameters():

@@ -62,6 +62,7 @@ def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> Hints:
         gradient_clip=_number(fields, "optimizer_grad_clip_norm") or 10.0,
         shift_px=0,
         pretrain_steps=_FRESH_STEPS if trained else 0,
+        demonstrations=None if trained else 0,
     )
 
 

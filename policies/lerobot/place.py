@@ -115,17 +115,19 @@ def weights_file(directory: Path) -> Path:
             "`fresh` to begin with random weights."
         )
     with path.open("rb") as file:
-        begin = file.read(8)
+        begin = file.read(9)
+    # a pickle's first bytes may also begin the length of a good header, after which the header follows
+    length = int.from_bytes(begin[:8], "little")
+    if begin[8:] == b"{" and length <= path.stat().st_size - 8:
+        return path
     if begin[:2] == b"PK" or begin[:1] == b"\x80":
         raise WeightsError(
             f"{path}: a pickle or torch archive under a safetensors name, which may run code when read. Where you "
             "trust it, load it with the lerobot that wrote it and call `save_pretrained`."
         )
-    if len(begin) < 8 or int.from_bytes(begin, "little") > path.stat().st_size - 8:
-        raise WeightsError(
-            f"{path}: {path.stat().st_size} bytes that are no safetensors file, or a torn one. Copy it again."
-        )
-    return path
+    raise WeightsError(
+        f"{path}: {path.stat().st_size} bytes that are no safetensors file, or a torn one. Copy it again."
+    )
 
 
 def resolve(directory: Path, value: str, key: str, file: Path) -> str:

@@ -21,7 +21,7 @@ from policies.lerobot.history import Memory
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotConfig
 from policies.lerobot.split import Guide, Tensors, split_of
-from policies.lerobot.statistics import ATTRIBUTE, Statistics, absent, of_examples, of_limits
+from policies.lerobot.statistics import ATTRIBUTE, Statistics, absent, of_examples, of_limits, state_alone
 from policies.runtime import Runtime, acting, compiled, refresh
 from policies.trainable import prepare
 from policies.weights import Header, load_published, pack_module, unpack
@@ -94,7 +94,7 @@ class LeRobotPolicy:
         prepare(self.module, config.training, self._split.lora_targets, seed)
         self.module.eval()
         self._acting = acting(self.module, self.runtime)
-        self._act = self._split.act if getattr(self._split, "draws", False) else compiled(self._split.act, self.runtime)
+        self._act = self._split.act if self._split.draws else compiled(self._split.act, self.runtime)
         self._noise = torch.Generator().manual_seed(seed)
         self._thoughts = Memory(past + 1, spec.period_ns)
         self._states = Memory(past + 1, spec.period_ns)
@@ -283,8 +283,6 @@ class LeRobotPolicy:
 
     def _processors(self) -> Statistics:
         """Make both processors and hang their statistics below the network."""
-        from lerobot.processor import PolicyProcessorPipeline, TokenizerProcessorStep
-
         given = None
         if self.config.statistics != "checkpoint":
             given = of_limits(self.spec, self._features())
@@ -295,9 +293,8 @@ class LeRobotPolicy:
                 "be normalised. Save it with the statistics of its training data, or set `statistics` to 'spec' (the "
                 "robot's limits) or 'buffer' (recorded data)."
             )
-        felt = [step for step in self._before.steps if not isinstance(step, TokenizerProcessorStep)]
-        self._felt_before = PolicyProcessorPipeline(
-            felt, "felt", to_transition=self._before.to_transition, to_output=self._before.to_output
+        self._felt_before = state_alone(
+            self._before, self._shaper.tensor(np.zeros((1, self.spec.state_dim), np.float32))
         )
         statistics = Statistics(self._before, self._after).to(self.device)
         statistics.attach()

@@ -6,17 +6,25 @@ weights file, in the trainer's checkpoints and in the average; the steps read th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from lerobot.configs.types import FeatureType, NormalizationMode
-from lerobot.processor import NormalizerProcessorStep, PolicyProcessorPipeline, UnnormalizerProcessorStep
+from lerobot.processor import (
+    NormalizerProcessorStep,
+    PolicyProcessorPipeline,
+    TokenizerProcessorStep,
+    UnnormalizerProcessorStep,
+)
 from torch import nn
 
 from policies.base import Examples
 from wire.types import RobotSpec
+
+log = logging.getLogger(__name__)
 
 ATTRIBUTE = "fleet_statistics"
 """name under which the buffers hang below lerobot's policy"""
@@ -46,8 +54,8 @@ class Statistics(nn.Module):
             for number, step in _steps(pipeline):
                 for key, values in step.state_dict().items():
                     feature, _, name = key.rpartition(".")
-                    if feature not in step.features:
-                        continue  # of a dataset's other columns, which the policy does not see
+                    if name not in _needed(step, feature):
+                        continue  # of what a dataset has beside, so that all checkpoints of a type carry the same
                     buffer = f"{side}/{number}/{key.replace('.', ':')}"
                     self.register_buffer(buffer, values.detach().to(torch.float32).clone())
                     self._places.append((step, feature, name, buffer))
@@ -86,11 +94,29 @@ def absent(*pipelines: PolicyProcessorPipeline) -> list[str]:
     for pipeline in pipelines:
         for _, step in _steps(pipeline):
             known = step.state_dict()
-            for feature, description in step.features.items():
-                mode = step.norm_map.get(description.type, NormalizationMode.IDENTITY)
-                needed = [f"{feature}.{name}" for name in _NEEDED.get(mode, ())]
+            for feature in step.features:
+                needed = [f"{feature}.{name}" for name in _needed(step, feature)]
                 found += [key for key in needed if key not in known and key not in found]
     return found
+
+
+def state_alone(before: PolicyProcessorPipeline, state: torch.Tensor) -> PolicyProcessorPipeline:
+    """A preprocessor of the same steps, but those that cannot do without pictures or are for words.
+
+    A type may bring steps of its own; each is tried on `state` float32[1, ds] alone.
+    """
+    chosen: list[Any] = []
+    transition = before.to_transition({"observation.state": state, "task": [""]})
+    for step in before.steps:
+        if isinstance(step, TokenizerProcessorStep):
+            continue
+        try:
+            transition = step(transition)
+        except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            log.info("%s is not for the state alone: %s", type(step).__name__, error)
+            continue
+        chosen.append(step)
+    return PolicyProcessorPipeline(chosen, "felt", to_transition=before.to_transition, to_output=before.to_output)
 
 
 def of_limits(spec: RobotSpec, features: dict[str, Any]) -> Values:
@@ -131,6 +157,14 @@ def of_examples(spec: RobotSpec, features: dict[str, Any], examples: Examples) -
             found[below], found[above] = low - widened, high + widened
         values[name] = {stat: value.astype(np.float32) for stat, value in found.items()}
     return values
+
+
+def _needed(step: Step, feature: str) -> tuple[str, ...]:
+    """The statistics that `step` reads of a feature."""
+    if feature not in step.features:
+        return ()
+    mode = step.norm_map.get(step.features[feature].type, NormalizationMode.IDENTITY)
+    return _NEEDED.get(mode, ())
 
 
 def _range(low: np.ndarray, high: np.ndarray) -> dict[str, np.ndarray]:

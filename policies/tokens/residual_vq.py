@@ -52,10 +52,12 @@ class ResidualVQ:
         picked: int32[stages, group], the components that each stage corrects; codebooks: float16[stages, K, group].
         Use `fit` to learn them."""
         self.scaling, self.horizon = scaling, horizon
-        self._mean, self._basis, self._picked, self._codebooks = mean, basis, picked, codebooks
+        # always in one memory order: sums in another differ in their last bits, and tokens with them
+        self._mean, self._basis = np.ascontiguousarray(mean), np.ascontiguousarray(basis)
+        self._picked, self._codebooks = np.ascontiguousarray(picked), np.ascontiguousarray(codebooks)
         # half precision is how they travel, and enough: 0.05 % of what is corrected
-        self._rows: np.ndarray = basis.astype(np.float32)
-        self._codes: np.ndarray = codebooks.astype(np.float32)
+        self._rows: np.ndarray = self._basis.astype(np.float32)
+        self._codes: np.ndarray = self._codebooks.astype(np.float32)
         self._norms = np.square(self._codes).sum(2)
         self.length = len(picked)
         self.vocabulary = codebooks.shape[0] * codebooks.shape[1]

@@ -93,7 +93,7 @@ def test_a_policy_whose_package_is_missing_is_skipped_with_the_reason(monkeypatc
 
 def test_a_row_that_fails_says_why() -> None:
     impossible = msgspec.structs.replace(SMALL, size="colossal")
-    with pytest.raises(policies.RowFailed, match="exit 1: .*no size 'colossal'"):
+    with pytest.raises(policies.RowFailed, match=r"exit 1: .*no size 'colossal'"):
         policies.child(row.Job(impossible))
 
 

@@ -1,15 +1,18 @@
 """A version goes to the gateway a few megabytes ahead of what is stored, over lines that are slow, full or cut."""
 
 import hashlib
+import time
 
 import numpy as np
 import pytest
 
 from cloud_learner import upload
 from cloud_learner.upload import Upload
-from wire.clock import ManualClock
-from wire.messages import Heartbeat, Publish, WeightBytes
+from wire.clock import ManualClock, MonotonicClock
+from wire.keys import load_pair, load_public, make_keys
+from wire.messages import Heartbeat, Publish, WeightBytes, Welcome
 from wire.types import PolicyVersion
+from wire.zmq_channel import ZmqClient, ZmqServer
 
 
 class Line:
@@ -136,3 +139,32 @@ def test_a_line_that_is_down_is_tried_again():
     sending.turn()
     line.pump(sending)
     assert line.stored == weights
+
+
+@pytest.mark.parametrize("queue", [2, 1000])
+def test_over_a_real_line_nothing_is_dropped_however_short_its_queue(tmp_path, queue):
+    make_keys(tmp_path, ["gateway", "trainer"])
+    server = ZmqServer("tcp://127.0.0.1:*", tmp_path, queue=queue)
+    pair, public = load_pair(tmp_path, "trainer"), load_public(tmp_path, "gateway")
+    client = ZmqClient(server.endpoint, "trainer", pair, public, queue=queue)
+    try:
+        weights, sending = start(300_000, client, MonotonicClock())
+        stored, offers = bytearray(), 0
+        deadline = time.monotonic() + 30
+        while len(stored) < len(weights) and time.monotonic() < deadline:
+            sending.turn()
+            while (received := server.recv(0.001)) is not None:
+                match received[1]:
+                    case Publish():
+                        offers += 1
+                    case WeightBytes(offset=offset, data=data):
+                        assert offset == len(stored), "a part is missing"
+                        stored += data
+                    case Heartbeat(sent_ns=sent_ns):
+                        server.send("trainer", Welcome("here", 0, sent_ns))
+            while (message := client.recv()) is not None:
+                sending.answered(message.echo_ns)
+        assert (bytes(stored), offers) == (weights, 1)
+    finally:
+        client.close()
+        server.close()

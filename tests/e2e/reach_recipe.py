@@ -1,4 +1,4 @@
-"""A job that a small ACT learns in a minute: a point goes to a mark on a table that it sees from above."""
+"""A job that a small ACT learns in a minute: a point goes to a mark, to its left or its right, that it sees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from fleet.config import Recipe
-from hal.fake import FakeConfig, FakeExpert, FakeRobot
+from fleet.recipes import fake
+from hal.fake import FAKE_INSTRUCTIONS, FakeConfig, FakeExpert, FakeRobot
 from hal.registry import register
 from hal.robot import Feedback
 from policies.base import LearnedPolicy
@@ -20,20 +21,22 @@ from wire.clock import Clock
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
-CONFIG = FakeConfig(tasks=("go-left",), image_px=32, control_hz=20.0, camera_every_ticks=1)
-FIELD_M, HEIGHT_M, NEAR_M = 0.15, 0.25, 0.04
+TASKS = ("go-left", "go-right")
+CONFIG = FakeConfig(tasks=TASKS, image_px=32, control_hz=20.0, camera_every_ticks=1)
+NEAR_M = 0.05
+MIDDLE = {"go-left": np.array([-0.2, 0.0, 0.1]), "go-right": np.array([0.2, 0.0, 0.1])}
+"""float64[3], m"""
 
 
 class TableRobot(FakeRobot):
-    """The fake robot with one mark anywhere in a square, large to see and reached from further away."""
+    """The fake robot with marks that are reached from further off and scatter less: to see the side is enough."""
 
     def __init__(self, config: FakeConfig | None = None, clock: Clock | None = None) -> None:
         super().__init__(config or CONFIG, clock)
 
     def reset(self, task: str, seed: int) -> None:
         super().reset(task, seed)
-        place = np.random.default_rng((seed, 1)).uniform(-FIELD_M, FIELD_M, 2)
-        self.goal = np.append(place, HEIGHT_M).astype(np.float32)
+        self.goal = ((MIDDLE[task] + self.goal) / 2).astype(np.float32)
         self._frame = self._film()
 
     def write(self, action: np.ndarray) -> Feedback:
@@ -48,9 +51,9 @@ def reach(seed: int = 0) -> Recipe:
     """No policy of its own: it is run with --policy."""
     return Recipe(
         name="reach",
-        summary="go to a mark on the table",
-        tasks=CONFIG.tasks,
-        instructions={"go-left": "go to the left"},
+        summary="go to a mark on the left or on the right",
+        tasks=TASKS,
+        instructions={task: FAKE_INSTRUCTIONS[task] for task in TASKS},
         robot="table",
         robot_config=CONFIG,
         unpaced_config=CONFIG,
@@ -61,7 +64,7 @@ def reach(seed: int = 0) -> Recipe:
         replan_ticks=4,
         loop=LoopConfig(max_ticks=60),
         gate=GateConfig(min_ticks=8),
-        evaluator=EvaluatorConfig(episodes=4, every_s=20.0, final_episodes=40, max_ticks=60),
+        evaluator=EvaluatorConfig(episodes=2, every_s=20.0, final_episodes=10, max_ticks=60),
     )
 
 
@@ -72,3 +75,15 @@ def _none(spec: RobotSpec, seed: int) -> LearnedPolicy:
 def reach_vla(seed: int = 0) -> Recipe:
     """The same with a tiny SmolVLA, which `up` builds from two demonstrations."""
     return replace(reach(seed), name="reach-vla", demonstrations=2, tiny="smolvla")
+
+
+def one_side(seed: int = 0) -> Recipe:
+    """Only the left, with a policy of our own: for demonstrations."""
+    return replace(
+        reach(seed),
+        name="one-side",
+        tasks=TASKS[:1],
+        instructions={TASKS[0]: FAKE_INSTRUCTIONS[TASKS[0]]},
+        make_policy=fake().make_policy,
+        demonstrations=12,
+    )

@@ -50,6 +50,13 @@ def test_help_names_the_commands() -> None:
         (("edge", "--name", "robot-0", "--keys", "/nonexistent"), "vla-fleet keys robot-0"),
         (("edge", "--name", "../evil"), "cannot be a name"),
         (("plot", "nothing.json", "a.png"), "reading the report"),
+        (("up", "--policy", "flwo:small"), "Did you mean 'flow'?"),
+        (("up", "--policy", "flow:smal"), "Did you mean 'small'?"),
+        (("up", "--recipe", "state", "--policy", "tokens:fats"), "Did you mean 'fast'?"),
+        (("up", "--policy", "lerobot:/nonexistent"), "there is no directory /nonexistent"),
+        (("up", "--policy", "flow:small", "--policy-config", '{"horizn": 8}'), "Did you mean 'horizon'?"),
+        (("up", "--policy-config", "{}"), "--policy-config needs --policy"),
+        (("policy", "show", "--policy", "flow:smal"), "Did you mean 'small'?"),
     ],
 )
 def test_mistakes_are_answered_in_one_clear_line(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -37,7 +38,7 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(echo_kind, "HINTS", Hints())
 
 
-def hint(monkeypatch: pytest.MonkeyPatch, **hints: float) -> None:
+def hint(monkeypatch: pytest.MonkeyPatch, **hints: Any) -> None:
     monkeypatch.setattr(echo_kind, "HINTS", Hints(**hints))
 
 
@@ -66,15 +67,22 @@ def test_a_policy_without_hints_leaves_the_job_as_it_is() -> None:
 
 
 def test_hints_change_algorithm_and_pace_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"batch": 3, "ticks_per_frame": 1, "learning_rate": 1e-5, "weight_decay": 0.0, "gradient_clip": 2.0}
+    given: dict[str, Any] = {
+        "batch": 3,
+        "ticks_per_frame": 1,
+        "learning_rate": 1e-5,
+        "weight_decay": 0.0,
+        "gradient_clip": 2.0,
+    }
     given |= {"ema_decay": 0.5, "shift_px": 0, "pretrain_steps": 0, "publish_every_s": 60.0}
-    hint(monkeypatch, horizon=16, think_every_s=3.0, **given)
+    hint(monkeypatch, horizon=16, think_every_s=3.0, demonstrations=0, **given)
     recipe = get_recipe("pixels")
     tuned = Tuning(policy="echo:small").applied(recipe)
-    assert tuned.algorithm == replace(recipe.algorithm, **given)  # type: ignore[arg-type]
+    assert tuned.algorithm == replace(recipe.algorithm, **given)
     assert tuned.slow.every_s == 3.0
     assert tuned.slow.max_age_s > 3.0, "a latent serves until the next one is there"
     assert tuned.replan_ticks == recipe.replan_ticks
+    assert (recipe.demonstrations, tuned.demonstrations) == (3, 0)
 
 
 @pytest.mark.parametrize(("horizon", "speed_up", "ticks"), [(16, 0, 8), (8, 0, 4), (9, 0, 8), (16, 2, 4), (2, 0, 1)])
@@ -106,9 +114,8 @@ def test_flags_mean_the_same_in_every_directory(tmp_path: Path, monkeypatch: pyt
     tuning = Tuning(strategy="naive", policy="echo:run", policy_config="c.json")
     assert tuning.policy_flags() == ["--policy", f"echo:{tmp_path / 'run'}", "--policy-config", '{"horizon": 12}']
     assert tuning.flags() == ["--strategy", "naive", *tuning.policy_flags()]
-    assert Tuning(
-        *[], policy=tuning.policy_flags()[1], policy_config=tuning.policy_flags()[3]
-    ).choice() == PolicyChoice("echo", str(tmp_path / "run"), {"horizon": 12})
+    _, policy, _, config = tuning.policy_flags()
+    assert Tuning(policy=policy, policy_config=config).choice() == tuning.choice()
 
 
 def test_whoever_runs_or_trains_the_policy_is_told_and_nobody_else() -> None:
@@ -145,7 +152,7 @@ def test_an_edge_tells_its_processes(tmp_path: Path) -> None:
     ],
 )
 def test_a_policy_that_cannot_be_is_said_before_anything_is_there(
-    tuning: dict[str, str], words: str, tmp_path: Path
+    tuning: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         Up(options(tmp_path / "d", tuning=Tuning(**tuning)))
@@ -184,7 +191,7 @@ def test_a_recipe_with_a_directory_for_a_policy_builds_it_once(tmp_path: Path, m
     assert up._builds
     said: list[str] = []
     up.parts = Parts("vla", "tcp://127.0.0.1:5760", 0, operated=True, tuning=up.tuning)
-    up.screen = type("Screen", (), {"say": lambda self, text: said.append(text)})()  # type: ignore[assignment]
+    up.screen = type("Screen", (), {"say": lambda self, text: said.append(text)})()
     monkeypatch.setattr(registry, "_BUILT_IN", (EntryPoint("lerobot", "tests.fleet.echo_kind", POLICIES),))
     up.data.policy.mkdir()
     up._build_policy()

@@ -172,6 +172,19 @@ def test_the_learner_starts_when_the_keys_are_there_and_stays() -> None:
     assert "--seed" in described.named("trainer")[0].what
 
 
+def test_another_policy_reaches_robots_and_learner_and_nobody_else() -> None:
+    given = {"policy": "lerobot:/srv/act", "policy_config": '{"fresh": true}'}
+    described = describe("sim_fleet.launch.py", robots="1", learner="true", demonstrate="true", **given)
+    edge = the_edge(described)
+    assert {name: edge.parameters[name] for name in given} == given
+    for name in ("trainer", "evaluator"):
+        (part,) = described.named(name)
+        assert part.what[part.what.index("--policy") + 1] == "lerobot:/srv/act"
+        assert part.what[part.what.index("--policy-config") + 1] == '{"fresh": true}'
+    for name in ("gateway", "demonstrate"):
+        assert "--policy" not in described.named(name)[0].what
+
+
 def test_parts_of_the_learner_may_be_elsewhere() -> None:
     described = describe("learner.launch.py", trainer="false", evaluator="false", host="0.0.0.0", demonstrate="true")
     assert [one.name for one in described.started] == ["gateway", "demonstrate", "keys"]

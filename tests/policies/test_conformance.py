@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from policies.conformance import CHECKS, check_policy
+from policies.conformance import CHECKS, check_policy, example_batch
+from policies.conformance_data import flattened, moved, random_state, seeded
 from policies.flow import FlowPolicy
 from policies.weights import pack, read_header, unpack
 from wire.types import ActionChunk, Frame, Trained
@@ -110,6 +111,19 @@ class Feeling(One):
     def think(self, observation):
         latent = super().think(observation)
         return msgspec.structs.replace(latent, data=latent.data + observation.state.sum())
+
+
+class Candid(Feeling):
+    think_reads_state = True
+
+
+class Zeroed(One):
+    """Whose last layer begins with zeros, so that at first nothing behind it matters or learns."""
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        torch.nn.init.zeros_(self.module.fast.head[-1].weight)
+        torch.nn.init.zeros_(self.module.fast.head[-1].bias)
 
 
 class Remembering(One):
@@ -280,6 +294,8 @@ class Trusting(One):
         ),
         (Numb, {"act reads the newest state"}),
         (Feeling, {"think reads no state, or says so"}),
+        (Candid, set()),
+        (Zeroed, set()),
         (Remembering, {"act goes by the latent it is given"}),
         (Unsendable, {"a latent can be sent to another process"}),
         (Together, set()),
@@ -306,3 +322,32 @@ def test_each_broken_promise_is_noticed(seeing, seeing_net, kind, expected):
 def test_an_error_is_reported_with_its_words(seeing, seeing_net):
     checks = check_policy(lambda: Failing(seeing, seeing_net))
     assert any("the camera is upside down" in check.detail for check in checks)
+
+
+def test_each_check_is_told_when_it_is_done(seeing, seeing_net):
+    heard = []
+    checks = check_policy(lambda: FlowPolicy(seeing, seeing_net), tell=heard.append)
+    assert heard == checks
+    assert [check.name for check in checks] == list(CHECKS)
+
+
+def test_examples_fit_what_a_policy_asks_for(seeing):
+    batch = example_batch(seeing, 4, images=3, steps=2, ticks_ahead=(1, 2), history=5)
+    assert batch["ahead"].shape == (3, 2, 2, 2)
+    assert batch["past_state"].shape == (3, 2, 5, 2)
+    assert batch["past_images"]["front"].shape == (3, 5, 16, 16, 3)
+    grouped, flat = flattened(batch)
+    assert grouped["past_state"].shape == (3, 1, 5, 2)
+    assert flat["past_state"].shape == (3, 5, 2)
+    assert flat["images"]["front"].shape == (3, 16, 16, 3)
+    assert "past_state" not in example_batch(seeing, 4)
+
+
+def test_a_seeded_stretch_leaves_the_random_streams_where_they_were():
+    before = random_state()
+    with seeded(1):
+        first = torch.rand(1), np.random.rand()
+        assert moved(before) == ["torch", "numpy", "random"]
+    with seeded(1):
+        assert (torch.rand(1), np.random.rand()) == first
+    assert moved(before) == []

@@ -289,6 +289,23 @@ def test_adapters_alone_travel(seeing, net):
         make(seed=1).load(policy.save(), 1)
 
 
+def test_a_corrector_with_adapters_is_exported_with_them(seeing, full):
+    policy = FlowPolicy(seeing, full, training=Training(lora=Lora(rank=2, targets=("residual.*",))))
+    before = policy.corrector
+    train(policy, lambda: example_batch(seeing, 4), steps=3)
+    after = policy.corrector
+    assert len(after.weights) == 3
+    assert not any(np.array_equal(old, new) for old, new in zip(before.weights, after.weights, strict=True))
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(0, 1, (5, policy.module.residual.layers[0].in_features)).astype(np.float32)
+    x = inputs
+    for layer, (weight, bias) in enumerate(zip(after.weights, after.biases, strict=True)):
+        x = x @ weight.T + bias
+        x = x / (1 + np.exp(-x)) if layer < 2 else x
+    with torch.no_grad():
+        np.testing.assert_allclose(policy.module.residual.layers(torch.from_numpy(inputs)), x, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -114,6 +114,19 @@ def test_each_output_of_a_rounded_layer_has_its_own_scale(traced: bool) -> None:
         assert (rounded - exact)[..., output].abs().max() <= 0.03 * scale + 1e-6
 
 
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_goes_through_a_rounded_layer(traced: bool, dtype: torch.dtype) -> None:
+    linear = nn.Linear(64, 80)
+    small = Int8Linear(linear, traced)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(3)).to(dtype).requires_grad_()
+    pull = torch.randn(5, 80, generator=torch.Generator().manual_seed(4)).to(dtype)
+    (found,) = torch.autograd.grad(small(x), x, pull)
+    assert found.dtype == dtype
+    assert torch.allclose(found.float(), pull.float() @ small.values(), rtol=0.01, atol=0.01)
+    assert torch.equal(small(x).detach(), small(x.detach()))
+
+
 def test_code_that_reads_a_rounded_layers_weight_gets_its_type_at_once_and_its_values_when_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -143,3 +143,31 @@ def diffusion_dir(robot, tiny_backbone, tmp_path_factory) -> Path:
         push_to_hub=False,
     )
     return save(robot, config, tmp_path_factory.mktemp("diffusion"))
+
+
+@pytest.fixture(scope="module")
+def act_checkpoint(act_dir):
+    from policies.lerobot.checkpoint import Checkpoint
+
+    return Checkpoint.open(str(act_dir))
+
+
+@pytest.fixture(scope="module")
+def diffusion_checkpoint(diffusion_dir):
+    from policies.lerobot.checkpoint import Checkpoint
+
+    return Checkpoint.open(str(diffusion_dir))
+
+
+@pytest.fixture
+def act(robot, act_checkpoint):
+    from policies.lerobot.policy import LeRobotPolicy
+
+    return LeRobotPolicy(robot, act_checkpoint)
+
+
+@pytest.fixture
+def diffusion(robot, diffusion_checkpoint):
+    from policies.lerobot.policy import LeRobotPolicy
+
+    return LeRobotPolicy(robot, diffusion_checkpoint)

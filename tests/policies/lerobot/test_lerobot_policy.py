@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import msgspec
 import numpy as np
 import pytest
@@ -10,51 +12,17 @@ pytest.importorskip("lerobot")
 
 import torch
 
-from policies.base import Examples
 from policies.conformance import check_policy, example_batch, example_observation
 from policies.lerobot.checkpoint import Checkpoint
-from policies.lerobot.export import export
-from policies.lerobot.factory import make
 from policies.lerobot.history import Memory
-from policies.lerobot.options import LeRobotConfig
 from policies.lerobot.policy import LeRobotPolicy
 from policies.lerobot.split import split_of
 from policies.lerobot.whole import WholeSplit
-from policies.runtime import Runtime
-from policies.trainable import Lora, Training
-from policies.weights import unpack
+from tests.policies.lerobot.lerobot_side import PICTURE, STATE, as_lerobot
 from wire.codec import decode, encode
-from wire.errors import ConfigError, InvalidData, PolicyError, SpecMismatch, WeightsError
+from wire.errors import InvalidData, PolicyError
 from wire.messages import ThinkReply
-from wire.types import CameraSpec, Prefix, RobotSpec, Trained
-
-PICTURE, STATE = "observation.images.front", "observation.state"
-
-
-@pytest.fixture(scope="module")
-def act_checkpoint(act_dir) -> Checkpoint:
-    return Checkpoint.open(str(act_dir))
-
-
-@pytest.fixture(scope="module")
-def diffusion_checkpoint(diffusion_dir) -> Checkpoint:
-    return Checkpoint.open(str(diffusion_dir))
-
-
-@pytest.fixture
-def act(robot, act_checkpoint) -> LeRobotPolicy:
-    return LeRobotPolicy(robot, act_checkpoint)
-
-
-@pytest.fixture
-def diffusion(robot, diffusion_checkpoint) -> LeRobotPolicy:
-    return LeRobotPolicy(robot, diffusion_checkpoint)
-
-
-def as_lerobot(observation) -> dict:
-    """What lerobot's own loop hands to a preprocessor."""
-    image = torch.from_numpy(observation.images["front"].image).permute(2, 0, 1).float() / 255
-    return {PICTURE: image, STATE: torch.from_numpy(observation.state), "task": observation.task}
+from wire.types import Prefix, RobotSpec
 
 
 def later(observation, ticks: int, robot: RobotSpec, **changes):
@@ -118,6 +86,29 @@ def test_split_and_whole_give_the_same_bits(robot, act_dir, diffusion_dir, kind,
         assert torch.equal(*chunks)
     # the pictures of two ticks are encoded one by one instead of together, which rounds otherwise
     assert torch.allclose(*chunks, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "apart"), [("act", False), ("diffusion", False), ("diffusion", True)])
+def test_two_cameras(robot, act_checkpoint, diffusion_checkpoint, kind, apart):
+    from lerobot.policies.factory import get_policy_class
+
+    config = copy.deepcopy((act_checkpoint if kind == "act" else diffusion_checkpoint).config)
+    config.input_features["observation.images.wrist"] = config.input_features[PICTURE]
+    config.n_obs_steps, config.use_separate_rgb_encoder_per_camera = 1, apart
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = get_policy_class(kind)(config).eval()
+        seen = {name: torch.rand(1, 3, 64, 64) for name in (PICTURE, "observation.images.wrist")}
+    felt = {STATE: torch.rand(1, 3, generator=torch.Generator().manual_seed(1))}
+    chunks = []
+    for split in (split_of(kind), WholeSplit()):
+        with torch.no_grad(), torch.random.fork_rng():
+            thought = split.think(network, seen | felt)
+            torch.manual_seed(3)
+            chunks.append(split.act(network, thought, dict(felt), None, None))
+    assert torch.allclose(*chunks, atol=1e-4)
+    if kind == "act" or apart:
+        assert torch.equal(*chunks)
 
 
 @pytest.mark.parametrize("kind", ["act", "diffusion"])
@@ -240,245 +231,3 @@ def test_a_policy_of_two_observations_forgets_when_time_goes_back(robot, diffusi
     assert np.array_equal(policy.think(second).data, fresh.think(second).data)
     remembering = policy.think(later(first, 1, robot)).data
     assert not np.array_equal(remembering, fresh.think(msgspec.structs.replace(first, task="other")).data)
-
-
-# --- weights and statistics -------------------------------------------------------------------------------------------
-
-
-def test_statistics_travel_with_the_weights(robot, act_dir, act_checkpoint):
-    fitted = LeRobotPolicy(robot, act_checkpoint, LeRobotConfig(statistics="buffer"))
-    assert not fitted.pretrained
-    rng = np.random.default_rng(0)
-    states = rng.normal(3, 2, (500, 3)).astype(np.float32)
-    fitted.fit(Examples(states, rng.uniform(-1, 1, (40, 8, 2)).astype(np.float32)))
-    batch = fitted._before({STATE: torch.from_numpy(states)})
-    assert torch.allclose(batch[STATE].mean(0), torch.zeros(3), atol=1e-3)
-    assert torch.allclose(batch[STATE].std(0), torch.ones(3), atol=1e-2)
-    other = LeRobotPolicy(robot, act_checkpoint, LeRobotConfig(statistics="spec"))
-    observation = example_observation(robot)
-    assert not np.array_equal(*(p.act(observation, p.think(observation), 0).actions for p in (fitted, other)))
-    other.load(fitted.save(), 3)
-    chunks = [p.act(observation, p.think(observation), 0).actions for p in (fitted, other)]
-    assert np.array_equal(*chunks)
-
-
-def test_statistics_of_limits_map_them_to_one(robot, act_checkpoint, diffusion_checkpoint):
-    for checkpoint in (act_checkpoint, diffusion_checkpoint):
-        policy = LeRobotPolicy(robot, checkpoint, LeRobotConfig(statistics="spec"))
-        ends = torch.tensor(np.stack([robot.action_low(), robot.action_high()]))
-        found = policy._before({STATE: torch.zeros(2, 3), "action": ends})["action"]
-        assert torch.allclose(found, torch.tensor([[-1.0, -1.0], [1.0, 1.0]]), atol=1e-5)
-        policy.fit(Examples(np.ones((4, 3), np.float32), np.zeros((0, policy.horizon, 2), np.float32)))
-        assert torch.equal(found, policy._before({STATE: torch.zeros(2, 3), "action": ends})["action"])
-
-
-def test_the_average_of_weights_is_saved_like_the_policys_own(robot, act, act_checkpoint):
-    import copy
-
-    average = copy.deepcopy(act.module)
-    with torch.no_grad():
-        average.model.action_head.bias.add_(1.0)
-    other = LeRobotPolicy(robot, act_checkpoint)
-    other.load(act.save(average), 2)
-    assert torch.equal(other.module.model.action_head.bias, act.module.model.action_head.bias + 1)
-
-
-def test_adapters_alone_are_published(robot, act_checkpoint):
-    config = LeRobotConfig(training=Training(lora=Lora(rank=2)))
-    policy, other = LeRobotPolicy(robot, act_checkpoint, config), LeRobotPolicy(robot, act_checkpoint, config, seed=1)
-    whole = LeRobotPolicy(robot, act_checkpoint)
-    with torch.no_grad():
-        for parameter in policy.module.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter))
-    saved = policy.save()
-    assert len(saved) < len(whole.save()) / 10
-    assert all(
-        "lora" in name or "fleet_statistics" in name or "backbone" in name or "pos" in name for name in unpack(saved)[1]
-    )
-    other.load(saved, 1)
-    observation = example_observation(robot)
-    assert np.array_equal(
-        policy.act(observation, policy.think(observation), 0).actions,
-        other.act(observation, msgspec.structs.replace(other.think(observation)), 0).actions,
-    )
-    with pytest.raises(WeightsError, match="frozen base"):
-        whole.load(saved, 1)
-
-
-def test_weights_of_something_else_are_refused(robot, act, diffusion, act_dir):
-    with pytest.raises(WeightsError, match="with type diffusion, this one has act"):
-        act.load(diffusion.save(), 1)
-    shorter = LeRobotPolicy(robot, Checkpoint.open(str(act_dir), {"n_heads": 2}))
-    with pytest.raises(WeightsError, match="with n_heads 2, this one has 4"):
-        act.load(shorter.save(), 1)
-    late = LeRobotPolicy(robot, act.checkpoint, LeRobotConfig(max_offset=3))
-    assert late.trained == Trained(3, True) and late.max_offset == 3
-    with pytest.raises(WeightsError, match="max_offset 3, this one has 0"):
-        act.load(late.save(), 1)
-    limits = robot.action
-    other = RobotSpec("other", robot.state, limits, robot.cameras, robot.control_hz)
-    with pytest.raises(SpecMismatch, match="embodiment"):
-        act.load(LeRobotPolicy(other, act.checkpoint).save(), 1)
-    assert act.version == 0
-
-
-def test_a_picture_of_another_size_is_resized(robot, act_checkpoint):
-    large = RobotSpec("robot", robot.state, robot.action, (CameraSpec("front", 128, 192, 20.0),), 20.0)
-    policy = LeRobotPolicy(large, act_checkpoint)
-    observation = example_observation(large)
-    seen = policy._shaper.seen(observation)[PICTURE]
-    image = observation.images["front"].image.astype(np.float32) / 255
-    expected = image.reshape(64, 2, 64, 3, 3).mean((1, 3))
-    assert np.allclose(seen[0].permute(1, 2, 0).numpy(), expected, atol=1e-5)
-    assert np.isfinite(policy.act(observation, policy.think(observation), 0).actions).all()
-
-
-@pytest.mark.parametrize("runtime", [Runtime(dtype="bfloat16"), Runtime(int8=True)])
-def test_acting_copies(robot, act, act_checkpoint, runtime):
-    observation = example_observation(robot)
-    exact = act.act(observation, act.think(observation), 0).actions
-    rough = LeRobotPolicy(robot, act_checkpoint, LeRobotConfig(runtime=runtime))
-    found = rough.act(observation, rough.think(observation), 0).actions
-    assert np.abs(found - exact).max() < 0.05 * (robot.action_high() - robot.action_low()).max()
-    assert rough.save() == act.save(), "what is trained and saved stays float32"
-    with torch.no_grad():
-        act.module.model.action_head.bias.add_(0.1)
-    rough.load(act.save(), 1)
-    changed = rough.act(observation, rough.think(observation), 0).actions
-    assert not np.array_equal(changed, found)
-
-
-# --- checkpoints ------------------------------------------------------------------------------------------------------
-
-
-def test_fresh_weights_are_random_but_the_same_everywhere(robot, act_dir):
-    one, two = (make(str(act_dir), {"fresh": True, "statistics": "spec"}, robot, seed) for seed in (0, 1))
-    assert one.save() == two.save() and not one.pretrained
-    assert one.save() != make(str(act_dir), {}, robot, 0).save()
-
-
-def test_a_network_of_another_shape(robot, act_dir, diffusion_dir, tmp_path):
-    import shutil
-
-    broken = shutil.copytree(act_dir, tmp_path / "broken")
-    shutil.copy(diffusion_dir / "model.safetensors", broken)
-    with pytest.raises(WeightsError, match=r"broken/model\.safetensors: not the weights of the 'act' policy.*lacks"):
-        make(str(broken), {}, robot, 0)
-    with pytest.raises(WeightsError, match="not the weights"):
-        make(str(act_dir), {"override": {"dim_model": 16}}, robot, 0)
-
-
-def test_statistics_that_are_absent(robot, act_dir, tmp_path):
-    import shutil
-
-    bare = shutil.copytree(act_dir, tmp_path / "bare")
-    for state in bare.glob("policy_*.safetensors"):
-        state.unlink()
-    with pytest.raises(ConfigError, match=r"policy_preprocessor_step.*missing.*statistics"):
-        make(str(bare), {}, robot, 0)
-    for name in ("policy_preprocessor.json", "policy_postprocessor.json"):
-        text = (bare / name).read_text()
-        import json
-
-        config = json.loads(text)
-        for step in config["steps"]:
-            step.pop("state_file", None)
-        (bare / name).write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"no statistics observation\.state\.mean"):
-        make(str(bare), {}, robot, 0)
-    assert make(str(bare), {"statistics": "spec"}, robot, 0).pretrained
-    for name in ("policy_preprocessor.json", "policy_postprocessor.json"):
-        (bare / name).unlink()
-    with pytest.raises(ConfigError, match=r"no policy_preprocessor.json and no.*migrate_policy_normalization"):
-        make(str(bare), {}, robot, 0)
-    assert make(str(bare), {"statistics": "buffer"}, robot, 0).horizon == 8
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"type": "acts"}, "no policy type 'acts'.*mean 'act'.*plugin"),
-        ({"new_field": 1}, "does not know new_field of a 'act' policy"),
-        ({"vision_backbone": "vit"}, "not a configuration of a 'act' policy.*vit"),
-        ({"n_heads": "many"}, "not a configuration"),
-    ],
-)
-def test_configurations_that_cannot_be(act_dir, tmp_path, changes, message):
-    import json
-
-    config = json.loads((act_dir / "config.json").read_text()) | changes
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=message) as caught:
-        Checkpoint.open(str(tmp_path))
-    assert str(tmp_path / "config.json") in str(caught.value)
-
-
-def test_an_override_that_is_no_field(act_dir):
-    with pytest.raises(ConfigError, match=r"'n_head' is no field of a 'act'.*mean 'n_heads'"):
-        Checkpoint.open(str(act_dir), {"n_head": 2})
-
-
-def test_pi0_says_what_builds_it(robot, tmp_path):
-    import json
-
-    config = {
-        "type": "pi0",
-        "input_features": {STATE: {"type": "STATE", "shape": [3]}, PICTURE: {"type": "VISUAL", "shape": [3, 64, 64]}},
-        "output_features": {"action": {"type": "ACTION", "shape": [2]}},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"'pi0' policy cannot be built.*fix/lerobot_openpi.*0\.6.*5\.4"):
-        make(str(tmp_path), {"fresh": True, "statistics": "spec"}, robot, 0)
-
-
-# --- back to lerobot --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("training", [Training(), Training(lora=Lora(rank=2))])
-def test_a_policy_that_learned_goes_back_to_lerobot(robot, act_checkpoint, tmp_path, training):
-    from lerobot.policies.act.modeling_act import ACTPolicy
-    from lerobot.policies.factory import make_pre_post_processors
-
-    policy = LeRobotPolicy(robot, act_checkpoint, LeRobotConfig(statistics="buffer", training=training))
-    rng = np.random.default_rng(0)
-    actions = rng.uniform(-1, 1, (40, 8, 2)).astype(np.float32)
-    policy.fit(Examples(rng.normal(3, 2, (500, 3)).astype(np.float32), actions))
-    with torch.no_grad():
-        for parameter in policy.module.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    policy.load(policy.save(), 4)
-    before_export = policy.save()
-    directory = export(policy, tmp_path / "out")
-    assert policy.save() == before_export
-    theirs = ACTPolicy.from_pretrained(directory, strict=True)
-    before, after = make_pre_post_processors(theirs.config, str(directory))
-    observation = example_observation(robot)
-    expected = after(theirs.predict_action_chunk(before(as_lerobot(observation))))[0].numpy()
-    expected = np.clip(expected, robot.action_low(), robot.action_high())
-    assert np.allclose(policy.act(observation, policy.think(observation), 0).actions, expected, atol=1e-4)
-    again = make(str(directory), {}, robot, 0)
-    assert np.allclose(again.act(observation, again.think(observation), 0).actions, expected, atol=1e-4)
-    with pytest.raises(ConfigError, match="not empty"):
-        export(policy, directory)
-
-
-def test_it_learns(robot, act_checkpoint):
-    policy = LeRobotPolicy(robot, act_checkpoint)
-    batch = example_batch(robot, policy.horizon, images=8, steps=1)
-    optimizer = torch.optim.AdamW([p for p in policy.module.parameters() if p.requires_grad], 3e-3)
-    losses = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = policy.loss(batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:3])
-    assert policy.module.training
-    observation = example_observation(robot)
-    first = policy.act(observation, policy.think(observation), 0).actions
-    assert np.array_equal(first, policy.act(observation, policy.think(observation), 0).actions), (
-        "no dropout when acting"
-    )

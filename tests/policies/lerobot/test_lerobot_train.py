@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 
 import numpy as np
@@ -21,13 +22,19 @@ from wire.errors import ConfigError, WeightsError
 
 @pytest.fixture(scope="module")
 def run(robot, tiny_act, tmp_path_factory):
-    """outputs of `lerobot-train`: four steps, two checkpoints"""
+    """What `lerobot-train` wrote: four steps, two checkpoints."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield trained(robot, tiny_act, tmp_path_factory.mktemp("lerobot_train"), patch)
+
+
+def trained(robot, tiny_act, place, patch):
+    import datasets
     from lerobot.configs.default import DatasetConfig
     from lerobot.configs.train import TrainPipelineConfig
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
     from lerobot.scripts.lerobot_train import train
 
-    place = tmp_path_factory.mktemp("lerobot_train")
+    patch.setattr(datasets.config, "HF_DATASETS_CACHE", place / "cache")
     camera = robot.cameras[0]
     described = {
         "observation.state": {"dtype": "float32", "shape": (3,), "names": ["x", "y", "z"]},
@@ -62,10 +69,11 @@ def run(robot, tiny_act, tmp_path_factory):
         eval_freq=0,
         optimizer=tiny_act.get_optimizer_preset(),
     )
-    with pytest.MonkeyPatch.context() as patch:
-        # it would read the command line of the tests
-        patch.setattr(TrainPipelineConfig, "validate", lambda self: None)
-        train(config)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    patch.setattr(TrainPipelineConfig, "validate", lambda self: None)  # it would read the command line of the tests
+    train(config)
+    root.handlers[:], root.level = handlers, level
     return place / "run"
 
 

@@ -156,6 +156,12 @@ class TestFiles:
         with pytest.raises(WeightsError, match=message):
             weights_file(tmp_path)
 
+    @pytest.mark.parametrize("length", [0x80, 19_280])
+    def test_a_header_whose_length_looks_like_a_pickle(self, tmp_path, length):
+        path = tmp_path / "model.safetensors"
+        path.write_bytes(length.to_bytes(8, "little") + b"{}".ljust(length))
+        assert weights_file(tmp_path) == path
+
     def test_a_tokenizer_beside_the_checkpoint_comes_first(self, tmp_path):
         (tmp_path / "tokens").mkdir()
         file = tmp_path / "policy_preprocessor.json"
@@ -252,7 +258,7 @@ class TestHints:
         (tmp_path / "policy_preprocessor.json").write_text("{}")
         found = hints(str(tmp_path), {}, two)
         assert (found.horizon, found.learning_rate, found.weight_decay) == (8, 2e-5, 1e-4)
-        assert (found.ticks_per_frame, found.pretrain_steps) == (1, 0)
+        assert (found.ticks_per_frame, found.pretrain_steps, found.demonstrations) == (1, 0, 0)
         assert found.batch is not None and found.batch <= 32
         assert hints(str(tmp_path), {"override": {"chunk_size": 6}}, two).horizon == 6
 

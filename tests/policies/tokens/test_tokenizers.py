@@ -28,7 +28,7 @@ def fast():
 
 @pytest.fixture(scope="module")
 def residual():
-    return ResidualVQ.fit(smooth(2000), ResidualVQConfig(tokens=24, codes=64, group=3, error_goal=0.01))
+    return ResidualVQ.fit(smooth(1000), ResidualVQConfig(tokens=24, codes=64, group=3, error_goal=0.01))
 
 
 @pytest.fixture(params=["fast", "residual"])
@@ -62,7 +62,7 @@ def test_the_same_chunks_fit_the_same_tokeniser(tokenizer):
         if tokenizer.length is None
         else (ResidualVQ, ResidualVQConfig(tokens=24, codes=64, group=3, error_goal=0.01))
     )
-    again = kind.fit(smooth(600 if tokenizer.length is None else 2000), config)
+    again = kind.fit(smooth(600 if tokenizer.length is None else 1000), config)
     assert again.to_bytes() == tokenizer.to_bytes()
 
 
@@ -108,7 +108,7 @@ def test_more_tokens_come_closer(tokenizer):
 
 def test_values_far_outside_the_fitted_range_still_come_back(fast):
     chunk = smooth(1, seed=5)[0]
-    far = (chunk + [1.5, -9, 0.1]).astype(np.float32)
+    far = (chunk + np.array([1.5, -9, 0.1])).astype(np.float32)
     inside = np.abs(fast.scaling.normalize(far)) < 2.9
     error = np.abs(fast.decode(fast.encode(far)) - far) / fast.scaling.span
     assert error[inside.all(1)].mean() < 0.015
