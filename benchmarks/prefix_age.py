@@ -319,6 +319,8 @@ def report(size: Size, runs: list[dict[str, Any]]) -> Result:
             f"{SPEC.control_hz:g} Hz, {EXECUTE} actions executed of each chunk of {size.horizon}.",
             "Milliseconds on one thread, from observation to actions. A real SmolVLA looks at images of 512x512 "
             "pixels: there the share of looking is larger.",
+            "Nothing disturbs the robot, so a plan from an old moment stays true where its past actions are left out; "
+            "a network that was not trained for ages takes an old image for one of now.",
         ],
         {title: tables[title] for title in titles[1:]} | {"Median milliseconds of a call": shown},
     )
