@@ -73,7 +73,7 @@ class Square(FakeRobot):
         return np.append(np.clip(move, -1, 1), 0.0).astype(np.float32)
 
     def _draw(self, size: int) -> np.ndarray:
-        """On middle grey, which is 0 to the network: darker, the many pixels that never change drown the few that do."""
+        """On middle grey, 0 to the network: darker, the many pixels that never change drown the few that do."""
         image = super()._draw(size)
         image[image == image.min()] = 128
         return image

@@ -24,7 +24,7 @@ from wire.types import RobotSpec
 TASKS = ("go-left", "go-right")
 CONFIG = FakeConfig(tasks=TASKS, image_px=32, control_hz=20.0, camera_every_ticks=1)
 NEAR_M = 0.05
-MIDDLE = {"go-left": np.array([-0.2, 0.0, 0.1]), "go-right": np.array([0.2, 0.0, 0.1])}
+MIDDLE = {"go-left": np.array([-0.2, 0.0, 0.4]), "go-right": np.array([0.2, 0.0, 0.4])}
 """float64[3], m"""
 
 
@@ -59,7 +59,7 @@ def reach(seed: int = 0) -> Recipe:
         unpaced_config=CONFIG,
         spec=TableRobot().spec,
         make_policy=_none,
-        algorithm=HGDagger(batch=16, learning_rate=3e-4, publish_every_s=3.0),
+        algorithm=HGDagger(batch=16, learning_rate=3e-4, publish_every_s=10.0),
         demonstrations=0,
         replan_ticks=4,
         loop=LoopConfig(max_ticks=60),

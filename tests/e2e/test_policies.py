@@ -101,7 +101,7 @@ def test_a_checkpoint_of_lerobot_train_gets_better_in_the_fleet(checkpoint: Path
         assert versions is not None, "it acts from the first moment on: nothing had to be learned"
         untouched = recipe.make_policy(recipe.spec, 0).save()
         assert published(tmp_path, 1)[1] == untouched
-        fleet.turn(500, 0.25)
+        fleet.turn(800, 0.6)
         fleet.drain()
         newest = fleet.ledger.newest_version()
         assert newest is not None
