@@ -60,11 +60,11 @@ class Size:
     """ticks of each"""
     ticks: int = 100
     """of an episode of the policy"""
-    gradient_steps: int = 600
+    gradient_steps: int = 1500
     batch: int = 32
     samples: int = 96
     """moments of held-out demonstrations, for the error"""
-    episodes: int = 8
+    episodes: int = 12
     """for each age, way and scene"""
     settle: int = 50
     acts: int = 40
@@ -300,6 +300,10 @@ def report(size: Size, runs: list[dict[str, Any]]) -> Result:
     for age in [age for age in size.ages if age in (4, 8)]:
         gain = mean(FRESH, age, STILL, 1) - mean(FRESH, 0, STILL, 1)
         goals.append(Goal(f"square stands still, age {age}: on target, minus age 0", gain, "above -0.1", gain > -0.1))
+        gain = mean(FRESH, age, MOVING, 1) - mean(OLD, age, MOVING, 1)
+        goals.append(
+            Goal(f"square circles, age {age}: on target, minus the old state's", gain, "above -0.1", gain > -0.1)
+        )
     goals.append(
         Goal(
             "time of act, share of the undivided policy's", ms["act"] / ms["predict"], "< 1", ms["act"] < ms["predict"]
