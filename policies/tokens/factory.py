@@ -43,7 +43,7 @@ class TokensOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     training: Training = Training()
 
 
-def locate(place: str) -> str:
+def absolute(place: str) -> str:
     """A place is the name of a tokeniser, never a path."""
     return place
 

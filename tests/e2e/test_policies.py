@@ -19,7 +19,7 @@ from fleet.paths import DataDirectory, Identity
 from fleet.policy_work import published
 from fleet.rehearsal import Rehearsal, success
 from fleet.tuning import Tuning
-from tests.e2e.reach_recipe import one_side, reach
+from tests.e2e.reach_recipe import TASKS, one_side, reach
 from tests.e2e.test_processes import ROOT, Job, number, robot
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -142,6 +142,6 @@ def test_a_tiny_vision_language_model_is_built_and_runs_the_main_job(tmp_path: P
     jobs.append(Job(tmp_path / "fleet", "--report", str(report), recipe="tests.e2e.reach_recipe:reach_vla", robots=1))
     found = learned(jobs[0], report)
     assert (tmp_path / "fleet" / "policy" / "vlm").is_dir()
-    assert found["demonstrations"] == 2
+    assert found["demonstrations"] == 2 * len(TASKS)
     assert (found["steps_lost"], found["steps_duplicated"]) == (0, 0)
     assert found["steps_stored"] == found["steps_recorded"] > 50
