@@ -91,6 +91,11 @@ def survey(chosen: Plan) -> Result:
         sys.stderr.write(f"{number}/{len(jobs)} {job.case.name}: {why or f'{time.monotonic() - begun:.0f} s'}\n")
     if not rows:
         raise SystemExit("benchmarks.policies: nothing could be measured. " + " ".join(notes))
+    notes += [
+        f"Not measured: the training step of {row['policy']}, for want of memory."
+        for row in rows
+        if row.get("training step ms", 0) is None
+    ]
     more = {"Other ways to act, against float32 in the same process": effects, "Both paths at once": parallel}
     goals = _goals(parallel) if chosen.judged else []
     said = _explained(chosen)
@@ -142,6 +147,8 @@ def _explained(chosen: Plan) -> list[str]:
         "and that latent, medians unless said. chunks/s: act alone, one after the other.",
         "training step: loss, gradient, clipping and AdamW on a batch that is there already, one step behind each "
         f"image. MiB: {memory}; `to train` includes acting before it. published: one version for all robots.",
+        "An inference process holds two whole policies, the one that acts and a spare into which new weights are "
+        "loaded: a robot needs twice `MiB to act`.",
         "Other ways to act: both policies have the same weights and draw the same noise; the change is that of the "
         "chunk, in per cent of each action's range, over different observations. weights: of what acts, the float32 "
         "network that is loaded into stays beside it. int8: 8-bit weights of Linear layers with 64 or more inputs and "
@@ -152,6 +159,11 @@ def _explained(chosen: Plan) -> list[str]:
         + ("" if chosen.judged else " The goal of 100 Hz beside a 3 B slow path is judged on a GPU alone."),
     ]
     if not cuda:
+        notes.append(
+            f"{cases.TINY_VLM.name}: a backbone of the SmolVLM family with "
+            f"{cases.TINY.layers} text layers of width {cases.TINY.hidden}, frozen: the same way as a large one, not "
+            "its cost."
+        )
         notes.append(
             "int8 uses torch's own kernels. Tried on a transformer of 53 M parameters with 5 flow steps, one thread: "
             "float32 320 ms, bfloat16 192 ms, these kernels 100 ms, torchao 0.18 weight-only 289 ms and with rounded "

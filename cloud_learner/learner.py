@@ -28,6 +28,11 @@ from policies.base import Batch, TrainablePolicy
 from policies.trainable import base_sha256, published
 from wire.errors import InvalidData, PolicyError
 
+_RESUME = (
+    "Train with the recipe, --policy and --policy-config (its `training` options included) that made it, or start a "
+    "fresh --data directory."
+)
+
 
 @dataclass(frozen=True)
 class LearnerState:
@@ -114,8 +119,7 @@ class Learner:
             if theirs is None or theirs.shape != mine.shape:
                 found = "is missing" if theirs is None else f"has shape {list(theirs.shape)}"
                 raise PolicyError(
-                    f"the checkpoint is of another network: '{name}' {found}, expected {list(mine.shape)}. "
-                    "Train with the recipe that made it, or start a fresh --data directory."
+                    f"the checkpoint is of another network: '{name}' {found}, expected {list(mine.shape)}. {_RESUME}"
                 )
         given = (name for name in state.tensors if name.startswith(("module/", "average/")))
         whole = self.policy.module.state_dict().keys()
@@ -124,14 +128,11 @@ class Learner:
         theirs_base, base = str(state.meta.get("base", "")), base_sha256(self.policy.module)
         if theirs_base != base:
             raise PolicyError(
-                f"the checkpoint was trained on top of {_frozen(theirs_base)}, this policy has {_frozen(base)}. Train "
-                "with the same --policy directory and training options, or start a fresh --data directory."
+                f"the checkpoint was trained on top of {_frozen(theirs_base)}, this policy has {_frozen(base)}: other "
+                f"frozen weights, or adapters with another alpha / rank. {_RESUME}"
             )
         if extra:
-            raise PolicyError(
-                f"the checkpoint is of another network: it also has '{extra[0]}'. "
-                "Train with the recipe that made it, or start a fresh --data directory."
-            )
+            raise PolicyError(f"the checkpoint is of another network: it also has '{extra[0]}'. {_RESUME}")
         try:
             gradient_steps = int(state.meta["gradient_steps"])
             augmentation = json.loads(state.meta["augmentation"])

@@ -166,8 +166,8 @@ class DataDirectory:
 
     def _identify(self, identity: Identity) -> None:
         path = self.root / "fleet.json"
-        found = self.identity()
-        if found is None:
+        self.require(identity)
+        if self.identity() is None:
             try:
                 temporary = path.with_suffix(".tmp")
                 with temporary.open("wb") as file:
@@ -177,6 +177,11 @@ class DataDirectory:
                 temporary.rename(path)
             except OSError as error:
                 raise storage_error(error, "noting what the data directory belongs to", path) from error
+
+    def require(self, identity: Identity) -> None:
+        """Raises `ConfigError` when the directory holds what another recipe or another policy made; writes nothing."""
+        found = self.identity()
+        if found is None:
             return
         if (found.recipe, found.spec_hash) != (identity.recipe, identity.spec_hash):
             raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from fleet.options import PolicyConfig, Recipe, Seed
+from fleet.options import PolicyConfig, Recipe, Seed, SpeedUp
 
 app = typer.Typer(
     name="policy",
@@ -54,6 +54,20 @@ def show(
 
     found = look_at(tuned(recipe, policy, policy_config), seed, rounds)
     typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode() if as_json else "\n".join(lines(found)))
+
+
+@app.command(name="try", hidden=True)
+def try_(
+    recipe: Recipe = "pixels",
+    policy: Policy = "",
+    policy_config: PolicyConfig = "",
+    seed: Seed = 0,
+    speed_up: SpeedUp = 0,
+) -> None:
+    """Make a policy once and say nothing; started by `up` and `edge`."""
+    from fleet.policy_work import make_once
+
+    make_once(recipe, policy, policy_config, seed, speed_up)
 
 
 @app.command()

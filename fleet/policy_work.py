@@ -17,7 +17,7 @@ from fleet.recipes import get_recipe
 from fleet.tuning import Tuning
 from policies.base import Examples
 from policies.conformance import example_observation
-from wire.errors import ConfigError, Corrupt, storage_error
+from wire.errors import ConfigError, Corrupt, FleetError, PolicyError, storage_error
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -50,6 +50,23 @@ def tuned(recipe: str, policy: str, policy_config: str) -> Recipe:
     """The recipe with that policy, in a process that is about to run it. Raises `ConfigError`."""
     one_thread()
     return Tuning(policy=policy, policy_config=policy_config).applied(get_recipe(recipe))
+
+
+def make_once(recipe: str, policy: str, policy_config: str, seed: int, speed_up: int = 0) -> None:
+    """Make that policy for the recipe's robot.
+
+    Raises a `FleetError` when it cannot be made, `PolicyError` for what a policy raises that says no more of itself.
+    """
+    one_thread()
+    tuning = Tuning(speed_up=speed_up, policy=policy, policy_config=policy_config)
+    job = tuning.applied(get_recipe(recipe, seed))
+    try:
+        job.make_policy(job.spec, seed)
+    except FleetError:
+        raise
+    except Exception as error:  # whatever a third party's policy raises
+        what = policy or f"of recipe '{recipe}'"
+        raise PolicyError(f"policy {what} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def look_at(recipe: Recipe, seed: int = 0, rounds: int = 10) -> Shown:

@@ -17,6 +17,7 @@ from cloud_learner.buffer.store.store import SegmentStore
 from fleet.config import Recipe
 from fleet.meters import Meters
 from fleet.paths import DataDirectory
+from robot_edge.refusals import read_refusal
 from robot_edge.spool import Spool
 from wire.errors import storage_error
 from wire.messages import ACTORS
@@ -93,6 +94,7 @@ def make_report(
             "interventions": totals.interventions,
             "human_steps": sum(row.human_steps for row in online),
             "versions_published": len(versions),
+            "versions_refused": _refused(ledger),
             "gradient_steps": versions[-1].version.gradient_steps if versions else 0,
             "steps_recorded": sum(recorded.values()),
             "steps_stored": totals.steps - totals.duplicated_steps,
@@ -115,6 +117,20 @@ def _segments(ledger: Ledger) -> list:
     while found := ledger.segments_after(rows[-1].row if rows else 0):
         rows += found
     return rows
+
+
+def _refused(ledger: Ledger) -> dict[str, dict[str, Any]]:
+    """By robot: how many versions it did not take, and why not the last of them."""
+    found: dict[str, dict[int, str]] = {}
+    after = 0
+    while events := ledger.events(after):
+        after = events[-1].id
+        for event in events:
+            refusal = read_refusal(event.detail) if event.kind == "refused" else None
+            if refusal is not None:
+                found.setdefault(event.robot, {}).pop(refusal[0], None)
+                found[event.robot][refusal[0]] = refusal[1]
+    return {robot: {"versions": len(why), "reason": [*why.values()][-1]} for robot, why in sorted(found.items())}
 
 
 def _recorded(data: DataDirectory, robot: str, elsewhere: Mapping[str, int]) -> int | None:

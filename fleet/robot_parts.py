@@ -10,6 +10,7 @@ from fleet import supplies
 from fleet.config import Recipe
 from fleet.flight import recorded
 from fleet.paths import DataDirectory
+from fleet.policy_trial import try_policy
 from fleet.processes import THINKER, line_to, one_thread
 from fleet.recipes import get_recipe
 from fleet.tuning import Tuning
@@ -19,7 +20,7 @@ from hal.registry import make_operator, make_robot
 from robot_edge.desk_line import DeskLine
 from robot_edge.edge import EdgeProcesses, lines, run_control, run_edge, run_inference, run_thinker, run_uplink
 from robot_edge.frames import FramedChannel, FrameRing
-from robot_edge.process import Lifeline, only_one
+from robot_edge.process import PARENT, Lifeline, only_one
 from robot_edge.pulse import Pulse
 from robot_edge.slow_path import InlineSlowPath, ProcessSlowPath, RemoteSlowPath, SlowPath
 from wire.channel import Channel
@@ -78,8 +79,17 @@ def run_robot(
     think: str,
     site: str = "",
 ) -> int:
-    """Start and keep one robot's processes until asked to stop; the exit status. Raises as `edge_processes`."""
-    return run_edge(edge_processes(recipe_name, root, gateway, keys, name, operator, tuning, think, site))
+    """Start and keep one robot's processes until asked to stop; the exit status.
+
+    Raises as `edge_processes`, and `PolicyError` for a policy of `tuning` that cannot be made.
+    """
+    edge = edge_processes(recipe_name, root, gateway, keys, name, operator, tuning, think, site)
+    # Whoever started this as one of many has tried it.
+    if tuning.policy and PARENT not in os.environ:
+        lifeline = Lifeline()
+        if not try_policy(recipe_name, tuning, 0, lambda: lifeline.cut):
+            return 0
+    return run_edge(edge)
 
 
 def run_edge_part(

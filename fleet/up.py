@@ -24,12 +24,14 @@ from fleet.meters import Meters
 from fleet.parts import DEMONSTRATOR, HELPERS, MEASURERS, Parts
 from fleet.paths import DataDirectory, Identity
 from fleet.policy_build import Building
+from fleet.policy_trial import try_policy
 from fleet.processes import THINKER
 from fleet.recipes import get_recipe
 from fleet.report import write_report
 from fleet.table import Screen
 from fleet.tuning import Tuning
 from robot_edge.edge import DRAIN_S
+from robot_edge.refusals import Refusals
 from wire.errors import ConfigError, FleetError
 from wire.keys import GATEWAY, make_keys
 
@@ -89,6 +91,7 @@ class Up:
             self.recipe = self.tuning.applied(self.recipe)
         self.data = DataDirectory((options.data or Path("data") / self.recipe.name.replace(":", ".")).resolve())
         self.meters = Meters()
+        self._refusals = Refusals()
         self._robots: dict[str, str] = {}
         self._edges: list[str] = []
         self._think = ""
@@ -101,6 +104,11 @@ class Up:
             raise ConfigError(f"--report {options.report}: its directory does not exist; create it first.")
         identity = Identity(self.recipe.name, options.seed, self.recipe.spec.hash, self.tuning.choice())
         self._listen()
+        self.data.require(identity)
+        # Before the directory is given to this policy for ever. With Ray other machines make it.
+        tried = self.tuning.policy and options.backend == "local"
+        if tried and not try_policy(options.recipe, self.tuning, options.seed, lambda: bool(self._asked)):
+            return 0
         with self.data.prepare(identity):
             self.data.keep_buffer_at(options.ledger, options.store)
             make_keys(self.data.keys, [GATEWAY, *HELPERS, *CALLERS])
@@ -304,6 +312,9 @@ class Up:
             log.debug("no snapshot: %s", error)
             return
         self.meters.take(snapshot)
+        for event in snapshot["events"]:
+            if event["kind"] == "refused" and (line := self._refusals.line(event["robot"], event["text"])):
+                self.screen.say(line)
         self.screen.show(snapshot, self.backend.parts, self._edges)
 
     def snapshot(self) -> dict[str, Any]:

@@ -78,6 +78,7 @@ CHECKS: dict[str, Callable[[Make, Observation, Batch], str]] = {
     "acting changes no weights": acting.unchanged,
     "the latent's age matters only to a policy trained for delays": acting.age,
     "a chunk begins with what is committed": acting.prefix,
+    "the rest of a chunk goes by what is committed": acting.behind_prefix,
     "a prefix that does not fit is refused": acting.bad_prefix,
     "an observation that does not fit is refused": acting.refusals,
     "it says what it was trained for": acting.training,

@@ -136,8 +136,6 @@ def no_state_in_latent(make: Make, observation: Observation, batch: Batch) -> st
 
 def own_latent(make: Make, observation: Observation, batch: Batch) -> str:
     policy, other = make(), make()
-    if policy.history:
-        return ""
     latent = policy.think(observation)
     expected = policy.act(observation, latent, 0).actions
     first = other.think(observation)
@@ -220,6 +218,25 @@ def prefix(make: Make, observation: Observation, batch: Batch) -> str:
         if not np.array_equal(chunk.actions[:committed], actions[:committed]):
             return f"a chunk that does not begin with the {committed} committed actions (guided: {guided})"
     return ""
+
+
+def behind_prefix(make: Make, observation: Observation, batch: Batch) -> str:
+    make = awakened(make)
+    policy, other = make(), make()
+    if not policy.trained.prefix_trained or policy.horizon < 2:
+        return ""
+    spec, committed = policy.spec, policy.horizon // 2
+    decided = _decided(policy, committed)
+    opposite = spec.action_low() + spec.action_high() - decided
+    latent = policy.think(observation)
+    first = policy.act(observation, latent, 0, Prefix(decided, committed)).actions
+    second = other.act(observation, latent, 0, Prefix(opposite, committed)).actions
+    if not np.array_equal(first[committed:], second[committed:]):
+        return ""
+    return (
+        "trained with prefixes, but the rest of a chunk is the same whatever was committed: the network must read the "
+        "committed actions, copying them into its answer leaves a jump behind them"
+    )
 
 
 def bad_prefix(make: Make, observation: Observation, batch: Batch) -> str:

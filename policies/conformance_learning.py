@@ -60,8 +60,8 @@ def masked(make: Make, observation: Observation, batch: Batch) -> str:
     mask[..., keep:] = 0
     other = np.array(batch["actions"])
     other[..., keep:, :] = (policy.spec.action_low() + policy.spec.action_high()) - other[..., keep:, :]
-    first = float(_loss(policy, {**batch, "mask": mask}).detach())
-    second = float(_loss(policy, {**batch, "mask": mask, "actions": other}).detach())
+    first = _value(policy, {**batch, "mask": mask})
+    second = _value(policy, {**batch, "mask": mask, "actions": other})
     if _same(first, second):
         return ""
     return f"the loss is {first:.6g} or {second:.6g} as actions are that the mask says were not imitated"
@@ -76,7 +76,7 @@ def apart(make: Make, observation: Observation, batch: Batch) -> str:
     before, after = _varied(batch, half), _varied(batch, ~half)
     both = _varied(batch, np.ones(b, bool))
     policy = make()
-    losses = [float(_loss(policy, one).detach()) for one in (batch, before, after, both)]
+    losses = [_value(policy, one) for one in (batch, before, after, both)]
     # what changing some samples does to a mean over samples is the same whatever the others are
     alone, beside = losses[1] - losses[0], losses[3] - losses[2]
     if abs(alone - beside) <= 1e-3 * max(abs(alone), abs(beside)) + 3e-6 * max(map(abs, losses)):
@@ -91,7 +91,7 @@ def flat_or_grouped(make: Make, observation: Observation, batch: Batch) -> str:
     if np.ndim(batch["state"]) != 3:
         return ""
     policy = make()
-    grouped, flat = (float(_loss(policy, one).detach()) for one in flattened(batch))
+    grouped, flat = (_value(policy, one) for one in flattened(batch))
     if _same(grouped, flat):
         return ""
     return f"the loss of a batch with one step behind each image is {grouped:.6g}, without that axis {flat:.6g}"
@@ -126,6 +126,19 @@ def _loss(policy: BothPolicies, batch: Batch, seed: int = 0) -> Any:
     """Of a seeded draw: noise, flow times and dropout come from the global streams in most policies."""
     with seeded(seed):
         return policy.loss(batch)
+
+
+def _value(policy: BothPolicies, batch: Batch) -> float:
+    """The loss as a number, of the same weights and statistics each time: those that follow the data move with it."""
+    import torch
+
+    before = {name: buffer.clone() for name, buffer in policy.module.named_buffers()}
+    value = float(_loss(policy, batch).detach())
+    with torch.no_grad():
+        for name, buffer in policy.module.named_buffers():
+            if name in before:
+                buffer.copy_(before[name])
+    return value
 
 
 def _same(one: float, other: float) -> bool:

@@ -18,17 +18,13 @@ LIMIT = 5.0
 """Normalised values are clamped to ±LIMIT: a state never seen before stays a moderate input."""
 WINDOW = 1_000_000
 """states that online statistics remember: two thousand batches of 512, slow enough for the weights to keep up"""
-QUANTILES = (0.01, 0.99)
-_GAIN = 40.0
-"""of the quantiles' steps, in standard deviations; 37 is best for normal data, and too much only adds a little noise"""
 
 
 class Normalizer(nn.Module):
     """x -> clamp((x - mean) / std, ±LIMIT). Both are buffers: they are saved and loaded with the weights.
 
-    With `online`, five more are: `count` (of states, at most WINDOW), `mean64` and `spread` (sum of squared deviations,
-    both float64), `range` float32[2, ds] (the least and the greatest ever seen) and `quantiles` float32[2, ds] (of
-    QUANTILES, for who normalises by them). Without, the tensors are those of older weights.
+    With `online`, three more are: `count` (of states, at most WINDOW), `mean64` and `spread` (sum of squared
+    deviations), all float64. Without, the tensors are those of older weights.
     """
 
     mean: torch.Tensor
@@ -36,8 +32,6 @@ class Normalizer(nn.Module):
     count: torch.Tensor
     mean64: torch.Tensor
     spread: torch.Tensor
-    range: torch.Tensor
-    quantiles: torch.Tensor
 
     def __init__(self, dimensions: int, online: bool = False) -> None:
         super().__init__()
@@ -48,8 +42,6 @@ class Normalizer(nn.Module):
             self.register_buffer("count", torch.zeros((), dtype=torch.float64))
             self.register_buffer("mean64", torch.zeros(dimensions, dtype=torch.float64))
             self.register_buffer("spread", torch.zeros(dimensions, dtype=torch.float64))
-            self.register_buffer("range", torch.zeros(2, dimensions))
-            self.register_buffer("quantiles", torch.zeros(2, dimensions))
 
     def fit(self, states: np.ndarray) -> None:
         """Take the statistics of float[N, ds]; online ones go on from there.
@@ -71,13 +63,11 @@ class Normalizer(nn.Module):
 
     @torch.no_grad()
     def update(self, states: torch.Tensor) -> None:
-        """Let online statistics follow float[..., ds]; to be called with what a batch of training brings.
+        """Let online statistics follow float[..., ds]: what a batch of training brought, once its loss is known.
 
-        Mean and deviation are merged by Chan, Golub and LeVeque 1983 ("Algorithms for Computing the Sample Variance",
-        equations 2.1), where what was known counts at most WINDOW states, so that they keep following. A quantile q of
-        p moves by _GAIN std n / count (p - share of the n states below q): stochastic approximation (Robbins and Monro
-        1951; Tierney 1983, "A space-efficient recursive procedure for estimating a quantile of an unknown
-        distribution"). Unlike P2 it takes a batch at once and forgets, unlike a histogram it needs no range beforehand.
+        Not before: the samples of a batch must not see each other through the statistics they are normalised by. Mean
+        and deviation are merged by Chan, Golub and LeVeque 1983 ("Algorithms for Computing the Sample Variance",
+        equations 2.1), where what was known counts at most WINDOW states, so that they keep following.
 
         Raises `PolicyError` without `online`, `InvalidData` for another shape or NaN; nothing is changed then.
         """
@@ -102,14 +92,6 @@ class Normalizer(nn.Module):
         self.mean64 += delta * (n / total)
         self._cap(total)
         self._take_over()
-        self.range[0] = torch.minimum(self.range[0], x.amin(0).float())
-        self.range[1] = torch.maximum(self.range[1], x.amax(0).float())
-        for number, share in enumerate(QUANTILES):
-            below = (x <= self.quantiles[number]).double().mean(0)
-            step = _GAIN * (n / total) * (share - below)
-            # far from it, a long step would only overshoot
-            self.quantiles[number] += (self.std * step.clamp(-1, 1)).float()
-        self.quantiles.clamp_(self.range[0], self.range[1])
 
     def forward(self, state: torch.Tensor) -> torch.Tensor:
         """float32[..., ds] of the same shape as `state`."""
@@ -118,11 +100,6 @@ class Normalizer(nn.Module):
     def _begin(self, x: torch.Tensor) -> None:
         self.mean64.copy_(x.mean(0))
         self.spread.copy_((x - self.mean64).square().sum(0))
-        self.range.copy_(torch.stack([x.amin(0), x.amax(0)]))
-        # not torch.quantile, which refuses more than 16 million values
-        ordered = x.sort(0).values
-        for number, share in enumerate(QUANTILES):
-            self.quantiles[number] = ordered[round(share * (len(x) - 1))]
         self._cap(torch.full_like(self.count, len(x)))
 
     def _cap(self, count: torch.Tensor) -> None:

@@ -5,15 +5,18 @@ A kind is a module with two functions, loaded when it is first asked for:
     make(place: str, config: dict, spec: RobotSpec, seed: int) -> LearnedPolicy
     hints(place: str, config: dict, spec: RobotSpec) -> Hints
 
-and, if it likes, `absolute(place: str) -> str` for a place that must mean the same in every working directory. `hints`
-runs in processes that never load torch: it reads files, not networks, and raises `ConfigError` for whatever these show
-to be unusable. A package adds a kind by an entry point in the group `vla_fleet.policies` that names its module.
+and, if it likes, `absolute(place: str) -> str` for a place that must mean the same in every working directory, and
+`PATHS`, the names of configured values that are paths: those that are there become absolute. `hints` runs in processes
+that never load torch: it reads files, not networks, and raises `ConfigError` for whatever these show to be unusable. A
+package adds a kind by an entry point in the group `vla_fleet.policies` that names its module.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
+from importlib import util
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -33,6 +36,20 @@ _BUILT_IN = (
     EntryPoint("lerobot", "policies.lerobot.factory", POLICIES),
     EntryPoint("tokens", "policies.tokens.factory", POLICIES),
 )
+
+_EXTRAS = {
+    "lerobot": "lerobot",
+    "num2words": "lerobot",
+    "peft": "vlm",
+    "safetensors": "learner",
+    "scipy": "vlm",
+    "tokenizers": "vlm",
+    "torch": "learner",
+    "transformers": "vlm",
+}
+"""which of our extras brings a library"""
+_LATER = {"tokens": ("scipy", "tokenizers")}
+"""by kind, libraries that are loaded only when it learns: too late to hear that they are missing"""
 
 
 class Hints(msgspec.Struct, frozen=True):
@@ -96,24 +113,47 @@ def parse_policy(text: str, config_json: str = "") -> PolicyChoice:
     """
     kind, _, place = text.strip().partition(":")
     config = read_object(config_json, f"the configuration of policy '{text}'") if config_json else {}
-    absolute = getattr(_factory(kind), "absolute", _absolute)
-    return PolicyChoice(kind, absolute(place), config)
+    factory = _factory(kind)
+    for name in getattr(factory, "PATHS", ()):
+        if isinstance(path := config.get(name), str):
+            config[name] = _absolute(path)
+    return PolicyChoice(kind, getattr(factory, "absolute", _absolute)(place), config)
 
 
 def make_policy(choice: PolicyChoice, spec: RobotSpec, seed: int, device: str = "cpu") -> LearnedPolicy:
     """A fresh policy for the robot `spec`; imports torch.
 
     `device`: where it runs unless its configuration has a `runtime` that says so. Raises `ConfigError` for a place or a
-    configuration that cannot be used, `SpecMismatch` or `ConfigError` when it does not fit the robot.
+    configuration that cannot be used and for a library that is not installed, with the extra that brings it,
+    `SpecMismatch` or `ConfigError` when it does not fit the robot.
     """
     config = dict(choice.config)
     if device != "cpu":
         runtime = config.get("runtime", {})
         config["runtime"] = {"device": device, **(runtime if isinstance(runtime, dict) else {})}
-    policy = _factory(choice.kind).make(choice.place, config, spec, seed)
+    factory = _factory(choice.kind)
+    for library in _LATER.get(choice.kind, ()):
+        if util.find_spec(library) is None:
+            raise _missing(choice, library)
+    try:
+        policy = factory.make(choice.place, config, spec, seed)
+    except ImportError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in _EXTRAS or (library in sys.modules and sys.modules[library] is not None):
+            raise
+        raise _missing(choice, library) from error
     if policy.spec.hash != spec.hash:
         raise SpecMismatch(f"policy '{choice}' was made for another robot than '{spec.embodiment}'.")
     return policy
+
+
+def _missing(choice: PolicyChoice, library: str) -> ConfigError:
+    # lerobot's policies want transformers of the release that lerobot asks for.
+    extra = "lerobot" if choice.kind == "lerobot" and library == "transformers" else _EXTRAS[library]
+    return ConfigError(
+        f"policy '{choice}' needs the library {library}, which is not installed here; install it with "
+        f"`pip install 'vla-fleet[{extra}]'`."
+    )
 
 
 def hints(choice: PolicyChoice, spec: RobotSpec) -> Hints:

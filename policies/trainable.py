@@ -1,6 +1,7 @@
 """Which tensors of a network learn, and which travel: all, a chosen part, or low-rank adapters alone.
 
-What is frozen is the *base*: it is on every machine already, from the same directory, and only its hash travels.
+What is frozen is the *base*: it is on every machine already, read from the same directory or drawn under the same seed
+(`first_seed`), and only its hash travels.
 torch is imported when a function runs, so that a configuration can be read without it.
 """
 
@@ -55,6 +56,16 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """adapters; all else is then frozen but what `train` names by a pattern other than `*`"""
 
 
+def first_seed(training: Training, seed: int) -> int:
+    """What a network that begins with random weights draws them under: `seed`, or 0 if `training` freezes any of them.
+
+    Every process has a seed of its own, while a base that does not travel must be the same everywhere. What a
+    constructor freezes by itself, such as a backbone read from a directory, must not depend on the seed anyway.
+    """
+    everything = "*" in training.train and not training.freeze and training.lora is None
+    return seed if everything else 0
+
+
 def prepare(module: nn.Module, training: Training, lora_targets: tuple[str, ...] = (), seed: int = 0) -> None:
     """Freeze what `training` does not name and put its adapters in, in place.
 
@@ -106,20 +117,22 @@ def published(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def base_sha256(module: nn.Module) -> str:
-    """64 hexadecimal digits over names, types, shapes and values of all that `published` leaves out; "" for nothing.
+    """64 hexadecimal digits over all that the network computes with and `published` leaves out; "" for nothing.
 
-    About a second per gigabyte, so it is remembered on the module until one of these tensors is another one or was
-    written to. A copy that shares them (see `cloud_learner.learner`) has it as well.
+    That is names, types, shapes and values of the frozen tensors, and the factor alpha / rank of every adapter, which
+    is in no tensor. About a second per gigabyte, so it is remembered on the module until one of these tensors is
+    another one or was written to. A copy that shares them (see `cloud_learner.learner`) has it as well.
     """
     import torch
 
     ours = published(module)
     base = {name: tensor for name, tensor in sorted(_tensors(module).items()) if name not in ours}
-    if not base:
+    factors = _factors(module)
+    if not base and not factors:
         return ""
     written = None
     if not any(tensor.is_inference() for tensor in base.values()):  # those do not count their writes
-        written = tuple((name, tensor.data_ptr(), tensor._version) for name, tensor in base.items())
+        written = factors, tuple((name, tensor.data_ptr(), tensor._version) for name, tensor in base.items())
         remembered: tuple[Any, str] | None = getattr(module, _HASHED, None)
         if remembered is not None and remembered[0] == written:
             return remembered[1]
@@ -128,10 +141,21 @@ def base_sha256(module: nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().view(-1)
         digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    for name, factor in factors:
+        digest.update(f"{name} times {factor!r}\n".encode())
     value = digest.hexdigest()
     if written is not None:
         setattr(module, _HASHED, (written, value))
     return value
+
+
+def _factors(module: nn.Module) -> tuple[tuple[str, float], ...]:
+    """What each adapter's output is multiplied by, sorted by name."""
+    found = []
+    for name, part in module.named_modules():
+        if hasattr(part, "lora_A"):  # others have a `scaling` as well, such as attention
+            found += [(f"{name}.{adapter}", float(factor)) for adapter, factor in part.scaling.items()]
+    return tuple(sorted(found))
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -23,6 +23,10 @@ FORMAT = 1
 _KEY = "vla_fleet"
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
 _EXPORT = "Export the policy with `save()`, which writes safetensors."
+_SAME = (
+    "start with the same --policy and --policy-config, its `training` options included, on every machine (only "
+    "`runtime` may differ)"
+)
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -42,7 +46,7 @@ class Header(msgspec.Struct, frozen=True):
     residual_trained: bool = False
     format: int = FORMAT
     base: str = ""
-    """hash of the tensors that are not in the file and must be there already (`policies.trainable.base_sha256`)"""
+    """hash of what is not in the file and must be there already (`policies.trainable.base_sha256`)"""
 
     @property
     def trained(self) -> Trained:
@@ -151,16 +155,17 @@ def _other_base(theirs: str, mine: str) -> str:
     if not theirs:
         return (
             f"it has every tensor, while this policy keeps a frozen base of sha256 {mine[:12]} and takes only what is "
-            "trained on top; start with the same training options as the trainer."
+            f"trained on top; {_SAME}."
         )
     if not mine:
         return (
             f"it has only what was trained on top of a frozen base of sha256 {theirs[:12]}, while nothing is frozen "
-            "in this policy; start with the same training options and the same --policy directory as the trainer."
+            f"in this policy; {_SAME}."
         )
     return (
-        f"it was trained on top of a frozen base of sha256 {theirs[:12]}, this policy's is {mine[:12]}; start with the "
-        "same --policy directory and the same training options as the trainer."
+        f"it was trained on top of a frozen base of sha256 {theirs[:12]}, this policy's is {mine[:12]}: other frozen "
+        f"weights, or adapters with another alpha / rank; {_SAME}, and with the same files where --policy or `vlm` "
+        "names a directory."
     )
 
 
@@ -176,7 +181,8 @@ def _require_tensors(own: Mapping[str, torch.Tensor], tensors: Mapping[str, torc
             problems.append(f"'{name}' is {theirs.dtype}{list(theirs.shape)} instead of {mine.dtype}{list(mine.shape)}")
     if problems:
         raise WeightsError(
-            f"{what}: {'; '.join(problems[:6])}. Use weights made by the network this policy was configured with."
+            f"{what}: {'; '.join(problems[:6])}. Use weights made by the network this policy was configured with: "
+            f"{_SAME}."
         )
 
 

@@ -21,6 +21,7 @@ from robot_edge.flight.recorder import FlightRecorder
 from robot_edge.inference import Inference
 from robot_edge.loop import ControlLoop
 from robot_edge.process import Lifeline
+from robot_edge.refusals import RefusalTail
 from robot_edge.run_directory import run_directory
 from robot_edge.supervisor import Child, Supervisor
 from robot_edge.think_server import ThinkProcess
@@ -154,6 +155,10 @@ class EdgeProcesses:
             raise RobotError(f"robot '{self.name}': its processes do not run; call start() first.")
         return self._place
 
+    def log_file(self, role: str) -> Path:
+        """Where the process of that role writes what it says."""
+        return self._logs / f"{self.name}.{role}.log"
+
     @property
     def failed(self) -> str:
         """Which process was given up and why; '' as long as all are tried again, as a robot's are for ever."""
@@ -202,7 +207,7 @@ class EdgeProcesses:
         return Child(
             f"{self.name}.{role}",
             [*command, "--run-dir", str(self.place)],
-            self._logs / f"{self.name}.{role}.log",
+            self.log_file(role),
             environment={ROBOT: self.name},
             nice={"robot": -10, "control": -10, "inference": -5}.get(role, 0),
             # A robot that is switched off for an hour comes back by itself.
@@ -211,12 +216,18 @@ class EdgeProcesses:
 
 
 def run_edge(edge: EdgeProcesses) -> int:
-    """Start the processes of one robot and keep them running until asked to stop; the exit status."""
+    """Start the processes of one robot and keep them running until asked to stop; the exit status.
+
+    What a person must know and only the inference process says comes to this terminal too: versions it refuses.
+    """
     lifeline = Lifeline()
+    refusals = RefusalTail(edge.name, edge.log_file("inference"))
     with edge:
         while not lifeline.cut:
             edge.turn()
             if edge.failed:
                 return 1
+            for line in refusals.lines():
+                log.error("%s", line)
             time.sleep(0.1)
     return 0

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from policies.base import Policy
+from robot_edge.refusals import not_taken
 from wire.errors import FleetError
 from wire.messages import LoadWeights
 
@@ -98,7 +99,7 @@ class Swap:
             self.load_s = result()
         except Exception as error:  # whatever a policy raises must not stop the one that runs
             known = isinstance(error, FleetError | OSError)
-            self.refused = f"version {message.version.number} is not taken: {error if known else repr(error)}"
+            self.refused = not_taken(message.version.number, str(error) if known else repr(error))
             stays = f"stays on version {self.active.version}" if self.active.version else "has no version yet"
             log.error("robot '%s' %s: %s", self._name, stays, self.refused, exc_info=not known)
             return False

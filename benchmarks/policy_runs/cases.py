@@ -32,6 +32,8 @@ class Case(msgspec.Struct, frozen=True):
     config: dict[str, Any] = {}
     batch: int = 8
     """images of a training step"""
+    train_gib: float = 0.0
+    """free memory that a training step needs; with less it is not measured"""
     needs: tuple[str, ...] = ()
     """packages that must be installed"""
 
@@ -78,10 +80,13 @@ ACT = Case("lerobot ACT, ResNet18", "lerobot", "act", needs=_LEROBOT)
 DIFFUSION = Case("lerobot Diffusion, small", "lerobot", "diffusion-small", needs=_LEROBOT)
 SMOLVLA_TINY = Case("lerobot SmolVLA, tiny", "lerobot", "smolvla-tiny", needs=_LEROBOT)
 SMOLVLA = Case("lerobot SmolVLA, 450 M", "lerobot", "smolvla-450m", pixels=256, needs=_LEROBOT)
-TINY_VLM = Case("flow, small, tiny backbone", "flow", "small", 32, "tiny", {"horizon": CHUNK}, 2, ("transformers",))
-LARGE_3B = Case("flow, large, 3 B backbone", "flow", "large", 384, "3b", {"horizon": CHUNK}, 8, ("transformers",))
+FLOW_LARGE = Case("flow, large", "flow", "large", batch=1, train_gib=8.0)
+_VLM = ("transformers",)
+TINY_VLM = Case("flow, small + VLM", "flow", "small", vlm="tiny", config={"horizon": CHUNK}, needs=_VLM)
+LARGE_3B = Case("flow, large, 3 B backbone", "flow", "large", 384, "3b", {"horizon": CHUNK}, needs=_VLM)
 
-ON_CPU = (FLOW_STATE, FLOW_PIXELS, FLOW_SMALL, FLOW_MEDIUM, TOKENS, ACT_SMALL, ACT, DIFFUSION, SMOLVLA_TINY)
+_FLOW_ON_CPU = (FLOW_STATE, FLOW_PIXELS, FLOW_SMALL, TINY_VLM, FLOW_MEDIUM, FLOW_LARGE)
+ON_CPU = (*_FLOW_ON_CPU, TOKENS, ACT_SMALL, ACT, DIFFUSION, SMOLVLA_TINY)
 ON_CUDA = (FLOW_PIXELS, FLOW_SMALL, FLOW_MEDIUM, ACT, DIFFUSION, SMOLVLA, LARGE_3B)
 QUICK = (FLOW_STATE, FLOW_SMALL)
 

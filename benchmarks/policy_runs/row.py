@@ -83,7 +83,10 @@ def measure(job: Job, place: Path, written: str) -> dict[str, Any]:
     parameters = list(policy.module.parameters())
     thinking, acting = paces(policy, job.seconds)
     acted = before.peak_mib()
-    batch_ms = training_step_ms(policy, case, job.seconds)
+    able = runtime.device != "cpu" or available_gib() >= case.train_gib
+    batch_ms = training_step_ms(policy, case, job.seconds) if able else None
+    # before the weights are packed, which takes memory too
+    trained = before.peak_mib() if able else None
     return {
         "policy": case.name,
         "parameters (M)": sum(p.numel() for p in parameters) / 1e6,
@@ -97,7 +100,7 @@ def measure(job: Job, place: Path, written: str) -> dict[str, Any]:
         "batch": case.batch,
         "training step ms": batch_ms,
         "MiB to act": acted,
-        "MiB to train": before.peak_mib(),
+        "MiB to train": trained,
     }
 
 
@@ -216,11 +219,22 @@ def _timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
+def available_gib() -> float:
+    """Memory that this machine can still give; endless where it does not say."""
+    return _from_proc("meminfo", "MemAvailable:", float("inf")) / 2**20
+
+
 def _resident_mib() -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    return float("nan")
+    return _from_proc("self/status", "VmRSS:", float("nan")) / 1024
+
+
+def _from_proc(name: str, field: str, otherwise: float) -> float:
+    """KiB in a line of a file below /proc."""
+    place = Path("/proc") / name
+    for line in place.read_text().splitlines() if place.is_file() else ():
+        if line.startswith(field):
+            return int(line.split()[1])
+    return otherwise
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import msgspec
 
 from policies.flow.config import FlowConfig
 from policies.flow.presets import SIZES, network
+from policies.options import read_options
 from policies.registry import Hints
 from policies.runtime import Runtime
 from policies.trainable import Training
@@ -25,6 +26,8 @@ _HINTS = {
     "medium": Hints(learning_rate=2e-4, weight_decay=1e-2, gradient_clip=1.0, publish_every_s=30.0),
     "large": Hints(learning_rate=1e-4, weight_decay=1e-2, gradient_clip=1.0, publish_every_s=120.0, think_every_s=0.5),
 }
+PATHS = ("vlm",)
+"""configured values that are paths; `policies.registry` makes those that are there absolute"""
 
 
 class FlowChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,12 +96,7 @@ def absolute(place: str) -> str:
 
 
 def _choice(config: dict[str, Any]) -> FlowChoice:
-    try:
-        return msgspec.convert(config, FlowChoice)
-    except msgspec.ValidationError as error:
-        unknown = [name for name in config if name not in FlowChoice.__struct_fields__]
-        near = nearest(unknown[0], FlowChoice.__struct_fields__) if unknown else ""
-        raise ConfigError(f"flow policy: its configuration does not fit: {error}.{near}") from error
+    return read_options(config, FlowChoice, "flow policy: its configuration does not fit")
 
 
 def _network(place: str, choice: FlowChoice, spec: RobotSpec) -> FlowConfig:

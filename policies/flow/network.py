@@ -87,6 +87,9 @@ class FlowNetwork(nn.Module):
         not, so that it can do without (RECAP, arXiv 2511.14759). What is imitated counts as good unless `advantage`
         says otherwise.
 
+        With `config.online_statistics` the states are normalised by what was known before this batch, which then takes
+        part in what is known; only while gradients are wanted.
+
         With `config.residual` and `later`, the corrector's loss is added; see `Residual`. It moves nothing else.
 
         images: uint8[b, h, w, 3] per camera; tokens: int64[b, L]; state: [b, k, ds]; actions: [b, k, H, da];
@@ -94,8 +97,24 @@ class FlowNetwork(nn.Module):
         later: state [b, k, ds] some ticks into the window, and int64[b, k], how many; advantage: int64[b, k], 0 not
         known, 1 bad, 2 good.
         """
+        loss = self._loss(images, tokens, state, actions, mask, ahead, age, later, advantage)
         if self.config.online_statistics and self.training and torch.is_grad_enabled():
+            # afterwards: a sample must not be normalised by what the others of its batch bring
             self.normalizer.update(state)
+        return loss
+
+    def _loss(
+        self,
+        images: Sequence[torch.Tensor],
+        tokens: torch.Tensor,
+        state: torch.Tensor,
+        actions: torch.Tensor,
+        mask: torch.Tensor,
+        ahead: torch.Tensor | None,
+        age: torch.Tensor | None,
+        later: tuple[torch.Tensor, torch.Tensor] | None,
+        advantage: torch.Tensor | None,
+    ) -> torch.Tensor:
         flow_mask, committed = mask, None
         kept = mask[..., None].expand_as(actions).flatten(2)
         # what is masked is no action: its values must reach neither the input nor the loss

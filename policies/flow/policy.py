@@ -21,7 +21,7 @@ from policies.flow.network import FlowNetwork
 from policies.flow.vlm import LORA_TARGETS, Words
 from policies.runtime import Runtime, acting, compiled, refresh
 from policies.text import tokenize
-from policies.trainable import Training, prepare
+from policies.trainable import Training, first_seed, prepare
 from policies.weights import Header, load_published, pack_module, read_header, unpack
 from wire.errors import PolicyError
 from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, RobotSpec, Trained
@@ -45,7 +45,9 @@ class FlowPolicy:
         vlm: Path | str | None = None,
         random_vlm: bool = False,
     ) -> None:
-        """`seed` is for the first weights and the noise of `act`.
+        """`seed` is for the first weights and the noise of `act`. When `training` freezes anything, the first weights
+        are the same for every seed, as a base that does not travel must be the same on every machine: `seed` is then
+        for the adapters and the noise alone.
 
         `vlm`: the directory of the backbone on this machine, for a network that has one; `random_vlm` leaves its
         weights aside and takes random ones, the same everywhere, to measure or to test. Raises `ConfigError` if
@@ -70,7 +72,7 @@ class FlowPolicy:
         directory = None if vlm is None else Path(vlm)
         # building a policy must not move the random stream of whoever builds it
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(first_seed(training, seed))
             self.module = FlowNetwork(config, directory, random_vlm)
         targets = LORA_TARGETS if config.vlm else ("fast.*",)
         prepare(self.module, training, targets, seed)

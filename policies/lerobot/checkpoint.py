@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
+import tempfile
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from policies.lerobot.loading import load_weights, with_adapters
 from policies.lerobot.place import (
     CONFIG,
     POSTPROCESSOR,
     PREPROCESSOR,
     adapted,
     locate,
+    one_line,
     read_config,
     read_json,
+    require_safetensors,
     resolve,
     weights_file,
 )
-from wire.errors import ConfigError, WeightsError, nearest
+from wire.errors import ConfigError, FleetError, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +40,7 @@ if TYPE_CHECKING:
 _FORK = ("pi0", "pi05", "pi0_fast")
 """types that lerobot 0.4 builds only with its own branch of transformers"""
 _NAMES = {"vlm_model_name": CONFIG, "tokenizer_name": PREPROCESSOR}
-_OLD_NORMALISATION = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
+_NORMALISERS = ("normalizer_processor", "unnormalizer_processor")
 
 
 @dataclass(frozen=True)
@@ -76,9 +81,9 @@ class Checkpoint:
             torch.random.default_generator.manual_seed(seed or 0)
             policy = self._built(config)
             if file is not None:
-                _load(policy, file)
+                load_weights(policy, file)
                 if adapted(self.path) is not None:
-                    policy = _with_adapters(policy, self.path)
+                    policy = with_adapters(policy, self.path)
         policy.to(device)
         policy.eval()
         return policy
@@ -106,46 +111,81 @@ class Checkpoint:
                 config = _to_build(self.config, device, True)
                 return make_pre_post_processors(config, dataset_stats=_tensors(statistics or {}))
             before = self._overrides(PREPROCESSOR, statistics)
-            if "device_processor" in self._steps(PREPROCESSOR):
+            after = self._overrides(POSTPROCESSOR, statistics)
+            if "device_processor" in self._steps(PREPROCESSOR, states=False):
                 before["device_processor"] = {"device": device}
-            return make_pre_post_processors(
-                self.config,
-                pretrained_path=str(self.path),
-                preprocessor_overrides=before,
-                postprocessor_overrides=self._overrides(POSTPROCESSOR, statistics),
-            )
-        except ConfigError:
+            with tempfile.TemporaryDirectory() as scratch:
+                return make_pre_post_processors(
+                    self.config,
+                    pretrained_path=str(self.path if statistics is None else self._without_statistics(Path(scratch))),
+                    preprocessor_overrides=before,
+                    postprocessor_overrides=after,
+                )
+        except FleetError:
             raise
         except Exception as error:  # a step may be of any package, and raise anything when it is made
             raise ConfigError(
-                f"{self.path}: its processors ({PREPROCESSOR}, {POSTPROCESSOR}) cannot be made: {error}"
+                f"{self.path}: its processors ({PREPROCESSOR}, {POSTPROCESSOR}) cannot be made: {one_line(error)}. "
+                "Copy them from the checkpoint again; `pip install 'vla-fleet[lerobot]'` brings what they need."
             ) from error
+
+    def statistics_file(self, name: str) -> Path:
+        """The file of the statistics that processor `name` normalises with, or its own file if there is none."""
+        steps = self._steps(name, states=False) if (self.path / name).is_file() else {}
+        states = [steps[key]["state_file"] for key in _NORMALISERS if steps.get(key, {}).get("state_file")]
+        return self.path / (states[0] if states else name)
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    def _steps(self, name: str) -> dict[str, dict[str, Any]]:
-        """Entries of a processor file, by the name that lerobot's overrides use."""
+    def _steps(self, name: str, states: bool = True) -> dict[str, dict[str, Any]]:
+        """Entries of a processor file, by the name that lerobot's overrides use.
+
+        Raises `ConfigError` or `WeightsError` for a file that is none, and with `states` if a normalising step's
+        statistics are missing; those of other steps must be there in any case.
+        """
         path = self.path / name
+        entries = read_json(path).get("steps", [])
+        if not isinstance(entries, list) or not all(
+            isinstance(step, dict) and isinstance(step.get("config", {}), dict) for step in entries
+        ):
+            raise ConfigError(f"{path}: 'steps' are no list of processor steps. Copy the checkpoint again.")
         found = {}
-        for step in read_json(path).get("steps", []):
-            key = step.get("registry_name") or str(step.get("class", "")).rpartition(".")[2]
+        for step in entries:
+            key = _key(step)
             found[key] = step
             state = step.get("state_file")
-            if state and not (self.path / state).is_file():
+            if not state or (key in _NORMALISERS and not states):
+                continue
+            other = " Or set `statistics` to 'spec' or 'buffer'." if key in _NORMALISERS else ""
+            if not (self.path / str(state)).is_file():
                 raise ConfigError(
-                    f"{self.path / state}: missing; {name} keeps the state of its step '{key}' in it. Copy the whole "
-                    "checkpoint directory, or set `statistics` to 'spec' or 'buffer'."
+                    f"{self.path / str(state)}: missing; {name} keeps the state of its step '{key}' in it. Copy the "
+                    f"whole checkpoint directory.{other}"
                 )
+            require_safetensors(self.path / str(state), other.strip())
         return found
+
+    def _without_statistics(self, directory: Path) -> Path:
+        """`directory` with both processors, less the statistics that others are given for."""
+        for name in (PREPROCESSOR, POSTPROCESSOR):
+            made = read_json(self.path / name)
+            for step in made["steps"]:
+                state = step.get("state_file")
+                if _key(step) in _NORMALISERS:
+                    step.pop("state_file", None)
+                elif state:
+                    (directory / state).symlink_to((self.path / state).resolve())
+            (directory / name).write_text(json.dumps(made), encoding="utf-8")
+        return directory
 
     def _overrides(self, name: str, statistics: dict[str, dict[str, Any]] | None) -> dict[str, Any]:
         overrides: dict[str, Any] = {}
-        for key, step in self._steps(name).items():
+        for key, step in self._steps(name, states=statistics is None).items():
             changes: dict[str, Any] = {}
             value = step.get("config", {}).get("tokenizer_name")
             if isinstance(value, str):
                 changes["tokenizer_name"] = resolve(self.path, value, f"tokenizer_name of '{key}'", self.path / name)
-            if statistics is not None and key in ("normalizer_processor", "unnormalizer_processor"):
+            if statistics is not None and key in _NORMALISERS:
                 changes["stats"] = _tensors(statistics)
             if changes:
                 overrides[key] = changes
@@ -176,12 +216,15 @@ class Checkpoint:
             return get_policy_class(self.type)(config)
         except ImportError as error:
             raise ConfigError(
-                f"{self.path / CONFIG}: a '{self.type}' policy needs a package that is not here: {error}. Try "
-                f"`pip install 'lerobot[{self.type}]'`."
+                f"{self.path / CONFIG}: a '{self.type}' policy needs a package that is not here: {error}. "
+                f"`pip install 'vla-fleet[lerobot]'` brings most, `pip install 'lerobot[{self.type}]'` the rest."
             ) from error
-        except (ValueError, TypeError, OSError, RuntimeError, NotImplementedError, AttributeError) as error:
+        except Exception as error:  # a network may be of any package, and tokenizers raise a plain Exception
+            language = getattr(config, "vlm_model_name", None)
+            also = f", with what is in {language}" if isinstance(language, str) and Path(language).is_dir() else ""
             raise ConfigError(
-                f"{self.path / CONFIG}: lerobot {version('lerobot')} cannot build this '{self.type}' policy: {error}"
+                f"{self.path / CONFIG}: lerobot {version('lerobot')} cannot build this '{self.type}' policy{also}: "
+                f"{one_line(error)}. Copy the whole checkpoint again; sizes changed by `override` must go together."
             ) from error
 
 
@@ -222,7 +265,8 @@ def _config(path: Path, stored: dict[str, Any], override: dict[str, Any]) -> Pre
         with draccus.config_type("json"):
             return draccus.decode(made, values)
     except Exception as error:  # draccus raises its own kinds, a configuration's own checks any
-        raise ConfigError(f"{file}: not a configuration of a '{kind}' policy: {_reasons(error)}") from error
+        changed = f" with override {override}" if override else ""
+        raise ConfigError(f"{file}: not a configuration of a '{kind}' policy{changed}: {_reasons(error)}") from error
 
 
 def _to_build(config: PreTrainedConfig, device: str, has_weights: bool) -> PreTrainedConfig:
@@ -237,59 +281,8 @@ def _to_build(config: PreTrainedConfig, device: str, has_weights: bool) -> PreTr
     return chosen
 
 
-def _load(policy: PreTrainedPolicy, file: Path) -> None:
-    """Copy the weights of `file` into `policy`; every tensor must find its place."""
-    from lerobot.policies.pretrained import PreTrainedPolicy as Plain
-    from safetensors import SafetensorError
-    from safetensors.torch import load_model
-
-    kind = type(policy)
-    try:
-        if kind.from_pretrained.__func__ is not Plain.from_pretrained.__func__:
-            # It renames tensors of older files; it also tells of failures by a print alone.
-            loaded = kind.from_pretrained(str(file.parent), config=policy.config)
-            _require_loaded(loaded, file)
-            policy.load_state_dict(loaded.state_dict())
-            return
-        missing, unexpected = load_model(policy, file, strict=False)
-    except (SafetensorError, RuntimeError, OSError) as error:
-        raise WeightsError(f"{file}: not the weights of this '{policy.name}' policy: {error}") from error
-    unexpected = [name for name in unexpected if not name.startswith(_OLD_NORMALISATION)]
-    if missing or unexpected:
-        both = [f"{what} {_some(list(names))}" for what, names in (("lacks", missing), ("has", unexpected)) if names]
-        raise WeightsError(
-            f"{file}: not the weights of the '{policy.name}' policy in {CONFIG} beside it: it {' and '.join(both)}. "
-            "Copy both files from one checkpoint."
-        )
-
-
-def _with_adapters(policy: PreTrainedPolicy, path: Path) -> PreTrainedPolicy:
-    """`policy` with the adapters of a checkpoint added to what they adapt."""
-    from peft import PeftModel
-
-    trained = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
-    try:
-        merged: PreTrainedPolicy = PeftModel.from_pretrained(policy, str(path)).merge_and_unload()
-    except (ValueError, RuntimeError, OSError, KeyError) as error:
-        raise WeightsError(f"{path}: its adapters do not fit the checkpoint that they name: {error}") from error
-    for name, parameter in merged.named_parameters():
-        parameter.requires_grad_(name in trained)  # adapters had frozen what they adapt
-    return merged
-
-
-def _require_loaded(policy: PreTrainedPolicy, file: Path) -> None:
-    from safetensors import safe_open
-
-    own = policy.state_dict()
-    with safe_open(file, "pt") as stored:
-        names = set(stored.keys())
-        pairs = [(n, n) for n in names if n in own] or [(f"model.{n}", n) for n in names if f"model.{n}" in own]
-        alike = [own[a].cpu().float().equal(stored.get_tensor(b).float()) for a, b in sorted(pairs)[:8]]
-    if not any(alike):
-        raise WeightsError(
-            f"{file}: lerobot did not load these weights into a '{policy.name}' policy; see what it printed. Copy the "
-            "weights and their config.json from one checkpoint."
-        )
+def _key(step: dict[str, Any]) -> str:
+    return str(step.get("registry_name") or str(step.get("class", "")).rpartition(".")[2])
 
 
 def _tensors(statistics: dict[str, dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
@@ -303,14 +296,9 @@ def _tensors(statistics: dict[str, dict[str, Any]]) -> dict[str, dict[str, torch
 
 def _reasons(error: BaseException) -> str:
     """What an exception and those it came from say."""
-    said = [str(error).strip()]
+    said = [one_line(error)]
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
-        if str(error).strip() not in said[-1]:
-            said.append(str(error).strip())
-    return " ".join(said)
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(f"'{name}'" for name in sorted(names)[:5]) + more
+        if one_line(error) not in said[-1]:
+            said.append(one_line(error))
+    return ". ".join(said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from policies.lerobot.mapping import match, sizes
-from policies.lerobot.options import LeRobotConfig, read_options
+from policies.lerobot.options import LeRobotConfig, read_options, require_lerobot
 from policies.lerobot.place import PREPROCESSOR, locate, read_config, weights_file
 from policies.registry import Hints
 from wire.errors import ConfigError
@@ -24,6 +24,7 @@ def make(place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> LeRo
 
     `config` has the fields of `LeRobotConfig`. Raises `ConfigError` or `WeightsError` naming the file and the remedy.
     """
+    require_lerobot()
     from policies.lerobot.checkpoint import Checkpoint
     from policies.lerobot.policy import LeRobotPolicy
 

@@ -1,4 +1,4 @@
-"""What a policy with n_obs_steps > 1 remembers on the robot: states and features of the ticks before."""
+"""What a policy with n_obs_steps > 1 remembers on the robot: states and latents of the ticks before."""
 
 from __future__ import annotations
 

@@ -37,7 +37,17 @@ def match(spec: RobotSpec, config: dict[str, Any], cameras: dict[str, str], what
                 "Train it without that feature."
             )
     wanted = [n for n, f in features.items() if f.get("type") == "VISUAL" and not n.startswith(_EMPTY)]
-    return _matched(spec, wanted, cameras, int(config.get("empty_cameras") or 0), what)
+    for name in wanted:
+        shape = features[name]["shape"]
+        if len(shape) != 3 or shape[0] != 3:
+            raise ConfigError(
+                f"{what}: config.json gives picture '{name}' the shape {shape}, expected [3, HEIGHT, WIDTH]. Copy it "
+                "again, or write the size that the policy was trained on."
+            )
+    empty = config.get("empty_cameras") or 0
+    if not isinstance(empty, int) or empty < 0:
+        raise ConfigError(f"{what}: config.json has empty_cameras {empty!r}; write how many pictures may be missing.")
+    return _matched(spec, wanted, cameras, empty, what)
 
 
 def _matched(spec: RobotSpec, wanted: list[str], cameras: dict[str, str], may_lack: int, what: str) -> dict[str, str]:
@@ -74,7 +84,7 @@ def sizes(spec: RobotSpec, config: dict[str, Any], matched: dict[str, str], what
     cameras = {camera.name: (camera.height, camera.width) for camera in spec.cameras}
     found = {}
     for name, camera in matched.items():
-        height, width = (int(n) for n in config["input_features"][name]["shape"][1:])
+        height, width = config["input_features"][name]["shape"][1:]
         if cameras[camera] != (height, width):
             log.info(
                 "%s: pictures of camera '%s' are resized from %dx%d to %dx%d.",
@@ -90,10 +100,15 @@ def sizes(spec: RobotSpec, config: dict[str, Any], matched: dict[str, str], what
 
 def _features(config: dict[str, Any], side: str, what: str) -> dict[str, dict[str, Any]]:
     features = config.get(side)
-    if not isinstance(features, dict) or not all(
-        isinstance(f, dict) and isinstance(f.get("shape"), list | tuple) for f in features.values()
-    ):
+    if not isinstance(features, dict):
         raise ConfigError(f"{what}: its config.json has no {side}; train it on a dataset, which fills them in.")
+    for name, feature in features.items():
+        shape = feature.get("shape") if isinstance(feature, dict) else None
+        if not isinstance(shape, list | tuple) or not all(type(n) is int and n > 0 for n in shape):
+            raise ConfigError(
+                f"{what}: config.json, {side}: '{name}' has the shape {shape!r}, which are no sizes. Copy it again, or "
+                "train the policy on a dataset, which fills them in."
+            )
     return features
 
 

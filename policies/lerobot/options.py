@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any, Literal
 
 import msgspec
@@ -34,6 +35,14 @@ class LeRobotConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"lerobot policy: max_offset {self.max_offset} must be 0 or more ticks.")
         if fixed := sorted(set(self.override) & set(_FIXED)):
             raise ConfigError(f"lerobot policy: override cannot change '{fixed[0]}'; it belongs to the checkpoint.")
+
+
+def require_lerobot() -> None:
+    """Raise `ConfigError` if lerobot is not installed."""
+    if importlib.util.find_spec("lerobot") is None:
+        raise ConfigError(
+            "lerobot policy: the package lerobot is not installed here; `pip install 'vla-fleet[lerobot]'` brings it."
+        )
 
 
 def read_options(config: dict[str, Any]) -> LeRobotConfig:

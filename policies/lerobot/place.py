@@ -61,12 +61,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises `ConfigError` naming it."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: it cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON: {error}. Copy the checkpoint again.") from error
+    found = _require_json(path)
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: a {type(found).__name__} where an object is expected. Copy the checkpoint again.")
     return found
@@ -114,19 +109,29 @@ def weights_file(directory: Path) -> Path:
             f"{directory}: no {WEIGHTS} beside {CONFIG}.{hint} Copy the whole pretrained_model directory, or set "
             "`fresh` to begin with random weights."
         )
+    require_safetensors(path)
+    return path
+
+
+def require_safetensors(path: Path, remedy: str = "") -> None:
+    """Raise `WeightsError` if a file is a pickle, or something else that its name does not say.
+
+    `remedy` is one more way out, a sentence.
+    """
     with path.open("rb") as file:
         begin = file.read(9)
     # a pickle's first bytes may also begin the length of a good header, after which the header follows
     length = int.from_bytes(begin[:8], "little")
     if begin[8:] == b"{" and length <= path.stat().st_size - 8:
-        return path
+        return
     if begin[:2] == b"PK" or begin[:1] == b"\x80":
         raise WeightsError(
             f"{path}: a pickle or torch archive under a safetensors name, which may run code when read. Where you "
-            "trust it, load it with the lerobot that wrote it and call `save_pretrained`."
+            f"trust it, load it with the lerobot that wrote it and call `save_pretrained`.{remedy and ' ' + remedy}"
         )
     raise WeightsError(
         f"{path}: {path.stat().st_size} bytes that are no safetensors file, or a torn one. Copy it again."
+        f"{remedy and ' ' + remedy}"
     )
 
 
@@ -135,11 +140,13 @@ def resolve(directory: Path, value: str, key: str, file: Path) -> str:
 
     The checkpoint's own `vlm/` comes first: another machine has no directory that the name could mean. Then a path from
     the checkpoint or from here; what looks like OWNER/NAME is a name of the hub. Raises `ConfigError` for a path that
-    is not on this machine.
+    is not on this machine, and for a file in it that is torn.
     """
     path = Path(value).expanduser()
     for candidate in (directory / VLM, directory / path, directory / path.name, path):
         if candidate.is_dir() and candidate != directory:
+            for held in sorted(candidate.glob("*.json")):
+                _require_json(held)  # transformers raises anything, and names no file
             return str(candidate.resolve())
     if path.is_absolute() or value.startswith((".", "~")) or value.count("/") != 1:
         raise ConfigError(
@@ -147,6 +154,20 @@ def resolve(directory: Path, value: str, key: str, file: Path) -> str:
             f"write its path or a hub name into {file.name}."
         )
     return value
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, which torch spreads over many lines."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def _require_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: it cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}. Copy the checkpoint again.") from error
 
 
 def _inside(path: Path) -> Path:

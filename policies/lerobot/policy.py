@@ -20,8 +20,17 @@ from policies.lerobot.checkpoint import Checkpoint
 from policies.lerobot.history import Memory
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotConfig
+from policies.lerobot.place import POSTPROCESSOR, PREPROCESSOR
 from policies.lerobot.split import Guide, Tensors, split_of
-from policies.lerobot.statistics import ATTRIBUTE, Statistics, absent, of_examples, of_limits, state_alone
+from policies.lerobot.statistics import (
+    ATTRIBUTE,
+    Statistics,
+    absent,
+    of_examples,
+    of_limits,
+    require_sound,
+    state_alone,
+)
 from policies.runtime import Runtime, acting, compiled, refresh
 from policies.trainable import prepare
 from policies.weights import Header, load_published, pack_module, unpack
@@ -152,15 +161,13 @@ class LeRobotPolicy:
     def think(self, observation: Observation) -> Latent:
         """What the type's slow path makes of the newest frames and the instruction, uint8[n] (`latents.pack`).
 
-        Its time is that of the oldest of the frames. Raises `InvalidData` if what it reads does not fit the spec. A
-        camera it does not look at may be missing.
+        Nothing is remembered from one call to the next, so one policy can think for several robots. Its time is that of
+        the oldest of the frames. Raises `InvalidData` if what it reads does not fit the spec. A camera it does not look
+        at may be missing.
         """
         check_observation(self._seen, observation)
         with self._inference(0):
             tensors = self._split.think(self._actor, self._before(self._shaper.seen(observation)))
-        if self.history:
-            self._thoughts.add(observation.time_ns, observation.task, tensors)
-            tensors = self._thoughts.nearest()
         data = latents.pack(tensors, self._maker)
         self._kept = (data, tensors)
         frames = [observation.images[camera.name] for camera in self._seen.cameras]
@@ -170,6 +177,9 @@ class LeRobotPolicy:
     @torch.no_grad()
     def act(self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None) -> ActionChunk:
         """float32[H, da] within the spec's limits; reads the state and the latent, never an image.
+
+        A type with `history` sees the states and latents of earlier calls as well, by their times: one policy acts for
+        one robot.
 
         The chunk begins with what `prefix` has committed. A guided prefix steers a type that has lerobot's real-time
         chunking; no lerobot policy is trained to read a prefix.
@@ -184,7 +194,7 @@ class LeRobotPolicy:
             )
         check_observation(self._felt, observation)
         guided = self._require_usable(prefix)
-        thought = self._remembered(latent)
+        thought = self._tensors(latent)
         felt = self._shaper.felt(observation)
         if guided is not None:
             felt[ACTION] = self._shaper.tensor(guided.actions)[None].float()
@@ -194,6 +204,8 @@ class LeRobotPolicy:
             guide = Guide(batch[ACTION][0], guided.committed)
         batch = {name: value for name, value in batch.items() if name.startswith("observation.")}
         if self.history:
+            self._thoughts.add(latent.observed_ns, observation.task, thought)
+            thought = self._thoughts.nearest()
             states = {name: batch[name] for name in sorted(batch)}
             self._states.add(observation.time_ns, observation.task, list(states.values()))
             batch |= dict(zip(states, self._states.interpolated(), strict=True))
@@ -293,6 +305,8 @@ class LeRobotPolicy:
                 "be normalised. Save it with the statistics of its training data, or set `statistics` to 'spec' (the "
                 "robot's limits) or 'buffer' (recorded data)."
             )
+        for name, pipeline in ((PREPROCESSOR, self._before), (POSTPROCESSOR, self._after)):
+            require_sound(pipeline, self._features(), str(self.checkpoint.statistics_file(name)))
         self._felt_before = state_alone(
             self._before, self._shaper.tensor(np.zeros((1, self.spec.state_dim), np.float32))
         )
@@ -307,6 +321,7 @@ class LeRobotPolicy:
         refresh(self._acting, self.module)
         self._kept = None
         self._thoughts.clear()
+        self._states.clear()
 
     @contextmanager
     def _inference(self, seed: int) -> Iterator[None]:
@@ -320,7 +335,7 @@ class LeRobotPolicy:
                     torch.cuda.manual_seed(seed)
             yield
 
-    def _remembered(self, latent: Latent) -> list[torch.Tensor]:
+    def _tensors(self, latent: Latent) -> list[torch.Tensor]:
         """The latent's tensors on the device; those of this process's last thought are there already."""
         if self._kept is not None and latent.data is self._kept[0]:
             return self._kept[1]
@@ -346,7 +361,10 @@ class LeRobotPolicy:
 
     def _require_same(self, header: Header, what: str) -> None:
         if header.network != NETWORK:
-            raise WeightsError(f"{what}: made by a '{header.network}' network, this policy is '{NETWORK}'.")
+            raise WeightsError(
+                f"{what}: made by a '{header.network}' network, this policy is '{NETWORK}'. Start this robot with "
+                "the same --policy as the trainer."
+            )
         mine = self._described | {"max_offset": self.config.max_offset}
         for field in ("type", "cameras", "max_offset"):
             if header.config.get(field) != mine[field]:

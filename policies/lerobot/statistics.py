@@ -22,6 +22,7 @@ from lerobot.processor import (
 from torch import nn
 
 from policies.base import Examples
+from wire.errors import ConfigError
 from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,47 @@ def absent(*pipelines: PolicyProcessorPipeline) -> list[str]:
     return found
 
 
+def require_sound(pipeline: PolicyProcessorPipeline, features: dict[str, Any], where: str) -> None:
+    """Raise `ConfigError` for statistics that are not finite, of another width than the feature, or without range.
+
+    `features` are those of the policy's configuration, `where` names the file. A dimension that never moved while
+    others did is divided by lerobot's epsilon, as everywhere in lerobot; that is logged.
+    """
+    remedy = (
+        "Copy the checkpoint again, or set `statistics` to 'spec' (the robot's limits) or 'buffer' (recorded data)."
+    )
+    for _, step in _steps(pipeline):
+        known = step.state_dict()
+        for feature in step.features:
+            shape = tuple(features.get(feature, step.features[feature]).shape)
+            found = {
+                name: known[f"{feature}.{name}"] for name in _needed(step, feature) if f"{feature}.{name}" in known
+            }
+            for name, values in found.items():
+                if not values.isfinite().all():
+                    raise ConfigError(f"{where}: statistics '{feature}.{name}' are not finite. {remedy}")
+                if not _fits(tuple(values.shape), shape):
+                    raise ConfigError(
+                        f"{where}: statistics '{feature}.{name}' have shape {list(values.shape)}, the feature has "
+                        f"{list(shape)}. {remedy}"
+                    )
+            still = _without_range(found)
+            if still is None or not still.any():
+                continue
+            if still.all() and step.features[feature].type is not FeatureType.VISUAL:
+                raise ConfigError(
+                    f"{where}: statistics of '{feature}' say that nothing in it ever moved ({' and '.join(found)}). "
+                    f"{remedy}"
+                )
+            log.warning(
+                "%s: '%s' never moved in %d of its %d dimensions; they are divided by lerobot's epsilon.",
+                where,
+                feature,
+                int(still.sum()),
+                still.numel(),
+            )
+
+
 def state_alone(before: PolicyProcessorPipeline, state: torch.Tensor) -> PolicyProcessorPipeline:
     """A preprocessor of the same steps, but those that cannot do without pictures or are for words.
 
@@ -165,6 +207,24 @@ def _needed(step: Step, feature: str) -> tuple[str, ...]:
         return ()
     mode = step.norm_map.get(step.features[feature].type, NormalizationMode.IDENTITY)
     return _NEEDED.get(mode, ())
+
+
+def _fits(shape: tuple[int, ...], feature: tuple[int, ...]) -> bool:
+    """Whether statistics of `shape` are for values [..., *feature]."""
+    while len(shape) > len(feature) and shape[0] == 1:
+        shape = shape[1:]
+    pairs = zip(reversed(shape), reversed(feature), strict=False)
+    return len(shape) <= len(feature) and all(own in (1, wanted) for own, wanted in pairs)
+
+
+def _without_range(found: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """Which dimensions would be divided by 0; None if a statistic is lacking."""
+    if "std" in found:
+        return found["std"] == 0
+    if len(found) != 2:
+        return None
+    low, high = found.values()
+    return high == low
 
 
 def _range(low: np.ndarray, high: np.ndarray) -> dict[str, np.ndarray]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.base import Examples
+from policies.lerobot.options import require_lerobot
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
@@ -76,6 +77,7 @@ def build_tiny(
 
     Raises `ConfigError` for another kind, a robot without camera or state, and a directory that is not empty.
     """
+    require_lerobot()
     make = _KINDS.get(kind)
     if make is None:
         raise ConfigError(f"no tiny '{kind}' can be built; there are {', '.join(sorted(_KINDS))}.")

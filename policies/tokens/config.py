@@ -113,6 +113,8 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """0: the likeliest token each time; above: drawn from softmax(logits / temperature)"""
     max_offset: int = 0
     """ticks: the largest delay that training simulates; above 0 the decoder reads the age of what the slow path saw"""
+    online_statistics: bool = False
+    """the state's mean and deviation follow the data while it learns"""
 
     def require(self) -> None:
         """Raise `ConfigError` for values that cannot work, whatever the robot."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from policies.flow.config import Conv, Eye
+from policies.options import read_options
 from policies.registry import Hints
 from policies.runtime import Runtime
 from policies.tokens.config import FastConfig, ResidualVQConfig, TokensConfig
@@ -39,6 +40,7 @@ class TokensOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latent_tokens: int = _DEFAULT.latent_tokens
     temperature: float = _DEFAULT.temperature
     max_offset: int = _DEFAULT.max_offset
+    online_statistics: bool = _DEFAULT.online_statistics
     runtime: Runtime = Runtime()
     training: Training = Training()
 
@@ -64,11 +66,7 @@ def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> Hints:
 
 
 def _options(place: str, config: dict[str, Any]) -> TokensOptions:
-    try:
-        return msgspec.convert(config, TokensOptions)
-    except msgspec.ValidationError as error:
-        known = ", ".join(TokensOptions.__struct_fields__)
-        raise ConfigError(f"the configuration of policy 'tokens:{place}': {error}. It has {known}.") from error
+    return read_options(config, TokensOptions, f"the configuration of policy 'tokens:{place}'")
 
 
 def _network(place: str, options: TokensOptions, spec: RobotSpec) -> TokensConfig:

@@ -184,7 +184,7 @@ class TokenNetwork(nn.Module):
 
     def __init__(self, config: TokensConfig) -> None:
         super().__init__()
-        self.normalizer = Normalizer(config.state_dim)
+        self.normalizer = Normalizer(config.state_dim, config.online_statistics)
         self.slow = SlowPath(config.slow)
         self.decoder = Decoder(config, self.slow.width)
         self.register_buffer("packed", torch.zeros(_LENGTH_BYTES + config.tokenizer_bytes, dtype=torch.uint8))
@@ -212,6 +212,7 @@ class TokenNetwork(nn.Module):
 
         images: uint8[b, h, w, 3] per camera; instructions: int64[b, words]; state: [b, k, ds]; chunks: b * k lists of
         tokens; weights: [b, k]; age: [b, k, 1] ticks. With `fixed` every chunk has as many tokens, so none ends.
+        Online statistics take the states in afterwards, as those of `FlowNetwork.loss` do.
         """
         b, k = state.shape[:2]
         told, wanted = _aligned(chunks, self.decoder, fixed, state.device)
@@ -223,6 +224,8 @@ class TokenNetwork(nn.Module):
         errors = errors.view_as(wanted).sum(1).view(b, k) * weights
         counts = (wanted >= 0).sum(1).view(b, k) * weights
         self.image_losses = (errors.detach().sum(1) / counts.sum(1).clamp_min(1e-6)).float()
+        if self.normalizer.online and self.training and torch.is_grad_enabled():
+            self.normalizer.update(state)
         return errors.sum() / counts.sum().clamp_min(1e-6)
 
 

@@ -21,7 +21,7 @@ from policies.tokens.fast import FastTokenizer
 from policies.tokens.network import Decoder, TokenNetwork, unpack
 from policies.tokens.residual_vq import ResidualVQ
 from policies.tokens.tokenizer import ActionTokenizer, from_bytes
-from policies.trainable import Training, prepare
+from policies.trainable import Training, first_seed, prepare
 from policies.weights import Header, load_published, pack_module
 from policies.weights import unpack as unpack_file
 from wire.errors import InvalidData, PolicyError, WeightsError
@@ -57,7 +57,10 @@ class TokenPolicy:
         runtime: Runtime = _PLAIN,
         training: Training = _ALL,
     ) -> None:
-        """`seed` is for the first weights and for drawing tokens. Raises `ConfigError` for what cannot be used."""
+        """`seed` is for the first weights and for drawing tokens. When `training` freezes anything, the first weights
+        are the same for every seed, as a base that does not travel must be the same on every machine: `seed` is then
+        for the adapters and for drawing tokens alone. Raises `ConfigError` for what cannot be used.
+        """
         config.require()
         require_fit(spec, config.slow)
         runtime.require()
@@ -74,7 +77,7 @@ class TokenPolicy:
         self._low, self._high = spec.action_low(), spec.action_high()
         # building a policy must not move the random stream of whoever builds it
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(first_seed(training, seed))
             self.module = TokenNetwork(config)
         prepare(self.module, training, ("decoder.*",), seed)
         first = FastConfig(vocabulary=config.action_vocabulary)

@@ -158,4 +158,10 @@ def from_bytes(data: bytes) -> ActionTokenizer:
 
     if len(data) > MAX_BYTES:
         raise InvalidData(f"action tokeniser: {len(data)} bytes, at most {MAX_BYTES} are read.")
+    # a pickle's first bytes may also begin the length of a good header, after which the header follows
+    if data[8:9] != b"{" and (data[:4] == b"PK\x03\x04" or data[:1] == b"\x80"):
+        raise InvalidData(
+            "action tokeniser: a pickle or torch archive, which may run code when read and is not opened. Use what "
+            "`policy tokenizer fit` or `to_bytes` wrote: JSON or safetensors."
+        )
     return FastTokenizer.from_bytes(data) if data[:1] == b"{" else ResidualVQ.from_bytes(data)

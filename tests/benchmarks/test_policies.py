@@ -40,6 +40,28 @@ def test_a_row_has_sizes_times_and_memory(tmp_path: Path) -> None:
     assert found["MiB to train"] >= found["MiB to act"] >= 0
 
 
+def test_a_training_step_for_which_there_is_no_memory_stays_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hungry = msgspec.structs.replace(SMALL, train_gib=1e9)
+    job = row.Job(hungry, seconds=0.05)
+    (found,) = row.work(job, tmp_path)
+    assert found["training step ms"] is found["MiB to train"] is None
+    assert found["MiB to act"] >= 0
+    assert 0.1 < row.available_gib() < 1e9
+    monkeypatch.setattr(policies, "child", lambda job: row.work(job, tmp_path))
+    lacking = msgspec.structs.replace(SMALL, needs=("no_such_package",))
+    result = policies.survey(policies.Plan("cpu", (hungry,), (), lacking, Runtime(), 0.05, False))
+    assert "Not measured: the training step of small, for want of memory." in result.notes
+    assert any("twice `MiB to act`" in note for note in result.notes)
+
+
+def test_the_cpu_table_has_every_size_of_our_own_policy_and_one_with_a_backbone() -> None:
+    ours = [case for case in policies.plan("cpu", "full", False).rows if case.kind == "flow"]
+    assert {case.size for case in ours} == {"pixels", "state", "small", "medium", "large"}
+    assert [case.name for case in ours if case.vlm] == ["flow, small + VLM"]
+
+
 def test_what_is_frozen_counts_as_not_trained(tmp_path: Path) -> None:
     frozen = msgspec.structs.replace(SMALL, config={"training": {"train": ["fast.*"]}})
     (found,) = row.work(row.Job(frozen, seconds=0.05), tmp_path)

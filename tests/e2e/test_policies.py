@@ -84,57 +84,61 @@ def run(*words: str) -> str:
 def learned(up: Job, report: Path) -> dict[str, Any]:
     """The report of a job that was watched until its robot acted on what the fleet had learned."""
     up.wait("the robot acts", lambda s: robot(s, "robot-0").get("mode") in ("policy", "script"), 300)
-    first = number(up.snapshot())
-    assert first >= 1
-    up.wait("versions that were learned", lambda s: number(s) >= first + 2, 300)
-    up.wait("the robot has one of them", lambda s: robot(s, "robot-0").get("version", 0) > first, 300)
+    first = max(1, number(up.snapshot()))
+    up.wait("the robot has a version that was learned", lambda s: robot(s, "robot-0").get("version", 0) > first, 300)
     assert up.stop(120) == 0, up.log.read_text()
     return json.loads(report.read_text())
 
 
 def test_a_checkpoint_of_lerobot_train_gets_better_in_the_fleet(checkpoint: Path, tmp_path: Path) -> None:
-    recipe = Tuning(policy=f"lerobot:{checkpoint}").applied(reach())
-    fleet = Rehearsal(tmp_path, recipe)
+    tuning = Tuning(policy=f"lerobot:{checkpoint}")
+    recipe, data, out = tuning.applied(reach()), tmp_path / "data", tmp_path / "out"
+    name = "tests.e2e.reach_recipe:reach"
+    with DataDirectory(data).prepare(Identity(name, 0, recipe.spec.hash, tuning.choice())):
+        fleet = Rehearsal(data, recipe)
     try:
         fleet.turn(60, 0.1)
         versions = fleet.ledger.newest_version()
         assert versions is not None, "it acts from the first moment on: nothing had to be learned"
         untouched = recipe.make_policy(recipe.spec, 0).save()
-        assert published(tmp_path, 1)[1] == untouched
+        assert published(data, 1)[1] == untouched
         fleet.turn(800, 0.6)
         fleet.drain()
         newest = fleet.ledger.newest_version()
         assert newest is not None
         assert {row.robot for row in fleet.ledger.applied() if row.version > 1} == {"robot-0", "robot-1"}
         before = success(recipe, untouched, 10, HELD_OUT)
-        after = success(recipe, published(tmp_path, 0)[1], 10, HELD_OUT)
+        after = success(recipe, published(data, 0)[1], 10, HELD_OUT)
         print(f"held-out success {before} before, {after} after {newest.version.gradient_steps} gradient steps")
         assert before["go-right"] <= 0.3, "it was never shown that side"
         assert mean(after.values()) >= mean(before.values()) + 0.2
     finally:
         fleet.close()
+    # what was learned can be taken out
+    run("policy", "export", str(out), "--data", str(data))
+    assert json.loads((out / "config.json").read_text())["type"] == "act"
+    run("policy", "show", "--recipe", name, "--policy", f"lerobot:{out}", "--rounds", "1")
 
 
-def test_a_checkpoint_of_lerobot_train_runs_the_main_job(checkpoint: Path, tmp_path: Path, jobs: list[Job]) -> None:
+def test_a_part_of_our_own_policy_learns_in_the_main_job(tmp_path: Path, jobs: list[Job]) -> None:
+    """The fast path alone is trained; its versions act on the robot, whose slow path is as the trainer's."""
     report, data = tmp_path / "r.json", tmp_path / "fleet"
-    words = ["--policy", f"lerobot:{checkpoint}", "--report", str(report)]
-    jobs.append(Job(data, *words, recipe="tests.e2e.reach_recipe:reach", robots=1))
+    words = ["--policy", "flow:pixels", "--policy-config", '{"training": {"freeze": ["slow.*"]}}']
+    jobs.append(Job(data, *words, "--report", str(report), recipe="fake", robots=1))
     found = learned(jobs[0], report)
-    assert found["demonstrations"] == 0, "nothing but corrections"
+    assert "trying the policy flow:pixels" in jobs[0].log.read_text()
+    assert found["versions_refused"] == {}
     assert (found["steps_lost"], found["steps_duplicated"]) == (0, 0)
     assert found["steps_stored"] == found["steps_recorded"] > 50
 
-    # another policy does not go on there, and what was learned can be taken out
-    other = ["up", "--recipe", "tests.e2e.reach_recipe:reach", "--data", str(data), "--policy", "flow:pixels"]
+    # another policy does not go on there
+    other = ["up", "--recipe", "fake", "--data", str(data), "--policy", "flow:small"]
     done = subprocess.run(
         [sys.executable, "-m", "fleet.cli", *other], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert done.returncode == 1
     assert "its versions and checkpoints are of another network" in done.stderr
-    assert "Traceback" not in done.stderr
-    run("policy", "export", str(tmp_path / "out"), "--data", str(data))
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["type"] == "act"
-    run("policy", "show", "--recipe", "tests.e2e.reach_recipe:reach", "--policy", f"lerobot:{tmp_path / 'out'}")
+    assert "trying" not in done.stderr, "that is known without making it"
 
 
 def test_a_tiny_vision_language_model_is_built_and_runs_the_main_job(tmp_path: Path, jobs: list[Job]) -> None:

@@ -18,6 +18,7 @@ from fleet.cli import app
 from fleet.parts import Parts
 from fleet.paths import DataDirectory, Identity
 from fleet.policy_build import Building
+from fleet.policy_trial import _last_word, try_policy
 from fleet.recipes import get_recipe
 from fleet.robot_parts import edge_processes
 from fleet.tuning import Tuning
@@ -27,7 +28,7 @@ from policies.base import Policy
 from policies.conformance import Check
 from policies.registry import POLICIES, Hints, PolicyChoice
 from tests.fleet import echo_kind
-from wire.errors import ConfigError, FleetError
+from wire.errors import ConfigError, FleetError, PolicyError
 from wire.keys import GATEWAY, make_keys
 
 
@@ -248,6 +249,59 @@ def test_show_tells_what_a_policy_costs() -> None:
     assert (shown["horizon"], shown["horizon_s"], shown["latent_shape"]) == (16, 0.2, [policy.module.slow.width])
     assert 0 < shown["act_ms"] < 1000
     assert f"{shown['parameters']:,}" in CliRunner().invoke(app, words).stdout
+
+
+@pytest.mark.parametrize("command", ["up", "edge"])
+def test_a_policy_is_tried_before_anything_starts(command: str, tmp_path: Path) -> None:
+    """Files do not show which parameters there are."""
+    data = tmp_path / "d"
+    words = [command, "--recipe", "fake", "--data", str(data), "--policy", "flow:small"]
+    words += ["--policy-config", '{"training": {"freeze": ["no.such.*"]}}']
+    if command == "edge":
+        make_keys(tmp_path / "keys", [GATEWAY, "robot-0"])
+        words += ["--keys", str(tmp_path / "keys")]
+    done = subprocess.run(
+        [sys.executable, "-m", "fleet.cli", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    trying, error = done.stderr.splitlines()
+    assert trying == "trying the policy flow:small …"
+    assert error.startswith("vla-fleet: ")
+    assert "no.such.*" in error
+    assert not data.exists(), "the directory may still be given to another policy"
+
+
+def test_a_trial_ends_when_somebody_asks(capfd: pytest.CaptureFixture[str]) -> None:
+    assert not try_policy("fake", Tuning(policy="echo:small"), 0, lambda: True)
+    assert "trying the policy echo:small" in capfd.readouterr().err
+
+
+def test_whatever_a_policy_raises_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(place: str, config: dict[str, Any], spec: object, seed: int) -> None:
+        raise RuntimeError("no room on the device")
+
+    words = ["policy", "try", "--recipe", "fake", "--policy", "echo:small"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    monkeypatch.setattr(echo_kind, "make", broken)
+    with pytest.raises(PolicyError, match="policy echo:small cannot be made: RuntimeError: no room on the device"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "words"),
+    [
+        ("a warning\nvla-fleet: flow policy: no\n  such thing.\n", 1, "flow policy: no such thing."),
+        ("vla-fleet: vla-fleet: is here.\n", 1, "vla-fleet: is here."),
+        (
+            "Traceback\nOSError: full\n",
+            1,
+            "its process ended with exit status 1: OSError: full.",
+        ),
+        ("", -9, "its process ended with signal 9."),
+    ],
+)
+def test_the_last_word_of_a_trial(said: str, status: int, words: str) -> None:
+    assert _last_word(said, status, "p").removeprefix("policy 'p' cannot be made: ") == words
 
 
 def test_the_command_line_itself_loads_no_torch() -> None:

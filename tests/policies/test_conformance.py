@@ -10,6 +10,7 @@ import torch
 from policies.conformance import CHECKS, check_policy, example_batch
 from policies.conformance_data import flattened, moved, random_state, seeded
 from policies.flow import FlowPolicy
+from policies.flow.batches import require_prefix
 from policies.weights import pack, read_header, unpack
 from wire.types import ActionChunk, Frame, Trained
 
@@ -21,7 +22,7 @@ def broken(policy_type, spec, config):
 def test_flow_policies_conform(seeing, seeing_net, blind, blind_net):
     for spec, config in ((seeing, seeing_net), (blind, blind_net)):
         checks = check_policy(lambda spec=spec, config=config: FlowPolicy(spec, config, seed=3))
-        assert len(checks) == len(CHECKS) == 30
+        assert len(checks) == len(CHECKS) == 31
         assert [f"{c.name}: {c.detail}" for c in checks if not c.passed] == []
 
 
@@ -76,6 +77,18 @@ class Random(One):
 class Forgetful(One):
     def act(self, observation, latent, tick, prefix=None):
         return super().act(observation, latent, tick)
+
+
+class Copying(One):
+    """Puts what is committed in front of a chunk that knows nothing of it."""
+
+    def act(self, observation, latent, tick, prefix=None):
+        if prefix is None:
+            return super().act(observation, latent, tick)
+        require_prefix(self.horizon, self.spec, prefix)
+        chunk = super().act(observation, latent, tick)
+        actions = np.concatenate([prefix.actions[: prefix.committed], chunk.actions[prefix.committed :]])
+        return msgspec.structs.replace(chunk, actions=actions)
 
 
 class Boastful(One):
@@ -317,6 +330,12 @@ class Trusting(One):
 )
 def test_each_broken_promise_is_noticed(seeing, seeing_net, kind, expected):
     assert broken(kind, seeing, seeing_net) == expected
+
+
+def test_a_policy_that_only_copies_what_is_committed_is_noticed(seeing, seeing_net):
+    config = msgspec.structs.replace(seeing_net, max_offset=2, prefix=True)
+    assert broken(One, seeing, config) == set()
+    assert broken(Copying, seeing, config) == {"the rest of a chunk goes by what is committed"}
 
 
 def test_an_error_is_reported_with_its_words(seeing, seeing_net):

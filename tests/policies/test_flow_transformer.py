@@ -269,9 +269,10 @@ def test_a_trained_prefix_goes_on_across_the_seam(blind, blind_net):
 
 
 def test_adapters_alone_travel(seeing, net):
-    """On a base that both sides have: here one made from the same seed."""
+    """On a base that both sides have: random weights of a seed that is the same for all of them."""
     make = lambda seed=0: FlowPolicy(seeing, net, seed, training=Training(lora=Lora(rank=2)))  # noqa: E731
-    policy, robot = make(), make()
+    policy, robot = make(), make(4321)
+    robot._noise.manual_seed(0)
     names = published(policy.module)
     assert all("lora" in name or name.startswith("normalizer") for name in names)
     assert len(policy.save()) < 0.4 * len(FlowPolicy(seeing, net).save())
@@ -285,8 +286,21 @@ def test_adapters_alone_travel(seeing, net):
     assert not base.requires_grad
     robot.load(policy.save(), 2)
     assert robot.module.slow.words.weight is base  # what is frozen is not copied
+    other = make()
+    with torch.no_grad():
+        other.module.slow.words.weight += 1
     with pytest.raises(PolicyError, match="base"):
-        make(seed=1).load(policy.save(), 1)
+        other.load(policy.save(), 1)
+
+
+def test_first_weights_are_those_of_the_seed_unless_something_is_frozen(seeing, net):
+    make = lambda seed, **training: FlowPolicy(seeing, net, seed, training=Training(**training))  # noqa: E731
+    torch.manual_seed(4321)
+    assert torch.equal(make(4321).module.slow.words.weight, FlowNetwork(net).slow.words.weight)
+    for training in ({"freeze": ("slow.*",)}, {"train": ("fast.*",)}, {"lora": Lora(rank=2)}):
+        first, second = (make(seed, **training).module.state_dict() for seed in (0, 4321))
+        differ = {name for name, tensor in first.items() if not torch.equal(tensor, second[name])}
+        assert differ == {name for name in first if "lora_A" in name}
 
 
 def test_a_corrector_with_adapters_is_exported_with_them(seeing, full):

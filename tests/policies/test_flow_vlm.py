@@ -68,10 +68,10 @@ def test_it_conforms_and_only_what_learns_travels(seeing, net, directory):
 def test_its_own_weights_learn_when_asked_to(seeing, net, directory, change, made):
     config = msgspec.structs.replace(net, vlm=describe(directory, **change))
 
-    def make():
-        return FlowPolicy(seeing, config, 3, vlm=directory, **made)
+    def make(seed=3):
+        return FlowPolicy(seeing, config, seed, vlm=directory, **made)
 
-    policy, robot = make(), make()
+    policy, robot = make(), make(4321)
     before = backbone(policy)
     train(policy, lambda: example_batch(seeing, 4), steps=3)
     changed = {name for name, tensor in backbone(policy).items() if not torch.equal(tensor, before[name])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from collections.abc import Iterator
@@ -73,6 +74,18 @@ def test_a_place_that_is_there_means_the_same_everywhere(
     assert parse_policy("echo:run").place == "<run>"
 
 
+def test_a_configured_path_that_is_there_means_the_same_everywhere(
+    kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    text = '{"vlm": "models", "word": "models", "gone": "nowhere"}'
+    assert parse_policy("echo:small", text).config["vlm"] == "models", "it was not said to be a path"
+    kinds.PATHS = ("vlm", "gone", "left out")
+    found = parse_policy("echo:small", text).config
+    assert found == {"vlm": str(tmp_path / "models"), "word": "models", "gone": "nowhere"}
+
+
 @pytest.mark.parametrize(
     ("text", "config", "words"),
     [
@@ -115,6 +128,34 @@ def test_a_policy_for_another_robot_is_refused(kinds: Any) -> None:
     kinds.make = lambda place, config, other, seed: made(place, config, spec(camera=False, control_hz=10.0), seed)
     with pytest.raises(SpecMismatch, match="policy 'echo:small' was made for another robot"):
         make_policy(parse_policy("echo:small"), spec(camera=False), 0)
+
+
+@pytest.mark.parametrize(
+    ("library", "text", "words"),
+    [
+        ("tokenizers", "tokens:fast", r"needs the library tokenizers.*'vla-fleet\[vlm\]'"),
+        ("scipy", "tokens:residual_vq", r"needs the library scipy.*'vla-fleet\[vlm\]'"),
+        (
+            "transformers",
+            "echo:transformers",
+            r"needs the library transformers.*'vla-fleet\[vlm\]'",
+        ),
+        ("lerobot", "echo:lerobot.policies", r"needs the library lerobot.*'vla-fleet\[lerobot\]'"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
+    library: str, text: str, words: str, kinds: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    kinds.make = lambda place, config, robot, seed: importlib.import_module(place)
+    with pytest.raises(ConfigError, match=words):
+        make_policy(parse_policy(text), spec(camera=False), 0)
+
+
+def test_a_library_that_nobody_knows_is_left_to_its_kind(kinds: Any) -> None:
+    kinds.make = lambda place, config, robot, seed: importlib.import_module(place)
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        make_policy(parse_policy("echo:no_such_library"), spec(camera=False), 0)
 
 
 def test_where_a_policy_runs_does_not_make_it_another_network() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from policies.trainable import Lora, Training, base_sha256, prepare, published
+from policies.trainable import Lora, Training, base_sha256, first_seed, prepare, published
 from policies.weights import Header, load_into, load_published, pack_module, read_header, unpack
 from wire.errors import ConfigError, WeightsError
 
@@ -204,11 +204,58 @@ def test_another_base_is_refused_with_both_hashes_and_the_way_out(header):
     other = Net(seed=3)
     prepare(other, LORA)
     before = copy.deepcopy(other.state_dict())
-    with pytest.raises(WeightsError, match="same --policy directory") as error:
+    with pytest.raises(WeightsError, match=r"same --policy and --policy-config.*`training`.*same files") as error:
         load_published(other, *file, "weights of version 3")
     for part in ("weights of version 3", base_sha256(net)[:12], base_sha256(other)[:12]):
         assert part in str(error.value)
     assert all(torch.equal(t, before[n]) for n, t in other.state_dict().items())
+
+
+def test_adapters_of_another_scale_are_refused_although_all_their_tensors_fit(header):
+    def scaled(rank, alpha, train=()):
+        return make(Training(train=train, lora=Lora(rank, alpha, ("*_proj",))), seed=0)
+
+    net = learn(scaled(2, 16.0))
+    file = unpack(pack_module(net, header))
+    other = scaled(2, 64.0)
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(WeightsError, match=r"another alpha / rank.*`training` options"):
+        load_published(other, *file)
+    assert all(torch.equal(t, before[n]) for n, t in other.state_dict().items())
+    with pytest.raises(WeightsError, match=r"lora_A.*`training` options"):
+        load_published(scaled(4, 32.0), *file)  # the same factor, more rows
+    # where nothing is frozen beside the adapters, too
+    whole = [scaled(2, alpha, ("?*",)) for alpha in (16.0, 64.0)]
+    assert all(parameter.requires_grad for parameter in whole[0].parameters())
+    with pytest.raises(WeightsError, match="another alpha / rank"):
+        load_published(whole[1], *unpack(pack_module(whole[0], header)))
+
+
+def test_a_scale_that_is_changed_later_is_hashed_again():
+    net = make(LORA)
+    first = base_sha256(net)
+    net.backbone.q_proj.scaling["default"] *= 2
+    assert base_sha256(net) != first
+    net.backbone.q_proj.scaling["default"] /= 2
+    assert base_sha256(net) == first
+
+
+def test_a_base_without_adapters_has_the_hash_it_always_had():
+    """Recorded when only tensors were hashed: files from then are still read."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.arange(parameter.numel()).view_as(parameter))
+    net[0].scaling = 0.5  # as attention has one
+    prepare(net, Training(train=("1.*",)))
+    assert base_sha256(net) == "dd3333323c270ba8e6f75d3fa18c8fd103249f1c0cd214ff80f6632163fee4a1"
+
+
+def test_only_where_something_is_frozen_the_first_weights_do_not_depend_on_the_seed():
+    assert [first_seed(Training(), seed) for seed in (0, 7)] == [0, 7]
+    assert first_seed(Training(train=("*", "slow.backbone.*")), 7) == 7
+    for training in (LORA, Training(train=("head.*",)), Training(freeze=("head.*",))):
+        assert first_seed(training, 7) == first_seed(training, 0)
 
 
 def test_part_and_whole_are_not_mistaken_for_each_other(header):

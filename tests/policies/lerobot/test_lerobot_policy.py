@@ -22,11 +22,13 @@ from tests.policies.lerobot.lerobot_side import PICTURE, STATE, as_lerobot
 from wire.codec import decode, encode
 from wire.errors import InvalidData, PolicyError
 from wire.messages import ThinkReply
-from wire.types import Prefix, RobotSpec
+from wire.types import Frame, Prefix, RobotSpec
 
 
 def later(observation, ticks: int, robot: RobotSpec, **changes):
-    return msgspec.structs.replace(observation, time_ns=observation.time_ns + ticks * robot.period_ns, **changes)
+    by = ticks * robot.period_ns
+    images = {name: Frame(frame.time_ns + by, frame.image) for name, frame in observation.images.items()}
+    return msgspec.structs.replace(observation, time_ns=observation.time_ns + by, images=images, **changes)
 
 
 # --- as lerobot itself ------------------------------------------------------------------------------------------------
@@ -225,9 +227,37 @@ def test_states_of_the_ticks_before_are_interpolated():
 
 
 def test_a_policy_of_two_observations_forgets_when_time_goes_back(robot, diffusion_checkpoint):
+    def chunk(policy, observation):
+        policy._noise.manual_seed(0)
+        return policy.act(observation, policy.think(observation), 0).actions
+
     first, second = example_observation(robot, 1), example_observation(robot, 2)
     policy, fresh = (LeRobotPolicy(robot, diffusion_checkpoint) for _ in range(2))
-    policy.think(later(first, 1, robot))
-    assert np.array_equal(policy.think(second).data, fresh.think(second).data)
-    remembering = policy.think(later(first, 1, robot)).data
-    assert not np.array_equal(remembering, fresh.think(msgspec.structs.replace(first, task="other")).data)
+    begun = chunk(fresh, second)
+    chunk(policy, later(first, 1, robot))
+    assert np.array_equal(chunk(policy, second), begun), "time went back"
+    assert not np.array_equal(chunk(policy, later(second, 1, robot, state=first.state)), begun)
+    chunk(policy, later(first, 2, robot))
+    assert np.array_equal(chunk(policy, later(second, 3, robot, task="other")), begun), "another instruction"
+    policy.load(policy.save(), 1)
+    assert np.array_equal(chunk(policy, later(second, 4, robot, task="other")), begun), "other weights"
+    assert not np.array_equal(chunk(policy, later(first, 5, robot, task="other")), begun)
+
+
+def test_one_policy_thinks_for_two_robots(robot, diffusion_checkpoint):
+    thinking, hers, alone = (LeRobotPolicy(robot, diffusion_checkpoint) for _ in range(3))
+    for tick in range(4):
+        mine = later(example_observation(robot, 10 + tick), tick, robot)
+        other = later(example_observation(robot, 20 + tick), tick, robot)
+        thinking.think(other)  # at the very same time, as clocks of two hosts may have it
+        latent = thinking.think(mine)
+        thinking.think(later(other, -1, robot))
+        own = alone.think(mine)
+        assert np.array_equal(latent.data, own.data), "a latent is of its own moment"
+        sent = decode(encode(ThinkReply(0, latent, (0,)))).latent
+        chunk = hers.act(mine, sent, tick).actions
+        assert np.array_equal(chunk, alone.act(mine, own, tick).actions)
+    features = hers._thoughts.nearest()[0]
+    assert features.shape[1] == 2 and not torch.equal(features[:, 0], features[:, 1]), "the tick before is remembered"
+    before = later(example_observation(robot, 12), 2, robot)
+    assert torch.equal(features[:, 0], alone._tensors(alone.think(before))[0])

@@ -13,12 +13,15 @@ import pytest
 pytest.importorskip("lerobot")
 
 import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
 
 from policies.base import Examples
 from policies.conformance import example_batch, example_observation
 from policies.lerobot.checkpoint import Checkpoint
 from policies.lerobot.export import export
 from policies.lerobot.factory import make
+from policies.lerobot.loading import load_weights
 from policies.lerobot.options import LeRobotConfig
 from policies.lerobot.policy import LeRobotPolicy
 from policies.runtime import Runtime
@@ -91,6 +94,11 @@ def test_adapters_alone_are_published(robot, act_checkpoint):
 
 
 def test_weights_of_something_else_are_refused(robot, act, diffusion, act_dir):
+    blob = act.save()
+    own = blob.replace(b'network\\":\\"lerobot\\"', b'network\\":\\"another\\"')
+    assert own != blob
+    with pytest.raises(WeightsError, match=r"made by a 'another' network.*the same --policy as the trainer"):
+        act.load(own, 1)
     with pytest.raises(WeightsError, match="with type diffusion, this one has act"):
         act.load(diffusion.save(), 1)
     shorter = LeRobotPolicy(robot, Checkpoint.open(str(act_dir), {"n_heads": 2}))
@@ -157,6 +165,7 @@ def test_statistics_that_are_absent(robot, act_dir, tmp_path):
         state.unlink()
     with pytest.raises(ConfigError, match=r"policy_preprocessor_step.*missing.*statistics"):
         make(str(bare), {}, robot, 0)
+    assert make(str(bare), {"statistics": "spec"}, robot, 0).horizon == 8, "the way out that the error names"
     for name in ("policy_preprocessor.json", "policy_postprocessor.json"):
         text = (bare / name).read_text()
         config = json.loads(text)
@@ -171,6 +180,118 @@ def test_statistics_that_are_absent(robot, act_dir, tmp_path):
     with pytest.raises(ConfigError, match=r"no policy_preprocessor.json and no.*migrate_policy_normalization"):
         make(str(bare), {}, robot, 0)
     assert make(str(bare), {"statistics": "buffer"}, robot, 0).horizon == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t * float("nan"), r"'observation\.\S+' are not finite"),
+        (lambda t: torch.zeros_like(t), r"'observation\.state' say that nothing in it ever moved"),
+        (lambda t: torch.cat([t, t]) if t.ndim == 1 else t, r"'observation\.state\.\S+' have shape \[6\].*\[3\]"),
+    ],
+)
+def test_statistics_that_cannot_be(robot, act_dir, tmp_path, change, message):
+    broken = shutil.copytree(act_dir, tmp_path / "broken")
+    for path in broken.glob("policy_*.safetensors"):
+        save_file({name: change(tensor) for name, tensor in load_file(path).items()}, path)
+    with pytest.raises(ConfigError, match=rf"normalizer_processor\.safetensors: statistics.*{message}.*'spec'"):
+        make(str(broken), {}, robot, 0)
+    assert make(str(broken), {"statistics": "spec"}, robot, 0).horizon == 8
+
+
+def test_a_dimension_that_never_moved(robot, act_dir, tmp_path, caplog):
+    still = shutil.copytree(act_dir, tmp_path / "still")
+    path = next(still.glob("policy_preprocessor*.safetensors"))
+    tensors = load_file(path)
+    tensors["observation.state.std"][1] = 0
+    save_file(tensors, path)
+    observation = example_observation(robot)
+    policy = make(str(still), {}, robot, 0)
+    assert np.isfinite(policy.act(observation, policy.think(observation), 0).actions).all()
+    assert "'observation.state' never moved in 1 of its 3 dimensions" in caplog.text
+
+
+def test_a_pickle_of_statistics(robot, act_dir, tmp_path):
+    broken = shutil.copytree(act_dir, tmp_path / "broken")
+    path = next(broken.glob("policy_preprocessor*.safetensors"))
+    torch.save({}, path)
+    with pytest.raises(WeightsError, match=rf"{path.name}: a pickle.*save_pretrained.*statistics"):
+        make(str(broken), {}, robot, 0)
+
+
+@pytest.mark.parametrize("steps", [3, [3], [{"config": 3}]])
+def test_processors_that_are_none(robot, act_dir, tmp_path, steps):
+    broken = shutil.copytree(act_dir, tmp_path / "broken")
+    (broken / "policy_preprocessor.json").write_text(json.dumps({"steps": steps}))
+    with pytest.raises(ConfigError, match=r"policy_preprocessor\.json: 'steps' are no list.*Copy"):
+        make(str(broken), {}, robot, 0)
+
+
+def test_weights_that_are_not_finite(robot, act_dir, tmp_path):
+    broken = shutil.copytree(act_dir, tmp_path / "broken")
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.action_head.bias"][0] = float("nan")
+    save_file(tensors, broken / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"model\.safetensors: 1 of 2 numbers of 'model\.action_head\.bias'"):
+        make(str(broken), {}, robot, 0)
+
+
+class Renaming(nn.Module):
+    """A type with a loader of its own, which tells of what is missing by a print."""
+
+    name = "renaming"
+    config = None
+    built = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).built += 1
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.tied = self.first
+
+    @classmethod
+    def from_pretrained(cls, directory, config=None):
+        made = cls()
+        state = {name.replace("old", "first"): t for name, t in load_file(f"{directory}/model.safetensors").items()}
+        try:
+            print(made.load_state_dict(state, strict=False))
+        except RuntimeError as error:
+            print(error)
+        return made
+
+
+def test_a_type_with_its_own_loader(tmp_path):
+    stored, file = Renaming(), tmp_path / "model.safetensors"
+    whole = {k.replace("first", "old"): t for k, t in stored.state_dict().items() if not k.startswith("tied")}
+    save_file(whole, file)
+    policy, before = Renaming(), Renaming.built
+    load_weights(policy, file)
+    assert Renaming.built == before, "a second network would take its memory twice"
+    assert torch.equal(policy.first.weight, stored.first.weight) and torch.equal(policy.second.bias, stored.second.bias)
+    for tensors, message in (
+        ({"old.bias": torch.ones(3)}, r"lacks 'first\.weight', 'second\.bias', 'second\.weight'"),
+        (whole | {"third": torch.ones(3)}, "has 'third'"),
+        (whole | {"old.bias": torch.ones(4)}, "size mismatch for first.bias"),
+    ):
+        save_file(tensors, file)
+        with pytest.raises(WeightsError, match=rf"model\.safetensors: not the weights.*{message}"):
+            load_weights(Renaming(), file)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"runtime": {"device": "tpu"}}, "unknown device 'tpu'"),
+        ({"override": {"n_action_steps": 99}}, r"with override \{'n_action_steps': 99\}"),
+        ({"override": {"chunk_size": "x"}}, "with override.*chunk_size"),
+        ({"override": {"dim_model": 0}}, "cannot build"),
+        ({"override": {"chunk_size": 4, "n_action_steps": 4}}, "size mismatch.*override"),
+    ],
+)
+def test_options_that_cannot_be_are_said_in_one_line(robot, act_dir, config, message):
+    with pytest.raises((ConfigError, WeightsError), match=message) as caught:
+        make(str(act_dir), config, robot, 0)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

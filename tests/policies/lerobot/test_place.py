@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
-from policies.lerobot.factory import hints
+from policies.lerobot.factory import hints, make
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import read_options
 from policies.lerobot.place import VLM, locate, read_config, resolve, weights_file
@@ -169,6 +170,12 @@ class TestFiles:
         (tmp_path / VLM).mkdir()
         assert resolve(tmp_path, "somebody/model", "vlm_model_name", file) == str(tmp_path / VLM)
 
+    def test_a_torn_tokenizer(self, tmp_path):
+        (tmp_path / VLM).mkdir()
+        (tmp_path / VLM / "tokenizer.json").write_bytes(b"\x00garbage")
+        with pytest.raises(ConfigError, match=r"vlm/tokenizer\.json: not JSON.*Copy"):
+            resolve(tmp_path, "somebody/model", "vlm_model_name", tmp_path / "config.json")
+
     def test_a_tokenizer_on_another_machine(self, tmp_path):
         file = tmp_path / "policy_preprocessor.json"
         with pytest.raises(ConfigError, match=r"policy_preprocessor\.json: tokenizer_name is '/home/her/vlm'.*Copy"):
@@ -239,6 +246,18 @@ class TestMapping:
         with pytest.raises(ConfigError, match="no input_features"):
             match(two, {"type": "act"}, {}, "policy")
 
+    @pytest.mark.parametrize("shape", [[3], [3, "a", None], [1, 32, 48], [3, 0, 48], "3x32x48"])
+    def test_a_picture_whose_shape_is_none(self, two, shape):
+        config = features("front")
+        config["input_features"]["observation.images.front"]["shape"] = shape
+        with pytest.raises(ConfigError, match=r"config\.json.*'observation\.images\.front' .*shape.*again"):
+            match(two, config, {}, "policy")
+
+    @pytest.mark.parametrize("count", ["x", -1, 1.5])
+    def test_empty_cameras_that_are_no_number(self, two, count):
+        with pytest.raises(ConfigError, match=r"config\.json has empty_cameras.*write how many"):
+            match(two, ACT | {"empty_cameras": count}, {}, "policy")
+
     def test_other_sizes_are_resized(self, two, caplog):
         small = RobotSpec("two", two.state, two.action, (CameraSpec("front", 64, 48, 20.0),), 20.0)
         with caplog.at_level("INFO"):
@@ -276,6 +295,11 @@ class TestHints:
             hints(str(tmp_path), {"fresh": True}, two)
         with pytest.raises(ConfigError, match="no camera for"):
             hints(str(tmp_path), {"fresh": True}, with_cameras(two, "a", "b"))
+
+    def test_without_lerobot(self, tmp_path, two, monkeypatch):
+        monkeypatch.setitem(sys.modules, "lerobot", None)
+        with pytest.raises(ConfigError, match=r"lerobot is not installed.*pip install 'vla-fleet\[lerobot\]'"):
+            make(str(write(tmp_path)), {}, two, 0)
 
     @pytest.mark.parametrize(
         ("config", "message"),

@@ -14,7 +14,9 @@ from policies.conformance import check_policy, example_observation
 from policies.registry import hints, make_policy, parse_policy
 from policies.runtime import Runtime
 from policies.tokens.config import Conv, Eye, FastConfig, ResidualVQConfig, TokensConfig
+from policies.tokens.network import TokenNetwork
 from policies.tokens.policy import TokenPolicy, held
+from policies.trainable import Lora, Training
 from policies.weights import pack, unpack
 from wire.errors import ConfigError, InvalidData, PolicyError, SpecMismatch, WeightsError
 from wire.types import CameraSpec, Dimension, Meaning, Observation, Prefix, RobotSpec
@@ -121,6 +123,27 @@ def test_it_conforms_before_it_saw_any_data(spec, config):
     checks = check_policy(lambda: TokenPolicy(spec, config, seed=3))
     assert len(checks) >= 13
     assert [f"{c.name}: {c.detail}" for c in checks if not c.passed] == []
+
+
+@pytest.mark.parametrize("training", [Training(freeze=("slow.*",)), Training(lora=Lora(rank=2))], ids=["part", "lora"])
+def test_what_was_trained_on_a_random_base_reaches_robots_of_other_seeds(training):
+    config = msgspec.structs.replace(REACHING, temperature=0.5)
+    policy, robot = (TokenPolicy(REACHER, config, seed, training=training) for seed in (0, 4321))
+    optimizer = torch.optim.Adam([p for p in policy.module.parameters() if p.requires_grad], 1e-2)
+    policy.loss(batch_of(draw(16, 0))).backward()
+    optimizer.step()
+    robot.load(policy.save(), 1)
+    robot._noise.manual_seed(0)
+    observation = example_observation(REACHER)
+    mine, its = (one.act(observation, one.think(observation), 0).actions for one in (policy, robot))
+    assert np.array_equal(mine, its)
+
+
+def test_first_weights_are_those_of_the_seed_where_nothing_is_frozen():
+    torch.manual_seed(4321)
+    expected = TokenNetwork(REACHING).state_dict()
+    found = TokenPolicy(REACHER, REACHING, 4321).module.state_dict()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items() if name != "packed")
 
 
 def test_it_conforms_with_a_fitted_tokeniser(reaching):

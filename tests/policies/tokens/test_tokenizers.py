@@ -187,6 +187,12 @@ def test_bytes_that_are_no_tokeniser_are_refused(tokenizer):
             from_bytes(bad)
 
 
+@pytest.mark.parametrize("data", [b"PK\x03\x04" + bytes(60), b"\x80\x04N." + bytes(9)])
+def test_a_pickle_is_not_opened(data):
+    with pytest.raises(InvalidData, match=r"a pickle or torch archive.*not opened.*JSON or safetensors"):
+        from_bytes(data)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
