@@ -120,6 +120,16 @@ def test_a_checkpoint_of_lerobot_train_gets_better_in_the_fleet(checkpoint: Path
     run("policy", "show", "--recipe", name, "--policy", f"lerobot:{out}", "--rounds", "1")
 
 
+def test_a_checkpoint_of_lerobot_train_runs_the_main_job(checkpoint: Path, tmp_path: Path, jobs: list[Job]) -> None:
+    words = ["--policy", f"lerobot:{checkpoint}", "--report", str(tmp_path / "r.json")]
+    jobs.append(Job(tmp_path / "fleet", *words, recipe="tests.e2e.reach_recipe:reach", robots=1))
+    found = learned(jobs[0], tmp_path / "r.json")
+    assert found["demonstrations"] == 0, "nothing but corrections"
+    assert found["versions_refused"] == {}
+    assert (found["steps_lost"], found["steps_duplicated"]) == (0, 0)
+    assert found["steps_stored"] == found["steps_recorded"] > 50
+
+
 def test_a_part_of_our_own_policy_learns_in_the_main_job(tmp_path: Path, jobs: list[Job]) -> None:
     """The fast path alone is trained; its versions act on the robot, whose slow path is as the trainer's."""
     report, data = tmp_path / "r.json", tmp_path / "fleet"

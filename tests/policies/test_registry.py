@@ -140,7 +140,7 @@ def test_a_policy_for_another_robot_is_refused(kinds: Any) -> None:
             "echo:transformers",
             r"needs the library transformers.*'vla-fleet\[vlm\]'",
         ),
-        ("lerobot", "echo:lerobot.policies", r"needs the library lerobot.*'vla-fleet\[lerobot\]'"),
+        ("lerobot", "echo:lerobot", r"needs the library lerobot.*'vla-fleet\[lerobot\]'"),
     ],
 )
 def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
