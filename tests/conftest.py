@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("LP_NUM_THREADS", "1")
 os.environ.setdefault("VLA_FLEET_LOG", "INFO")
+
+
+@pytest.fixture(autouse=True)
+def _ordinary_priority():
+    """LeRobot's own video encoder, run as root, leaves its thread real-time: no test and what it starts inherits that."""
+    _calm()
+    yield
+    _calm()
+
+
+def _calm() -> None:
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(ProcessLookupError):
+            if os.sched_getscheduler(thread) != os.SCHED_OTHER:
+                os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))

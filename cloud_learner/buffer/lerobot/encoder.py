@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from cloud_learner.buffer.lerobot.priority import as_before
 from cloud_learner.buffer.lerobot.video import pyav
 from wire.errors import storage_error
 
@@ -142,8 +143,11 @@ class _Stream:
         self._video.time_base = Fraction(1, self._fps)
 
     def _write(self, frame: Any) -> None:
+        # the first frame opens the codec
+        guard = contextlib.nullcontext() if self._number else as_before()
         try:
-            self._output.mux(self._video.encode(frame))
+            with guard:
+                self._output.mux(self._video.encode(frame))
         except self._av.error.FFmpegError as error:
             raise self._explained(error) from error
 

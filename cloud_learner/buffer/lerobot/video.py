@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cloud_learner.buffer.lerobot.priority import as_before
 from wire.errors import ConfigError, Corrupt
 
 CODECS = ("libsvtav1", "h264", "hevc")
@@ -26,7 +27,7 @@ def why_not_encodable(codec: str, height: int, width: int, fps: int) -> str:
     av.logging.set_libav_level(av.logging.PANIC)
     try:
         video = io.BytesIO()
-        with av.open(video, "w", format="mp4") as output:
+        with as_before(), av.open(video, "w", format="mp4") as output:
             stream = output.add_stream(codec, fps)
             stream.pix_fmt, stream.height, stream.width = "yuv420p", height, width
             for shade in (0, 100, 200):
