@@ -15,7 +15,7 @@ os.environ.setdefault("VLA_FLEET_LOG", "INFO")
 
 @pytest.fixture(autouse=True)
 def _ordinary_priority():
-    """LeRobot's own video encoder, run as root, leaves its thread real-time: no test and what it starts inherits that."""
+    """LeRobot's video encoder, run as root, leaves its thread real-time: no test and what it starts inherits that."""
     _calm()
     yield
     _calm()
