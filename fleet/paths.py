@@ -157,7 +157,7 @@ class DataDirectory:
         path = self.root / "fleet.json"
         try:
             return msgspec.json.decode(path.read_bytes(), type=Identity)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise storage_error(error, "reading the data directory", path) from error
