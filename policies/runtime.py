@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from policies.trainable import published
 from wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def acting(module: nn.Module, runtime: Runtime) -> nn.Module:
 
 
 def refresh(network: nn.Module, module: nn.Module) -> None:
-    """Give `network`, which `acting` made of `module`, the module's present values, in place.
+    """Give `network`, which `acting` made of `module`, the module's present values, but for what is frozen, in place.
 
     What was compiled for it, CUDA graphs included, stays valid. Nothing to do when both are the same object.
     """
@@ -126,16 +127,19 @@ def refresh(network: nn.Module, module: nn.Module) -> None:
 
     from policies.int8 import Int8Linear
 
+    # what is frozen is there since `acting`, and may be billions of numbers
+    carried = {id(tensor) for tensor in published(module).values()}
     with torch.no_grad():
         for name, source in module.named_modules():
             target = network.get_submodule(name)
             if isinstance(target, Int8Linear):
                 assert isinstance(source, torch.nn.Linear)
-                target.take(source)
+                if any(id(parameter) in carried for parameter in source.parameters()):
+                    target.take(source)
                 continue
             for tensors in ("_parameters", "_buffers"):
                 for key, value in getattr(source, tensors).items():
-                    if value is not None:
+                    if value is not None and (tensors == "_buffers" or id(value) in carried):
                         getattr(target, tensors)[key].copy_(value)
 
 

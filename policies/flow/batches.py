@@ -1,4 +1,4 @@
-"""What the flow policy reads of a training batch, checked; and of a prefix.
+"""What the flow policy reads of a training batch, checked.
 
 Shapes: b images, k steps behind each image, ds state, H actions of da numbers.
 """
@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from policies.base import Batch
 from policies.flow.config import FlowConfig
-from wire.errors import InvalidData, PolicyError
-from wire.types import Prefix, RobotSpec
+from wire.errors import InvalidData
+from wire.types import RobotSpec
 
 
 class Sample(NamedTuple):
@@ -103,18 +102,6 @@ def require_spec(batch: Batch, spec: RobotSpec) -> None:
             f"training batch: spec_hash {', '.join(others[:3])}, but this policy is for robot '{spec.embodiment}' with "
             f"{spec.hash}; train it on what was recorded with that robot."
         )
-
-
-def require_prefix(horizon: int, spec: RobotSpec, prefix: Prefix) -> None:
-    """Raise `PolicyError` that says what is wrong if `prefix` cannot begin a chunk of `horizon` actions."""
-    h, da = horizon, spec.action_dim
-    shape = np.shape(prefix.actions)
-    if len(shape) != 2 or shape[0] > h or shape[1] != da:
-        raise PolicyError(f"a prefix of shape {list(shape)}; this policy's chunks are [{h}, {da}].")
-    if not 0 <= prefix.committed <= shape[0]:
-        raise PolicyError(f"a prefix of {shape[0]} actions with {prefix.committed} committed.")
-    if not np.isfinite(prefix.actions).all():
-        raise PolicyError("a prefix with actions that are not finite.")
 
 
 def _whole(tensors: dict[str, torch.Tensor], name: str, count: int) -> torch.Tensor:

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from policies.base import Batch, Examples, check_observation
+from policies.chunks import chunk, require_prefix, require_version, require_width
 from policies.flow import sampling
-from policies.flow.batches import read_batch, require_prefix
+from policies.flow.batches import read_batch
 from policies.flow.config import FlowConfig
 from policies.flow.fits import NETWORK, read_config, require_fit, require_same
 from policies.flow.network import FlowNetwork
@@ -66,7 +67,6 @@ class FlowPolicy:
         self._felt = msgspec.structs.replace(spec, cameras=())
         self._noise = torch.Generator().manual_seed(seed)
         low, high = spec.action_low(), spec.action_high()
-        self._low, self._high = low, high
         self._middle = torch.from_numpy((high + low) / 2).to(self.device)
         self._half = torch.from_numpy((high - low) / 2).to(self.device)
         directory = None if vlm is None else Path(vlm)
@@ -189,19 +189,17 @@ class FlowPolicy:
                     kind,
                 )
         chosen = (sampled.view(len(guided), self.horizon, -1) * self._half + self._middle).cpu().numpy()
-        return list(map(self._chunk, chosen, observations, latents, ticks, prefixes))
+        return [
+            chunk(actions, self.spec, self.version, observation, latent, tick, prefix)
+            for actions, observation, latent, tick, prefix in zip(
+                chosen, observations, latents, ticks, prefixes, strict=True
+            )
+        ]
 
     def _require(self, observation: Observation, latent: Latent, prefix: Prefix | None) -> None:
         """Raise what `act` says it raises for what it is given."""
-        if latent.version != self.version:
-            raise PolicyError(
-                f"the latent was made by version {latent.version}, this policy is version {self.version}; "
-                "call think() again after loading weights."
-            )
-        if latent.data.shape != (self.module.slow.width,):
-            raise PolicyError(
-                f"a latent of shape {list(latent.data.shape)}; this policy's think() gives [{self.module.slow.width}]."
-            )
+        require_version(latent, self.version)
+        require_width(latent, self.module.slow.width)
         check_observation(self._felt, observation)
         if prefix is None:
             return
@@ -246,22 +244,6 @@ class FlowPolicy:
                 pull = weights.repeat_interleave(self.spec.action_dim, 1)
                 return sampling.sample_towards(self._network, seen, felt, noise, known, pull, age)
             return self._draw(self._network, seen, felt, noise, age, known, weights)
-
-    def _chunk(
-        self, actions: np.ndarray, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None
-    ) -> ActionChunk:
-        if prefix is not None:
-            actions[: prefix.committed] = prefix.actions[: prefix.committed]
-        if not np.isfinite(actions).all():
-            raise PolicyError(f"version {self.version} gave actions that are not finite; roll back to another version.")
-        return ActionChunk(
-            actions=np.clip(actions, self._low, self._high),
-            first_tick=tick,
-            step_ns=self.spec.period_ns,
-            version=self.version,
-            observed_ns=observation.time_ns,
-            latent_observed_ns=latent.observed_ns,
-        )
 
     def load(self, weights: bytes, version: int) -> None:
         """Take all weights of `version` at once: they are read into a fresh network, which then replaces the old one.

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from policies.base import Batch, Examples, check_observation
-from policies.flow.batches import require_prefix
+from policies.chunks import chunk, require_prefix, require_version
 from policies.lerobot import latents
 from policies.lerobot.batch import ACTION, Shaper
 from policies.lerobot.checkpoint import Checkpoint
@@ -94,7 +94,6 @@ class LeRobotPolicy:
         names = set(pictures.values())
         self._seen = msgspec.structs.replace(spec, cameras=tuple(c for c in spec.cameras if c.name in names))
         self._felt = msgspec.structs.replace(spec, cameras=())
-        self._low, self._high = spec.action_low(), spec.action_high()
         self._statistics = self._processors()
         unreached = self._split.unreached(self._policy)
         for name, parameter in self.module.named_parameters():
@@ -187,11 +186,7 @@ class LeRobotPolicy:
         Raises `PolicyError` for a latent of another version or policy, a prefix that does not fit or cannot be used,
         and when the network gives NaN.
         """
-        if latent.version != self.version:
-            raise PolicyError(
-                f"the latent was made by version {latent.version}, this policy is version {self.version}; "
-                "call think() again after loading weights."
-            )
+        require_version(latent, self.version)
         check_observation(self._felt, observation)
         guided = self._require_usable(prefix)
         thought = self._tensors(latent)
@@ -222,18 +217,7 @@ class LeRobotPolicy:
             )
         # as a batch of H: processors of lerobot expect [b, da]
         chosen = self._after(actions[0].float()).cpu().numpy().astype(np.float32)
-        if prefix is not None:
-            chosen[: prefix.committed] = prefix.actions[: prefix.committed]
-        if not np.isfinite(chosen).all():
-            raise PolicyError(f"version {self.version} gave actions that are not finite; roll back to another version.")
-        return ActionChunk(
-            actions=np.clip(chosen, self._low, self._high),
-            first_tick=tick,
-            step_ns=self.spec.period_ns,
-            version=self.version,
-            observed_ns=observation.time_ns,
-            latent_observed_ns=latent.observed_ns,
-        )
+        return chunk(chosen, self.spec, self.version, observation, latent, tick, prefix)
 
     def load(self, weights: bytes, version: int) -> None:
         """Take all that `weights` has of `version` at once, its normalisation statistics included.

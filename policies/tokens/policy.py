@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from policies.base import Batch, Examples, check_observation
-from policies.flow.batches import read_batch, require_prefix
+from policies.chunks import chunk, require_prefix, require_version, require_width
+from policies.flow.batches import read_batch
 from policies.flow.fits import require_fit
 from policies.runtime import Runtime, acting, compiled, refresh
 from policies.text import tokenize
@@ -155,27 +156,13 @@ class TokenPolicy:
         with self.runtime.autocast():
             said = self._say(seen, state, torch.tensor(ages, device=self.device), noise)
         return [
-            ActionChunk(
-                actions=np.clip(self.tokenizer.decode(tokens), self._low, self._high),
-                first_tick=tick,
-                step_ns=self.spec.period_ns,
-                version=self.version,
-                observed_ns=observation.time_ns,
-                latent_observed_ns=latent.observed_ns,
-            )
+            chunk(self.tokenizer.decode(tokens), self.spec, self.version, observation, latent, tick)
             for tokens, observation, latent, tick in zip(said, observations, latents, ticks, strict=True)
         ]
 
     def _require(self, observation: Observation, latent: Latent, prefix: Prefix | None) -> None:
-        if latent.version != self.version:
-            raise PolicyError(
-                f"the latent was made by version {latent.version}, this policy is version {self.version}; "
-                "call think() again after loading weights."
-            )
-        if latent.data.shape != (self.module.slow.width,):
-            raise PolicyError(
-                f"a latent of shape {list(latent.data.shape)}; this policy's think() gives [{self.module.slow.width}]."
-            )
+        require_version(latent, self.version)
+        require_width(latent, self.module.slow.width)
         check_observation(self._felt, observation)
         if prefix is None:
             return

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from policies.chunks import require_prefix
 from policies.conformance import CHECKS, check_policy, example_batch
 from policies.conformance_data import flattened, moved, random_state, seeded
 from policies.flow import FlowPolicy
-from policies.flow.batches import require_prefix
 from policies.weights import pack, read_header, unpack
 from wire.types import ActionChunk, Frame, Trained
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from policies.int8 import Int8Linear, to_int8
 from policies.runtime import Runtime, _own_graphs, acting, compiled, refresh
+from policies.trainable import Training, prepare
 from wire.errors import ConfigError
 
 BFLOAT16 = Runtime(dtype="bfloat16")
@@ -261,3 +262,19 @@ def test_a_configuration_is_read_without_torch() -> None:
     code = "import sys, policies.runtime as r; r.Runtime(int8=True).plain; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("runtime", [Runtime(dtype="bfloat16"), Runtime(int8=True)])
+def test_what_is_frozen_is_converted_once(runtime: Runtime) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    prepare(module, Training(freeze=("0.*",)))
+    network, x = acting(module, runtime), torch.randn(3, 64)
+    with torch.no_grad(), runtime.autocast():
+        before = [layer(x).clone() for layer in network]
+        for parameter in module.parameters():
+            parameter.mul_(2)
+        refresh(network, module)
+        after = [layer(x) for layer in network]
+    assert torch.equal(before[0], after[0]), "the frozen layer was not looked at again"
+    torch.testing.assert_close(after[1], 2 * before[1], rtol=0.02, atol=0.02)
