@@ -13,6 +13,20 @@ os.environ.setdefault("LP_NUM_THREADS", "1")
 os.environ.setdefault("VLA_FLEET_LOG", "INFO")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from tests.groups import GroupScheduling
+
+    return GroupScheduling(config, log)
+
+
+def pytest_collection_modifyitems(config, items):
+    if hasattr(config, "workerinput"):
+        from tests.groups import in_order
+
+        in_order(items)
+
+
 @pytest.fixture(autouse=True)
 def _ordinary_priority():
     """LeRobot's video encoder, run as root, leaves its thread real-time: no test and what it starts inherits that."""
