@@ -163,7 +163,7 @@ class Gateway:
                 self._applied(peer, message)
             case Heartbeat(sent_ns=sent_ns):
                 self._measure_clock(peer, sent_ns)
-                self._channel.send(peer, Welcome(clock_name(), self._clock.now_ns(), sent_ns))
+                self._channel.send(peer, Welcome(clock_name(), self._clock.now_ns(), sent_ns, self._view.watched))
             case _ if role in CALLERS and isinstance(message, CALLS):
                 self._channel.send(peer, self._dispatcher.answer(peer, message, now_ns))
             case Operator() if role == "teleoperator":
@@ -214,7 +214,7 @@ class Gateway:
         self._measure_clock(peer, hello.sent_ns)
         if hello.role not in CALLERS:
             self._ledger.see_robot(peer, hello.spec, hello.clock, now_ns)
-        self._channel.send(peer, Welcome(clock_name(), now_ns, hello.sent_ns))
+        self._channel.send(peer, Welcome(clock_name(), now_ns, hello.sent_ns, self._view.watched))
         if hello.role == "edge":
             self._view.robot_seen(peer, hello.spec)
             self._dispatcher.joined(peer, hello, now_ns)
@@ -248,7 +248,8 @@ class Gateway:
             return ""
         silent_ns = now_ns - self._heard_ns.get(name, -_ALIVE_NS)
         # A welcome says nothing new to who is welcome already; a line that is gone does not take it.
-        if silent_ns >= _ALIVE_NS or not self._channel.send(name, Welcome(clock_name(), now_ns, now_ns)):
+        welcome = Welcome(clock_name(), now_ns, now_ns, self._view.watched)
+        if silent_ns >= _ALIVE_NS or not self._channel.send(name, welcome):
             return ""
         return (
             f"name: there is a robot '{name}' already, {_place(self._channel.place(name), *process[1:])}; this one is "

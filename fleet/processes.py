@@ -14,6 +14,7 @@ from fleet.console import note_gateway
 from fleet.paths import DataDirectory
 from fleet.recipes import get_recipe
 from fleet.tuning import Tuning
+from hal.priority import idle
 from robot_edge.process import Lifeline
 from wire.clock import MonotonicClock, UnpacedClock
 from wire.errors import ConfigError, Refused
@@ -95,6 +96,7 @@ def run_evaluator(
     tuning: Tuning = UNTUNED,
 ) -> None:
     """Measure versions until asked to stop, or one version once."""
+    idle()
     one_thread()
     recipe, data = tuning.applied(get_recipe(recipe_name, seed)), DataDirectory(root)
     lifeline = Lifeline()

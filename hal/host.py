@@ -47,7 +47,7 @@ from hal.host_watch import Bound, CallLimits, Watch, interrupts
 from hal.limits import hold_action, rest_action
 from hal.priority import real_time
 from hal.registry import make_robot
-from hal.robot import Feedback, Robot, Teleoperator
+from hal.robot import Feedback, Robot, Teleoperator, request_previews
 from hal.safety import Safety, SafetyLimits
 from wire.errors import ConfigError, FleetError, InvalidData, RobotError, storage_error
 from wire.types import Observation
@@ -94,6 +94,7 @@ class Host:
         self._trouble = self._traced = ""
         self._control: socket.socket | None = None
         self._pid = 0
+        self._previews = False
         self._pictures = PictureBoard(f"frames-{robot.spec.embodiment}")
         self._door = _listen(path)
 
@@ -204,6 +205,9 @@ class Host:
             case "attach":
                 return Reply(number, spec=self.robot.spec, pid=os.getpid())
             case "read":
+                if request.previews != self._previews:
+                    self._previews = request.previews
+                    request_previews(self.robot, request.previews)
                 seen = self.robot.read()
                 reply = saw(number, seen, self._pictures, f"{self._what}: read() gave")
                 self._seen = seen

@@ -41,6 +41,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     """float32[da]"""
     task: str = ""
     seed: int = 0
+    previews: bool = False
+    """with `read`: whether anybody looks at larger pictures"""
 
 
 class Picture(msgspec.Struct, frozen=True, array_like=True):

@@ -63,6 +63,7 @@ class HostedRobot:
         self._socket: socket.socket | None = None
         self._pictures: PictureReader | None = None
         self._progress: float | None = None
+        self._previews = False
 
     def connect(self) -> None:
         """Attach to the host and have it connect its driver.
@@ -80,7 +81,7 @@ class HostedRobot:
 
     def read(self) -> Observation:
         """As `Robot.read`. Raises `RobotError` when the host is gone or its driver blocks."""
-        reply = self._call("read", self._call_s)
+        reply = self._call("read", self._call_s, previews=self._previews)
         assert self._pictures is not None
         state = np.frombuffer(reply.state, np.float32).reshape(reply.shape)
         return Observation(reply.time_ns, state, self._pictures.read(reply.views), reply.task)
@@ -91,6 +92,10 @@ class HostedRobot:
         data = limit_action(self.spec, action).tobytes()
         reply = self._call("write", self._call_s, action=data)
         return Feedback(np.frombuffer(reply.executed, np.float32), reply.reward, reply.success)
+
+    def request_previews(self, wanted: bool) -> None:
+        """As `hal.robot.request_previews`: the next read takes it to the host, and so does each one after it."""
+        self._previews = wanted
 
     def close(self) -> None:
         """Have the driver closed and let the host go. May be called twice, and with the host gone.
@@ -151,14 +156,22 @@ class HostedRobot:
             self._socket.close()
         self._socket = self._pictures = None
 
-    def _call(self, call: str, timeout_s: float, action: bytes = b"", task: str = "", seed: int = 0) -> Reply:
+    def _call(
+        self,
+        call: str,
+        timeout_s: float,
+        action: bytes = b"",
+        task: str = "",
+        seed: int = 0,
+        previews: bool = False,
+    ) -> Reply:
         line = self._socket
         if line is None:
             raise RobotError(f"robot '{self.spec.embodiment}': {call} before connect(); call connect() first.")
         number = next(self._numbers)
         sent_ns = time.monotonic_ns()
         deadline_ns = sent_ns + round(timeout_s * 1e9)
-        request = Request(number, call, sent_ns, action, task, seed)
+        request = Request(number, call, sent_ns, action, task, seed, previews)
         try:
             line.settimeout(timeout_s)
             # A host that closed the line may have said why before.

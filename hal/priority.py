@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -31,3 +32,35 @@ def ordinary() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)
     except (AttributeError, OSError) as error:
         log.debug("the priority of this thread stays as it is: %s", error)
+
+
+def set_niceness(process: int, niceness: int) -> None:
+    """Give process id `process`, which has one thread so far, a niceness from -20 to 19.
+
+    It holds against everything on the machine only if the process leads a session: Linux shares processor time among
+    sessions first (autogroup), and within one only by niceness.
+    """
+    try:
+        os.setpriority(os.PRIO_PROCESS, process, niceness)
+    except OSError as error:
+        log.debug("the priority of process %d stays as it is: %s", process, error)
+        return
+    _set_session(process, niceness)
+
+
+def idle() -> bool:
+    """Let the calling thread, and those it starts, run only where nobody else wants to; whether that was permitted."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except (AttributeError, OSError) as error:
+        log.info("no idle priority (%s): this process takes its share of a busy machine.", error)
+        return False
+    _set_session(os.getpid(), 19)
+    return True
+
+
+def _set_session(process: int, niceness: int) -> None:
+    try:
+        Path(f"/proc/{process}/autogroup").write_text(str(niceness))
+    except OSError as error:
+        log.debug("the priority of the session of process %d stays as it is: %s", process, error)

@@ -56,6 +56,17 @@ class Robot(Protocol):
         ...
 
 
+def request_previews(robot: Robot, wanted: bool) -> None:
+    """Somebody wants frames to have a `Frame.preview` now and then, or nobody does any more.
+
+    A robot to which larger pictures cost something has a method of this name; without one it goes on as it is. Nobody
+    wants them before the first call.
+    """
+    request = getattr(robot, "request_previews", None)
+    if request is not None:
+        request(wanted)
+
+
 class Teleoperator(Protocol):
     """Somebody or something that can control a robot in the policy's place."""
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from hal.limits import limit_action
-from hal.robot import Feedback, Robot
+from hal.robot import Feedback, Robot, request_previews
 from policies.base import check_observation
 from robot_edge.state import Hold
 from wire.clock import Clock
@@ -77,6 +77,7 @@ class Driver:
         self._tell = tell
         self._told = self._owes = False
         self._traced = ""
+        self._previews = False
         self._failures = 0
         self._due_ns = 0
         self._bad_since_ns = -1
@@ -113,6 +114,16 @@ class Driver:
     def read(self) -> Observation:
         """The newest observation, of sound types. Raises `RobotError` or `InvalidData` for whatever went wrong."""
         return self._call("read", lambda: sound(self._robot.spec, self._robot.read()))
+
+    def request_previews(self, wanted: bool) -> None:
+        """Pass it on if the robot has larger pictures; one that fails at it goes on without."""
+        if wanted == self._previews:
+            return
+        self._previews = wanted
+        try:
+            self._call("request_previews", lambda: request_previews(self._robot, wanted))
+        except FleetError as error:
+            log.warning("robot '%s': no larger pictures: %s", self._name, error)
 
     def write(self, action: np.ndarray) -> Feedback | None:
         """What came of `action`, float32[da]; None when it was not taken. After too many of those it is given up."""

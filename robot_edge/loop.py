@@ -161,6 +161,7 @@ class ControlLoop:
                 self.orders.hear(message)
         while (message := self._uplink.recv()) is not None:
             self.orders.hear(message)
+        self.driver.request_previews(self.orders.previews)
         if self.orders.new_recorder:
             self.orders.new_recorder = False
             if self.log.running:

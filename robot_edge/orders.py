@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from robot_edge.human import Human
-from wire.messages import Applied, Hello, Job, Message, Nack, Operator, Stop
+from wire.messages import Applied, Hello, Job, Message, Nack, Operator, RequestPreviews, Stop
 from wire.types import Trained
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ class Orders:
         self.storage_ok = True
         self.estop = False
         self.stopping = False
+        self.previews = False
+        """somebody looks at larger pictures"""
         self.interventions = 0
         """takeovers by people"""
         self.new_recorder = False
@@ -111,6 +113,8 @@ class Orders:
                 self.interventions += self.human.hear(message)
             case Hello(role="uplink"):
                 self.new_recorder = True
+            case RequestPreviews(wanted=wanted):
+                self.previews = wanted
             case Stop():
                 self.stopping = True
             case _:

@@ -31,9 +31,11 @@ class SegmentBuilder:
         self._steps: list[Step] = []
         self._frames: dict[str, deque[tuple[int, bytes]]] = {}
 
-    def frame(self, camera: str, time_ns: int, image: np.ndarray) -> None:
-        """A frame that the next steps refer to; given once."""
-        self._frames.setdefault(camera, deque()).append((time_ns, encode_jpeg(image, self._quality)))
+    def frame(self, camera: str, time_ns: int, image: np.ndarray) -> bytes:
+        """A frame that the next steps refer to; given once. The JPEG that is kept of it."""
+        jpeg = encode_jpeg(image, self._quality)
+        self._frames.setdefault(camera, deque()).append((time_ns, jpeg))
+        return jpeg
 
     def step(self, step: Step) -> Segment | None:
         """Add a step; returns the segment before it when that one is full."""

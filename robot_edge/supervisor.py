@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hal.priority import set_niceness
 from robot_edge.process import PARENT
 from wire.errors import storage_error
 
@@ -140,10 +141,7 @@ class Supervisor:
 def _set_nice(child: Child) -> None:
     if child.nice == 0:
         return
-    try:
-        os.setpriority(os.PRIO_PROCESS, child.pid, os.getpriority(os.PRIO_PROCESS, 0) + child.nice)
-    except (PermissionError, ProcessLookupError) as error:
-        log.debug("priority of %s stays as it is: %s", child.name, error)
+    set_niceness(child.pid, os.getpriority(os.PRIO_PROCESS, 0) + child.nice)
 
 
 def _ending(code: int) -> str:

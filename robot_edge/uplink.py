@@ -39,6 +39,7 @@ from wire.messages import (
     Operator,
     Preview,
     Refusal,
+    RequestPreviews,
     Segment,
     StepTaken,
     Stop,
@@ -52,6 +53,11 @@ _WINDOW = 8
 _RESEND_S = 5.0
 _HEARTBEAT_S = 1.0
 _PREVIEW_S = 0.1
+"""between two pictures for people while somebody looks"""
+_UNWATCHED_S = 1.0
+"""the same while nobody does: a page that is opened has something to show"""
+_LARGER_NS = 1_000_000_000
+"""for so long after a larger picture no small one is sent in its place"""
 _EVENTS = 100
 """newest events kept while the gateway cannot be reached"""
 
@@ -86,6 +92,7 @@ class Uplink:
         self._unspooled: list[Segment] = []
         self._hello: Hello | None = None
         self._welcomed = False
+        self._watched = False
         self._job: Job | None = None
         self._applied: Applied | None = None
         self._in_flight: dict[str, int] = {}
@@ -93,6 +100,7 @@ class Uplink:
         self._progress_ns = clock.now_ns()
         self._next_heartbeat_ns = 0
         self._next_preview_ns: dict[str, int] = {}
+        self._larger_ns: dict[str, int] = {}
         self._control_done = False
         self._control_pid = self._inference_pid = 0
         self._storage_fault = ""
@@ -183,6 +191,7 @@ class Uplink:
                         self._control.send(waiting)
                 if self._storage_fault:
                     self._control.send(Nack(self._storage_fault))
+                self._control.send(RequestPreviews(self._watched))
             case Stop():
                 self._control_done = True
             case _:
@@ -232,13 +241,27 @@ class Uplink:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
 
     def _frame(self, message: FrameTaken) -> None:
-        frame = message.frame
+        camera, frame = message.camera, message.frame
+        jpeg = None
         if self._builder is not None and self._builder.episode.id == message.episode_id:
-            self._builder.frame(message.camera, frame.time_ns, frame.image)
-        if self._welcomed and frame.time_ns >= self._next_preview_ns.get(message.camera, 0):
-            self._next_preview_ns[message.camera] = frame.time_ns + int(_PREVIEW_S * 1e9)
-            picture = frame.image if frame.preview is None else frame.preview
-            self._gateway.send(Preview(self.name, message.camera, frame.time_ns, encode_jpeg(picture, 80)))
+            jpeg = self._builder.frame(camera, frame.time_ns, frame.image)
+        if not self._welcomed or frame.time_ns < self._next_preview_ns.get(camera, 0):
+            return
+        if frame.preview is not None:
+            self._larger_ns[camera] = frame.time_ns
+            jpeg = encode_jpeg(frame.preview, 80)
+        elif 0 <= frame.time_ns - self._larger_ns.get(camera, -_LARGER_NS) < _LARGER_NS:
+            return
+        pause_s = _PREVIEW_S if self._watched else _UNWATCHED_S
+        self._next_preview_ns[camera] = frame.time_ns + int(pause_s * 1e9)
+        self._gateway.send(Preview(self.name, camera, frame.time_ns, jpeg or encode_jpeg(frame.image, 80)))
+
+    def _watch(self, watched: bool) -> None:
+        """Somebody looks at the page, or nobody does any more."""
+        if watched != self._watched:
+            self._watched = watched
+            self._next_preview_ns.clear()
+            self._control.send(RequestPreviews(watched))
 
     def _close_segment(self, segment: Segment | None) -> None:
         if segment is not None:
@@ -302,7 +325,8 @@ class Uplink:
                 self._control.send(message)
             case Operator():
                 self._pass_on(message)
-            case Welcome():
+            case Welcome(watched=watched):
+                self._watch(watched)
                 if not self._welcomed:
                     self._welcomed = True
                     self.refused = ""

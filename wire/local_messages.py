@@ -81,6 +81,12 @@ class LoadWeights(TaggedMessage, frozen=True, eq=False):
     path: str
 
 
+class RequestPreviews(TaggedMessage, frozen=True, eq=False):
+    """The uplink tells control whether anybody looks at the robot's larger pictures."""
+
+    wanted: bool
+
+
 class EpisodeStarted(TaggedMessage, frozen=True, eq=False):
     episode: Episode
 

@@ -26,6 +26,7 @@ from wire.local_messages import (
     Framed,
     FrameTaken,
     LoadWeights,
+    RequestPreviews,
     StepTaken,
     TaggedMessage,
     ThinkReply,
@@ -202,6 +203,8 @@ class Welcome(TaggedMessage, frozen=True, eq=False):
     received_ns: int
     echo_ns: int
     """`sent_ns` of the message this answers"""
+    watched: bool = False
+    """somebody looks at the operator page: pictures for people are worth drawing and sending"""
 
 
 class Refusal(TaggedMessage, frozen=True, eq=False):
@@ -377,6 +380,7 @@ Message = (
     | ThinkReply
     | Framed
     | LoadWeights
+    | RequestPreviews
     | EpisodeStarted
     | StepTaken
     | FrameTaken

@@ -64,6 +64,7 @@ def make_app(
         await socket.accept()
         number = desk.join()
         pages[number] = socket
+        view.page_opened()
         # Whichever ends first (the page left, or a send failed) ends the others.
         tasks = [
             asyncio.create_task(_listen(socket, desk, number)),
@@ -74,6 +75,7 @@ def make_app(
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             del pages[number]
+            view.page_closed()
             desk.leave(number)
             for task in tasks:
                 task.cancel()

@@ -57,6 +57,7 @@ class FleetView:
         self._robots: dict[str, Seen] = {}
         self._previews: dict[tuple[str, str], tuple[int, bytes]] = {}
         self._preview_serial = 0
+        self._pages = 0
         self._trainer: tuple[TrainerStatus, int] | None = None
         self._version: PolicyVersion | None = None
         self._published_ns: dict[int, int] = {}
@@ -259,6 +260,21 @@ class FleetView:
         with self._lock:
             known = self._robots.get(robot)
             return known is None or self._clock.now_ns() - known.seen_ns > LOST_AFTER_S * 1e9
+
+    @property
+    def watched(self) -> bool:
+        """Whether a page is open somewhere."""
+        return self._pages > 0
+
+    def page_opened(self) -> None:
+        """To be followed by one `page_closed`."""
+        with self._lock:
+            self._pages += 1
+
+    def page_closed(self) -> None:
+        """A page that was opened is gone."""
+        with self._lock:
+            self._pages -= 1
 
     def previews(self, after: int) -> tuple[int, list[tuple[str, str, bytes]]]:
         """The serial to go on with, and the newest pictures after serial `after` as (robot, camera, JPEG)."""

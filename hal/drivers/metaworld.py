@@ -35,7 +35,7 @@ class MetaWorldConfig:
     camera: str = "corner2"
     image_px: int = 64
     """width and height of the policy's image"""
-    preview_px: int = 192
+    preview_px: int = 128
     """width and height of the picture that is drawn; the policy's is its area average"""
     camera_hz: float = 20.0
     render_in_thread: bool = False
@@ -122,6 +122,7 @@ class MetaWorldRobot:
         self._simulations: dict[str, Simulation] = {}
         self._now: Simulation | None = None
         self._text = ""
+        self._previews = False
 
     def connect(self) -> None:
         """Import the simulator and open the camera. Twice is once.
@@ -138,6 +139,7 @@ class MetaWorldRobot:
                 self._camera = ThreadedCamera(*sizes, config.camera_hz, self._clock, config.first_frame_timeout_s)
             else:
                 self._camera = InlineCamera(*sizes, int(CONTROL_HZ / config.camera_hz), self._clock)
+            self._camera.previews = self._previews
         self._connected = True
 
     def reset(self, task: str, seed: int) -> None:
@@ -191,6 +193,12 @@ class MetaWorldRobot:
     def task(self) -> str:
         """The running task's name, '' before the first reset."""
         return self._now.task if self._now is not None else ""
+
+    def request_previews(self, wanted: bool) -> None:
+        """As `hal.robot.request_previews`: the picture as it was drawn goes with ten frames a second at most."""
+        self._previews = wanted
+        if self._camera is not None:
+            self._camera.previews = wanted
 
     def close(self) -> None:
         """Free camera and simulators. May be called twice."""

@@ -20,9 +20,15 @@ from wire.types import Frame
 
 log = logging.getLogger(__name__)
 
+_PREVIEW_NS = 95_000_000
+"""least time between two previews: ten a second, with room for a camera that is a little early"""
+
 
 class Camera(Protocol):
     """What the robot needs of a camera."""
+
+    previews: bool
+    """whether some frames bring the picture as it was drawn"""
 
     def pause(self) -> None:
         """Stop filming: the scene is about to be rebuilt."""
@@ -52,12 +58,29 @@ def shrink(picture: np.ndarray, size_px: int) -> np.ndarray:
     return cv2.resize(picture, (size_px, size_px), interpolation=cv2.INTER_AREA)
 
 
+class _Framing:
+    """Makes frames of drawn pictures."""
+
+    def __init__(self, size_px: int) -> None:
+        self._size_px = size_px
+        self._previewed_ns = -_PREVIEW_NS
+
+    def frame(self, time_ns: int, picture: np.ndarray, preview: bool) -> Frame:
+        """The policy's view of `picture`, with the picture itself if a `preview` is wanted and due."""
+        small = shrink(picture, self._size_px)
+        if not preview or 0 <= time_ns - self._previewed_ns < _PREVIEW_NS:
+            return Frame(time_ns, small)
+        self._previewed_ns = time_ns
+        return Frame(time_ns, small, picture)
+
+
 class InlineCamera:
     """Draws inside `frame()`, at tick 0 and every `every_ticks` after it: the same run gives the same pictures."""
 
     def __init__(self, name: str, image_px: int, preview_px: int, every_ticks: int, clock: Clock) -> None:
+        self.previews = False
         self._painter = Painter(name, preview_px)
-        self._image_px = image_px
+        self._framing = _Framing(image_px)
         self._every_ticks = every_ticks
         self._clock = clock
         self._simulation: Simulation | None = None
@@ -80,8 +103,8 @@ class InlineCamera:
         due = self._tick // self._every_ticks
         if self._frame is None or due > self._drawn:
             time_ns = self._clock.now_ns()
-            preview = self._painter.paint(self._simulation.model, self._simulation.data)
-            self._frame, self._drawn = Frame(time_ns, shrink(preview, self._image_px), preview), due
+            picture = self._painter.paint(self._simulation.model, self._simulation.data)
+            self._frame, self._drawn = self._framing.frame(time_ns, picture, self.previews), due
         return self._frame
 
     def close(self) -> None:
@@ -105,8 +128,10 @@ class ThreadedCamera:
     def __init__(
         self, name: str, image_px: int, preview_px: int, rate_hz: float, clock: Clock, timeout_s: float
     ) -> None:
+        self.previews = False
         self._name = name
-        self._sizes = image_px, preview_px
+        self._framing = _Framing(image_px)
+        self._drawn_px = preview_px
         self._period_s = 1.0 / rate_hz
         self._clock = clock
         self._timeout_s = timeout_s
@@ -163,7 +188,7 @@ class ThreadedCamera:
         # Drawing takes a third of a control period: it must not compete with control loops.
         ordinary()
         try:
-            with contextlib.closing(Painter(self._name, self._sizes[1])) as painter:
+            with contextlib.closing(Painter(self._name, self._drawn_px)) as painter:
                 self._film(painter)
         except Exception as error:  # noqa: BLE001 - handed to the control thread, which raises it
             failed = error if isinstance(error, RenderError) else render_error(error, f"camera '{self._name}' died")
@@ -194,8 +219,7 @@ class ThreadedCamera:
             mujoco.mj_kinematics(model, data)
             mujoco.mj_comPos(model, data)
             mujoco.mj_camlight(model, data)
-            preview = painter.paint(model, data)
-            frame = Frame(time_ns, shrink(preview, self._sizes[0]), preview)
+            frame = self._framing.frame(time_ns, painter.paint(model, data), self.previews)
             with self._changed:
                 if scene.episode == self._episode:
                     self._newest = scene.episode, frame

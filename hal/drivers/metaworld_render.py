@@ -1,8 +1,9 @@
 """Draws MetaWorld scenes on a CPU, fast enough for a robot's camera.
 
-What a frame costs, on one core of a small server with Mesa's software renderer (median, 192x192, `corner2`):
-mujoco.Renderer as MetaWorld sets it up 64 ms; without shadows, reflections and multisampling 6.2 ms; with meshes
-coarsened as below 3.6 ms. Most of it is the 67,000 triangles of the arm, drawn where it covers 2,000 pixels.
+What a frame of `corner2` costs in processor time with Mesa's software renderer: mujoco.Renderer as MetaWorld sets it up
+64 ms; without shadows, reflections and multisampling, at 192x192 and with meshes coarsened to 6 mm 7.0 ms; at 128x128
+and coarsened to about a pixel 2.7 ms. Most of it is the 67,000 triangles of the arm, of which 5,000 are left then. Four
+samples a pixel at 64x64 would cost 5.4 ms: the mean of four drawn pixels is the cheaper way to the same picture.
 A `Painter` costs one GL context (0.02 s) and for each model it draws a set of meshes and textures (0.2 s for the first,
 0.05 s for the next).
 """
@@ -19,8 +20,10 @@ import numpy as np
 from hal.drivers.metaworld_sim import import_simulator
 from wire.errors import RenderError
 
-MESH_CELL_M = 0.006
-"""Vertices within one cell of this size become one. At 192 pixels a pixel is about 10 mm wide."""
+_VIEW_M = 2.0
+"""about how wide the scene is that a camera sees"""
+_MESH_CELL_PX = 1.3
+"""Vertices within one cell of so many pixels become one."""
 _MAX_GEOMS = 1000
 _PACKAGES = "libegl1 libgl1 libgl1-mesa-dri libgles2 libosmesa6"
 
@@ -116,7 +119,7 @@ class Painter:
             names = [model.camera(i).name for i in range(model.ncam)]
             raise RenderError(f"MetaWorld has no camera '{self._camera}'; it has {', '.join(names)}.")
         # Only what is drawn gets simpler: contacts are computed from the model itself.
-        drawn = coarsen_meshes(model, MESH_CELL_M)
+        drawn = coarsen_meshes(model, _MESH_CELL_PX * _VIEW_M / self._size)
         drawn.vis.quality.shadowsize = 0
         drawn.vis.quality.offsamples = 0
         drawn.vis.global_.offwidth = drawn.vis.global_.offheight = self._size

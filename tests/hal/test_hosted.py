@@ -281,3 +281,27 @@ def test_absolute_joints_stay_where_they_are() -> None:
     finally:
         shutil.rmtree(directory)
     assert arm.closed >= 1
+
+
+def test_larger_pictures_are_asked_for_through_the_host_and_of_its_successor(place: Path) -> None:
+    asked: list[bool] = []
+
+    class Drawing(FakeRobot):
+        def request_previews(self, wanted: bool) -> None:
+            asked.append(wanted)
+
+    with hosted(Drawing(CONFIG), place) as robot:
+        robot.connect()
+        robot.reset("go-right", 3)
+        for wanted in (False, True, True, False):
+            robot.request_previews(wanted)
+            robot.read()
+            robot.read()
+        assert asked == [True, False]
+        robot.request_previews(True)
+    with hosted(Drawing(CONFIG), place) as successor:
+        successor.request_previews(True)
+        successor.connect()
+        successor.reset("go-right", 3)
+        successor.read()
+    assert asked == [True, False, True]

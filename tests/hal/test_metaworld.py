@@ -14,11 +14,14 @@ pytest.importorskip("metaworld")
 
 from hal.conformance import check_robot
 from hal.drivers.metaworld import MetaWorldConfig, MetaWorldRobot, state_config
+from hal.drivers.metaworld_camera import _Framing
 from hal.drivers.metaworld_expert import MetaWorldExpert
 from hal.drivers.metaworld_render import Painter, coarsen_meshes
 from hal.drivers.metaworld_sim import Simulation
 from hal.drivers.metaworld_tasks import PIXEL_TASKS, STATE_TASKS
+from wire.clock import ManualClock
 from wire.errors import ConfigError, RenderError, RobotError
+from wire.types import Frame
 
 ALL = MetaWorldConfig(tasks=(*PIXEL_TASKS, *STATE_TASKS), observation="state")
 
@@ -154,11 +157,34 @@ def test_frames_come_every_fourth_tick_and_upright(pixels: MetaWorldRobot) -> No
         pixels.write(np.zeros(4, np.float32))
     assert [i for i in range(1, 9) if times[i] != times[i - 1]] == [4, 8]
     frame = observation.images["corner2"]
-    assert frame.image.shape == (64, 64, 3) and frame.preview is not None and frame.preview.shape == (192, 192, 3)
+    assert frame.image.shape == (64, 64, 3)
     # The wall behind is grey and even; table and floor are below it.
     assert frame.image[:10].std() < 3 < frame.image[-20:].std()
-    shrunk = frame.preview.reshape(64, 3, 64, 3, 3).mean((1, 3))
+
+
+def test_larger_pictures_come_when_they_are_asked_for_and_change_nothing_else() -> None:
+    clock = ManualClock()
+    robot = MetaWorldRobot(MetaWorldConfig(tasks=("drawer-open",)), clock)
+    robot.connect()
+
+    def first(wanted: bool) -> Frame:
+        clock.advance(1_000_000_000)
+        robot.request_previews(wanted)
+        robot.reset("drawer-open", 1)
+        return robot.read().images["corner2"]
+
+    frame, plain = first(True), first(False)
+    robot.close()
+    assert plain.preview is None and frame.preview is not None and frame.preview.shape == (128, 128, 3)
+    shrunk = frame.preview.reshape(64, 2, 64, 2, 3).mean((1, 3))
     assert np.abs(shrunk - frame.image).max() <= 1
+    assert np.array_equal(plain.image, frame.image)
+
+
+def test_not_every_frame_brings_a_larger_picture() -> None:
+    framing = _Framing(2)
+    frames = [framing.frame(n * 50_000_000, np.zeros((4, 4, 3), np.uint8), True) for n in range(6)]
+    assert [frame.preview is not None for frame in frames] == [True, False] * 3
 
 
 def test_a_reset_never_shows_the_episode_before() -> None:
@@ -195,16 +221,16 @@ def test_coarser_meshes_look_the_same(pixels: MetaWorldRobot, monkeypatch: pytes
     simulation = Simulation("door-open")
     simulation.reset(2)
     faces = int(simulation.model.mesh_facenum.sum())
-    assert int(coarsen_meshes(simulation.model, 0.006).mesh_facenum.sum()) < faces / 2
+    assert int(coarsen_meshes(simulation.model, 0.02).mesh_facenum.sum()) < faces / 10
     assert int(simulation.model.mesh_facenum.sum()) == faces, "the model that computes contacts stays as it is"
     monkeypatch.setattr(
         "hal.drivers.metaworld_render.coarsen_meshes", lambda model, cell: __import__("copy").copy(model)
     )
-    painter = Painter("corner2", 192)
-    exact = painter.paint(simulation.model, simulation.data).reshape(64, 3, 64, 3, 3).mean((1, 3))
+    painter = Painter("corner2", 128)
+    exact = painter.paint(simulation.model, simulation.data).reshape(64, 2, 64, 2, 3).mean((1, 3))
     painter.close()
     painter.close()
-    assert np.abs(exact - coarse).mean() < 0.5
+    assert np.abs(exact - coarse).mean() < 1
 
 
 def test_an_unknown_camera_is_named() -> None:

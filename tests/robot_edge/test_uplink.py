@@ -32,6 +32,7 @@ from wire.messages import (
     Nack,
     Operator,
     Preview,
+    RequestPreviews,
     Segment,
     StepTaken,
     WeightBytes,
@@ -386,7 +387,7 @@ def test_status_carries_the_spool_and_previews_are_thinned(desk: Desk) -> None:
     received = desk.received()
     status = next(m for m in received if isinstance(m, EdgeStatus))
     assert (status.steps_recorded, status.spooled, status.control_pid) == (5, 1, 77)
-    assert len([m for m in received if isinstance(m, Preview) and m.time_ns >= SECOND]) == 2
+    assert len([m for m in received if isinstance(m, Preview) and m.time_ns >= SECOND]) == 1
 
 
 def test_a_control_process_that_is_started_again_still_knows_of_the_stop(desk: Desk, tmp_path: Path) -> None:
@@ -430,3 +431,34 @@ def test_a_full_disk_that_cannot_even_forget_keeps_what_is_acknowledged(
     desk.server.send("robot-0", Ack(ids[2:]))
     desk.uplink.turn()
     assert len(desk.uplink.spool) == 0
+
+
+def test_pictures_for_people_follow_whether_somebody_looks(desk: Desk) -> None:
+    def shown(at_s: float, preview: bool = False) -> list[Preview]:
+        for n in range(20):
+            larger = samples.image(n) if preview and n % 2 == 0 else None
+            time_ns = int(at_s * SECOND) + n * 50_000_000
+            desk.control.send(FrameTaken("e", "front", Frame(time_ns, samples.image(n), larger)))
+        desk.uplink.turn()
+        return [m for m in desk.received() if isinstance(m, Preview)]
+
+    def asked() -> list[bool]:
+        return [m.wanted for m in desk.to_control() if isinstance(m, RequestPreviews)]
+
+    desk.hello()
+    assert asked() == [False]
+    assert len(shown(10)) == 1
+    desk.server.send("robot-0", Welcome(clock_name(), 1, 1, watched=True))
+    desk.uplink.turn()
+    assert asked() == [True]
+    # small pictures until the first larger one; then only those, until they have been gone for a second
+    assert len(shown(11)) == 10
+    assert len(shown(12, preview=True)) == 10
+    assert len(shown(13)) == 1
+    # a control process that is started again is told
+    desk.control.send(Hello("robot-0", "edge", "c", 1, 78, samples.spec(), ("reach",)))
+    desk.uplink.turn()
+    assert asked() == [True]
+    desk.server.send("robot-0", Welcome(clock_name(), 1, 1))
+    desk.uplink.turn()
+    assert asked() == [False]
