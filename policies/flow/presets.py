@@ -27,8 +27,9 @@ def pixels_network(
         action_dim=spec.action_dim,
         horizon=horizon,
         eyes=tuple(Eye(camera.name, camera.height, camera.width) for camera in spec.cameras),
-        # a wide, coarse first look: a third of the training time of the default pyramid
-        stem=(Conv(48, 8, 4), Conv(48, 3, 1)),
+        # patches of 4 pixels, then a quarter of their places: 19 ms a gradient step of 64 pictures on one thread in
+        # float32, where Conv(48, 8, 4), Conv(48, 3, 1) takes 51, and as good
+        stem=(Conv(32, 4, 4), Conv(64, 3, 2)),
         # closed loop after equal training, one seed: 0.89 success against 0.75 with "velocity"; from the whole state
         # it is the other way round, 0.53 against 0.92
         predict="action",

@@ -2,9 +2,11 @@
 
 | mode | in memory | draws |
 |---|---|---|
-| filling | what a first sweep has reached; it stays | from the sweep |
 | resident | everything eligible | independent, by weight |
+| filling | what a first sweep has reached; it stays; then resident | from the sweep, each step about once |
 | sweeping | the window of the sweep | from the sweep |
+
+What fits is resident from the first batch on, unless there is so much that the first batch would wait long for it.
 
 Segments that came after the sweep's pass began are *late*: they are in memory as long as they are late, and get their
 part of the draws by weight, independently. When they take too much room they join the pass.
@@ -26,6 +28,8 @@ _WINDOW = 0.75
 """of a stratum's bytes are for the window of its sweep"""
 _LATE = 0.25
 """of them for late segments, before these join the pass"""
+_AT_ONCE = 256 * 1024 * 1024
+"""bytes of a stratum that is read whole before the first batch, in seconds; a larger one is filled meanwhile"""
 _BLOCKS = 16
 """so many blocks fit a window at least, unless segments are larger"""
 _TOKENS_OF_BLOCK = 65536
@@ -124,6 +128,10 @@ class Stratum:
         self.mode, self._sweep, self._stuck = "", None, False
 
     def _start(self, whole: bool) -> None:
+        if whole and self._view.bytes <= _AT_ONCE:
+            self._loose.entered = self._scope.segments
+            self._settle([])
+            return
         self.mode = FILLING if whole else SWEEPING
         self._sweep = Sweep(self._make_pass, self._costs, self._moves, keep=whole)
         self._sweep.begin()
@@ -212,7 +220,9 @@ class Stratum:
             legs=[(scope.watermark, 0)],
         )
         population = scope.population(self._number, scope.watermark, scope.newest_version, None)
-        draws = max(scope.batch, min(scope.echo * float(population.count.sum()), _most_draws(population, state)))
+        # filling: independent draws may begin after one draw of each step
+        echo = scope.echo if window_bytes else min(1.0, scope.echo)
+        draws = max(scope.batch, min(echo * float(population.count.sum()), _most_draws(population, state)))
         state.scale = draws / population.mass
         made = Pass(state, (scope.seed, 2, self._number))
         made.join(population)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cloud_learner.buffer.sampling import stratum as strata
 from cloud_learner.buffer.sampling.plan import Plan, Planner
 from cloud_learner.buffer.sampling.target import (
     OnlineShare,
@@ -167,6 +169,31 @@ def test_a_resident_stratum_is_read_once_and_drawn_by_weight():
     assert abs(chi_square(reader.counts(), expected) - 1) < 5 * np.sqrt(2 / freedom)
     alive = np.unique(universe.run_segment[planner.probabilities() > 0])
     assert reader.loads == len(alive), "everything that may be drawn was read, and once"
+
+
+@pytest.mark.parametrize(("at_once", "most"), [(strata._AT_ONCE, 1.3), (0, 3.0)])
+def test_the_first_batches_draw_all_demonstrations_alike(monkeypatch, at_once, most):
+    """Twelve of each of four tasks, 150 batches of 64: all the pretraining there is. Read at once, the deviation is
+    that of independent draws; while memory fills, 2.3 times that."""
+    monkeypatch.setattr(strata, "_AT_ONCE", at_once)
+    book, rng = Book(), np.random.default_rng(0)
+    for _ in range(12):
+        for task in ("a", "b", "c", "d"):
+            book.record(rng.integers(30, 40, 3), task)
+    universe = book.universe(("a", "b", "c", "d"))
+    cost = by_step(universe)
+    planner = Planner(universe, imitation(), cost, 10**9, 64, 1)
+    of_step = np.repeat(universe.episode, universe.steps)
+    due = np.bincount(of_step, per_step(universe, planner.probabilities())) * 150 * 64
+    drawn = np.zeros(48)
+    for number in range(150):
+        segments = planner.next().segments
+        if number == 0 and at_once:
+            assert len(np.unique(universe.episode[segments])) > 24, "the first batch mixes them already"
+        drawn += np.bincount(universe.episode[segments], minlength=48)
+    assert drawn.min() > 0.5 * due.min()
+    # of independent draws: half the sum of |N(0, due)|
+    assert np.abs(drawn - due).sum() / 2 < most * np.sqrt(2 / np.pi * due).sum() / 2
 
 
 def test_strata_get_their_shares_to_within_a_draw_in_any_number_of_batches():
@@ -453,9 +480,14 @@ class Twin:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 2**32 - 1))
-def test_any_planner_keeps_its_budget_and_goes_on_exactly(seed):
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0, strata._AT_ONCE]))
+def test_any_planner_keeps_its_budget_and_goes_on_exactly(seed, at_once):
     """Random data, targets, budgets and events: every plan is carried out, and twins from its states follow it."""
+    with mock.patch.object(strata, "_AT_ONCE", at_once):
+        _go_on_exactly(seed)
+
+
+def _go_on_exactly(seed: int) -> None:
     rng = np.random.default_rng(seed)
     tasks = ("a", "b", "c")[: rng.integers(1, 4)]
     book = Book()
