@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("lerobot")
-
 from hal.conformance import check_robot
 from hal.drivers.lerobot_robot import LeRobotRobot
 from hal.drivers.lerobot_spec import DimensionConfig, LeRobotConfig
+from tests.extras import needs
 from wire.errors import ConfigError, InvalidData, RobotError
 from wire.types import Meaning
 
-pytestmark = pytest.mark.slow  # importing lerobot alone takes ten seconds
+pytestmark = [needs("lerobot"), pytest.mark.slow]  # importing lerobot alone takes ten seconds
 
 DIMENSIONS = {
     "lift.height": DimensionConfig("m", 0.0, 1.0),

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("lerobot")
-
 from hal.device import Device, Intent
 from hal.drivers import lerobot_teleop
 from hal.drivers.lerobot_robot import LeRobotRobot
@@ -20,6 +18,7 @@ from hal.fake import FakeConfig, fake_spec
 from hal.registry import TELEOPERATORS, make_teleoperator, read_config
 from hal.teleop.pose import neutral, pose_of
 from robot_edge.human import Human
+from tests.extras import needs
 from tests.hal.drivers.feetech_bus import FeetechBus
 from tests.hal.drivers.so_arm import JOINTS, be_patient, calibrated, follower
 from wire.clock import ManualClock, MonotonicClock
@@ -27,7 +26,7 @@ from wire.errors import ConfigError, RobotError
 from wire.messages import Operator
 from wire.types import Dimension, Meaning, RobotSpec
 
-pytestmark = pytest.mark.slow  # importing lerobot alone takes ten seconds
+pytestmark = [needs("lerobot"), pytest.mark.slow]  # importing lerobot alone takes ten seconds
 
 JOINT_SPECS = (
     *(Dimension(f"{joint}.pos", "deg", -88, 88) for joint in JOINTS[:5]),

@@ -6,16 +6,16 @@ import copy
 
 import numpy as np
 import pytest
-
-pytest.importorskip("lerobot")
-
 import torch
 
 from policies.lerobot.smolvla import SmolVLASplit
 from policies.lerobot.split import Guide
 from policies.lerobot.tiny import build_tiny
+from tests.extras import needs
 from wire.errors import PolicyError
 from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+
+pytestmark = [pytest.mark.slow, needs("lerobot")]
 
 CHUNK = 8
 SPLIT = SmolVLASplit()
