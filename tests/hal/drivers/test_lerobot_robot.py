@@ -42,7 +42,7 @@ def at_work(config: LeRobotConfig) -> LeRobotRobot:
     return robot
 
 
-def wait_for(what: object, seconds: float = 3.0) -> None:
+def wait_for(what: object, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not what():  # type: ignore[operator]
         assert time.monotonic() < end, "it did not happen in time"
