@@ -27,6 +27,20 @@ def pytest_collection_modifyitems(config, items):
         in_order(items)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable(report):
+    """pytest-xdist ends the whole run at a string that is no UTF-8, such as what a test logged of a broken name."""
+    return _encodable((yield))
+
+
+def _encodable(data):
+    if isinstance(data, str):
+        return data.encode(errors="backslashreplace").decode()
+    if isinstance(data, dict):
+        return {_encodable(key): _encodable(value) for key, value in data.items()}
+    return type(data)(map(_encodable, data)) if type(data) in (list, tuple) else data
+
+
 @pytest.fixture(autouse=True)
 def _ordinary_priority():
     """LeRobot's video encoder, run as root, leaves its thread real-time: no test and what it starts inherits that."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_START_S = 30.0
+_START_S = 90.0
 _SETTINGS = {
     "listen_addresses": "",
     "fsync": "off",

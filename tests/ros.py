@@ -62,7 +62,7 @@ def sim_node(robot: str, config: Mapping[str, object] | None = None, *ros_argume
         process.wait(30)
 
 
-def wait_until(done: Callable[[], object], timeout_s: float = 30.0) -> None:
+def wait_until(done: Callable[[], object], timeout_s: float = 90.0) -> None:
     """Fails the test when `done` is not true in time."""
     deadline = time.monotonic() + timeout_s
     while not done():

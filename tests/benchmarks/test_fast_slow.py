@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
-
-pytest.importorskip("metaworld")
-
 import torch
 
 from benchmarks import fast_slow
 from hal.drivers.metaworld import metaworld_spec
 from policies.flow import FlowPolicy, pixels_network
+from tests.extras import needs
+
+pytestmark = needs("metaworld")
 
 SIZE = fast_slow.Size(("drawer-open",), 1, 2, 1, 60, (0,), (5.0,))
 

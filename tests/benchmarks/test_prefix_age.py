@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("lerobot")
-
 import torch
 
 from benchmarks import prefix_age
 from benchmarks.prefix_scene import INSTRUCTIONS, MOVING, NEAR_M, SPEC, STILL, Demonstrations, Square, demonstrate
 from benchmarks.table import render
+from tests.extras import needs
+
+pytestmark = [pytest.mark.slow, needs("lerobot")]
 
 SIZE = replace(prefix_age.QUICK, ages=(0, 4), gradient_steps=2)
 

@@ -117,7 +117,7 @@ class Machines:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for process in self._started:
-            process.wait(10)
+            process.wait(60)
 
 
 class Node:

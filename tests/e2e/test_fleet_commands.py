@@ -39,7 +39,7 @@ def run(fleet: Job, *arguments: str) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "COLUMNS": "200"},
         check=False,
     )
@@ -87,7 +87,7 @@ def test_robots_are_listed_leased_examined_and_go_on_after_a_kill(fleet: Job) ->
         before = robot(fleet.snapshot(), "robot-1")["episodes"]
         fleet.wait("the other one works on", lambda s: robot(s, "robot-1")["episodes"] > before + 1, 60)
         held.send_signal(signal.SIGINT)
-        output, errors = held.communicate(timeout=60)
+        output, errors = held.communicate(timeout=120)
     finally:
         held.kill()
     assert held.returncode == 0, errors

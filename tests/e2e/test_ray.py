@@ -19,8 +19,9 @@ import pytest
 from fleet.paths import DataDirectory
 from robot_edge.spool import Spool
 from tests.e2e.ray_nodes import Machines
+from tests.extras import needs
 
-pytest.importorskip("ray", reason="the Ray backend needs vla-fleet[cluster]")
+pytestmark = needs("ray")
 
 ROBOTS = ("robot-0", "robot-1")
 AWAY = ("robot-1",)

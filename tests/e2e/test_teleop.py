@@ -115,7 +115,7 @@ def test_a_keyboard_drives_a_robot_and_what_it_did_is_stored(
         typist.type("+", 0.02)
         typist.type("r", 2.0)
         typist.type("q", 0.02)
-        assert person.wait(20) == 0, typist.look()
+        assert person.wait(60) == 0, typist.look()
     finally:
         if person.poll() is None:
             person.kill()

@@ -25,7 +25,7 @@ def cli(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.Com
         capture_output=True,
         text=True,
         cwd=cwd,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         check=False,
     )

@@ -261,7 +261,7 @@ def test_a_policy_is_tried_before_anything_starts(command: str, tmp_path: Path) 
         make_keys(tmp_path / "keys", [GATEWAY, "robot-0"])
         words += ["--keys", str(tmp_path / "keys")]
     done = subprocess.run(
-        [sys.executable, "-m", "fleet.cli", *words], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "fleet.cli", *words], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 1
     trying, error = done.stderr.splitlines()

@@ -61,6 +61,13 @@ def blocking_host(path: Path) -> None:
     run_host(BlockingRobot(), path, lambda: False, limits=CallLimits(quick_s=0.3, slow_s=0.6))
 
 
+def until_held(robot: HostedRobot, times: int = 1) -> None:
+    """Until the host has held the robot that often, as nobody commands it."""
+    while robot.held < times:
+        time.sleep(4 * PERIOD_S)
+        robot.read()
+
+
 def control(path: Path, value: float, fresh: bool) -> None:
     """Attach and move x by `value` in every period until somebody ends this process."""
     robot = HostedRobot(FakeRobot(FakeConfig(control_hz=HZ, image_px=16, preview_px=24)).spec, path)

@@ -70,7 +70,7 @@ class Processes:
         return [(int(row[0]), row[1], [float(x) for x in row[2:]]) for row in rows]
 
     def until(self, holds: Callable[[list[tuple[int, str, list[float]]]], bool], what: str) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not holds(self.lines()):
             assert time.monotonic() < deadline, f"{what}: {self.lines()[-5:]}\n{self.said()}"
             time.sleep(0.01)
@@ -79,7 +79,7 @@ class Processes:
         for process in self._all:
             if process.poll() is None:
                 process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 @pytest.fixture()
@@ -160,7 +160,7 @@ def test_asked_to_end_the_host_brings_the_robot_to_hold_and_closes_it(
     processes.until(moves(0.5), "control moves it")
     control.kill()
     host.send_signal(asked)
-    assert host.wait(10) == 0
+    assert host.wait(60) == 0
     calls = processes.lines()
     assert calls[-1][1] == "close"
     assert calls[-2][1] == "write"
@@ -171,7 +171,7 @@ def test_asked_to_end_the_host_brings_the_robot_to_hold_and_closes_it(
 def test_control_and_supervisor_gone_the_host_ends(processes: Processes) -> None:
     # Its parent is this process, so 1 is a supervisor that is gone.
     host = processes.host("--parent", "1")
-    assert host.wait(20) == 0
+    assert host.wait(60) == 0
     assert processes.lines()[-1][1] == "close"
 
 
@@ -250,10 +250,10 @@ def test_a_driver_that_blocks_is_named_and_its_process_makes_room_for_a_new_one(
     with pytest.raises(RobotError, match=rf"driver blocks: no answer to {call}\(\)"):
         calls[call]()
     assert waited or call in ("read", "write"), "somebody could say meanwhile that it lives"
-    began_s = time.monotonic()
+    waited.clear()
     robot.close()
-    assert time.monotonic() - began_s < 0.2, "nobody waits for it to be closed"
-    assert host.wait(20) == 1
+    assert not waited, "nobody waits for it to be closed"
+    assert host.wait(60) == 1
     assert "Timeout" in processes.said() and f"in {call}" in processes.said(), "its log says where it blocked"
     fault.unlink()
     processes.blocking()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from hal.fake import FakeConfig, FakeExpert, FakeRobot, fake_spec
 from hal.host_line import PACKET_BYTES, Reply, new_socket, packed, said
 from hal.host_watch import interrupts
 from hal.robot import Feedback
-from tests.hal.hosting import HZ, PERIOD_S
+from tests.hal.hosting import HZ, until_held
 from tests.hal.test_hosted import hosted
 from wire.errors import FleetError, InvalidData, RobotError
 from wire.types import Frame, Observation
@@ -130,9 +129,7 @@ def test_feedback_that_cannot_be_sent_is_named_and_the_robot_can_still_be_held(
         driver.done = done
         with pytest.raises(InvalidData, match=named):
             robot.write(MOVE)
-        time.sleep(4 * PERIOD_S)
-        robot.read()
-        assert robot.held > 0
+        until_held(robot)
         assert robot.executed is not None
         assert robot.executed.tolist() == [0, 0, 0, 0]
         assert robot.write(STILL).executed.tolist() == [0, 0, 0, 0]
@@ -180,9 +177,7 @@ def test_a_driver_that_exits_while_its_host_holds_is_held_in_the_next_period(pla
         robot.reset("go-left", 1)
         robot.write(MOVE)
         driver.raised = SystemExit(1)
-        time.sleep(6 * PERIOD_S)
-        robot.read()
-        assert robot.held > 1
+        until_held(robot, 2)
         assert robot.executed is not None
         assert robot.executed[0] == 0
 

@@ -20,7 +20,7 @@ from hal.host import Host, run_host
 from hal.hosted import HostedRobot
 from hal.robot import Feedback, Robot, Teleoperator
 from hal.safety import SafetyLimits
-from tests.hal.hosting import HZ, PERIOD_S
+from tests.hal.hosting import HZ, PERIOD_S, until_held
 from wire.errors import ConfigError, InvalidData, Refused, RobotError, SpecMismatch
 from wire.types import Dimension, Frame, Meaning, Observation, RobotSpec
 
@@ -44,14 +44,14 @@ def hosted(
     over = threading.Event()
     thread = threading.Thread(target=run_host, args=(robot, path, over.is_set, safety, 2, operator))
     thread.start()
-    control = HostedRobot(robot.spec, path, attach_s=5.0, **options)
+    control = HostedRobot(robot.spec, path, attach_s=60.0, **options)
     try:
         yield control
     finally:
         with contextlib.suppress(RobotError):
             control.close()
         over.set()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -173,7 +173,7 @@ def test_no_host_and_a_path_too_long_are_said(place: Path) -> None:
 def test_what_a_killed_host_left_is_cleared(place: Path) -> None:
     place.touch()
     with hosted(FakeRobot(CONFIG), place) as robot:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not place.is_socket() and time.monotonic() < deadline:
             time.sleep(0.01)
         robot.connect()
@@ -188,7 +188,7 @@ class Slow(FakeRobot):
         self.executed: list[np.ndarray] = []
 
     def write(self, action: np.ndarray) -> Feedback:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while self.block and time.monotonic() < deadline:
             time.sleep(0.005)
         feedback = super().write(action)
@@ -198,12 +198,12 @@ class Slow(FakeRobot):
 
 def test_a_driver_that_blocks_is_named_and_late_commands_are_not_executed(place: Path) -> None:
     driver = Slow()
-    with hosted(driver, place, call_s=0.1) as robot:
+    with hosted(driver, place, call_s=0.5) as robot:
         robot.connect()
         robot.reset("go-left", 1)
         robot.write(np.array([0.5, 0, 0, 0], np.float32))
         driver.block = True
-        with pytest.raises(RobotError, match=r"driver blocks: no answer to write\(\) within 0.1 s"):
+        with pytest.raises(RobotError, match=r"driver blocks: no answer to write\(\) within 0.5 s"):
             robot.write(np.array([0.6, 0, 0, 0], np.float32))
         with pytest.raises(RobotError, match=r"no answer to write\(\)"):
             robot.write(np.array([0.7, 0, 0, 0], np.float32))
@@ -211,7 +211,7 @@ def test_a_driver_that_blocks_is_named_and_late_commands_are_not_executed(place:
         time.sleep(3 * PERIOD_S)
         assert robot.write(np.array([0.8, 0, 0, 0], np.float32)).executed[0] == np.float32(0.8)
         moved = [float(x[0]) for x in driver.executed]
-        assert np.float32(0.7) not in moved, "it waited for 0.1 s behind the one that blocked"
+        assert np.float32(0.7) not in moved, "it waited for 0.5 s behind the one that blocked"
         assert robot.held > 0
 
 
@@ -241,7 +241,7 @@ def test_hold_brakes_within_the_acceleration_limit(place: Path) -> None:
         robot.connect()
         robot.reset("go-left", 1)
         robot.write(np.array([0.5, 0, 0, 0], np.float32))
-        time.sleep(12 * PERIOD_S)
+        until_held(robot, 6)
     assert np.allclose([x[0] for x in driver.executed[:7]], [0.5, 0.4, 0.3, 0.2, 0.1, 0, 0], atol=1e-6)
 
 
@@ -272,9 +272,7 @@ def test_absolute_joints_stay_where_they_are() -> None:
             robot.connect()
             robot.reset("stay", 0)
             robot.write(np.array([2.5], np.float32))
-            time.sleep(5 * PERIOD_S)
-            robot.read()
-            assert robot.held >= 1
+            until_held(robot)
             assert arm.at == 2.5
             assert robot.executed is not None
             assert robot.executed.tolist() == [2.5]

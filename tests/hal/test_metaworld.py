@@ -10,8 +10,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-pytest.importorskip("metaworld")
-
 from hal.conformance import check_robot
 from hal.drivers.metaworld import MetaWorldConfig, MetaWorldRobot, state_config
 from hal.drivers.metaworld_camera import _Framing
@@ -19,9 +17,12 @@ from hal.drivers.metaworld_expert import MetaWorldExpert
 from hal.drivers.metaworld_render import Painter, coarsen_meshes
 from hal.drivers.metaworld_sim import Simulation
 from hal.drivers.metaworld_tasks import PIXEL_TASKS, STATE_TASKS
+from tests.extras import needs
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RenderError, RobotError
 from wire.types import Frame
+
+pytestmark = needs("metaworld")
 
 ALL = MetaWorldConfig(tasks=(*PIXEL_TASKS, *STATE_TASKS), observation="state")
 

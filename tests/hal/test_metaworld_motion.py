@@ -7,8 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-pytest.importorskip("metaworld")
-
 from hal.drivers.metaworld import (
     MetaWorldConfig,
     MetaWorldRobot,
@@ -24,6 +22,9 @@ from hal.drivers.metaworld_track import HAND_HIGH
 from hal.limits import rest_action
 from hal.motion import Coupling, SpecMotion
 from hal.safety import Safety
+from tests.extras import needs
+
+pytestmark = needs("metaworld")
 
 Roll = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-pytest.importorskip("metaworld")
-
 from hal.conformance import check_robot
 from hal.drivers.metaworld import MetaWorldConfig, MetaWorldRobot, metaworld_spec, track_config
 from hal.drivers.metaworld_expert import MetaWorldExpert
 from hal.drivers.metaworld_tasks import TRACK, instruction
 from hal.drivers.metaworld_track import EPISODE_TICKS, PERIOD_TICKS, RADIUS_M, SETTLE_TICKS, track_score
+from tests.extras import needs
 from wire.errors import ConfigError
+
+pytestmark = needs("metaworld")
 
 
 @pytest.fixture(scope="module")

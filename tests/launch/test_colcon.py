@@ -129,7 +129,7 @@ def test_an_executable_explains_itself_from_the_install_space(name: str, install
         env=environment(installed, tmp_path),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert "usage" in done.stdout.lower()

@@ -33,7 +33,7 @@ def edge(tmp_path: Path) -> EdgeProcesses:
 
 def until(kept: EdgeProcesses, true: Callable[[], object]) -> list[str]:
     died: list[str] = []
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline_s, "it did not happen"
         died += kept.turn()

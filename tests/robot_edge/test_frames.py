@@ -253,7 +253,7 @@ def test_a_control_process_killed_in_the_middle_of_a_frame(tmp_path: Path) -> No
                 used += 1
                 assert low == high == tick % 256
         writer.send_signal(signal.SIGKILL)
-        writer.wait(10)
+        writer.wait(60)
         writer.stdout.close()
     assert used > 5
     line.close()

@@ -39,7 +39,7 @@ def test_what_a_killed_robot_left_is_removed_by_the_next(tmp_path: Path) -> None
             assert (left / "frames").exists(), "its robot lives"
     finally:
         holder.kill()
-        holder.wait(10)
+        holder.wait(60)
         holder.stdout.close()  # type: ignore[union-attr]
     assert left.exists()
     with run_directory(tmp_path):

@@ -305,7 +305,7 @@ def running(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.stdout.close()  # type: ignore[union-attr]
 
 
@@ -345,7 +345,7 @@ class Robot:
         last, number = self.inference._seen, self.policy.version
         return last is not None and self.inference._fresh(last, number) is not None
 
-    def until(self, wanted: Callable[[ChunkReply], bool], within_s: float = 20.0) -> ChunkReply:
+    def until(self, wanted: Callable[[ChunkReply], bool], within_s: float = 60.0) -> ChunkReply:
         deadline = time.monotonic() + within_s
         while not wanted(reply := self.ask()):
             assert time.monotonic() < deadline, reply
@@ -380,7 +380,7 @@ def test_a_thinking_process_that_is_killed_and_comes_back(tmp_path: Path) -> Non
         robot.load(3, tmp_path / "weights")
         assert robot.until(lambda reply: reply.chunk is not None).chunk.version == 3  # type: ignore[union-attr]
         process.kill()
-        process.wait(10)
+        process.wait(60)
         silent = robot.until(lambda reply: reply.chunk is None)
         assert "the slow path is silent for 0.4" in silent.error
         robot.until(lambda reply: "not there" in reply.error)
@@ -424,7 +424,7 @@ def test_the_link_to_a_think_server_dies_and_is_mended(tmp_path: Path) -> None:
     for fallback in ("hold", "local"):
         name = f"robot-{fallback}"
         line = ZmqClient(endpoint, name, load_pair(keys, name), load_public(keys, "gateway"))
-        robots[fallback] = robot = Robot(RemoteSlowPath(line, MonotonicClock(), patience_s=0.3), fallback)
+        robots[fallback] = robot = Robot(RemoteSlowPath(line, MonotonicClock(), patience_s=1.5), fallback)
         robot.load(3, tmp_path / "weights")
     holding, local = robots["hold"], robots["local"]
     thoughts = local.policy.thoughts
@@ -439,7 +439,7 @@ def test_the_link_to_a_think_server_dies_and_is_mended(tmp_path: Path) -> None:
             time.sleep(0.01)
         assert len(thoughts) == here, "nothing is thought here while the link stands"
         server.kill()
-        server.wait(10)
+        server.wait(60)
         holding.until(lambda reply: "the slow path is silent" in reply.error)
         holding.until(lambda reply: "link to the think server is down" in reply.error)
         local.until(lambda reply: reply.chunk is not None and len(thoughts) > here + 5)
@@ -475,7 +475,7 @@ def test_a_new_version_waits_for_a_think_server_that_has_it(tmp_path: Path) -> N
         made.append(reply.chunk.version if reply.chunk else 0)
 
     uplink.send(LoadWeights(version(1), "1"))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not made or made[-1] != 1:
         ask(len(made))
         assert time.monotonic() < deadline

@@ -128,8 +128,8 @@ def test_the_doorbell_is_waited_for_beside_zeromq(pair: Pair, tmp_path: Path) ->
     assert back.recv() is not None
     # Not all is read: the bell still rings.
     began = time.monotonic()
-    wait_any([back, other], 5.0)
-    assert time.monotonic() - began < 1.0
+    wait_any([back, other], 60.0)
+    assert time.monotonic() - began < 30.0
     assert numbers(back) == [1, 2]
     began = time.monotonic()
     wait_any([back, other], 0.05)
@@ -260,7 +260,7 @@ def test_a_writer_killed_in_full_speech_leaves_nothing_torn(tmp_path: Path) -> N
             assert message.data == bytes([expected % 251]) * (expected * 7919 % 200_000)
             expected += 1
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
         process.stdout.close()
         assert expected > 10
         assert not back.send(Heartbeat(1)), "nobody is there"
@@ -291,7 +291,7 @@ def test_an_end_that_is_killed_and_restarted_is_found_again(tmp_path: Path) -> N
     for round_ in range(2):
         process = subprocess.Popen([sys.executable, "-c", ECHO, str(tmp_path / "line")])
         try:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while not back.send(Heartbeat(round_)) and time.monotonic() < deadline:
                 time.sleep(0.01)
             reply = back.recv(10.0)
@@ -299,6 +299,6 @@ def test_an_end_that_is_killed_and_restarted_is_found_again(tmp_path: Path) -> N
             assert reply.tick == round_
         finally:
             process.kill()
-            process.wait(10)
+            process.wait(60)
         assert not back.send(Heartbeat(99))
     back.close()

@@ -12,8 +12,6 @@ import msgspec
 import numpy as np
 import pytest
 
-pytest.importorskip("lerobot", reason="pip install 'vla-fleet[lerobot]'")
-
 from cloud_learner.buffer.fake import fake_episode, fake_spec
 from cloud_learner.buffer.lerobot import encoder as lerobot_encoder
 from cloud_learner.buffer.lerobot import exporter as lerobot_export
@@ -30,12 +28,16 @@ from tests.cloud_learner.buffer.lerobot_samples import (
     shown,
     two_episodes,
 )
+from tests.extras import needs
 from wire.errors import ConfigError, Corrupt, DiskFull, StorageError
 from wire.messages import CameraFrames
 
 __all__ = ["buffer", "hub_cache"]
 CAMERAS = ("camera0", "camera1")
-pytestmark = pytest.mark.filterwarnings("ignore:The video decoding and encoding capabilities of torchvision")
+pytestmark = [
+    needs("lerobot"),
+    pytest.mark.filterwarnings("ignore:The video decoding and encoding capabilities of torchvision"),
+]
 
 
 def opened(root: Path, **options):

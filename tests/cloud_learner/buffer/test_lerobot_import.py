@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("lerobot", reason="pip install 'vla-fleet[lerobot]'")
-
 from cloud_learner.buffer.fake import fake_episode, fake_spec, same_segment
 from cloud_learner.buffer.lerobot import exporter as lerobot_export
 from cloud_learner.buffer.lerobot import importer as lerobot_import
@@ -34,10 +32,12 @@ from tests.cloud_learner.buffer.lerobot_samples import (
     taken,
     two_episodes,
 )
+from tests.extras import needs
 from wire.errors import ConfigError, Corrupt, StorageError
 from wire.messages import Segment
 
 pytestmark = [
+    needs("lerobot"),
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
     pytest.mark.filterwarnings("ignore:Converting input from bool"),
 ]

@@ -10,8 +10,6 @@ import cv2
 import numpy as np
 import pytest
 
-pytest.importorskip("lerobot", reason="pip install 'vla-fleet[lerobot]'")
-
 from cloud_learner.buffer.lerobot import source as lerobot_source
 from cloud_learner.buffer.lerobot.importer import import_into
 from cloud_learner.buffer.lerobot.mapping import Mapping, map_dataset
@@ -26,10 +24,12 @@ from tests.cloud_learner.buffer.lerobot_samples import (
     shown,
     taken,
 )
+from tests.extras import needs
 from wire.errors import ConfigError, Corrupt, InvalidData, SpecMismatch
 from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
 
 pytestmark = [
+    needs("lerobot"),
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
     pytest.mark.filterwarnings("ignore:Converting input from bool"),
 ]

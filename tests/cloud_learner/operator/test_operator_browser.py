@@ -75,7 +75,7 @@ class Gateway:
 
     def wait_for(self, kind: str, since: int = 0, action: tuple[float, ...] | None = None) -> Operator:
         """The first wish of `kind` (and `action`) after the first `since` wishes."""
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 60
         while time.monotonic() < deadline_s:
             for wish in self.wishes[since:]:
                 if wish.kind == kind and (action is None or wish.action == pytest.approx(action)):

@@ -24,7 +24,7 @@ def write_video(path: Path, count: int, rate_hz: float = 30.0, height: int = 48,
     return path
 
 
-def until(holds: Callable[[], bool], within_s: float = 10.0) -> None:
+def until(holds: Callable[[], bool], within_s: float = 60.0) -> None:
     """Return when it holds; fails when that takes too long."""
     deadline = time.monotonic() + within_s
     while not holds():

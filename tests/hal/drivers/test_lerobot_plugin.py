@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("lerobot")
-
 from hal.conformance import check_robot
 from hal.drivers.lerobot_robot import LeRobotRobot
 from hal.drivers.lerobot_spec import DimensionConfig, LeRobotConfig
+from tests.extras import needs
 from wire.errors import ConfigError, InvalidData, RobotError
 from wire.types import Meaning
 
-pytestmark = pytest.mark.slow  # importing lerobot alone takes ten seconds
+pytestmark = [needs("lerobot"), pytest.mark.slow]  # importing lerobot alone takes ten seconds
 
 DIMENSIONS = {
     "lift.height": DimensionConfig("m", 0.0, 1.0),
@@ -85,18 +84,15 @@ def test_a_dimension_nobody_described_is_named(tmp_path: Path) -> None:
 
 def test_a_camera_that_waits_does_not_make_a_tick_wait(tmp_path: Path) -> None:
     robot = at_work(config(tmp_path, {"cameras": FRONT}))
-    times, took = set(), []
-    end = time.monotonic() + 0.7
-    while time.monotonic() < end:
-        begun = time.monotonic()
+    times, reads = set(), 0
+    while len(times) < 4:
         seen = robot.read()
-        took.append(time.monotonic() - begun)
+        reads += 1
         assert seen.images["front"].time_ns <= seen.time_ns
         times.add(seen.images["front"].time_ns)
         time.sleep(0.005)
     robot.close()
-    assert sorted(took)[len(took) // 2] < 0.05, "a picture takes 0.15 s; nobody waited for one"
-    assert 2 <= len(times) <= 6, "each picture once, with the time it came"
+    assert reads > 2 * len(times), "each picture has the time it came, and nobody waited for one"
 
 
 @pytest.mark.parametrize(("mode", "channel"), [("rgb", 0), ("bgr", 2)])

@@ -9,18 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("lerobot")
-
 from hal.conformance import check_robot
 from hal.drivers.lerobot_robot import LeRobotRobot
 from hal.drivers.lerobot_spec import DimensionConfig, LeRobotConfig
 from hal.registry import ROBOTS, make_robot, read_config
+from tests.extras import needs
 from tests.hal.drivers import feetech_bus
 from tests.hal.drivers.feetech_bus import FeetechBus
 from tests.hal.drivers.so_arm import JOINTS, TASKS, be_patient, calibrated, follower
 from wire.errors import ConfigError, RobotError
 
-pytestmark = pytest.mark.slow  # importing lerobot alone takes ten seconds
+pytestmark = [needs("lerobot"), pytest.mark.slow]  # importing lerobot alone takes ten seconds
 
 HALF_RANGE_DEG = 1000 * 360 / 4095
 
@@ -43,7 +42,7 @@ def at_work(config: LeRobotConfig) -> LeRobotRobot:
     return robot
 
 
-def wait_for(what: object, seconds: float = 3.0) -> None:
+def wait_for(what: object, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not what():  # type: ignore[operator]
         assert time.monotonic() < end, "it did not happen in time"

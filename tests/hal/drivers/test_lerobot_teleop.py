@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("lerobot")
-
 from hal.device import Device, Intent
 from hal.drivers import lerobot_teleop
 from hal.drivers.lerobot_robot import LeRobotRobot
@@ -20,6 +18,7 @@ from hal.fake import FakeConfig, fake_spec
 from hal.registry import TELEOPERATORS, make_teleoperator, read_config
 from hal.teleop.pose import neutral, pose_of
 from robot_edge.human import Human
+from tests.extras import needs
 from tests.hal.drivers.feetech_bus import FeetechBus
 from tests.hal.drivers.so_arm import JOINTS, be_patient, calibrated, follower
 from wire.clock import ManualClock, MonotonicClock
@@ -27,7 +26,7 @@ from wire.errors import ConfigError, RobotError
 from wire.messages import Operator
 from wire.types import Dimension, Meaning, RobotSpec
 
-pytestmark = pytest.mark.slow  # importing lerobot alone takes ten seconds
+pytestmark = [needs("lerobot"), pytest.mark.slow]  # importing lerobot alone takes ten seconds
 
 JOINT_SPECS = (
     *(Dimension(f"{joint}.pos", "deg", -88, 88) for joint in JOINTS[:5]),
@@ -58,7 +57,7 @@ def leader(bus: FeetechBus, directory: Path, **options: object) -> LeRobotTeleop
 
 def heard(device: LeRobotTeleop, enough=lambda intent: True) -> Intent:
     """The first intent that is `enough`, made of a reading."""
-    end = time.monotonic() + 3
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         intent = device.read()
         if device.hint != "waiting for the device" and enough(intent):
@@ -92,13 +91,14 @@ def test_the_first_motion_is_slow_and_then_it_follows(bus: FeetechBus, tmp_path:
     device.see(pose(pan=-60))
     first = heard(device, lambda intent: intent.action is not None).action
     assert first[0] == pytest.approx(-60, abs=5)
-    last, then = first, time.monotonic()
+    last, slow = first, 0
     while device.hint:
-        action, now = device.read().action, time.monotonic()
-        assert abs(action[0] - last[0]) <= 0.5 * 176 * min(0.1, now - then) + 3
-        last, then = action, now
+        action = device.read().action
+        assert abs(action[0] - last[0]) <= 0.5 * 176 * 0.1 + 3, "as far as it goes in a tenth of a second, however late"
+        last, slow = action, slow + 1
         time.sleep(0.01)
     assert last[0] == pytest.approx(0, abs=2)
+    assert slow >= 5
     bus.move(1, 2300)
     assert heard(device, lambda intent: abs(intent.action[0] - 300 * STEP_DEG) < 0.2).engaged
     device.close()
@@ -134,11 +134,12 @@ def test_a_leader_leads_a_follower(bus: FeetechBus, tmp_path: Path) -> None:
         assert robot.read().state == pytest.approx(np.append(np.zeros(5), 50), abs=1.0)
         assert max(steps) < 0.3 * 176 * 0.1 + 1, "no jump"
         bus.move(3, 2200)
-        end = time.monotonic() + 3
+        end = time.monotonic() + 60
         while abs(robot.read().state[2] - 200 * STEP_DEG) > 0.5:
             assert time.monotonic() < end
             device.see(pose_of(robot.spec, robot.read().state))
-            human.hear(Operator("arm", "command", tuple(map(float, device.read().action))))
+            if (action := device.read().action) is not None:
+                human.hear(Operator("arm", "command", tuple(map(float, action))))
             if (command := human.command(executed)) is not None:
                 executed = robot.write(command).executed
             time.sleep(0.02)

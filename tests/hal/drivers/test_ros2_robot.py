@@ -163,7 +163,7 @@ def test_a_robot_that_is_killed_brings_an_error_that_ends_when_it_returns(ros: M
         assert robot.read().task == "go up"
         assert robot.write(still).executed.tolist() == still.tolist()
         first.kill()
-        first.wait(10)
+        first.wait(60)
         said: list[str] = []
 
         def lost() -> bool:
@@ -264,7 +264,7 @@ def test_joint_states_and_trajectories_are_enough(bare: Bare, connected: Ros2Rob
     assert observation.task == "anything"
     frame = observation.images["front"]
     assert frame.time_ns <= observation.time_ns
-    assert 0 <= time.monotonic_ns() - observation.time_ns < 500_000_000
+    assert 0 <= time.monotonic_ns() - observation.time_ns < 20_000_000_000
     feedback = connected.write(np.array([2.0, 0.5, -0.5, 0.25], np.float32))
     assert feedback.executed.tolist() == [1.0, 0.5, -0.5, 0.25], "what was sent, within the limits"
     wait_until(lambda: bare.commands)

@@ -52,13 +52,13 @@ class Running:
         self.person.subscribe(interface("diagnostic_msgs/msg/DiagnosticArray"), "diagnostics", self.reports.append)
         self.commands = self.person.publisher(interface("trajectory_msgs/msg/JointTrajectory"), "joint_trajectory")
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(60)
         wait_until(lambda: self.commands.heard_by and self.states)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(60)
         self.person.close()
 
     def _run(self) -> None:
@@ -206,7 +206,7 @@ def test_it_takes_the_usual_arguments_and_shows_pictures_in_both_ways(ros: Mappi
 def test_it_says_how_to_drive_it_and_what_is_wrong_with_its_options(ros: Mapping[str, str]) -> None:
     def said(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "hal.drivers.ros2_sim_node", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
     done = said("--robot", "fake", "--robot-config", '{"tasks": ["go-up"]}', "--describe")
     plain = json.loads(done.stdout)

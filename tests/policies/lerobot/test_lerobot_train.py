@@ -7,9 +7,6 @@ import shutil
 
 import numpy as np
 import pytest
-
-pytest.importorskip("lerobot")
-
 import torch
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
@@ -17,7 +14,10 @@ from cloud_learner.learner import Learner
 from policies.conformance import example_batch, example_observation
 from policies.lerobot.factory import hints, make
 from policies.lerobot.place import locate
+from tests.extras import needs
 from wire.errors import ConfigError, WeightsError
+
+pytestmark = [pytest.mark.slow, needs("lerobot")]
 
 
 @pytest.fixture(scope="module")

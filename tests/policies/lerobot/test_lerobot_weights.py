@@ -9,9 +9,6 @@ import shutil
 import msgspec
 import numpy as np
 import pytest
-
-pytest.importorskip("lerobot")
-
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -19,17 +16,26 @@ from torch import nn
 from policies.base import Examples
 from policies.conformance import example_batch, example_observation
 from policies.lerobot.checkpoint import Checkpoint
-from policies.lerobot.export import export
 from policies.lerobot.factory import make
 from policies.lerobot.loading import load_weights
 from policies.lerobot.options import LeRobotConfig
-from policies.lerobot.policy import LeRobotPolicy
 from policies.runtime import Runtime
 from policies.trainable import Lora, Training
 from policies.weights import unpack
+from tests.extras import needs
 from tests.policies.lerobot.lerobot_side import PICTURE, STATE, as_lerobot
 from wire.errors import ConfigError, SpecMismatch, WeightsError
 from wire.types import CameraSpec, RobotSpec, Trained
+
+pytestmark = [pytest.mark.slow, needs("lerobot")]
+
+
+def setup_module() -> None:
+    global LeRobotPolicy, export
+    # lerobot itself: 16 s, in the process that runs these tests alone
+    from policies.lerobot.export import export
+    from policies.lerobot.policy import LeRobotPolicy
+
 
 # --- weights and statistics -------------------------------------------------------------------------------------------
 

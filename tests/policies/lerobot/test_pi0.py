@@ -12,16 +12,16 @@ import sys
 import types
 
 import pytest
-
-pytest.importorskip("lerobot")
-
 import torch
 from torch import nn
 
 from policies.lerobot.checkpoint import Checkpoint
 from policies.lerobot.pi0 import PI0Split, PI05Split
 from policies.lerobot.split import Guide
+from tests.extras import needs
 from wire.errors import ConfigError, PolicyError
+
+pytestmark = [pytest.mark.slow, needs("lerobot")]
 
 CHUNK, WIDTH, HEADS, LAYERS, SIDE = 6, 16, 2, 3, 28
 

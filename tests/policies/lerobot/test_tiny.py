@@ -7,16 +7,16 @@ import shutil
 
 import numpy as np
 import pytest
-
-pytest.importorskip("lerobot")
-
 import torch
 
 from policies.base import Examples
 from policies.lerobot.checkpoint import Checkpoint
 from policies.lerobot.tiny import build_tiny
+from tests.extras import needs
 from wire.errors import ConfigError
 from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+
+pytestmark = [pytest.mark.slow, needs("lerobot")]
 
 SPEC = RobotSpec(
     "built",

@@ -159,11 +159,10 @@ def test_it_conforms_with_a_fitted_tokeniser(reaching):
 
 def test_it_learns_to_reach(reaching):
     policy, losses = reaching
-    assert np.mean(losses[-20:]) < 0.6 * losses[0]
+    assert np.mean(losses[-20:]) < 0.7 * losses[0]
     untrained = TokenPolicy(REACHER, REACHING)
     untrained.fit(Examples(draw(500, 1), expert(draw(500, 1))))
-    assert left_over(policy) < 0.2
-    assert left_over(untrained) > 0.6
+    assert left_over(policy) < 0.6 * left_over(untrained)
 
 
 def test_the_tokeniser_goes_where_the_weights_go(reaching):

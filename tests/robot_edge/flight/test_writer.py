@@ -15,7 +15,7 @@ from robot_edge.flight.writer import Writer
 from tests.robot_edge.flight.bench import Bench, make_loop
 
 
-def until(condition: object, patience_s: float = 5.0) -> None:
+def until(condition: object, patience_s: float = 60.0) -> None:
     deadline = time.monotonic() + patience_s
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, "it did not happen"
@@ -95,19 +95,16 @@ def test_a_slow_disk_costs_ticks_of_the_record_and_no_time(tmp_path: Path, monke
     write = Writer._write
 
     def slow(self: Writer, data: bytes) -> None:
-        go.wait(10.0)
+        go.wait(60)
         write(self, data)
 
     monkeypatch.setattr(Writer, "_write", slow)
     bench = Bench(tmp_path, flush_s=0.01, queue_ticks=30).ready().fly(20)
     time.sleep(0.1)
     go.clear()
-    longest = 0.0
-    for _ in range(300):
-        began = time.perf_counter()
-        bench.fly(1)
-        longest = max(longest, time.perf_counter() - began)
-    assert longest < 1.0
+    began = time.monotonic()
+    bench.fly(300)
+    assert time.monotonic() - began < 50.0, "nobody waited for the disk, which takes 60 s"
     assert 150 < bench.flight.lost < 300
     go.set()
     time.sleep(0.1)
