@@ -25,6 +25,7 @@ acceleration over velocity. Standing still is always among what is allowed, as s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -70,29 +71,33 @@ class Wall(NamedTuple):
     high: float
 
 
+class Axis(NamedTuple):
+    """The limits of one action dimension, as plain numbers: a handful of them costs less so than as arrays."""
+
+    absolute: bool
+    scale: float
+    """action units per unit of speed: the period, 1 for a velocity"""
+    slowest: float
+    """lowest speed, -inf where nothing limits it"""
+    fastest: float
+    change: float
+    """how much the speed may change in one period, inf where nothing limits it"""
+    braking: float
+    """the change counted on for braking: a little less than `change`, because actions and measurements are float32 and
+    must not need a harder braking by being rounded"""
+    low: float
+    """bounds of an absolute dimension, with those of the workspace; -inf for the others"""
+    high: float
+
+
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`SafetyLimits` as arrays of one spec: made once by `make_guard`, read at every tick."""
+    """`SafetyLimits` of one spec: made once by `make_guard`, read at every tick."""
 
     spec: RobotSpec
     period_s: float
-    absolute: np.ndarray
-    """bool[da]"""
-    scale: np.ndarray
-    """float64[da]: action units per unit of speed: the period, 1 for a velocity"""
-    slowest: np.ndarray
-    """float64[da]: lowest speed, -inf where nothing limits it"""
-    fastest: np.ndarray
-    """float64[da]"""
-    change: np.ndarray
-    """float64[da]: how much the speed may change in one period, inf where nothing limits it"""
-    braking: np.ndarray
-    """float64[da]: the change counted on for braking: a little less than `change`, because actions and measurements are
-    float32 and must not need a harder braking by being rounded"""
-    low: np.ndarray
-    """float64[da]: bounds of absolute dimensions, with those of the workspace; -inf for the others"""
-    high: np.ndarray
-    """float64[da]"""
+    axes: tuple[Axis, ...]
+    """of each action dimension"""
     walls: tuple[Wall, ...]
     """the workspace of what delta and velocity dimensions move"""
 
@@ -127,19 +132,11 @@ def make_guard(spec: RobotSpec, limits: SafetyLimits) -> Guard:
             walls.append(wall)
             grain[wall.action] += _grain(max(abs(wall.low), abs(wall.high))) / abs(wall.gain) / period_s
     change = np.array([limits.acceleration.get(name, np.inf) for name in actions], float) * period_s
-    return Guard(
-        spec=spec,
-        period_s=period_s,
-        absolute=absolute,
-        scale=scale,
-        slowest=np.where(absolute, -velocity, np.maximum(-velocity, np.minimum(0, bound_low / scale))),
-        fastest=np.where(absolute, velocity, np.minimum(velocity, np.maximum(0, bound_high / scale))),
-        change=change,
-        braking=np.maximum(change - 2 * grain, change / 2),
-        low=low,
-        high=high,
-        walls=tuple(walls),
-    )
+    slowest = np.where(absolute, -velocity, np.maximum(-velocity, np.minimum(0, bound_low / scale)))
+    fastest = np.where(absolute, velocity, np.minimum(velocity, np.maximum(0, bound_high / scale)))
+    braking = np.maximum(change - 2 * grain, change / 2)
+    columns = (each.tolist() for each in (absolute, scale, slowest, fastest, change, braking, low, high))
+    return Guard(spec, period_s, tuple(map(Axis._make, zip(*columns, strict=True))), tuple(walls))
 
 
 def standing(executed: np.ndarray) -> Moving:
@@ -150,8 +147,8 @@ def standing(executed: np.ndarray) -> Moving:
 
 def speed_of(guard: Guard, action: np.ndarray, executed: np.ndarray) -> np.ndarray:
     """float64[da]: how fast each dimension moves with `action` after `executed`, both float32[da]."""
-    action = np.asarray(action, np.float64)
-    return np.where(guard.absolute, action - np.asarray(executed, np.float64), action) / guard.scale
+    pairs = zip(guard.axes, action.tolist(), executed.tolist(), strict=True)
+    return np.array([(now - before if axis.absolute else now) / axis.scale for axis, now, before in pairs])
 
 
 def moved(guard: Guard, moving: Moving, executed: np.ndarray) -> Moving:
@@ -165,21 +162,19 @@ def limited(guard: Guard, moving: Moving, action: np.ndarray, state: np.ndarray 
     `state`: float32[ds], where the robot is, for the walls of delta and velocity dimensions. Where it is not known (no
     state, NaN) such a dimension brakes. Raises `InvalidData` for an action that is no number or has another shape.
     """
-    wanted = limit_action(guard.spec, action).astype(np.float64)
-    inward, outward, unknown = _distances(guard, moving.executed, state)
-    wanted[unknown] = 0.0
-    least, most = moving.speed - guard.change, moving.speed + guard.change
-    brakes = _stoppable(inward, guard), _stoppable(outward, guard)
-    slowest = np.clip(np.clip(guard.slowest, least, most), -brakes[0], brakes[1])
-    fastest = np.clip(np.clip(guard.fastest, least, most), -brakes[0], brakes[1])
-    origin = np.where(guard.absolute, moving.executed.astype(np.float64), 0.0)
-    low, high = origin + slowest * guard.scale, origin + fastest * guard.scale
-    chosen = np.clip(wanted, low, high)
-    rounded = chosen.astype(np.float32)
-    # Rounding to float32 must not lead back over the limit.
-    rounded = np.where(rounded > high, np.nextafter(rounded, np.float32(-np.inf)), rounded)
-    rounded = np.where(rounded < low, np.nextafter(rounded, np.float32(np.inf)), rounded)
-    return limit_action(guard.spec, rounded)
+    wanted = limit_action(guard.spec, action).tolist()
+    executed, speeds = moving.executed.tolist(), moving.speed.tolist()
+    ahead = _walls_ahead(guard, state)
+    chosen = []
+    for i, axis in enumerate(guard.axes):
+        target, origin, down, up = wanted[i], 0.0, math.inf, math.inf
+        if axis.absolute:
+            origin, down, up = executed[i], max(executed[i] - axis.low, 0.0), max(axis.high - executed[i], 0.0)
+        elif i in ahead:
+            down, up, known = ahead[i]
+            target = target if known else 0.0
+        chosen.append(_nearest_allowed(axis, target, origin, speeds[i], down, up, guard.period_s))
+    return limit_action(guard.spec, np.array(chosen, np.float32))
 
 
 def braked(guard: Guard, moving: Moving, state: np.ndarray | None = None) -> np.ndarray:
@@ -239,32 +234,50 @@ def check_age(what: str, time_ns: int, now_ns: int, limit_s: float, ahead_s: flo
         )
 
 
-def _distances(guard: Guard, executed: np.ndarray, state: np.ndarray | None) -> tuple[np.ndarray, ...]:
-    """float64[da] way left down and up, in action units (inf without a bound), and bool[da] where nobody knows."""
-    down = np.where(guard.absolute, np.maximum(executed - guard.low, 0.0), np.inf)
-    up = np.where(guard.absolute, np.maximum(guard.high - executed, 0.0), np.inf)
-    unknown = np.zeros(len(down), bool)
+def _nearest_allowed(
+    axis: Axis, wanted: float, origin: float, speed: float, down: float, up: float, period_s: float
+) -> float:
+    """What comes nearest to `wanted` in one dimension, as a number that float32 has.
+
+    `origin`: where speed 0 leads; `down` and `up`: the way left, in action units, inf without a bound.
+    """
+    least, most = speed - axis.change, speed + axis.change
+    back, forth = -_stoppable(down, axis.braking, period_s), _stoppable(up, axis.braking, period_s)
+    slowest = min(max(min(max(axis.slowest, least), most), back), forth)
+    fastest = min(max(min(max(axis.fastest, least), most), back), forth)
+    low, high = origin + slowest * axis.scale, origin + fastest * axis.scale
+    rounded = float(np.float32(min(max(wanted, low), high)))
+    # Rounding to float32 must not lead back over the limit.
+    if rounded > high:
+        rounded = float(np.nextafter(np.float32(rounded), np.float32(-np.inf)))
+    if rounded < low:
+        rounded = float(np.nextafter(np.float32(rounded), np.float32(np.inf)))
+    return rounded
+
+
+def _walls_ahead(guard: Guard, state: np.ndarray | None) -> dict[int, tuple[float, float, bool]]:
+    """By action dimension: the way left down and up to its walls, in action units, and whether all of it is known."""
+    ahead: dict[int, tuple[float, float, bool]] = {}
     for wall in guard.walls:
-        at = float(state[wall.state]) if state is not None else np.nan
-        if not np.isfinite(at):
-            unknown[wall.action] = True
-            continue
-        ways = max(0.0, at - wall.low), max(0.0, wall.high - at)
-        below, above = ways if wall.gain > 0 else ways[::-1]
-        down[wall.action] = min(down[wall.action], below / abs(wall.gain))
-        up[wall.action] = min(up[wall.action], above / abs(wall.gain))
-    return down, up, unknown
+        down, up, known = ahead.get(wall.action, (math.inf, math.inf, True))
+        at = float(state[wall.state]) if state is not None else math.nan
+        if math.isfinite(at):
+            ways = max(0.0, at - wall.low), max(0.0, wall.high - at)
+            below, above = ways if wall.gain > 0 else ways[::-1]
+            ahead[wall.action] = min(down, below / abs(wall.gain)), min(up, above / abs(wall.gain)), known
+        else:
+            ahead[wall.action] = down, up, False
+    return ahead
 
 
-def _stoppable(distance: np.ndarray, guard: Guard) -> np.ndarray:
-    """float64[da]: the highest speed from which the robot can stop within `distance`; the module says how."""
-    brakes = np.isfinite(guard.braking)
-    change = np.where(brakes, guard.braking, 1.0)
-    way = np.where(np.isfinite(distance), distance, 0.0)
-    steps = np.ceil((np.sqrt(1 + 8 * way / (guard.period_s * change)) - 1) / 2)
-    steps = np.where(brakes, np.maximum(steps, 1), 1)
-    speed = way / (guard.period_s * steps) + np.where(brakes, change * (steps - 1) / 2, 0.0)
-    return np.where(np.isfinite(distance), speed, np.inf)
+def _stoppable(distance: float, braking: float, period_s: float) -> float:
+    """The highest speed from which the robot can stop within `distance`; the module says how. inf where either is."""
+    if not math.isfinite(distance):
+        return math.inf
+    if not math.isfinite(braking):
+        return distance / period_s
+    steps = max(math.ceil((math.sqrt(1 + 8 * distance / (period_s * braking)) - 1) / 2), 1)
+    return distance / (period_s * steps) + braking * (steps - 1) / 2
 
 
 def _grain(size: np.ndarray | float) -> np.ndarray:

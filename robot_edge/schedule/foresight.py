@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hal.motion import Motion
-from hal.safety import Moving, SafetyLimits, braked, limited, make_guard, moved, standing
+from hal.safety import SafetyLimits, braked, limited, make_guard, moved, standing
 from wire.types import Meaning, RobotSpec
 
 _PAST = 64
@@ -48,7 +48,6 @@ class Foresight:
     def reset(self) -> None:
         """A new episode: the robot stands still and nobody has acted."""
         self._past: deque[np.ndarray] = deque(maxlen=_PAST)
-        self._moving: Moving | None = None
         self._chosen: tuple[int, np.ndarray | None, np.ndarray] | None = None
         self._drift: np.ndarray = np.zeros(len(self._low))
         self.own = True
@@ -65,10 +64,10 @@ class Foresight:
         `state`: float32[ds] as seen now. Before anything was executed nobody knows what hold is for absolute
         dimensions: those are NaN.
         """
-        if self._guard is None or self._moving is None:
+        if self._guard is None or not self._past:
             return self._clipped(wanted)
         coming = np.empty((len(wanted), len(self._low)), np.float32)
-        moving = self._moving
+        moving = moved(self._guard, standing(self._past[-min(2, len(self._past))]), self._past[-1])
         for i, action in enumerate(wanted):
             if action is None:
                 coming[i] = braked(self._guard, moving, state)
@@ -98,21 +97,23 @@ class Foresight:
             # The schedule was not even asked at this tick, so somebody else was in control.
             self.own = False
         else:
-            difference = self._difference(action, *self._chosen[1:])
-            self.own = not (np.abs(difference) > self._allowed).any()
-            self._drift = np.where(self._absolute, difference, self._drift + difference)
+            self._compare(action, *self._chosen[1:])
         self._past.append(np.array(action, np.float32))
-        if self._guard is not None:
-            before = self._moving or standing(self._past[-1])
-            self._moving = moved(self._guard, before, self._past[-1])
 
-    def _difference(self, executed: np.ndarray, chosen: np.ndarray | None, state: np.ndarray) -> np.ndarray:
-        """float64[da]: executed less expected, 0 where nobody knows what to expect."""
-        expected = self._clipped([chosen])[0]
-        if self._guard is not None and (executed != expected).any():
-            # Only now the costly question is worth asking: did the limits do that?
+    def _compare(self, executed: np.ndarray, chosen: np.ndarray | None, state: np.ndarray) -> None:
+        expected = self._clipped([None])[0] if chosen is None else np.clip(chosen, self._low, self._high)
+        if not (executed != expected).any():
+            # As it mostly is, and nothing needs to be reckoned.
+            self._drift[self._absolute] = 0
+            self.own = True
+            return
+        if self._guard is not None:
+            # Did the limits do that?
             expected = self.coming([chosen], state)[0]
-        return np.where(np.isnan(expected), 0.0, executed - expected.astype(np.float64))
+        # Before anything was executed nobody knows what to expect.
+        difference = np.where(np.isnan(expected), 0.0, executed - expected.astype(np.float64))
+        self.own = not (np.abs(difference) > self._allowed).any()
+        self._drift = np.where(self._absolute, difference, self._drift + difference)
 
     def _clipped(self, wanted: Sequence[np.ndarray | None]) -> np.ndarray:
         """float32[n, da] within the spec's bounds, where nothing limits how fast the robot moves."""
