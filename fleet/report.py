@@ -15,6 +15,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import EvaluationRow
 from cloud_learner.buffer.store.store import SegmentStore
 from fleet.config import Recipe
+from fleet.machine import describe_machine
 from fleet.meters import Meters
 from fleet.paths import DataDirectory
 from robot_edge.refusals import read_refusal
@@ -71,7 +72,7 @@ def make_report(
         start_ns = versions[0].version.created_ns if versions else 0
         return {
             "recipe": recipe.name,
-            "machine": _machine(),
+            "machine": describe_machine(),
             "duration_s": round(duration_s, 1),
             "success_before": _mean(_newest(evaluations, "before")),
             "success_after": _mean(_newest(evaluations, "after")),
@@ -179,15 +180,3 @@ def _quantiles(values: list[float]) -> dict[str, float | int | None]:
         return {"p50": None, "p99": None, "count": 0}
     p50, p99 = np.percentile(values, [50, 99])
     return {"p50": round(float(p50), 4), "p99": round(float(p99), 4), "count": len(values)}
-
-
-def _machine() -> str:
-    model = "unknown processor"
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
-    except OSError:
-        model = "unknown processor"
-    return f"{model}, {os.cpu_count()} cores"

@@ -35,7 +35,9 @@ class Screen:
 
     def say(self, text: str) -> None:
         """One line that stays."""
-        (self._live.console if self._live else self._console).print(text, highlight=False)
+        # a log has lines as long as they are; only a terminal is as wide as it is
+        console = self._live.console if self._live else self._console
+        console.print(text, highlight=False, soft_wrap=self._live is None)
 
     def show(self, snapshot: dict[str, Any], parts: Mapping[str, PartState], robots: Sequence[str]) -> None:
         """The newest state. `robots`: names of those among `parts`; the gateway knows only those that came to it."""
