@@ -84,6 +84,8 @@ def _line(snapshot: dict[str, Any]) -> str:
     parts = [f"{snapshot['t_s'] / 60:5.1f} min"]
     if curve:
         parts.append(f"success {curve[-1]['mean']:.2f} (v{curve[-1]['version']})")
+    if unaided := snapshot["unaided"]:
+        parts.append(f"on their own {unaided['success']:.2f} of {unaided['episodes']} episodes")
     parts.append(f"version {version['number'] if version else 0}")
     if trainer:
         parts.append(f"{trainer['phase']}: step {trainer['gradient_steps']}, loss {trainer['loss'] or 0:.3f}")
