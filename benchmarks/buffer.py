@@ -23,7 +23,7 @@ from benchmarks.buffer_growth import At, Growth, flatness, measure_growth, rows_
 from benchmarks.buffer_ours import Ours, cache_for_all, feed_config, fill, smallest_cache
 from benchmarks.buffer_peers import Contender, Flat, LeRobot, TorchRL, versions
 from benchmarks.cpu import Others, cpu_seconds
-from benchmarks.table import Goal, Result, run
+from benchmarks.table import Goal, Result, require, run
 from cloud_learner.buffer.feeding.config import FeedConfig
 from cloud_learner.buffer.place import BufferPlace
 
@@ -67,6 +67,8 @@ QUICK = Size(
 
 def measure(quick: bool) -> Result:
     """Both kinds of data, then growth."""
+    require("tensordict", "torchrl", extra="peers")
+    require("lerobot", extra="lerobot")
     logging.basicConfig(level=logging.WARNING)
     size = QUICK if quick else FULL
     others = Others()

@@ -17,7 +17,6 @@ edges (`edge.vla.mark`), so the arm can tell when the first action arrives that 
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import shutil
 import signal
@@ -35,7 +34,7 @@ from benchmarks.cpu import Others
 from benchmarks.edge.arm import PERIOD_NS, Record
 from benchmarks.edge.children import Children, trainers
 from benchmarks.edge.measure import Measured, measure
-from benchmarks.table import Goal, Result, run
+from benchmarks.table import Goal, Result, require, run
 
 if TYPE_CHECKING:
     from benchmarks.edge.runs import Own
@@ -63,10 +62,7 @@ QUICK = Durations(12.0, 12.0, 12.0, 12.0)
 def measure_edges(quick: bool) -> Result:
     """Every edge under every condition."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    if importlib.util.find_spec("lerobot") is None:
-        raise SystemExit(
-            "benchmarks.edge_latency compares with lerobot, which is not installed: pip install 'vla-fleet[lerobot]'."
-        )
+    require("lerobot", extra="lerobot")
     # whoever ends the benchmark ends its processes, in order
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.default_int_handler)

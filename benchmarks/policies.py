@@ -25,6 +25,7 @@ import msgspec
 
 from benchmarks import table
 from benchmarks.cpu import Others
+from benchmarks.machine import label
 from benchmarks.policy_runs import cases
 from benchmarks.policy_runs.cases import Case, Variant
 from benchmarks.policy_runs.row import Job
@@ -210,7 +211,7 @@ def _on_gpu(device: str, size: str, rest: list[str]) -> int:
     sys.stdout.write(text)
     if options.json is not None:
         goals = [{"name": g.name, "value": g.value, "target": g.target, "holds": g.holds} for g in result.goals]
-        document: dict[str, Any] = {"machine": f"{name}; {table.machine()}", "command": command, "rows": result.rows}
+        document: dict[str, Any] = {"machine": f"{name}; {label()}", "command": command, "rows": result.rows}
         document |= {"more": result.more, "goals": goals, "notes": result.notes}
         options.json.write_text(json.dumps(document, indent=2) + "\n")
     if options.write:

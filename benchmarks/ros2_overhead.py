@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cpu import Others
-from benchmarks.table import Goal, Result, run
+from benchmarks.table import Goal, Result, require, run
 from hal.limits import limit_action
 from hal.robot import Feedback, Robot
 from wire.errors import FleetError
@@ -116,6 +116,7 @@ def number_of(frame: Frame) -> int:
 
 def measure(quick: bool) -> Result:
     """All arms at all rates."""
+    require("rclpy", extra="ros")
     return compare(QUICK if quick else FULL)
 
 

@@ -2,16 +2,16 @@
 
     python -m benchmarks.NAME [--quick] [--json FILE] [--write]
 
-The JSON holds `machine`, `command`, `rows`, `more` (rows by title, of further tables), `goals` (each `name`, `value`,
-`target`, `holds`) and `notes`. `--write` puts the tables into docs/results/NAME.md, with the command that made them.
+The JSON holds `machine`, `calibration_ms`, `command`, `rows`, `more` (rows by title, of further tables), `goals` (each
+`name`, `value`, `target`, `holds`) and `notes`. `--write` puts the tables into docs/results/NAME.md, with the command
+that made them.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
-import os
-import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.machine import calibration_ms, label
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 
@@ -45,16 +47,10 @@ class Result:
     """further tables, by title"""
 
 
-def machine() -> str:
-    """Processor, cores and system, as a reader of a table wants to know them."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = lines[0].split(":", 1)[1].strip() if lines else model
-    return (
-        f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    )
+def require(*modules: str, extra: str) -> None:
+    """End before anything is measured when a module that the benchmark needs is not installed."""
+    if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
+        raise SystemExit(f"this benchmark needs {', '.join(missing)}: pip install -e '.[{extra}]'")
 
 
 def interval(values: list[float]) -> str:
@@ -75,7 +71,8 @@ def run(name: str, measure: Callable[[bool], Result], arguments: list[str] | Non
     sys.stdout.write(text)
     if options.json is not None:
         document = {
-            "machine": machine(),
+            "machine": label(),
+            "calibration_ms": round(calibration_ms(), 2),
             "command": command,
             "rows": result.rows,
             "more": result.more,
@@ -91,7 +88,7 @@ def run(name: str, measure: Callable[[bool], Result], arguments: list[str] | Non
 
 def render(result: Result, command: str) -> str:
     """The result as Markdown."""
-    lines = [f"# {result.title}", "", f"`{command}` on {machine()}.", "", *_table(result.rows)]
+    lines = [f"# {result.title}", "", f"`{command}` on {label()}.", "", *_table(result.rows)]
     for title, rows in result.more.items():
         lines += ["", f"## {title}", "", *_table(rows)]
     if result.goals:

@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.table import Goal, Result, interval, run
+from benchmarks.table import Goal, Result, interval, require, run
 from benchmarks.tokenizing import data
 from benchmarks.tokenizing.bins import Bins
 from policies.tokens.config import FastConfig, ResidualVQConfig
@@ -151,6 +151,7 @@ class Found:
 
 def measure(quick: bool) -> Result:
     """All robots, then the whole body with more and less jitter."""
+    require("scipy", "tokenizers", extra="vlm")
     return compare(QUICK if quick else FULL)
 
 

@@ -301,7 +301,14 @@ class Gateway:
             if segment.last:
                 episode = self._ledger.episode(segment.episode.id)
                 human_steps = episode.human_steps if episode else 0
-                self._view.episode_done(peer, segment.episode.task, segment.outcome, human_steps)
+                self._view.episode_done(
+                    peer,
+                    segment.episode.task,
+                    segment.outcome,
+                    human_steps,
+                    version=int(segment.version.max(initial=0)),
+                    practised=segment.episode.source == "online",
+                )
 
     def _pass_to_trainers(self, fresh: Fresh) -> None:
         """Spare trainers the way to the disk; one that cannot take it now reads the segment from the store."""

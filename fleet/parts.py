@@ -9,10 +9,19 @@ from fleet.processes import THINKER
 from fleet.tuning import Tuning
 
 TRAINER, EVALUATOR, DEMONSTRATOR = "trainer", "evaluator", "demonstrator"
-MEASURERS = {"before": "evaluator-before", "after": "evaluator-after"}
-"""by label"""
-HELPERS = (TRAINER, EVALUATOR, *MEASURERS.values(), DEMONSTRATOR, THINKER)
-"""everything that is neither robot nor gateway"""
+BEFORE, AFTER = "before", "after"
+HELPERS = (TRAINER, EVALUATOR, DEMONSTRATOR, THINKER)
+"""what is neither robot nor gateway, nor measures once"""
+
+
+def minute_label(minute: float) -> str:
+    """Of a measurement of what was the newest version then."""
+    return f"minute {minute:g}"
+
+
+def measurer(label: str) -> str:
+    """Name of the part that makes a measurement."""
+    return f"{EVALUATOR}-{label.replace(' ', '-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +48,10 @@ class Parts:
         return Part(EVALUATOR, "evaluator", self._evaluator(), nice=15)
 
     def make_measurer(self, label: str, version: int) -> Part:
-        """Measures one version once; `label`: before or after."""
-        words = ["--name", MEASURERS[label], "--version", str(version), "--label", label]
-        return Part(MEASURERS[label], "evaluator", (*self._evaluator(), *words), restart=False)
+        """Measures one version once; `label`: before, after or `minute_label` of some moment."""
+        name = measurer(label)
+        words = ["--name", name, "--version", str(version), "--label", label]
+        return Part(name, "evaluator", (*self._evaluator(), *words), restart=False)
 
     def make_demonstrator(self, episodes: int) -> Part:
         words = ("demonstrate", *self._connected(), "--episodes", str(episodes))

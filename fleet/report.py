@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,17 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import EvaluationRow
 from cloud_learner.buffer.store.store import SegmentStore
 from fleet.config import Recipe
+from fleet.machine import describe_machine
 from fleet.meters import Meters
+from fleet.parts import AFTER, BEFORE, minute_label
 from fleet.paths import DataDirectory
+from fleet.quarters import quarters
 from robot_edge.refusals import read_refusal
 from robot_edge.spool import Spool
 from wire.errors import storage_error
 from wire.messages import ACTORS
 
-_SEGMENTS_AT_ONCE = 64
+_SEGMENTS_AT_ONCE, _ALL = 64, 1_000_000_000
 NOWHERE: Mapping[str, int] = {}
 
 
@@ -33,9 +36,10 @@ def write_report(
     meters: Meters,
     duration_s: float,
     elsewhere: Mapping[str, int] = NOWHERE,
+    measured_at: Iterable[float] = (),
 ) -> dict[str, Any]:
     """Write the report to `path`, whole, and return it; see `make_report`."""
-    report = make_report(data, recipe, meters, duration_s, elsewhere)
+    report = make_report(data, recipe, meters, duration_s, elsewhere, measured_at)
     temporary = path.with_suffix(".tmp")
     try:
         temporary.write_text(json.dumps(report, indent=2) + "\n")
@@ -52,8 +56,11 @@ def make_report(
     meters: Meters,
     duration_s: float,
     elsewhere: Mapping[str, int] = NOWHERE,
+    measured_at: Iterable[float] = (),
 ) -> dict[str, Any]:
     """Everything that was measured on the fleet in `data`, over all its runs but `ticks` and `duration_s`.
+
+    `measured_at`: the minutes whose newest version was measured too.
 
     `elsewhere`: steps recorded by robots whose spools are on other machines. A robot that cannot be asked what it
     recorded is named in `spools_not_seen` and counts neither as lost nor as recorded.
@@ -71,12 +78,17 @@ def make_report(
         start_ns = versions[0].version.created_ns if versions else 0
         return {
             "recipe": recipe.name,
-            "machine": _machine(),
+            "machine": describe_machine(),
             "duration_s": round(duration_s, 1),
-            "success_before": _mean(_newest(evaluations, "before")),
-            "success_after": _mean(_newest(evaluations, "after")),
-            "success_before_per_task": _tasks(_newest(evaluations, "before")),
-            "success_after_per_task": _tasks(_newest(evaluations, "after")),
+            "success_before": _mean(_newest(evaluations, BEFORE)),
+            "success_after": _mean(_newest(evaluations, AFTER)),
+            "success_before_per_task": _tasks(_newest(evaluations, BEFORE)),
+            "success_after_per_task": _tasks(_newest(evaluations, AFTER)),
+            "success_during": [
+                {"minute": minute, "version": row.number, "mean": _mean(row), "success": row.success}
+                for minute in measured_at
+                if (row := _newest(evaluations, minute_label(minute))) is not None
+            ],
             "evaluation_episodes_per_task": recipe.evaluator.final_episodes,
             "success_curve": [
                 {
@@ -90,6 +102,7 @@ def make_report(
                 if row.label == "cadence"
             ],
             "episodes": len({row.episode for row in online}),
+            "quarters": quarters(row for row in ledger.episodes(limit=_ALL) if row.source == "online"),
             "demonstrations": len({row.episode for row in _segments(ledger) if row.source == "demonstration"}),
             "interventions": totals.interventions,
             "human_steps": sum(row.human_steps for row in online),
@@ -179,15 +192,3 @@ def _quantiles(values: list[float]) -> dict[str, float | int | None]:
         return {"p50": None, "p99": None, "count": 0}
     p50, p99 = np.percentile(values, [50, 99])
     return {"p50": round(float(p50), 4), "p99": round(float(p99), 4), "count": len(values)}
-
-
-def _machine() -> str:
-    model = "unknown processor"
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
-    except OSError:
-        model = "unknown processor"
-    return f"{model}, {os.cpu_count()} cores"

@@ -35,7 +35,9 @@ class Screen:
 
     def say(self, text: str) -> None:
         """One line that stays."""
-        (self._live.console if self._live else self._console).print(text, highlight=False)
+        # a log has lines as long as they are; only a terminal is as wide as it is
+        console = self._live.console if self._live else self._console
+        console.print(text, highlight=False, soft_wrap=self._live is None)
 
     def show(self, snapshot: dict[str, Any], parts: Mapping[str, PartState], robots: Sequence[str]) -> None:
         """The newest state. `robots`: names of those among `parts`; the gateway knows only those that came to it."""
@@ -82,6 +84,8 @@ def _line(snapshot: dict[str, Any]) -> str:
     parts = [f"{snapshot['t_s'] / 60:5.1f} min"]
     if curve:
         parts.append(f"success {curve[-1]['mean']:.2f} (v{curve[-1]['version']})")
+    if unaided := snapshot["unaided"]:
+        parts.append(f"on their own {unaided['success']:.2f} of {unaided['episodes']} episodes")
     parts.append(f"version {version['number'] if version else 0}")
     if trainer:
         parts.append(f"{trainer['phase']}: step {trainer['gradient_steps']}, loss {trainer['loss'] or 0:.3f}")

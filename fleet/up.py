@@ -6,13 +6,12 @@ import contextlib
 import json
 import logging
 import signal
-import socket
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,7 +20,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from fleet.backend import Backend, LocalBackend, changes
 from fleet.config import Recipe
 from fleet.meters import Meters
-from fleet.parts import DEMONSTRATOR, HELPERS, MEASURERS, Parts
+from fleet.parts import AFTER, BEFORE, DEMONSTRATOR, HELPERS, Parts, measurer, minute_label
 from fleet.paths import DataDirectory, Identity
 from fleet.policy_build import Building
 from fleet.policy_trial import try_policy
@@ -29,7 +28,7 @@ from fleet.processes import THINKER
 from fleet.recipes import get_recipe
 from fleet.report import write_report
 from fleet.table import Screen
-from fleet.tuning import Tuning
+from fleet.up_options import EVERYWHERE, Options, check_options, free_port
 from robot_edge.edge import DRAIN_S
 from robot_edge.refusals import Refusals
 from wire.errors import ConfigError, FleetError
@@ -42,36 +41,6 @@ FINAL_EVALUATION_S = 900.0
 USUAL_ROBOTS = 3
 CALLERS = ("console", "teleoperator")
 """keys of the command lines that ask for robots"""
-_EVERYWHERE = ("0.0.0.0", "::", "*")
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line asked for."""
-
-    recipe: str
-    robots: int | None
-    """simulated robots of this machine; None: the usual number, or what the cluster's nodes have"""
-    minutes: float | None
-    data: Path | None
-    seed: int
-    headless: bool
-    report: Path | None
-    port: int
-    web_port: int
-    web_host: str
-    operator: bool
-    ledger: str = ""
-    store: str = ""
-    tuning: Tuning = field(default_factory=Tuning)
-    backend: str = "local"
-    """local or ray"""
-    ray_address: str = ""
-    """auto or HOST:PORT; '': a cluster of this machine alone"""
-    host: str = ""
-    """where the gateway listens; '': this machine only, or with Ray this node's address"""
-    think_server: bool = False
-    """robots think in one think server"""
 
 
 class Stopped(Exception):
@@ -82,7 +51,7 @@ class Up:
     """One run of the main job."""
 
     def __init__(self, options: Options) -> None:
-        _check(options)
+        check_options(options)
         self.options = options
         self.tuning = options.tuning
         self.recipe: Recipe = get_recipe(options.recipe, options.seed)
@@ -96,6 +65,8 @@ class Up:
         self._edges: list[str] = []
         self._think = ""
         self._asked = 0
+        self._newest_version = 0
+        self._at_minute: dict[float, int] = {}
 
     def run(self) -> int:
         """Everything from the checks to the report; the exit status."""
@@ -111,16 +82,16 @@ class Up:
             return 0
         with self.data.prepare(identity):
             self.data.keep_buffer_at(options.ledger, options.store)
-            make_keys(self.data.keys, [GATEWAY, *HELPERS, *CALLERS])
+            make_keys(self.data.keys, [GATEWAY, *HELPERS, *self._measurers, *CALLERS])
             with self._backend() as (self.backend, reached):
                 # Ray puts its own handlers there.
                 self._listen()
                 host = options.host or reached
-                port = _free_port(options.port, host, "--port")
-                web_port = _free_port(options.web_port, options.web_host, "--web-port")
-                address = f"tcp://{reached if host in _EVERYWHERE else host}:{port}"
+                port = free_port(options.port, host, "--port")
+                web_port = free_port(options.web_port, options.web_host, "--web-port")
+                address = f"tcp://{reached if host in EVERYWHERE else host}:{port}"
                 self.parts = Parts(self.recipe.name, address, options.seed, options.operator, self.tuning)
-                shown = "127.0.0.1" if options.web_host in ("", *_EVERYWHERE) else options.web_host
+                shown = "127.0.0.1" if options.web_host in ("", *EVERYWHERE) else options.web_host
                 self.page = f"http://{shown}:{web_port}"
                 self.screen = Screen(self.page, self.recipe, self.data.root, headless=options.headless)
                 return self._watched(lambda: self._work(host, port, web_port))
@@ -141,7 +112,8 @@ class Up:
             self.screen.close()
         if self.options.report is not None and status == 0:
             duration_s = time.monotonic() - started
-            write_report(self.options.report, self.data, self.recipe, self.meters, duration_s, self._elsewhere())
+            found = self.recipe, self.meters, duration_s, self._elsewhere(), self.options.measure_at
+            write_report(self.options.report, self.data, *found)
             self.screen.say(f"report: {self.options.report}")
         return status
 
@@ -182,12 +154,26 @@ class Up:
         self._meet()
         self.screen.say(f"the page is {self.page}; Ctrl-C stops everything")
         self._await_first_version()
-        deadline = time.monotonic() + 60 * self.options.minutes if self.options.minutes is not None else None
+        started = time.monotonic()
+        deadline = started + 60 * self.options.minutes if self.options.minutes is not None else None
         while deadline is None or time.monotonic() < deadline:
             self._meet()
             self._rest(0.5, deadline)
+            self._mark((time.monotonic() - started) / 60)
         if self.options.report is not None:
             self._measure()
+
+    def _mark(self, minutes: float) -> None:
+        """Remember the newest version of the minutes that are to be measured, so many having passed."""
+        for minute in self.options.measure_at:
+            if minute <= minutes and self._newest_version:
+                self._at_minute.setdefault(minute, self._newest_version)
+
+    @property
+    def _measurers(self) -> list[str]:
+        """Parts that measure one version each, at the end."""
+        labels = [BEFORE, *map(minute_label, self.options.measure_at), AFTER]
+        return [measurer(label) for label in labels]
 
     def _build_policy(self) -> None:
         """Give every part the recipe's tiny policy; the first time it is built."""
@@ -239,17 +225,20 @@ class Up:
         return sum(episode.outcome != "" for episode in episodes)
 
     def _measure(self) -> None:
-        """Robots and trainer end, then the first and the newest version are measured with the machine to themselves."""
+        """Robots and trainer end, then versions are measured with the machine to themselves: the first, those of
+        `measure_at`, and the newest. Their scenes are the same."""
         self.screen.say("time is up: robots stop, then the first and the newest version are measured …")
         self._stop_robots()
         self.backend.stop(list(HELPERS), 20.0)
         newest = self.snapshot()["version"]
         if newest is None:
             return
-        for label, number in (("before", 1), ("after", newest["number"])):
+        wanted = {BEFORE: 1, AFTER: newest["number"]}
+        wanted |= {minute_label(minute): number for minute, number in self._at_minute.items()}
+        for label, number in wanted.items():
             self.backend.start(self.parts.make_measurer(label, number))
         deadline = time.monotonic() + FINAL_EVALUATION_S
-        while not all(self._ended(name) for name in MEASURERS.values()):
+        while not all(self._ended(measurer(label)) for label in wanted):
             self._rest(0.5, None)
             if time.monotonic() > deadline:
                 raise FleetError(f"the final evaluation took more than {FINAL_EVALUATION_S:.0f} s and was given up.")
@@ -257,7 +246,7 @@ class Up:
 
     def _finish(self) -> None:
         self._stop_robots()
-        self.backend.stop(list(HELPERS), 20.0)
+        self.backend.stop([*HELPERS, *self._measurers], 20.0)
         self.backend.stop(["gateway"], 10.0)
 
     def _stop_robots(self) -> None:
@@ -312,6 +301,8 @@ class Up:
             log.debug("no snapshot: %s", error)
             return
         self.meters.take(snapshot)
+        if snapshot["version"] is not None:
+            self._newest_version = snapshot["version"]["number"]
         for event in snapshot["events"]:
             if event["kind"] == "refused" and (line := self._refusals.line(event["robot"], event["text"])):
                 self.screen.say(line)
@@ -358,30 +349,3 @@ class Up:
 def run_up(options: Options) -> int:
     """Run the main job; the exit status."""
     return Up(options).run()
-
-
-def _check(options: Options) -> None:
-    """Raises `ConfigError` for options that contradict each other."""
-    if options.backend not in ("local", "ray"):
-        raise ConfigError(f"--backend {options.backend}: there are local and ray.")
-    if options.backend == "local" and options.ray_address:
-        raise ConfigError(f"--ray-address {options.ray_address} needs --backend ray.")
-    if options.ray_address and options.robots is not None:
-        raise ConfigError(
-            f"--robots {options.robots} with --ray-address {options.ray_address}: the cluster's nodes say which robots "
-            "there are. Leave --robots out, and start nodes with `vla-fleet ray-node --robots NAME,NAME`."
-        )
-
-
-def _free_port(port: int, host: str, option: str) -> int:
-    """`port` if it is free, any free one for 0. Raises `ConfigError` that names the option to change."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("" if host in _EVERYWHERE else host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"port {port} on {host} cannot be used: {error.strerror}. Stop the program that uses it or choose "
-                f"another with {option} (0 takes a free one)."
-            ) from error
-        return probe.getsockname()[1]

@@ -44,6 +44,16 @@ def up(
     seed: Seed = 0,
     headless: Annotated[bool, typer.Option("--headless", help="Lines instead of a live table.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write what was measured to this JSON file.")] = None,
+    measure_at: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0.0,
+            metavar="MIN",
+            show_default=False,
+            help="For the report, also measure what is the newest version after MIN minutes, once the run is over; may "
+            "be repeated.",
+        ),
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Gateway port; 0 takes a free one.")] = PORT,
     web_port: Annotated[int, typer.Option(min=0, max=65535, help="Page port; 0 takes a free one.")] = WEB_PORT,
     web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1",
@@ -74,7 +84,8 @@ def up(
 ) -> None:
     """Run the whole loop: gateway, trainer, evaluator and robots, on this machine or on a Ray cluster."""
     from fleet.tuning import Tuning
-    from fleet.up import Options, run_up
+    from fleet.up import run_up
+    from fleet.up_options import Options
 
     tuning = Tuning(strategy, delay, speed_up, policy=policy, policy_config=policy_config)
     options = Options(
@@ -96,6 +107,7 @@ def up(
         ray_address=ray_address,
         host=host,
         think_server=think_server,
+        measure_at=tuple(measure_at or ()),
     )
     raise typer.Exit(run_up(options))
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloud_learner.operator.cards import LOST_AFTER_S, Seen, finite, job_line, make_card
+from cloud_learner.operator.unaided import UnaidedSuccess
 from wire.clock import Clock, MonotonicClock
 from wire.fleet_messages import JobState, RobotState
 from wire.messages import Applied, EdgeStatus, Evaluation, Operator, Preview, TrainerStatus
@@ -25,7 +26,6 @@ MAX_EVENTS = 100
 MAX_WISHES = 512
 MAX_VERSIONS = 64
 _SAMPLES = 512
-_BESIDE = ("before", "after", "canary")
 
 _MODE_EVENTS = {
     ("", "human"): ("intervention", "a person took over"),
@@ -64,6 +64,7 @@ class FleetView:
         self._curve: list[dict[str, Any]] = []
         self._curve_revision = 0
         self._measured: dict[str, dict[str, Any]] = {}
+        self._unaided = UnaidedSuccess()
         self._steps_stored = steps_stored
         self._ingest_s: deque[float] = deque(maxlen=_SAMPLES)
         self._applied_s: deque[float] = deque(maxlen=_SAMPLES)
@@ -143,14 +144,14 @@ class FleetView:
     def evaluation(self, evaluation: Evaluation, t_s: float | None = None) -> None:
         """Measured success. `cadence` goes on the curve at `t_s`, by default when the measurement began.
 
-        `before` and `after` use other seeds and `canary` other robots, so they stand beside the curve and not on it.
+        Others (`before`, `after`, `canary`, ...) use other seeds or other robots: they stand beside it.
         """
         success = {task: finite(rate) or 0.0 for task, rate in sorted(evaluation.success.items())}
         if not success:
             return
         point = {"version": evaluation.number, "mean": statistics.fmean(success.values()), "tasks": success}
         with self._lock:
-            if evaluation.label in _BESIDE:
+            if evaluation.label != "cadence":
                 self._measured[evaluation.label] = point | {"episodes": evaluation.episodes}
                 self._note("evaluation", f"{evaluation.label}: version {evaluation.number} at {point['mean']:.0%}")
                 return
@@ -184,9 +185,16 @@ class FleetView:
                 waiting.append((wish.robot if wish.kind == "take_over" else "", reason))
             self._note("refused", reason, wish.robot)
 
-    def episode_done(self, robot: str, task: str, outcome: str, human_steps: int) -> None:
-        """An episode has ended; `human_steps` of it were driven by a person."""
+    def episode_done(
+        self, robot: str, task: str, outcome: str, human_steps: int, *, version: int = 0, practised: bool = False
+    ) -> None:
+        """An episode has ended; `human_steps` of it were driven by a person.
+
+        `practised`: a robot of the fleet worked on the policy, `version` acting last.
+        """
         with self._lock:
+            if practised:
+                self._unaided.add(version, outcome, helped=human_steps > 0)
             known = self._robots.get(robot)
             if known is not None:
                 known.recent.append({"task": task, "outcome": outcome, "human_steps": human_steps})
@@ -305,6 +313,7 @@ class FleetView:
                 },
                 "jobs": [job_line(job) for job in self._jobs],
                 "measured": dict(self._measured),
+                "unaided": self._unaided.summary(),
                 "curve": list(self._curve),
                 "curve_revision": self._curve_revision,
                 "events": list(self._events),

@@ -12,7 +12,7 @@ from benchmarks import table
 from benchmarks.table import Goal, Result
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = {"__init__", "table", "cpu", "prefix_scene"}
+PARTS = {"__init__", "table", "machine", "cpu", "prefix_scene"}
 PARTS |= {f"async_{part}" for part in ("data", "policy", "rollout", "statistics")}
 PARTS |= {f"buffer_{part}" for part in ("data", "growth", "ours", "peers")}
 BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in PARTS)
@@ -36,12 +36,19 @@ def test_a_run_prints_writes_and_says_whether_goals_hold(
     assert (tmp_path / "results" / "sample.md").read_text() == printed
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["command"] == "python -m benchmarks.sample --quick"
-    assert found["machine"]
+    assert found["machine"].endswith(f"calibration {found['calibration_ms']:.1f} ms")
+    assert found["machine"] in printed
     assert "## More of it\n\n| size | took |\n| --- | --- |\n| 10 | 0.5 |\n" in printed
     assert found["more"] == {"More of it": [{"size": 10, "took": 0.5}]}
     assert found["notes"] == ["a note"]
     assert found["rows"][0] == {"arm": "a", "value": 0.12345}
     assert found["goals"] == [{"name": "a above b", "value": -1.0, "target": "above 0", "holds": False}]
+
+
+def test_what_is_not_installed_is_said_first() -> None:
+    table.require("json", "numpy", extra="peers")
+    with pytest.raises(SystemExit, match=r"needs nowhere_to_be_found: pip install -e '\.\[peers\]'"):
+        table.require("json", "nowhere_to_be_found", extra="peers")
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -22,7 +22,8 @@ from fleet.policy_trial import _last_word, try_policy
 from fleet.recipes import get_recipe
 from fleet.robot_parts import edge_processes
 from fleet.tuning import Tuning
-from fleet.up import Options, Up
+from fleet.up import Up
+from fleet.up_options import Options
 from policies import registry
 from policies.base import Policy
 from policies.conformance import Check

@@ -13,7 +13,8 @@ from fleet.meters import Meters
 from fleet.paths import DataDirectory
 from fleet.recipes import get_recipe
 from fleet.report import make_report
-from fleet.up import Options, Up
+from fleet.up import Up
+from fleet.up_options import Options
 from robot_edge import edge as edge_module
 from robot_edge.edge import run_edge
 from robot_edge.refusals import Refusals, RefusalTail, not_taken, read_refusal
@@ -42,7 +43,7 @@ def test_up_says_what_a_robot_refuses(tmp_path: Path, monkeypatch: pytest.Monkey
         {"t_s": 1.0, "kind": "refused", "robot": "robot-0", "text": not_taken(2, WHY)},
         {"t_s": 2.0, "kind": "refused", "robot": "thief", "text": "refused: its key is unknown"},
     ]
-    snapshot: dict[str, Any] = {"robots": [], "events": events}
+    snapshot: dict[str, Any] = {"robots": [], "events": events, "version": None}
     monkeypatch.setattr(up, "snapshot", lambda: snapshot)
     up._look()
     events.append({"t_s": 3.0, "kind": "refused", "robot": "robot-0", "text": not_taken(3, WHY)})

@@ -11,7 +11,8 @@ import pytest
 from fleet.backend import Part, PartState
 from fleet.parts import Parts
 from fleet.tuning import Tuning
-from fleet.up import Options, Up
+from fleet.up import Up
+from fleet.up_options import Options
 from wire.errors import ConfigError, FleetError
 from wire.keys import load_pair
 
@@ -133,8 +134,27 @@ def test_robots_wait_for_the_think_server_and_follow_it(up: Up) -> None:
             {"backend": "ray", "ray_address": "auto", "robots": 2},
             "--robots 2 with --ray-address auto: the cluster's nodes say which robots there are",
         ),
+        ({"measure_at": (4.0,)}, "--measure-at needs --report FILE"),
+        ({"measure_at": (4.0,), "report": Path("r.json"), "minutes": 3.0}, "--measure-at 4: the run must take"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(tmp_path: Path, changed: dict, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         Up(replace(_options(tmp_path), **changed))
+
+
+def test_the_version_of_a_minute_is_measured_at_the_end_beside_the_first_and_the_newest(up: Up, monkeypatch) -> None:
+    up.options = replace(up.options, report=Path("report.json"), minutes=10.0, measure_at=(2.0, 4.0))
+    for minutes, newest in ((1.9, 7), (2.0, 8), (2.1, 9), (3.9, 14), (4.1, 15), (10.0, 30)):
+        up._newest_version = newest
+        up._mark(minutes)
+    monkeypatch.setattr(up, "snapshot", lambda: {"version": {"number": 30}})
+    monkeypatch.setattr(up, "_ended", lambda name: True)
+    up._measure()
+    words = [(part.name, part.words[part.words.index("--version") + 1]) for part in up.backend.started]
+    assert words == [
+        ("evaluator-before", "1"),
+        ("evaluator-after", "30"),
+        ("evaluator-minute-2", "8"),
+        ("evaluator-minute-4", "15"),
+    ]

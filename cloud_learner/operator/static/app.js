@@ -95,7 +95,7 @@ function draw() {
   setText(byId("total-applied"), duration(totals.applied_p50_s));
   drawTrainer(trainer);
   chart.update(curve, t_s);
-  chart.showMeasured(byId("measured"), state.measured);
+  chart.showMeasured(byId("measured"), state.measured, state.unaided);
   drawRobots(robots);
   drawJobs(state.jobs ?? []);
   drawEvents();

@@ -148,12 +148,13 @@ export class Chart {
     this.cursor?.setAttribute("visibility", "hidden");
   }
 
-  /** "before 12% → after 91%", measured on other seeds than the curve. */
-  showMeasured(node, measured) {
+  /** "before 12% → after 91%", measured on other seeds than the curve, and how robots do with nobody's help. */
+  showMeasured(node, measured, unaided) {
     const parts = ["before", "after"].filter((label) => measured[label]);
     const trained = parts.map((label) => `${label} training ${percent(measured[label].mean)}`).join(" → ");
     const { canary } = measured;
     const tried = canary ? `version ${canary.version} on the robots ${percent(canary.mean)}` : "";
-    setText(node, [trained, tried].filter(Boolean).join(" · "));
+    const alone = unaided ? `on their own ${percent(unaided.success)} of the last ${unaided.episodes} episodes` : "";
+    setText(node, [trained, tried, alone].filter(Boolean).join(" · "));
   }
 }

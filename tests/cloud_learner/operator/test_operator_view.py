@@ -242,3 +242,14 @@ def test_a_refused_wish_reaches_only_who_wished():
     for _ in range(1000):
         view.refuse(Operator("r1", "take_over", operator="web-3"), "taken")
     assert len(view.refusals("web-3")) == view_module.MAX_EVENTS
+
+
+def test_what_robots_do_on_their_own_stands_beside_the_measured_figure():
+    view = FleetView(ManualClock())
+    assert view.snapshot()["unaided"] is None
+    view.episode_done("demonstrator", "drawer-open", "success", 90)
+    view.episode_done("r1", "drawer-open", "success", 0, version=3, practised=True)
+    view.episode_done("r1", "drawer-open", "success", 20, version=4, practised=True)
+    assert view.snapshot()["unaided"] == {"success": 0.5, "episodes": 2, "versions": [3, 4]}
+    view.evaluation(evaluation(3, 0.8, "minute 4"))
+    assert view.snapshot()["curve"] == [], "it has other scenes than the curve"

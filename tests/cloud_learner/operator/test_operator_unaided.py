@@ -1,0 +1,18 @@
+from cloud_learner.operator.unaided import EPISODES, UnaidedSuccess
+
+
+def test_nothing_is_said_before_the_first_episode():
+    unaided = UnaidedSuccess()
+    unaided.add(1, "aborted", helped=False)
+    assert unaided.summary() is None
+
+
+def test_help_is_no_success_and_the_newest_count():
+    unaided = UnaidedSuccess()
+    for version, outcome, helped in ((1, "success", False), (2, "success", True), (3, "failure", False)):
+        unaided.add(version, outcome, helped=helped)
+    unaided.add(4, "success", helped=False)
+    assert unaided.summary() == {"success": 0.5, "episodes": 4, "versions": [1, 4]}
+    for _ in range(EPISODES):
+        unaided.add(9, "success", helped=False)
+    assert unaided.summary() == {"success": 1.0, "episodes": EPISODES, "versions": [9, 9]}
