@@ -30,8 +30,10 @@ class Run:
     """an episode ends with it"""
     rewards: tuple[float, ...]
     """one a tick"""
+    waited: int
+    """ticks before the first action"""
     starved: int
-    """ticks without an action, at which the robot held"""
+    """ticks without an action after it, at which the robot held"""
     chunks: int
     """that were made for it"""
 
@@ -95,7 +97,8 @@ class Stage:
         executed = np.zeros(spec.action_dim, np.float32)
         coming: deque[tuple[int, ChunkReply]] = deque()
         rewards: list[float] = []
-        starved = chunks = 0
+        waited = starved = chunks = 0
+        begun = False
         for tick in range(max_ticks):
             observation = robot.read()
             thinker.look(observation)
@@ -112,7 +115,9 @@ class Stage:
                 if latent is not None and not delay_ticks:
                     schedule.offer(coming.popleft()[1], tick)
             chosen = schedule.action(tick, observation)
-            starved += chosen is None
+            begun |= chosen is not None
+            waited += not begun
+            starved += begun and chosen is None
             wanted = hold_action(spec, executed) if chosen is None else chosen[0]
             feedback = robot.write(limit_action(spec, wanted))
             executed = feedback.executed
@@ -120,8 +125,8 @@ class Stage:
             self.clock.advance(spec.period_ns)
             rewards.append(feedback.reward)
             if feedback.success:
-                return Run(True, tuple(rewards), starved, chunks)
-        return Run(False, tuple(rewards), starved, chunks)
+                return Run(True, tuple(rewards), waited, starved, chunks)
+        return Run(False, tuple(rewards), waited, starved, chunks)
 
     def close(self) -> None:
         self.robot.close()

@@ -24,10 +24,10 @@ def test_a_small_run_gives_every_cell(tmp_path: Path) -> None:
     finally:
         torch.set_num_threads(threads)
     (fast,), (single,) = (found[fast_slow._cell(kind, 5.0)] for kind in fast_slow.KINDS)
-    # The first thought takes 16 ticks; from then on there is a chunk for every tick.
-    assert fast["starved"] == 17 and fast["chunks"] == 60 - 16
+    # The first thought takes 16 ticks, the first chunk one; from then on there is an action for every tick.
+    assert fast["waited"] == 17 and fast["starved"] == 0 and fast["chunks"] == 6
     # 16 ticks to think, 16 actions, and again.
-    assert single["starved"] == 32 and single["chunks"] == 2
+    assert single["waited"] == 16 and single["starved"] == 16 and single["chunks"] == 2
     assert found["act_ms"][0]["p50"] > 0
 
 

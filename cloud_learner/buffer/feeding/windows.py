@@ -34,12 +34,12 @@ The past reaches back over the segments of an episode, whoever acted. Before the
 step again, and a frame that never came is the one after it.
 
 An inference takes time, and its actions begin when the robot is elsewhere already. With `max_offset` D > 0, all from
-`tick` on therefore belongs to the step delta ~ U{0..D} after the one the frames were seen at, each sample with its own
-delta (VLASH, arXiv 2512.01031; k of them behind one image are its shared observation). A delta goes no
-farther than the steps that follow each other and may be continued over, and ends at one where a window may begin, so
-that near such an end the last step comes up more often. What a robot cannot foretell (`rolled` is False) it knows only
-as of the frames' step: these dimensions of `state` come from there, and those of `past_state` are never newer. `ahead`,
-a target and not an input, and `later_state`, which a robot reads when it is there, are whole later states.
+`tick` on therefore belongs to a step up to D after the one the frames were seen at, each sample with its own delay
+(VLASH, arXiv 2512.01031; k of them behind one image are its shared observation): drawn evenly from the delays at which
+a window may begin and before which nothing ends that may not be continued over. What a robot cannot foretell (`rolled`
+is False) it knows only as of the frames' step: these dimensions of `state` come from there, and those of `past_state`
+are never newer. `ahead`, a target and not an input, and `later_state`, which a robot reads when it is there, are whole
+later states.
 """
 
 from __future__ import annotations
@@ -191,17 +191,18 @@ def postpone(
 ) -> np.ndarray:
     """int64[b(, k)]: how many steps later than int64[b(, k)] `start` each window begins, 0 to `most`.
 
+    Evenly among those there are. Were one that there is not replaced by the last that is, half of the windows would be
+    of the ends of episodes as soon as `most` is about as long as they are.
     `online`: bool[b]. `may_begin`: `Layout.starts`. `share` of the windows are postponed at all.
     """
     reach = np.arange(most + 1)
     at = np.minimum(start[..., None] + reach, len(pool.columns["actor"]) - 1)
     source = (~online).astype(np.intp).reshape(-1, *(1,) * (at.ndim - 1))
     able = (reach < pool.columns["run"][start][..., None]) & np.array(may_begin)[source, pool.columns["actor"][at]]
-    farthest = np.maximum.accumulate(np.where(able, reach, 0), -1)
-    drawn = rng.integers(0, most + 1, size=start.shape)
+    rank = (rng.random(start.shape) * able.sum(-1)).astype(np.int64)
     if share < 1:
-        drawn[rng.random(start.shape) >= share] = 0
-    return np.take_along_axis(farthest, drawn[..., None], -1)[..., 0]
+        rank[rng.random(start.shape) >= share] = 0
+    return np.argmax(able.cumsum(-1) > rank[..., None], -1)
 
 
 def gather(

@@ -82,24 +82,24 @@ def test_all_but_the_frames_moves_on_together():
     assert batch["frame_age"].dtype == np.float32 and batch["tick"].dtype == np.int64
 
 
-def test_delays_are_uniform_where_there_is_room_and_end_where_there_is_none():
+def test_delays_are_uniform_and_end_where_there_is_no_room():
     shape = Shape(2, max_offset=4)
     delays = windows(2, shape, [HUMAN] * 40, own=20)["tick"] - 102
     np.testing.assert_allclose(np.bincount(delays) / MANY, 0.2, atol=0.02)
     # two steps later the policy takes over: nothing of what follows may be learned
     actors = [HUMAN] * 5 + [POLICY] * 2 + [HUMAN] * 20
     batch = windows(2, shape, actors, own=20)
-    assert shares(batch["tick"]) == {0: 0.2, 1: 0.2, 2: 0.6}
+    assert shares(batch["tick"]) == {0: 0.3, 1: 0.3, 2: 0.3}
     assert batch["mask"][batch["tick"] == 104].tolist()[0] == [1, 0]
     # the episode, or what is there of it, ends
-    assert shares(windows(2, shape, [HUMAN] * 4, own=4)["tick"]) == {0: 0.2, 1: 0.8}
+    assert shares(windows(2, shape, [HUMAN] * 4, own=4)["tick"]) == {0: 0.5, 1: 0.5}
     assert shares(windows(2, shape, [HUMAN] * 3, own=3)["tick"]) == {0: 1.0}
 
 
 def test_a_window_never_begins_where_it_may_not_though_it_may_go_on_there():
     shape = Shape(3, max_offset=4)
     batch = windows(2, shape, [HUMAN, HUMAN, HUMAN, SCRIPT, SCRIPT, HUMAN, SCRIPT, SCRIPT], own=8)
-    assert shares(batch["tick"]) == {0: 0.6, 3: 0.4}
+    assert shares(batch["tick"]) == {0: 0.5, 3: 0.5}
     assert batch["mask"][batch["tick"] == 102].all()
     # it may begin where it may not go on: then only there
     batch = windows(2, shape, [HUMAN] * 8, own=8, continues=lambda actor, demonstration: actor == SCRIPT)
@@ -113,7 +113,7 @@ def test_where_a_window_may_begin_depends_on_its_source():
 
     actors = [HUMAN, HUMAN, HUMAN, SCRIPT, SCRIPT, HUMAN, SCRIPT, SCRIPT]
     shape = Shape(3, max_offset=4)
-    for online, expect in ((True, {0: 0.6, 3: 0.4}), (False, dict.fromkeys(range(5), 0.2))):
+    for online, expect in ((True, {0: 0.5, 3: 0.5}), (False, dict.fromkeys(range(5), 0.2))):
         assert shares(windows(2, shape, actors, own=8, online=online, starts=starts)["tick"]) == expect
 
 
