@@ -20,6 +20,7 @@ from typing import Any
 from cloud_learner.buffer.ledger.ledger import Ledger
 from fleet.backend import Backend, LocalBackend, changes
 from fleet.config import Recipe
+from fleet.imports import by_role
 from fleet.meters import Meters
 from fleet.parts import DEMONSTRATOR, HELPERS, MEASURERS, Parts
 from fleet.paths import DataDirectory, Identity
@@ -29,6 +30,7 @@ from fleet.processes import THINKER
 from fleet.recipes import get_recipe
 from fleet.report import write_report
 from fleet.table import Screen
+from fleet.template import Template
 from fleet.tuning import Tuning
 from robot_edge.edge import DRAIN_S
 from robot_edge.refusals import Refusals
@@ -151,7 +153,8 @@ class Up:
         options, data = self.options, self.data
         simulated = tuple(f"robot-{number}" for number in range(options.robots or USUAL_ROBOTS))
         if options.backend == "local":
-            yield LocalBackend(data.root, data.logs, simulated), "127.0.0.1"
+            with Template(by_role(self.recipe, self.tuning.policy), data.logs / "template.log") as template:
+                yield LocalBackend(data.root, data.logs, simulated, start=template.starter), "127.0.0.1"
             return
         from fleet.ray_backend.backend import RayBackend
         from fleet.ray_backend.cluster import connected
