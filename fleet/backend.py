@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from robot_edge.forking import Start, start_program
 from robot_edge.supervisor import Child, Supervisor
 
 _SAY_AGAIN_S = 60.0
@@ -88,7 +89,7 @@ def command(part: Part, data: Path, keys: Path | None = None) -> list[str]:
 
 
 class LocalBackend:
-    """All parts are children of this process."""
+    """All parts are processes of this machine."""
 
     def __init__(
         self,
@@ -97,14 +98,16 @@ class LocalBackend:
         robots: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
         host: str = "127.0.0.1",
+        start: Callable[[str], Start] = lambda role: start_program,
     ) -> None:
         """`robots`: names of the simulated robots of this machine; `environment`: added for every part; `host`: address
-        on which a think server listens."""
+        on which a think server listens; `start`: how a part of a role is started."""
         self._data = data
         self._logs = logs
         self._robots = dict.fromkeys(robots, "")
         self._environment = dict(environment or {})
         self._host = host
+        self._start = start
         self._addresses: dict[str, str] = {}
         self._supervisor = Supervisor([])
         self._news = News()
@@ -129,6 +132,7 @@ class LocalBackend:
             nice=part.nice,
             restart=part.restart,
             give_up_after=part.give_up_after,
+            start=self._start(part.role),
         )
         self._supervisor.start(part.name)
 

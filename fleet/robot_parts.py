@@ -9,6 +9,7 @@ from pathlib import Path
 from fleet import supplies
 from fleet.config import Recipe
 from fleet.flight import recorded
+from fleet.imports import of_edge
 from fleet.paths import DataDirectory
 from fleet.policy_trial import try_policy
 from fleet.processes import THINKER, line_to, one_thread
@@ -19,6 +20,7 @@ from hal.hosted import HostedRobot
 from hal.registry import make_operator, make_robot
 from robot_edge.desk_line import DeskLine
 from robot_edge.edge import EdgeProcesses, lines, run_control, run_edge, run_inference, run_thinker, run_uplink
+from robot_edge.forking import has_gpu, preload
 from robot_edge.frames import FramedChannel, FrameRing
 from robot_edge.process import PARENT, Lifeline, only_one
 from robot_edge.pulse import Pulse
@@ -31,6 +33,8 @@ from wire.shared_channel import SharedChannel
 from wire.zmq_channel import ZmqPair
 
 PARTS = ("robot", "control", "inference", "thinker", "uplink")
+THINKING = frozenset(("inference", "thinker"))
+"""those that run the policy"""
 
 
 def edge_processes(
@@ -65,7 +69,7 @@ def edge_processes(
     left_out |= set() if recipe.think_apart and not think else {"thinker"}
     parts = [part for part in PARTS if part not in left_out]
     commands = {part: [sys.executable, "-m", "fleet.cli", "edge-part", part, *common] for part in parts}
-    return EdgeProcesses(name, commands, data.logs)
+    return EdgeProcesses(name, commands, data.logs, THINKING if has_gpu() else frozenset())
 
 
 def run_robot(
@@ -89,6 +93,7 @@ def run_robot(
         lifeline = Lifeline()
         if not try_policy(recipe_name, tuning, 0, lambda: lifeline.cut):
             return 0
+    preload(of_edge(tuning.applied(get_recipe(recipe_name)), tuning.policy))
     return run_edge(edge)
 
 

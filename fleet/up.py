@@ -19,6 +19,7 @@ from typing import Any
 from cloud_learner.buffer.ledger.ledger import Ledger
 from fleet.backend import Backend, LocalBackend, changes
 from fleet.config import Recipe
+from fleet.imports import by_role
 from fleet.meters import Meters
 from fleet.parts import AFTER, BEFORE, DEMONSTRATOR, HELPERS, Parts, measurer, minute_label
 from fleet.paths import DataDirectory, Identity
@@ -28,6 +29,7 @@ from fleet.processes import THINKER
 from fleet.recipes import get_recipe
 from fleet.report import write_report
 from fleet.table import Screen
+from fleet.template import Template
 from fleet.up_options import EVERYWHERE, Options, check_options, free_port
 from robot_edge.edge import DRAIN_S
 from robot_edge.refusals import Refusals
@@ -123,7 +125,8 @@ class Up:
         options, data = self.options, self.data
         simulated = tuple(f"robot-{number}" for number in range(options.robots or USUAL_ROBOTS))
         if options.backend == "local":
-            yield LocalBackend(data.root, data.logs, simulated), "127.0.0.1"
+            with Template(by_role(self.recipe, self.tuning.policy), data.logs / "template.log") as template:
+                yield LocalBackend(data.root, data.logs, simulated, start=template.starter), "127.0.0.1"
             return
         from fleet.ray_backend.backend import RayBackend
         from fleet.ray_backend.cluster import connected

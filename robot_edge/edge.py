@@ -18,6 +18,7 @@ from hal.host_watch import Bound, CallLimits
 from hal.priority import real_time
 from hal.robot import ROBOT
 from robot_edge.flight.recorder import FlightRecorder
+from robot_edge.forking import start_fork, start_program
 from robot_edge.inference import Inference
 from robot_edge.loop import ControlLoop
 from robot_edge.process import Lifeline
@@ -138,13 +139,17 @@ class EdgeProcesses:
     starts and stops.
     """
 
-    def __init__(self, name: str, commands: dict[str, list[str]], logs: Path) -> None:
+    def __init__(
+        self, name: str, commands: dict[str, list[str]], logs: Path, unforked: frozenset[str] = frozenset()
+    ) -> None:
         """Only stores. Each of `commands` (by role: robot, control, inference, thinker, uplink) gets `--run-dir DIR`
-        added, where their lines meet; `logs`: directory of one log for each."""
+        added, where their lines meet; `logs`: directory of one log for each; `unforked`: roles that are always started
+        as new programs, where the others may be forks of this process (`robot_edge.forking`)."""
         self.name = name
         self.children = Supervisor([])
         self._commands = commands
         self._logs = logs
+        self._unforked = unforked
         self._held = contextlib.ExitStack()
         self._place: Path | None = None
 
@@ -212,6 +217,7 @@ class EdgeProcesses:
             nice={"robot": -10, "control": -10, "inference": -5}.get(role, 0),
             # A robot that is switched off for an hour comes back by itself.
             give_up_after=0,
+            start=start_program if role in self._unforked else start_fork,
         )
 
 

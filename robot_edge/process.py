@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator
@@ -20,19 +21,37 @@ log = logging.getLogger(__name__)
 PARENT = "VLA_FLEET_PARENT"
 """environment variable in which a supervisor gives its process id to its children"""
 
+_watched: select.poll | None = None
+
+
+def watch(supervisor: int) -> None:
+    """Have every `Lifeline` of this process watch the descriptor (pidfd) `supervisor`.
+
+    For a process that is not its supervisor's own child.
+    """
+    global _watched
+    _watched = select.poll()
+    _watched.register(supervisor, select.POLLIN)
+
 
 class Lifeline:
     """`cut` turns true when this process should finish: it was asked to, or the supervisor that started it is gone."""
 
     def __init__(self) -> None:
         self._parent = int(os.environ.get(PARENT, "0"))
+        self._watched = _watched
         self._asked = False
         signal.signal(signal.SIGTERM, self._ask)
         signal.signal(signal.SIGINT, self._ask)
 
     @property
     def cut(self) -> bool:
-        return self._asked or (self._parent != 0 and os.getppid() != self._parent)
+        return self._asked or self._alone()
+
+    def _alone(self) -> bool:
+        if self._watched is not None:
+            return bool(self._watched.poll(0))
+        return self._parent != 0 and os.getppid() != self._parent
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True

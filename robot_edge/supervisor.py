@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hal.priority import set_niceness
+from robot_edge.forking import Process, Start, start_program
 from robot_edge.process import PARENT
 from wire.errors import storage_error
 
@@ -37,7 +37,8 @@ class Child:
     """start it again when it ends by itself"""
     give_up_after: int = 5
     """deaths in a row, each soon after its start, after which it is left dead and `failed` says so; 0: never"""
-    process: subprocess.Popen[bytes] | None = None
+    start: Start = start_program
+    process: Process | None = None
     starts: int = 0
     deaths_in_a_row: int = 0
     started_s: float = 0.0
@@ -49,11 +50,12 @@ class Child:
     @property
     def pid(self) -> int:
         """Process id while it runs, else 0."""
-        return self.process.pid if self.process is not None and self.process.poll() is None else 0
+        return self.process.pid if self.process is not None and self.running else 0
 
     @property
     def running(self) -> bool:
-        return self.pid != 0
+        """From the moment it is asked for."""
+        return self.process is not None and self.process.poll() is None
 
 
 class Supervisor:
@@ -70,19 +72,12 @@ class Supervisor:
             output = child.log_file.open("ab")
         except OSError as error:
             raise storage_error(error, f"starting {name}", child.log_file) from error
+        environment = {**os.environ, **child.environment, PARENT: str(os.getpid())}
+        niceness = os.getpriority(os.PRIO_PROCESS, 0) + child.nice
         with output:
-            child.process = subprocess.Popen(
-                child.command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **child.environment, PARENT: str(os.getpid())},
-                # Ctrl-C goes to the parent alone; it ends its children in order.
-                start_new_session=True,
-            )
+            child.process = child.start(child.command, environment, output.fileno(), niceness)
         child.started_s = time.monotonic()
         child.starts += 1
-        _set_nice(child)
 
     def turn(self) -> list[str]:
         """Start dead children again; returns the names of those that died since the last call."""
@@ -136,12 +131,6 @@ class Supervisor:
                 child.process.wait()
         for name in names:
             self.children[name].process = None
-
-
-def _set_nice(child: Child) -> None:
-    if child.nice == 0:
-        return
-    set_niceness(child.pid, os.getpriority(os.PRIO_PROCESS, 0) + child.nice)
 
 
 def _ending(code: int) -> str:
