@@ -19,7 +19,16 @@ from hal.host import CallLimits, run_host
 from hal.hosted import HostedRobot
 from hal.registry import make_operator, make_robot
 from robot_edge.desk_line import DeskLine
-from robot_edge.edge import EdgeProcesses, lines, run_control, run_edge, run_inference, run_thinker, run_uplink
+from robot_edge.edge import (
+    EdgeProcesses,
+    lines,
+    record_line,
+    run_control,
+    run_edge,
+    run_inference,
+    run_thinker,
+    run_uplink,
+)
 from robot_edge.forking import has_gpu, preload
 from robot_edge.frames import FramedChannel, FrameRing
 from robot_edge.process import PARENT, Lifeline, only_one
@@ -126,7 +135,7 @@ def run_edge_part(
             case "thinker":
                 _thinker(recipe, run_directory)
             case _:
-                _uplink(data, name, run_directory, gateway, keys)
+                _uplink(recipe, data, name, run_directory, gateway, keys)
 
 
 def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
@@ -142,7 +151,7 @@ def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
 
 def _control(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path, operated: bool, site: str) -> None:
     clock, patience = MonotonicClock(), recipe.loop.driver
-    uplink = Pulse(ZmqPair(lines(run_directory)["uplink-control"], bind=False), clock)
+    uplink = Pulse(record_line(run_directory, recipe.spec, uplink=False), clock)
     hosted = None
     if recipe.hosted:
         hosted = HostedRobot(
@@ -154,7 +163,7 @@ def _control(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path
             meanwhile=uplink.beat,
         )
     ring = FrameRing(run_directory / "frames", recipe.spec, write=True)
-    inference = FramedChannel(SharedChannel(run_directory / "inference-control", bind=False), ring)
+    inference = FramedChannel(SharedChannel(run_directory / "inference-control", bind=False, polls=True), ring)
     with recorded(recipe, name, data.edge(name) / "flight", operated=operated) as flight:
         loop = supplies.make_control(
             recipe, name, uplink, inference, clock, operated=operated, robot=hosted, operator=hosted, flight=flight
@@ -204,14 +213,15 @@ def _thinker(recipe: Recipe, run_directory: Path) -> None:
     ring.close()
 
 
-def _uplink(data: DataDirectory, name: str, run_directory: Path, gateway: str, keys: Path) -> None:
+def _uplink(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path, gateway: str, keys: Path) -> None:
     ends = lines(run_directory)
-    control = ZmqPair(ends["uplink-control"], bind=True)
+    control = record_line(run_directory, recipe.spec, uplink=True)
     inference = ZmqPair(ends["uplink-inference"], bind=True)
     desk = ZmqPair(ends["uplink-desk"], bind=True)
     with line_to(gateway, name, keys) as channel:
         uplink = supplies.make_uplink(name, data.edge(name), channel, control, inference)
         uplink.desk = DeskLine(name, desk)
-        run_uplink(uplink, channel, control, inference, desk)
-    for line in (control, inference, desk):
+        run_uplink(uplink, channel, inference, desk)
+    control.close()
+    for line in (inference, desk):
         line.close()

@@ -211,7 +211,7 @@ class Host:
                 seen = self.robot.read()
                 reply = saw(number, seen, self._pictures, f"{self._what}: read() gave")
                 self._seen = seen
-                return reply
+                return self._with_proposal(reply) if request.propose else reply
             case "write":
                 return did(number, self._obey(request), f"{self._what}: write() gave")
             case "propose":
@@ -243,6 +243,14 @@ class Host:
         data = b"" if action is None else np.asarray(action, np.float32).tobytes()
         progress = real(f"{self._what}: its scripted operator's progress() gave", self._operator.progress())
         return Reply(number, action=data, progress=progress)
+
+    def _with_proposal(self, reply: Reply) -> Reply:
+        """`reply` to a read with the operator's proposal: half of control's questions are saved so."""
+        try:
+            proposed = self._propose(reply.number)
+        except Exception:  # noqa: BLE001 - it must not cost the reading; asked by itself the operator says what is wrong
+            return reply
+        return msgspec.structs.replace(reply, action=proposed.action, progress=proposed.progress)
 
     # --- the robot ------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     seed: int = 0
     previews: bool = False
     """with `read`: whether anybody looks at larger pictures"""
+    propose: bool = False
+    """with `read`: answer with the scripted operator's proposal for what was read too"""
 
 
 class Picture(msgspec.Struct, frozen=True, array_like=True):
@@ -89,7 +91,8 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     success: bool = False
     action: bytes = b""
     """float32[da]: the scripted operator's, empty for none"""
-    progress: float = 0.0
+    progress: float | None = 0.0
+    """None in the answer to a read without a proposal: it has to be asked for by itself"""
     spec: RobotSpec | None = None
     pid: int = 0
 
@@ -110,6 +113,7 @@ def saw(number: int, seen: Observation, pictures: PictureBoard, what: str) -> Re
     state = np.ascontiguousarray(seen.state, np.float32)
     return Reply(
         number,
+        progress=None,
         time_ns=whole(f"{what} time_ns", seen.time_ns),
         state=state.tobytes(),
         shape=state.shape,

@@ -64,6 +64,8 @@ class HostedRobot:
         self._pictures: PictureReader | None = None
         self._progress: float | None = None
         self._previews = False
+        self._proposes = False
+        self._proposed: Reply | None = None
 
     def connect(self) -> None:
         """Attach to the host and have it connect its driver.
@@ -77,11 +79,15 @@ class HostedRobot:
 
     def reset(self, task: str, seed: int) -> None:
         """As `Robot.reset`; the host waits with it, its watchdog does not bite meanwhile."""
+        self._proposed = None
         self._call("reset", self._slow_call_s, task=task, seed=seed)
 
     def read(self) -> Observation:
         """As `Robot.read`. Raises `RobotError` when the host is gone or its driver blocks."""
-        reply = self._call("read", self._call_s, previews=self._previews)
+        self._proposed = None
+        reply = self._call("read", self._call_s, previews=self._previews, propose=self._proposes)
+        # Whoever asked for a proposal last time gets the next one with what it is for.
+        self._proposed, self._proposes = reply if reply.progress is not None else None, False
         assert self._pictures is not None
         state = np.frombuffer(reply.state, np.float32).reshape(reply.shape)
         return Observation(reply.time_ns, state, self._pictures.read(reply.views), reply.task)
@@ -90,6 +96,7 @@ class HostedRobot:
         """As `Robot.write`. An action that reaches the driver too late is not executed: the robot holds instead, and
         `Feedback.executed` says so. Raises as `read`, and `InvalidData` for what is no action."""
         data = limit_action(self.spec, action).tobytes()
+        self._proposed = None
         reply = self._call("write", self._call_s, action=data)
         return Feedback(np.frombuffer(reply.executed, np.float32), reply.reward, reply.success)
 
@@ -112,7 +119,8 @@ class HostedRobot:
 
     def propose(self, observation: Observation) -> np.ndarray | None:
         """float32[da]: what the host's scripted operator wants now. Raises `RobotError` when the host has none."""
-        reply = self._call("propose", self._call_s)
+        self._proposes = True
+        reply, self._proposed = self._proposed or self._call("propose", self._call_s), None
         self._progress = reply.progress
         return np.frombuffer(reply.action, np.float32) if reply.action else None
 
@@ -164,6 +172,7 @@ class HostedRobot:
         task: str = "",
         seed: int = 0,
         previews: bool = False,
+        propose: bool = False,
     ) -> Reply:
         line = self._socket
         if line is None:
@@ -171,7 +180,7 @@ class HostedRobot:
         number = next(self._numbers)
         sent_ns = time.monotonic_ns()
         deadline_ns = sent_ns + round(timeout_s * 1e9)
-        request = Request(number, call, sent_ns, action, task, seed, previews)
+        request = Request(number, call, sent_ns, action, task, seed, previews, propose)
         try:
             line.settimeout(timeout_s)
             # A host that closed the line may have said why before.

@@ -31,10 +31,15 @@ from wire.channel import Channel
 from wire.clock import clock_name
 from wire.errors import RobotError
 from wire.messages import Hello, Stop
+from wire.shared_channel import SharedChannel
+from wire.types import RobotSpec
 from wire.zmq_channel import ZmqClient, ZmqPair, wait_any
 
 log = logging.getLogger(__name__)
 
+POLL_S = 0.02
+"""how often the uplink looks what control has recorded"""
+_RECORD_BYTES = 4 * 2**20
 DRAIN_S = 15.0
 """how long an edge that is asked to stop waits for the gateway to take what is left; the rest stays in the spool"""
 
@@ -42,10 +47,21 @@ DRAIN_S = 15.0
 def lines(directory: Path) -> dict[str, str]:
     """Local endpoints: `<server>-<client>`, the server binds."""
     return {
-        "uplink-control": f"ipc://{directory}/uplink-control",
         "uplink-inference": f"ipc://{directory}/uplink-inference",
         "uplink-desk": f"ipc://{directory}/uplink-desk",
     }
+
+
+def record_line(directory: Path, spec: RobotSpec, *, uplink: bool) -> SharedChannel:
+    """The uplink's or control's end of the line between them, over which all that is recorded goes.
+
+    Both look at their own pace: at every tick, and every `POLL_S`. There is room for half a second of pictures with
+    previews of four times their size.
+    """
+    pictures = sum(camera.height * camera.width * 3 for camera in spec.cameras)
+    return SharedChannel(
+        directory / "uplink-control", bind=uplink, capacity_bytes=_RECORD_BYTES + 40 * pictures, polls=True
+    )
 
 
 def control_hello(loop: ControlLoop, tasks: tuple[str, ...], site: str = "") -> Hello:
@@ -114,11 +130,11 @@ def run_thinker(thinker: ThinkProcess, line: Any) -> None:
 def run_uplink(uplink: Uplink, gateway: ZmqClient, *local: ZmqPair) -> None:
     """The uplink process; asked to stop, it stays until the spool is empty or `DRAIN_S` have passed.
 
-    `local`: its lines to other processes of this computer; a message on any of them wakes it.
+    `local`: its lines to other processes of this computer but control; a message on any of them wakes it.
     """
     lifeline = Lifeline()
     while not lifeline.cut:
-        wait_any([gateway, *local], 0.02)
+        wait_any([gateway, *local], POLL_S)
         uplink.turn()
     uplink.turn()
     uplink.control_gone()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 
 from wire.channel import Channel
+from wire.errors import TooLarge
 from wire.messages import EpisodeEnded, EpisodeStarted, FrameTaken, StepTaken
 from wire.types import Episode, Frame, Observation, Step
+
+log = logging.getLogger(__name__)
 
 _Record = EpisodeStarted | StepTaken | FrameTaken | EpisodeEnded
 
@@ -54,5 +58,16 @@ class Recorder:
         self._flush()
 
     def _flush(self) -> None:
-        while self._waiting and self._channel.send(self._waiting[0]):
+        while self._waiting and self._sent(self._waiting[0]):
             self._waiting.popleft()
+
+    def _sent(self, record: _Record) -> bool:
+        try:
+            return self._channel.send(record)
+        except TooLarge as error:
+            if not isinstance(record, FrameTaken) or record.frame.preview is None:
+                raise
+            log.warning("camera '%s': pictures for people are left out: %s", record.camera, error)
+            self.previews = False
+            plain = Frame(record.frame.time_ns, record.frame.image)
+            return self._channel.send(FrameTaken(record.episode_id, record.camera, plain))

@@ -32,6 +32,8 @@ class Spool:
                 " data BLOB NOT NULL)"
             )
             self._db.execute("CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)")
+            row = self._db.execute("SELECT max(row) FROM segments").fetchone()
+            self._newest: int = row[0] or 0
         except sqlite3.Error as error:
             raise self._explain(error) from error
 
@@ -48,7 +50,7 @@ class Spool:
         """Durable when this returns; nothing of it is kept when it raises."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("INSERT INTO segments (id, data) VALUES (?, ?)", (segment.id, encode(segment)))
+            put = self._db.execute("INSERT INTO segments (id, data) VALUES (?, ?)", (segment.id, encode(segment)))
             self._db.execute(
                 "INSERT INTO counters VALUES ('steps', ?)"
                 " ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
@@ -59,6 +61,12 @@ class Spool:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise self._explain(error) from error
+        self._newest = put.lastrowid or self._newest
+
+    @property
+    def newest(self) -> int:
+        """The row of the newest segment ever put in, 0 when there was none."""
+        return self._newest
 
     def waiting(self, after: int, count: int) -> list[tuple[int, str]]:
         """(row, id) of up to `count` segments with a row above `after`, oldest first."""

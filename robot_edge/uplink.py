@@ -367,6 +367,8 @@ class Uplink:
         now_ns = self._clock.now_ns()
         if self._in_flight and now_ns - self._progress_ns > _RESEND_S * 1e9:
             self._resend_all()
+        if self._sent_row >= self.spool.newest:
+            return
         room = _WINDOW - len(self._in_flight)
         for row, segment_id in self.spool.waiting(self._sent_row, room) if room > 0 else ():
             segment = self.spool.get(row)

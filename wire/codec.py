@@ -17,13 +17,19 @@ from wire.messages import Message
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _DTYPES = {"|u1", "|b1", "<i2", "<i4", "<i8", "<f4", "<f8"}
+_names = {np.dtype(name): name for name in _DTYPES}
+_COPIED_BYTES = 1024
+"""a copy of an array up to this size costs less than a view of its bytes"""
 
 
 def _encode_array(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        if value.dtype.str not in _DTYPES:
+        name = _names.get(value.dtype)
+        if name is None:
             raise ProtocolError(f"an array of dtype {value.dtype} cannot be sent; use one of {sorted(_DTYPES)}.")
-        return value.dtype.str, value.shape, np.ascontiguousarray(value).data.cast("B") if value.size else b""
+        if value.nbytes <= _COPIED_BYTES:
+            return name, value.shape, value.tobytes()
+        return name, value.shape, np.ascontiguousarray(value).data.cast("B")
     if isinstance(value, np.generic):
         return value.item()
     raise ProtocolError(f"a {type(value).__name__} cannot be sent.")

@@ -6,6 +6,9 @@ end's doorbell: it wakes who waits in `wait_any`, and the kernel tells through i
 
 Either end may be killed and come back. Every start of an end has a number, and a record is addressed from one start to
 one start: what the dead one wrote is not delivered once its successor is there, nor is what was meant for it.
+
+An end that `polls` looks at its own pace and is rung for only now and then, to see whether it lives: a message to it
+costs no system call.
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ _FIRST_RECORD = 4096
 _HEADER = 32
 """bytes of a record's header: payload bytes, checksum, the writer's start, the reader's start"""
 _UNSEEN_PATIENCE_S = 0.01
+_ALIVE_S = 0.05
+"""how long an end that polls is taken to live after it was rung for"""
+_POLL_S = 0.005
 
 
 class SharedChannel:
@@ -39,15 +45,17 @@ class SharedChannel:
     A message sent in the very moment in which the other end starts may be lost, as one sent just before it is.
     """
 
-    def __init__(self, path: Path, *, bind: bool, capacity_bytes: int = 4 * 1024 * 1024) -> None:
+    def __init__(self, path: Path, *, bind: bool, capacity_bytes: int = 4 * 1024 * 1024, polls: bool = False) -> None:
         """Make or find the file `path` and become its one or other end; the predecessor at this end is replaced.
 
-        `capacity_bytes` of each direction; both ends must give the same. Raises `ConfigError` for a file of other
+        `capacity_bytes` of each direction; both ends must give the same. `polls`: this end calls `recv` often enough by
+        itself and needs no waking; `wait_any` is not for it. What the other end sends in the `_ALIVE_S` after this one
+        died is taken for sent. Raises `ConfigError` for a file of other
         sizes, `StorageError` when it cannot be made.
         """
         self._path = path
         self._capacity = capacity_bytes = -(-capacity_bytes // _LINE) * _LINE
-        self._map = map_file(path, f"vla-fleet line 1, {capacity_bytes} bytes", _FIRST_RECORD + 2 * capacity_bytes)
+        self._map = map_file(path, f"vla-fleet line 2, {capacity_bytes} bytes", _FIRST_RECORD + 2 * capacity_bytes)
         self._bytes = memoryview(self._map)
         words = self._words = self._bytes[MARK_BYTES:_FIRST_RECORD].cast("Q")
         out, back = (0, 1) if bind else (1, 0)
@@ -55,10 +63,14 @@ class SharedChannel:
         self._me, self._peer = out * step, back * step
         self._out_head, self._out_tail = (2 + 2 * out) * step, (3 + 2 * out) * step
         self._in_head, self._in_tail = (2 + 2 * back) * step, (3 + 2 * back) * step
+        self._out_polled, self._in_polled = (6 + out) * step, (6 + back) * step
         self._out = self._bytes[_FIRST_RECORD + out * capacity_bytes :][:capacity_bytes]
         self._in = self._bytes[_FIRST_RECORD + back * capacity_bytes :][:capacity_bytes]
         self.lost = 0
         """records that were damaged, or of a dead end, and therefore dropped"""
+        self._polls = polls
+        self._alive_until = 0.0
+        words[self._in_polled] = polls
         words[self._me] += 1
         self._start = words[self._me]
         # What lies in the ring was meant for the predecessor.
@@ -94,6 +106,12 @@ class SharedChannel:
         self._out[payload : payload + first] = data[:first]
         self._out[: len(data) - first] = data[first:]
         words[self._out_head] = head + size
+        if words[self._out_polled]:
+            now = time.monotonic()
+            if now < self._alive_until:
+                return True
+            self._alive_until = now + _ALIVE_S if self._ring() else 0.0
+            return self._alive_until > 0
         return self._ring()
 
     def recv(self, timeout_s: float = 0.0) -> Message | None:
@@ -101,7 +119,7 @@ class SharedChannel:
         deadline = time.monotonic() + timeout_s
         while True:
             data = self._take()
-            if data is None:
+            if data is None and not self._polls:
                 # The bell is silenced only when all is read, and then looked once more: it cannot be missed.
                 with contextlib.suppress(BlockingIOError):
                     os.read(self.socket, 65536)
@@ -116,7 +134,10 @@ class SharedChannel:
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 return None
-            self._poll.poll(1e3 * remaining_s)
+            if self._polls:
+                time.sleep(min(remaining_s, _POLL_S))
+            else:
+                self._poll.poll(1e3 * remaining_s)
 
     def close(self) -> None:
         """Leave the line; the file stays for the other end and for a successor."""

@@ -23,7 +23,7 @@ from hal.host import run_host
 from hal.hosted import HostedRobot
 from hal.priority import real_time
 from hal.robot import Feedback
-from robot_edge.edge import lines, run_control, run_inference, run_thinker
+from robot_edge.edge import lines, record_line, run_control, run_inference, run_thinker
 from robot_edge.flight.events import Header
 from robot_edge.flight.recorder import FlightRecorder
 from robot_edge.frames import FramedChannel, FrameRing
@@ -80,7 +80,7 @@ class UplinkStandIn:
 
     def __init__(self, run_directory: Path) -> None:
         ends = lines(run_directory)
-        self._control = ZmqPair(ends["uplink-control"], bind=True)
+        self._control = record_line(run_directory, arm_spec(), uplink=True)
         self._inference = ZmqPair(ends["uplink-inference"], bind=True)
         self._introduced = False
         self._job_due = 0.0
@@ -126,7 +126,7 @@ def _schedule(trained: Trained) -> ChunkSchedule:
 def _line(run_directory: Path, name: str, *, bind: bool, write: bool = False) -> FramedChannel:
     """One end of a line through shared memory; control alone writes frames."""
     ring = FrameRing(run_directory / "frames", arm_spec(), write=write)
-    return FramedChannel(SharedChannel(run_directory / name, bind=bind), ring)
+    return FramedChannel(SharedChannel(run_directory / name, bind=bind, polls=write), ring)
 
 
 def robot(run_directory: Path, record: Path) -> None:
@@ -137,7 +137,7 @@ def robot(run_directory: Path, record: Path) -> None:
 
 def control(run_directory: Path, record: Path) -> None:
     """The control process, with one endless episode."""
-    uplink = ZmqPair(lines(run_directory)["uplink-control"], bind=False)
+    uplink = record_line(run_directory, arm_spec(), uplink=False)
     inference = _line(run_directory, "inference-control", bind=False, write=True)
     config = LoopConfig(max_ticks=10**9, write_after_s=WRITE_AFTER_S)
     header = Header(NAME, "0", arm_spec(), msgspec.to_builtins(config), STRATEGY)

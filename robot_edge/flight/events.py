@@ -178,6 +178,10 @@ def is_image(array: np.ndarray) -> bool:
     return array.dtype == np.uint8 and array.ndim == 3
 
 
+_names: dict[np.dtype, str] = {}
+"""`dtype.str` is made anew whenever it is asked for"""
+
+
 class Packer:
     """Encodes events, collecting the large arrays in `large`."""
 
@@ -197,11 +201,14 @@ class Packer:
 
     def _array(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            if value.dtype.kind not in "biuf":
-                raise TypeError(f"an array of dtype {value.dtype} cannot be recorded")
+            name = _names.get(value.dtype)
+            if name is None:
+                if value.dtype.kind not in "biuf":
+                    raise TypeError(f"an array of dtype {value.dtype} cannot be recorded")
+                name = _names[value.dtype] = value.dtype.str
             if value.nbytes <= INLINE_BYTES and not is_image(value):
-                return value.dtype.str, value.shape, value.tobytes()
-            return value.dtype.str, value.shape, self._refer(value)
+                return name, value.shape, value.tobytes()
+            return name, value.shape, self._refer(value)
         if isinstance(value, np.generic):
             return value.item()
         raise TypeError(f"a {type(value).__name__} cannot be recorded")

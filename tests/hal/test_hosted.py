@@ -303,3 +303,43 @@ def test_larger_pictures_are_asked_for_through_the_host_and_of_its_successor(pla
         successor.reset("go-right", 3)
         successor.read()
     assert asked == [True, False, True]
+
+
+def test_who_asks_for_proposals_gets_them_with_the_readings(place: Path) -> None:
+    driver, twin = FakeRobot(CONFIG), FakeRobot(CONFIG)
+    expert = FakeExpert(twin)
+    with hosted(driver, place, FakeExpert(driver)) as robot:
+        calls: list[str] = []
+        call = robot._call
+        robot._call = lambda name, *rest, **more: calls.append(name) or call(name, *rest, **more)  # type: ignore[method-assign]
+        for each in (robot, twin):
+            each.connect()
+            each.reset("go-right", 3)
+        for _ in range(4):
+            seen = robot.read()
+            assert np.array_equal(robot.propose(seen), expert.propose(twin.read()))
+            assert robot.progress() == expert.progress()
+            for each in (robot, twin):
+                each.write(np.array([0.3, -0.2, 0.5, 0.1], np.float32))
+        assert calls.count("propose") == 1
+        robot.read()
+        robot.read()
+        assert robot.propose(seen) is not None
+        assert calls.count("propose") == 2, "one that is not asked for is not made again and again"
+
+
+def test_an_operator_that_fails_costs_no_reading(place: Path) -> None:
+    class Failing:
+        def propose(self, observation: Observation) -> np.ndarray:
+            raise ValueError("no idea")
+
+        def progress(self) -> float:
+            return 0.0
+
+    with hosted(FakeRobot(CONFIG), place, Failing()) as robot:
+        robot.connect()
+        robot.reset("go-right", 3)
+        for _ in range(3):
+            seen = robot.read()
+            with pytest.raises(RobotError, match="no idea"):
+                robot.propose(seen)

@@ -302,3 +302,30 @@ def test_an_end_that_is_killed_and_restarted_is_found_again(tmp_path: Path) -> N
             process.wait(60)
         assert not back.send(Heartbeat(99))
     back.close()
+
+
+def test_an_end_that_polls_is_not_rung_for_each_message_and_missed_when_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("wire.shared_channel.time.monotonic", lambda: now_s)
+    there = SharedChannel(tmp_path / "line", bind=True)
+    assert not there.send(Heartbeat(0)), "nobody has come yet"
+    back = SharedChannel(tmp_path / "line", bind=False, polls=True)
+    rung: list[int] = []
+    ring = there._ring
+    monkeypatch.setattr(there, "_ring", lambda: rung.append(1) or ring())
+    assert all(there.send(Heartbeat(number)) for number in range(5))
+    assert numbers(back) == list(range(5)) and len(rung) == 1
+    now_s += 0.06
+    assert there.send(Heartbeat(5)) and len(rung) == 2
+    back.close()
+    now_s += 0.06
+    assert not there.send(Heartbeat(6))
+    assert not there.send(Heartbeat(7)), "and is asked for again with each message"
+    successor = SharedChannel(tmp_path / "line", bind=False, polls=True)
+    assert there.send(Heartbeat(8))
+    assert numbers(successor) == [8]
+    assert successor.send(Heartbeat(9)) and numbers(there) == [9]
+    there.close()
+    successor.close()
