@@ -12,7 +12,7 @@ from benchmarks import table
 from benchmarks.table import Goal, Result
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = {"__init__", "table", "machine", "cpu", "prefix_scene"}
+PARTS = {"__init__", "table", "machine", "cpu", "processes", "main_job_run", "prefix_scene"}
 PARTS |= {f"async_{part}" for part in ("data", "policy", "rollout", "statistics")}
 PARTS |= {f"buffer_{part}" for part in ("data", "growth", "ours", "peers")}
 BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in PARTS)
