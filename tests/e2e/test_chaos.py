@@ -19,10 +19,10 @@ from tests.e2e.chaos_robots import CABLES
 from tests.e2e.test_processes import Job, number, robot
 from wire.fleet_messages import RobotState
 
-ROBOTS = tuple(f"robot-{n}" for n in range(4))
+ROBOTS = tuple(f"robot-{n}" for n in range(3))
 CHAOS_S = 36.0
 EVERY_S = (1.5, 2.5)
-KILLS = 3
+KILLS = 2
 """of a whole edge; all others are cables"""
 LONG_S = 27.0
 """one robot is out for so long that its lease must be returned"""

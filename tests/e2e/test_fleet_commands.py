@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 def fleet(tmp_path: Path) -> Iterator[Job]:
     data = tmp_path / "fleet"
     make_keys(data / "keys", ["console"])
-    made = Job(data, "--no-operator", recipe="fake", robots=2)
+    made = Job(data, "--no-operator", recipe="tests.e2e.small_recipes:fake", robots=2)
     yield made
     made.end()
 

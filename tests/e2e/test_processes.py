@@ -22,12 +22,14 @@ from robot_edge.spool import Spool
 from wire.keys import make_keys
 
 ROOT = Path(__file__).resolve().parents[2]
+SMALL = "tests.e2e.small_recipes:state"
+"""a real simulator"""
 
 
 class Job:
     """`vla-fleet up` in a process of its own, watched through its page as a person would."""
 
-    def __init__(self, data: Path, *options: str, recipe: str = "state", robots: int = 2) -> None:
+    def __init__(self, data: Path, *options: str, recipe: str = SMALL, robots: int = 2) -> None:
         self.data = DataDirectory(data)
         self.log = data.with_suffix(".log")
         command = [sys.executable, "-m", "fleet.cli", "up", "--recipe", recipe, "--robots", str(robots)]
@@ -195,7 +197,7 @@ def test_everything_is_killed_in_turn_and_nothing_is_lost(job: Callable[..., Job
 
 @pytest.mark.slow
 def test_when_up_itself_is_killed_nothing_is_left_running(job: Callable[..., Job]) -> None:
-    up = job(recipe="fake", robots=1)
+    up = job(recipe="tests.e2e.small_recipes:fake", robots=1)
     up.wait("the robot acts", lambda s: robot(s, "robot-0").get("mode") in ("policy", "script"), 90)
     assert len(up.children()) >= 7
     up.process.kill()
@@ -206,6 +208,7 @@ def test_when_up_itself_is_killed_nothing_is_left_running(job: Callable[..., Job
     assert up.children() == []
 
 
+@pytest.mark.slow
 def test_a_simulator_that_cannot_draw_is_one_clear_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fleet.cli", "up", "--recipe", "pixels", "--data", str(tmp_path / "fleet")]
     command += ["--port", "0", "--web-port", "0", "--headless", "--minutes", "0"]
@@ -216,6 +219,7 @@ def test_a_simulator_that_cannot_draw_is_one_clear_error(tmp_path: Path) -> None
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_robot_with_an_unknown_key_is_refused_by_name(tmp_path: Path) -> None:
     """Two processes: a gateway, and a robot whose key was made elsewhere."""
     data, elsewhere = DataDirectory(tmp_path / "fleet"), tmp_path / "elsewhere"
@@ -276,7 +280,7 @@ def check(data: DataDirectory) -> None:
 def test_a_person_takes_a_real_robot_over_in_the_page(job: Callable[..., Job]) -> None:
     from playwright.sync_api import sync_playwright
 
-    up = job(recipe="fake", robots=1)
+    up = job(recipe="tests.e2e.small_recipes:fake", robots=1)
     up.wait("the robot acts", lambda s: robot(s, "robot-0").get("mode") in ("policy", "script"), 90)
 
     def mode(snapshot: dict[str, Any]) -> str:
