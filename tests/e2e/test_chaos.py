@@ -96,7 +96,7 @@ class Chaos:
 
 @pytest.mark.slow
 def test_robots_come_and_go_and_the_fleet_goes_on_learning(job: Job, tmp_path: Path) -> None:
-    before = job.wait("all robots work", _all_work, 120)
+    before = job.wait("all robots work", _all_work, 180)
     chaos = Chaos(job, tmp_path / "cables")
     given_back: set[str] = set()
     long, *_ = ROBOTS
@@ -132,7 +132,7 @@ def test_robots_come_and_go_and_the_fleet_goes_on_learning(job: Job, tmp_path: P
             time.sleep(0.2)
         numbers = [state.lease.number for state in _robots(fleet).values() if state.lease is not None]
         assert len(set(numbers)) == len(ROBOTS)
-    assert job.stop(90) == 0
+    assert job.stop(180) == 0
     _check_stored(job)
 
 

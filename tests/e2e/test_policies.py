@@ -23,7 +23,7 @@ from policies.base import Batch
 from tests.e2e.reach_recipe import TASKS, one_side, reach
 from tests.e2e.test_processes import ROOT, Job, number, robot
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def learned(up: Job, report: Path) -> dict[str, Any]:
     up.wait("the robot acts", lambda s: robot(s, "robot-0").get("mode") in ("policy", "script"), 300)
     first = max(1, number(up.snapshot()))
     up.wait("the robot has a version that was learned", lambda s: robot(s, "robot-0").get("version", 0) > first, 300)
-    assert up.stop(120) == 0, up.log.read_text()
+    assert up.stop(180) == 0, up.log.read_text()
     return json.loads(report.read_text())
 
 
