@@ -13,9 +13,10 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 GROUPS = {
-    # whole fleets of real processes, one after the other
-    "fleets": ("tests/e2e/test_[!mpr]*.py", "tests/e2e/test_processes.py", "*/test_operator_browser.py"),
-    "policies and Ray": ("tests/e2e/test_policies.py", "*/test_ray*.py"),
+    # whole fleets of real processes, few at a time; each one waits a lot
+    "fleets that are killed": ("tests/e2e/test_processes.py", "tests/e2e/test_chaos.py", "*/test_operator_browser.py"),
+    "fleets": ("tests/e2e/test_e*.py", "tests/e2e/test_fleet_commands.py", "tests/e2e/test_t*.py"),
+    "policies in a fleet, and Ray": ("tests/e2e/test_policies.py", "*/test_ray*.py"),
     # lerobot's import takes 16 s
     "lerobot": ("tests/policies/lerobot/*", "*/test_lerobot_*.py", "tests/benchmarks/test_prefix_age.py"),
     # one domain at a time

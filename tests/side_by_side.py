@@ -7,6 +7,7 @@ A test that fails twice fails the run; one that only passed alone is named. An i
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -82,11 +83,12 @@ def run_alone(words: Sequence[str]) -> int:
 
 def _options(words: Sequence[str]) -> list[str]:
     """`words` for pytest."""
-    options = [word for word in words if word != "--quick"]
+    options, workers = [word for word in words if word != "--quick"], WORKERS
     if len(options) < len(words):
-        options = [*QUICK, *options]
+        # none of these waits
+        options, workers = [*QUICK, *options], os.cpu_count() or 1
     if not any(word.startswith("-n") or word.split("=")[0] in _SERIAL for word in options):
-        options = ["-n", str(WORKERS), *options]
+        options = ["-n", str(workers), *options]
     return options
 
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.groups import GROUPS, group_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,6 +36,7 @@ def run(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_test_that_only_passes_alone_is_named(tmp_path: Path) -> None:
     done = run(tmp_path, "--quick", "-n1", "test_it.py", "-v")
     assert done.returncode == 0, done.stdout
@@ -43,6 +46,7 @@ def test_a_test_that_only_passes_alone_is_named(tmp_path: Path) -> None:
     assert "test_always" not in done.stdout, "the slow one is left out"
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
     (tmp_path / "seen").touch()
     done = run(tmp_path, "-n0")
@@ -51,6 +55,7 @@ def test_a_test_that_fails_twice_fails_the_run(tmp_path: Path) -> None:
     assert done.stdout.count("FAILED test_it.py::test_always") == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_early_is_not_repeated(tmp_path: Path) -> None:
     done = run(tmp_path, "-n0", "-x")
     assert done.returncode == 1

@@ -279,6 +279,7 @@ def test_a_full_disk_stops_neither_robots_nor_the_count(hall: Hall, monkeypatch:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_kills_lose_no_job_count_nothing_twice_and_give_no_number_twice(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     hall = Hall(tmp_path)

@@ -66,6 +66,7 @@ def assert_same(a, b, but=()):
     assert [n for n in a if not n.startswith(but) and not torch.equal(a[n], b[n])] == []
 
 
+@pytest.mark.slow
 def test_it_learns_a_batch_by_heart_and_the_average_follows():
     config = dataclasses.replace(CONFIG, shift_px=0, ema_decay=0.9, learning_rate=1e-2)
     subject = learner(config=config)

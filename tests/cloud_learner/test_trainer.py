@@ -63,6 +63,7 @@ def test_its_first_version_is_its_own_weights_and_needs_no_data(fleet):
     assert fleet.ledger.newest_version().version.number == 1, "the same weights are not published again"
 
 
+@pytest.mark.slow
 def test_it_learns_from_the_first_correction_on(fleet):
     fleet.turn(400, 0.05)
     newest = fleet.ledger.newest_version().version

@@ -60,7 +60,7 @@ def _moves(snapshot: dict[str, Any]) -> bool:
 
 def _while_it_moves(written: Path) -> np.ndarray:
     """The log, a moment after a command that moved: between two scenes nobody has to command a robot at rest."""
-    deadline_s = time.monotonic() + 90
+    deadline_s = time.monotonic() + 180
     while True:
         log = read_log(written)
         fresh = time.monotonic_ns() - log["time_ns"][-1] < PERIOD_S * 1e9
@@ -72,7 +72,7 @@ def _while_it_moves(written: Path) -> np.ndarray:
 
 def test_whatever_is_killed_the_robot_holds_and_goes_on(job: Job, tmp_path: Path) -> None:
     metronome = Metronome()
-    job.wait("the robot works", _moves, 120)
+    job.wait("the robot works", _moves, 180)
     written = tmp_path / "written"
     for part in ("inference", "control", "uplink"):
         job.wait(f"the robot works before {part} is killed", _moves, 120)
@@ -82,7 +82,7 @@ def test_whatever_is_killed_the_robot_holds_and_goes_on(job: Job, tmp_path: Path
         usual_s = np.diff(before[before > before[-1] - 3_000_000_000]).max() / 1e9
         killed_ns = time.monotonic_ns()
         os.kill(pid, signal.SIGKILL)
-        deadline_s = time.monotonic() + 120
+        deadline_s = time.monotonic() + 180
         while True:
             time.sleep(0.2)
             after = read_log(written)
@@ -105,5 +105,5 @@ def test_whatever_is_killed_the_robot_holds_and_goes_on(job: Job, tmp_path: Path
     job.wait(
         "the robot moves again with a new driver process",
         lambda now: _moves(now) and (read_log(written)["time_ns"] > dead_ns + 100_000_000).any(),
-        120,
+        180,
     )

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 def fleet(tmp_path: Path) -> Iterator[Job]:
     data = tmp_path / "fleet"
     make_keys(data / "keys", ["console"])
-    made = Job(data, "--no-operator", recipe="fake", robots=2)
+    made = Job(data, "--no-operator", recipe="tests.e2e.small_recipes:fake", robots=2)
     yield made
     made.end()
 
@@ -55,7 +55,7 @@ def jobs(fleet: Job) -> dict[str, dict[str, Any]]:
     return {one["request"]["id"]: one for one in json.loads(run(fleet, "jobs", "--json"))}
 
 
-def until(what: str, holds: Callable[[], object], seconds: float = 120.0) -> None:
+def until(what: str, holds: Callable[[], object], seconds: float = 180.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
@@ -77,31 +77,31 @@ def test_robots_are_listed_leased_examined_and_go_on_after_a_kill(fleet: Job) ->
     )
     try:
         until("it is held", lambda: (robots(fleet)["robot-0"]["lease"] or {}).get("purpose") == "cleaning")
-        fleet.wait("it rests", lambda s: robot(s, "robot-0")["reason"] == "no job yet", 60)
+        fleet.wait("it rests", lambda s: robot(s, "robot-0")["reason"] == "no job yet", 180)
         number = robots(fleet)["robot-0"]["lease"]["number"]
         fleet.kill(fleet.pid("gateway"))
         fleet.page = ""
         until("another gateway answers", lambda: _answers(fleet))
-        fleet.wait("both robots are back", lambda s: len(s["robots"]) == 2, 60)
+        fleet.wait("both robots are back", lambda s: len(s["robots"]) == 2, 180)
         assert robots(fleet)["robot-0"]["lease"]["number"] == number
         before = robot(fleet.snapshot(), "robot-1")["episodes"]
-        fleet.wait("the other one works on", lambda s: robot(s, "robot-1")["episodes"] > before + 1, 60)
+        fleet.wait("the other one works on", lambda s: robot(s, "robot-1")["episodes"] > before + 1, 180)
         held.send_signal(signal.SIGINT)
         output, errors = held.communicate(timeout=120)
     finally:
         held.kill()
     assert held.returncode == 0, errors
     assert "robot-0 is given back" in output
-    fleet.wait("it works again", lambda s: robot(s, "robot-0")["job"] == "main", 60)
+    fleet.wait("it works again", lambda s: robot(s, "robot-0")["job"] == "main", 180)
 
     # the newest version is examined on one robot, on held-out seeds, and measured
     run(fleet, "submit", "--kind", "evaluation", "--episodes", "2", "--id", "check")
     until("it is done", lambda: jobs(fleet)["check"]["phase"] == "done")
     state = jobs(fleet)["check"]
     assert state["episodes"] == 2 * len(state["request"]["tasks"])
-    measured = fleet.wait("it is shown", lambda s: "canary" in s["measured"], 10)["measured"]["canary"]
+    measured = fleet.wait("it is shown", lambda s: "canary" in s["measured"], 180)["measured"]["canary"]
     assert measured["version"] == state["request"]["version"] > 0
-    fleet.wait("all practise again", lambda s: [r["job"] for r in s["robots"]] == ["main"] * 2, 60)
+    fleet.wait("all practise again", lambda s: [r["job"] for r in s["robots"]] == ["main"] * 2, 180)
     assert fleet.stop() == 0
 
 

@@ -79,7 +79,7 @@ def acts(snapshot: dict[str, Any], *names: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_main_job_on_two_nodes_and_one_of_them_dies_and_returns(machines: Machines, tmp_path: Path) -> None:
     data = DataDirectory(tmp_path / "fleet")
     address = f"127.0.0.1:{machines.free_port()}"

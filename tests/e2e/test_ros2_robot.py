@@ -49,7 +49,7 @@ def test_the_outside_robot_knows_nothing_of_this_project() -> None:
     }
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_robot_is_driven_lost_and_found_again(cell: Cell) -> None:
     """configure, activate, a killed robot, its return, deactivate, shutdown."""
     gateway, node = cell.start_gateway(), cell.start_node()
@@ -121,7 +121,7 @@ def test_a_robot_is_driven_lost_and_found_again(cell: Cell) -> None:
     assert node.wait(30) == 0
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_an_edge_that_cannot_go_on_is_put_away_with_the_reason(cell: Cell) -> None:
     """error: ErrorProcessing, then unconfigured; and it may be configured again."""
     cell.parameters["give_up_after"] = "4"
@@ -162,7 +162,7 @@ def test_an_edge_that_cannot_go_on_is_put_away_with_the_reason(cell: Cell) -> No
     assert cell.state() == "unconfigured"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_node_that_starts_itself_waits_for_its_robot_and_leaves_it_when_it_dies(cell: Cell) -> None:
     """autostart, as for a plain `ros2 run`; no gateway is there at all."""
     cell.parameters.update(autostart="true", wait_for_robot_s="0.5")

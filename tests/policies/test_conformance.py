@@ -19,6 +19,7 @@ def broken(policy_type, spec, config):
     return {c.name for c in check_policy(lambda: policy_type(spec, config)) if not c.passed}
 
 
+@pytest.mark.slow
 def test_flow_policies_conform(seeing, seeing_net, blind, blind_net):
     for spec, config in ((seeing, seeing_net), (blind, blind_net)):
         checks = check_policy(lambda spec=spec, config=config: FlowPolicy(spec, config, seed=3))
@@ -332,6 +333,7 @@ def test_each_broken_promise_is_noticed(seeing, seeing_net, kind, expected):
     assert broken(kind, seeing, seeing_net) == expected
 
 
+@pytest.mark.slow
 def test_a_policy_that_only_copies_what_is_committed_is_noticed(seeing, seeing_net):
     config = msgspec.structs.replace(seeing_net, max_offset=2, prefix=True)
     assert broken(One, seeing, config) == set()

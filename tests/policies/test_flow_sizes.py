@@ -61,6 +61,7 @@ def test_the_recipes_networks_are_what_they_were(seeing):
 
 
 @pytest.mark.parametrize("size", ["small", "pixels", "state"])
+@pytest.mark.slow
 def test_sizes_conform(seeing, blind, size):
     for spec in (seeing, blind):
         if size == "pixels" and not spec.cameras:

@@ -44,6 +44,7 @@ def full(net):
     ],
     ids=lambda options: ",".join(options) or "plain",
 )
+@pytest.mark.slow
 def test_every_option_conforms(seeing, net, options):
     config = msgspec.structs.replace(net, **options)
     checks = check_policy(lambda: FlowPolicy(seeing, config, seed=3))
@@ -125,6 +126,7 @@ def test_no_word_and_no_camera_still_make_a_latent(blind, blind_net):
 
 
 @pytest.mark.parametrize("tokens", [TOKENS, {}], ids=["transformer", "mlp"])
+@pytest.mark.slow
 def test_a_policy_told_which_actions_were_good_does_those(blind, blind_net, tokens):
     """Half of the samples go up and are good, half go down and are not."""
     config = msgspec.structs.replace(blind_net, **tokens, advantage=True)
@@ -176,6 +178,7 @@ def test_advantages_that_do_not_fit_are_named(seeing, full):
 
 
 @pytest.mark.parametrize("predict", ["velocity", "action"])
+@pytest.mark.slow
 def test_the_transformer_learns_to_imitate(blind, blind_net, predict):
     goals = {"go left": np.float32([-0.8, 0.1]), "go right": np.float32([0.8, -0.2])}
 
@@ -210,6 +213,7 @@ def test_the_transformer_learns_to_imitate(blind, blind_net, predict):
     assert error() < 0.6 * before
 
 
+@pytest.mark.slow
 def test_it_finds_a_thing_in_the_picture(seeing, net):
     """A bright patch; the actions say where it is."""
     rng = np.random.default_rng(0)
@@ -245,6 +249,7 @@ def test_it_finds_a_thing_in_the_picture(seeing, net):
     assert error < 0.2  # somewhere in the middle would be 0.5
 
 
+@pytest.mark.slow
 def test_a_trained_prefix_goes_on_across_the_seam(blind, blind_net):
     config = msgspec.structs.replace(blind_net, **TOKENS, max_offset=3, prefix=True)
     rng = np.random.default_rng(0)
@@ -269,6 +274,7 @@ def test_a_trained_prefix_goes_on_across_the_seam(blind, blind_net):
 # --- what is trained, what is refused ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_adapters_alone_travel(seeing, net):
     """On a base that both sides have: random weights of a seed that is the same for all of them."""
     make = lambda seed=0: FlowPolicy(seeing, net, seed, training=Training(lora=Lora(rank=2)))  # noqa: E731

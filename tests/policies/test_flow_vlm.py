@@ -38,6 +38,7 @@ def backbone(policy):
     return {name: tensor.clone() for name, tensor in policy.module.slow.backbone.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_it_conforms_and_only_what_learns_travels(seeing, net, directory):
     def make():
         return FlowPolicy(seeing, net, 3, vlm=directory)

@@ -38,6 +38,7 @@ def chunk(policy, latent, prefix=None, seed=0):
 # --- age -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_option_conforms(seeing, aged, full):
     for config in (aged, full):
         checks = check_policy(lambda config=config: FlowPolicy(seeing, config, seed=3))

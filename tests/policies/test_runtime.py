@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -178,7 +179,9 @@ def test_a_copy_draws_no_random_numbers(net: Net) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_functions_give_what_they_gave(net: Net) -> None:
+def test_compiled_functions_give_what_they_gave(net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
     def step(network: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return network(x) / 2
 

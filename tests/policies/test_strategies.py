@@ -26,6 +26,7 @@ def train(policy, batches, steps=160, rate=5e-3):
     return policy
 
 
+@pytest.mark.slow
 def test_the_age_tells_where_a_moving_goal_is_by_now(blind, blind_net):
     """The words name a goal that moves steadily since they were read."""
     starts = {"left": -0.7, "right": -0.1}

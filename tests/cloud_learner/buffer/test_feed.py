@@ -120,6 +120,7 @@ class Watched(Feed):
 @pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
+@pytest.mark.slow
 def test_every_window_is_what_brute_force_finds(planner, data):
     draw = data.draw
     spec = robot(CAMERAS[draw(st.sampled_from(list(CAMERAS)))])

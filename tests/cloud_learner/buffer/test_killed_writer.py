@@ -18,13 +18,15 @@ import threading
 import time
 import traceback
 
+import pytest
+
 from cloud_learner.buffer.fake import fake_episode, fake_spec, same_segment
 from cloud_learner.buffer.place import BufferPlace
 from cloud_learner.buffer.upkeep import upkeep
 from cloud_learner.buffer.upkeep.sealer import seal
 from cloud_learner.ingest import Ingest
 
-KILLS = 200
+KILLS = 60
 CHECK_EVERY = 40
 HANGS_S = 60
 STEPS, SEGMENT_STEPS = 24, 8
@@ -165,6 +167,7 @@ def lives(root, kills):
     sys.stdout.buffer.writelines(acknowledged)
 
 
+@pytest.mark.slow
 def test_everything_acknowledged_survives_kill_9(tmp_path):
     code = f"import sys, pathlib; sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r}); " + (
         f"from {pathlib.Path(__file__).stem} import lives; lives(pathlib.Path({str(tmp_path)!r}), {KILLS})"
@@ -174,4 +177,4 @@ def test_everything_acknowledged_survives_kill_9(tmp_path):
     assert {outcome for outcome, _ in said} == {"stored", "duplicate"}
     stored, forgotten, shards = _check(tmp_path, {segment for _, segment in said})
     assert len({segment for _, segment in said}) > KILLS
-    assert stored > 10 and forgotten > 10 and shards > 0
+    assert stored > 10 and forgotten > 2 and shards > 0

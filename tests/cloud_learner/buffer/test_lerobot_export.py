@@ -35,6 +35,7 @@ from wire.messages import CameraFrames
 __all__ = ["buffer", "hub_cache"]
 CAMERAS = ("camera0", "camera1")
 pytestmark = [
+    pytest.mark.slow,
     needs("lerobot"),
     pytest.mark.filterwarnings("ignore:The video decoding and encoding capabilities of torchvision"),
 ]

@@ -37,6 +37,7 @@ from wire.errors import ConfigError, Corrupt, StorageError
 from wire.messages import Segment
 
 pytestmark = [
+    pytest.mark.slow,
     needs("lerobot"),
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
     pytest.mark.filterwarnings("ignore:Converting input from bool"),

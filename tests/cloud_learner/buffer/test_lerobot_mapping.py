@@ -29,6 +29,7 @@ from wire.errors import ConfigError, Corrupt, InvalidData, SpecMismatch
 from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
 
 pytestmark = [
+    pytest.mark.slow,
     needs("lerobot"),
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
     pytest.mark.filterwarnings("ignore:Converting input from bool"),

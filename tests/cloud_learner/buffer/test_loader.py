@@ -210,6 +210,7 @@ def batches(place, count, kill=0, during=None, **options):
     return made, stats
 
 
+@pytest.mark.slow
 def test_processes_change_no_batch(filled):
     place, segments = filled
 
@@ -228,6 +229,7 @@ def test_processes_change_no_batch(filled):
         assert stats.bytes <= 250_000
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_replaced_and_nothing_is_lost(filled, caplog):
     place, _ = filled
     killed = []
@@ -248,6 +250,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(filled, caplog):
             os.kill(pid, 0)
 
 
+@pytest.mark.slow
 def test_processes_end_with_their_feed_and_with_their_parent(filled, tmp_path):
     place, _ = filled
     feed = open_feed(place, SPEC, config(workers=2, prefetch=1))
@@ -283,6 +286,7 @@ def _alive(pid):
         return False
 
 
+@pytest.mark.slow
 def test_a_block_over_which_processes_end_is_left_out_after_a_few(filled, caplog):
     place, segments = filled
     plan = layout()
@@ -305,6 +309,7 @@ def test_a_block_over_which_processes_end_is_left_out_after_a_few(filled, caplog
         arena.close()
 
 
+@pytest.mark.slow
 def test_a_buffer_that_cannot_be_opened_or_processes_that_cannot_start_are_named(filled, tmp_path, monkeypatch):
     place, _ = filled
     for where, match in ((BufferPlace(tmp_path), "ledger"), (place, "workers=0")):

@@ -206,6 +206,7 @@ def _in_a_child(place, at):
     return os.waitpid(child, 0)[1], int(counted or 0)
 
 
+@pytest.mark.slow
 def test_killed_anywhere_it_goes_on_and_nothing_is_lost_or_doubled(place, tmp_path):
     damaged, path, _ = _old()[3]
     (place.data / "segments" / path).write_bytes(b"torn")

@@ -57,6 +57,7 @@ UNEQUAL = (by_actor({"human": 3, "policy": 0.3, "script": 1}),)
 # --- probabilities ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sweep_through_a_tenth_of_the_data_draws_every_step_as_often_as_it_should():
     """Several tasks and parts, unequal weights and segments, a cache ratio of 0.1, more than 20 passes."""
     book = Book()
@@ -87,6 +88,7 @@ def test_a_sweep_through_a_tenth_of_the_data_draws_every_step_as_often_as_it_sho
         assert (np.abs(counts - expected)[mine] < slack).all()
 
 
+@pytest.mark.slow
 def test_late_data_gets_its_share_from_the_moment_it_came():
     """Over refreshes, joins and new passes; averaged over seeds, so that a small bias would show."""
     ratios, passes, loads, drawn = [], 0, 0, 0
@@ -481,6 +483,7 @@ class Twin:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0, strata._AT_ONCE]))
+@pytest.mark.slow
 def test_any_planner_keeps_its_budget_and_goes_on_exactly(seed, at_once):
     """Random data, targets, budgets and events: every plan is carried out, and twins from its states follow it."""
     with mock.patch.object(strata, "_AT_ONCE", at_once):
@@ -743,6 +746,7 @@ def test_a_backlog_enters_memory_in_parts():
 
 
 @pytest.mark.parametrize(("ratio", "limit_ms"), [(2.0, 6.0), (0.1, 12.0)], ids=["resident", "sweep"])
+@pytest.mark.slow
 def test_a_plan_over_many_runs_takes_no_more_than_a_few_milliseconds(ratio, limit_ms):
     """Aimed at 0.5 and 1 ms; time of this thread alone, with room for a slow machine. Figures are in the benchmark."""
     from tests.cloud_learner.buffer.test_universe import large_index

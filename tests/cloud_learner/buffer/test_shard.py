@@ -156,6 +156,7 @@ _floats = hnp.arrays(np.float32, (5, 4), elements=st.floats(width=32))
     task=st.text(st.characters(exclude_categories=["Cs"]), max_size=200),
     seed=st.integers(0, 2**53 - 1),
 )
+@pytest.mark.slow
 def test_any_values_come_back_to_the_last_bit(tmp_path, state, actor, delay, flags, images, closed_ns, task, seed):
     spec = fake_spec(1, size=16)
     before, segment, after = fake_episode(spec, "e", steps=15, segment_steps=5)
@@ -278,6 +279,7 @@ def test_facts_use_no_more_than_their_room(tmp_path, monkeypatch):
     assert 2000 < lines[2] + lines[3] <= 4096
 
 
+@pytest.mark.slow
 def test_every_damaged_object_is_noticed_and_only_where_it_is_damaged(tmp_path):
     spec, objects = fake_spec(1, size=64), open_objects(tmp_path)
     items = _items(fake_episode(spec, "e", steps=1000, segment_steps=50), spec)

@@ -173,6 +173,7 @@ def _rewrite_all(buffer, rows):
     drop_dead(buffer.store, buffer.ledger)
 
 
+@pytest.mark.slow
 def test_readers_and_a_sealer_at_the_same_time(local):
     failures, stop = [], threading.Event()
     ledger, reader = local.place.open_reader()

@@ -113,6 +113,7 @@ class Driven:
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.003, 0.3, 1.0, 2.5, 8.0, 40.0]))
+@pytest.mark.slow
 def test_in_a_pass_every_step_gets_what_it_is_due_to_within_one(seed, echo):
     rng = np.random.default_rng(seed)
     some = some_population(rng)
@@ -185,6 +186,7 @@ def test_no_block_is_above_its_bytes_unless_it_is_one_segment(seed):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.05, 1.0, 3.0, 10.0]), st.sampled_from([0.02, 0.1, 0.5, 1.0]))
+@pytest.mark.slow
 def test_the_bound_holds_at_every_moment_of_many_passes(seed, echo, ratio):
     rng = np.random.default_rng(seed)
     some = some_population(rng)
@@ -199,6 +201,7 @@ def test_the_bound_holds_at_every_moment_of_many_passes(seed, echo, ratio):
         assert driven.sweep.bytes <= room
 
 
+@pytest.mark.slow
 def test_over_many_passes_only_rounding_is_left():
     """Independent draws would have a chi-square of about the number of steps."""
     rng = np.random.default_rng(3)

@@ -64,6 +64,7 @@ def test_a_whole_buffer_has_nothing_to_say(buffer):
     ledger.close()
 
 
+@pytest.mark.slow
 def test_only_the_segments_that_are_hit_are_named_and_the_rest_serves_on(buffer):
     rows = buffer.add_episode("e0", steps=2000, segment_steps=100)
     other = buffer.add_episode("o", OTHER, steps=200)

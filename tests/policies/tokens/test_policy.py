@@ -119,6 +119,7 @@ def reaching():
         (SEEING, TokensConfig(2, 2, 4, (Eye("front", 16, 16),), (Conv(8, 4, 2), Conv(8, 3, 1)), points=4)),
     ],
 )
+@pytest.mark.slow
 def test_it_conforms_before_it_saw_any_data(spec, config):
     checks = check_policy(lambda: TokenPolicy(spec, config, seed=3))
     assert len(checks) >= 13
@@ -126,6 +127,7 @@ def test_it_conforms_before_it_saw_any_data(spec, config):
 
 
 @pytest.mark.parametrize("training", [Training(freeze=("slow.*",)), Training(lora=Lora(rank=2))], ids=["part", "lora"])
+@pytest.mark.slow
 def test_what_was_trained_on_a_random_base_reaches_robots_of_other_seeds(training):
     config = msgspec.structs.replace(REACHING, temperature=0.5)
     policy, robot = (TokenPolicy(REACHER, config, seed, training=training) for seed in (0, 4321))
@@ -146,6 +148,7 @@ def test_first_weights_are_those_of_the_seed_where_nothing_is_frozen():
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items() if name != "packed")
 
 
+@pytest.mark.slow
 def test_it_conforms_with_a_fitted_tokeniser(reaching):
     weights = reaching[0].save()
 
@@ -157,6 +160,7 @@ def test_it_conforms_with_a_fitted_tokeniser(reaching):
     assert [f"{c.name}: {c.detail}" for c in check_policy(make) if not c.passed] == []
 
 
+@pytest.mark.slow
 def test_it_learns_to_reach(reaching):
     policy, losses = reaching
     assert np.mean(losses[-20:]) < 0.7 * losses[0]
@@ -165,6 +169,7 @@ def test_it_learns_to_reach(reaching):
     assert left_over(policy) < 0.6 * left_over(untrained)
 
 
+@pytest.mark.slow
 def test_the_tokeniser_goes_where_the_weights_go(reaching):
     policy, _ = reaching
     robot = TokenPolicy(REACHER, REACHING, 5)
