@@ -156,15 +156,10 @@ def test_everything_is_killed_in_turn_and_nothing_is_lost(job: Callable[..., Job
     up.wait("a newer version after the trainer's death", lambda s: number(s) > version + 1)
     assert "resumed at gradient step" in (up.data.logs / "trainer.log").read_text()
 
-    # one robot's inference: it holds with a name and comes back
+    # one robot's inference: it comes back (that the robot holds meanwhile is seen in test_edge_kills)
     pids = robot(up.snapshot(), "robot-0")["pids"]
     up.kill(pids[1])
-    up.wait(
-        "robot-0 holds without inference",
-        lambda s: robot(s, "robot-0")["reason"] == "no fresh action from inference",
-        180,
-    )
-    up.wait("robot-0 acts again", acts)
+    up.wait("a new inference", lambda s: robot(s, "robot-0")["pids"][1] not in (0, pids[1]) and acts(s))
 
     # its uplink: control notices that nobody takes notes
     up.kill(robot(up.snapshot(), "robot-0")["pids"][2])

@@ -1,0 +1,1 @@
+"""Parts of `benchmarks.restart`: a fleet to kill processes of, and what tells that they work again."""
