@@ -244,7 +244,8 @@ class FlightRecorder(Border):
             copies = self._packer.copies
             if known is not None:
                 copies.pop(id(known[1]), None)
-            if frame.image.nbytes <= self.config.copy_bytes and is_image(frame.image):
+            image = frame.image
+            if image.nbytes <= self.config.copy_bytes and is_image(image) and image.flags.writeable:
                 copies[id(frame.image)] = frame.image.copy()
             self._frames[camera] = frame.time_ns, frame.image
             self._size += frame.image.nbytes
