@@ -297,4 +297,7 @@ class PictureReader:
         if len(self._memory) < place.end:
             raise RobotError(f"the host's shared memory ends at {len(self._memory)} bytes, before a picture's end.")
         count = int(np.prod(place.shape))
-        return np.frombuffer(self._memory, place.dtype, count, place.offset).reshape(place.shape).copy()
+        picture = np.frombuffer(self._memory, place.dtype, count, place.offset).reshape(place.shape).copy()
+        # Nobody needs to copy it once more for fear of its being used again.
+        picture.flags.writeable = False
+        return picture

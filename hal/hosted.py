@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,7 @@ class HostedRobot:
         self._slow_call_s = slow_call_s
         self.meanwhile = meanwhile
         self._blocked = False
+        self._slice_s = 0.0
         self._numbers = itertools.count(1)
         self._socket: socket.socket | None = None
         self._pictures: PictureReader | None = None
@@ -146,7 +148,8 @@ class HostedRobot:
                     ) from error
             self.meanwhile()
             time.sleep(0.02)
-        self._socket, self._blocked = line, False
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(self._call_s))
+        self._socket, self._blocked, self._slice_s = line, False, 0.0
         try:
             reply = self._call("attach", max(0.1, deadline_s - time.monotonic()))
             if reply.spec is None or self._pictures is None:
@@ -182,7 +185,6 @@ class HostedRobot:
         deadline_ns = sent_ns + round(timeout_s * 1e9)
         request = Request(number, call, sent_ns, action, task, seed, previews, propose)
         try:
-            line.settimeout(timeout_s)
             # A host that closed the line may have said why before.
             with contextlib.suppress(BrokenPipeError):
                 line.send(_encode(request))
@@ -194,7 +196,7 @@ class HostedRobot:
             # What an earlier call did not wait for.
             while reply.number not in (number, 0):
                 reply = self._receive(line, call, deadline_ns)
-        except TimeoutError as error:
+        except BlockingIOError as error:
             self._blocked = True
             raise RobotError(
                 f"robot '{self.spec.embodiment}': its driver blocks: no answer to {call}() within {timeout_s:g} s"
@@ -213,10 +215,14 @@ class HostedRobot:
     def _receive(self, line: socket.socket, call: str, deadline_ns: int) -> Reply:
         while True:
             left_s = max(1e-3, (deadline_ns - time.monotonic_ns()) / 1e9)
-            line.settimeout(min(_SLICE_S, left_s))
+            slice_s = min(_SLICE_S, left_s)
+            if slice_s != self._slice_s:
+                # The kernel waits, not Python's `settimeout`, which costs a poll before each call.
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(slice_s))
+                self._slice_s = slice_s
             try:
                 return self._take(line, call)
-            except TimeoutError:
+            except BlockingIOError:
                 if left_s <= _SLICE_S:
                     raise
                 self.meanwhile()
@@ -240,3 +246,9 @@ class HostedRobot:
 
     def _host(self) -> str:
         return f" (host process {self.host_pid})" if self.host_pid else ""
+
+
+def _timeval(duration_s: float) -> bytes:
+    """As the operating system takes it."""
+    whole = int(duration_s)
+    return struct.pack("@ll", whole, int((duration_s - whole) * 1e6))

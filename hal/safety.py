@@ -52,6 +52,9 @@ class SafetyLimits:
     """which action dimension moves which state dimension of the workspace; those of one name belong together"""
 
 
+_MORE = 1 + 1e-9
+
+
 class Moving(NamedTuple):
     """What the robot was doing last."""
 
@@ -173,7 +176,9 @@ def limited(guard: Guard, moving: Moving, action: np.ndarray, state: np.ndarray 
         elif i in ahead:
             down, up, known = ahead[i]
             target = target if known else 0.0
-        chosen.append(_nearest_allowed(axis, target, origin, speeds[i], down, up, guard.period_s))
+        if not _is_free(axis, (target - origin) / axis.scale, speeds[i], down, up, guard.period_s):
+            target = _nearest_allowed(axis, target, origin, speeds[i], down, up, guard.period_s)
+        chosen.append(target)
     return limit_action(guard.spec, np.array(chosen, np.float32))
 
 
@@ -234,6 +239,18 @@ def check_age(what: str, time_ns: int, now_ns: int, limit_s: float, ahead_s: flo
         )
 
 
+def _is_free(axis: Axis, wanted: float, speed: float, down: float, up: float, period_s: float) -> bool:
+    """Whether a `wanted` speed is so far within all limits that no rounding matters: most are, and it is soon seen.
+
+    From a speed that one period can brake the way it takes is that period's, so no braking needs to be reckoned.
+    """
+    fast = abs(wanted) * _MORE
+    most, way = (axis.fastest, up) if wanted > 0 else (-axis.slowest, down)
+    return (
+        fast <= axis.braking and fast <= most and fast * period_s <= way and abs(wanted - speed) * _MORE <= axis.change
+    )
+
+
 def _nearest_allowed(
     axis: Axis, wanted: float, origin: float, speed: float, down: float, up: float, period_s: float
 ) -> float:
@@ -258,9 +275,12 @@ def _nearest_allowed(
 def _walls_ahead(guard: Guard, state: np.ndarray | None) -> dict[int, tuple[float, float, bool]]:
     """By action dimension: the way left down and up to its walls, in action units, and whether all of it is known."""
     ahead: dict[int, tuple[float, float, bool]] = {}
+    if not guard.walls:
+        return ahead
+    measured = state.tolist() if state is not None else None
     for wall in guard.walls:
         down, up, known = ahead.get(wall.action, (math.inf, math.inf, True))
-        at = float(state[wall.state]) if state is not None else math.nan
+        at = measured[wall.state] if measured is not None else math.nan
         if math.isfinite(at):
             ways = max(0.0, at - wall.low), max(0.0, wall.high - at)
             below, above = ways if wall.gain > 0 else ways[::-1]

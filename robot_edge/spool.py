@@ -32,19 +32,22 @@ class Spool:
                 " data BLOB NOT NULL)"
             )
             self._db.execute("CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)")
-            row = self._db.execute("SELECT max(row) FROM segments").fetchone()
-            self._newest: int = row[0] or 0
+            # Nobody else writes here, so what a status asks for is known without asking the file.
+            count, newest = self._db.execute("SELECT count(*), max(row) FROM segments").fetchone()
+            steps = self._db.execute("SELECT value FROM counters WHERE name = 'steps'").fetchone()
+            self._count: int = count
+            self._newest: int = newest or 0
+            self._steps: int = steps[0] if steps else 0
         except sqlite3.Error as error:
             raise self._explain(error) from error
 
     @property
     def steps_recorded(self) -> int:
         """Steps ever put in, acknowledged or not."""
-        row = self._db.execute("SELECT value FROM counters WHERE name = 'steps'").fetchone()
-        return row[0] if row else 0
+        return self._steps
 
     def __len__(self) -> int:
-        return self._db.execute("SELECT count(*) FROM segments").fetchone()[0]
+        return self._count
 
     def put(self, segment: Segment) -> None:
         """Durable when this returns; nothing of it is kept when it raises."""
@@ -62,6 +65,8 @@ class Spool:
                 self._db.execute("ROLLBACK")
             raise self._explain(error) from error
         self._newest = put.lastrowid or self._newest
+        self._count += 1
+        self._steps += segment.steps
 
     @property
     def newest(self) -> int:
@@ -89,12 +94,13 @@ class Spool:
         """Drop acknowledged segments. Raises `DiskFull`, with nothing dropped: even forgetting needs some room."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany("DELETE FROM segments WHERE id = ?", [(segment_id,) for segment_id in ids])
+            gone = self._db.executemany("DELETE FROM segments WHERE id = ?", [(segment_id,) for segment_id in ids])
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise self._explain(error) from error
+        self._count -= gone.rowcount
 
     def close(self) -> None:
         self._db.close()

@@ -329,7 +329,7 @@ class ZmqPair:
 def _receive(socket: zmq.Socket, sender: str) -> Message | None:
     """The next valid message that has already come; what is not one is logged and dropped."""
     # To ask costs a tenth of what ZeroMQ's exception does.
-    while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+    while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
         try:
             return decode(socket.recv(zmq.NOBLOCK))
         except zmq.Again:

@@ -17,6 +17,7 @@ import logging
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import msgspec
 import numpy as np
 
 from hal.robot import Feedback, Robot, Teleoperator
@@ -222,6 +223,11 @@ class FlightRecorder(Border):
         except Exception as error:  # noqa: BLE001 - a value without a place in the file costs the tick, not the robot
             self._lose(f"{type(event).__name__} cannot be recorded: {error}")
 
+    def note_encoded(self, event: bytes) -> None:
+        """As `note`, for an event that is always the same."""
+        self._buffer += event
+        self._count += 1
+
     def saw(self, observation: Observation) -> None:
         """Take note of new frames: a copy where that is cheap, and the size of what waits for the other thread."""
         try:
@@ -238,7 +244,8 @@ class FlightRecorder(Border):
             copies = self._packer.copies
             if known is not None:
                 copies.pop(id(known[1]), None)
-            if frame.image.nbytes <= self.config.copy_bytes and is_image(frame.image):
+            image = frame.image
+            if image.nbytes <= self.config.copy_bytes and is_image(image) and image.flags.writeable:
                 copies[id(frame.image)] = frame.image.copy()
             self._frames[camera] = frame.time_ns, frame.image
             self._size += frame.image.nbytes
@@ -271,7 +278,7 @@ class RecordedChannel(Border):
         self._inner = inner
         self._flight = flight
         self._line = line
-        self._nothing = Received(line, None)
+        self._nothing = msgspec.msgpack.encode(Received(line, None))
 
     def send(self, message: Message) -> bool:
         accepted = self._inner.send(message)
@@ -285,7 +292,10 @@ class RecordedChannel(Border):
     def recv(self, timeout_s: float = 0.0) -> Message | None:
         message = self._inner.recv(timeout_s)
         if self._flight.live:
-            self._flight.note(self._nothing if message is None else Received(self._line, message))
+            if message is None:
+                self._flight.note_encoded(self._nothing)
+            else:
+                self._flight.note(Received(self._line, message))
         return message
 
     def close(self) -> None:

@@ -13,11 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from hal.motion import Motion
-from hal.safety import SafetyLimits, braked, limited, make_guard, moved, standing
+from hal.safety import Guard, SafetyLimits, braked, limited, make_guard, moved, standing
 from wire.types import Meaning, RobotSpec
 
 _PAST = 64
 """executed actions kept"""
+
+
+_Executed = tuple[np.ndarray, tuple[int, np.ndarray | None, np.ndarray] | None, tuple[np.ndarray, ...]]
+"""what was executed; the tick, the action and the state of what was chosen for it; what was executed before"""
 
 
 class Foresight:
@@ -50,8 +54,8 @@ class Foresight:
         self._past: deque[np.ndarray] = deque(maxlen=_PAST)
         self._chosen: tuple[int, np.ndarray | None, np.ndarray] | None = None
         self._drift: np.ndarray = np.zeros(len(self._low))
-        self.own = True
-        """whether what was executed last is what was chosen"""
+        self._own = True
+        self._unreckoned: deque[_Executed] = deque(maxlen=_PAST)
 
     @property
     def past(self) -> np.ndarray:
@@ -65,60 +69,79 @@ class Foresight:
         dimensions: those are NaN.
         """
         if self._guard is None or not self._past:
-            return self._clipped(wanted)
-        coming = np.empty((len(wanted), len(self._low)), np.float32)
-        moving = moved(self._guard, standing(self._past[-min(2, len(self._past))]), self._past[-1])
-        for i, action in enumerate(wanted):
-            if action is None:
-                coming[i] = braked(self._guard, moving, state)
-            else:
-                coming[i] = limited(self._guard, moving, action, state)
-            moving = moved(self._guard, moving, coming[i])
-            if self._guard.walls and self._motion is not None:
-                state = self._motion.roll(state, np.concatenate([self.past, coming[:i]]), coming[i : i + 1])
-        return coming
+            return self._clipped(wanted, self._past)
+        return self._limited(self._guard, wanted, state, self._past)
 
     def chose(self, tick: int, action: np.ndarray | None, state: np.ndarray) -> None:
         """The schedule has `action` for `tick`, None for none; `state`: float32[ds] as seen then."""
         self._chosen = (tick, action, state)
 
+    def executed(self, tick: int, action: np.ndarray) -> None:
+        """float32[da]: what the robot did at `tick`."""
+        # What it means is reckoned when somebody asks: while others act nobody does, at most ticks.
+        chosen = self._chosen if self._chosen is not None and self._chosen[0] == tick else None
+        done = np.array(action, np.float32)
+        self._unreckoned.append((done, chosen, tuple(self._past)[-2:]))
+        self._past.append(done)
+
     def watch(self) -> None:
         """Begin to add up what differs."""
+        self._reckon()
         self._drift[:] = 0
+
+    @property
+    def own(self) -> bool:
+        """Whether what was executed last is what was chosen."""
+        self._reckon()
+        return self._own
 
     @property
     def drifted(self) -> bool:
         """Whether the robot is no longer where it was reckoned to be, since `watch`."""
+        self._reckon()
         return bool((np.abs(self._drift) > self._allowed).any())
 
-    def executed(self, tick: int, action: np.ndarray) -> None:
-        """float32[da]: what the robot did at `tick`."""
-        if self._chosen is None or self._chosen[0] != tick:
-            # The schedule was not even asked at this tick, so somebody else was in control.
-            self.own = False
-        else:
-            self._compare(action, *self._chosen[1:])
-        self._past.append(np.array(action, np.float32))
+    def _reckon(self) -> None:
+        while self._unreckoned:
+            executed, chosen, before = self._unreckoned.popleft()
+            # A schedule that was not even asked at that tick: somebody else was in control.
+            self._own = chosen is not None and self._as_chosen(executed, chosen[1], chosen[2], before)
 
-    def _compare(self, executed: np.ndarray, chosen: np.ndarray | None, state: np.ndarray) -> None:
-        expected = self._clipped([None])[0] if chosen is None else np.clip(chosen, self._low, self._high)
+    def _as_chosen(
+        self, executed: np.ndarray, chosen: np.ndarray | None, state: np.ndarray, before: tuple[np.ndarray, ...]
+    ) -> bool:
+        expected = self._clipped([chosen], before)[0] if chosen is None else np.clip(chosen, self._low, self._high)
         if not (executed != expected).any():
             # As it mostly is, and nothing needs to be reckoned.
             self._drift[self._absolute] = 0
-            self.own = True
-            return
-        if self._guard is not None:
+            return True
+        if self._guard is not None and before:
             # Did the limits do that?
-            expected = self.coming([chosen], state)[0]
+            expected = self._limited(self._guard, [chosen], state, before)[0]
         # Before anything was executed nobody knows what to expect.
         difference = np.where(np.isnan(expected), 0.0, executed - expected.astype(np.float64))
-        self.own = not (np.abs(difference) > self._allowed).any()
         self._drift = np.where(self._absolute, difference, self._drift + difference)
+        return not (np.abs(difference) > self._allowed).any()
 
-    def _clipped(self, wanted: Sequence[np.ndarray | None]) -> np.ndarray:
+    def _limited(
+        self, guard: Guard, wanted: Sequence[np.ndarray | None], state: np.ndarray, past: Sequence[np.ndarray]
+    ) -> np.ndarray:
+        coming = np.empty((len(wanted), len(self._low)), np.float32)
+        moving = moved(guard, standing(past[-min(2, len(past))]), past[-1])
+        for i, action in enumerate(wanted):
+            if action is None:
+                coming[i] = braked(guard, moving, state)
+            else:
+                coming[i] = limited(guard, moving, action, state)
+            moving = moved(guard, moving, coming[i])
+            if guard.walls and self._motion is not None and i + 1 < len(wanted):
+                state = self._motion.roll(state, np.concatenate([self.past, coming[:i]]), coming[i : i + 1])
+        return coming
+
+    def _clipped(self, wanted: Sequence[np.ndarray | None], past: Sequence[np.ndarray]) -> np.ndarray:
         """float32[n, da] within the spec's bounds, where nothing limits how fast the robot moves."""
         clipped = np.empty((len(wanted), len(self._low)), np.float32)
-        last = self._past[-1] if self._past else np.full(len(self._low), np.nan, np.float32)
+        last = past[-1] if past else np.full(len(self._low), np.nan, np.float32)
         for i, action in enumerate(wanted):
             clipped[i] = np.where(self._absolute, last, np.float32(0)) if action is None else action
             last = clipped[i]

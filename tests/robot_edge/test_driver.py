@@ -18,7 +18,7 @@ from robot_edge.state import Hold, Mode
 from tests import samples
 from tests.robot_edge.test_loop import Bench
 from wire.errors import ConfigError, InvalidData, RobotError, RobotGone
-from wire.messages import EdgeEvent, EdgeStatus, Hello, Job, Operator
+from wire.messages import EdgeEvent, EdgeStatus, Hello, Job, Operator, RequestPreviews
 from wire.types import Frame, Observation
 
 SECOND = 80
@@ -214,3 +214,26 @@ def test_errors_of_any_kind_name_the_call_and_the_robot() -> None:
     bench.robot.read = lambda: {}["joint"]  # type: ignore[method-assign]
     with pytest.raises(RobotError, match=r"'robot-0': its driver failed in read\(\): KeyError: 'joint'"):
         bench.loop.driver.read()
+
+
+def test_larger_pictures_are_asked_for_once_and_a_driver_that_fails_at_it_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(max_ticks=10_000).ready().tick(10)
+    asked: list[bool] = []
+
+    def request_previews(wanted: bool) -> None:
+        asked.append(wanted)
+        if not wanted:
+            raise ValueError("no such camera")
+
+    bench.robot.request_previews = request_previews  # type: ignore[attr-defined]
+    bench.uplink.send(RequestPreviews(True))
+    bench.tick(5)
+    bench.uplink.send(RequestPreviews(True))
+    bench.tick(5)
+    bench.uplink.send(RequestPreviews(False))
+    bench.tick(5)
+    assert asked == [True, False]
+    assert "no such camera" in caplog.text
+    assert bench.loop.mode is Mode.policy

@@ -112,3 +112,20 @@ def test_killed_at_any_point_nothing_that_was_put_is_lost(tmp_path: Path) -> Non
     assert len(found) == len(set(found))
     assert spool.steps_recorded == 4 * len(found)
     spool.close()
+
+
+def test_what_it_counts_is_what_lies_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "spool.sqlite"
+    spool = Spool(path)
+    for index in range(3):
+        spool.put(samples.segment(index))
+    spool.forget(())
+    spool.forget((samples.segment(1).id, "unknown"))
+    with pytest.raises(StorageError):
+        spool.put(samples.segment(0))
+    counts = len(spool), spool.steps_recorded, spool.newest
+    assert counts == (2, 12, 3)
+    spool.close()
+    again = Spool(path)
+    assert (len(again), again.steps_recorded, again.newest) == counts
+    again.close()
