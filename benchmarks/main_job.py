@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,10 +193,8 @@ def _mean(runs: list[Report], figure: Callable[[Report], float]) -> float:
 
 
 def _mean_by_kind(runs: list[Report], key: str) -> dict[str, float]:
-    sums: Counter[str] = Counter()
-    for run in runs:
-        sums.update(run["outside"][key])
-    return {kind: round(value / len(runs), 4) for kind, value in sorted(sums.items())}
+    kinds = sorted({kind for run in runs for kind in run["outside"][key]})
+    return {kind: round(sum(run["outside"][key].get(kind, 0.0) for run in runs) / len(runs), 4) for kind in kinds}
 
 
 def _spread(values: list[float | None]) -> str:

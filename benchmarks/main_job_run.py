@@ -87,8 +87,8 @@ class _Watch:
         self._tree = ProcessTree(process.pid)
         self._time_is_up = threading.Event()
         self.last_line = ""
-        self._begin: tuple[float, Counter[str], int, int] | None = None
-        self._end: tuple[float, Counter[str]] | None = None
+        self._begin: tuple[float, dict[str, float], int, int] | None = None
+        self._end: tuple[float, dict[str, float]] | None = None
         self._memory: Counter[str] = Counter()
         self._reader = threading.Thread(target=self._read, daemon=True)
 
@@ -116,7 +116,8 @@ class _Watch:
             raise SystemExit(f"the run ended before its robots worked: {self.last_line}")
         (begun_s, before, ticks, steps), (ended_s, after) = self._begin, self._end
         took_s = ended_s - begun_s
-        used = {kind: after[kind] - before[kind] for kind in sorted(after) if after[kind] - before[kind] > 0.05}
+        used = {kind: after[kind] - before.get(kind, 0.0) for kind in sorted(after)}
+        used = {kind: used_s for kind, used_s in used.items() if used_s > 0.05}
         worked = max(1, report["ticks"] - ticks)
         return {
             "took_s": round(took_s, 1),

@@ -42,11 +42,11 @@ class ProcessTree:
             self._used[number, started] = kind, used_s
             tree += below.get(number, ())
 
-    def cpu_seconds(self) -> Counter[str]:
+    def cpu_seconds(self) -> dict[str, float]:
         """Processor seconds that each kind has used so far, as of the last look."""
-        sums: Counter[str] = Counter()
+        sums: dict[str, float] = {}
         for kind, used_s in self._used.values():
-            sums[kind] += used_s
+            sums[kind] = sums.get(kind, 0.0) + used_s
         return sums
 
     def memory_bytes(self) -> Counter[str]:

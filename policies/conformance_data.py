@@ -55,6 +55,7 @@ def example_batch(
         ),
         "mask": np.ones((images, steps, horizon), bool),
         "ahead": rng.normal(0, 0.1, (images, steps, len(ticks_ahead), spec.state_dim)).astype(np.float32),
+        "seen_state": state[:, 0],
         "frame_age": rng.uniform(0, 3, (images, steps)).astype(np.float32),
         "later_state": state + rng.normal(0, 0.1, state.shape).astype(np.float32),
         "later_index": rng.integers(0, horizon, (images, steps)),
@@ -71,7 +72,7 @@ def flattened(batch: Batch) -> tuple[Batch, Batch]:
     axes = np.shape(batch["state"])[:2]
     grouped, flat = dict(batch), dict(batch)
     for name, values in batch.items():
-        if isinstance(values, np.ndarray) and values.shape[:2] == axes and name != "images":
+        if isinstance(values, np.ndarray) and values.shape[:2] == axes and name not in ("images", "seen_state"):
             grouped[name], flat[name] = values[:, :1], values[:, 0]
     return grouped, flat
 

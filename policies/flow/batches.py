@@ -28,6 +28,7 @@ class Sample(NamedTuple):
     age: torch.Tensor | None
     later: tuple[torch.Tensor, torch.Tensor] | None
     advantage: torch.Tensor | None
+    seen_state: torch.Tensor | None
 
 
 def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callable[[Any], torch.Tensor]) -> Sample:
@@ -46,7 +47,8 @@ def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callab
         shapes |= {"later_state": (ds,), "later_index": ()}
     if config.advantage and "advantage" in batch:
         shapes["advantage"] = ()
-    if missing := [name for name in shapes if name not in batch]:
+    seen = ("seen_state",) if config.ego_motion else ()
+    if missing := [name for name in (*shapes, *seen) if name not in batch]:
         raise InvalidData(f"training batch: it lacks {missing}; it has {sorted(batch)}.")
     flat = batch["state"].ndim == 2
     b, k = len(batch["state"]), 1 if flat else batch["state"].shape[1]
@@ -60,6 +62,11 @@ def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callab
         if tuple(found.shape) != (b, k, *shape):
             raise InvalidData(f"training batch: {name} has shape {list(found.shape)}, expected {[b, k, *shape]}.")
         tensors[name] = found
+    seen_state = tensor(batch["seen_state"]) if config.ego_motion else None
+    if seen_state is not None and tuple(seen_state.shape) != (b, ds):
+        raise InvalidData(
+            f"training batch: seen_state has shape {list(seen_state.shape)}, expected {[b, ds]}: one of each image."
+        )
     images = []
     for eye in config.eyes:
         image, expected = _image(batch, eye.name), (b, eye.height, eye.width, 3)
@@ -88,6 +95,7 @@ def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callab
         None if age is None else age.float()[..., None],
         later,
         advantage,
+        seen_state,
     )
 
 

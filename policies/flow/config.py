@@ -105,6 +105,9 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """integration steps from noise to actions"""
     max_offset: int = 0
     """ticks: the largest delay that training simulates; above 0 the fast path reads the age of what the slow one saw"""
+    ego_motion: bool = False
+    """the latent brings the state the robot was in when the pictures were looked at, so that the fast path knows how it
+    has moved since; needs `max_offset`, and no transformer"""
     prefix: bool = False
     """train with actions that are already committed; see `FlowNetwork.loss`"""
     prefix_swap: float = 0.3
@@ -138,6 +141,11 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError("flow policy: a policy with cameras needs at least one convolution in `stem`.")
         if self.max_offset < 0:
             raise ConfigError(f"flow policy: max_offset {self.max_offset} is negative; 0 trains without a delay.")
+        if self.ego_motion and (self.max_offset < 1 or self.transformer):
+            raise ConfigError(
+                "flow policy: ego_motion needs max_offset 1 or more, else nothing moves, and the small fast path: "
+                "`transformer` must be None."
+            )
         if self.prefix and (self.max_offset < 1 or self.horizon < 2):
             raise ConfigError(
                 f"flow policy: prefix needs max_offset 1 or more and horizon 2 or more, not {self.max_offset} and "

@@ -42,13 +42,23 @@ class FlowNetwork(nn.Module):
         self.config = config
         self.normalizer = Normalizer(config.state_dim, config.online_statistics)
         self.slow = _slow(config, vlm, random_vlm)
+        self.latent_width = self.slow.width + (config.state_dim if config.ego_motion else 0)
+        """z"""
         self.fast: FastTransformer | FastPath
-        self.fast = FastTransformer(config) if config.transformer else FastPath(config, self.slow.width)
+        self.fast = FastTransformer(config) if config.transformer else FastPath(config, self.latent_width)
         if config.ahead:
-            inputs, outputs = self.slow.width + config.state_dim, len(config.ahead) * config.state_dim
+            inputs, outputs = self.latent_width + config.state_dim, len(config.ahead) * config.state_dim
             self.prophet = nn.Sequential(nn.Linear(inputs, 128), nn.SiLU(), nn.Linear(128, outputs))
         if config.residual:
-            self.residual = Residual(config, self.slow.width)
+            self.residual = Residual(config, self.latent_width)
+
+    def look(self, images: Sequence[torch.Tensor], tokens: torch.Tensor, seen_state: torch.Tensor) -> torch.Tensor:
+        """The latent, float[b, z]: what the slow path makes of images and words, and with `config.ego_motion` the state
+        [b, ds] of that moment, normalised."""
+        latent = self.slow(images, tokens)
+        if not self.config.ego_motion:
+            return latent
+        return torch.cat([latent, self.normalizer(seen_state).to(latent.dtype)], 1)
 
     def loss(
         self,
@@ -61,6 +71,7 @@ class FlowNetwork(nn.Module):
         age: torch.Tensor | None = None,
         later: tuple[torch.Tensor, torch.Tensor] | None = None,
         advantage: torch.Tensor | None = None,
+        seen_state: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Conditional flow matching, the mean over the actions that `mask` keeps.
 
@@ -95,9 +106,10 @@ class FlowNetwork(nn.Module):
         images: uint8[b, h, w, 3] per camera; tokens: int64[b, L]; state: [b, k, ds]; actions: [b, k, H, da];
         mask: bool[b, k, H]; ahead: [b, k, W, ds]; age: [b, k, 1] ticks, 0 when left out;
         later: state [b, k, ds] some ticks into the window, and int64[b, k], how many; advantage: int64[b, k], 0 not
-        known, 1 bad, 2 good.
+        known, 1 bad, 2 good; seen_state: [b, ds] when the image was seen, by default as in the first step behind it.
         """
-        loss = self._loss(images, tokens, state, actions, mask, ahead, age, later, advantage)
+        latent = self.look(images, tokens, state[:, 0] if seen_state is None else seen_state)
+        loss = self._loss(latent, state, actions, mask, ahead, age, later, advantage)
         if self.config.online_statistics and self.training and torch.is_grad_enabled():
             # afterwards: a sample must not be normalised by what the others of its batch bring
             self.normalizer.update(state)
@@ -105,8 +117,7 @@ class FlowNetwork(nn.Module):
 
     def _loss(
         self,
-        images: Sequence[torch.Tensor],
-        tokens: torch.Tensor,
+        latent: torch.Tensor,
         state: torch.Tensor,
         actions: torch.Tensor,
         mask: torch.Tensor,
@@ -128,7 +139,7 @@ class FlowNetwork(nn.Module):
             entered = self._swap(target, known, mask)
             noisy = torch.where(known[..., None].expand_as(actions).flatten(2), entered, noisy)
             kept = flow_mask[..., None].expand_as(actions).flatten(2)
-        latent, felt = self.slow(images, tokens), self.normalizer(state)
+        felt = self.normalizer(state)
         told = self._told(advantage, mask) if self.config.advantage else None
         output = self.fast(latent, felt, noisy, time, age, committed, told).float()
         wanted = target if self.config.predict == "action" else target - noise

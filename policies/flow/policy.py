@@ -101,6 +101,11 @@ class FlowPolicy:
         return 0
 
     @property
+    def think_reads_state(self) -> bool:
+        """Whether a latent holds the state of its moment, for `act` to compare the newest one with."""
+        return self.config.ego_motion
+
+    @property
     def pretrained(self) -> bool:
         """Fresh ones begin with a random fast path, whatever the slow one knows."""
         return False
@@ -122,6 +127,8 @@ class FlowPolicy:
     def think(self, observation: Observation) -> Latent:
         """The latent of the newest frames and the instruction, float32[z]; its time is that of the oldest of them.
 
+        With `ego_motion` it also holds the state.
+
         Raises `InvalidData` if what it reads does not fit the spec. A camera it has no eye for may be missing.
         """
         return self.think_batch([observation])[0]
@@ -137,8 +144,9 @@ class FlowPolicy:
             for eye in eyes
         ]
         tokens = self._tokens([observation.task for observation in observations])
+        state = torch.stack([self._tensor(observation.state) for observation in observations])
         with self.runtime.autocast():
-            latents = self._look(self._network, images, tokens).float().cpu().numpy()
+            latents = self._look(self._network, images, tokens, state).float().cpu().numpy()
         return [
             Latent(
                 latent,
@@ -199,7 +207,7 @@ class FlowPolicy:
     def _require(self, observation: Observation, latent: Latent, prefix: Prefix | None) -> None:
         """Raise what `act` says it raises for what it is given."""
         require_version(latent, self.version)
-        require_width(latent, self.module.slow.width)
+        require_width(latent, self.module.latent_width)
         check_observation(self._felt, observation)
         if prefix is None:
             return
@@ -275,7 +283,8 @@ class FlowPolicy:
 
         `images` {camera: uint8[b, h, w, 3]}, `instructions` b strings, and k steps behind each image: `state`
         [b, k, ds], `actions` [b, k, H, da], `mask` [b, k, H], `ahead` [b, k, W, ds] if the configuration asks for it.
-        With `max_offset` also `frame_age` [b, k] or [b], in ticks. With `residual`, if they are there, `later_index`
+        With `max_offset` also `frame_age` [b, k] or [b], in ticks, and with `ego_motion` `seen_state` [b, ds], the
+        state when the image was seen. With `residual`, if they are there, `later_index`
         int[b, k] in 0..H-1 and `later_state` [b, k, ds], the state so many ticks after `state`. With `advantage`, if
         it is there, `advantage` int[b, k] or [b]: 0 not known, 1 bad, 2 good.
         Without the k axis, one step behind each image. If `spec_hash` is there it must be that of this robot.
@@ -292,6 +301,7 @@ class FlowPolicy:
             sample.age,
             sample.later,
             sample.advantage,
+            sample.seen_state,
         )
 
     @property
@@ -356,6 +366,8 @@ class FlowPolicy:
         return torch.from_numpy(np.stack(rows)).to(self.device)
 
 
-def _look(network: FlowNetwork, images: Sequence[torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
+def _look(
+    network: FlowNetwork, images: Sequence[torch.Tensor], tokens: torch.Tensor, state: torch.Tensor
+) -> torch.Tensor:
     """The latent, float[b, z]."""
-    return network.slow(images, tokens)
+    return network.look(images, tokens, state)

@@ -37,6 +37,7 @@ def pixels_network(
         ahead=(16, 32, 48),
         euler_steps=4,
         max_offset=max_offset,
+        ego_motion=max_offset > 0,
         prefix=prefix,
         residual=residual,
     )
@@ -161,4 +162,6 @@ def _sized(
 ) -> FlowConfig:
     sees = bool(spec.cameras)
     base = (pixels_network if sees else state_network)(spec, horizon, max_offset, prefix, residual)
-    return msgspec.structs.replace(base, transformer=transformer, bridge=bridge, stem=stem, euler_steps=4)
+    return msgspec.structs.replace(
+        base, transformer=transformer, bridge=bridge, stem=stem, euler_steps=4, ego_motion=False
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import main_job, table
+from benchmarks import main_job, main_job_run, table
 from benchmarks.main_job import Wanted
 from benchmarks.processes import ProcessTree, kind_of
 
@@ -115,3 +115,16 @@ def test_what_a_process_used_still_counts_when_it_has_ended() -> None:
     tree.look()
     assert tree.cpu_seconds()["other"] >= 0.19
     assert not tree.memory_bytes()
+
+
+def test_who_is_interrupted_ends_the_run_and_waits_for_it(tmp_path: Path) -> None:
+    told = tmp_path / "ended"
+    # as `up` does: what it has to do at its end is done
+    run = "import pathlib, sys, time\nprint('up', file=sys.stderr, flush=True)\ntry: time.sleep(60)\n"
+    run += f"except KeyboardInterrupt: pathlib.Path({str(told)!r}).touch()"
+    with pytest.raises(KeyboardInterrupt), main_job_run._started([sys.executable, "-c", run]) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        raise KeyboardInterrupt
+    assert told.exists()
+    assert process.returncode == 0

@@ -7,6 +7,7 @@ import torch
 
 from policies.conformance import check_policy, example_batch, example_observation
 from policies.flow import FlowPolicy, pixels_network, state_network
+from policies.flow.config import Bridge, Transformer
 from policies.flow.network import AGE_MARGIN
 from policies.weights import pack, read_header, unpack
 from wire.errors import ConfigError, InvalidData, PolicyError, SpecMismatch, WeightsError
@@ -97,6 +98,40 @@ def test_one_age_for_all_steps_behind_an_image(seeing, aged):
         torch.manual_seed(0)
         losses.add(policy.loss(batch | {"frame_age": given}).item())
     assert len(losses) == 1
+
+
+def test_the_fast_path_is_told_how_the_robot_moved_since_the_look(seeing, aged):
+    policy = FlowPolicy(seeing, msgspec.structs.replace(aged, ego_motion=True))
+    still = example_observation(seeing)
+    moved = msgspec.structs.replace(still, state=still.state + 0.5)
+    chunks = []
+    for seen in (still, moved):
+        latent = policy.think(seen)
+        assert len(latent.data) == policy.module.slow.width + seeing.state_dim
+        again = FlowPolicy.from_weights(policy.save(), seeing, 1)
+        chunks.append(again.act(still, again.think(seen), 0).actions)
+    assert not np.array_equal(*chunks)
+    told = FlowPolicy(seeing, aged)
+    assert np.array_equal(told.think(still).data, told.think(moved).data), "without it no state is looked at"
+    told.load(told.save(), 1)
+
+
+def test_the_state_of_the_look_must_be_in_the_batch(seeing, aged):
+    policy = FlowPolicy(seeing, msgspec.structs.replace(aged, ego_motion=True))
+    batch = example_batch(seeing, 4)
+    losses = set()
+    for seen in (batch["seen_state"], batch["seen_state"] + 1):
+        torch.manual_seed(0)
+        losses.add(policy.loss(batch | {"seen_state": seen}).item())
+    assert len(losses) == 2
+    with pytest.raises(InvalidData, match="seen_state has shape"):
+        policy.loss(batch | {"seen_state": batch["state"]})
+    del batch["seen_state"]
+    with pytest.raises(InvalidData, match="lacks \\['seen_state'\\]"):
+        policy.loss(batch)
+    for change in ({"max_offset": 0}, {"transformer": Transformer(), "bridge": Bridge()}):
+        with pytest.raises(ConfigError, match="ego_motion needs max_offset"):
+            FlowPolicy(seeing, msgspec.structs.replace(aged, ego_motion=True, prefix=False, **change))
 
 
 @pytest.mark.parametrize("given", [np.zeros(3, np.float32), np.zeros((4, 3), np.float32)])

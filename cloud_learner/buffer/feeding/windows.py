@@ -21,13 +21,15 @@ A batch is a dict of:
 | `version` | int32[b] | policy version that acted or was ready to act |
 | `actor` | uint8[b] | who acted, index into `wire.messages.ACTORS` |
 | `delay` | int16[b] | measured inference delay in ticks, -1 when none |
+| `seen_state` | float32[b, ds] | with an offset: as it was at the step drawn, when the frames were seen |
 | `frame_age` | float32[b] | ticks between the oldest of the frames seen and the first action; delta without cameras |
 | `later_index` | int64[b] | on request: i, any of the actions that `mask` keeps, 0 if there is none |
 | `later_state` | float32[b, ds] | on request: the whole state before action i |
 | `past_state` | float32[b, n, ds] | on request: `state` 1 to n ticks before the first action, the oldest first |
 | `past_images` | {camera: uint8[b, n, h, w, 3]} | on request: what was seen 1 to n ticks before `images`, likewise |
 
-A grouped batch has k steps behind each image as a second axis, [b, k, ...] for all from `tick` on but `past_images`:
+A grouped batch has k steps behind each image as a second axis, [b, k, ...] for all from `tick` on but `past_images` and
+`seen_state`:
 each drawn from the eligible steps of the segment that saw the same frames.
 
 The past reaches back over the segments of an episode, whoever acted. Before the oldest step that is known it is that
@@ -266,6 +268,9 @@ def gather(
     if shape.max_offset and not all(shape.rolled):
         known = ~np.array(shape.rolled)
         batch["state"][..., known] = columns["state"][seen][..., known]  # type: ignore[index]
+    if shape.max_offset:
+        values = slot.array("seen_state", (len(rows), layout.state_dim), np.float32)
+        batch["seen_state"] = np.take(columns["state"], rows, 0, out=values, mode="clip")
     batch["frame_age"] = _put(slot, "frame_age", age.astype(np.float32))
     total = slot.array("return_to_go", start.shape, np.float32)
     np.add(to_go, return_after, out=total, casting="same_kind")

@@ -189,3 +189,13 @@ def test_only_a_share_of_the_windows_is_postponed():
     assert set(tick.tolist()) == set(range(103, 112))
     none = windows(3, Shape(2, max_offset=8, offset_share=0.0), [HUMAN] * 40, own=30)["tick"]
     assert set(none.tolist()) == {103}
+
+
+def test_the_state_of_the_look_is_that_of_the_step_drawn_however_late_the_window_begins():
+    actors = [HUMAN] * 30
+    for ticks_per_frame in (1, 3):
+        shape = Shape(4, ticks_per_frame=ticks_per_frame, max_offset=6, rolled=(True, True, True))
+        batch = windows(5, shape, actors, 20, 50)
+        assert np.array_equal(batch["seen_state"], np.float32([[5, 105, 205]]).repeat(50, 0))
+        assert len(np.unique(batch["state"][..., 0])) > 3
+    assert "seen_state" not in windows(5, Shape(4), actors, 20, 3)
