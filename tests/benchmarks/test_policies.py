@@ -36,7 +36,7 @@ def test_a_row_has_sizes_times_and_memory(tmp_path: Path) -> None:
     assert found["published (MB)"] == len(policy.save()) / 1e6
     assert found["act p99 ms"] >= found["act ms"] > 0
     assert found["chunks/s"] == pytest.approx(1e3 / found["act ms"])
-    assert found["training step ms"] > found["act ms"]
+    assert found["training step ms"] > 0
     # how much depends on what this process gave back before: a row has a process of its own otherwise
     assert None not in (found["MiB to train"], found["MiB to act"])
 
