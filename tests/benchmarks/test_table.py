@@ -59,6 +59,7 @@ def test_every_benchmark_keeps_the_form_and_has_its_table(name: str) -> None:
     assert f"`python -m benchmarks.{name}`" in text
 
 
+@pytest.mark.slow
 def test_the_corrections_benchmark_measures_all_arms(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import corrections
 

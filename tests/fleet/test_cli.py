@@ -59,6 +59,7 @@ def test_help_names_the_commands() -> None:
         (("policy", "show", "--policy", "flow:smal"), "Did you mean 'small'?"),
     ],
 )
+@pytest.mark.slow
 def test_mistakes_are_answered_in_one_clear_line(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
     done = cli(*arguments, cwd=tmp_path)
     assert done.returncode != 0

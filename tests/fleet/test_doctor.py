@@ -40,6 +40,7 @@ def doctor(*options: str, program: str = "from fleet.cli import main; main()") -
     )
 
 
+@pytest.mark.slow
 def test_a_sound_robot_passes_and_its_report_is_written(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     done = doctor("--recipe", "fake", "--simulated", "--seconds", "1", "--json", str(path))
@@ -50,6 +51,7 @@ def test_a_sound_robot_passes_and_its_report_is_written(tmp_path: Path) -> None:
     assert {"read p99", "camera front", "stands still after"} <= {figure["name"] for figure in found["figures"]}
 
 
+@pytest.mark.slow
 def test_a_faulty_one_is_named_with_what_to_do(tmp_path: Path) -> None:
     faults = json.dumps({"faults": {"frozen_camera": True}})
     done = doctor("--robot", "fake", "--robot-config", faults, "--simulated", "--seconds", "1")
@@ -58,6 +60,7 @@ def test_a_faulty_one_is_named_with_what_to_do(tmp_path: Path) -> None:
     assert "FAIL" in text and "frozen" in text
 
 
+@pytest.mark.slow
 def test_hardware_is_not_moved_unasked() -> None:
     done = doctor("--robot", "fake")
     assert done.returncode == 1 and "clear its workspace, then say --yes" in done.stderr
@@ -76,11 +79,13 @@ def test_hardware_is_not_moved_unasked() -> None:
         (("--robot", "fake", "--yes", "--robot-config", "{"), "not JSON"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_understood_is_said_in_one_line(options: tuple[str, ...], said: str) -> None:
     done = doctor(*options)
     assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_driver_that_blocks_is_given_up_and_one_that_raises_is_reported() -> None:
     blocked = doctor("--robot", "blocked", "--simulated", "--patience", "1", program=BLOCKED)
     assert blocked.returncode == 1

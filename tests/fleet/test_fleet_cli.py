@@ -227,6 +227,7 @@ def holder(house: House, robot: str = "robot-1") -> str:
     return lease.holder.partition("@")[0] if lease else ""
 
 
+@pytest.mark.slow
 def test_a_lease_is_held_by_heartbeats_until_ctrl_c(house: House) -> None:
     edge = house.edges[1]
     command = lease_command(house, "--ttl", "4")

@@ -26,6 +26,7 @@ def test_the_pixels_recipe_is_trained_for_what_it_runs() -> None:
     assert recipe.loop.safety.velocity and recipe.loop.safety.acceleration and recipe.loop.safety.workspace
 
 
+@pytest.mark.slow
 def test_a_robot_thinks_at_its_own_pace_and_acts_between(tmp_path: Path) -> None:
     fake = get_recipe("fake")
     recipe = replace(fake, slow=replace(fake.slow, every_s=0.2), replan_ticks=4)

@@ -38,6 +38,7 @@ def run(*words: str) -> str:
 
 # So little data is not enough for codebooks that meet an error elsewhere.
 @pytest.mark.parametrize(("kind", "goal", "most"), [("fast", "0.02", 0.05), ("residual_vq", "0", 0.2)])
+@pytest.mark.slow
 def test_a_tokeniser_is_fitted_measured_and_found_again(
     kind: str, goal: str, most: float, fleet: Path, tmp_path: Path
 ) -> None:

@@ -253,6 +253,7 @@ def test_show_tells_what_a_policy_costs() -> None:
 
 
 @pytest.mark.parametrize("command", ["up", "edge"])
+@pytest.mark.slow
 def test_a_policy_is_tried_before_anything_starts(command: str, tmp_path: Path) -> None:
     """Files do not show which parameters there are."""
     data = tmp_path / "d"

@@ -41,6 +41,7 @@ def vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["freeze", "adapters", "vlm", "tokens"],
 )
+@pytest.mark.slow
 def test_a_robot_takes_what_a_trainer_of_another_seed_learnt(policy: str, config: dict[str, Any], vlm: Path) -> None:
     if "vlm_random" in config:
         config = config | {"vlm": str(vlm)}

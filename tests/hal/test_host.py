@@ -227,6 +227,7 @@ class TestWatch:
 
 
 @pytest.mark.parametrize("call", ["connect", "reset", "read", "write"])
+@pytest.mark.slow
 def test_a_driver_that_blocks_is_named_and_its_process_makes_room_for_a_new_one(
     processes: Processes, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def run(robot: MetaWorldRobot, task: str, seed: int, ticks: int) -> list[bytes]:
 @pytest.mark.parametrize(
     ("config", "task"), [(MetaWorldConfig(), "door-open"), (state_config(), "push")], ids=["pixels", "state"]
 )
+@pytest.mark.slow
 def test_it_keeps_the_contract(config: MetaWorldConfig, task: str) -> None:
     report = check_robot(lambda: MetaWorldRobot(config), task, sleep=lambda _: None)
     assert report.passed, str(report)

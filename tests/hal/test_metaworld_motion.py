@@ -66,6 +66,7 @@ def error_mm(episodes: list[tuple[np.ndarray, np.ndarray]], roll: Roll, ticks: i
     )
 
 
+@pytest.mark.slow
 def test_the_set_point_is_foretold_exactly() -> None:
     episodes = record(track_config(), ("track", "track"), noise=0.5)
     motion = metaworld_motion(track_config())
@@ -74,6 +75,7 @@ def test_the_set_point_is_foretold_exactly() -> None:
         assert error_mm(episodes, motion.roll, ticks) < 1e-3
 
 
+@pytest.mark.slow
 def test_the_hand_is_foretold_better_than_by_adding_up() -> None:
     config = MetaWorldConfig(tasks=(*PIXEL_TASKS, *STATE_TASKS), observation="state")
     episodes = record(config, config.tasks, noise=0.1)

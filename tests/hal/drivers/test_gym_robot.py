@@ -241,6 +241,7 @@ def test_plain_values_make_the_same_robot() -> None:
 # --- the real ones ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pusht_keeps_the_contract() -> None:
     pytest.importorskip("gym_pusht")
     check(pusht(), "push-t")
@@ -304,6 +305,7 @@ def test_metaworld_by_its_id_keeps_the_contract() -> None:
     check(metaworld(), "push")
 
 
+@pytest.mark.slow
 def test_aloha_moves_and_is_seen() -> None:
     pytest.importorskip("gym_aloha")
     robot, clock = ready(aloha(height=48, width=64), seed=3)

@@ -103,6 +103,7 @@ def driver(plain: Mapping[str, Any], **more: Any) -> Ros2Robot:
     return Ros2Robot(read_config("ros2", {**PATIENT, **plain, **more}))
 
 
+@pytest.mark.slow
 def test_the_same_episode_through_topics_of_another_process_records_the_same(ros: Mapping[str, str]) -> None:
     direct = recorded(make_robot("fake"), "go-up", 7, episodes=2, ticks=40)
     plain = {**describe(make_robot("fake")), "stepped": True, "namespace": "/left"}
@@ -153,6 +154,7 @@ def test_a_robot_moves_to_ros_by_configuration_alone(ros: Mapping[str, str], tmp
     assert np.array_equal(steps[0].state, same.read().state)
 
 
+@pytest.mark.slow
 def test_a_robot_that_is_killed_brings_an_error_that_ends_when_it_returns(ros: Mapping[str, str]) -> None:
     plain = describe(make_robot("fake"))
     robot = driver(plain, max_age_s=1.0, confirm_timeout_s=1.0)

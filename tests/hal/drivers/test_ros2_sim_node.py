@@ -165,6 +165,7 @@ def test_a_command_that_was_overtaken_is_not_executed(ros: Mapping[str, str]) ->
         assert [stamp_ns(one) for one in running.executed] == [3000, 3002]
 
 
+@pytest.mark.slow
 def test_it_takes_the_usual_arguments_and_shows_pictures_in_both_ways(ros: Mapping[str, str]) -> None:
     arguments = ["-r", "__ns:=/left", "-r", "camera/front/image_raw:=eye", "-p", "compressed:=true"]
     with sim_node("fake", {"image_px": 32}, *arguments):

@@ -31,6 +31,7 @@ def robot():
     made.close()
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract() -> None:
     report = check_robot(lambda: CameraRobot(CONFIG), "go-up", ticks=6)
     assert report.passed, str(report)

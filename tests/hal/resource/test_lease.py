@@ -124,6 +124,7 @@ actions = st.lists(
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(actions)
+@pytest.mark.slow
 def test_no_robot_ever_has_two_holders(steps: list[tuple[str, str, str, int, int, int]]) -> None:
     """Kept account of apart from the leases: (robot, number) is live from acquire to release, expiry or preemption."""
     leases = Leases()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ usual = settings(max_examples=25, deadline=None, derandomize=True, suppress_heal
 
 @usual
 @given(st.integers(0, 100_000))
+@pytest.mark.slow
 def test_no_robot_is_idle_while_a_job_waits_and_none_has_two_holders(seed: int) -> None:
     watcher = Watcher(random_scenario(seed))
     watcher.run(300)
@@ -21,6 +23,7 @@ def test_no_robot_is_idle_while_a_job_waits_and_none_has_two_holders(seed: int) 
 
 @usual
 @given(st.integers(0, 100_000))
+@pytest.mark.slow
 def test_no_seed_is_both_practised_and_examined_and_jobs_end_exactly(seed: int) -> None:
     scenario = random_scenario(seed)
     watcher = Watcher(scenario)
@@ -48,6 +51,7 @@ def test_no_seed_is_both_practised_and_examined_and_jobs_end_exactly(seed: int) 
 
 @usual
 @given(st.integers(0, 100_000))
+@pytest.mark.slow
 def test_the_same_events_give_the_same_decisions(seed: int) -> None:
     one, other = Watcher(random_scenario(seed, 120)), Watcher(random_scenario(seed, 120))
     one.run(120)

@@ -43,6 +43,7 @@ def test_a_robot_goes_on_where_it_was() -> None:
 
 
 @given(st.integers(0, 100_000), st.integers(0, 10**9), st.integers(0, 10**6))
+@pytest.mark.slow
 def test_no_training_seed_is_ever_held_out(index: int, spent: int, episodes: int) -> None:
     stretch = training_stretch(index, spent, episodes)
     assert stretch.episodes >= 1

@@ -89,6 +89,7 @@ def test_outages_are_apart_and_what_is_left_is_available() -> None:
     assert [available_ns(robot, *span) for span in ((0, 100), (0, 15), (12, 18), (15, 35))] == [65, 5, 0, 10]
 
 
+@pytest.mark.slow
 def test_a_decision_looks_at_few_jobs_whatever_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rescans: a robot that comes free, and a job that comes, cost the same with ten or thousands waiting."""
     looked: list[int] = []
