@@ -27,6 +27,7 @@ _SIMULATORS = {
         "hal.drivers.metaworld_sim:import_simulator",
         "hal.drivers.metaworld_render",
         "hal.drivers.metaworld_expert",
+        "metaworld.policies",
     )
 }
 _POLICY = ("torch", "policies.flow.policy", "robot_edge.inference", "robot_edge.think_server")

@@ -67,7 +67,8 @@ def edge_processes(
     # Fails here, in one line, rather than in each of the children.
     load_pair(keys or data.keys, name)
     load_public(keys or data.keys, GATEWAY)
-    common = ["--name", name, "--gateway", gateway, "--recipe", recipe_name, "--data", str(root)]
+    # First what tells one from another: a fork shows no more words than its parent has room for.
+    common = ["--name", name, "--data", str(root), "--gateway", gateway, "--recipe", recipe_name]
     common += ["--keys", str(keys or data.keys), "--operator" if operator else "--no-operator", *tuning.flags()]
     if think:
         load_public(keys or data.keys, THINKER)

@@ -106,6 +106,8 @@ class _Shared:
     """files that libraries opened when they were imported"""
     environment: dict[str, str] = {}  # noqa: RUF012 - of the process, not of an instance
     """variables that they set"""
+    threads = 1
+    """of the system that may run here when it forks"""
 
 
 @contextlib.contextmanager
@@ -135,6 +137,9 @@ def preload(modules: Iterable[str]) -> None:
     """Import `modules` as `preloading` does, unless this process is a fork of one that has done so."""
     if _Shared.ready or not forks_here():
         return
+    if threading.active_count() == 1:
+        # A pool that numpy's OpenBLAS has begun by now ends by itself before a fork.
+        _Shared.threads = _threads()
     with preloading() as load:
         for module in modules:
             load(module)
@@ -151,16 +156,20 @@ def can_fork(command: list[str]) -> bool:
         return False
     if not hasattr(sys.modules.get(command[2]), "main"):
         return False
-    threads = len(os.listdir("/proc/self/task"))
-    if threads > 1:
-        log.warning("%d threads run here, so %s starts as a new program.", threads, " ".join(command[2:5]))
-    return threads == 1
+    if threading.active_count() > 1 or _threads() > _Shared.threads:
+        log.warning("%d threads run here, so %s starts as a new program.", _threads(), " ".join(command[2:5]))
+        return False
+    return True
 
 
 def has_gpu() -> bool:
     """Whether programs of this machine may use a GPU: to ask a library would begin to use it."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     return not hidden and any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def _load(name: str) -> None:

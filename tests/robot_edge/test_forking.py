@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(not forking.forks_here(), reason="no pidfd here"
 def run(code: str, log: Path, **environment: str) -> str:
     """What a process with one thread says that starts parts; what they say is in `log`."""
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + textwrap.dedent(code), str(log), " " * 200],
+        [sys.executable, "-c", BEGIN + textwrap.dedent(code), str(log), " " * 200, BEGIN],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -128,6 +128,17 @@ def test_a_process_with_threads_starts_programs(tmp_path: Path) -> None:
     print(type(start("exit", "3")).__name__, started[-1].wait(30.0))
     """
     assert run(code, tmp_path / "log") == "Popen 3\n"
+
+
+def test_the_pool_of_numpy_is_no_obstacle(tmp_path: Path) -> None:
+    code = """
+    import subprocess
+    begin = "import numpy as np\\n" + sys.argv[3] + "start('exit', '6')\\n" + (
+        "print(type(started[-1]).__name__, started[-1].wait(20.0), np.ones((300, 300)).dot(np.ones((300, 300))).sum())")
+    environment = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    print(subprocess.run([sys.executable, "-c", begin, *sys.argv[1:]], env=environment, capture_output=True, text=True))
+    """
+    assert "Forked 6 27000000.0" in run(code, tmp_path / "log")
 
 
 def test_what_is_not_loaded_starts_as_a_program(tmp_path: Path) -> None:
