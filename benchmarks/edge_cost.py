@@ -34,6 +34,8 @@ PARTS = ("robot", "control", "inference", "uplink")
 ROBOTS = 2
 _HERE = Path(__file__).resolve().parent.parent
 _READY_S = 300.0
+_EPISODES = 4
+"""of each robot before anything is counted: one of each task, whose scene is made and prepared for drawing only once"""
 _GOALS = {"control": 0.4, "driver without physics and drawing": 0.4, "uplink": 0.5}
 """processor time of a tick, as a share of what it was before"""
 
@@ -191,9 +193,8 @@ def _wait_until_acting(up: subprocess.Popen[bytes], port: int, log: Path) -> Non
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline and up.poll() is None:
         with suppress(OSError):
-            cards = [card for card in _cards(port) if card["version"] > 0 and card["tick"] > 0]
+            cards = [card for card in _cards(port) if card["version"] > 0 and card["episodes"] >= _EPISODES]
             if len(cards) == ROBOTS:
-                time.sleep(5.0)
                 return
         time.sleep(0.5)
     raise RuntimeError(f"the fleet does not act after {_READY_S:.0f} s: {log.read_text(errors='replace')[-2000:]}")
