@@ -248,7 +248,7 @@ def test_show_tells_what_a_policy_costs() -> None:
     assert shown["parameters"] == shown["trained_parameters"] == sum(p.numel() for p in policy.module.parameters())
     assert shown["version_bytes"] == len(policy.save())
     assert (shown["horizon"], shown["horizon_s"], shown["latent_shape"]) == (16, 0.2, [policy.module.slow.width])
-    assert 0 < shown["act_ms"] < 1000
+    assert 0 < shown["act_ms"] < 60_000
     assert f"{shown['parameters']:,}" in CliRunner().invoke(app, words).stdout
 
 
