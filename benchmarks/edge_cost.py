@@ -5,8 +5,8 @@
 A fleet of the recipe `pixels` runs as a user would start it: gateway, trainer, and robots with their drivers, control,
 inference and uplink. Once the robots act, the processor time of each of their processes is counted, all threads of it,
 and divided by the control ticks of the same time. With `--before DIR` the program in DIR runs too, in turn with this
-one. What a real robot would not pay, the simulated physics, the drawing and the scripted operator, is timed alone in
-each checkout and taken off the driver's process.
+one. What a real robot would not pay is taken off the driver's process: the simulated physics and the scripted operator,
+which are timed where they are called, and the drawing, which is all that its other threads do.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import numpy as np
 from benchmarks.table import Goal, Result, run
 
 PARTS = ("robot", "control", "inference", "uplink")
+SIMULATED = ("physics", "drawing", "operator")
 ROBOTS = 2
 _HERE = Path(__file__).resolve().parent.parent
 _READY_S = 300.0
@@ -39,48 +40,37 @@ _EPISODES = 4
 _GOALS = {"control": 0.4, "driver without physics and drawing": 0.4, "uplink": 0.5}
 """processor time of a tick, as a share of what it was before"""
 
-# Runs in either checkout, so it uses only what both have.
-_SIMULATED = """
+_COUNTERS = "VLA_FLEET_EDGE_COST"
+"""environment variable: the directory where a driver's process counts what is simulated"""
+
+# Python runs it in each process of either checkout. Timed alone, in a loop with warm caches, a step costs half as much.
+_COUNTING = f"""
 import json, os, time
-import numpy as np
-os.environ.setdefault("LP_NUM_THREADS", "1")
-from hal.drivers.metaworld import MetaWorldRobot, pixels_config
-from hal.drivers.metaworld_camera import InlineCamera
-from hal.drivers.metaworld_expert import MetaWorldExpert
-from hal.drivers.metaworld_sim import Simulation
-from wire.clock import MonotonicClock
+from hal.drivers import metaworld_expert, metaworld_sim
 
-config, rng = pixels_config(), np.random.default_rng(0)
-spent = {"physics": [], "drawing": [], "operator": []}
+spent, calls = {{"physics": 0.0, "operator": 0.0}}, 0
 
-def timed(name, call, times):
-    begin = time.process_time()
-    for _ in range(times):
-        call()
-    spent[name].append((time.process_time() - begin) / times)
+def counted(kind, name, what):
+    inner = getattr(kind, name)
+    def method(self, *values):
+        global calls
+        begin = time.thread_time()
+        try:
+            return inner(self, *values)
+        finally:
+            spent[what] += time.thread_time() - begin
+            calls += 1
+            if calls % 40 == 0:
+                place = os.path.join(os.environ["{_COUNTERS}"], str(os.getpid()))
+                with open(place + ".new", "w") as file:
+                    json.dump(spent, file)
+                os.replace(place + ".new", place)
+    setattr(kind, name, method)
 
-camera = InlineCamera(config.camera, config.image_px, config.preview_px, 1, MonotonicClock())
-robot = MetaWorldRobot(config)
-robot.connect()
-expert = MetaWorldExpert(robot)
-for task in config.tasks:
-    simulation = Simulation(task)
-    simulation.reset(1)
-    action = rng.uniform(-1, 1, 4).astype(np.float32)
-    timed("physics", lambda: simulation.step(action), TIMES)
-    camera.pause()
-    camera.start(simulation)
-    def draw():
-        camera.moved(simulation)
-        camera.frame()
-    timed("drawing", draw, TIMES // 4)
-    robot.reset(task, 1)
-    seen = robot.read()
-    timed("operator", lambda: (expert.propose(seen), expert.progress()), TIMES)
-    camera.pause()
-camera.close()
-robot.close()
-print(json.dumps({name: sum(each) / len(each) for name, each in spent.items()} | {"frames": config.camera_hz / 80.0}))
+counted(metaworld_sim.Simulation, "step", "physics")
+counted(metaworld_sim.Simulation, "reset", "physics")
+counted(metaworld_expert.MetaWorldExpert, "propose", "operator")
+counted(metaworld_expert.MetaWorldExpert, "progress", "operator")
 """
 
 
@@ -114,59 +104,43 @@ def fleet_cost(checkout: Path, seconds: float, port: int) -> dict[str, float]:
         log = Path(data) / "up.log"
         command = [sys.executable, "-m", "fleet.cli", "up", "--recipe", "pixels", "--robots", str(ROBOTS)]
         command += ["--headless", "--port", "0", "--web-port", str(port), "--data", f"{data}/run", "--seed", "0"]
+        counters = Path(data) / "counters"
+        counters.mkdir()
+        (counters / "sitecustomize.py").write_text(_COUNTING)
+        environment = os.environ | {"PYTHONPATH": f"{counters}:{checkout}", _COUNTERS: str(counters)}
         with log.open("wb") as output:
-            up = subprocess.Popen(
-                command, cwd=checkout, env=_environment(checkout), stdout=output, stderr=subprocess.STDOUT
-            )
+            up = subprocess.Popen(command, cwd=checkout, env=environment, stdout=output, stderr=subprocess.STDOUT)
             try:
                 _wait_until_acting(up, port, log)
-                before = _sample(Path(data) / "run", port)
+                before = _sample(Path(data), port)
                 time.sleep(seconds)
-                after = _sample(Path(data) / "run", port)
+                after = _sample(Path(data), port)
             finally:
                 up.send_signal(signal.SIGINT)
                 try:
                     up.wait(60)
                 except subprocess.TimeoutExpired:
                     up.kill()
-    costs: dict[str, list[float]] = {part: [] for part in PARTS}
+    costs: dict[str, list[float]] = {part: [] for part in (*PARTS, *SIMULATED)}
     for name, (pids, spent_s, ticks) in after.items():
         if name not in before or before[name][0] != pids or ticks <= before[name][2]:
             raise RuntimeError(
                 f"{name} of {checkout} did not run through the measurement; its logs are gone, try again."
             )
-        for part in PARTS:
+        for part in costs:
             costs[part].append(1e6 * (spent_s[part] - before[name][1][part]) / (ticks - before[name][2]))
     return {part: float(np.mean(each)) for part, each in costs.items()}
 
 
-def simulated_cost(checkout: Path, times: int) -> dict[str, float]:
-    """Microseconds per tick of physics, drawing and scripted operator of the program in `checkout`, each alone."""
-    done = subprocess.run(
-        [sys.executable, "-c", _SIMULATED.replace("TIMES", str(times))],
-        cwd=checkout,
-        env=_environment(checkout),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"the simulator of {checkout} cannot be timed: {done.stderr.strip()[-2000:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    found["drawing"] *= found.pop("frames")
-    return {name: 1e6 * value for name, value in found.items()}
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time of all threads of a process so far, of those that ended too."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    ticks = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    with suppress(OSError):
-        # To the nanosecond, but only of the threads that live: the coarse sum says if one has ended.
-        exact = sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
-        if abs(exact - ticks) < 0.05 * ticks:
-            return exact
-    return ticks
+def cpu_s(pid: int, main: bool = True) -> float:
+    """Processor time that the threads of a process have used so far, with the `main` one or without it."""
+    spent = 0
+    for path in Path(f"/proc/{pid}/task").iterdir():
+        # a thread may end meanwhile
+        with suppress(OSError):
+            if main or int(path.name) != pid:
+                spent += int((path / "schedstat").read_text().split()[0])
+    return spent / 1e9
 
 
 def holder(lock: Path) -> int:
@@ -184,8 +158,11 @@ def _sample(data: Path, port: int) -> dict[str, tuple[tuple[int, ...], dict[str,
     cards = _cards(port)
     found = {}
     for card in cards:
-        pids = {part: holder(data / "edges" / card["name"] / f"{part}.lock") for part in PARTS}
-        found[card["name"]] = tuple(pids.values()), {part: cpu_s(pid) for part, pid in pids.items()}, card["ticks"]
+        pids = {part: holder(data / "run" / "edges" / card["name"] / f"{part}.lock") for part in PARTS}
+        spent = {part: cpu_s(pid) for part, pid in pids.items()}
+        spent |= json.loads((data / "counters" / str(pids["robot"])).read_text())
+        spent["drawing"] = cpu_s(pids["robot"], main=False)
+        found[card["name"]] = tuple(pids.values()), spent, card["ticks"]
     return found
 
 
@@ -205,22 +182,18 @@ def _cards(port: int) -> list[dict[str, Any]]:
         return list(json.load(answer)["robots"])
 
 
-def _environment(checkout: Path) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(checkout)}
-
-
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
-def measure(checkouts: dict[str, Path], seconds: float, rounds: int, times: int) -> Result:
+def measure(checkouts: dict[str, Path], seconds: float, rounds: int) -> Result:
     """`checkouts` by column, `now` among them: each is run `rounds` times, in turn."""
     found: dict[str, list[Cost]] = {name: [] for name in checkouts}
     for _ in range(rounds):
         for name, checkout in checkouts.items():
             parts = fleet_cost(checkout, seconds, _free_port())
-            found[name].append(Cost(parts, simulated_cost(checkout, times)))
+            found[name].append(Cost({part: parts[part] for part in PARTS}, {what: parts[what] for what in SIMULATED}))
     columns = {
         name: {what: float(np.mean([cost.rows()[what] for cost in costs])) for what in costs[0].rows()}
         for name, costs in found.items()
@@ -239,7 +212,7 @@ def measure(checkouts: dict[str, Path], seconds: float, rounds: int, times: int)
             goals.append(Goal(f"{what}, now / before", ratio, f"at most {most}", ratio <= most))
     notes = [
         f"{ROBOTS} robots of the recipe `pixels` at 80 Hz with all that belongs to a fleet, {rounds} x {seconds:g} s "
-        "once they act; a mean over robots and runs. Physics, drawing and operator: each alone, a mean over the tasks.",
+        "once they act; a mean over robots and runs. Physics, drawing and operator: in the running driver.",
         *(f"{name}: {path.name}" for name, path in checkouts.items() if name != "now"),
     ]
     return Result("What a control tick costs on a robot's computer", rows, goals, notes)
@@ -255,7 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def measured(quick: bool) -> Result:
         seconds = options.seconds or (12.0 if quick else 60.0)
-        return measure(checkouts, seconds, 1 if quick else 2, 100 if quick else 1000)
+        return measure(checkouts, seconds, 1 if quick else 2)
 
     return run("edge_cost", measured, rest)
 
