@@ -10,18 +10,24 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 _REAL_TIME = 10
+_CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+"""that this process may run on"""
 
 
 def real_time() -> bool:
     """Let the calling thread run before everything that is not real-time; whether that was permitted.
 
-    For a loop that sleeps most of the time. Threads it starts later inherit this: they call `ordinary`.
+    For a loop that sleeps most of the time. Threads it starts later inherit this: they call `ordinary`. One core is left
+    to all others: Linux gives a real-time thread that wakes the core it ran on last, even if another one is idle, and
+    whoever is at work there waits.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_REAL_TIME))
     except (AttributeError, OSError) as error:
         log.info("no real-time priority (%s): ticks may start late on a busy machine.", error)
         return False
+    if len(_CORES) > 1:
+        os.sched_setaffinity(0, sorted(_CORES)[1:])
     return True
 
 
@@ -30,6 +36,7 @@ def ordinary() -> None:
     try:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)
+        os.sched_setaffinity(0, _CORES)
     except (AttributeError, OSError) as error:
         log.debug("the priority of this thread stays as it is: %s", error)
 

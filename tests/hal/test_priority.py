@@ -45,3 +45,12 @@ def test_a_process_that_has_gone_is_no_error() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert said(f"set_niceness({process.pid}, 3); print('on')") == ["on"]
+
+
+def test_real_time_threads_leave_a_core_to_all_others() -> None:
+    cores = len(os.sched_getaffinity(0))
+    code = (
+        "done = real_time(); print(done, len(os.sched_getaffinity(0))); ordinary(); print(len(os.sched_getaffinity(0)))"
+    )
+    permitted, during, after = said(code)
+    assert int(during) == (max(1, cores - 1) if permitted == "True" else cores) and int(after) == cores
