@@ -17,9 +17,9 @@ _CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 def real_time() -> bool:
     """Let the calling thread run before everything that is not real-time; whether that was permitted.
 
-    For a loop that sleeps most of the time. Threads it starts later inherit this: they call `ordinary`. One core is left
-    to all others: Linux gives a real-time thread that wakes the core it ran on last, even if another one is idle, and
-    whoever is at work there waits.
+    For a loop that sleeps most of the time. Threads it starts later inherit this: they call `ordinary`. One core is
+    left to all others: Linux gives a real-time thread that wakes the core it ran on last, even if another one is idle,
+    and whoever is at work there waits.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_REAL_TIME))
