@@ -67,10 +67,11 @@ QUICK = Size(
 
 def measure(quick: bool) -> Result:
     """Both kinds of data, then growth."""
-    require("tensordict", "torchrl", extra="peers")
-    require("lerobot", extra="lerobot")
-    logging.basicConfig(level=logging.WARNING)
     size = QUICK if quick else FULL
+    if size.peers:
+        require("tensordict", "torchrl", extra="peers")
+        require("lerobot", extra="lerobot")
+    logging.basicConfig(level=logging.WARNING)
     others = Others()
     rows: list[dict[str, Any]] = []
     goals: list[Goal] = []
