@@ -45,7 +45,7 @@ from hal.host_line import (
 )
 from hal.host_watch import Bound, CallLimits, Watch, interrupts
 from hal.limits import hold_action, rest_action
-from hal.priority import real_time
+from hal.priority import real_time, yielding
 from hal.registry import make_robot
 from hal.robot import Feedback, Robot, Teleoperator, request_previews
 from hal.safety import Safety, SafetyLimits
@@ -217,10 +217,12 @@ class Host:
             case "propose":
                 return self._propose(number)
             case "connect":
-                self.robot.connect()
+                with yielding():
+                    self.robot.connect()
             case "reset":
                 self._forget()
-                self.robot.reset(request.task, request.seed)
+                with yielding():
+                    self.robot.reset(request.task, request.seed)
             case "close":
                 self._forget()
                 self.robot.close()

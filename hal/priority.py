@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_REAL_TIME = 10
+_REAL_TIME, _YIELDING = 10, 5
 _CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 """that this process may run on"""
 
@@ -29,6 +31,22 @@ def real_time() -> bool:
     if len(_CORES) > 1:
         os.sched_setaffinity(0, sorted(_CORES)[1:])
     return True
+
+
+@contextlib.contextmanager
+def yielding() -> Iterator[None]:
+    """While a real-time thread does what takes longer than a tick, the ticks of others come first.
+
+    It still runs before everything that is not real-time. Threads of one priority are not interrupted for each other.
+    """
+    urgent = getattr(os, "SCHED_FIFO", None) is not None and os.sched_getscheduler(0) == os.SCHED_FIFO
+    if urgent:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_YIELDING))
+    try:
+        yield
+    finally:
+        if urgent:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_REAL_TIME))
 
 
 def ordinary() -> None:

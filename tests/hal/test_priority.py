@@ -54,3 +54,16 @@ def test_real_time_threads_leave_a_core_to_all_others() -> None:
     )
     permitted, during, after = said(code)
     assert int(during) == (max(1, cores - 1) if permitted == "True" else cores) and int(after) == cores
+
+
+def test_what_takes_long_lets_the_ticks_of_others_go_first() -> None:
+    code = (
+        "level = lambda: os.sched_getparam(0).sched_priority\n"
+        "done, ticking = real_time(), level()\n"
+        "with yielding(): between = level()\n"
+        "kept = os.sched_getscheduler(0) == (os.SCHED_FIFO if done else os.SCHED_OTHER)\n"
+        "print(done, ticking, between, level(), kept)"
+    )
+    permitted, ticking, between, after, kept = said(code)
+    assert kept == "True" and after == ticking
+    assert int(between) < int(ticking) if permitted == "True" else ticking == "0"
