@@ -33,10 +33,12 @@ def _part(position: int) -> Works:
     """The robot works with another process of that position among those its status names."""
 
     def works(job: Job, pid: int, before: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
+        old = _card(before)["pids"][position]  # of a supervisor's robot this is not the process that is killed
+
         def check(now: dict[str, Any]) -> bool:
             card = _card(now)
             pids = card["pids"]
-            return len(pids) == 3 and pids[position] not in (0, pid) and _moves(card)
+            return len(pids) == 3 and pids[position] not in (0, old) and _moves(card)
 
         return check
 
@@ -57,7 +59,7 @@ def _driver(job: Job, pid: int, before: dict[str, Any]) -> Callable[[dict[str, A
 
 def _gateway(job: Job, pid: int, before: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
     def check(now: dict[str, Any]) -> bool:
-        return now["t_s"] < before["t_s"] and _moves(_card(now))
+        return job.pid("gateway") not in (0, pid) and _moves(_card(now))
 
     return check
 
