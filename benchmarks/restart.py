@@ -148,6 +148,9 @@ def _directory() -> Iterator[Path]:
 
 def main(arguments: list[str] | None = None) -> int:
     """See the head of this file."""
+    # whoever ends the benchmark ends its fleet, in order
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--drill", action="store_true")
