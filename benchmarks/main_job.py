@@ -138,7 +138,7 @@ def costs_of(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def keep(result: Result, command: str) -> None:
+def keep(result: Result) -> None:
     """Add the row of `result` to docs/results/main_job.json, in place of an earlier one of the same, and write the
     table of all."""
     path = table.RESULTS / f"{NAME}.json"
@@ -148,7 +148,7 @@ def keep(result: Result, command: str) -> None:
     path.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
     every = Result(result.title, list(map(_plain, rows)), result.goals, [*result.notes, _goals_are_of(result)])
     every.more = costs_of(rows)
-    (table.RESULTS / f"{NAME}.md").write_text(render(every, command))
+    (table.RESULTS / f"{NAME}.md").write_text(render(every, COMMAND))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -170,16 +170,15 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     wanted = Wanted(recipe, minutes, options.robots, DURING if minutes > DURING else None)
     result, runs = survey(wanted, options.seeds)
-    command = COMMAND + "".join(f" {word}" for word in (sys.argv[1:] if arguments is None else arguments))
     shown = Result(result.title, list(map(_plain, result.rows)), result.goals, result.notes, result.more)
-    sys.stdout.write(render(shown, command))
+    sys.stdout.write(render(shown, COMMAND))
     if options.json is not None:
         goals = [{"name": g.name, "value": g.value, "target": g.target, "holds": g.holds} for g in result.goals]
-        document = {"machine": label(), "calibration_ms": round(calibration_ms(), 2), "command": command}
+        document = {"machine": label(), "calibration_ms": round(calibration_ms(), 2), "command": COMMAND}
         document |= {"rows": result.rows, "goals": goals, "notes": result.notes, "runs": runs}
         options.json.write_text(json.dumps(document, indent=2) + "\n")
     if options.write:
-        keep(result, command)
+        keep(result)
         report = {name: value for name, value in runs[0].items() if name not in ("outside", "seed")}
         (table.RESULTS / f"demo_{recipe}.json").write_text(json.dumps(report, indent=2) + "\n")
     return 0 if all(goal.holds for goal in result.goals) else 1
