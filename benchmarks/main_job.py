@@ -174,7 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.stdout.write(render(shown, COMMAND))
     if options.json is not None:
         goals = [{"name": g.name, "value": g.value, "target": g.target, "holds": g.holds} for g in result.goals]
-        document = {"machine": label(), "calibration_ms": round(calibration_ms(), 2), "command": COMMAND}
+        document = {"machine": label(), "calibration_ms": round(calibration_ms(), 1), "command": COMMAND}
         document |= {"rows": result.rows, "goals": goals, "notes": result.notes, "runs": runs}
         options.json.write_text(json.dumps(document, indent=2) + "\n")
     if options.write:

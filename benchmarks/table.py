@@ -72,7 +72,7 @@ def run(name: str, measure: Callable[[bool], Result], arguments: list[str] | Non
     if options.json is not None:
         document = {
             "machine": label(),
-            "calibration_ms": round(calibration_ms(), 2),
+            "calibration_ms": round(calibration_ms(), 1),
             "command": command,
             "rows": result.rows,
             "more": result.more,
