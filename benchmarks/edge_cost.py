@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.table import Goal, Result, run
+from benchmarks.table import Goal, Result, end_in_order, run
+from fleet.backend import free_port
 
 PARTS = ("robot", "control", "inference", "uplink")
 SIMULATED = ("physics", "drawing", "operator")
@@ -182,17 +182,12 @@ def _cards(port: int) -> list[dict[str, Any]]:
         return list(json.load(answer)["robots"])
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def measure(checkouts: dict[str, Path], seconds: float, rounds: int) -> Result:
     """`checkouts` by column, `now` among them: each is run `rounds` times, in turn."""
     found: dict[str, list[Cost]] = {name: [] for name in checkouts}
     for _ in range(rounds):
         for name, checkout in checkouts.items():
-            parts = fleet_cost(checkout, seconds, _free_port())
+            parts = fleet_cost(checkout, seconds, free_port("127.0.0.1"))
             found[name].append(Cost({part: parts[part] for part in PARTS}, {what: parts[what] for what in SIMULATED}))
     columns = {
         name: {what: float(np.mean([cost.rows()[what] for cost in costs])) for what in costs[0].rows()}
@@ -219,6 +214,8 @@ def measure(checkouts: dict[str, Path], seconds: float, rounds: int) -> Result:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """See the head of this file."""
+    end_in_order()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.edge_cost", add_help=False)
     parser.add_argument("--before", type=Path, help="another checkout of this program, to compare with")
     parser.add_argument("--seconds", type=float, default=0.0, help="to count in each run; default 60, quick 12")

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -34,7 +33,7 @@ from benchmarks.cpu import Others
 from benchmarks.edge.arm import PERIOD_NS, Record
 from benchmarks.edge.children import Children, trainers
 from benchmarks.edge.measure import Measured, measure
-from benchmarks.table import Goal, Result, require, run
+from benchmarks.table import Goal, Result, end_in_order, require, run
 
 if TYPE_CHECKING:
     from benchmarks.edge.runs import Own
@@ -63,9 +62,7 @@ def measure_edges(quick: bool) -> Result:
     """Every edge under every condition."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     require("lerobot", extra="lerobot")
-    # whoever ends the benchmark ends its processes, in order
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    end_in_order()
     from benchmarks.edge.ours import real_time_permitted
     from benchmarks.edge.vla import build
 

@@ -48,7 +48,7 @@ KINDS = ("fast and slow", "single rate")
 MAX_OFFSET = 80
 """ticks, a second: what an episode lasts. Older latents count as that old"""
 EXECUTE_TICKS = 8
-"""of a chunk of the fast path: half of it, as the fleet does"""
+"""of a chunk of the fast path: half of it"""
 HURRY_S = 2.0
 """twice what an operator needs: who succeeds later has stood and waited"""
 ACT_DELAY_TICKS = 1

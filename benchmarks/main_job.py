@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ from benchmarks import table
 from benchmarks.cpu import Others
 from benchmarks.machine import calibration_ms, label
 from benchmarks.main_job_run import Wanted, run_once
-from benchmarks.table import Goal, Result, render
+from benchmarks.table import Goal, Result, end_in_order, render
 from fleet.machine import describe_machine
 
 NAME, COMMAND = "main_job", "python -m benchmarks.main_job"
@@ -166,8 +165,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.quick:
         recipe, minutes = "state", 0.5
     minutes = MINUTES.get(recipe, 10.0) if minutes is None else minutes
-    # whoever ends the benchmark ends its fleet, in order
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end_in_order()
     wanted = Wanted(recipe, minutes, options.robots, DURING if minutes > DURING else None)
     result, runs = survey(wanted, options.seeds)
     shown = Result(result.title, list(map(_plain, result.rows)), result.goals, result.notes, result.more)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import ProcessTree
+from fleet.backend import free_port
 
 _ROOT = Path(__file__).resolve().parent.parent
 _LOOK_EVERY_S, _WEIGH_EVERY_S = 1.0, 20.0
@@ -45,7 +45,7 @@ def run_once(wanted: Wanted, seed: int) -> dict[str, Any]:
     was said last when the run fails.
     """
     with tempfile.TemporaryDirectory(prefix="vla-fleet-main-job-") as name:
-        folder, port = Path(name), _free_port()
+        folder, port = Path(name), free_port("127.0.0.1")
         command = [sys.executable, "-m", "fleet.cli", "up", "--recipe", wanted.recipe, "--robots", str(wanted.robots)]
         command += ["--minutes", f"{wanted.minutes:g}", "--seed", str(seed), "--headless", "--port", "0"]
         command += ["--web-port", str(port), "--data", str(folder / "data"), "--report", str(folder / "report.json")]
@@ -151,9 +151,3 @@ class _Watch:
             self.last_line = line.strip() or self.last_line
             if line.startswith("time is up"):
                 self._time_is_up.set()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

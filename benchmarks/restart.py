@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.cpu import Others
 from benchmarks.restarting.job import Job, NotWithin, working
 from benchmarks.restarting.kinds import KINDS, Kind
-from benchmarks.table import Goal, Result, run
+from benchmarks.table import Goal, Result, end_in_order, run
 
 HERE = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 240.0
@@ -148,9 +148,7 @@ def _directory() -> Iterator[Path]:
 
 def main(arguments: list[str] | None = None) -> int:
     """See the head of this file."""
-    # whoever ends the benchmark ends its fleet, in order
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    end_in_order()
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--drill", action="store_true")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,6 +52,13 @@ def require(*modules: str, extra: str) -> None:
     """End before anything is measured when a module that the benchmark needs is not installed."""
     if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
         raise SystemExit(f"this benchmark needs {', '.join(missing)}: pip install -e '.[{extra}]'")
+
+
+def end_in_order() -> None:
+    """Whoever ends the benchmark, by SIGTERM or Ctrl-C, ends what it started: both raise, so that it is cleaned up."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # a shell has those it starts in the background ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def interval(values: list[float]) -> str:

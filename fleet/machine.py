@@ -14,7 +14,8 @@ _LEVELS = ("SSE", "AVX2", "AVX-512", "AVX-512 with bfloat16")
 def describe_machine() -> str:
     """Such as `AMD EPYC, 2 cores, AVX-512 with bfloat16`. Two processors of one name may differ in the last."""
     model, flags = _read_cpuinfo()
-    parts = [model, f"{len(os.sched_getaffinity(0))} cores", vector_instructions(flags, os.environ)]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parts = [model, f"{cores} cores", vector_instructions(flags, os.environ)]
     return ", ".join(part for part in parts if part)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from cloud_learner.buffer.ledger.rows import EpisodeRow
+from cloud_learner.operator.unaided import FINISHED
 
 QUARTERS = 4
-_FINISHED = ("success", "failure")
 
 
 def quarters(episodes: Iterable[EpisodeRow]) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def quarters(episodes: Iterable[EpisodeRow]) -> list[dict[str, Any]]:
 
 
 def _summary(rows: list[EpisodeRow]) -> dict[str, Any]:
-    steps, finished = sum(row.steps for row in rows), [row for row in rows if row.outcome in _FINISHED]
+    steps, finished = sum(row.steps for row in rows), [row for row in rows if row.outcome in FINISHED]
     alone = sum(row.outcome == "success" and not row.human_steps for row in finished)
     return {
         "episodes": len(rows),

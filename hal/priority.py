@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def real_time() -> bool:
         log.info("no real-time priority (%s): ticks may start late on a busy machine.", error)
         return False
     if len(_CORES) > 1:
-        os.sched_setaffinity(0, sorted(_CORES)[1:])
+        _run_on(sorted(_CORES)[1:])
     return True
 
 
@@ -54,9 +54,10 @@ def ordinary() -> None:
     try:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)
-        os.sched_setaffinity(0, _CORES)
     except (AttributeError, OSError) as error:
         log.debug("the priority of this thread stays as it is: %s", error)
+    if len(_CORES) > 1:
+        _run_on(_CORES)
 
 
 def set_niceness(process: int, niceness: int) -> None:
@@ -82,6 +83,13 @@ def idle() -> bool:
         return False
     _set_session(os.getpid(), 19)
     return True
+
+
+def _run_on(cores: Iterable[int]) -> None:
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        log.info("this thread stays on the cores it may run on: %s", error)
 
 
 def _set_session(process: int, niceness: int) -> None:

@@ -17,14 +17,14 @@ from wire.messages import Message
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _DTYPES = {"|u1", "|b1", "<i2", "<i4", "<i8", "<f4", "<f8"}
-_names = {np.dtype(name): name for name in _DTYPES}
+_NAMES = {np.dtype(name): name for name in _DTYPES}
 _COPIED_BYTES = 1024
 """a copy of an array up to this size costs less than a view of its bytes"""
 
 
 def _encode_array(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        name = _names.get(value.dtype)
+        name = _NAMES.get(value.dtype)
         if name is None:
             raise ProtocolError(f"an array of dtype {value.dtype} cannot be sent; use one of {sorted(_DTYPES)}.")
         if value.nbytes <= _COPIED_BYTES:

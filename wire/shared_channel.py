@@ -50,8 +50,7 @@ class SharedChannel:
 
         `capacity_bytes` of each direction; both ends must give the same. `polls`: this end calls `recv` often enough by
         itself and needs no waking; `wait_any` is not for it. What the other end sends in the `_ALIVE_S` after this one
-        died is taken for sent. Raises `ConfigError` for a file of other
-        sizes, `StorageError` when it cannot be made.
+        died is taken for sent. Raises `ConfigError` for a file of other sizes, `StorageError` when it cannot be made.
         """
         self._path = path
         self._capacity = capacity_bytes = -(-capacity_bytes // _LINE) * _LINE

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -135,13 +134,6 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         # 1 is PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _tail(log: Path) -> str:

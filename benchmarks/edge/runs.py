@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.edge.arm import CONTROL_HZ, TASK, Record
-from benchmarks.edge.children import Children, Failed, free_port
+from benchmarks.edge.children import Children, Failed
 from benchmarks.edge.ours import UplinkStandIn
 from benchmarks.edge.vla import CHUNK
+from fleet.backend import free_port
 
 START_S = 240.0
 """how long a process may take to load its policy on a busy machine"""
@@ -52,7 +53,7 @@ def run_sync(place: Path, model: Path, seconds: float, moving: Moving) -> Record
 
 def run_lerobot(place: Path, model: Path, seconds: float, moving: Moving, settings: LeRobotSettings) -> Record:
     """`policy_server` and `robot_client`, ended with Ctrl-C as a user ends them."""
-    record, address = place / "record.npz", ("127.0.0.1", free_port())
+    record, address = place / "record.npz", ("127.0.0.1", free_port("127.0.0.1"))
     with Children(place) as children:
         server = children.start(
             "server",

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from benchmarks.processes import ProcessTree
+
 WORKING = ("policy", "human", "script")
 """modes of a robot that does something"""
 _LOOK_S = 0.02
@@ -106,12 +108,9 @@ class Job:
 
     def memory_mib(self) -> float:
         """What all its processes have in memory, shared pages counted once (PSS)."""
-        total = 0
-        for pid in self.processes():
-            with contextlib.suppress(OSError):
-                found = re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-                total += int(found[1]) if found else 0
-        return total / 1024
+        tree = ProcessTree(self.process.pid)
+        tree.look()
+        return sum(tree.memory_bytes().values()) / 2**20
 
 
 def working(snapshot: dict[str, Any], robots: int) -> bool:

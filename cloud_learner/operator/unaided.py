@@ -7,7 +7,8 @@ from typing import Any
 
 EPISODES = 60
 """the figure is over so many of the newest"""
-_FINISHED = ("success", "failure")
+FINISHED = ("success", "failure")
+"""outcomes that count: not those of episodes that were broken off"""
 
 
 class UnaidedSuccess:
@@ -22,7 +23,7 @@ class UnaidedSuccess:
 
     def add(self, version: int, outcome: str, *, helped: bool) -> None:
         """An episode has ended, `version` being the last that acted in it; aborted ones do not count."""
-        if outcome in _FINISHED:
+        if outcome in FINISHED:
             self._newest.append((version, outcome == "success" and not helped))
 
     def summary(self) -> dict[str, Any] | None:

@@ -63,7 +63,7 @@ def test_a_child_that_is_never_given_up_is_tried_after_ever_longer_pauses(
     supervisor = Supervisor([kid])
     supervisor.start("kid")
     until(supervisor, lambda: kid.deaths_in_a_row == 3)
-    assert (kid.failed, kid.due_s - time.monotonic() > 0.3) == ("", True)
+    assert (kid.failed, kid.due_s - kid.started_s > 0.3) == ("", True)
     assert "exit status 1: vla-fleet: no such recipe" in kid.trouble
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 3, "the same trouble is no new error"
     pause_s.touch()
@@ -80,7 +80,7 @@ def test_a_pause_never_grows_beyond_half_a_minute(tmp_path: Path) -> None:
     supervisor.start("kid")
     kid.deaths_in_a_row = 5000
     until(supervisor, lambda: kid.deaths_in_a_row == 5001)
-    assert 10 < kid.due_s - time.monotonic() <= 30
+    assert kid.due_s - kid.started_s > 10 and kid.due_s - time.monotonic() <= 30
 
 
 def test_a_child_that_may_end_is_not_started_again(tmp_path: Path) -> None:

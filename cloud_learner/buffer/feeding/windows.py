@@ -29,8 +29,7 @@ A batch is a dict of:
 | `past_images` | {camera: uint8[b, n, h, w, 3]} | on request: what was seen 1 to n ticks before `images`, likewise |
 
 A grouped batch has k steps behind each image as a second axis, [b, k, ...] for all from `tick` on but `past_images` and
-`seen_state`:
-each drawn from the eligible steps of the segment that saw the same frames.
+`seen_state`: each drawn from the eligible steps of the segment that saw the same frames.
 
 The past reaches back over the segments of an episode, whoever acted. Before the oldest step that is known it is that
 step again, and a frame that never came is the one after it.

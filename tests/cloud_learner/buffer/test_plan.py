@@ -745,21 +745,24 @@ def test_a_backlog_enters_memory_in_parts():
 # --- speed ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ratio", "limit_ms"), [(2.0, 6.0), (0.1, 12.0)], ids=["resident", "sweep"])
+@pytest.mark.parametrize("ratio", [2.0, 0.1], ids=["resident", "sweep"])
 @pytest.mark.slow
-def test_a_plan_over_many_runs_takes_no_more_than_a_few_milliseconds(ratio, limit_ms):
-    """Aimed at 0.5 and 1 ms; time of this thread alone, with room for a slow machine. Figures are in the benchmark."""
+def test_a_plan_costs_the_same_over_a_hundred_times_the_runs(ratio):
+    """Processor time of this thread, the shortest of many: how fast the machine is does not count."""
     from tests.cloud_learner.buffer.test_universe import large_index
 
-    universe = Universe(("a",))
-    universe.extend(large_index(0, 100_000))
-    cost = by_step(universe)
-    budget = int(rest(universe, cost) * ratio)
-    planner = Planner(universe, uniform(), cost, budget, 256, 1, echo=0.02 if ratio > 1 else 8)
-    took = []
-    for _ in range(600):
-        begin = time.thread_time()
-        planner.next()
-        took.append(time.thread_time() - begin)
-    assert planner.stats.resident_strata == (ratio > 1)
-    assert np.median(took[300:]) * 1e3 < limit_ms
+    def shortest(segments: int) -> float:
+        universe = Universe(("a",))
+        universe.extend(large_index(0, segments))
+        cost = by_step(universe)
+        budget = int(rest(universe, cost) * ratio)
+        planner = Planner(universe, uniform(), cost, budget, 256, 1, echo=0.02 if ratio > 1 else 8)
+        took = []
+        for _ in range(600):
+            begin = time.thread_time()
+            planner.next()
+            took.append(time.thread_time() - begin)
+        assert planner.stats.resident_strata == (ratio > 1)
+        return min(took[300:])
+
+    assert shortest(100_000) < 10 * shortest(1_000)

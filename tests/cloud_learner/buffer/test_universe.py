@@ -266,10 +266,12 @@ def large_index(first: int, count: int) -> SegmentIndex:
     )
 
 
-def test_a_refresh_of_a_large_universe_takes_milliseconds():
+def test_a_refresh_of_a_large_universe_costs_what_is_new():
     segments = 150_000
-    universe = Universe(("a",))
-    universe.extend(large_index(0, segments))
+    universe, index = Universe(("a",)), large_index(0, segments)
+    begin = time.thread_time()
+    universe.extend(index)
+    whole = time.thread_time() - begin
     assert len(universe.episode_numbers) == 50_000
     assert len(universe.run_actor) == 300_000
     took = []
@@ -281,4 +283,4 @@ def test_a_refresh_of_a_large_universe_takes_milliseconds():
     assert universe.following[-30:].tolist() == [
         number + 1 if number % 3 != 2 else -1 for number in range(segments + 270, segments + 300)
     ]
-    assert min(took) < 0.06, f"{min(took) * 1e3:.1f} ms for 30 segments"
+    assert min(took) < whole / 20, "what is new costs little, however much is there"
