@@ -241,7 +241,8 @@ def test_a_host_killed_in_the_middle_of_a_frame(place: Path) -> None:  # noqa: F
         finally:
             host.kill()
             host.wait(60)
-        for frame in kept[-10:]:
+        # The oldest of these has the place of the one that was being written.
+        for frame in kept[-12:]:
             assert not frame.intact or frame.image.min() == frame.image.max() == frame.time_ns % 256
         assert kept[-1].intact, "it is there though the one who put it in is dead"
     assert len(numbers) > 10

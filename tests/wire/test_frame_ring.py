@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +99,31 @@ def test_a_frame_that_is_being_written_is_not_there(rings: Rings) -> None:
     assert reader.view("front", SLOTS + 1) is None
     assert not reader.has("front", 1)
     assert not view.intact
+
+
+def test_while_a_slot_is_written_nobody_finds_anything_in_it(rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader = rings
+    old = seen(writer, reader, 1)
+    for number in range(2, SLOTS + 1):
+        writer.put("front", frame(number))
+    found: list[object] = []
+    pixels = writer._pixels
+
+    class Watched:
+        """Looks from the other side when half of the pixels are there."""
+
+        def __init__(self, *where: Any) -> None:
+            self._array = pixels(*where)
+
+        def __setitem__(self, key: object, image: np.ndarray) -> None:
+            self._array[:4] = image[:4]
+            found.extend((old.intact, reader.view("front", 1), reader.view("front", SLOTS + 1)))
+            self._array[4:] = image[4:]
+
+    monkeypatch.setattr(writer, "_pixels", Watched)
+    writer.put("front", frame(SLOTS + 1))
+    assert found == [False, None, None]
+    assert reader.has("front", SLOTS + 1)
 
 
 def test_a_writer_that_comes_back_counts_on(rings: Rings, tmp_path: Path) -> None:
