@@ -128,16 +128,14 @@ def cost(before: Sample, now: Sample) -> Cost:
         what: 1e6 * (now.spent_s[what] - before.spent_s[what]) / (now.ticks - before.ticks) for what in now.spent_s
     }
 
-    def counted(part: str, names: tuple[str, ...], unit: str) -> float:
-        fields = [f"{name} {unit}" for name in names]
+    def counted(part: str, *fields: str) -> float:
         return sum(now.counted[part][field] - before.counted[part][field] for field in fields)
 
-    # Whatever a checkout does with it, its driver puts each new picture into shared memory once.
-    pictures = max(1.0, counted(*_COPIED["driver: into shared memory"], "calls"))
-    copies = {
-        what: (counted(*where, "calls") / pictures, counted(*where, "bytes") / pictures)
-        for what, where in _COPIED.items()
-    }
+    pictures = max(1.0, counted("robot", counting.PICTURES))
+    copies = {}
+    for what, (part, names) in _COPIED.items():
+        calls, size = (counted(part, *(f"{name} {unit}" for name in names)) for unit in ("calls", "bytes"))
+        copies[what] = calls / pictures, size / pictures
     return Cost({part: spent_us[part] for part in PARTS}, {what: spent_us[what] for what in SIMULATED}, copies)
 
 

@@ -24,7 +24,9 @@ TIMED = ("physics", "operator")
 """seconds of processor time of what a real robot would not pay"""
 COPIES = ("board", "reader", "ring", "send", "recv")
 """what copies a picture; each has a count and a number of bytes"""
-_FIELDS = [*TIMED, *(f"{name} {unit}" for name in COPIES for unit in ("calls", "bytes"))]
+PICTURES = "pictures"
+"""new pictures that a driver's process has got"""
+_FIELDS = [*TIMED, PICTURES, *(f"{name} {unit}" for name in COPIES for unit in ("calls", "bytes"))]
 
 _mine: tuple[int, Any] = 0, None
 
@@ -36,7 +38,7 @@ def install(directory: Path) -> None:
 
 
 def read(directory: Path, pid: int) -> dict[str, float]:
-    """What process `pid` has counted so far, by field: of `TIMED`, and of `COPIES` with " calls" or " bytes"."""
+    """What process `pid` has counted so far, by field: `TIMED`, `PICTURES`, and `COPIES` with " calls" or " bytes"."""
     path = directory / str(pid)
     values = np.fromfile(path, np.float64) if path.exists() else np.zeros(len(_FIELDS))
     return dict(zip(_FIELDS, values.tolist(), strict=True))
@@ -92,6 +94,20 @@ def _copying(name: str, copied: Callable[[tuple[Any, ...], Any], int]) -> Callab
     return wrapping
 
 
+def _seeing(new: Callable[[tuple[Any, ...]], bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`new(arguments)`: whether the call is about a new picture, not about the larger one of it."""
+
+    def wrapping(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def method(self: Any, *values: Any) -> Any:
+            if new(values):
+                _add(PICTURES, 1)
+            return inner(self, *values)
+
+        return method
+
+    return wrapping
+
+
 def _putting(inner: Callable[..., Any]) -> Callable[..., Any]:
     """A frame that is in the ring already is not copied again."""
 
@@ -118,13 +134,15 @@ def _count() -> None:
         _wrap(f"hal.drivers.metaworld_sim:Simulation.{method}", _timed("physics"))
     for method in ("propose", "progress"):
         _wrap(f"hal.drivers.metaworld_expert:MetaWorldExpert.{method}", _timed("operator"))
+    _wrap("hal.host_line:PictureBoard._write", _seeing(lambda given: given[0][1] == "image"))
     _wrap("hal.host_line:PictureBoard._write", _copying("board", lambda given, _: given[1].nbytes))
+    _wrap("hal.host_frames:FrameWriter._put", _seeing(lambda given: True))
     _wrap("hal.host_line:PictureReader._copy", _copying("reader", lambda _, picture: picture.nbytes))
     for module in ("robot_edge.frames", "wire.frame_ring"):
         _wrap(f"{module}:FrameRing.put", _putting)
-    line = "wire.shared_channel:SharedChannel"
-    _wrap(f"{line}.send", _copying("send", lambda given, sent: _of_frame(given[0]) if sent else 0))
-    _wrap(f"{line}.recv", _copying("recv", lambda _, message: _of_frame(message)))
+    for line in ("wire.shared_channel:SharedChannel", "wire.zmq_channel:ZmqPair"):
+        _wrap(f"{line}.send", _copying("send", lambda given, sent: _of_frame(given[0]) if sent else 0))
+        _wrap(f"{line}.recv", _copying("recv", lambda _, message: _of_frame(message)))
 
 
 if __name__ == "sitecustomize" and PLACE in os.environ:
