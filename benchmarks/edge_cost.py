@@ -223,9 +223,8 @@ def measure(checkouts: dict[str, Path], seconds: float, rounds: int) -> Result:
     notes = [
         f"{ROBOTS} robots of the recipe `pixels` at 80 Hz with all that belongs to a fleet, {rounds} x {seconds:g} s "
         "once they act; a mean over robots and runs. Physics, drawing and operator: in the running driver.",
-        "Copies: counted in the running processes, calls that move a picture and the bytes of it. Between two episodes "
-        "nothing is recorded, so fewer than all pictures go to the uplink. Not counted: what drawing, packing for that "
-        "line and encoding move.",
+        "Copies: calls in the running processes that move a picture, or the larger one for people, and its bytes; the "
+        "page is closed. Not counted: what drawing, encoding and packing for the line to the uplink move.",
         *(f"{name}: {path.name}" for name, path in checkouts.items() if name != "now"),
     ]
     more = {"Copies and bytes moved for each new picture": copy_rows(means)}
