@@ -164,23 +164,25 @@ def test_a_control_process_killed_in_the_middle_of_a_frame(tmp_path: Path) -> No
     for _ in range(2):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
-        until = time.monotonic() + 0.5
-        while time.monotonic() < until:
-            request = None
-            while (message := line.recv()) is not None:
-                request = message
-            if request is None:
-                continue
-            assert isinstance(request, ChunkRequest)
-            image = request.observation.images["front"].image
-            low, high, tick = image.min(), image.max(), request.tick
-            if intact(request.observation):
-                used += 1
-                assert low == high == tick % 256
-        writer.send_signal(signal.SIGKILL)
-        writer.wait(60)
-        writer.stdout.close()
+        try:
+            assert writer.stdout.readline() == "ready\n"
+            until = time.monotonic() + 0.5
+            while time.monotonic() < until:
+                request = None
+                while (message := line.recv()) is not None:
+                    request = message
+                if request is None:
+                    continue
+                assert isinstance(request, ChunkRequest)
+                image = request.observation.images["front"].image
+                low, high, tick = image.min(), image.max(), request.tick
+                if intact(request.observation):
+                    used += 1
+                    assert low == high == tick % 256
+        finally:
+            writer.send_signal(signal.SIGKILL)
+            writer.wait(60)
+            writer.stdout.close()
     assert used > 5
     line.close()
     ring.close()
