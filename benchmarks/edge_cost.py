@@ -6,7 +6,8 @@ A fleet of the recipe `pixels` runs as a user would start it: gateway, trainer, 
 inference and uplink. Once the robots act, the processor time of each of their processes is counted, all threads of it,
 and divided by the control ticks of the same time. With `--before DIR` the program in DIR runs too, in turn with this
 one. What a real robot would not pay is taken off the driver's process: the simulated physics and the scripted operator,
-which are timed where they are called, and the drawing, which is all that its other threads do.
+which are timed where they are called, and the drawing, which is all that its other threads do. The processes also count
+how often each new picture is copied on its way, and how many bytes that moves.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.edge import counting
 from benchmarks.table import Goal, Result, end_in_order, run
 from fleet.backend import free_port
 
@@ -39,49 +41,26 @@ _EPISODES = 4
 """of each robot before anything is counted: one of each task, whose scene is made and prepared for drawing only once"""
 _GOALS = {"control": 0.4, "driver without physics and drawing": 0.4, "uplink": 0.5}
 """processor time of a tick, as a share of what it was before"""
-
-_COUNTERS = "VLA_FLEET_EDGE_COST"
-"""environment variable: the directory where a driver's process counts what is simulated"""
-
-# Python runs it in each process of either checkout. Timed alone, in a loop with warm caches, a step costs half as much.
-_COUNTING = f"""
-import json, os, time
-from hal.drivers import metaworld_expert, metaworld_sim
-
-spent, calls = {{"physics": 0.0, "operator": 0.0}}, 0
-
-def counted(kind, name, what):
-    inner = getattr(kind, name)
-    def method(self, *values):
-        global calls
-        begin = time.thread_time()
-        try:
-            return inner(self, *values)
-        finally:
-            spent[what] += time.thread_time() - begin
-            calls += 1
-            if calls % 40 == 0:
-                place = os.path.join(os.environ["{_COUNTERS}"], str(os.getpid()))
-                with open(place + ".new", "w") as file:
-                    json.dump(spent, file)
-                os.replace(place + ".new", place)
-    setattr(kind, name, method)
-
-counted(metaworld_sim.Simulation, "step", "physics")
-counted(metaworld_sim.Simulation, "reset", "physics")
-counted(metaworld_expert.MetaWorldExpert, "propose", "operator")
-counted(metaworld_expert.MetaWorldExpert, "progress", "operator")
-"""
+_COPIED = {
+    "driver: into shared memory": ("robot", ("board", "ring")),
+    "control: out of it": ("control", ("reader",)),
+    "control: into the ring of frames": ("control", ("ring",)),
+    "control: into the durable line to the uplink": ("control", ("send",)),
+    "uplink: out of that line": ("uplink", ("recv",)),
+}
+"""what is reported of a picture: who copies it, and how that is counted (`benchmarks.edge.counting`)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Microseconds of processor time per control tick."""
+    """What a robot's computer pays."""
 
     parts: dict[str, float]
-    """by process"""
+    """microseconds of processor time per control tick, by process"""
     simulated: dict[str, float]
     """physics, drawing and operator, part of what `robot` takes"""
+    copies: dict[str, tuple[float, float]]
+    """by what is reported: copies and bytes per new picture"""
 
     def rows(self) -> dict[str, float]:
         """By what is reported."""
@@ -98,16 +77,15 @@ class Cost:
         }
 
 
-def fleet_cost(checkout: Path, seconds: float, port: int) -> dict[str, float]:
-    """Microseconds per tick by process, mean of the robots of a fleet of the program in `checkout`."""
+def fleet_cost(checkout: Path, seconds: float, port: int) -> Cost:
+    """Of a fleet of the program in `checkout`, mean of its robots."""
     with tempfile.TemporaryDirectory(prefix="edge-cost-") as data:
         log = Path(data) / "up.log"
         command = [sys.executable, "-m", "fleet.cli", "up", "--recipe", "pixels", "--robots", str(ROBOTS)]
         command += ["--headless", "--port", "0", "--web-port", str(port), "--data", f"{data}/run", "--seed", "0"]
         counters = Path(data) / "counters"
-        counters.mkdir()
-        (counters / "sitecustomize.py").write_text(_COUNTING)
-        environment = os.environ | {"PYTHONPATH": f"{counters}:{checkout}", _COUNTERS: str(counters)}
+        counting.install(counters)
+        environment = os.environ | {"PYTHONPATH": f"{counters}:{checkout}", counting.PLACE: str(counters)}
         with log.open("wb") as output:
             up = subprocess.Popen(command, cwd=checkout, env=environment, stdout=output, stderr=subprocess.STDOUT)
             try:
@@ -121,15 +99,55 @@ def fleet_cost(checkout: Path, seconds: float, port: int) -> dict[str, float]:
                     up.wait(60)
                 except subprocess.TimeoutExpired:
                     up.kill()
-    costs: dict[str, list[float]] = {part: [] for part in (*PARTS, *SIMULATED)}
-    for name, (pids, spent_s, ticks) in after.items():
-        if name not in before or before[name][0] != pids or ticks <= before[name][2]:
+    costs = []
+    for name, now in after.items():
+        if name not in before or before[name].pids != now.pids or now.ticks <= before[name].ticks:
             raise RuntimeError(
                 f"{name} of {checkout} did not run through the measurement; its logs are gone, try again."
             )
-        for part in costs:
-            costs[part].append(1e6 * (spent_s[part] - before[name][1][part]) / (ticks - before[name][2]))
-    return {part: float(np.mean(each)) for part, each in costs.items()}
+        costs.append(cost(before[name], now))
+    return mean(costs)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one robot has used up to a moment."""
+
+    pids: dict[str, int]
+    """by part"""
+    spent_s: dict[str, float]
+    """by part, and what is simulated"""
+    counted: dict[str, dict[str, float]]
+    """by part: `counting.read`"""
+    ticks: int
+
+
+def cost(before: Sample, now: Sample) -> Cost:
+    """What a robot used between two moments."""
+    spent_us = {
+        what: 1e6 * (now.spent_s[what] - before.spent_s[what]) / (now.ticks - before.ticks) for what in now.spent_s
+    }
+
+    def counted(part: str, *fields: str) -> float:
+        return sum(now.counted[part][field] - before.counted[part][field] for field in fields)
+
+    pictures = max(1.0, counted("robot", counting.PICTURES))
+    copies = {}
+    for what, (part, names) in _COPIED.items():
+        calls, size = (counted(part, *(f"{name} {unit}" for name in names)) for unit in ("calls", "bytes"))
+        copies[what] = calls / pictures, size / pictures
+    return Cost({part: spent_us[part] for part in PARTS}, {what: spent_us[what] for what in SIMULATED}, copies)
+
+
+def mean(costs: list[Cost]) -> Cost:
+    """Of robots, or of runs."""
+    first = costs[0]
+    copies = {what: np.mean([cost.copies[what] for cost in costs], axis=0).tolist() for what in first.copies}
+    return Cost(
+        {part: float(np.mean([cost.parts[part] for cost in costs])) for part in first.parts},
+        {what: float(np.mean([cost.simulated[what] for cost in costs])) for what in first.simulated},
+        {what: (calls, size) for what, (calls, size) in copies.items()},
+    )
 
 
 def cpu_s(pid: int, main: bool = True) -> float:
@@ -153,16 +171,16 @@ def holder(lock: Path) -> int:
     raise RuntimeError(f"no process holds {lock}: is that robot's part running?")
 
 
-def _sample(data: Path, port: int) -> dict[str, tuple[tuple[int, ...], dict[str, float], int]]:
-    """By robot: its processes, the seconds each has used, its ticks."""
-    cards = _cards(port)
+def _sample(data: Path, port: int) -> dict[str, Sample]:
+    """By robot."""
     found = {}
-    for card in cards:
+    for card in _cards(port):
         pids = {part: holder(data / "run" / "edges" / card["name"] / f"{part}.lock") for part in PARTS}
         spent = {part: cpu_s(pid) for part, pid in pids.items()}
-        spent |= json.loads((data / "counters" / str(pids["robot"])).read_text())
+        counted = {part: counting.read(data / "counters", pid) for part, pid in pids.items()}
+        spent |= {what: counted["robot"][what] for what in counting.TIMED}
         spent["drawing"] = cpu_s(pids["robot"], main=False)
-        found[card["name"]] = tuple(pids.values()), spent, card["ticks"]
+        found[card["name"]] = Sample(pids, spent, counted, card["ticks"])
     return found
 
 
@@ -187,12 +205,9 @@ def measure(checkouts: dict[str, Path], seconds: float, rounds: int) -> Result:
     found: dict[str, list[Cost]] = {name: [] for name in checkouts}
     for _ in range(rounds):
         for name, checkout in checkouts.items():
-            parts = fleet_cost(checkout, seconds, free_port("127.0.0.1"))
-            found[name].append(Cost({part: parts[part] for part in PARTS}, {what: parts[what] for what in SIMULATED}))
-    columns = {
-        name: {what: float(np.mean([cost.rows()[what] for cost in costs])) for what in costs[0].rows()}
-        for name, costs in found.items()
-    }
+            found[name].append(fleet_cost(checkout, seconds, free_port("127.0.0.1")))
+    means = {name: mean(costs) for name, costs in found.items()}
+    columns = {name: each.rows() for name, each in means.items()}
     rows: list[dict[str, Any]] = []
     for what in columns["now"]:
         row: dict[str, Any] = {"per control tick": what}
@@ -208,9 +223,25 @@ def measure(checkouts: dict[str, Path], seconds: float, rounds: int) -> Result:
     notes = [
         f"{ROBOTS} robots of the recipe `pixels` at 80 Hz with all that belongs to a fleet, {rounds} x {seconds:g} s "
         "once they act; a mean over robots and runs. Physics, drawing and operator: in the running driver.",
+        "Copies: calls in the running processes that move a picture, or the larger one for people, and its bytes; the "
+        "page is closed. Not counted: what drawing, encoding and packing for the line to the uplink move.",
         *(f"{name}: {path.name}" for name, path in checkouts.items() if name != "now"),
     ]
-    return Result("What a control tick costs on a robot's computer", rows, goals, notes)
+    more = {"Copies and bytes moved for each new picture": copy_rows(means)}
+    return Result("What a control tick costs on a robot's computer", rows, goals, notes, more)
+
+
+def copy_rows(costs: dict[str, Cost]) -> list[dict[str, Any]]:
+    """The table of copies, by column; what nobody does any more stays in it."""
+    rows: list[dict[str, Any]] = []
+    for what in [*_COPIED, "all"]:
+        row: dict[str, Any] = {"per new picture": what}
+        for name, each in costs.items():
+            many = each.copies.values() if what == "all" else [each.copies[what]]
+            row[f"{name} (copies)"] = sum(calls for calls, _ in many)
+            row[f"{name} (bytes)"] = round(sum(size for _, size in many))
+        rows.append(row)
+    return rows
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -30,13 +30,14 @@ from robot_edge.edge import (
     run_uplink,
 )
 from robot_edge.forking import has_gpu, preload
-from robot_edge.frames import FramedChannel, FrameRing
+from robot_edge.frames import FramedChannel
 from robot_edge.process import PARENT, Lifeline, only_one
 from robot_edge.pulse import Pulse
 from robot_edge.slow_path import InlineSlowPath, ProcessSlowPath, RemoteSlowPath, SlowPath
 from wire.channel import Channel
 from wire.clock import MonotonicClock
 from wire.errors import ConfigError, nearest
+from wire.frame_ring import FrameRing, ring_path
 from wire.keys import GATEWAY, load_pair, load_public
 from wire.shared_channel import SharedChannel
 from wire.zmq_channel import ZmqPair
@@ -44,6 +45,8 @@ from wire.zmq_channel import ZmqPair
 PARTS = ("robot", "control", "inference", "thinker", "uplink")
 THINKING = frozenset(("inference", "thinker"))
 """those that run the policy"""
+_HOST = "robot"
+"""the host's socket in the run directory; the robot's frames lie beside it"""
 
 
 def edge_processes(
@@ -146,8 +149,7 @@ def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
     patience = recipe.loop.driver
     # Control names the driver that blocks first; then its process ends.
     limits = CallLimits(patience.stuck_s, patience.reset_s + patience.stuck_s)
-    place = run_directory / "robot"
-    run_host(robot, place, lambda: lifeline.cut, recipe.loop.safety, operator=operator, limits=limits)
+    run_host(robot, run_directory / _HOST, lambda: lifeline.cut, recipe.loop.safety, operator=operator, limits=limits)
 
 
 def _control(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path, operated: bool, site: str) -> None:
@@ -157,13 +159,13 @@ def _control(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path
     if recipe.hosted:
         hosted = HostedRobot(
             recipe.spec,
-            run_directory / "robot",
+            run_directory / _HOST,
             recipe.tasks,
             call_s=patience.call_s,
             slow_call_s=patience.reset_s,
             meanwhile=uplink.beat,
         )
-    ring = FrameRing(run_directory / "frames", recipe.spec, write=True)
+    ring = _frames(recipe, run_directory, write=hosted is None)
     inference = FramedChannel(SharedChannel(run_directory / "inference-control", bind=False, polls=True), ring)
     with recorded(recipe, name, data.edge(name) / "flight", operated=operated) as flight:
         loop = supplies.make_control(
@@ -180,7 +182,7 @@ def _inference(recipe: Recipe, name: str, run_directory: Path, keys: Path, think
 
     one_thread()
     clock = MonotonicClock()
-    ring = FrameRing(run_directory / "frames", recipe.spec, write=False)
+    ring = _frames(recipe, run_directory)
     control = FramedChannel(SharedChannel(run_directory / "inference-control", bind=True), ring)
     uplink = ZmqPair(lines(run_directory)["uplink-inference"], bind=False)
     policy, spare = (recipe.make_policy(recipe.spec, os.getpid()) for _ in range(2))
@@ -207,11 +209,16 @@ def _thinker(recipe: Recipe, run_directory: Path) -> None:
     from robot_edge.think_server import Thinker, ThinkProcess
 
     one_thread()
-    ring = FrameRing(run_directory / "frames", recipe.spec, write=False)
+    ring = _frames(recipe, run_directory)
     line = FramedChannel(SharedChannel(run_directory / "thinker", bind=False), ring)
     run_thinker(ThinkProcess(line, Thinker(lambda: recipe.make_policy(recipe.spec, os.getpid()))), line)
     line.close()
     ring.close()
+
+
+def _frames(recipe: Recipe, run_directory: Path, *, write: bool = False) -> FrameRing:
+    """The robot's frames. Whoever has the driver writes them: its host, or control where there is none."""
+    return FrameRing(ring_path(run_directory / _HOST, recipe.spec), recipe.spec, write=write)
 
 
 def _uplink(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path, gateway: str, keys: Path) -> None:

@@ -1,7 +1,7 @@
 """A robot's driver in a small process of its own, which holds the robot when its control dies.
 
     control process (HostedRobot)  ── requests over a local socket ──►  host process ──► driver ──► robot
-                                   ◄─ replies; pictures in memory ───
+                                   ◄─ replies; frames in a ring ─────
 
 A command must come in every control period. When none came for some periods, or control is gone, the host commands hold
 itself, in every period, and goes on until a control process commands the robot again, the old one or a new one. When
@@ -28,9 +28,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from hal.host_frames import FrameWriter, remove_frames
 from hal.host_line import (
     PACKET_BYTES,
-    PictureBoard,
     Reply,
     Request,
     address,
@@ -79,7 +79,10 @@ class Host:
         operator: Teleoperator | None = None,
         limits: CallLimits | None = None,
     ) -> None:
-        """Listens at `path`. Raises `ConfigError` when another host does, or `path` is too long for a socket."""
+        """Listens at `path`, beside which its frames lie: choose a directory in memory.
+
+        Raises `ConfigError` when another host listens there, or `path` is too long for a socket, and `StorageError`.
+        """
         self.robot = robot
         self.held = 0
         self._what = f"robot '{robot.spec.embodiment}'"
@@ -95,8 +98,9 @@ class Host:
         self._control: socket.socket | None = None
         self._pid = 0
         self._previews = False
-        self._pictures = PictureBoard(f"frames-{robot.spec.embodiment}")
         self._door = _listen(path)
+        # Only now is it sure that nobody else writes there.
+        self._frames = FrameWriter(path, robot.spec)
 
     @property
     def attached(self) -> bool:
@@ -131,7 +135,6 @@ class Host:
                 self.robot.close()
         finally:
             self._part()
-            self._pictures.close()
             if self._door.fileno() >= 0:
                 self._path.unlink(missing_ok=True)
             self._door.close()
@@ -158,12 +161,7 @@ class Host:
             data = line.recv(PACKET_BYTES)
             if not data:
                 raise ConnectionResetError("the line was closed")
-            request = _decode(data)
-            reply = self._do(request)
-            if request.call == "attach":
-                socket.send_fds(line, [reply], [self._pictures.descriptor])
-            else:
-                line.send(reply)
+            line.send(self._do(_decode(data)))
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.log(
                 logging.INFO if self._executed is None else logging.WARNING,
@@ -209,7 +207,8 @@ class Host:
                     self._previews = request.previews
                     request_previews(self.robot, request.previews)
                 seen = self.robot.read()
-                reply = saw(number, seen, self._pictures, f"{self._what}: read() gave")
+                what = f"{self._what}: read() gave"
+                reply = saw(number, seen, self._frames.show(seen.images, what), what)
                 self._seen = seen
                 return self._with_proposal(reply) if request.propose else reply
             case "write":
@@ -363,6 +362,7 @@ def main(arguments: list[str] | None = None) -> None:
         lambda: asked or (options.parent != 0 and os.getppid() != options.parent),
         patience_ticks=options.patience,
     )
+    remove_frames(options.socket)
 
 
 def _made(name: str) -> Robot:

@@ -1,16 +1,14 @@
-"""What control and a robot's host say to each other: small packets over a local socket, pictures through shared memory.
+"""What control and a robot's host say to each other: small packets over a local socket, pictures by their numbers.
 
-One request is answered by one reply, so that nobody writes a picture while the other side reads it. A packet that comes
-late is known by its number. No pickle: packets are typed MessagePack.
+One request is answered by one reply, so no frame is put in between two reads. A packet that comes late is known by its
+number. No pickle: packets are typed MessagePack.
 """
 
 from __future__ import annotations
 
-import mmap
 import operator
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -18,7 +16,7 @@ import numpy as np
 
 from hal.robot import Feedback
 from wire.errors import ConfigError, FleetError, InvalidData, RobotError
-from wire.types import Frame, Observation, RobotSpec
+from wire.types import Observation, RobotSpec
 
 PACKET_BYTES = 1 << 16
 _PATH_BYTES = 107
@@ -47,26 +45,14 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     """with `read`: answer with the scripted operator's proposal for what was read too"""
 
 
-class Picture(msgspec.Struct, frozen=True, array_like=True):
-    """Where a picture lies in the shared memory."""
-
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def end(self) -> int:
-        return self.offset + int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
-
-
 class View(msgspec.Struct, frozen=True, array_like=True):
-    """A camera's newest frame."""
+    """A camera's newest frame, by its number in the ring of frames: another number is another frame."""
 
     number: int
-    """another number is another frame, whatever its time"""
-    time_ns: int
-    image: Picture
-    preview: Picture | None = None
+    preview: int = 0
+    """number of its larger picture, 0 for none"""
+    preview_shape: tuple[int, ...] = ()
+    """height and width"""
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
@@ -108,7 +94,7 @@ def error_of(reply: Reply) -> FleetError:
     return known.get(reply.kind, RobotError)(reply.error)
 
 
-def saw(number: int, seen: Observation, pictures: PictureBoard, what: str) -> Reply:
+def saw(number: int, seen: Observation, views: dict[str, View], what: str) -> Reply:
     """The reply to a read. Raises `InvalidData`, which begins with `what`, naming the field that cannot be sent."""
     state = np.ascontiguousarray(seen.state, np.float32)
     return Reply(
@@ -117,7 +103,7 @@ def saw(number: int, seen: Observation, pictures: PictureBoard, what: str) -> Re
         time_ns=whole(f"{what} time_ns", seen.time_ns),
         state=state.tobytes(),
         shape=state.shape,
-        views=pictures.show(seen.images, what),
+        views=views,
         task=plain(f"{what} the task", seen.task),
     )
 
@@ -211,93 +197,3 @@ def address(path: Path) -> str:
 def new_socket() -> socket.socket:
     """A local socket that keeps packets whole."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-
-
-class PictureBoard:
-    """The host's side of the shared memory: each picture has a place and is written once per frame.
-
-    The memory has no name and goes with the last process that holds it: nothing is left behind by a process that dies.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
-        self._memory: mmap.mmap | None = None
-        self._size = 0
-        self._places: dict[tuple[str, str], Picture] = {}
-        self._shown: dict[str, tuple[Frame, View]] = {}
-
-    def show(self, images: Mapping[str, Frame], what: str = "there is") -> dict[str, View]:
-        """Write what is new of `images` and say where it lies.
-
-        Raises `InvalidData`, which begins with `what`, for a name that is no text or a time that is none.
-        """
-        views = {}
-        for name, frame in images.items():
-            camera = plain(f"{what} a camera named", name)
-            last = self._shown.get(camera)
-            if last is None or last[0] is not frame:
-                time_ns = whole(f"{what} a frame of camera '{camera}' with time_ns", frame.time_ns)
-                number = 1 if last is None else last[1].number + 1
-                image = self._write((camera, "image"), frame.image)
-                preview = None if frame.preview is None else self._write((camera, "preview"), frame.preview)
-                last = self._shown[camera] = frame, View(number, time_ns, image, preview)
-            views[camera] = last[1]
-        return views
-
-    def close(self) -> None:
-        """Give the memory back; may be called twice."""
-        self._memory = None
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor = -1
-
-    def _write(self, key: tuple[str, str], array: np.ndarray) -> Picture:
-        array = np.ascontiguousarray(array)
-        place = self._places.get(key)
-        if place is None or (place.shape, place.dtype) != (array.shape, array.dtype.str):
-            place = self._places[key] = Picture(self._size, array.shape, array.dtype.str)
-            self._size = -(-place.end // mmap.PAGESIZE) * mmap.PAGESIZE
-            os.ftruncate(self.descriptor, self._size)
-            self._memory = mmap.mmap(self.descriptor, self._size)
-        assert self._memory is not None
-        if array.size:
-            self._memory[place.offset : place.end] = array.data.cast("B")
-        return place
-
-
-class PictureReader:
-    """Control's side: copies a picture out when it is new; the same frame is the same object."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._memory: mmap.mmap | None = None
-        self._seen: dict[str, tuple[View, Frame]] = {}
-
-    def read(self, views: Mapping[str, View]) -> dict[str, Frame]:
-        """The frames of a reply, before the next request is sent."""
-        frames = {}
-        for camera, view in views.items():
-            seen = self._seen.get(camera)
-            if seen is None or seen[0] != view:
-                preview = None if view.preview is None else self._copy(view.preview)
-                seen = self._seen[camera] = view, Frame(view.time_ns, self._copy(view.image), preview)
-            frames[camera] = seen[1]
-        return frames
-
-    def close(self) -> None:
-        """Give the memory back; may be called twice."""
-        self._memory = None
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor = -1
-
-    def _copy(self, place: Picture) -> np.ndarray:
-        if self._memory is None or len(self._memory) < place.end:
-            self._memory = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
-        if len(self._memory) < place.end:
-            raise RobotError(f"the host's shared memory ends at {len(self._memory)} bytes, before a picture's end.")
-        count = int(np.prod(place.shape))
-        picture = np.frombuffer(self._memory, place.dtype, count, place.offset).reshape(place.shape).copy()
-        # Nobody needs to copy it once more for fear of its being used again.
-        picture.flags.writeable = False
-        return picture

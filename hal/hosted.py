@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hal.host_line import PACKET_BYTES, PictureReader, Reply, Request, address, error_of, new_socket
+from hal.host_frames import FrameReader
+from hal.host_line import PACKET_BYTES, Reply, Request, address, error_of, new_socket
 from hal.limits import limit_action
 from hal.robot import Feedback
 from wire.errors import RobotError, RobotGone
@@ -63,7 +64,7 @@ class HostedRobot:
         self._slice_s = 0.0
         self._numbers = itertools.count(1)
         self._socket: socket.socket | None = None
-        self._pictures: PictureReader | None = None
+        self._frames: FrameReader | None = None
         self._progress: float | None = None
         self._previews = False
         self._proposes = False
@@ -85,14 +86,15 @@ class HostedRobot:
         self._call("reset", self._slow_call_s, task=task, seed=seed)
 
     def read(self) -> Observation:
-        """As `Robot.read`. Raises `RobotError` when the host is gone or its driver blocks."""
+        """As `Robot.read`. Images lie in shared memory (`SharedFrame`) for a second, previews until the next read.
+        Raises `RobotError` when the host is gone or its driver blocks."""
         self._proposed = None
         reply = self._call("read", self._call_s, previews=self._previews, propose=self._proposes)
         # Whoever asked for a proposal last time gets the next one with what it is for.
         self._proposed, self._proposes = reply if reply.progress is not None else None, False
-        assert self._pictures is not None
+        assert self._frames is not None
         state = np.frombuffer(reply.state, np.float32).reshape(reply.shape)
-        return Observation(reply.time_ns, state, self._pictures.read(reply.views), reply.task)
+        return Observation(reply.time_ns, state, self._frames.read(reply.views), reply.task)
 
     def write(self, action: np.ndarray) -> Feedback:
         """As `Robot.write`. An action that reaches the driver too late is not executed: the robot holds instead, and
@@ -152,20 +154,20 @@ class HostedRobot:
         self._socket, self._blocked, self._slice_s = line, False, 0.0
         try:
             reply = self._call("attach", max(0.1, deadline_s - time.monotonic()))
-            if reply.spec is None or self._pictures is None:
+            if reply.spec is None:
                 raise RobotError(f"robot '{self.spec.embodiment}': {self._path} answered, but it is no robot's host.")
             self.spec.require(reply.spec, f"the robot hosted at {self._path}")
+            self._frames = FrameReader(self._path, self.spec)
         except BaseException:
             self._detach()
             raise
         self.host_pid = reply.pid
 
     def _detach(self) -> None:
-        if self._pictures is not None:
-            self._pictures.close()
         if self._socket is not None:
             self._socket.close()
-        self._socket = self._pictures = None
+        # Frames that somebody still looks at keep their memory.
+        self._socket = self._frames = None
 
     def _call(
         self,
@@ -228,11 +230,7 @@ class HostedRobot:
                 self.meanwhile()
 
     def _take(self, line: socket.socket, call: str) -> Reply:
-        if self._pictures is not None:
-            data = line.recv(PACKET_BYTES)
-        else:
-            data, descriptors, _, _ = socket.recv_fds(line, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-            self._pictures = PictureReader(descriptors[0]) if descriptors else None
+        data = line.recv(PACKET_BYTES)
         if not data:
             self._detach()
             raise RobotGone(f"robot '{self.spec.embodiment}': {self._gone(call)}.")

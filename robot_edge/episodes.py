@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 
 from robot_edge.recorder import Recorder
 from robot_edge.state import Hold, Mode
+from wire.errors import InvalidData
 from wire.types import ActionChunk, Actor, Episode, Observation, RobotSpec, Step
 
 _ACTOR = {Mode.policy: Actor.policy, Mode.human: Actor.human, Mode.script: Actor.script}
@@ -34,9 +37,17 @@ class Episodes:
     """Counts and records; `running` between `start` and `end`."""
 
     def __init__(
-        self, name: str, boot: str, spec: RobotSpec, recorder: Recorder, source: str, max_ticks: int, tail_ticks: int
+        self,
+        name: str,
+        boot: str,
+        spec: RobotSpec,
+        recorder: Recorder,
+        source: str,
+        max_ticks: int,
+        tail_ticks: int,
+        tell: Callable[[str, str], None],
     ) -> None:
-        """Episode ids are `<name>-<boot>-<number>`."""
+        """Episode ids are `<name>-<boot>-<number>`. `tell(kind, detail)`: for the operator."""
         self.recorder = recorder
         self.episode: Episode | None = None
         self.first_tick = 0
@@ -45,7 +56,7 @@ class Episodes:
         self.starved = 0
         """ticks without an action after the episode's first chunk was there"""
         self._robot, self._spec_hash, self._source = name, spec.hash, source
-        self._max_ticks, self._tail_ticks = max_ticks, tail_ticks
+        self._max_ticks, self._tail_ticks, self._tell = max_ticks, tail_ticks, tell
         self._stem, self._begun = f"{name}-{boot}", 0
         self._own_ticks = self._success_ticks = 0
         self._acted = False
@@ -86,24 +97,27 @@ class Episodes:
         terminated = self._success_ticks > self._tail_ticks
         truncated = not terminated and (self._own_ticks >= self._max_ticks or ending)
         observation, chunk = tick.observation, tick.chunk
-        self.recorder.step(
-            observation,
-            Step(
-                tick=tick.tick - self.first_tick,
-                time_ns=observation.time_ns,
-                state=observation.state,
-                proposed=np.asarray(tick.proposed, np.float32),
-                executed=tick.executed,
-                actor=_ACTOR.get(tick.mode, Actor.hold),
-                frames={camera: frame.time_ns for camera, frame in observation.images.items()},
-                chunk_tick=chunk.first_tick - self.first_tick if chunk else -1,
-                delay_ticks=tick.delay_ticks if chunk else -1,
-                version=chunk.version if chunk else tick.version,
-                reward=tick.reward,
-                terminated=terminated,
-                truncated=truncated,
-            ),
+        step = Step(
+            tick=tick.tick - self.first_tick,
+            time_ns=observation.time_ns,
+            state=observation.state,
+            proposed=np.asarray(tick.proposed, np.float32),
+            executed=tick.executed,
+            actor=_ACTOR.get(tick.mode, Actor.hold),
+            frames={camera: frame.time_ns for camera, frame in observation.images.items()},
+            chunk_tick=chunk.first_tick - self.first_tick if chunk else -1,
+            delay_ticks=tick.delay_ticks if chunk else -1,
+            version=chunk.version if chunk else tick.version,
+            reward=tick.reward,
+            terminated=terminated,
+            truncated=truncated,
         )
+        try:
+            self.recorder.step(observation, step)
+        except InvalidData as error:
+            # Nothing is recorded that was not seen.
+            self._tell("hold", f"the episode ends: {error}")
+            return "aborted"
         if terminated:
             return "success"
         return ("aborted" if ending else "failure") if truncated else ""

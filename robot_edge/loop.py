@@ -16,11 +16,12 @@ from hal.robot import Feedback, Robot, Teleoperator
 from hal.safety import Safety, SafetyLimits
 from robot_edge.driver import Driver, DriverConfig
 from robot_edge.episodes import Episodes, Tick
+from robot_edge.frames import without_previews
 from robot_edge.gate import Takeover
 from robot_edge.health import Health, HealthConfig
 from robot_edge.human import Human
 from robot_edge.orders import Orders
-from robot_edge.planner import MakeSchedule, Planner, without_preview
+from robot_edge.planner import MakeSchedule, Planner
 from robot_edge.rate import Rate
 from robot_edge.recorder import Recorder
 from robot_edge.schedule.base import Chosen
@@ -88,7 +89,7 @@ class ControlLoop:
         self.human = Human(robot.spec, clock)
         self.orders = Orders(name, self.human)
         self.log = Episodes(
-            name, boot, robot.spec, Recorder(uplink), config.source, config.max_ticks, config.tail_ticks
+            name, boot, robot.spec, Recorder(uplink), config.source, config.max_ticks, config.tail_ticks, self._tell
         )
         self.mode, self.reason, self.detail = Mode.hold, Hold.no_job, ""
         self._clock = clock
@@ -238,7 +239,7 @@ class ControlLoop:
         """Ask inference when it is time; the policy's action for this tick and its chunk, if it has one."""
         schedule = self.planner.schedule
         if self.config.needs_policy and fit:
-            request = schedule.ask(self._tick, without_preview(observation))
+            request = schedule.ask(self._tick, without_previews(observation))
             if request is not None and not self._inference.send(request):
                 schedule.offer(ChunkReply(None, tick=self._tick), self._tick)
         if self.config.write_after_s:

@@ -10,7 +10,7 @@ import numpy as np
 from robot_edge.schedule.base import Chosen, ChunkSchedule
 from wire.errors import ConfigError
 from wire.messages import ChunkReply, ChunkRequest
-from wire.types import Frame, Observation, Trained
+from wire.types import Observation, Trained
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +62,3 @@ class NoSchedule:
 
     def executed(self, tick: int, action: np.ndarray) -> None:
         pass
-
-
-def without_preview(observation: Observation) -> Observation:
-    """The observation as the policy needs it: the picture for people stays behind."""
-    if all(frame.preview is None for frame in observation.images.values()):
-        return observation
-    images = {name: Frame(frame.time_ns, frame.image) for name, frame in observation.images.items()}
-    return Observation(observation.time_ns, observation.state, images, observation.task)

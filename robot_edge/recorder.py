@@ -7,8 +7,9 @@ from collections import deque
 
 from wire.channel import Channel
 from wire.errors import TooLarge
+from wire.frame_ring import private, without_preview
 from wire.messages import EpisodeEnded, EpisodeStarted, FrameTaken, StepTaken
-from wire.types import Episode, Frame, Observation, Step
+from wire.types import Episode, Observation, Step
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +40,15 @@ class Recorder:
         self._put(EpisodeStarted(episode))
 
     def step(self, observation: Observation, step: Step) -> None:
-        """Record one tick; frames not yet recorded go first, so that a step never refers to what did not come."""
+        """Record one tick; frames not yet recorded go first, so that a step never refers to what did not come.
+
+        Raises `InvalidData`, and records no step, when a frame was overwritten before it could be taken.
+        """
         assert self._episode is not None
         for camera, frame in observation.images.items():
             if frame.time_ns > self._frame_ns.get(camera, -1):
                 self._frame_ns[camera] = frame.time_ns
-                sent = frame if self.previews else Frame(frame.time_ns, frame.image)
+                sent = frame if self.previews else without_preview(frame)
                 self._put(FrameTaken(self._episode.id, camera, sent))
         self._put(StepTaken(self._episode.id, step))
 
@@ -56,6 +60,10 @@ class Recorder:
     def _put(self, record: _Record) -> None:
         self._waiting.append(record)
         self._flush()
+        if self._waiting and isinstance(record, FrameTaken):
+            # It has to wait, and what it shows may be overwritten meanwhile.
+            self._waiting.pop()
+            self._waiting.append(FrameTaken(record.episode_id, record.camera, private(record.frame)))
 
     def _flush(self) -> None:
         while self._waiting and self._sent(self._waiting[0]):
@@ -69,5 +77,5 @@ class Recorder:
                 raise
             log.warning("camera '%s': pictures for people are left out: %s", record.camera, error)
             self.previews = False
-            plain = Frame(record.frame.time_ns, record.frame.image)
-            return self._channel.send(FrameTaken(record.episode_id, record.camera, plain))
+            plain = FrameTaken(record.episode_id, record.camera, without_preview(record.frame))
+            return self._channel.send(plain)

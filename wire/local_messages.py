@@ -66,7 +66,7 @@ class ThinkReply(TaggedMessage, frozen=True, eq=False):
 
 
 class Framed(TaggedMessage, frozen=True, eq=False):
-    """A request whose images lie in shared memory, where `robot_edge.frames.FrameRing` finds them by number."""
+    """A request whose images lie in shared memory, where `wire.frame_ring.FrameRing` finds them by number."""
 
     message: ChunkRequest | ThinkRequest
     """its observation has no images"""

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from wire.codec import decode, encode
 from wire.errors import ProtocolError, TooLarge, storage_error
-from wire.messages import Message
+from wire.frame_ring import SharedFrame
+from wire.messages import FrameTaken, Message
 from wire.shared_memory import MARK_BYTES, map_file
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,10 @@ class SharedChannel:
         self._poll.register(self.socket, select.POLLIN)
 
     def send(self, message: Message) -> bool:
-        """False when nobody is there or the ring is full. Raises `TooLarge` for what can never fit."""
+        """False when nobody is there, the ring is full, or a frame was overwritten while it was copied.
+
+        Raises `TooLarge` for what can never fit.
+        """
         data = encode(message)
         size = -(-(_HEADER + len(data)) // _LINE) * _LINE
         if size > self._capacity:
@@ -90,6 +94,8 @@ class SharedChannel:
                 f"a {type(message).__name__} of {len(data)} bytes does not fit the {self._capacity} bytes of the line "
                 f"{self._path}: give both ends a larger capacity_bytes."
             )
+        if isinstance(message, FrameTaken) and isinstance(message.frame, SharedFrame) and not message.frame.intact:
+            return False
         words = self._words
         if words[self._me] != self._start:
             return False

@@ -26,7 +26,7 @@ from hal.robot import Feedback
 from robot_edge.edge import lines, record_line, run_control, run_inference, run_thinker
 from robot_edge.flight.events import Header
 from robot_edge.flight.recorder import FlightRecorder
-from robot_edge.frames import FramedChannel, FrameRing
+from robot_edge.frames import FramedChannel
 from robot_edge.inference import Inference
 from robot_edge.loop import ControlLoop, LoopConfig
 from robot_edge.process import Lifeline
@@ -35,6 +35,7 @@ from robot_edge.schedule.choose import make_schedule
 from robot_edge.slow_path import ProcessSlowPath
 from robot_edge.think_server import Thinker, ThinkProcess
 from wire.clock import MonotonicClock
+from wire.frame_ring import FrameRing, ring_path
 from wire.messages import Applied, EdgeStatus, Hello, Job, LoadWeights
 from wire.shared_channel import SharedChannel
 from wire.types import Frame, Observation, PolicyVersion, Trained
@@ -123,10 +124,10 @@ def _schedule(trained: Trained) -> ChunkSchedule:
     return make_schedule(STRATEGY, arm_spec(), trained, None, execute_ticks=EXECUTE)
 
 
-def _line(run_directory: Path, name: str, *, bind: bool, write: bool = False) -> FramedChannel:
-    """One end of a line through shared memory; control alone writes frames."""
-    ring = FrameRing(run_directory / "frames", arm_spec(), write=write)
-    return FramedChannel(SharedChannel(run_directory / name, bind=bind, polls=write), ring)
+def _line(run_directory: Path, name: str, *, bind: bool, polls: bool = False) -> FramedChannel:
+    """One end of a line through shared memory; the driver's host alone writes frames."""
+    ring = FrameRing(ring_path(run_directory / "robot", arm_spec()), arm_spec(), write=False)
+    return FramedChannel(SharedChannel(run_directory / name, bind=bind, polls=polls), ring)
 
 
 def robot(run_directory: Path, record: Path) -> None:
@@ -138,7 +139,7 @@ def robot(run_directory: Path, record: Path) -> None:
 def control(run_directory: Path, record: Path) -> None:
     """The control process, with one endless episode."""
     uplink = record_line(run_directory, arm_spec(), uplink=False)
-    inference = _line(run_directory, "inference-control", bind=False, write=True)
+    inference = _line(run_directory, "inference-control", bind=False, polls=True)
     config = LoopConfig(max_ticks=10**9, write_after_s=WRITE_AFTER_S)
     header = Header(NAME, "0", arm_spec(), msgspec.to_builtins(config), STRATEGY)
     flight = FlightRecorder(record.parent / "flight", header)

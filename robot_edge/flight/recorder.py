@@ -74,7 +74,8 @@ class FlightRecorder(Border):
         self.live = False
         """inside a tick that is recorded"""
         self.boundary = False
-        self.images: dict[str, Frame] | None = None
+        self.images: dict[str, Frame] = {}
+        """the newest"""
         self.boot = header.boot
         """names this start of the control process"""
         self._name = header.name
@@ -137,7 +138,6 @@ class FlightRecorder(Border):
         self._buffer = bytearray()
         self._packer.clear()
         self._count = self._size = 0
-        self.images = None
         self.live = not self._gap_from
 
     def _due(self) -> bool:
@@ -164,6 +164,7 @@ class FlightRecorder(Border):
             self._told = True
             log.info("robot '%s': not part of a flight's snapshots: %s.", self._name, ", ".join(left_out))
         item = Item(SnapshotRecord, self.ticks - 1, bytes(buffer), large=packer.large, left_out=tuple(left_out))
+        item.images = self.images
         item.size = len(item.data) + sum(array.nbytes for array in item.large)
         if failing:
             # Only to see whether the disk takes it; the record goes on with the snapshot after that.
@@ -340,8 +341,8 @@ class RecordedRobot(Border):
             if self._flight.live:
                 self._flight.note(Read(None, raised(error)))
             raise
+        self._flight.saw(observation)
         if self._flight.live:
-            self._flight.saw(observation)
             self._flight.note(Read(observation))
         return observation
 

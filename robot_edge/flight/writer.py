@@ -12,7 +12,7 @@ import threading
 import time
 import zlib
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,6 +35,7 @@ from robot_edge.flight.events import (
 from robot_edge.flight.file import ARRAY, GAP, HEADER, MAGIC, PICTURE, SNAPSHOT, SUFFIX, TICKS, frame
 from wire.clock import clock_name
 from wire.errors import StorageError, storage_error
+from wire.frame_ring import SharedFrame
 from wire.types import Frame
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,8 @@ class Item:
     mode: str = ""
     reason: str = ""
     error: Raised | None = None
-    images: dict[str, Frame] | None = None
+    images: dict[str, Frame] = field(default_factory=dict)
+    """the newest frames by camera"""
     left_out: tuple[str, ...] = ()
     """of a snapshot"""
     last: int = 0
@@ -153,6 +155,8 @@ class Writer:
             closing = self._closing.is_set()
             try:
                 self._drain()
+            except StorageError as error:
+                self._fail(error)
             except OSError as error:
                 self._fail(storage_error(error, "recording the flight", self._directory))
             except Exception as error:  # a recorder that breaks must neither be silent nor stop a robot
@@ -195,14 +199,14 @@ class Writer:
             self._flush()
             if self._file is None or self._bytes >= self.config.file_bytes:
                 self._open()
-            snapshot = SnapshotRecord(item.tick, item.data, self._references(item.large), item.left_out)
+            snapshot = SnapshotRecord(item.tick, item.data, self._references(item), item.left_out)
             self._write(frame(SNAPSHOT, zlib.compress(self._encoder.encode(snapshot), 1)))
             self._useful = True
             self.failure = ""
             return
-        references = self._references(item.large)
+        references = self._references(item)
         self._block.append(TickRecord(item.tick, item.count, item.data, references, item.mode, item.reason, item.error))
-        if item.images is not None and self._cv2 is not None:
+        if self._cv2 is not None:
             self._film(item.tick, item.images)
         if len(self._block) >= 64:
             self._flush()
@@ -212,14 +216,17 @@ class Writer:
             block, self._block = self._block, []
             self._write(frame(TICKS, zlib.compress(self._encoder.encode(block), 1)))
 
-    def _references(self, large: list[np.ndarray] | tuple[()]) -> tuple[Reference, ...]:
-        return tuple(self._refer(array) for array in large)
+    def _references(self, item: Item) -> tuple[Reference, ...]:
+        return tuple(self._refer(array, item) for array in item.large)
 
-    def _refer(self, array: np.ndarray) -> Reference:
+    def _refer(self, array: np.ndarray, item: Item) -> Reference:
         known = self._known.get(id(array))
         if known is not None:
             return known[1]
         reference = refer(array)
+        shared = (frame for frame in item.images.values() if isinstance(frame, SharedFrame))
+        if any(frame.image is array and not frame.intact for frame in shared):
+            raise StorageError("frames were overwritten before they were digested: this computer or its disk is busy.")
         self._known[id(array)] = (array, reference)
         if len(self._known) > _KNOWN:
             self._known.popitem(last=False)
@@ -246,7 +253,7 @@ class Writer:
                 image = self._cv2.resize(image, size, interpolation=self._cv2.INTER_AREA)
             quality = [self._cv2.IMWRITE_JPEG_QUALITY, self.config.jpeg_quality]
             ok, jpeg = self._cv2.imencode(".jpg", image[..., ::-1], quality)
-            if ok:
+            if ok and (not isinstance(shot, SharedFrame) or shot.intact):
                 self._write(frame(PICTURE, self._encoder.encode(Picture(tick, camera, shot.time_ns, jpeg.tobytes()))))
 
     def _open(self) -> None:

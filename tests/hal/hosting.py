@@ -10,16 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
-from hal.fake import FakeConfig, FakeRobot, Faults
+from hal.fake import FakeConfig, FakeRobot, Faults, fake_spec
 from hal.host import CallLimits, run_host
 from hal.hosted import HostedRobot
 from hal.robot import Feedback
+from wire.types import CameraSpec, Frame, Observation, RobotSpec
 
 HZ = 50.0
 PERIOD_S = 1 / HZ
 LOG = "VLA_FLEET_TEST_LOG"
 BLOCK = "VLA_FLEET_TEST_BLOCK"
 """environment variable: a file called like a fault of the fake robot, which is there while the file is"""
+FAKE = fake_spec(FakeConfig(control_hz=HZ))
 
 
 class NotingRobot(FakeRobot):
@@ -56,6 +58,31 @@ class BlockingRobot(FakeRobot):
         super().__init__(replace(config, faults=Faults(**{call: True}, only_while=os.environ[BLOCK])))
 
 
+LARGE = RobotSpec("painter", FAKE.state, FAKE.action, (CameraSpec("front", 480, 640, 10.0),), HZ)
+
+
+class Painter:
+    """A new large picture of one colour at each read, which its time tells: the number of the picture, modulo 256."""
+
+    def __init__(self) -> None:
+        self.spec = LARGE
+        self._count = 0
+
+    def connect(self) -> None: ...
+
+    def reset(self, task: str, seed: int) -> None: ...
+
+    def read(self) -> Observation:
+        self._count += 1
+        frame = Frame(self._count, np.full((480, 640, 3), self._count % 256, np.uint8))
+        return Observation(self._count, np.zeros(4, np.float32), {"front": frame}, "any")
+
+    def write(self, action: np.ndarray) -> Feedback:
+        return Feedback(action)
+
+    def close(self) -> None: ...
+
+
 def blocking_host(path: Path) -> None:
     """Host it, until it blocks for too long."""
     run_host(BlockingRobot(), path, lambda: False, limits=CallLimits(quick_s=0.3, slow_s=0.6))
@@ -84,5 +111,7 @@ def control(path: Path, value: float, fresh: bool) -> None:
 
 if __name__ == "__main__" and len(sys.argv) == 2:
     blocking_host(Path(sys.argv[1]))
+elif __name__ == "__main__" and sys.argv[1] == "paint":
+    run_host(Painter(), Path(sys.argv[2]), lambda: False)
 elif __name__ == "__main__":
     control(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "fresh")

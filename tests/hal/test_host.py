@@ -165,7 +165,7 @@ def test_asked_to_end_the_host_brings_the_robot_to_hold_and_closes_it(
     assert calls[-1][1] == "close"
     assert calls[-2][1] == "write"
     assert calls[-2][2][0] == 0
-    assert not processes.path.exists()
+    assert sorted(path.name for path in processes.path.parent.iterdir()) == ["log", "notes"]
 
 
 def test_control_and_supervisor_gone_the_host_ends(processes: Processes) -> None:

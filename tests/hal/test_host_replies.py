@@ -73,7 +73,7 @@ def test_numbers_of_numpy_come_through_as_numbers(place: Path) -> None:
         robot.connect()
         robot.reset("go-left", 1)
         numbers: Any = np
-        frame = Frame(numbers.int64(8), np.zeros((2, 2, 3), np.uint8))
+        frame = Frame(numbers.int64(8), np.zeros((16, 16, 3), np.uint8))
         driver.seen = {"time_ns": np.int64(7), "task": np.str_("go"), "images": {np.str_("front"): frame}}
         seen = robot.read()
         assert (seen.time_ns, seen.task, seen.images["front"].time_ns) == (7, "go", 8)
@@ -95,6 +95,13 @@ def test_numbers_of_numpy_come_through_as_numbers(place: Path) -> None:
         ({"task": "go " * PACKET_BYTES}, r"read\(\) gave takes \d+ bytes besides the pictures"),
         ({"images": {LONE: Frame(1, np.zeros((1, 1, 3), np.uint8))}}, "a camera named"),
         ({"images": {"front": Frame(2**70, np.zeros((1, 1, 3), np.uint8))}}, "frame of camera 'front' with time_ns"),
+        ({"images": {"back": Frame(1, np.zeros((16, 16, 3), np.uint8))}}, r"camera 'back'; this robot has \['front'\]"),
+        (
+            {"images": {"front": Frame(1, np.zeros((16, 24, 3), np.uint8))}},
+            r"camera 'front': uint8\[16, 24, 3\], expected uint8\[16, 16, 3\]",
+        ),
+        ({"images": {"front": Frame(1, np.zeros((16, 16, 3)))}}, r"camera 'front': float64\[16, 16, 3\], expected"),
+        ({"images": {"front": Frame(1, np.zeros(())[()])}}, "camera 'front': float64, expected"),
     ],
 )
 def test_a_reading_that_cannot_be_sent_is_named(place: Path, seen: dict[str, Any], named: str) -> None:

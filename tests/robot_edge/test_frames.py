@@ -1,4 +1,4 @@
-"""Frames in shared memory: written once, looked at where they lie, and never taken for another one."""
+"""Requests whose images lie in shared memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robot_edge.frames import FramedChannel, FrameRing, intact, without_previews
+from robot_edge.frames import FramedChannel, intact, without_previews
 from tests import samples
-from wire.errors import ConfigError, InvalidData
+from wire.frame_ring import FrameRing
 from wire.memory_channel import memory_pair
 from wire.messages import ChunkReply, ChunkRequest, Framed, Heartbeat, ThinkRequest
 from wire.shared_channel import SharedChannel
@@ -46,81 +46,6 @@ def seen(number: int, preview: bool = False) -> Observation:
     if preview:
         made = Frame(made.time_ns, made.image, np.zeros((16, 16, 3), np.uint8))
     return Observation(10 * number + 5, np.zeros(4, np.float32), {"front": made}, "reach")
-
-
-def test_a_frame_is_seen_where_it_lies_and_cannot_be_changed(rings: Rings) -> None:
-    writer, reader = rings
-    number = writer.put("front", frame(1))
-    view = reader.view("front", number)
-    assert view is not None
-    assert view.time_ns == 10
-    assert (view.image == 1).all()
-    assert not view.image.flags.owndata
-    with pytest.raises(ValueError, match="read-only"):
-        view.image[0, 0, 0] = 5
-    with pytest.raises(ValueError, match="WRITEABLE"):
-        view.image.flags.writeable = True
-
-
-def test_a_frame_goes_in_once(rings: Rings) -> None:
-    writer, _ = rings
-    assert [writer.put("front", frame(n)) for n in (1, 1, 2, 2, 3)] == [1, 1, 2, 2, 3]
-
-
-def test_an_overwritten_frame_is_noticed(rings: Rings) -> None:
-    writer, reader = rings
-    old = reader.view("front", writer.put("front", frame(1)))
-    assert old is not None
-    observation = Observation(1, np.zeros(4, np.float32), {"front": old}, "reach")
-    for number in range(2, SLOTS + 1):
-        writer.put("front", frame(number))
-        assert intact(observation)
-    writer.put("front", frame(SLOTS + 1))
-    assert not intact(observation)
-    assert reader.view("front", 1) is None
-    assert reader.view("front", 0) is None
-    assert reader.view("front", 99) is None
-
-
-def test_a_frame_that_is_being_written_is_not_there(rings: Rings) -> None:
-    writer, reader = rings
-    for number in range(1, SLOTS + 1):
-        writer.put("front", frame(number))
-    view = reader.view("front", 1)
-    assert view is not None
-    # As if the writer had died in the middle of frame 23, which takes the place of frame 1.
-    writer._words[writer._cameras["front"][2] // 8 + 1 % SLOTS * (64 + 192) // 8] = 2 * (SLOTS + 1) - 1
-    assert reader.view("front", 1) is None
-    assert reader.view("front", SLOTS + 1) is None
-    assert not reader.has("front", view.number)
-
-
-def test_a_writer_that_comes_back_counts_on(rings: Rings, tmp_path: Path) -> None:
-    writer, reader = rings
-    for number in range(1, 31):
-        writer.put("front", frame(number))
-    successor = FrameRing(tmp_path / "frames", SPEC, write=True)
-    # The same time is not the same frame: it may be another clock's.
-    assert successor.put("front", frame(30)) == 31
-    view = reader.view("front", 31)
-    assert view is not None
-    assert reader.view("front", 30) is not None
-    successor.close()
-
-
-def test_wrong_shapes_and_unknown_cameras_are_named(rings: Rings) -> None:
-    writer, _ = rings
-    with pytest.raises(InvalidData, match=r"camera 'front': uint8\[4, 8, 3\], expected uint8\[8, 8, 3\]"):
-        writer.put("front", Frame(1, np.zeros((4, 8, 3), np.uint8)))
-    with pytest.raises(InvalidData, match=r"float32\[8, 8, 3\]"):
-        writer.put("front", Frame(1, np.zeros((8, 8, 3), np.float32)))
-    with pytest.raises(InvalidData, match=r"camera 'wrist'; this robot has \['front'\]"):
-        writer.put("wrist", frame(1))
-
-
-def test_another_robot_is_refused(rings: Rings, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="same version, recipe and sizes"):
-        FrameRing(tmp_path / "frames", samples.spec(control_hz=50.0), write=False)
 
 
 def test_a_robot_without_cameras(tmp_path: Path) -> None:
@@ -214,8 +139,9 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from robot_edge.frames import FramedChannel, FrameRing
+from robot_edge.frames import FramedChannel
 from tests.robot_edge.test_frames import BIG
+from wire.frame_ring import FrameRing
 from wire.messages import ChunkRequest
 from wire.shared_channel import SharedChannel
 from wire.types import Frame, Observation
@@ -238,23 +164,25 @@ def test_a_control_process_killed_in_the_middle_of_a_frame(tmp_path: Path) -> No
     for _ in range(2):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
-        until = time.monotonic() + 0.5
-        while time.monotonic() < until:
-            request = None
-            while (message := line.recv()) is not None:
-                request = message
-            if request is None:
-                continue
-            assert isinstance(request, ChunkRequest)
-            image = request.observation.images["front"].image
-            low, high, tick = image.min(), image.max(), request.tick
-            if intact(request.observation):
-                used += 1
-                assert low == high == tick % 256
-        writer.send_signal(signal.SIGKILL)
-        writer.wait(60)
-        writer.stdout.close()
+        try:
+            assert writer.stdout.readline() == "ready\n"
+            until = time.monotonic() + 0.5
+            while time.monotonic() < until:
+                request = None
+                while (message := line.recv()) is not None:
+                    request = message
+                if request is None:
+                    continue
+                assert isinstance(request, ChunkRequest)
+                image = request.observation.images["front"].image
+                low, high, tick = image.min(), image.max(), request.tick
+                if intact(request.observation):
+                    used += 1
+                    assert low == high == tick % 256
+        finally:
+            writer.send_signal(signal.SIGKILL)
+            writer.wait(60)
+            writer.stdout.close()
     assert used > 5
     line.close()
     ring.close()

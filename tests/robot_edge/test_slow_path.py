@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robot_edge.frames import FramedChannel, FrameRing
+from robot_edge.frames import FramedChannel
 from robot_edge.inference import Inference, SlowConfig
 from robot_edge.slow_path import InlineSlowPath, PacedSlowPath, ProcessSlowPath, RemoteSlowPath
 from robot_edge.think_server import Thinker, ThinkProcess, ThinkServer
@@ -22,6 +22,7 @@ from tests.robot_edge.thinking import Scripted, seen, version
 from wire.channel import Channel
 from wire.clock import ManualClock, MonotonicClock
 from wire.errors import ConfigError
+from wire.frame_ring import FrameRing
 from wire.keys import load_pair, load_public, make_keys
 from wire.memory_channel import MemoryServer, memory_pair
 from wire.messages import (
@@ -356,9 +357,10 @@ class Robot:
 BESIDE = """
 import sys
 from pathlib import Path
-from robot_edge.frames import FramedChannel, FrameRing
+from robot_edge.frames import FramedChannel
 from robot_edge.think_server import Thinker, ThinkProcess
 from tests.robot_edge.thinking import Scripted
+from wire.frame_ring import FrameRing
 from wire.shared_channel import SharedChannel
 from wire.zmq_channel import wait_any
 place = Path(sys.argv[1])

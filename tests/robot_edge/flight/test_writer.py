@@ -13,6 +13,8 @@ from robot_edge.flight.events import Gap
 from robot_edge.flight.replay import records, replay
 from robot_edge.flight.writer import Writer
 from tests.robot_edge.flight.bench import Bench, make_loop
+from wire.frame_ring import FrameRing
+from wire.types import Frame
 
 
 def until(condition: object, patience_s: float = 60.0) -> None:
@@ -124,3 +126,44 @@ def test_a_directory_that_cannot_be_made_is_said_once(tmp_path: Path, caplog: py
     bench.fly(100).land()
     assert bench.loop.rate.ticks == 105
     assert caplog.text.count("the flight recorder pauses") == 1
+
+
+def shared(bench: Bench, path: Path, keep_s: float) -> None:
+    """Its frames lie in a ring, as those of a hosted robot do."""
+    ring, film = FrameRing(path, bench.robot.spec, write=True, keep_s=keep_s), bench.robot._film
+
+    def put() -> Frame:
+        frame = ring.view("front", ring.put("front", film()))
+        assert frame is not None
+        return frame
+
+    bench.robot._film = put  # type: ignore[method-assign]
+
+
+def test_frames_are_digested_where_they_lie_and_a_replay_may_begin_at_any_of_them(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "flight", snapshot_ticks=20)
+    shared(bench, tmp_path / "frames", keep_s=100.0)
+    bench.ready().fly(130).land()
+    for first in (1, 50, 100):
+        result = replay(tmp_path / "flight", make_loop, first)
+        assert (result.differences, result.last_tick) == ([], 130)
+
+
+def test_frames_that_are_overwritten_before_they_are_digested_leave_a_gap(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "flight", flush_s=0.01, retry_s=0.02)
+    shared(bench, tmp_path / "frames", keep_s=1.0)
+    bench.ready().fly(8)
+    until(lambda: bench.flight.writer._taken == bench.flight.writer._offered)
+    # The thread that digests does not get to run.
+    drain, bench.flight.writer._drain = bench.flight.writer._drain, lambda: None  # type: ignore[method-assign]
+    bench.fly(120)
+    bench.flight.writer._drain = drain  # type: ignore[method-assign]
+    until(lambda: "overwritten before they were digested" in bench.flight.failure)
+    for _ in range(40):
+        bench.fly(4)
+        time.sleep(0.005)
+    bench.land()
+    assert bench.flight.failure == ""
+    result = replay(tmp_path / "flight", make_loop)
+    assert (result.differences, result.last_tick) == ([], bench.flight.ticks)
+    assert any("are missing: frames were overwritten" in note for note in result.notes)
