@@ -15,10 +15,15 @@ from xdist.scheduler import LoadScopeScheduling
 GROUPS = {
     # whole fleets of real processes, few at a time; each one waits a lot
     "fleets that are killed": ("tests/e2e/test_processes.py", "tests/e2e/test_chaos.py", "*/test_operator_browser.py"),
-    "fleets": ("tests/e2e/test_e*.py", "tests/e2e/test_fleet_commands.py", "tests/e2e/test_t*.py"),
-    "policies in a fleet, and Ray": ("tests/e2e/test_policies.py", "*/test_ray*.py"),
+    "fleets": ("tests/e2e/test_small_fleet.py", "tests/e2e/test_hold.py", "tests/e2e/test_examples.py"),
     # lerobot's import takes 16 s
-    "lerobot": ("tests/policies/lerobot/*", "*/test_lerobot_*.py", "tests/benchmarks/test_prefix_age.py"),
+    "lerobot": (
+        "tests/e2e/test_policies.py",
+        "tests/policies/lerobot/*",
+        "*/test_lerobot_*.py",
+        "tests/benchmarks/test_prefix_age.py",
+    ),
+    "Ray": ("*/test_ray*.py",),
     # one domain at a time
     "ros": ("*/test_ros2_*.py", "tests/launch/*"),
     # long tests with processes or training of their own: early, so that nobody waits for them at the end

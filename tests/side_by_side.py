@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ WORKERS = 4
 """more than the cores of a small machine: tests with real processes wait most of the time"""
 MOST_REPEATED = 20
 """more failures than this are a fault, and no accident"""
+BYTECODE = Path(__file__).resolve().parents[1] / ".pytest_cache" / "bytecode"
 QUICK = ("-m", "not slow and not browser")
 _SERIAL = ("-n", "--numprocesses", "--dist", "--pdb", "--trace", "--collect-only", "--co", "-s", "no:xdist")
 """options with which tests are not shared out here: the user does it, or looks at one process"""
@@ -57,6 +59,7 @@ class Failures:
 
 def main(words: Sequence[str]) -> int:
     """Exit status of the whole: pytest's own, and 0 when all tests that failed passed alone."""
+    _compile_once()
     failures = Failures()
     status = int(pytest.main(_options(words), plugins=[failures]))
     if status != pytest.ExitCode.TESTS_FAILED or not failures.repeatable or not failures.tests:
@@ -79,6 +82,12 @@ def run_alone(words: Sequence[str]) -> int:
             if name not in failures.tests:
                 _say(f"passed alone, failed beside others: {name}: a flaky test, mend it")
     return status
+
+
+def _compile_once() -> None:
+    """Where no bytecode may lie beside the sources, it is kept here: hundreds of processes import the same."""
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        os.environ.setdefault("PYTHONPYCACHEPREFIX", str(BYTECODE))
 
 
 def _options(words: Sequence[str]) -> list[str]:

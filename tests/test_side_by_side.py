@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import side_by_side
 from tests.groups import GROUPS, group_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,6 +63,14 @@ def test_a_run_that_stopped_early_is_not_repeated(tmp_path: Path) -> None:
     assert "once more" not in done.stdout
     (tmp_path / "conftest.py").write_text("1 / 0")
     assert run(tmp_path, "-n0").returncode not in (0, 1)
+
+
+def test_bytecode_is_kept_even_where_none_may_lie_beside_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"PYTHONDONTWRITEBYTECODE": "1"})
+    side_by_side._compile_once()
+    code = "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"
+    said = subprocess.run([sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["False", str(side_by_side.BYTECODE)]
 
 
 def test_every_group_is_of_files_that_are_there() -> None:

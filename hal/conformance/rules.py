@@ -123,8 +123,8 @@ class Rules:
                 need(got == wanted, f"'{camera.name}' gave {got}; the spec says {wanted}.")
 
     def read_limits(self) -> None:
+        spec = self.make().spec
         for tick, (observation, _) in enumerate(self._play()):
-            spec = self.make().spec
             for d, value in zip(spec.state, observation.state, strict=False):
                 inside = np.float32(d.low) <= value <= np.float32(d.high)
                 need(
@@ -161,8 +161,9 @@ class Rules:
             need(len(set(times)) > 1, f"'{name}' gave one frame in {ticks} ticks: it is frozen, or stamped by read().")
 
     def write(self) -> None:
+        spec = self.make().spec
         for _, feedback in self._play():
-            self._check_executed(feedback)
+            _check_executed(spec, feedback)
             need(bool(np.isfinite(feedback.reward)), f"reward {feedback.reward} is not finite.")
 
     def write_limits(self) -> None:
@@ -171,7 +172,7 @@ class Rules:
             spec = robot.spec
             for far in (spec.action_high() + 1, spec.action_low() - 1):
                 wide = far.astype(np.float32) * np.float32(1.0)
-                self._check_executed(robot.write(wide))
+                _check_executed(spec, robot.write(wide))
                 self.sleep(1 / spec.control_hz)
 
     def write_invalid(self) -> None:
@@ -252,18 +253,6 @@ class Rules:
             robot.write(self.action(robot, tick))
         return np.array(rows)
 
-    def _check_executed(self, feedback: Feedback) -> None:
-        spec = self.make().spec
-        executed = feedback.executed
-        right = executed.shape == (spec.action_dim,) and executed.dtype == np.float32
-        need(right, f"executed is {executed.dtype}{list(executed.shape)}; it must be float32[{spec.action_dim}].")
-        for d, value in zip(spec.action, executed, strict=True):
-            inside = np.float32(d.low) <= value <= np.float32(d.high)
-            need(
-                bool(inside),
-                f"executed {value} {d.unit} of '{d.name}', limits {d.low} to {d.high}: use limit_action().",
-            )
-
 
 class Closing:
     """Closes the robot whatever happens: the next check's robot may need the same hardware."""
@@ -276,6 +265,18 @@ class Closing:
 
     def __exit__(self, *_: object) -> None:
         self._robot.close()
+
+
+def _check_executed(spec: RobotSpec, feedback: Feedback) -> None:
+    executed = feedback.executed
+    right = executed.shape == (spec.action_dim,) and executed.dtype == np.float32
+    need(right, f"executed is {executed.dtype}{list(executed.shape)}; it must be float32[{spec.action_dim}].")
+    for d, value in zip(spec.action, executed, strict=True):
+        inside = np.float32(d.low) <= value <= np.float32(d.high)
+        need(
+            bool(inside),
+            f"executed {value} {d.unit} of '{d.name}', limits {d.low} to {d.high}: use limit_action().",
+        )
 
 
 def need(holds: bool | np.bool_, otherwise: str) -> None:

@@ -46,6 +46,7 @@ def test_pushes_come_and_go() -> None:
     assert all(next(still) is None for _ in range(200))
 
 
+@pytest.mark.slow
 def test_a_push_is_recorded_as_held_and_not_imitated(tmp_path: Path) -> None:
     pytest.importorskip("metaworld")
     from hal.drivers.metaworld import metaworld_spec, track_config
@@ -70,6 +71,7 @@ def test_a_push_is_recorded_as_held_and_not_imitated(tmp_path: Path) -> None:
         ledger.close()
 
 
+@pytest.mark.slow
 def test_a_small_run_gives_every_cell_and_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("metaworld")
     torch = pytest.importorskip("torch")

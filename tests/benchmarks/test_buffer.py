@@ -57,6 +57,7 @@ def samples(one: Contender, episode_steps: int, batches: int = 8) -> list[tuple[
 
 
 @pytest.mark.parametrize("who", ["ours", "memory", "mapped", pytest.param("torchrl", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_all_contenders_give_the_same_samples(who: str, tmp_path: Path) -> None:
     place = BufferPlace(tmp_path / "ours")
     raw = fill(place, SCALE)
@@ -136,6 +137,7 @@ def whole_batch() -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 def test_a_sample_that_is_not_whole_is_counted() -> None:
     def mixed(batch: dict[str, object]) -> int:
         checked = buffer_load.Checked()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from benchmarks import fast_slow
@@ -17,6 +18,7 @@ pytestmark = needs("metaworld")
 SIZE = fast_slow.Size(("drawer-open",), 1, 2, 1, 60, (0,), (5.0,))
 
 
+@pytest.mark.slow
 def test_a_small_run_gives_every_cell(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     try:

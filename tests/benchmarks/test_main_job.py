@@ -120,7 +120,7 @@ def test_what_a_process_used_still_counts_when_it_has_ended() -> None:
 def test_who_is_interrupted_ends_the_run_and_waits_for_it(tmp_path: Path) -> None:
     told = tmp_path / "ended"
     # as `up` does: what it has to do at its end is done
-    run = "import pathlib, sys, time\nprint('up', file=sys.stderr, flush=True)\ntry: time.sleep(60)\n"
+    run = "import pathlib, sys, time\ntry: print('up', file=sys.stderr, flush=True); time.sleep(60)\n"
     run += f"except KeyboardInterrupt: pathlib.Path({str(told)!r}).touch()"
     with pytest.raises(KeyboardInterrupt), main_job_run._started([sys.executable, "-c", run]) as process:
         assert process.stderr is not None

@@ -31,6 +31,7 @@ def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Bu
     return packing.demonstrated(tmp_path_factory.mktemp("packing"), SIZE, 0)
 
 
+@pytest.mark.slow
 def test_packed_and_one_at_a_time_have_as_many_samples_with_their_own_offsets(
     demonstrations: tuple[Recipe, BufferPlace],
 ) -> None:

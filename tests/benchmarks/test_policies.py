@@ -114,6 +114,7 @@ def test_a_policy_whose_package_is_missing_is_skipped_with_the_reason(monkeypatc
     assert "no_such_package" in render(result, "python -m benchmarks.policies")
 
 
+@pytest.mark.slow
 def test_a_row_that_fails_says_why() -> None:
     impossible = msgspec.structs.replace(SMALL, size="colossal")
     with pytest.raises(policies.RowFailed, match=r"exit 1: .*no size 'colossal'"):

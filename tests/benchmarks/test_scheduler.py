@@ -17,6 +17,7 @@ from tests.hal.scheduler.fleets import capabilities
 from wire.fleet_messages import JobRequest, Requirement
 
 
+@pytest.mark.slow
 def test_a_quick_run_compares_all_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "QUICK", Size(30, 120, 0.2, 0.9, 0.3, (0,)))
     table.run("scheduler", scheduler.measure, ["--quick", "--json", str(tmp_path / "r.json")])

@@ -69,6 +69,7 @@ def test_bins_are_off_by_at_most_half_of_one() -> None:
     assert found.mean_abs == pytest.approx(0.25 / BINS, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_seed_measures_every_tokeniser_on_other_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     body = tokenizer._body

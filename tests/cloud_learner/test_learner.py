@@ -216,6 +216,7 @@ HEAD = Training(train=("3.*",))
 
 
 @pytest.mark.parametrize("training", [LORA, HEAD])
+@pytest.mark.slow
 def test_what_is_frozen_is_there_once_and_never_in_a_checkpoint(training, tmp_path):
     subject = Learner(Plain(training), CONFIG)
     base = {n: p.clone() for n, p in subject.policy.module.named_parameters() if not p.requires_grad}
@@ -296,6 +297,7 @@ class Following(Plain):
         return super().loss(batch)
 
 
+@pytest.mark.slow
 def test_statistics_that_follow_shifting_data_travel_with_the_weights():
     subject = Learner(Following(), dataclasses.replace(CONFIG, learning_rate=0.03, ema_decay=0.9, draws=1, shift_px=0))
     rng = np.random.default_rng(0)

@@ -110,6 +110,7 @@ def test_killed_before_its_first_version_was_stored_it_publishes_it_again(fleet)
     second.close()
 
 
+@pytest.mark.slow
 def test_it_resumes_where_it_was(fleet):
     fleet.turn(250, 0.03)
     fleet.trainer.save()

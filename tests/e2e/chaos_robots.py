@@ -10,6 +10,7 @@ from fleet.recipes import fake
 from hal.fake import FakeConfig, FakeRobot, Faults
 from robot_edge.driver import DriverConfig
 from robot_edge.loop import LoopConfig
+from tests.e2e.small_recipes import unhurried
 
 CABLES = "VLA_FLEET_TEST_CABLES"
 CONTROL_HZ = 40.0
@@ -22,6 +23,7 @@ def recipe(seed: int = 0) -> Recipe:
     cable = os.path.join(os.environ.get(CABLES, "/nonexistent"), "{robot}")
     return replace(
         made,
+        make_policy=unhurried(made.make_policy),
         robot_config=replace(usual, faults=Faults(unplugged=True, only_while=cable)),
         unpaced_config=usual,
         spec=FakeRobot(usual).spec,

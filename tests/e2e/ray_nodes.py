@@ -30,6 +30,8 @@ class Machines:
         self.environment = {
             **os.environ,
             _MARK: self._mark,
+            # what runs on a node is started in a folder of Ray's own
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TMPDIR": str(short),

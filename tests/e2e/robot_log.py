@@ -15,6 +15,7 @@ from hal.fake import FakeConfig, FakeExpert, FakeRobot
 from hal.registry import register
 from hal.robot import Feedback
 from robot_edge.loop import LoopConfig
+from tests.e2e.small_recipes import unhurried
 from wire.clock import Clock
 
 CONTROL_HZ = 40.0
@@ -51,6 +52,7 @@ def recipe(seed: int = 0) -> Recipe:
     made = fake(seed)
     return replace(
         made,
+        make_policy=unhurried(made.make_policy),
         robot="logged",
         robot_config=config,
         unpaced_config=config,

@@ -16,6 +16,18 @@ from fleet.rehearsal import Rehearsal
 from fleet.report import make_report
 from wire.messages import ACTORS, Operator
 
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def worked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
+    """A fleet that has worked for a while and whose robots have sent everything; for tests that only look."""
+    rehearsal = Rehearsal(tmp_path_factory.mktemp("worked"), replace(fake(), checkpoint_every_s=0.0))
+    rehearsal.turn(700)
+    rehearsal.drain()
+    yield rehearsal
+    rehearsal.close()
+
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Rehearsal]:
@@ -24,9 +36,8 @@ def fleet(tmp_path: Path) -> Iterator[Rehearsal]:
     rehearsal.close()
 
 
-def test_data_flows_round_and_nothing_is_lost(fleet: Rehearsal) -> None:
-    fleet.turn(700)
-    fleet.drain()
+def test_data_flows_round_and_nothing_is_lost(worked: Rehearsal) -> None:
+    fleet = worked
     newest = fleet.ledger.newest_version()
     assert newest is not None
     assert newest.version.number >= 2
@@ -44,9 +55,8 @@ def test_data_flows_round_and_nothing_is_lost(fleet: Rehearsal) -> None:
     assert report["ingest_latency_s"]["count"] > 0
 
 
-def test_every_stored_step_is_what_the_robot_did(fleet: Rehearsal) -> None:
-    fleet.turn(400)
-    fleet.drain()
+def test_every_stored_step_is_what_the_robot_did(worked: Rehearsal) -> None:
+    fleet = worked
     ledger, store = fleet.data.buffer.open_reader()
     rows = [row for row in fleet.ledger.segments_after(0) if row.source == "online"]
     assert rows
@@ -139,8 +149,8 @@ def test_a_new_gateway_on_the_same_data_goes_on(fleet: Rehearsal) -> None:
     assert newest.version.number > version.version.number
 
 
-def test_the_trainer_resumes_where_it_was(fleet: Rehearsal) -> None:
-    fleet.turn(400)
+def test_the_trainer_resumes_where_it_was(worked: Rehearsal) -> None:
+    fleet = worked
     fleet.trainer.save()
     steps = fleet.trainer.learner.gradient_steps
     again = supplies.make_trainer(fleet.recipe, "trainer", fleet.data, fleet.server.connect("trainer"), 0)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +19,9 @@ from fleet.policy_work import published
 from fleet.rehearsal import Rehearsal
 from fleet.tuning import Tuning
 from policies.base import Batch
+from tests.command_line import vla_fleet
 from tests.e2e.reach_recipe import TASKS, one_side, reach
-from tests.e2e.test_processes import ROOT, Job, number, robot
+from tests.e2e.test_processes import Job, number, robot
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -39,30 +39,26 @@ def demonstrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoint(demonstrated: Path) -> Path:
-    """What `lerobot-train` makes of them with a small ACT in a moment: it works where they did."""
+    """What `lerobot-train` makes of them with a small ACT in a moment."""
+    import datasets
+    from lerobot.scripts import lerobot_train
+
     policy = {
         **{"type": "act", "device": "cpu", "push_to_hub": "false", "pretrained_backbone_weights": "null"},
         **{"chunk_size": 8, "n_action_steps": 8, "dim_model": 64, "n_heads": 4, "dim_feedforward": 128},
-        **{
-            "n_encoder_layers": 2,
-            "use_vae": "false",
-            "dropout": 0,
-            "optimizer_lr": 3e-4,
-            "optimizer_lr_backbone": 3e-4,
-        },
+        **{"n_encoder_layers": 2, "use_vae": "false", "dropout": 0},
+        **{"optimizer_lr": 3e-4, "optimizer_lr_backbone": 3e-4},
     }
     words = [f"--policy.{name}={value}" for name, value in policy.items()]
     words += ["--dataset.repo_id=local/reach", f"--dataset.root={demonstrated}", "--dataset.video_backend=pyav"]
-    words += ["--steps=20", "--save_freq=20", "--batch_size=8", "--num_workers=0", "--eval_freq=0", "--seed=1"]
-    out = demonstrated.parent / "run"
-    done = subprocess.run(
-        [sys.executable, "-m", "lerobot.scripts.lerobot_train", *words, "--wandb.enable=false", f"--output_dir={out}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(demonstrated.parent / "hub")},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    words += ["--steps=4", "--save_freq=4", "--batch_size=8", "--num_workers=0", "--eval_freq=0", "--seed=1"]
+    out, root = demonstrated.parent / "run", logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["lerobot-train", *words, "--wandb.enable=false", f"--output_dir={out}"])
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", demonstrated.parent / "cache")
+        lerobot_train.main()
+    root.handlers[:], root.level = handlers, level
     return out
 
 
@@ -155,9 +151,7 @@ def test_a_part_of_our_own_policy_learns_in_the_main_job(tmp_path: Path, jobs: l
 
     # another policy does not go on there
     other = ["up", "--recipe", "tests.e2e.small_recipes:fake", "--data", str(data), "--policy", "flow:small"]
-    done = subprocess.run(
-        [sys.executable, "-m", "fleet.cli", *other], capture_output=True, text=True, cwd=ROOT, check=False
-    )
+    done = vla_fleet(*other)
     assert done.returncode == 1
     assert "its versions and checkpoints are of another network" in done.stderr
     assert "trying" not in done.stderr, "that is known without making it"

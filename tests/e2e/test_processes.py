@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +18,6 @@ import pytest
 
 from fleet.paths import DataDirectory
 from robot_edge.spool import Spool
-from wire.keys import make_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = "tests.e2e.small_recipes:state"
@@ -157,7 +154,7 @@ def test_everything_is_killed_in_turn_and_nothing_is_lost(job: Callable[..., Job
     up.wait("a newer version after the trainer's death", lambda s: number(s) > version + 1)
     assert "resumed at gradient step" in (up.data.logs / "trainer.log").read_text()
 
-    # one robot's inference: it comes back (that the robot holds meanwhile is seen in test_edge_kills)
+    # one robot's inference: it comes back (that the robot holds meanwhile is seen in test_hold)
     pids = robot(up.snapshot(), "robot-0")["pids"]
     up.kill(pids[1])
     up.wait("a new inference", lambda s: robot(s, "robot-0")["pids"][1] not in (0, pids[1]) and acts(s))
@@ -193,19 +190,6 @@ def test_everything_is_killed_in_turn_and_nothing_is_lost(job: Callable[..., Job
 
 
 @pytest.mark.slow
-def test_when_up_itself_is_killed_nothing_is_left_running(job: Callable[..., Job]) -> None:
-    up = job(recipe="tests.e2e.small_recipes:fake", robots=1)
-    up.wait("the robot acts", lambda s: robot(s, "robot-0").get("mode") in ("policy", "script"), 180)
-    assert len(up.children()) >= 7
-    up.process.kill()
-    up.process.wait()
-    deadline = time.monotonic() + 180
-    while up.children() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert up.children() == []
-
-
-@pytest.mark.slow
 def test_a_simulator_that_cannot_draw_is_one_clear_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fleet.cli", "up", "--recipe", "pixels", "--data", str(tmp_path / "fleet")]
     command += ["--port", "0", "--web-port", "0", "--headless", "--minutes", "0"]
@@ -214,41 +198,6 @@ def test_a_simulator_that_cannot_draw_is_one_clear_error(tmp_path: Path) -> None
     assert done.returncode == 1
     assert "MUJOCO_GL" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_a_robot_with_an_unknown_key_is_refused_by_name(tmp_path: Path) -> None:
-    """Two processes: a gateway, and a robot whose key was made elsewhere."""
-    data, elsewhere = DataDirectory(tmp_path / "fleet"), tmp_path / "elsewhere"
-    make_keys(data.keys, ["gateway"])
-    make_keys(elsewhere, ["robot-9"])
-    shutil.copy(data.keys / "public" / "gateway.key", elsewhere / "public" / "gateway.key")
-    common = ["--recipe", "fake", "--data", str(data.root)]
-    log = tmp_path / "gateway.log"
-    processes = []
-    try:
-        with log.open("w") as output:
-            gateway = [sys.executable, "-m", "fleet.cli", "gateway", *common, "--port", "0", "--web-port", "0"]
-            processes.append(subprocess.Popen(gateway, cwd=ROOT, stdout=output, stderr=output))
-        endpoint = _await(lambda: re.search(r"tcp://127\.0\.0\.1:\d+", log.read_text()))
-        edge = [sys.executable, "-m", "fleet.cli", "edge", *common, "--name", "robot-9", "--keys", str(elsewhere)]
-        processes.append(subprocess.Popen([*edge, "--gateway", endpoint.group()], cwd=ROOT, stderr=subprocess.DEVNULL))
-        _await(lambda: "refused 'robot-9'" in log.read_text())
-        uplink = data.logs / "robot-9.uplink.log"
-        _await(lambda: uplink.exists() and "'robot-9' is refused" in uplink.read_text())
-        assert "Traceback" not in log.read_text()
-    finally:
-        for process in reversed(processes):
-            process.terminate()
-            process.wait(60)
-
-
-def _await(true: Callable[[], Any], seconds: float = 180.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
-    return found
 
 
 def check(data: DataDirectory) -> None:
@@ -269,60 +218,3 @@ def check(data: DataDirectory) -> None:
             seen.add((row.episode, tick))
     assert len(seen) == ledger.totals().steps
     ledger.close()
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium: install the package 'chromium'")
-def test_a_person_takes_a_real_robot_over_in_the_page(job: Callable[..., Job]) -> None:
-    from playwright.sync_api import Error, sync_playwright
-
-    up = job(recipe="tests.e2e.small_recipes:fake", robots=1)
-    up.wait("the robot acts", lambda s: robot(s, "robot-0").get("mode") in ("policy", "script"), 180)
-
-    def mode(snapshot: dict[str, Any]) -> str:
-        return robot(snapshot, "robot-0")["mode"]
-
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
-        page = browser.new_page()
-        page.goto(up.page)
-        # The browser's driver must go on working while the test waits.
-        up.rest = lambda: page.wait_for_timeout(50)
-        card = page.locator("[data-robot=robot-0]")
-        take_over, pressed = card.get_by_role("button", name="Take over"), False
-        take_over.click()
-        up.wait("it holds until a key is pressed", lambda s: robot(s, "robot-0")["reason"].startswith("the operator"))
-
-        def drives(snapshot: dict[str, Any]) -> bool:
-            """The page takes keys while it knows that it is in control. A browser that stalls for seconds has lost the
-            robot, which holds, as it should; a person takes it over again."""
-            nonlocal pressed
-            if take_over.is_visible():
-                page.keyboard.up("ArrowUp")
-                pressed = False
-                with contextlib.suppress(Error):
-                    take_over.click(timeout=5000)
-            elif not pressed:
-                page.keyboard.down("ArrowUp")
-                pressed = True
-            return mode(snapshot) == "human"
-
-        up.wait("the person drives", drives, 180)
-        page.keyboard.up("ArrowUp")
-        up.wait("a released key means hold", lambda s: mode(s) == "hold", 180)
-        card.get_by_role("button", name="Hand back").click()
-        up.wait("the policy goes on", lambda s: mode(s) in ("policy", "script"), 180)
-        card.get_by_role("button", name="Take over").click()
-        up.wait("taken over again", lambda s: mode(s) == "hold", 180)
-        page.close()
-        up.rest = lambda: time.sleep(0.05)
-        up.wait("a closed page is a lost link", lambda s: "link is lost" in robot(s, "robot-0")["reason"], 180)
-        browser.close()
-    assert up.stop() == 0
-    ledger, store = up.data.buffer.open_reader()
-    rows = [row.row for row in ledger.segments_after(0, 100_000) if row.source == "online"]
-    driven = sum(int((segment.actor == 1).sum()) for segment in store.read(rows).segments.values())
-    ledger.close()
-    assert driven > 0

@@ -85,7 +85,8 @@ def test_the_main_job_on_two_nodes_and_one_of_them_dies_and_returns(machines: Ma
     address = f"127.0.0.1:{machines.free_port()}"
     first_words = ("--head", "--port", address.split(":")[1], "--include-dashboard", "false", "--robots", "robot-0")
     first = machines.node("first", *first_words, "--num-cpus", "2")
-    up_words = ("up", "--backend", "ray", "--ray-address", address, "--recipe", "fake", "--data", str(data.root))
+    up_words = ("up", "--backend", "ray", "--ray-address", address, "--data", str(data.root))
+    up_words += ("--recipe", "tests.e2e.small_recipes:fake")
     _await(lambda: "Ray runtime started" in machines.said("first.log"), "the first node starts", 180, machines.turn)
     up = Watched(machines, machines.start("up.log", *up_words, "--port", "0", "--web-port", "0", "--headless"))
     # The second node joins a running job.

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from hal import registry
+from hal.fake import FakeRobot
+from tests.command_line import vla_fleet
+from wire.types import Observation
+
 ROOT = Path(__file__).resolve().parents[2]
 
 BLOCKED = """
@@ -18,26 +23,21 @@ from hal.registry import register
 class Blocked(FakeRobot):
     def read(self):
         time.sleep(600)
-class Wrong(FakeRobot):
-    def read(self):
-        raise ValueError("no such register")
 register("blocked", Blocked)
-register("wrong", Wrong)
 from fleet.cli import main
 main()
 """
 
 
-def doctor(*options: str, program: str = "from fleet.cli import main; main()") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program, "doctor", *options],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        timeout=120,
-        check=False,
-    )
+class Wrong(FakeRobot):
+    """A driver with a mistake in it."""
+
+    def read(self) -> Observation:
+        raise ValueError("no such register")
+
+
+def doctor(*options: str) -> subprocess.CompletedProcess[str]:
+    return vla_fleet("doctor", *options)
 
 
 @pytest.mark.slow
@@ -86,12 +86,25 @@ def test_what_cannot_be_understood_is_said_in_one_line(options: tuple[str, ...],
 
 
 @pytest.mark.slow
-def test_a_driver_that_blocks_is_given_up_and_one_that_raises_is_reported() -> None:
-    blocked = doctor("--robot", "blocked", "--simulated", "--patience", "1", program=BLOCKED)
-    assert blocked.returncode == 1
-    assert "check 'unready_is_refused' has not ended" in blocked.stderr or "driver blocks" in blocked.stderr
-    wrong = doctor("--robot", "wrong", "--simulated", "--seconds", "0.5", program=BLOCKED)
-    assert wrong.returncode == 1 and "ValueError: no such register" in " ".join(wrong.stdout.split())
+def test_a_driver_that_blocks_is_given_up() -> None:
+    words = ["doctor", "--robot", "blocked", "--simulated", "--patience", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "check 'unready_is_refused' has not ended" in done.stderr or "driver blocks" in done.stderr
+
+
+def test_a_driver_that_raises_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._registered[registry.ROBOTS], "wrong", Wrong)
+    done = doctor("--robot", "wrong", "--simulated", "--seconds", "0.5")
+    assert done.returncode == 1 and "ValueError: no such register" in " ".join(done.stdout.split())
 
 
 def test_without_a_robot_it_looks_at_the_computer() -> None:

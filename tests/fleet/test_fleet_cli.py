@@ -246,6 +246,7 @@ def test_a_lease_is_held_by_heartbeats_until_ctrl_c(house: House) -> None:
     house.wait("it works again", lambda: edge.job is not None and bool(edge.job.tasks))
 
 
+@pytest.mark.slow
 def test_whoever_is_preempted_hears_for_whom(house: House) -> None:
     command = lease_command(house)
     try:

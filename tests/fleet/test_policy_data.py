@@ -54,6 +54,7 @@ def test_a_tokeniser_is_fitted_measured_and_found_again(
     assert "tokens on average" in run("tokenizer", "report", str(file), "--data", str(fleet))
 
 
+@pytest.mark.slow
 def test_chunks_are_what_the_operator_did(fleet: Path) -> None:
     examples = recorded(fleet, fake(), 8)
     spec = fake().spec

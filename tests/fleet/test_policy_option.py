@@ -208,6 +208,7 @@ def test_a_part_of_such_a_recipe_wants_to_be_told() -> None:
         Tuning().applied(get_recipe("vla"))
 
 
+@pytest.mark.slow
 def test_a_build_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     data = DataDirectory(tmp_path)
     with (

@@ -65,6 +65,7 @@ def test_a_robot_with_another_alpha_says_how_to_go_on(policy: str) -> None:
     assert robot.version == 0
 
 
+@pytest.mark.slow
 def test_robots_apply_versions_of_which_a_part_is_frozen(tmp_path: Path) -> None:
     recipe = replace(tuned("flow:pixels", training={"freeze": ["slow.*"]}), demonstrations=2)
     fleet = Rehearsal(tmp_path, recipe, seed=3)  # the trainer's; the robots' are 3000 and 3001

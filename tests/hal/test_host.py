@@ -99,6 +99,7 @@ def moves(value: float, count: int = 5) -> Callable[[list[tuple[int, str, list[f
 # --- kill -9 --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_control_is_killed_the_robot_holds_and_a_new_control_goes_on(processes: Processes) -> None:
     host = processes.host()
     first = processes.control(0.5, fresh=True)
@@ -152,6 +153,7 @@ def test_the_host_is_killed_and_control_says_so(processes: Processes) -> None:
 
 
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow
 def test_asked_to_end_the_host_brings_the_robot_to_hold_and_closes_it(
     processes: Processes, asked: signal.Signals
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_seed_fixes_the_trajectory_whatever_came_before(state: MetaWorldRobot,
     assert run(state, task, 6, 30) != first
 
 
+@pytest.mark.slow
 def test_pictures_are_deterministic_too(pixels: MetaWorldRobot) -> None:
     # To and fro: models that share a GL context must not draw into each other's buffers.
     first = {task: run(pixels, task, 5, 12) for task in PIXEL_TASKS}
@@ -124,6 +125,7 @@ def test_the_first_observation_is_of_this_scene(state: MetaWorldRobot) -> None:
 
 
 @pytest.mark.parametrize("task", KNOWN_TASKS)
+@pytest.mark.slow
 def test_a_step_is_the_environments_own_bit_for_bit(task: str) -> None:
     ours, theirs = Simulation(task), Simulation(task)
     rng = np.random.default_rng(1)
@@ -140,6 +142,7 @@ def test_a_step_is_the_environments_own_bit_for_bit(task: str) -> None:
     theirs.close()
 
 
+@pytest.mark.slow
 def test_it_is_the_environment_that_metaworld_makes() -> None:
     import metaworld
 
@@ -206,6 +209,7 @@ def test_not_every_frame_brings_a_larger_picture() -> None:
     assert [frame.preview is not None for frame in frames] == [True, False] * 3
 
 
+@pytest.mark.slow
 def test_a_reset_never_shows_the_episode_before() -> None:
     robot = MetaWorldRobot(MetaWorldConfig(tasks=("drawer-open", "door-open"), render_in_thread=True))
     robot.connect()
@@ -261,6 +265,7 @@ def test_an_unknown_camera_is_named() -> None:
         robot.close()
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_draw_says_what_to_install() -> None:
     code = (
         "from hal.drivers.metaworld import *\n"

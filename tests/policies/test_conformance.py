@@ -329,6 +329,7 @@ class Trusting(One):
         (Trusting, {"training data that does not fit is refused"}),
     ],
 )
+@pytest.mark.slow
 def test_each_broken_promise_is_noticed(seeing, seeing_net, kind, expected):
     assert broken(kind, seeing, seeing_net) == expected
 

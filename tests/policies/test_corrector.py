@@ -136,6 +136,7 @@ def test_a_corrector_without_hidden_units_is_refused(seeing, net):
         FlowPolicy(seeing, msgspec.structs.replace(net, residual_width=0))
 
 
+@pytest.mark.slow
 def test_it_learns_what_the_chunk_could_not_know(blind, blind_net):
     """The right action follows a goal that shows only in the later state."""
     policy = FlowPolicy(blind, msgspec.structs.replace(blind_net, residual=True, residual_width=32))

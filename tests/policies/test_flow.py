@@ -236,6 +236,7 @@ def test_sampling_integrates_what_the_network_says(blind_net, predict):
 
 
 @pytest.mark.parametrize("predict", ["velocity", "action"])
+@pytest.mark.slow
 def test_the_loss_goes_down_and_the_policy_imitates(blind, blind_net, predict):
     """The expert moves towards the point its instruction names: states and words both matter."""
     goals = {"go left": np.float32([-0.8, 0.1]), "go right": np.float32([0.8, -0.2])}

@@ -66,6 +66,7 @@ def test_it_conforms_and_only_what_learns_travels(seeing, net, directory):
     ],
     ids=["trained", "adapters"],
 )
+@pytest.mark.slow
 def test_its_own_weights_learn_when_asked_to(seeing, net, directory, change, made):
     config = msgspec.structs.replace(net, vlm=describe(directory, **change))
 

@@ -227,6 +227,7 @@ def test_a_mistake_inside_a_compiled_function_is_not_hidden(monkeypatch: pytest.
         compiled(lambda: 1 // 0, Runtime(compile=True))()
 
 
+@pytest.mark.slow
 def test_any_thread_may_replay_graphs() -> None:
     from torch._inductor import cudagraph_trees
 

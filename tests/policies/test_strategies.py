@@ -99,6 +99,7 @@ def jumps(policy, guided, shown=2):
     return np.mean(found), np.mean(sides)
 
 
+@pytest.mark.slow
 def test_a_trained_prefix_goes_on_across_the_seam(two_minds):
     (free, _), (trained, side) = jumps(two_minds, None), jumps(two_minds, False)
     assert trained < 0.8 * free

@@ -49,6 +49,7 @@ def faulty(switch: Path, **faults: bool) -> Bench:
         ("wrong_feedback", Hold.safety, None, r"takes float32\[4\]"),
     ],
 )
+@pytest.mark.slow
 def test_in_the_middle_of_an_episode_it_is_told_once_and_over_by_itself(
     tmp_path: Path, fault: str, first: Hold, then: Hold | None, words: str
 ) -> None:

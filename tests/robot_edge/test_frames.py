@@ -156,6 +156,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_control_process_killed_in_the_middle_of_a_frame(tmp_path: Path) -> None:
     """Whatever is still called intact after it was used has one colour only; the successor's frames are new ones."""
     ring = FrameRing(tmp_path / "frames", BIG, write=False)

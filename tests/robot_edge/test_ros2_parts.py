@@ -88,6 +88,7 @@ def test_no_part_but_the_node_itself_imports_rclpy() -> None:
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 def test_rclpy_is_imported_in_two_files() -> None:
     rooms = ("wire", "hal", "policies", "robot_edge", "cloud_learner", "fleet", "benchmarks")
     found = set()

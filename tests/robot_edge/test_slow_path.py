@@ -418,6 +418,7 @@ def free_endpoint() -> str:
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_the_link_to_a_think_server_dies_and_is_mended(tmp_path: Path) -> None:
     """Real ZeroMQ with keys on loopback: chunks from there, then the fallbacks, then chunks from there again."""
     keys, endpoint = tmp_path / "keys", free_endpoint()

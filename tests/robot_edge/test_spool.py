@@ -93,6 +93,7 @@ for index in range(start, start + 100000):
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_point_nothing_that_was_put_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "spool.sqlite"
     put: list[int] = []

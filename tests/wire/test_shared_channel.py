@@ -242,6 +242,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_writer_killed_in_full_speech_leaves_nothing_torn(tmp_path: Path) -> None:
     back = SharedChannel(tmp_path / "line", bind=False)
     for start in (1, 2, 3):

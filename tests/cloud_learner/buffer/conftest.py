@@ -29,7 +29,7 @@ def postgres_url(postgres_server: postgres.Server) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def ledger_place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Path or URL of a ledger that is not there yet."""
     if request.param == "sqlite":

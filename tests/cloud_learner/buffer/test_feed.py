@@ -233,6 +233,7 @@ ADAPTIVE = uniform(Recent(0.2, 20), mix=TaskMix(online=OnlineShare(at_least=1)))
 @pytest.mark.parametrize(
     ("ticks_per_frame", "offsets"), [(1, {}), (4, {"history": 2}), (4, {"max_offset": 9, "later": True})]
 )
+@pytest.mark.slow
 def test_prefetching_changes_no_batch(planner, ticks_per_frame, offsets):
     spec = robot(CAMERAS["two"])
     made = []
@@ -267,6 +268,7 @@ def test_prefetching_changes_no_batch(planner, ticks_per_frame, offsets):
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
 @pytest.mark.parametrize("offsets", [{}, {"max_offset": 8, "rolled": (True, True, False), "later": True, "history": 3}])
+@pytest.mark.slow
 def test_a_feed_goes_on_where_it_stopped(planner, stop, prefetch, offsets):
     spec = robot(CAMERAS["two shapes"])
     buffer, queue = MemoryBuffer(spec), fleet(spec)
@@ -477,6 +479,7 @@ def test_a_cache_that_is_too_small_says_so_and_is_never_exceeded():
 
 @pytest.mark.parametrize("cameras", ["one", "two shapes"])
 @pytest.mark.parametrize("cache_bytes", [250_000, 600_000])
+@pytest.mark.slow
 def test_whatever_is_planned_stays_within_the_cache(cameras, cache_bytes):
     spec = robot(CAMERAS[cameras])
     buffer, queue = MemoryBuffer(spec), fleet(spec, episodes=30)

@@ -155,6 +155,7 @@ def _write(directory, seed, ledger):
                 commits.flush()
 
 
+@pytest.mark.slow
 def test_two_processes_write_while_a_third_removes_what_no_commit_refers_to(tmp_path):
     ledger, directory = tmp_path / "commits", tmp_path / "journal"
     ledger.touch()

@@ -204,6 +204,7 @@ def test_what_fails_leaves_nothing(ledger, monkeypatch):
     assert _commit(ledger, segments[1]) is not None
 
 
+@pytest.mark.slow
 def test_the_work_of_a_commit_does_not_grow(tmp_path):
     """Counted in instructions of SQLite's virtual machine: a long episode, of which the robot held a part."""
     ledger = Ledger.open(tmp_path / "ledger.sqlite")

@@ -117,6 +117,7 @@ def test_a_segment_lies_in_the_journal_until_it_lies_in_a_shard(ledger):
             ledger.commit_shard(SPEC.hash, wrong, [], placed, 1)
 
 
+@pytest.mark.slow
 def test_many_segments_move_at_once(ledger):
     """More than fit into one list of SQL."""
     rows = []
@@ -353,6 +354,7 @@ def _hold(place, held):
         time.sleep(60)
 
 
+@pytest.mark.slow
 def test_a_killed_process_holds_nothing(ledger, ledger_place):
     context = multiprocessing.get_context("spawn")
     held = context.Event()

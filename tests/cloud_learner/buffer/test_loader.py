@@ -325,6 +325,7 @@ def test_a_buffer_that_cannot_be_opened_or_processes_that_cannot_start_are_named
         monkeypatch.setattr(sys, "executable", "/bin/false")
 
 
+@pytest.mark.slow
 def test_a_loader_that_ran_ahead_too_far_gives_back_what_is_needed_later(filled):
     place, segments = filled
     plan = layout()

@@ -9,7 +9,7 @@ from wire.errors import ConfigError, Corrupt, DiskFull, NotWritable, StorageErro
 pytest_plugins = ["tests.s3"]
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.slow)])
 def objects(request, tmp_path):
     if request.param == "local":
         return open_objects(tmp_path / "store")

@@ -129,6 +129,7 @@ def test_late_data_gets_its_share_from_the_moment_it_came():
     assert loads / drawn < 1.5 / 64
 
 
+@pytest.mark.slow
 def test_late_data_keeps_its_share_while_a_new_pass_begins():
     """Else it would be missing from what still waits of the pass before: half of its draws in the next window."""
     drawn = np.zeros(2)
@@ -154,6 +155,7 @@ def test_late_data_keeps_its_share_while_a_new_pass_begins():
     assert drawn[1] / drawn.sum() == pytest.approx(3 / 33, rel=0.15)
 
 
+@pytest.mark.slow
 def test_a_resident_stratum_is_read_once_and_drawn_by_weight():
     book = Book()
     book.record_some(np.random.default_rng(2), 40)

@@ -71,7 +71,7 @@ def _without_steps(segment):
     return msgspec.structs.replace(segment, **arrays_of_it, frame_times_ns=seen, frames={})
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.slow)])
 def objects(request, tmp_path):
     if request.param == "local":
         return open_objects(tmp_path / "store")
@@ -95,6 +95,7 @@ def test_what_is_read_is_what_was_written(objects, cameras):
 
 
 @pytest.mark.parametrize("cameras", [0, 2])
+@pytest.mark.slow
 def test_zarr_reads_the_same_from_the_same_objects(objects, cameras):
     spec = fake_spec(cameras, size=32)
     for number in (0, 2):

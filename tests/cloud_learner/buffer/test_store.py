@@ -21,7 +21,7 @@ from wire.messages import CameraFrames
 pytest_plugins = ["tests.s3"]
 
 
-@pytest.fixture(params=["local", "cloud"])
+@pytest.fixture(params=["local", pytest.param("cloud", marks=pytest.mark.slow)])
 def buffer(request, tmp_path):
     """On this machine's disk, or with its ledger in PostgreSQL and its shards in an object store."""
     urls = {}

@@ -134,6 +134,7 @@ def test_in_a_pass_every_step_gets_what_it_is_due_to_within_one(seed, echo):
     assert abs(counts.sum() - draws) < 1 + 1e-6
 
 
+@pytest.mark.slow
 def test_systematic_sampling_has_no_bias():
     some = population([3, 1, 7, 2], [1.0, 0.3, 2.0, 0.05])
     expected = 4.0 * np.repeat(some.weight, some.count) / some.mass
@@ -305,6 +306,7 @@ def test_blocks_put_back_keep_their_tokens():
     assert (np.abs(driven.counts - n * p) < 4 * (1 + p) + (600 + 600 + 21) * p).all()
 
 
+@pytest.mark.slow
 def test_late_steps_join_as_if_they_had_been_there_from_the_start():
     """Averaged over seeds, after a join at any moment: each step gets the same, whether old or new."""
     old, new = population([20] * 40, [1.0] * 40), population([20] * 10, [1.0] * 10, first_run=40)
@@ -348,6 +350,7 @@ def test_a_sweep_that_keeps_its_blocks_makes_one_pass():
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.booleans())
+@pytest.mark.slow
 def test_it_goes_on_exactly_from_any_moment(seed, keep):
     rng = np.random.default_rng(seed)
     some = some_population(rng)

@@ -17,7 +17,7 @@ pytest_plugins = ["tests.s3"]
 DAY = 24 * 3600 * 10**9
 
 
-@pytest.fixture(params=["local", "cloud"])
+@pytest.fixture(params=["local", pytest.param("cloud", marks=pytest.mark.slow)])
 def buffer(request, tmp_path):
     """On this machine's disk, or with its ledger in PostgreSQL and its shards in an object store."""
     urls = {}

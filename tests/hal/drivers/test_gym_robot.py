@@ -262,6 +262,7 @@ def test_pusht_moves_to_where_it_is_told() -> None:
 
 
 @pytest.mark.parametrize("task", ["reach", "push"])
+@pytest.mark.slow
 def test_fetch_keeps_the_contract(task: str) -> None:
     pytest.importorskip("gymnasium_robotics")
     check(fetch(task), task)

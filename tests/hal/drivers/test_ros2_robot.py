@@ -125,6 +125,7 @@ def test_the_same_metaworld_episode_through_topics_records_the_same(ros: Mapping
     assert_same(direct, over_ros)
 
 
+@pytest.mark.slow
 def test_a_robot_moves_to_ros_by_configuration_alone(ros: Mapping[str, str], tmp_path: Path) -> None:
     path = tmp_path / "robot.json"
     path.write_text(json.dumps({**describe(make_robot("fake")), "stepped": True, **PATIENT}))

@@ -204,6 +204,7 @@ def test_it_takes_the_usual_arguments_and_shows_pictures_in_both_ways(ros: Mappi
         silent.connect()
 
 
+@pytest.mark.slow
 def test_it_says_how_to_drive_it_and_what_is_wrong_with_its_options(ros: Mapping[str, str]) -> None:
     def said(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "hal.drivers.ros2_sim_node", *arguments]

@@ -45,6 +45,7 @@ def replay(tmp_path: Path) -> tuple[Robot, str]:
 
 
 @pytest.mark.parametrize("make", [push_t, reach, with_cameras, replay])
+@pytest.mark.slow
 def test_it_keeps_the_contract_there(
     make: Callable[[Path], tuple[Robot, str]],
     place: Path,  # noqa: F811

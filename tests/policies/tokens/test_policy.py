@@ -204,6 +204,7 @@ def test_what_is_masked_is_the_last_kept_action_again():
     assert held(actions, np.zeros((2, 5), bool)).tolist() == np.zeros((2, 5, 1)).tolist()
 
 
+@pytest.mark.slow
 def test_a_chunk_counts_by_the_share_that_is_kept(reaching):
     policy = reaching[0]
     batch = batch_of(draw(2, 11))

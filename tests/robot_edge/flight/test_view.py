@@ -50,6 +50,7 @@ def test_a_table_has_one_line_a_tick(flown: tuple[Path, int]) -> None:
         show(flown[0], out, 5000, 5001)
 
 
+@pytest.mark.slow
 def test_a_rerun_recording_holds_curves_decisions_and_pictures(flown: tuple[Path, int], tmp_path: Path) -> None:
     rerun = pytest.importorskip("rerun")
     path = tmp_path / "new" / "flight.rrd"

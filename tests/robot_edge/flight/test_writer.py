@@ -46,6 +46,7 @@ def test_files_follow_each_other_and_each_can_be_replayed(tmp_path: Path) -> Non
     assert (whole.first_tick, whole.last_tick, whole.differences) == (spans[0][0], 1200, [])
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_the_record_and_not_the_robot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

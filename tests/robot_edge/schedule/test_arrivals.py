@@ -119,6 +119,7 @@ class Stormy(Simulated):
     others=st.lists(st.integers(0, 79), max_size=20),
     execute=st.integers(1, 12),
 )
+@pytest.mark.slow
 def test_whatever_the_line_does(
     strategy: str, speed_up: int, plan: list[Fate], resets: list[int], others: list[int], execute: int
 ) -> None:

@@ -1,12 +1,17 @@
-"""One robot's real processes, killed with -9 in turn: it holds within two ticks of losing its actions, and resumes.
+"""What makes a robot's actions is killed with -9: it holds within two ticks of losing them, and resumes.
 
+One fleet for all: first the processes of its own robot are killed in turn, then the machine where another one thinks.
 The robot's driver notes every write with its time, so what is checked is what the robot was really told.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,18 +21,29 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fleet.console import gateway_of
 from tests.e2e.robot_log import CONTROL_HZ, read_log
-from tests.e2e.test_processes import Job, robot
+from tests.e2e.test_processes import ROOT, Job, robot
+from wire.keys import make_keys
+
+pytestmark = pytest.mark.slow
 
 PERIOD_S = 1 / CONTROL_HZ
 MOST_TICKS = {"inference": 16 + 2, "control": 2, "uplink": 24 + 2}
 """commands that may still move after a kill: what is left of a chunk, nothing, what the recorder can keep; and two"""
 
 
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    monkeypatch.setenv("VLA_FLEET_TEST_LOG", str(tmp_path / "written"))
-    made = Job(tmp_path / "fleet", "--no-operator", recipe="tests.e2e.robot_log:recipe", robots=1)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the robot's driver takes its notes."""
+    return tmp_path_factory.mktemp("robot") / "written"
+
+
+@pytest.fixture(scope="module")
+def job(written: Path) -> Iterator[Job]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLA_FLEET_TEST_LOG", str(written))
+        made = Job(written.parent / "fleet", "--no-operator", recipe="tests.e2e.robot_log:recipe", robots=1)
     yield made
     made.end()
 
@@ -70,10 +86,9 @@ def _while_it_moves(written: Path) -> np.ndarray:
         time.sleep(PERIOD_S / 8)
 
 
-def test_whatever_is_killed_the_robot_holds_and_goes_on(job: Job, tmp_path: Path) -> None:
+def test_whatever_is_killed_the_robot_holds_and_goes_on(job: Job, written: Path) -> None:
     metronome = Metronome()
     job.wait("the robot works", _moves, 180)
-    written = tmp_path / "written"
     for part in ("inference", "control", "uplink"):
         job.wait(f"the robot works before {part} is killed", _moves, 120)
         time.sleep(0.5)
@@ -107,3 +122,59 @@ def test_whatever_is_killed_the_robot_holds_and_goes_on(job: Job, tmp_path: Path
         lambda now: _moves(now) and (read_log(written)["time_ns"] > dead_ns + 100_000_000).any(),
         180,
     )
+
+
+@contextlib.contextmanager
+def _running(log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fleet.cli", *words], cwd=ROOT, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def test_a_robot_thinks_elsewhere_holds_when_the_link_dies_and_goes_on(job: Job, tmp_path: Path) -> None:
+    job.wait("the first robot works", _moves, 180)
+    make_keys(job.data.keys, ["robot-9"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = [
+        "--recipe",
+        "tests.e2e.robot_log:recipe",
+        "--data",
+        str(job.data.root),
+        "--gateway",
+        gateway_of(job.data.root),
+    ]
+    server = ["think-server", *common, "--port", str(port)]
+    edge = ["edge", *common, "--name", "robot-9", "--no-operator", "--think", f"tcp://127.0.0.1:{port}"]
+
+    def works(now: dict[str, Any]) -> bool:
+        return robot(now, "robot-9").get("mode") == "policy"
+
+    def holds(now: dict[str, Any]) -> bool:
+        mine = robot(now, "robot-9")
+        return mine.get("mode") == "hold" and mine.get("reason") == "the slow path is silent"
+
+    def told(now: dict[str, Any], kind: str) -> bool:
+        return any(event["kind"] == kind and event["robot"] == "robot-9" for event in now["events"])
+
+    with _running(tmp_path / "edge.log", *edge):
+        with _running(tmp_path / "think.log", *server) as thinking:
+            job.wait("the second robot works with thoughts from elsewhere", works, 180)
+            os.kill(thinking.pid, signal.SIGKILL)
+            job.wait("it holds without them", holds, 180)
+            job.wait("the operator hears of it", lambda now: told(now, "slow_path_silent"), 180)
+        with _running(tmp_path / "think.log", *server):
+            now = job.wait("it goes on when the server is back", works, 180)
+    assert told(now, "recovered"), "the operator hears of that too"
+    assert robot(now, "robot-9")["link"] == "ok"
