@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import socket
-import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hal.host_line import PACKET_BYTES, PictureReader, Reply, Request, address, error_of, new_socket
+from hal.host_line import (
+    PACKET_BYTES,
+    PictureReader,
+    Reply,
+    Request,
+    address,
+    error_of,
+    new_socket,
+    receive_within,
+    timeval,
+)
 from hal.limits import limit_action
 from hal.robot import Feedback
 from wire.errors import RobotError, RobotGone
@@ -51,8 +59,6 @@ class HostedRobot:
         self.tasks = tasks
         self.held = 0
         """periods in which the host commanded hold by itself, since it started; as of the last call"""
-        self.executed: np.ndarray | None = None
-        """float32[da]: what the robot did last, whoever commanded it; None before the first command of a scene"""
         self.host_pid = 0
         self._path = path
         self._attach_s = attach_s
@@ -60,6 +66,7 @@ class HostedRobot:
         self._slow_call_s = slow_call_s
         self.meanwhile = meanwhile
         self._blocked = False
+        self._executed = b""
         self._slice_s = 0.0
         self._numbers = itertools.count(1)
         self._socket: socket.socket | None = None
@@ -68,6 +75,11 @@ class HostedRobot:
         self._previews = False
         self._proposes = False
         self._proposed: Reply | None = None
+
+    @property
+    def executed(self) -> np.ndarray | None:
+        """float32[da]: what the robot did last, whoever commanded it; None before the first command of a scene."""
+        return np.frombuffer(self._executed, np.float32) if self._executed else None
 
     def connect(self) -> None:
         """Attach to the host and have it connect its driver.
@@ -148,7 +160,7 @@ class HostedRobot:
                     ) from error
             self.meanwhile()
             time.sleep(0.02)
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(self._call_s))
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(self._call_s))
         self._socket, self._blocked, self._slice_s = line, False, 0.0
         try:
             reply = self._call("attach", max(0.1, deadline_s - time.monotonic()))
@@ -182,20 +194,21 @@ class HostedRobot:
             raise RobotError(f"robot '{self.spec.embodiment}': {call} before connect(); call connect() first.")
         number = next(self._numbers)
         sent_ns = time.monotonic_ns()
-        deadline_ns = sent_ns + round(timeout_s * 1e9)
         request = Request(number, call, sent_ns, action, task, seed, previews, propose)
         try:
-            # A host that closed the line may have said why before.
-            with contextlib.suppress(BrokenPipeError):
-                line.send(_encode(request))
             try:
-                reply = self._receive(line, call, deadline_ns)
+                line.send(_encode(request))
+            except BrokenPipeError:  # noqa: SIM105 - `suppress` costs as much as the encoding, at every call
+                # A host that closed the line may have said why before.
+                pass
+            try:
+                reply = self._receive(line, call, sent_ns, timeout_s)
             except ConnectionResetError:
                 # The host closed before it read our call; what it said before that is still there.
-                reply = self._receive(line, call, deadline_ns)
+                reply = self._receive(line, call, sent_ns, timeout_s)
             # What an earlier call did not wait for.
             while reply.number not in (number, 0):
-                reply = self._receive(line, call, deadline_ns)
+                reply = self._receive(line, call, sent_ns, timeout_s)
         except BlockingIOError as error:
             self._blocked = True
             raise RobotError(
@@ -207,23 +220,24 @@ class HostedRobot:
             raise RobotGone(f"robot '{self.spec.embodiment}': {self._gone(call)} ({error.strerror}).") from error
         self._blocked = False
         self.held = reply.held
-        self.executed = np.frombuffer(reply.executed, np.float32) if reply.executed else None
+        self._executed = reply.executed
         if reply.kind:
             raise error_of(reply)
         return reply
 
-    def _receive(self, line: socket.socket, call: str, deadline_ns: int) -> Reply:
+    def _receive(self, line: socket.socket, call: str, sent_ns: int, timeout_s: float) -> Reply:
+        """Raises `BlockingIOError` when no reply came within `timeout_s` of `sent_ns`."""
+        left_s = timeout_s
         while True:
-            left_s = max(1e-3, (deadline_ns - time.monotonic_ns()) / 1e9)
             slice_s = min(_SLICE_S, left_s)
             if slice_s != self._slice_s:
-                # The kernel waits, not Python's `settimeout`, which costs a poll before each call.
-                line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(slice_s))
+                receive_within(line, slice_s)
                 self._slice_s = slice_s
             try:
                 return self._take(line, call)
             except BlockingIOError:
-                if left_s <= _SLICE_S:
+                left_s = timeout_s - (time.monotonic_ns() - sent_ns) / 1e9
+                if left_s <= 0:
                     raise
                 self.meanwhile()
 
@@ -246,9 +260,3 @@ class HostedRobot:
 
     def _host(self) -> str:
         return f" (host process {self.host_pid})" if self.host_pid else ""
-
-
-def _timeval(duration_s: float) -> bytes:
-    """As the operating system takes it."""
-    whole = int(duration_s)
-    return struct.pack("@ll", whole, int((duration_s - whole) * 1e6))

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
-from hal.limits import limit_action
+from hal.limits import limit_numbers
 from hal.robot import Feedback, Robot, request_previews
 from policies.base import check_observation
 from robot_edge.state import Hold
@@ -254,8 +255,8 @@ def done(spec: RobotSpec, feedback: Feedback) -> Feedback:
     """`feedback` if it can be recorded, with its action as float32. Raises `InvalidData` naming what cannot."""
     if not isinstance(feedback, Feedback):
         raise InvalidData(f"robot '{spec.embodiment}': write() gave {type(feedback).__name__}, not a Feedback.")
-    limit_action(spec, feedback.executed)
+    limit_numbers(spec, feedback.executed)
     reward = float(feedback.reward)
-    if not np.isfinite(reward):
+    if not math.isfinite(reward):
         raise InvalidData(f"robot '{spec.embodiment}': write() gave the reward {reward}.")
     return Feedback(np.asarray(feedback.executed, np.float32), reward, bool(feedback.success))
