@@ -98,6 +98,9 @@ class Host:
         self._shape = (robot.spec.action_dim,)
         self._listen_s = min(_TURN_S, robot.spec.period_ns / 1e9)
         self._look_ns = 0
+        self._ahead: Request | None = None
+        """the command whose `read_at_ns` is to come"""
+        self._packet = memoryview(bytearray(PACKET_BYTES))
         self._control: socket.socket | None = None
         self._pid = 0
         self._previews = False
@@ -114,6 +117,8 @@ class Host:
         self._bound.renew()
         now_ns = time.monotonic_ns()
         wait_s = min(longest_s, self._watch.left_s(now_ns))
+        if self._ahead is not None:
+            wait_s = min(wait_s, max(0, self._ahead.read_at_ns - now_ns) / 1e9)
         if self._control is not None and wait_s >= self._listen_s and now_ns < self._look_ns:
             # Control commands in every period: nobody else needs to be looked for between two of its requests.
             self._answer(self._control)
@@ -129,6 +134,8 @@ class Host:
         ready, _, _ = select.select(lines, [], [], wait_s)
         if self._control is not None and self._control in ready:
             self._answer(self._control)
+        elif self._control is not None and self._ahead is not None:
+            self._read_ahead(self._control, self._ahead)
         # After control was heard: one that has just died makes room for the one that knocks.
         if self._door in ready:
             self._let_in()
@@ -172,35 +179,52 @@ class Host:
     def _answer(self, line: socket.socket) -> None:
         try:
             try:
-                data = line.recv(PACKET_BYTES)
+                size = line.recv_into(self._packet)
             except BlockingIOError:
                 # Control asked nothing for a period.
                 return
-            if not data:
+            if not size:
                 raise ConnectionResetError("the line was closed")
-            request = _decode(data)
+            request = _decode(self._packet[:size])
+            self._ahead = None
             reply = self._do(request)
             # A control process that does not listen must not stop its host.
             if request.call == "attach":
                 socket.send_fds(line, [reply], [self._pictures.descriptor], socket.MSG_DONTWAIT)
             else:
                 line.send(reply, socket.MSG_DONTWAIT)
+            if request.read_at_ns:
+                self._ahead = request
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            log.log(
-                logging.INFO if self._executed is None else logging.WARNING,
-                "%s: control process %d is gone (%s)%s.",
-                self._what,
-                self._pid,
-                error,
-                "" if self._executed is None else "; the robot is held until one attaches",
-            )
-            self._part()
-            self._watch.alone(time.monotonic_ns())
+            self._lose(error)
+
+    def _read_ahead(self, line: socket.socket, command: Request) -> None:
+        """Control wants the reading at the beginning of its next period: it need not ask once more."""
+        if time.monotonic_ns() < command.read_at_ns:
+            return
+        self._ahead = None
+        read = Request(command.number + 1, "read", previews=command.previews, propose=command.propose)
+        try:
+            line.send(self._do(read), socket.MSG_DONTWAIT)
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        log.log(
+            logging.INFO if self._executed is None else logging.WARNING,
+            "%s: control process %d is gone (%s)%s.",
+            self._what,
+            self._pid,
+            error,
+            "" if self._executed is None else "; the robot is held until one attaches",
+        )
+        self._part()
+        self._watch.alone(time.monotonic_ns())
 
     def _part(self) -> None:
         if self._control is not None:
             self._control.close()
-        self._control, self._pid = None, 0
+        self._control, self._pid, self._ahead = None, 0, None
 
     def _do(self, request: Request) -> bytes:
         """The reply to `request` as it is sent."""

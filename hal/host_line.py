@@ -1,7 +1,8 @@
 """What control and a robot's host say to each other: small packets over a local socket, pictures through shared memory.
 
-One request is answered by one reply, so that nobody writes a picture while the other side reads it. A packet that comes
-late is known by its number. No pickle: packets are typed MessagePack.
+One request is answered by one reply, so that nobody writes a picture while the other side reads it; a command may ask
+for the next reading too, which then comes when its time has come. A packet that comes late is known by its number. No
+pickle: packets are typed MessagePack.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     """with `read`: whether anybody looks at larger pictures"""
     propose: bool = False
     """with `read`: answer with the scripted operator's proposal for what was read too"""
+    read_at_ns: int = 0
+    """with `write`: `read` then (CLOCK_MONOTONIC) and send what came of it under the next number, unless control asks
+    for anything before; 0: do not"""
 
 
 class Picture(msgspec.Struct, frozen=True, array_like=True):

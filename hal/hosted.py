@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -68,7 +68,13 @@ class HostedRobot:
         self._blocked = False
         self._executed = b""
         self._slice_s = 0.0
-        self._numbers = itertools.count(1)
+        self._number = 0
+        """of the last request"""
+        self._expected_ns = 0
+        self._ahead, self._ahead_ns = 0, 0
+        """number and time of the reading that comes by itself, number 0 for none"""
+        self._ahead_late_ns = spec.period_ns // 8
+        self._packet = memoryview(bytearray(PACKET_BYTES))
         self._socket: socket.socket | None = None
         self._pictures: PictureReader | None = None
         self._progress: float | None = None
@@ -99,7 +105,11 @@ class HostedRobot:
     def read(self) -> Observation:
         """As `Robot.read`. Raises `RobotError` when the host is gone or its driver blocks."""
         self._proposed = None
-        reply = self._call("read", self._call_s, previews=self._previews, propose=self._proposes)
+        now_ns = time.monotonic_ns()
+        if self._ahead and 0 <= now_ns - self._ahead_ns < self._ahead_late_ns:
+            reply = self._receive_reply("read", self._ahead, now_ns, self._call_s)
+        else:
+            reply = self._call("read", self._call_s, previews=self._previews, propose=self._proposes)
         # Whoever asked for a proposal last time gets the next one with what it is for.
         self._proposed, self._proposes = reply if reply.progress is not None else None, False
         assert self._pictures is not None
@@ -111,8 +121,20 @@ class HostedRobot:
         `Feedback.executed` says so. Raises as `read`, and `InvalidData` for what is no action."""
         data = limit_action(self.spec, action).tobytes()
         self._proposed = None
-        reply = self._call("write", self._call_s, action=data)
+        at_ns, self._expected_ns = self._expected_ns, 0
+        reply = self._call(
+            "write", self._call_s, action=data, previews=self._previews, propose=self._proposes, read_at_ns=at_ns
+        )
+        if at_ns:
+            self._ahead, self._ahead_ns, self._number = self._number + 1, at_ns, self._number + 1
         return Feedback(np.frombuffer(reply.executed, np.float32), reply.reward, reply.success)
+
+    def expect_read(self, at_ns: int) -> None:
+        """It will be read at `at_ns` (CLOCK_MONOTONIC): the next command tells the host, which reads then, unasked.
+
+        A `read` before that time, or more than an eighth of a period after it, asks for a newer one.
+        """
+        self._expected_ns = at_ns
 
     def request_previews(self, wanted: bool) -> None:
         """As `hal.robot.request_previews`: the next read takes it to the host, and so does each one after it."""
@@ -178,29 +200,27 @@ class HostedRobot:
         if self._socket is not None:
             self._socket.close()
         self._socket = self._pictures = None
+        self._ahead = 0
 
-    def _call(
-        self,
-        call: str,
-        timeout_s: float,
-        action: bytes = b"",
-        task: str = "",
-        seed: int = 0,
-        previews: bool = False,
-        propose: bool = False,
-    ) -> Reply:
-        line = self._socket
-        if line is None:
-            raise RobotError(f"robot '{self.spec.embodiment}': {call} before connect(); call connect() first.")
-        number = next(self._numbers)
+    def _call(self, call: str, timeout_s: float, **parts: Any) -> Reply:
+        """The reply to `call`; `parts` of the `Request`."""
+        line = self._line(call)
+        self._number += 1
+        self._ahead = 0
         sent_ns = time.monotonic_ns()
-        request = Request(number, call, sent_ns, action, task, seed, previews, propose)
         try:
-            try:
-                line.send(_encode(request))
-            except BrokenPipeError:  # noqa: SIM105 - `suppress` costs as much as the encoding, at every call
-                # A host that closed the line may have said why before.
-                pass
+            line.send(_encode(Request(self._number, call, sent_ns, **parts)))
+        except BrokenPipeError:
+            # A host that closed the line may have said why before.
+            pass
+        except OSError as error:
+            raise self._lost(call, timeout_s, error) from error
+        return self._receive_reply(call, self._number, sent_ns, timeout_s)
+
+    def _receive_reply(self, call: str, number: int, sent_ns: int, timeout_s: float) -> Reply:
+        line = self._line(call)
+        self._ahead = 0
+        try:
             try:
                 reply = self._receive(line, call, sent_ns, timeout_s)
             except ConnectionResetError:
@@ -209,21 +229,29 @@ class HostedRobot:
             # What an earlier call did not wait for.
             while reply.number not in (number, 0):
                 reply = self._receive(line, call, sent_ns, timeout_s)
-        except BlockingIOError as error:
-            self._blocked = True
-            raise RobotError(
-                f"robot '{self.spec.embodiment}': its driver blocks: no answer to {call}() within {timeout_s:g} s"
-                f"{self._host()}. Check the robot's cable and power; restart the host if it stays so."
-            ) from error
         except OSError as error:
-            self._detach()
-            raise RobotGone(f"robot '{self.spec.embodiment}': {self._gone(call)} ({error.strerror}).") from error
+            raise self._lost(call, timeout_s, error) from error
         self._blocked = False
         self.held = reply.held
         self._executed = reply.executed
         if reply.kind:
             raise error_of(reply)
         return reply
+
+    def _line(self, call: str) -> socket.socket:
+        if self._socket is None:
+            raise RobotError(f"robot '{self.spec.embodiment}': {call} before connect(); call connect() first.")
+        return self._socket
+
+    def _lost(self, call: str, timeout_s: float, error: OSError) -> RobotError:
+        if isinstance(error, BlockingIOError):
+            self._blocked = True
+            return RobotError(
+                f"robot '{self.spec.embodiment}': its driver blocks: no answer to {call}() within {timeout_s:g} s"
+                f"{self._host()}. Check the robot's cable and power; restart the host if it stays so."
+            )
+        self._detach()
+        return RobotGone(f"robot '{self.spec.embodiment}': {self._gone(call)} ({error.strerror}).")
 
     def _receive(self, line: socket.socket, call: str, sent_ns: int, timeout_s: float) -> Reply:
         """Raises `BlockingIOError` when no reply came within `timeout_s` of `sent_ns`."""
@@ -242,8 +270,9 @@ class HostedRobot:
                 self.meanwhile()
 
     def _take(self, line: socket.socket, call: str) -> Reply:
+        data: bytes | memoryview
         if self._pictures is not None:
-            data = line.recv(PACKET_BYTES)
+            data = self._packet[: line.recv_into(self._packet)]
         else:
             data, descriptors, _, _ = socket.recv_fds(line, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
             self._pictures = PictureReader(descriptors[0]) if descriptors else None

@@ -70,7 +70,9 @@ class SpecMotion:
         self._to = np.array([states.index(c.state) for c in couplings], int)
         meanings = [spec.action[i].meaning for i in self._from]
         period_s = spec.period_ns / 1e9
-        gains = [c.gain * (period_s if m is Meaning.velocity else 1.0) for c, m in zip(couplings, meanings, strict=True)]
+        gains = [
+            c.gain * (period_s if m is Meaning.velocity else 1.0) for c, m in zip(couplings, meanings, strict=True)
+        ]
         self._axes = [
             (meaning is Meaning.absolute, gain, spec.state[i].low, spec.state[i].high)
             for meaning, gain, i in zip(meanings, gains, self._to, strict=True)

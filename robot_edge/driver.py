@@ -73,6 +73,7 @@ class Driver:
         """commands in a row that were not taken"""
         self._name = name
         self._robot = robot
+        self._expect_read: Callable[[int], None] | None = getattr(robot, "expect_read", None)
         self._config = config
         self._clock = clock
         self._tell = tell
@@ -126,10 +127,20 @@ class Driver:
         except FleetError as error:
             log.warning("robot '%s': no larger pictures: %s", self._name, error)
 
-    def write(self, action: np.ndarray) -> Feedback | None:
-        """What came of `action`, float32[da]; None when it was not taken. After too many of those it is given up."""
+    def write(self, action: np.ndarray, next_read_ns: int = 0) -> Feedback | None:
+        """What came of `action`, float32[da]; None when it was not taken. After too many of those it is given up.
+
+        `next_read_ns`: when it will be read next, for a robot that gets ready for it (by a method `expect_read`, as
+        `hal.hosted` has); 0 when nobody knows.
+        """
+
+        def write() -> Feedback:
+            if self._expect_read is not None and next_read_ns:
+                self._expect_read(next_read_ns)
+            return done(self._robot.spec, self._robot.write(action))
+
         try:
-            feedback = self._call("write", lambda: done(self._robot.spec, self._robot.write(action)))
+            feedback = self._call("write", write)
         except FleetError as error:
             self.refused += 1
             # That it can be read again will not prove that it can be commanded.

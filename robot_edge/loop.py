@@ -128,7 +128,7 @@ class ControlLoop:
         if self.reason in (Hold.no_action, Hold.slow_path_lost):
             self.reason, self.detail = self._lack, self._trouble
         proposed = self._proposed(scripted, chosen, observation)
-        feedback = self._write(self._limited(proposed, observation))
+        feedback = self._write(self._limited(proposed, observation), self.rate.next_ns)
         if self.driver.connected:
             self.planner.schedule.executed(self._tick, feedback.executed)
             self._record(observation, proposed, feedback, chosen)
@@ -292,9 +292,9 @@ class ControlLoop:
 
     # --- write ----------------------------------------------------------------------------------------------------
 
-    def _write(self, action: np.ndarray) -> Feedback:
+    def _write(self, action: np.ndarray, next_read_ns: int = 0) -> Feedback:
         """Command the robot and note what it did. A driver that refuses is given a while, during which it is held."""
-        feedback = self.driver.write(action)
+        feedback = self.driver.write(action, next_read_ns)
         if feedback is None:
             if self.mode not in (Mode.estop, Mode.hold):
                 self.mode, self.reason = Mode.hold, self.driver.reason

@@ -46,7 +46,8 @@ from robot_edge.flight.snapshot import Border, capture
 from robot_edge.flight.writer import FlightConfig, Item, Writer
 from wire.channel import Channel
 from wire.clock import Clock
-from wire.messages import EpisodeEnded, Message
+from wire.codec import encode
+from wire.messages import EpisodeEnded, Message, StepTaken
 from wire.types import Frame, Observation
 
 log = logging.getLogger(__name__)
@@ -284,7 +285,9 @@ class RecordedChannel(Border):
         accepted = self._inner.send(message)
         flight = self._flight
         if flight.live:
-            flight.note(Sent(self._line, accepted, message))
+            # A step stands in the file as it went to the uplink.
+            step: Any = msgspec.Raw(encode(message)[1:]) if type(message) is StepTaken else message
+            flight.note(Sent(self._line, accepted, step))
         if accepted and type(message) is EpisodeEnded:
             flight.boundary = True
         return accepted
