@@ -226,7 +226,7 @@ def limited_numbers(
     speeds: Sequence[float],
     measured: Sequence[float] | None,
 ) -> list[float]:
-    """`limited` as plain numbers that float32 has. `wanted`: of `limit_numbers` or `hold_numbers`; `measured`: the state."""
+    """`limited` as plain numbers that float32 has; `wanted` comes from `limit_numbers` or `hold_numbers`."""
     ahead = _walls_ahead(guard, measured)
     chosen = []
     for i, axis in enumerate(guard.axes):

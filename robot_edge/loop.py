@@ -7,18 +7,18 @@ at between two ticks, and what happened leaves the same way.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from hal.limits import hold_action, rest_action
 from hal.robot import Feedback, Robot, Teleoperator
-from hal.safety import Safety, SafetyLimits
-from robot_edge.driver import Driver, DriverConfig
+from hal.safety import Safety
+from robot_edge.driver import Driver
 from robot_edge.episodes import Episodes, Tick
 from robot_edge.gate import Takeover
-from robot_edge.health import Health, HealthConfig
+from robot_edge.health import Health
 from robot_edge.human import Human
+from robot_edge.loop_config import LoopConfig
 from robot_edge.orders import Orders
 from robot_edge.planner import MakeSchedule, Planner, without_preview
 from robot_edge.rate import Rate
@@ -33,26 +33,6 @@ from wire.messages import ChunkReply, EdgeEvent, EdgeStatus, EpisodeStarted
 from wire.types import Observation
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LoopConfig:
-    """Limits of an episode, of freshness and of motion."""
-
-    max_ticks: int = 200
-    """ticks an episode may last; those in a person's hands do not count"""
-    tail_ticks: int = 5
-    """ticks recorded after success"""
-    write_after_s: float = 0.0
-    """from the beginning of a tick to its command: an answer of inference that is quicker counts in the tick it was
-    asked in. Well below the control period"""
-    status_every_ticks: int = 16
-    source: str = "online"
-    needs_policy: bool = True
-    """whether a policy version must be there before an episode starts and before the operator steps in"""
-    health: HealthConfig = field(default_factory=HealthConfig)
-    safety: SafetyLimits = field(default_factory=SafetyLimits)
-    driver: DriverConfig = field(default_factory=DriverConfig)
 
 
 class ControlLoop:
