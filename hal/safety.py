@@ -91,6 +91,8 @@ class Axis(NamedTuple):
     low: float
     """bounds of an absolute dimension, with those of the workspace; -inf for the others"""
     high: float
+    walls: tuple[Wall, ...]
+    """the workspace of what a delta or velocity dimension moves"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,11 @@ class Guard:
     period_s: float
     axes: tuple[Axis, ...]
     """of each action dimension"""
-    walls: tuple[Wall, ...]
-    """the workspace of what delta and velocity dimensions move"""
+
+    @property
+    def has_walls(self) -> bool:
+        """Whether it matters where the robot is."""
+        return any(axis.walls for axis in self.axes)
 
 
 def make_guard(spec: RobotSpec, limits: SafetyLimits) -> Guard:
@@ -139,7 +144,8 @@ def make_guard(spec: RobotSpec, limits: SafetyLimits) -> Guard:
     fastest = np.where(absolute, velocity, np.minimum(velocity, np.maximum(0, bound_high / scale)))
     braking = np.maximum(change - 2 * grain, change / 2)
     columns = (each.tolist() for each in (absolute, scale, slowest, fastest, change, braking, low, high))
-    return Guard(spec, period_s, tuple(map(Axis._make, zip(*columns, strict=True))), tuple(walls))
+    own = (tuple(wall for wall in walls if wall.action == i) for i in range(len(actions)))
+    return Guard(spec, period_s, tuple(map(Axis._make, zip(*columns, own, strict=True))))
 
 
 def standing(executed: np.ndarray) -> Moving:
@@ -227,17 +233,26 @@ def limited_numbers(
     measured: Sequence[float] | None,
 ) -> list[float]:
     """`limited` as plain numbers that float32 has; `wanted` comes from `limit_numbers` or `hold_numbers`."""
-    ahead = _walls_ahead(guard, measured)
-    chosen = []
+    chosen, period_s = [], guard.period_s
     for i, axis in enumerate(guard.axes):
-        target, origin, down, up = wanted[i], 0.0, math.inf, math.inf
+        target, speed, origin, down, up = wanted[i], speeds[i], 0.0, math.inf, math.inf
         if axis.absolute:
             origin, down, up = executed[i], max(executed[i] - axis.low, 0.0), max(axis.high - executed[i], 0.0)
-        elif i in ahead:
-            down, up, known = ahead[i]
+        elif axis.walls:
+            down, up, known = _ways_left(axis.walls, measured)
             target = target if known else 0.0
-        if not _is_free(axis, (target - origin) / axis.scale, speeds[i], down, up, guard.period_s):
-            target = _nearest_allowed(axis, target, origin, speeds[i], down, up, guard.period_s)
+        # Most of what is wanted is so far within all limits that no rounding matters, and that is soon seen. From a
+        # speed that one period can brake the way it takes is that period's, so no braking needs to be reckoned.
+        asked = (target - origin) / axis.scale
+        fast = abs(asked) * _MORE
+        most, way = (axis.fastest, up) if asked > 0 else (-axis.slowest, down)
+        if not (
+            fast <= axis.braking
+            and fast <= most
+            and fast * period_s <= way
+            and abs(asked - speed) * _MORE <= axis.change
+        ):
+            target = _nearest_allowed(axis, target, origin, speed, down, up, period_s)
         chosen.append(target)
     return within_bounds(guard.spec, chosen)
 
@@ -258,18 +273,6 @@ def check_age(what: str, time_ns: int, now_ns: int, limit_s: float, ahead_s: flo
         raise InvalidData(
             f"{what} is from the future: {-age_s * 1e3:.0f} ms ahead; at most {ahead_s * 1e3:.0f} ms are."
         )
-
-
-def _is_free(axis: Axis, wanted: float, speed: float, down: float, up: float, period_s: float) -> bool:
-    """Whether a `wanted` speed is so far within all limits that no rounding matters: most are, and it is soon seen.
-
-    From a speed that one period can brake the way it takes is that period's, so no braking needs to be reckoned.
-    """
-    fast = abs(wanted) * _MORE
-    most, way = (axis.fastest, up) if wanted > 0 else (-axis.slowest, down)
-    return (
-        fast <= axis.braking and fast <= most and fast * period_s <= way and abs(wanted - speed) * _MORE <= axis.change
-    )
 
 
 def _nearest_allowed(
@@ -293,19 +296,20 @@ def _nearest_allowed(
     return rounded
 
 
-def _walls_ahead(guard: Guard, measured: Sequence[float] | None) -> dict[int, tuple[float, float, bool]]:
-    """By action dimension: the way left down and up to its walls, in action units, and whether all of it is known."""
-    ahead: dict[int, tuple[float, float, bool]] = {}
-    for wall in guard.walls:
-        down, up, known = ahead.get(wall.action, (math.inf, math.inf, True))
+def _ways_left(walls: tuple[Wall, ...], measured: Sequence[float] | None) -> tuple[float, float, bool]:
+    """The way left down and up to the walls of one dimension, in action units, and whether all of it is known."""
+    down, up, known = math.inf, math.inf, True
+    for wall in walls:
         at = measured[wall.state] if measured is not None else math.nan
         if math.isfinite(at):
-            ways = max(0.0, at - wall.low), max(0.0, wall.high - at)
-            below, above = ways if wall.gain > 0 else ways[::-1]
-            ahead[wall.action] = min(down, below / abs(wall.gain)), min(up, above / abs(wall.gain)), known
+            below, above = max(0.0, at - wall.low), max(0.0, wall.high - at)
+            size = abs(wall.gain)
+            if wall.gain < 0:
+                below, above = above, below
+            down, up = min(down, below / size), min(up, above / size)
         else:
-            ahead[wall.action] = down, up, False
-    return ahead
+            known = False
+    return down, up, known
 
 
 def _stoppable(distance: float, braking: float, period_s: float) -> float:

@@ -103,8 +103,9 @@ class SharedChannel:
         _RECORD.pack_into(self._out, at, len(data), zlib.crc32(data), self._start, peer)
         # A record starts on a cache line, so the header is in one piece; the payload may go on at the ring's start.
         first = min(len(data), self._capacity - payload)
-        self._out[payload : payload + first] = data[:first]
-        self._out[: len(data) - first] = data[first:]
+        self._out[payload : payload + first] = data if first == len(data) else data[:first]
+        if first < len(data):
+            self._out[: len(data) - first] = data[first:]
         words[self._out_head] = head + size
         if words[self._out_polled]:
             now = time.monotonic()

@@ -80,6 +80,7 @@ class FlightRecorder(Border):
         """names this start of the control process"""
         self._name = header.name
         self._packer = Packer()
+        self._pack = self._packer.encode_into
         self._buffer = bytearray()
         self._count = 0
         self._size = 0
@@ -133,7 +134,7 @@ class FlightRecorder(Border):
 
     def _begin(self, loop: Loop) -> None:
         self.ticks += 1
-        if not self._since_snapshot or self._gap_from or self.writer.failure or self.boundary or self._due():
+        if not self._since_snapshot or self._gap_from or self.writer.failure or self._due():
             self._snapshot(loop)
         self._buffer = bytearray()
         self._packer.clear()
@@ -142,7 +143,8 @@ class FlightRecorder(Border):
         self.live = not self._gap_from
 
     def _due(self) -> bool:
-        return self.writer.full or self._since_snapshot > self.config.snapshot_ticks
+        after = self.config.snapshot_ticks if not self.boundary else self.config.boundary_ticks
+        return self.writer.full or self._since_snapshot > after
 
     def _snapshot(self, loop: Loop) -> None:
         """Note what `loop` knows before this tick; after a gap this is where the record goes on."""
@@ -219,7 +221,7 @@ class FlightRecorder(Border):
     def note(self, event: Event) -> None:
         """Append to the running tick."""
         try:
-            self._packer.into(event, self._buffer)
+            self._pack(event, self._buffer, -1)
             self._count += 1
         except Exception as error:  # noqa: BLE001 - a value without a place in the file costs the tick, not the robot
             self._lose(f"{type(event).__name__} cannot be recorded: {error}")

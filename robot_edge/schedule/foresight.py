@@ -45,6 +45,7 @@ class Foresight:
         """
         self._spec = spec
         self._low, self._high = spec.action_low(), spec.action_high()
+        self._sides = list(zip(self._low.tolist(), self._high.tolist(), strict=True))
         self._absolute = [d.meaning is Meaning.absolute for d in spec.action]
         span = (self._high.astype(np.float64) - self._low).tolist()
         shares = [off_target if absolute else off_course for absolute in self._absolute]
@@ -120,20 +121,31 @@ class Foresight:
     def _as_chosen(
         self, executed: np.ndarray, chosen: np.ndarray | None, state: np.ndarray, before: np.ndarray
     ) -> bool:
-        expected = self._clipped([chosen], before)[0]
-        if executed.tobytes() == expected.tobytes():
+        if executed.tolist() == self._unlimited(chosen, before):
             # As it mostly is, and nothing needs to be reckoned.
             self._drift = [0.0 if ends else drift for ends, drift in zip(self._absolute, self._drift, strict=True)]
             return True
         if self._guard is not None and len(before):
             # Did the limits do that?
             expected = self._limited(self._guard, [chosen], state, before)[0]
+        else:
+            expected = self._clipped([chosen], before)[0]
         # Before anything was executed nobody knows what to expect.
         pairs = zip(executed.tolist(), expected.tolist(), strict=True)
         off = [0.0 if math.isnan(wanted) else done - wanted for done, wanted in pairs]
         triples = zip(self._absolute, off, self._drift, strict=True)
         self._drift = [now if ends else drift + now for ends, now, drift in triples]
         return not self._is_off(off)
+
+    def _unlimited(self, chosen: np.ndarray | None, before: np.ndarray) -> list[float]:
+        """`_clipped` of one action as plain numbers; [] before anything was executed."""
+        if chosen is not None:
+            numbers = chosen.tolist()
+        elif len(before):
+            numbers = [last if ends else 0.0 for ends, last in zip(self._absolute, before[-1].tolist(), strict=True)]
+        else:
+            return []
+        return [min(max(number, low), high) for number, (low, high) in zip(numbers, self._sides, strict=True)]
 
     def _is_off(self, difference: list[float]) -> bool:
         return any(abs(off) > most for off, most in zip(difference, self._allowed, strict=True))
@@ -144,12 +156,13 @@ class Foresight:
         spec, coming = self._spec, np.empty((len(wanted), self._spec.action_dim), np.float32)
         last, measured = past[-1].tolist(), state.tolist()
         speeds = speeds_of(guard, last, past[-min(2, len(past))].tolist())
+        walled = guard.has_walls
         for i, action in enumerate(wanted):
             target = limit_numbers(spec, action) if action is not None else hold_numbers(spec, np.array(last))
             executed = limited_numbers(guard, target, last, speeds, measured)
             speeds, last = speeds_of(guard, executed, last), executed
             coming[i] = executed
-            if guard.walls and self._motion is not None and i + 1 < len(wanted):
+            if walled and self._motion is not None and i + 1 < len(wanted):
                 measured = self._motion.roll(state, past, coming[: i + 1]).tolist()
         return coming
 
