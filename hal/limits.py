@@ -16,6 +16,7 @@ from wire.errors import InvalidData
 from wire.types import Meaning, RobotSpec
 
 _REMEMBERED = 64
+_FLOAT32 = np.dtype(np.float32)
 
 
 class _Bounds(NamedTuple):
@@ -54,20 +55,25 @@ def limit_numbers(spec: RobotSpec, action: np.ndarray) -> list[float]:
             f"action {action.dtype}{list(action.shape)}; robot '{spec.embodiment}' takes float32[{spec.action_dim}]: "
             f"{', '.join(d.name for d in spec.action)}."
         )
-    numbers = within_bounds(spec, action.tolist())
-    return numbers if action.dtype == np.float32 else np.array(numbers, np.float32).tolist()
+    numbers = _within(bounds, action.tolist())
+    return numbers if action.dtype == _FLOAT32 else np.array(numbers, np.float32).tolist()
 
 
 def within_bounds(spec: RobotSpec, numbers: Sequence[float]) -> list[float]:
     """`limit_numbers` of what has the right shape and is float32's already."""
+    return _within(_bounds_of(spec), numbers)
+
+
+def _within(bounds: _Bounds, numbers: Sequence[float]) -> list[float]:
     if not all(map(math.isfinite, numbers)):
+        spec = bounds.spec
         names = [d.name for d, number in zip(spec.action, numbers, strict=True) if not math.isfinite(number)]
         raise InvalidData(
             f"action is not finite in {', '.join(names)} of robot '{spec.embodiment}'; it is not executed."
         )
     return [
         low if number < low else high if number > high else number
-        for number, (low, high) in zip(numbers, _bounds_of(spec).sides, strict=True)
+        for number, (low, high) in zip(numbers, bounds.sides, strict=True)
     ]
 
 

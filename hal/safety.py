@@ -227,7 +227,7 @@ def speeds_of(guard: Guard, action: Sequence[float], executed: Sequence[float]) 
 
 def limited_numbers(
     guard: Guard,
-    wanted: Sequence[float],
+    wanted: list[float],
     executed: Sequence[float],
     speeds: Sequence[float],
     measured: Sequence[float] | None,
@@ -254,7 +254,7 @@ def limited_numbers(
         ):
             target = _nearest_allowed(axis, target, origin, speed, down, up, period_s)
         chosen.append(target)
-    return within_bounds(guard.spec, chosen)
+    return chosen if chosen == wanted else within_bounds(guard.spec, chosen)
 
 
 def _limited(

@@ -30,7 +30,8 @@ class Recorder:
     @property
     def healthy(self) -> bool:
         """Whether steps leave this process."""
-        self._flush()
+        if self._waiting:
+            self._flush()
         return len(self._waiting) < self._limit
 
     def start(self, episode: Episode) -> None:
@@ -54,8 +55,11 @@ class Recorder:
         self._episode = None
 
     def _put(self, record: _Record) -> None:
-        self._waiting.append(record)
-        self._flush()
+        if self._waiting:
+            self._waiting.append(record)
+            self._flush()
+        elif not self._sent(record):
+            self._waiting.append(record)
 
     def _flush(self) -> None:
         while self._waiting and self._sent(self._waiting[0]):
