@@ -82,14 +82,11 @@ class FlightRecorder(Border):
         self._packer = Packer()
         self._pack = self._packer.encode_into
         self._buffer = bytearray()
-        self._count = 0
-        self._size = 0
+        self._count = self._size = 0
         self._frames: dict[str, tuple[int, np.ndarray]] = {}
         self._since_snapshot = 0
-        self._gap_from = 0
-        self._gap_reason = ""
-        self._try_at = 0
-        self._broken = ""
+        self._gap_from = self._try_at = 0
+        self._gap_reason = self._broken = ""
         self._told = False
 
     # --- the borders -----------------------------------------------------------------------------------------------
