@@ -64,7 +64,8 @@ class Moving(NamedTuple):
     """float64[da]: units per second, as the table above defines them"""
 
 
-class Wall(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Wall:
     """A limited state dimension and the action dimension that moves it."""
 
     action: int
@@ -74,7 +75,8 @@ class Wall(NamedTuple):
     high: float
 
 
-class Axis(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Axis:
     """The limits of one action dimension, as plain numbers: a handful of them costs less so than as arrays."""
 
     absolute: bool
@@ -145,7 +147,7 @@ def make_guard(spec: RobotSpec, limits: SafetyLimits) -> Guard:
     braking = np.maximum(change - 2 * grain, change / 2)
     columns = (each.tolist() for each in (absolute, scale, slowest, fastest, change, braking, low, high))
     own = (tuple(wall for wall in walls if wall.action == i) for i in range(len(actions)))
-    return Guard(spec, period_s, tuple(map(Axis._make, zip(*columns, own, strict=True))))
+    return Guard(spec, period_s, tuple(Axis(*each) for each in zip(*columns, own, strict=True)))
 
 
 def standing(executed: np.ndarray) -> Moving:
