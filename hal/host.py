@@ -7,19 +7,17 @@ A command must come in every control period. When none came for some periods, or
 itself, in every period, and goes on until a control process commands the robot again, the old one or a new one. When
 the host is asked to end it brings the robot to hold first and closes the driver.
 
-    python -m hal.host --robot fake --socket /run/robot-0/host
+    python -m hal.host_command --robot fake --socket /run/robot-0/host
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
-import importlib
 import logging
+import math
 import os
 import select
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -28,16 +26,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hal.host_frames import FrameWriter, remove_frames
+from hal.host_frames import FrameWriter
 from hal.host_line import (
     PACKET_BYTES,
     Reply,
     Request,
-    address,
     did,
-    new_socket,
+    listen,
     packed,
+    peer,
     real,
+    receive_within,
     said,
     saw,
     sendable,
@@ -46,10 +45,9 @@ from hal.host_line import (
 from hal.host_watch import Bound, CallLimits, Watch, interrupts
 from hal.limits import hold_action, rest_action
 from hal.priority import real_time, yielding
-from hal.registry import make_robot
 from hal.robot import Feedback, Robot, Teleoperator, request_previews
 from hal.safety import Safety, SafetyLimits
-from wire.errors import ConfigError, FleetError, InvalidData, RobotError, storage_error
+from wire.errors import FleetError, InvalidData, RobotError
 from wire.types import Observation
 
 log = logging.getLogger(__name__)
@@ -86,6 +84,7 @@ class Host:
         self.robot = robot
         self.held = 0
         self._what = f"robot '{robot.spec.embodiment}'"
+        self._gave = {call: f"{self._what}: {call}() gave" for call in ("read", "write")}
         self._path = path
         self._operator = operator
         self._safety = Safety(robot.spec, safety or SafetyLimits())
@@ -95,10 +94,16 @@ class Host:
         self._seen: Observation | None = None
         self._holding = 0
         self._trouble = self._traced = ""
+        self._shape = (robot.spec.action_dim,)
+        self._listen_s = min(_TURN_S, robot.spec.period_ns / 1e9)
+        self._look_ns = 0
+        self._ahead: Request | None = None
+        """the command whose `read_at_ns` is to come"""
+        self._packet = memoryview(bytearray(PACKET_BYTES))
         self._control: socket.socket | None = None
         self._pid = 0
         self._previews = False
-        self._door = _listen(path)
+        self._door = listen(path)
         # Only now is it sure that nobody else writes there.
         self._frames = FrameWriter(path, robot.spec)
 
@@ -110,15 +115,30 @@ class Host:
     def turn(self, longest_s: float = _TURN_S) -> None:
         """Answer what control asks, or hold when that is due; at most `longest_s` when there is nothing to do."""
         self._bound.renew()
+        now_ns = time.monotonic_ns()
+        wait_s = min(longest_s, self._watch.left_s(now_ns))
+        if self._ahead is not None:
+            wait_s = min(wait_s, max(0, self._ahead.read_at_ns - now_ns) / 1e9)
+        if self._control is not None and wait_s >= self._listen_s and now_ns < self._look_ns:
+            # Control commands in every period: nobody else needs to be looked for between two of its requests.
+            self._answer(self._control)
+        else:
+            self._look_ns = now_ns + round(_TURN_S * 1e9)
+            self._look(wait_s)
+        if self._watch.left_s(time.monotonic_ns()) == 0:
+            self._hold()
+
+    def _look(self, wait_s: float) -> None:
+        """Whether control asks, or somebody knocks, within `wait_s`."""
         lines = [self._door] if self._control is None else [self._control, self._door]
-        ready, _, _ = select.select(lines, [], [], min(longest_s, self._watch.left_s(time.monotonic_ns())))
+        ready, _, _ = select.select(lines, [], [], wait_s)
         if self._control is not None and self._control in ready:
             self._answer(self._control)
+        elif self._control is not None and self._ahead is not None:
+            self._read_ahead(self._control, self._ahead)
         # After control was heard: one that has just died makes room for the one that knocks.
         if self._door in ready:
             self._let_in()
-        if self._watch.left_s(time.monotonic_ns()) == 0:
-            self._hold()
 
     def close(self) -> None:
         """Bring the robot to hold, close its driver, give the socket back. May be called twice."""
@@ -144,13 +164,12 @@ class Host:
 
     def _let_in(self) -> None:
         line, _ = self._door.accept()
-        # A control process that does not listen must not stop its host.
-        line.setblocking(False)
-        pid = _peer(line)
+        receive_within(line, self._listen_s)
+        pid = peer(line)
         if self._control is not None:
             text = f"{self._what} at {self._path} is in the hands of process {self._pid}; end that one first."
             with contextlib.suppress(OSError):
-                line.send(packed(Reply(0, sendable(text), "Refused"), self.held, None, self._what))
+                line.send(packed(Reply(0, sendable(text), "Refused"), self.held, None, self._what), socket.MSG_DONTWAIT)
             line.close()
             return
         self._control, self._pid = line, pid
@@ -158,33 +177,59 @@ class Host:
 
     def _answer(self, line: socket.socket) -> None:
         try:
-            data = line.recv(PACKET_BYTES)
-            if not data:
+            try:
+                size = line.recv_into(self._packet)
+            except BlockingIOError:
+                # Control asked nothing for a period.
+                return
+            if not size:
                 raise ConnectionResetError("the line was closed")
-            line.send(self._do(_decode(data)))
+            request = _decode(self._packet[:size])
+            self._ahead = None
+            # A control process that does not listen must not stop its host.
+            line.send(self._do(request), socket.MSG_DONTWAIT)
+            if request.read_at_ns:
+                self._ahead = request
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            log.log(
-                logging.INFO if self._executed is None else logging.WARNING,
-                "%s: control process %d is gone (%s)%s.",
-                self._what,
-                self._pid,
-                error,
-                "" if self._executed is None else "; the robot is held until one attaches",
-            )
-            self._part()
-            self._watch.alone(time.monotonic_ns())
+            self._lose(error)
+
+    def _read_ahead(self, line: socket.socket, command: Request) -> None:
+        """Control wants the reading at the beginning of its next period: it need not ask once more."""
+        if time.monotonic_ns() < command.read_at_ns:
+            return
+        self._ahead = None
+        read = Request(command.number + 1, "read", previews=command.previews, propose=command.propose)
+        try:
+            line.send(self._do(read), socket.MSG_DONTWAIT)
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        log.log(
+            logging.INFO if self._executed is None else logging.WARNING,
+            "%s: control process %d is gone (%s)%s.",
+            self._what,
+            self._pid,
+            error,
+            "" if self._executed is None else "; the robot is held until one attaches",
+        )
+        self._part()
+        self._watch.alone(time.monotonic_ns())
 
     def _part(self) -> None:
         if self._control is not None:
             self._control.close()
-        self._control, self._pid = None, 0
+        self._control, self._pid, self._ahead = None, 0, None
 
     def _do(self, request: Request) -> bytes:
         """The reply to `request` as it is sent."""
         try:
-            with self._bound.slow() if request.call in _SLOW else contextlib.nullcontext():
+            if request.call in _SLOW:
+                with self._bound.slow():
+                    reply = self._call(request)
+            else:
                 reply = self._call(request)
-            return packed(reply, self.held, self._executed, f"{self._what}: what {request.call}() gave")
+            return packed(reply, self.held, self._executed, self._what, request.call)
         except FleetError as error:
             failed = Reply(request.number, said(error), type(error).__name__)
         # Whatever a driver raises, and be it SystemExit, must not end the process that guards its robot.
@@ -200,19 +245,18 @@ class Host:
     def _call(self, request: Request) -> Reply:
         number = request.number
         match request.call:
-            case "attach":
-                return Reply(number, spec=self.robot.spec, pid=os.getpid())
             case "read":
                 if request.previews != self._previews:
                     self._previews = request.previews
                     request_previews(self.robot, request.previews)
                 seen = self.robot.read()
-                what = f"{self._what}: read() gave"
-                reply = saw(number, seen, self._frames.show(seen.images, what), what)
+                reply = saw(number, seen, self._frames.show(seen.images, self._gave["read"]), self._gave["read"])
                 self._seen = seen
                 return self._with_proposal(reply) if request.propose else reply
             case "write":
-                return did(number, self._obey(request), f"{self._what}: write() gave")
+                return did(number, self._obey(request), self._gave["write"])
+            case "attach":
+                return Reply(number, spec=self.robot.spec, pid=os.getpid())
             case "propose":
                 return self._propose(number)
             case "connect":
@@ -251,7 +295,8 @@ class Host:
             proposed = self._propose(reply.number)
         except Exception:  # noqa: BLE001 - it must not cost the reading; asked by itself the operator says what is wrong
             return reply
-        return msgspec.structs.replace(reply, action=proposed.action, progress=proposed.progress)
+        reply.action, reply.progress = proposed.action, proposed.progress
+        return reply
 
     # --- the robot ------------------------------------------------------------------------------------------------
 
@@ -272,7 +317,7 @@ class Host:
     def _write(self, action: np.ndarray) -> Feedback:
         done = self.robot.write(action)
         executed = np.array(done.executed, np.float32)
-        if executed.shape != (self.robot.spec.action_dim,) or not np.isfinite(executed).all():
+        if executed.shape != self._shape or not all(map(math.isfinite, executed.tolist())):
             # The robot could not be brought to hold from that.
             raise InvalidData(
                 f"{self._what}: write() gave {shown(executed)} as what it executed; "
@@ -336,73 +381,3 @@ def run_host(
                 host.turn()
         finally:
             host.close()
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """`python -m hal.host`: host a robot of the registry, or what `module:function` makes."""
-    parser = argparse.ArgumentParser(prog="python -m hal.host", description="Host one robot's driver.")
-    parser.add_argument("--robot", required=True, help="a name of the registry, or module:function that makes a robot")
-    parser.add_argument("--socket", required=True, type=Path, help="where control processes attach")
-    parser.add_argument("--patience", type=int, default=PATIENCE_TICKS, help="periods without a command before hold")
-    parser.add_argument("--parent", type=int, default=0, help="end when this process is no longer the parent")
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    asked = False
-
-    def ask(number: int, frame: object) -> None:
-        nonlocal asked
-        asked = True
-
-    signal.signal(signal.SIGTERM, ask)
-    signal.signal(signal.SIGINT, ask)
-    robot = _made(options.robot)
-    run_host(
-        robot,
-        options.socket,
-        lambda: asked or (options.parent != 0 and os.getppid() != options.parent),
-        patience_ticks=options.patience,
-    )
-    remove_frames(options.socket)
-
-
-def _made(name: str) -> Robot:
-    module, colon, function = name.partition(":")
-    if not colon:
-        return make_robot(name)
-    try:
-        return getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"--robot {name}: {error}. Give module:function of something that can be imported."
-        ) from error
-
-
-def _listen(path: Path) -> socket.socket:
-    door = new_socket()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.closing(new_socket()) as probe:
-            if path.exists() and probe.connect_ex(address(path)) == 0:
-                raise ConfigError(f"another host runs at {path}; end it first or give this one another path.")
-        # What a host that was killed left behind.
-        path.unlink(missing_ok=True)
-        door.bind(address(path))
-        path.chmod(0o600)
-        door.listen(4)
-    except OSError as error:
-        door.close()
-        raise storage_error(error, "hosting a robot", path) from error
-    except ConfigError:
-        door.close()
-        raise
-    return door
-
-
-def _peer(line: socket.socket) -> int:
-    """Process id of the other end."""
-    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int.from_bytes(credentials[:4], "little")
-
-
-if __name__ == "__main__":
-    main()

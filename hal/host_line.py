@@ -1,26 +1,31 @@
 """What control and a robot's host say to each other: small packets over a local socket, pictures by their numbers.
 
-One request is answered by one reply, so no frame is put in between two reads. A packet that comes late is known by its
-number. No pickle: packets are typed MessagePack.
+One request is answered by one reply, so no frame is put in between two reads; a command may ask for the next reading
+too, which then comes when its time has come. A packet that comes late is known by its number. No pickle: packets are
+typed MessagePack.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import socket
+import struct
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from hal.robot import Feedback
-from wire.errors import ConfigError, FleetError, InvalidData, RobotError
+from wire.errors import ConfigError, FleetError, InvalidData, RobotError, storage_error
 from wire.types import Observation, RobotSpec
 
 PACKET_BYTES = 1 << 16
 _PATH_BYTES = 107
 """what the operating system takes as a socket's path"""
+_TIME_BITS = 63
+"""of a time that a packet surely takes"""
 _TEXT_CHARS = 2000
 """of an error: a packet must have room for it"""
 
@@ -43,6 +48,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     """with `read`: whether anybody looks at larger pictures"""
     propose: bool = False
     """with `read`: answer with the scripted operator's proposal for what was read too"""
+    read_at_ns: int = 0
+    """with `write`: `read` then (CLOCK_MONOTONIC) and send what came of it under the next number, unless control asks
+    for anything before; 0: do not"""
 
 
 class View(msgspec.Struct, frozen=True, array_like=True):
@@ -55,7 +63,7 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     """height and width"""
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True):
+class Reply(msgspec.Struct, array_like=True):
     """The host answers. What a call does not give stays empty."""
 
     number: int
@@ -97,30 +105,41 @@ def error_of(reply: Reply) -> FleetError:
 def saw(number: int, seen: Observation, views: dict[str, View], what: str) -> Reply:
     """The reply to a read. Raises `InvalidData`, which begins with `what`, naming the field that cannot be sent."""
     state = np.ascontiguousarray(seen.state, np.float32)
+    time_ns, task = seen.time_ns, seen.task
+    if type(time_ns) is not int or time_ns.bit_length() > _TIME_BITS:
+        time_ns = whole(f"{what} time_ns", time_ns)
+    if type(task) is not str or not task.isascii():
+        task = plain(f"{what} the task", task)
     return Reply(
         number,
         progress=None,
-        time_ns=whole(f"{what} time_ns", seen.time_ns),
+        time_ns=time_ns,
         state=state.tobytes(),
         shape=state.shape,
         views=views,
-        task=plain(f"{what} the task", seen.task),
+        task=task,
     )
 
 
 def did(number: int, done: Feedback, what: str) -> Reply:
     """The reply to a write; what was executed is in every reply. Raises as `saw`."""
-    reward, success = real(f"{what} the reward", done.reward), truth(f"{what} success", done.success)
+    reward, success = done.reward, done.success
+    if type(reward) is not float:
+        reward = real(f"{what} the reward", reward)
+    if type(success) is not bool:
+        success = truth(f"{what} success", success)
     return Reply(number, reward=reward, success=success)
 
 
-def packed(reply: Reply, held: int, executed: np.ndarray | None, what: str) -> bytes:
-    """`reply` with what every reply says, as it is sent. Raises `RobotError` when `what` is too long for a packet."""
-    last = b"" if executed is None else executed.tobytes()
-    data = _encode(msgspec.structs.replace(reply, held=held, executed=last))
+def packed(reply: Reply, held: int, executed: np.ndarray | None, what: str, call: str = "") -> bytes:
+    """`reply` with what every reply says, as it is sent. Raises `RobotError` when it is too long for a packet: then
+    `what` gave too much in `call`."""
+    reply.held, reply.executed = held, b"" if executed is None else executed.tobytes()
+    data = _encode(reply)
     if len(data) > PACKET_BYTES:
+        gave = f"{what}: what {call}() gave" if call else what
         raise RobotError(
-            f"{what} takes {len(data)} bytes besides the pictures, and {PACKET_BYTES} at most can be sent. "
+            f"{gave} takes {len(data)} bytes besides the pictures, and {PACKET_BYTES} at most can be sent. "
             "Shorten the task, or measure fewer dimensions."
         )
     return data
@@ -197,3 +216,46 @@ def address(path: Path) -> str:
 def new_socket() -> socket.socket:
     """A local socket that keeps packets whole."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+
+
+def listen(path: Path) -> socket.socket:
+    """The socket at `path` where control processes attach. Raises `ConfigError` when another host listens there."""
+    door = new_socket()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.closing(new_socket()) as probe:
+            if path.exists() and probe.connect_ex(address(path)) == 0:
+                raise ConfigError(f"another host runs at {path}; end it first or give this one another path.")
+        # What a host that was killed left behind.
+        path.unlink(missing_ok=True)
+        door.bind(address(path))
+        path.chmod(0o600)
+        door.listen(4)
+    except OSError as error:
+        door.close()
+        raise storage_error(error, "hosting a robot", path) from error
+    except ConfigError:
+        door.close()
+        raise
+    return door
+
+
+def receive_within(line: socket.socket, duration_s: float) -> None:
+    """Have `line`, which blocks, raise `BlockingIOError` when nothing comes for so long.
+
+    The kernel waits, not Python's `settimeout`, which costs a poll before each call.
+    """
+    line.setblocking(True)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(duration_s))
+
+
+def timeval(duration_s: float) -> bytes:
+    """A time as the operating system takes it; no less than a microsecond, for 0 means no end."""
+    microseconds = max(1, round(duration_s * 1e6))
+    return struct.pack("@ll", *divmod(microseconds, 1_000_000))
+
+
+def peer(line: socket.socket) -> int:
+    """Process id of the other end."""
+    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(credentials[:4], "little")

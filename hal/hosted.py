@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import socket
-import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from hal.host_frames import FrameReader
-from hal.host_line import PACKET_BYTES, Reply, Request, address, error_of, new_socket
+from hal.host_line import PACKET_BYTES, Reply, Request, address, error_of, new_socket, receive_within, timeval
 from hal.limits import limit_action
 from hal.robot import Feedback
 from wire.errors import RobotError, RobotGone
@@ -52,8 +50,6 @@ class HostedRobot:
         self.tasks = tasks
         self.held = 0
         """periods in which the host commanded hold by itself, since it started; as of the last call"""
-        self.executed: np.ndarray | None = None
-        """float32[da]: what the robot did last, whoever commanded it; None before the first command of a scene"""
         self.host_pid = 0
         self._path = path
         self._attach_s = attach_s
@@ -61,14 +57,26 @@ class HostedRobot:
         self._slow_call_s = slow_call_s
         self.meanwhile = meanwhile
         self._blocked = False
+        self._executed = b""
         self._slice_s = 0.0
-        self._numbers = itertools.count(1)
+        self._number = 0
+        """of the last request"""
+        self._expected_ns = 0
+        self._ahead, self._ahead_ns = 0, 0
+        """number and time of the reading that comes by itself, number 0 for none"""
+        self._ahead_late_ns = spec.period_ns // 8
+        self._packet = memoryview(bytearray(PACKET_BYTES))
         self._socket: socket.socket | None = None
         self._frames: FrameReader | None = None
         self._progress: float | None = None
         self._previews = False
         self._proposes = False
         self._proposed: Reply | None = None
+
+    @property
+    def executed(self) -> np.ndarray | None:
+        """float32[da]: what the robot did last, whoever commanded it; None before the first command of a scene."""
+        return np.frombuffer(self._executed, np.float32) if self._executed else None
 
     def connect(self) -> None:
         """Attach to the host and have it connect its driver.
@@ -89,7 +97,11 @@ class HostedRobot:
         """As `Robot.read`. Images lie in shared memory (`SharedFrame`) for a second, previews until the next read.
         Raises `RobotError` when the host is gone or its driver blocks."""
         self._proposed = None
-        reply = self._call("read", self._call_s, previews=self._previews, propose=self._proposes)
+        now_ns = time.monotonic_ns()
+        if self._ahead and 0 <= now_ns - self._ahead_ns < self._ahead_late_ns:
+            reply = self._receive_reply("read", self._ahead, now_ns, self._call_s)
+        else:
+            reply = self._call("read", self._call_s, previews=self._previews, propose=self._proposes)
         # Whoever asked for a proposal last time gets the next one with what it is for.
         self._proposed, self._proposes = reply if reply.progress is not None else None, False
         assert self._frames is not None
@@ -101,8 +113,20 @@ class HostedRobot:
         `Feedback.executed` says so. Raises as `read`, and `InvalidData` for what is no action."""
         data = limit_action(self.spec, action).tobytes()
         self._proposed = None
-        reply = self._call("write", self._call_s, action=data)
+        at_ns, self._expected_ns = self._expected_ns, 0
+        reply = self._call(
+            "write", self._call_s, action=data, previews=self._previews, propose=self._proposes, read_at_ns=at_ns
+        )
+        if at_ns:
+            self._ahead, self._ahead_ns, self._number = self._number + 1, at_ns, self._number + 1
         return Feedback(np.frombuffer(reply.executed, np.float32), reply.reward, reply.success)
+
+    def expect_read(self, at_ns: int) -> None:
+        """It will be read at `at_ns` (CLOCK_MONOTONIC): the next command tells the host, which reads then, unasked.
+
+        A `read` before that time, or more than an eighth of a period after it, asks for a newer one.
+        """
+        self._expected_ns = at_ns
 
     def request_previews(self, wanted: bool) -> None:
         """As `hal.robot.request_previews`: the next read takes it to the host, and so does each one after it."""
@@ -150,7 +174,7 @@ class HostedRobot:
                     ) from error
             self.meanwhile()
             time.sleep(0.02)
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(self._call_s))
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(self._call_s))
         self._socket, self._blocked, self._slice_s = line, False, 0.0
         try:
             reply = self._call("attach", max(0.1, deadline_s - time.monotonic()))
@@ -168,69 +192,77 @@ class HostedRobot:
             self._socket.close()
         # Frames that somebody still looks at keep their memory.
         self._socket = self._frames = None
+        self._ahead = 0
 
-    def _call(
-        self,
-        call: str,
-        timeout_s: float,
-        action: bytes = b"",
-        task: str = "",
-        seed: int = 0,
-        previews: bool = False,
-        propose: bool = False,
-    ) -> Reply:
-        line = self._socket
-        if line is None:
-            raise RobotError(f"robot '{self.spec.embodiment}': {call} before connect(); call connect() first.")
-        number = next(self._numbers)
+    def _call(self, call: str, timeout_s: float, **parts: Any) -> Reply:
+        """The reply to `call`; `parts` of the `Request`."""
+        line = self._line(call)
+        self._number += 1
+        self._ahead = 0
         sent_ns = time.monotonic_ns()
-        deadline_ns = sent_ns + round(timeout_s * 1e9)
-        request = Request(number, call, sent_ns, action, task, seed, previews, propose)
         try:
+            line.send(_encode(Request(self._number, call, sent_ns, **parts)))
+        except BrokenPipeError:
             # A host that closed the line may have said why before.
-            with contextlib.suppress(BrokenPipeError):
-                line.send(_encode(request))
+            pass
+        except OSError as error:
+            raise self._lost(call, timeout_s, error) from error
+        return self._receive_reply(call, self._number, sent_ns, timeout_s)
+
+    def _receive_reply(self, call: str, number: int, sent_ns: int, timeout_s: float) -> Reply:
+        line = self._line(call)
+        self._ahead = 0
+        try:
             try:
-                reply = self._receive(line, call, deadline_ns)
+                reply = self._receive(line, call, sent_ns, timeout_s)
             except ConnectionResetError:
                 # The host closed before it read our call; what it said before that is still there.
-                reply = self._receive(line, call, deadline_ns)
+                reply = self._receive(line, call, sent_ns, timeout_s)
             # What an earlier call did not wait for.
             while reply.number not in (number, 0):
-                reply = self._receive(line, call, deadline_ns)
-        except BlockingIOError as error:
-            self._blocked = True
-            raise RobotError(
-                f"robot '{self.spec.embodiment}': its driver blocks: no answer to {call}() within {timeout_s:g} s"
-                f"{self._host()}. Check the robot's cable and power; restart the host if it stays so."
-            ) from error
+                reply = self._receive(line, call, sent_ns, timeout_s)
         except OSError as error:
-            self._detach()
-            raise RobotGone(f"robot '{self.spec.embodiment}': {self._gone(call)} ({error.strerror}).") from error
+            raise self._lost(call, timeout_s, error) from error
         self._blocked = False
         self.held = reply.held
-        self.executed = np.frombuffer(reply.executed, np.float32) if reply.executed else None
+        self._executed = reply.executed
         if reply.kind:
             raise error_of(reply)
         return reply
 
-    def _receive(self, line: socket.socket, call: str, deadline_ns: int) -> Reply:
+    def _line(self, call: str) -> socket.socket:
+        if self._socket is None:
+            raise RobotError(f"robot '{self.spec.embodiment}': {call} before connect(); call connect() first.")
+        return self._socket
+
+    def _lost(self, call: str, timeout_s: float, error: OSError) -> RobotError:
+        if isinstance(error, BlockingIOError):
+            self._blocked = True
+            return RobotError(
+                f"robot '{self.spec.embodiment}': its driver blocks: no answer to {call}() within {timeout_s:g} s"
+                f"{self._host()}. Check the robot's cable and power; restart the host if it stays so."
+            )
+        self._detach()
+        return RobotGone(f"robot '{self.spec.embodiment}': {self._gone(call)} ({error.strerror}).")
+
+    def _receive(self, line: socket.socket, call: str, sent_ns: int, timeout_s: float) -> Reply:
+        """Raises `BlockingIOError` when no reply came within `timeout_s` of `sent_ns`."""
+        left_s = timeout_s
         while True:
-            left_s = max(1e-3, (deadline_ns - time.monotonic_ns()) / 1e9)
             slice_s = min(_SLICE_S, left_s)
             if slice_s != self._slice_s:
-                # The kernel waits, not Python's `settimeout`, which costs a poll before each call.
-                line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(slice_s))
+                receive_within(line, slice_s)
                 self._slice_s = slice_s
             try:
                 return self._take(line, call)
             except BlockingIOError:
-                if left_s <= _SLICE_S:
+                left_s = timeout_s - (time.monotonic_ns() - sent_ns) / 1e9
+                if left_s <= 0:
                     raise
                 self.meanwhile()
 
     def _take(self, line: socket.socket, call: str) -> Reply:
-        data = line.recv(PACKET_BYTES)
+        data = self._packet[: line.recv_into(self._packet)]
         if not data:
             self._detach()
             raise RobotGone(f"robot '{self.spec.embodiment}': {self._gone(call)}.")
@@ -244,9 +276,3 @@ class HostedRobot:
 
     def _host(self) -> str:
         return f" (host process {self.host_pid})" if self.host_pid else ""
-
-
-def _timeval(duration_s: float) -> bytes:
-    """As the operating system takes it."""
-    whole = int(duration_s)
-    return struct.pack("@ll", whole, int((duration_s - whole) * 1e6))

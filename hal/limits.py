@@ -7,6 +7,7 @@ reason to hold; then `hold_action` gives what to write instead. A number that is
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from wire.errors import InvalidData
 from wire.types import Meaning, RobotSpec
 
 _REMEMBERED = 64
+_FLOAT32 = np.dtype(np.float32)
 
 
 class _Bounds(NamedTuple):
@@ -22,11 +24,10 @@ class _Bounds(NamedTuple):
 
     spec: RobotSpec
     shape: tuple[int]
-    low: np.ndarray
-    """float32[da]"""
-    high: np.ndarray
-    moves: np.ndarray
-    """bool[da]: deltas and velocities, for which 0 is rest"""
+    sides: tuple[tuple[float, float], ...]
+    """low and high of each dimension, as float32 has them"""
+    moves: tuple[bool, ...]
+    """deltas and velocities, for which 0 is rest"""
 
 
 _bounds: dict[int, _Bounds] = {}
@@ -36,19 +37,17 @@ _bounds: dict[int, _Bounds] = {}
 def _bounds_of(spec: RobotSpec) -> _Bounds:
     known = _bounds.get(id(spec))
     if known is None:
-        moves = np.array([d.meaning is not Meaning.absolute for d in spec.action], bool)
-        known = _Bounds(spec, (spec.action_dim,), spec.action_low(), spec.action_high(), moves)
+        sides = tuple(zip(spec.action_low().tolist(), spec.action_high().tolist(), strict=True))
+        moves = tuple(d.meaning is not Meaning.absolute for d in spec.action)
+        known = _Bounds(spec, (spec.action_dim,), sides, moves)
         if len(_bounds) >= _REMEMBERED:
             _bounds.clear()
         _bounds[id(spec)] = known
     return known
 
 
-def limit_action(spec: RobotSpec, action: np.ndarray) -> np.ndarray:
-    """float32[da]: `action` clipped to the limits of each dimension, as a new array.
-
-    Raises `InvalidData` naming the dimensions if it has another shape or holds NaN or infinity.
-    """
+def limit_numbers(spec: RobotSpec, action: np.ndarray) -> list[float]:
+    """`limit_action` as plain numbers that float32 has: a handful of them is reckoned with faster than an array."""
     bounds = _bounds_of(spec)
     action = np.asarray(action)
     if action.shape != bounds.shape or action.dtype.kind not in "fiu":
@@ -56,13 +55,34 @@ def limit_action(spec: RobotSpec, action: np.ndarray) -> np.ndarray:
             f"action {action.dtype}{list(action.shape)}; robot '{spec.embodiment}' takes float32[{spec.action_dim}]: "
             f"{', '.join(d.name for d in spec.action)}."
         )
-    # One number tells of all, except where it overflows.
-    if not math.isfinite(action.dot(action)) and not (finite := np.isfinite(action)).all():
-        names = [d.name for d, ok in zip(spec.action, finite, strict=True) if not ok]
+    numbers = _within(bounds, action.tolist())
+    return numbers if action.dtype == _FLOAT32 else np.array(numbers, np.float32).tolist()
+
+
+def within_bounds(spec: RobotSpec, numbers: Sequence[float]) -> list[float]:
+    """`limit_numbers` of what has the right shape and is float32's already."""
+    return _within(_bounds_of(spec), numbers)
+
+
+def _within(bounds: _Bounds, numbers: Sequence[float]) -> list[float]:
+    if not all(map(math.isfinite, numbers)):
+        spec = bounds.spec
+        names = [d.name for d, number in zip(spec.action, numbers, strict=True) if not math.isfinite(number)]
         raise InvalidData(
             f"action is not finite in {', '.join(names)} of robot '{spec.embodiment}'; it is not executed."
         )
-    return np.minimum(np.maximum(action, bounds.low), bounds.high).astype(np.float32, copy=False)
+    return [
+        low if number < low else high if number > high else number
+        for number, (low, high) in zip(numbers, bounds.sides, strict=True)
+    ]
+
+
+def limit_action(spec: RobotSpec, action: np.ndarray) -> np.ndarray:
+    """float32[da]: `action` clipped to the limits of each dimension, as a new array.
+
+    Raises `InvalidData` naming the dimensions if it has another shape or holds NaN or infinity.
+    """
+    return np.array(limit_numbers(spec, action), np.float32)
 
 
 def hold_action(spec: RobotSpec, last_executed: np.ndarray) -> np.ndarray:
@@ -72,9 +92,13 @@ def hold_action(spec: RobotSpec, last_executed: np.ndarray) -> np.ndarray:
     float32[da], what the robot really did last. Within limits. Raises `InvalidData` if `last_executed` is not a valid
     action.
     """
-    held = limit_action(spec, last_executed)
-    held[_bounds_of(spec).moves] = 0
-    return limit_action(spec, held)
+    return np.array(hold_numbers(spec, last_executed), np.float32)
+
+
+def hold_numbers(spec: RobotSpec, last_executed: np.ndarray) -> list[float]:
+    """`hold_action` as plain numbers that float32 has."""
+    pairs = zip(_bounds_of(spec).moves, limit_numbers(spec, last_executed), strict=True)
+    return within_bounds(spec, [0.0 if moves else number for moves, number in pairs])
 
 
 def rest_action(spec: RobotSpec, state: np.ndarray) -> np.ndarray:

@@ -69,22 +69,24 @@ class SpecMotion:
         self._from = np.array([actions.index(c.action) for c in couplings], int)
         self._to = np.array([states.index(c.state) for c in couplings], int)
         meanings = [spec.action[i].meaning for i in self._from]
-        self._absolute = np.array([meaning is Meaning.absolute for meaning in meanings], bool)
         period_s = spec.period_ns / 1e9
-        self._gain = np.array(
-            [c.gain * (period_s if m is Meaning.velocity else 1.0) for c, m in zip(couplings, meanings, strict=True)]
-        )
-        self._low = np.array([spec.state[i].low for i in self._to])
-        self._high = np.array([spec.state[i].high for i in self._to])
+        gains = [
+            c.gain * (period_s if m is Meaning.velocity else 1.0) for c, m in zip(couplings, meanings, strict=True)
+        ]
+        self._axes = [
+            (meaning is Meaning.absolute, gain, spec.state[i].low, spec.state[i].high)
+            for meaning, gain, i in zip(meanings, gains, self._to, strict=True)
+        ]
         self.rolled = np.zeros(len(states), bool)
         self.rolled[self._to] = True
 
     def roll(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
         """See `Motion.roll`; it needs no past."""
         rolled = np.array(state, np.float32)
-        at = rolled[self._to].astype(np.float64)
-        for action in coming:
-            change = action[self._from] * self._gain
-            at = np.clip(np.where(self._absolute, change, at + change), self._low, self._high)
+        at = rolled[self._to].tolist()
+        for action in coming[:, self._from].tolist():
+            for i, (absolute, gain, low, high) in enumerate(self._axes):
+                change = action[i] * gain
+                at[i] = min(max(change if absolute else at[i] + change, low), high)
         rolled[self._to] = at
         return rolled

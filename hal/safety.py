@@ -26,13 +26,13 @@ acceleration over velocity. Standing still is always among what is allowed, as s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from hal.limits import hold_action, limit_action
+from hal.limits import hold_numbers, limit_numbers, within_bounds
 from hal.motion import Coupling
 from wire.errors import ConfigError, InvalidData, nearest
 from wire.types import Meaning, RobotSpec
@@ -64,7 +64,8 @@ class Moving(NamedTuple):
     """float64[da]: units per second, as the table above defines them"""
 
 
-class Wall(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Wall:
     """A limited state dimension and the action dimension that moves it."""
 
     action: int
@@ -74,7 +75,8 @@ class Wall(NamedTuple):
     high: float
 
 
-class Axis(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Axis:
     """The limits of one action dimension, as plain numbers: a handful of them costs less so than as arrays."""
 
     absolute: bool
@@ -91,6 +93,8 @@ class Axis(NamedTuple):
     low: float
     """bounds of an absolute dimension, with those of the workspace; -inf for the others"""
     high: float
+    walls: tuple[Wall, ...]
+    """the workspace of what a delta or velocity dimension moves"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,11 @@ class Guard:
     period_s: float
     axes: tuple[Axis, ...]
     """of each action dimension"""
-    walls: tuple[Wall, ...]
-    """the workspace of what delta and velocity dimensions move"""
+
+    @property
+    def has_walls(self) -> bool:
+        """Whether it matters where the robot is."""
+        return any(axis.walls for axis in self.axes)
 
 
 def make_guard(spec: RobotSpec, limits: SafetyLimits) -> Guard:
@@ -139,7 +146,8 @@ def make_guard(spec: RobotSpec, limits: SafetyLimits) -> Guard:
     fastest = np.where(absolute, velocity, np.minimum(velocity, np.maximum(0, bound_high / scale)))
     braking = np.maximum(change - 2 * grain, change / 2)
     columns = (each.tolist() for each in (absolute, scale, slowest, fastest, change, braking, low, high))
-    return Guard(spec, period_s, tuple(map(Axis._make, zip(*columns, strict=True))), tuple(walls))
+    own = (tuple(wall for wall in walls if wall.action == i) for i in range(len(actions)))
+    return Guard(spec, period_s, tuple(Axis(*each) for each in zip(*columns, own, strict=True)))
 
 
 def standing(executed: np.ndarray) -> Moving:
@@ -150,8 +158,7 @@ def standing(executed: np.ndarray) -> Moving:
 
 def speed_of(guard: Guard, action: np.ndarray, executed: np.ndarray) -> np.ndarray:
     """float64[da]: how fast each dimension moves with `action` after `executed`, both float32[da]."""
-    pairs = zip(guard.axes, action.tolist(), executed.tolist(), strict=True)
-    return np.array([(now - before if axis.absolute else now) / axis.scale for axis, now, before in pairs])
+    return np.array(speeds_of(guard, action.tolist(), executed.tolist()))
 
 
 def moved(guard: Guard, moving: Moving, executed: np.ndarray) -> Moving:
@@ -165,21 +172,7 @@ def limited(guard: Guard, moving: Moving, action: np.ndarray, state: np.ndarray 
     `state`: float32[ds], where the robot is, for the walls of delta and velocity dimensions. Where it is not known (no
     state, NaN) such a dimension brakes. Raises `InvalidData` for an action that is no number or has another shape.
     """
-    wanted = limit_action(guard.spec, action).tolist()
-    executed, speeds = moving.executed.tolist(), moving.speed.tolist()
-    ahead = _walls_ahead(guard, state)
-    chosen = []
-    for i, axis in enumerate(guard.axes):
-        target, origin, down, up = wanted[i], 0.0, math.inf, math.inf
-        if axis.absolute:
-            origin, down, up = executed[i], max(executed[i] - axis.low, 0.0), max(axis.high - executed[i], 0.0)
-        elif i in ahead:
-            down, up, known = ahead[i]
-            target = target if known else 0.0
-        if not _is_free(axis, (target - origin) / axis.scale, speeds[i], down, up, guard.period_s):
-            target = _nearest_allowed(axis, target, origin, speeds[i], down, up, guard.period_s)
-        chosen.append(target)
-    return limit_action(guard.spec, np.array(chosen, np.float32))
+    return _limited(guard, limit_numbers(guard.spec, action), moving.executed, moving.speed.tolist(), state)
 
 
 def braked(guard: Guard, moving: Moving, state: np.ndarray | None = None) -> np.ndarray:
@@ -187,7 +180,7 @@ def braked(guard: Guard, moving: Moving, state: np.ndarray | None = None) -> np.
 
     Raises `InvalidData` when what was executed last is no action of this robot.
     """
-    return limited(guard, moving, hold_action(guard.spec, moving.executed), state)
+    return _limited(guard, hold_numbers(guard.spec, moving.executed), moving.executed, moving.speed.tolist(), state)
 
 
 def brake(spec: RobotSpec, limits: SafetyLimits, last: np.ndarray, speed: np.ndarray) -> np.ndarray:
@@ -208,24 +201,69 @@ class Safety:
 
     def reset(self) -> None:
         """The robot stands still."""
-        self._speed = np.zeros(self.guard.spec.action_dim)
+        self._speeds = [0.0] * self.guard.spec.action_dim
 
     def limit(self, action: np.ndarray, executed: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
         """See `limited`. `executed`: float32[da], what the robot did last."""
-        return limited(self.guard, Moving(np.asarray(executed, np.float32), self._speed), action, state)
+        return _limited(self.guard, limit_numbers(self.guard.spec, action), executed, self._speeds, state)
 
     def brake(self, executed: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
         """See `braked`. `executed`: float32[da], what the robot did last."""
-        return braked(self.guard, Moving(np.asarray(executed, np.float32), self._speed), state)
+        return _limited(self.guard, hold_numbers(self.guard.spec, executed), executed, self._speeds, state)
 
     def note(self, action: np.ndarray, executed: np.ndarray) -> None:
         """`action` is what the robot just did, whoever asked for it, `executed` what it did before; float32[da]."""
-        self._speed = speed_of(self.guard, action, executed)
+        self._speeds = speeds_of(self.guard, action.tolist(), executed.tolist())
 
     @property
     def still(self) -> bool:
         """Whether the robot was not moving when it was last commanded."""
-        return not self._speed.any()
+        return not any(self._speeds)
+
+
+def speeds_of(guard: Guard, action: Sequence[float], executed: Sequence[float]) -> list[float]:
+    """`speed_of` as plain numbers."""
+    pairs = zip(guard.axes, action, executed, strict=True)
+    return [(now - before if axis.absolute else now) / axis.scale for axis, now, before in pairs]
+
+
+def limited_numbers(
+    guard: Guard,
+    wanted: list[float],
+    executed: Sequence[float],
+    speeds: Sequence[float],
+    measured: Sequence[float] | None,
+) -> list[float]:
+    """`limited` as plain numbers that float32 has; `wanted` comes from `limit_numbers` or `hold_numbers`."""
+    chosen, period_s = [], guard.period_s
+    for i, axis in enumerate(guard.axes):
+        target, speed, origin, down, up = wanted[i], speeds[i], 0.0, math.inf, math.inf
+        if axis.absolute:
+            origin, down, up = executed[i], max(executed[i] - axis.low, 0.0), max(axis.high - executed[i], 0.0)
+        elif axis.walls:
+            down, up, known = _ways_left(axis.walls, measured)
+            target = target if known else 0.0
+        # Most of what is wanted is so far within all limits that no rounding matters, and that is soon seen. From a
+        # speed that one period can brake the way it takes is that period's, so no braking needs to be reckoned.
+        asked = (target - origin) / axis.scale
+        fast = abs(asked) * _MORE
+        most, way = (axis.fastest, up) if asked > 0 else (-axis.slowest, down)
+        if not (
+            fast <= axis.braking
+            and fast <= most
+            and fast * period_s <= way
+            and abs(asked - speed) * _MORE <= axis.change
+        ):
+            target = _nearest_allowed(axis, target, origin, speed, down, up, period_s)
+        chosen.append(target)
+    return chosen if chosen == wanted else within_bounds(guard.spec, chosen)
+
+
+def _limited(
+    guard: Guard, wanted: list[float], executed: np.ndarray, speeds: list[float], state: np.ndarray | None
+) -> np.ndarray:
+    measured = state.tolist() if state is not None else None
+    return np.array(limited_numbers(guard, wanted, executed.tolist(), speeds, measured), np.float32)
 
 
 def check_age(what: str, time_ns: int, now_ns: int, limit_s: float, ahead_s: float = 0.0) -> None:
@@ -237,18 +275,6 @@ def check_age(what: str, time_ns: int, now_ns: int, limit_s: float, ahead_s: flo
         raise InvalidData(
             f"{what} is from the future: {-age_s * 1e3:.0f} ms ahead; at most {ahead_s * 1e3:.0f} ms are."
         )
-
-
-def _is_free(axis: Axis, wanted: float, speed: float, down: float, up: float, period_s: float) -> bool:
-    """Whether a `wanted` speed is so far within all limits that no rounding matters: most are, and it is soon seen.
-
-    From a speed that one period can brake the way it takes is that period's, so no braking needs to be reckoned.
-    """
-    fast = abs(wanted) * _MORE
-    most, way = (axis.fastest, up) if wanted > 0 else (-axis.slowest, down)
-    return (
-        fast <= axis.braking and fast <= most and fast * period_s <= way and abs(wanted - speed) * _MORE <= axis.change
-    )
 
 
 def _nearest_allowed(
@@ -272,22 +298,20 @@ def _nearest_allowed(
     return rounded
 
 
-def _walls_ahead(guard: Guard, state: np.ndarray | None) -> dict[int, tuple[float, float, bool]]:
-    """By action dimension: the way left down and up to its walls, in action units, and whether all of it is known."""
-    ahead: dict[int, tuple[float, float, bool]] = {}
-    if not guard.walls:
-        return ahead
-    measured = state.tolist() if state is not None else None
-    for wall in guard.walls:
-        down, up, known = ahead.get(wall.action, (math.inf, math.inf, True))
+def _ways_left(walls: tuple[Wall, ...], measured: Sequence[float] | None) -> tuple[float, float, bool]:
+    """The way left down and up to the walls of one dimension, in action units, and whether all of it is known."""
+    down, up, known = math.inf, math.inf, True
+    for wall in walls:
         at = measured[wall.state] if measured is not None else math.nan
         if math.isfinite(at):
-            ways = max(0.0, at - wall.low), max(0.0, wall.high - at)
-            below, above = ways if wall.gain > 0 else ways[::-1]
-            ahead[wall.action] = min(down, below / abs(wall.gain)), min(up, above / abs(wall.gain)), known
+            below, above = max(0.0, at - wall.low), max(0.0, wall.high - at)
+            size = abs(wall.gain)
+            if wall.gain < 0:
+                below, above = above, below
+            down, up = min(down, below / size), min(up, above / size)
         else:
-            ahead[wall.action] = down, up, False
-    return ahead
+            known = False
+    return down, up, known
 
 
 def _stoppable(distance: float, braking: float, period_s: float) -> float:

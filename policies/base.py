@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from wire.errors import InvalidData
 from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, RobotSpec, Trained
 
 if TYPE_CHECKING:
@@ -123,13 +125,11 @@ Batch = dict[str, Any]
 
 def check_observation(spec: RobotSpec, observation: Observation) -> None:
     """Raise `InvalidData` naming the field if `observation` does not fit `spec`."""
-    from wire.errors import InvalidData
-
-    if observation.state.shape != (spec.state_dim,):
+    if observation.state.shape != (len(spec.state),):
         raise InvalidData(
             f"state of shape {observation.state.shape}; robot '{spec.embodiment}' has {spec.state_dim} dimensions."
         )
-    if not np.isfinite(observation.state).all():
+    if not all(map(math.isfinite, observation.state.tolist())):
         names = [d.name for d, ok in zip(spec.state, np.isfinite(observation.state), strict=True) if not ok]
         raise InvalidData(f"state is not finite in {names} of robot '{spec.embodiment}'.")
     for camera in spec.cameras:

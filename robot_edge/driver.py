@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
-from hal.limits import limit_action
+from hal.limits import limit_numbers
 from hal.robot import Feedback, Robot, request_previews
 from policies.base import check_observation
 from robot_edge.state import Hold
@@ -72,6 +73,7 @@ class Driver:
         """commands in a row that were not taken"""
         self._name = name
         self._robot = robot
+        self._expect_read: Callable[[int], None] | None = getattr(robot, "expect_read", None)
         self._config = config
         self._clock = clock
         self._tell = tell
@@ -125,10 +127,20 @@ class Driver:
         except FleetError as error:
             log.warning("robot '%s': no larger pictures: %s", self._name, error)
 
-    def write(self, action: np.ndarray) -> Feedback | None:
-        """What came of `action`, float32[da]; None when it was not taken. After too many of those it is given up."""
+    def write(self, action: np.ndarray, next_read_ns: int = 0) -> Feedback | None:
+        """What came of `action`, float32[da]; None when it was not taken. After too many of those it is given up.
+
+        `next_read_ns`: when it will be read next, for a robot that gets ready for it (by a method `expect_read`, as
+        `hal.hosted` has); 0 when nobody knows.
+        """
+
+        def write() -> Feedback:
+            if self._expect_read is not None and next_read_ns:
+                self._expect_read(next_read_ns)
+            return done(self._robot.spec, self._robot.write(action))
+
         try:
-            feedback = self._call("write", lambda: done(self._robot.spec, self._robot.write(action)))
+            feedback = self._call("write", write)
         except FleetError as error:
             self.refused += 1
             # That it can be read again will not prove that it can be commanded.
@@ -254,8 +266,8 @@ def done(spec: RobotSpec, feedback: Feedback) -> Feedback:
     """`feedback` if it can be recorded, with its action as float32. Raises `InvalidData` naming what cannot."""
     if not isinstance(feedback, Feedback):
         raise InvalidData(f"robot '{spec.embodiment}': write() gave {type(feedback).__name__}, not a Feedback.")
-    limit_action(spec, feedback.executed)
+    limit_numbers(spec, feedback.executed)
     reward = float(feedback.reward)
-    if not np.isfinite(reward):
+    if not math.isfinite(reward):
         raise InvalidData(f"robot '{spec.embodiment}': write() gave the reward {reward}.")
     return Feedback(np.asarray(feedback.executed, np.float32), reward, bool(feedback.success))

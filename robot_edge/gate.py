@@ -71,8 +71,8 @@ class Gate:
             self.active, self._bad, self._since_best = False, 0, 0
             return False
         if policy is not None:
-            difference = np.abs(policy - expert)
-            apart = float(difference[:-1].mean() + config.gripper_weight * difference[-1])
+            *motion, gripper = [abs(a - b) for a, b in zip(policy.tolist(), expert.tolist(), strict=True)]
+            apart = sum(motion) / max(1, len(motion)) + config.gripper_weight * gripper
             self._bad = self._bad + 1 if apart > config.disagreement else 0
         if self._bad >= config.patience_ticks or self._since_best >= config.stall_ticks:
             self.active, self._left = True, config.min_ticks

@@ -76,6 +76,9 @@ class Verdict(msgspec.Struct, frozen=True):
     events: tuple[HealthEvent, ...] = ()
 
 
+_FIT = Verdict()
+
+
 class Finding(NamedTuple):
     """One thing that is wrong."""
 
@@ -113,10 +116,12 @@ class Health:
             check_observation(self._spec, observation)
         except InvalidData as error:
             return self.failed(str(error))
-        findings = [self._clock.find(observation, now_ns)]
+        found = self._clock.find(observation, now_ns)
         # All cameras look at every observation, also behind another fault: their memory must not have holes.
-        findings += [check.find(observation, observation.images[name]) for name, check in self._cameras.items()]
-        return self._judge(next((found for found in findings if found is not None), None), valid=True)
+        for name, check in self._cameras.items():
+            one = check.find(observation, observation.images[name])
+            found = found or one
+        return self._judge(found, valid=True)
 
     def failed(self, why: str) -> Verdict:
         """The robot could not be read, or what it said is not valid."""
@@ -131,7 +136,7 @@ class Health:
             events = (HealthEvent("hold", found.detail),) if new else ()
             return Verdict(found.reason, found.detail, valid, events)
         if before is None:
-            return Verdict()
+            return _FIT
         self._good += 1
         if self._good > self._config.recover_ticks:
             self._wrong = None
@@ -144,6 +149,7 @@ class ClockCheck:
 
     def __init__(self, spec: RobotSpec, config: HealthConfig) -> None:
         self._name = f"robot '{spec.embodiment}'"
+        self._state = f"the state of {self._name}"
         self._config = config
         self._last: tuple[int, int] | None = None
         """(time of the observation before, when control had it), ns"""
@@ -166,7 +172,7 @@ class ClockCheck:
             how = f"went back by {-change_s:.3f} s" if change_s < 0 else f"jumped ahead by {ahead_s:.3f} s"
             return Finding(Hold.clock_jump, "", f"the clock of {self._name} {how} between two observations.")
         try:
-            check_age(f"the state of {self._name}", 0, round(behind_ns - self._behind_ns), config.state_stale_s)
+            check_age(self._state, 0, round(behind_ns - self._behind_ns), config.state_stale_s)
         except InvalidData as error:
             return Finding(Hold.stale_state, "", str(error))
         return None
@@ -192,6 +198,7 @@ class CameraCheck:
 
     def __init__(self, name: str, spec: RobotSpec, config: HealthConfig) -> None:
         self._name = name
+        self._what = f"camera '{name}': its frame"
         self._config = config
         self._range = np.array([d.high - d.low for d in spec.state], np.float32)
         self._time_ns: int | None = None
@@ -203,7 +210,7 @@ class CameraCheck:
         self._time_ns = frame.time_ns
         if last_ns is not None and frame.time_ns > last_ns and config.repeated_frames:
             self._compare(frame.image, observation.state)
-        what = f"camera '{self._name}': its frame"
+        what = self._what
         if last_ns is not None and frame.time_ns < last_ns:
             back_s = (last_ns - frame.time_ns) / 1e9
             return Finding(Hold.clock_jump, self._name, f"{what} is {back_s:.3f} s older than the one before it.")
@@ -230,7 +237,8 @@ class CameraCheck:
         if streak is not None and same and streak.whole is not None:
             same = np.array_equal(streak.whole, image)
         if streak is None or not same:
-            self._streak = _Streak(sample.copy(), None, state.copy(), state.copy(), state.copy())
+            began = state.copy()
+            self._streak = _Streak(sample.copy(), None, began, began, began)
             return
         if streak.whole is None:
             # Copied only now: a driver may reuse its memory, and a living camera seldom gets here.

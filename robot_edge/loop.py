@@ -7,19 +7,19 @@ at between two ticks, and what happened leaves the same way.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from hal.limits import hold_action, rest_action
 from hal.robot import Feedback, Robot, Teleoperator
-from hal.safety import Safety, SafetyLimits
-from robot_edge.driver import Driver, DriverConfig
+from hal.safety import Safety
+from robot_edge.driver import Driver
 from robot_edge.episodes import Episodes, Tick
 from robot_edge.frames import without_previews
 from robot_edge.gate import Takeover
-from robot_edge.health import Health, HealthConfig
+from robot_edge.health import Health
 from robot_edge.human import Human
+from robot_edge.loop_config import LoopConfig
 from robot_edge.orders import Orders
 from robot_edge.planner import MakeSchedule, Planner
 from robot_edge.rate import Rate
@@ -34,26 +34,6 @@ from wire.messages import ChunkReply, EdgeEvent, EdgeStatus, EpisodeStarted
 from wire.types import Observation
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LoopConfig:
-    """Limits of an episode, of freshness and of motion."""
-
-    max_ticks: int = 200
-    """ticks an episode may last; those in a person's hands do not count"""
-    tail_ticks: int = 5
-    """ticks recorded after success"""
-    write_after_s: float = 0.0
-    """from the beginning of a tick to its command: an answer of inference that is quicker counts in the tick it was
-    asked in. Well below the control period"""
-    status_every_ticks: int = 16
-    source: str = "online"
-    needs_policy: bool = True
-    """whether a policy version must be there before an episode starts and before the operator steps in"""
-    health: HealthConfig = field(default_factory=HealthConfig)
-    safety: SafetyLimits = field(default_factory=SafetyLimits)
-    driver: DriverConfig = field(default_factory=DriverConfig)
 
 
 class ControlLoop:
@@ -129,7 +109,7 @@ class ControlLoop:
         if self.reason in (Hold.no_action, Hold.slow_path_lost):
             self.reason, self.detail = self._lack, self._trouble
         proposed = self._proposed(scripted, chosen, observation)
-        feedback = self._write(self._limited(proposed, observation))
+        feedback = self._write(self._limited(proposed, observation), self.rate.next_ns)
         if self.driver.connected:
             self.planner.schedule.executed(self._tick, feedback.executed)
             self._record(observation, proposed, feedback, chosen)
@@ -293,9 +273,9 @@ class ControlLoop:
 
     # --- write ----------------------------------------------------------------------------------------------------
 
-    def _write(self, action: np.ndarray) -> Feedback:
+    def _write(self, action: np.ndarray, next_read_ns: int = 0) -> Feedback:
         """Command the robot and note what it did. A driver that refuses is given a while, during which it is held."""
-        feedback = self.driver.write(action)
+        feedback = self.driver.write(action, next_read_ns)
         if feedback is None:
             if self.mode not in (Mode.estop, Mode.hold):
                 self.mode, self.reason = Mode.hold, self.driver.reason

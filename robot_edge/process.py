@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 PARENT = "VLA_FLEET_PARENT"
 """environment variable in which a supervisor gives its process id to its children"""
 
+_LOOK_S = 0.1
+"""how often a process looks for its supervisor"""
+
 _watched: select.poll | None = None
 
 
@@ -41,12 +44,20 @@ class Lifeline:
         self._parent = int(os.environ.get(PARENT, "0"))
         self._watched = _watched
         self._asked = False
+        self._look_at = 0.0
         signal.signal(signal.SIGTERM, self._ask)
         signal.signal(signal.SIGINT, self._ask)
 
     @property
     def cut(self) -> bool:
-        return self._asked or self._alone()
+        if self._asked:
+            return True
+        # It is asked at every turn of a loop, and a system call tells whether the supervisor is there.
+        now = time.monotonic()
+        if now < self._look_at:
+            return False
+        self._look_at = now + _LOOK_S
+        return self._alone()
 
     def _alone(self) -> bool:
         if self._watched is not None:

@@ -27,6 +27,11 @@ class Rate:
         # lateness in steps of 1% of the period, the last bin holds the rest
         self._histogram = np.zeros(_BINS, np.int64)
 
+    @property
+    def next_ns(self) -> int:
+        """When the next tick is to begin."""
+        return self._deadline_ns
+
     def restart(self) -> None:
         """Begin anew from now, after something that was allowed to take long (a reset)."""
         self._deadline_ns = self._clock.now_ns() + self.period_ns

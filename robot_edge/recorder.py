@@ -31,7 +31,8 @@ class Recorder:
     @property
     def healthy(self) -> bool:
         """Whether steps leave this process."""
-        self._flush()
+        if self._waiting:
+            self._flush()
         return len(self._waiting) < self._limit
 
     def start(self, episode: Episode) -> None:
@@ -58,12 +59,15 @@ class Recorder:
         self._episode = None
 
     def _put(self, record: _Record) -> None:
+        waiting = bool(self._waiting)
+        if not waiting and self._sent(record):
+            return
+        if isinstance(record, FrameTaken):
+            # What it shows may be overwritten while it waits.
+            record = FrameTaken(record.episode_id, record.camera, private(record.frame))
         self._waiting.append(record)
-        self._flush()
-        if self._waiting and isinstance(record, FrameTaken):
-            # It has to wait, and what it shows may be overwritten meanwhile.
-            self._waiting.pop()
-            self._waiting.append(FrameTaken(record.episode_id, record.camera, private(record.frame)))
+        if waiting:
+            self._flush()
 
     def _flush(self) -> None:
         while self._waiting and self._sent(self._waiting[0]):

@@ -6,6 +6,7 @@ valid ends in a hold with a name, whoever is in control.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -99,7 +100,11 @@ TABLE: tuple[tuple[Callable[[Known], bool], Mode, Hold | None], ...] = (
 """(when, who moves the robot, why it holds); the first row that applies decides. None: the reason is `Known.unfit`."""
 
 
+@functools.lru_cache(256)
 def decide(known: Known) -> tuple[Mode, Hold]:
-    """(mode, reason to hold) for this tick: the first row of `TABLE` that applies."""
+    """(mode, reason to hold) for this tick: the first row of `TABLE` that applies.
+
+    What is known is mostly what was known at the tick before, so answers are kept.
+    """
     mode, reason = next((mode, reason) for when, mode, reason in TABLE if when(known))
     return mode, known.unfit if reason is None else reason

@@ -18,6 +18,7 @@ PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _DTYPES = {"|u1", "|b1", "<i2", "<i4", "<i8", "<f4", "<f8"}
 _NAMES = {np.dtype(name): name for name in _DTYPES}
+_KEPT_BYTES = 4096
 _COPIED_BYTES = 1024
 """a copy of an array up to this size costs less than a view of its bytes"""
 
@@ -55,14 +56,26 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
 _decoder = msgspec.msgpack.Decoder(Message, dec_hook=_decode_array)
 
 
+_last: tuple[Message | None, bytes] = None, b""
+
+
 def encode(message: Message) -> bytes:
-    """Bytes of `message`. Raises `TooLarge` above the cap."""
+    """Bytes of `message`. Raises `TooLarge` above the cap.
+
+    What is sent may be recorded too: the same small message is not encoded twice in a row.
+    """
+    global _last
+    known, data = _last
+    if known is message:
+        return data
     data = bytes([PROTOCOL_VERSION]) + _encoder.encode(message)
     if len(data) > MAX_MESSAGE_BYTES:
         raise TooLarge(
             f"a {type(message).__name__} of {len(data)} bytes is above the cap of {MAX_MESSAGE_BYTES};"
             " send it in parts."
         )
+    if len(data) <= _KEPT_BYTES:
+        _last = message, data
     return data
 
 

@@ -17,6 +17,7 @@ import contextlib
 import logging
 import os
 import select
+import struct
 import time
 import zlib
 from pathlib import Path
@@ -32,8 +33,9 @@ log = logging.getLogger(__name__)
 _LINE = 64
 """bytes of a cache line: numbers that two processes write never share one"""
 _FIRST_RECORD = 4096
-_HEADER = 32
-"""bytes of a record's header: payload bytes, checksum, the writer's start, the reader's start"""
+_RECORD = struct.Struct("=4Q")
+"""a record's header: payload bytes, checksum, the writer's start, the reader's start"""
+_HEADER = _RECORD.size
 _UNSEEN_PATIENCE_S = 0.01
 _ALIVE_S = 0.05
 """how long an end that polls is taken to live after it was rung for"""
@@ -104,12 +106,12 @@ class SharedChannel:
             return False
         at = head % self._capacity
         payload = at + _HEADER
-        header = self._out[at:payload].cast("Q")
-        header[0], header[1], header[2], header[3] = len(data), zlib.crc32(data), self._start, peer
+        _RECORD.pack_into(self._out, at, len(data), zlib.crc32(data), self._start, peer)
         # A record starts on a cache line, so the header is in one piece; the payload may go on at the ring's start.
         first = min(len(data), self._capacity - payload)
-        self._out[payload : payload + first] = data[:first]
-        self._out[: len(data) - first] = data[first:]
+        self._out[payload : payload + first] = data if first == len(data) else data[:first]
+        if first < len(data):
+            self._out[: len(data) - first] = data[first:]
         words[self._out_head] = head + size
         if words[self._out_polled]:
             now = time.monotonic()
@@ -121,6 +123,9 @@ class SharedChannel:
 
     def recv(self, timeout_s: float = 0.0) -> Message | None:
         """The next message. What is damaged is logged and dropped."""
+        if self._polls and timeout_s <= 0 and self._words[self._in_head] == self._words[self._in_tail]:
+            # What an end that polls finds most often.
+            return None
         deadline = time.monotonic() + timeout_s
         while True:
             data = self._take()
@@ -175,8 +180,7 @@ class SharedChannel:
             if head == tail:
                 return None
             at = tail % self._capacity
-            header = self._in[at : at + _HEADER].cast("Q")
-            length, checksum, sender, reader = header[0], header[1], header[2], header[3]
+            length, checksum, sender, reader = _RECORD.unpack_from(self._in, at)
             size = -(-(_HEADER + length) // _LINE) * _LINE
             if head < tail or size > head - tail or head - tail > self._capacity:
                 self._damaged(head, "its length is impossible")

@@ -6,8 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -111,8 +110,7 @@ class InlineCamera:
         self._painter.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Scene:
+class _Scene(NamedTuple):
     episode: int
     simulation: Simulation
     pose: Pose

@@ -5,7 +5,8 @@ Each expert is a pure function of the simulator's whole observation, which a rob
 
 from __future__ import annotations
 
-import warnings
+import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -36,16 +37,16 @@ class MetaWorldExpert:
             import_simulator()
             from metaworld.policies import ENV_POLICY_MAP
 
-            # The experts ask for more than the limits on purpose and warn of it at each call.
-            warnings.filterwarnings("ignore", "Constant.s. may be too high", UserWarning, "metaworld")
-
             made: Any = ENV_POLICY_MAP[simulator_name(task)]
+            # The experts ask for more than the limits on purpose; their own `move` warns of it at each call.
+            sys.modules[made.__module__].__dict__["move"] = _move
             expert = self._experts[task] = made()
         # A copy: some experts write into what they are shown.
         seen = self._robot.privileged().copy()
         if task == "door-open" and (correction := _round_the_handle(seen)) is not None:
             return correction
-        return np.clip(expert.get_action(seen), -1.0, 1.0).astype(np.float32)
+        wanted = expert.get_action(seen).tolist()
+        return np.array([min(max(number, -1.0), 1.0) for number in wanted], np.float32)
 
     def progress(self) -> float:
         """Metres left: hand to object, and twice the way of the object to its goal. Infinite before the first reset.
@@ -58,8 +59,13 @@ class MetaWorldExpert:
         seen = self._robot.privileged()
         if self._robot.task == TRACK:
             return float(np.linalg.norm(seen[10:13] - seen[:3]))
-        hand, thing, goal = seen[:3], seen[4:7], seen[36:39]
-        return float(np.linalg.norm(hand - thing) + 2.0 * np.linalg.norm(thing - goal))
+        hand, thing, goal = seen[:3].tolist(), seen[4:7].tolist(), seen[36:39].tolist()
+        return math.dist(hand, thing) + 2.0 * math.dist(thing, goal)
+
+
+def _move(from_xyz: np.ndarray, to_xyz: np.ndarray, p: float) -> np.ndarray:
+    """What MetaWorld's own `move` gives."""
+    return p * (to_xyz - from_xyz)
 
 
 def _round_the_handle(seen: np.ndarray) -> np.ndarray | None:
@@ -69,11 +75,10 @@ def _round_the_handle(seen: np.ndarray) -> np.ndarray | None:
     that agrees with it can never be corrected. So: lift over the handle, then come down on its right side.
     `seen` is MetaWorld's observation, float64[39]: hand at 0:3, handle at 4:7, metres.
     """
-    hand, handle = seen[:3], seen[4:7]
-    offset = hand - handle
-    near = np.linalg.norm(offset[:2] + np.array([0.05, 0.0])) <= 0.12
-    if not near or offset[0] >= -0.02:
+    hand, handle = seen[:3].tolist(), seen[4:7].tolist()
+    offset = [at - there for at, there in zip(hand, handle, strict=True)]
+    if math.hypot(offset[0] + 0.05, offset[1]) > 0.12 or offset[0] >= -0.02:
         return None
-    below = offset[2] < 0.07
-    target = handle + ([offset[0] - 0.01, 0.03, 0.14] if below else [0.03, 0.03, 0.12])
-    return np.clip(np.append(25.0 * (target - hand), 1.0), -1.0, 1.0).astype(np.float32)
+    beside = (offset[0] - 0.01, 0.03, 0.14) if offset[2] < 0.07 else (0.03, 0.03, 0.12)
+    move = [25.0 * (there + more - at) for at, there, more in zip(hand, handle, beside, strict=True)]
+    return np.array([*(min(max(number, -1.0), 1.0) for number in move), 1.0], np.float32)

@@ -73,7 +73,6 @@ class HandMotion:
         self._hand = np.array([names.index(f"hand_{axis}") for axis in "xyz"])
         before = [f"hand_{axis}_before" for axis in "xyz"]
         self._before = np.array([names.index(name) for name in before if name in names], int)
-        self._low, self._high = np.array(HAND_LOW), np.array(HAND_HIGH)
         self.rolled = np.zeros(len(names), bool)
         self.rolled[self._hand] = self.rolled[self._before] = True
 
@@ -83,21 +82,26 @@ class HandMotion:
         if not len(coming):
             return rolled
         recent = past[-_MEMORY_TICKS:, :3].astype(np.float64)
-        ahead, smoothed = _AHEAD[:, len(_AHEAD[0]) - len(recent) :] @ recent
-        hand = rolled[self._hand].astype(np.float64)
-        point, smooth = np.clip(hand + ahead, self._low, self._high), hand + smoothed
-        before = hand
-        for action in coming[:, :3].astype(np.float64):
-            before = hand
-            point = np.clip(point + STEP_M * action, self._low, self._high)
-            smooth, hand = _follow(point, smooth, hand)
-        rolled[self._hand] = hand
+        ahead, smoothed = (_AHEAD[:, len(_AHEAD[0]) - len(recent) :] @ recent).tolist()
+        seen, actions = rolled[self._hand].tolist(), coming[:, :3].tolist()
+        hands, hands_before = [], []
+        # One axis after the other as plain numbers: a few steps of three numbers take several times as long as arrays.
+        for axis, (low, high) in enumerate(zip(HAND_LOW, HAND_HIGH, strict=True)):
+            hand = before = seen[axis]
+            point, smooth = min(max(hand + ahead[axis], low), high), hand + smoothed[axis]
+            for action in actions:
+                before = hand
+                point = min(max(point + STEP_M * action[axis], low), high)
+                smooth, hand = _follow(point, smooth, hand)
+            hands.append(hand)
+            hands_before.append(before)
+        rolled[self._hand] = hands
         if len(self._before):
-            rolled[self._before] = before
+            rolled[self._before] = hands_before
         return rolled
 
 
-def _follow(point: np.ndarray, smooth: np.ndarray, hand: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _follow(point: float, smooth: float, hand: float) -> tuple[float, float]:
     smooth = smooth + _SMOOTH * (point - smooth)
     return smooth, hand + _FOLLOW * (smooth - hand)
 
@@ -107,11 +111,11 @@ def _kernels() -> np.ndarray:
 
     The motion is linear, so what all past actions come to is a sum; stepping through them would cost a control tick.
     """
-    point, smooth, hand = np.full(1, STEP_M), np.zeros(1), np.zeros(1)
+    point, smooth, hand = STEP_M, 0.0, 0.0
     found = []
     for _ in range(_MEMORY_TICKS):
         smooth, hand = _follow(point, smooth, hand)
-        found.append([float(point[0] - hand[0]), float(smooth[0] - hand[0])])
+        found.append([point - hand, smooth - hand])
     return np.array(found[::-1]).T
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,8 +53,7 @@ _DOWN = (1.0, 0.0, 1.0, 0.0)
 """quaternion (w, x, y, z, not normalised): the hand points down"""
 
 
-@dataclass(frozen=True, slots=True)
-class Pose:
+class Pose(NamedTuple):
     """All that the picture of a scene depends on besides its model."""
 
     qpos: np.ndarray

@@ -175,7 +175,7 @@ class Gap(msgspec.Struct, frozen=True, array_like=True):
 
 def is_image(array: np.ndarray) -> bool:
     """Whether only its digest is kept."""
-    return array.dtype == np.uint8 and array.ndim == 3
+    return array.ndim == 3 and array.dtype == np.uint8
 
 
 _names: dict[np.dtype, str] = {}
@@ -190,14 +190,14 @@ class Packer:
         self.copies: dict[int, np.ndarray] = {}
         """of images, by the id of what they are a copy of; kept from tick to tick by whoever made them"""
         self._at: dict[int, int] = {}
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._array)
+        self.encode_into = msgspec.msgpack.Encoder(enc_hook=self._array).encode_into
 
     def clear(self) -> None:
         self.large, self._at = [], {}
 
     def into(self, value: Any, buffer: bytearray) -> None:
         """Append `value`. Raises `TypeError` for what has no place in a file."""
-        self._encoder.encode_into(value, buffer, -1)
+        self.encode_into(value, buffer, -1)
 
     def _array(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):

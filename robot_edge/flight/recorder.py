@@ -46,7 +46,8 @@ from robot_edge.flight.snapshot import Border, capture
 from robot_edge.flight.writer import FlightConfig, Item, Writer
 from wire.channel import Channel
 from wire.clock import Clock
-from wire.messages import EpisodeEnded, Message
+from wire.codec import encode
+from wire.messages import EpisodeEnded, Message, StepTaken
 from wire.types import Frame, Observation
 
 log = logging.getLogger(__name__)
@@ -80,15 +81,13 @@ class FlightRecorder(Border):
         """names this start of the control process"""
         self._name = header.name
         self._packer = Packer()
+        self._pack = self._packer.encode_into
         self._buffer = bytearray()
-        self._count = 0
-        self._size = 0
+        self._count = self._size = 0
         self._frames: dict[str, tuple[int, np.ndarray]] = {}
         self._since_snapshot = 0
-        self._gap_from = 0
-        self._gap_reason = ""
-        self._try_at = 0
-        self._broken = ""
+        self._gap_from = self._try_at = 0
+        self._gap_reason = self._broken = ""
         self._told = False
 
     # --- the borders -----------------------------------------------------------------------------------------------
@@ -133,7 +132,7 @@ class FlightRecorder(Border):
 
     def _begin(self, loop: Loop) -> None:
         self.ticks += 1
-        if not self._since_snapshot or self._gap_from or self.writer.failure or self.boundary or self._due():
+        if not self._since_snapshot or self._gap_from or self.writer.failure or self._due():
             self._snapshot(loop)
         self._buffer = bytearray()
         self._packer.clear()
@@ -141,7 +140,8 @@ class FlightRecorder(Border):
         self.live = not self._gap_from
 
     def _due(self) -> bool:
-        return self.writer.full or self._since_snapshot > self.config.snapshot_ticks
+        after = self.config.snapshot_ticks if not self.boundary else self.config.boundary_ticks
+        return self.writer.full or self._since_snapshot > after
 
     def _snapshot(self, loop: Loop) -> None:
         """Note what `loop` knows before this tick; after a gap this is where the record goes on."""
@@ -219,7 +219,7 @@ class FlightRecorder(Border):
     def note(self, event: Event) -> None:
         """Append to the running tick."""
         try:
-            self._packer.into(event, self._buffer)
+            self._pack(event, self._buffer, -1)
             self._count += 1
         except Exception as error:  # noqa: BLE001 - a value without a place in the file costs the tick, not the robot
             self._lose(f"{type(event).__name__} cannot be recorded: {error}")
@@ -285,7 +285,9 @@ class RecordedChannel(Border):
         accepted = self._inner.send(message)
         flight = self._flight
         if flight.live:
-            flight.note(Sent(self._line, accepted, message))
+            # A step stands in the file as it went to the uplink.
+            step: Any = msgspec.Raw(encode(message)[1:]) if type(message) is StepTaken else message
+            flight.note(Sent(self._line, accepted, step))
         if accepted and type(message) is EpisodeEnded:
             flight.boundary = True
         return accepted

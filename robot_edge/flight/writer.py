@@ -67,6 +67,8 @@ class FlightConfig:
     """and bytes of them, with their images"""
     snapshot_ticks: int = 3000
     """after so many ticks the loop's state is noted again, if no episode ended before"""
+    boundary_ticks: int = 500
+    """after so many ticks the next end of an episode is where it is noted again: little is under way then"""
     copy_bytes: int = 256 * 2**10
     """a frame up to this size is copied in its tick, as a driver may use its memory again; larger ones must stay as
     they are for a few seconds, or only their digests, which health checks are replayed from, come out wrong"""

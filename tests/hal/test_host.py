@@ -44,7 +44,9 @@ class Processes:
         self._all: list[subprocess.Popen[bytes]] = []
 
     def host(self, *more: str) -> subprocess.Popen[bytes]:
-        return self._start(["hal.host", "--robot", "tests.hal.hosting:NotingRobot", "--socket", str(self.path), *more])
+        return self._start(
+            ["hal.host_command", "--robot", "tests.hal.hosting:NotingRobot", "--socket", str(self.path), *more]
+        )
 
     def blocking(self) -> subprocess.Popen[bytes]:
         return self._start(["tests.hal.hosting", str(self.path)])
