@@ -210,7 +210,7 @@ def _own_names(value: Any) -> list[str]:
     CPython keeps an object's attributes beside it until somebody asks for its dictionary. A control tick cost a tenth
     more after a snapshot that did.
     """
-    names = [name for name in _assigned(type(value)) if _has(value, name)]
+    names = [name for name in _assigned(type(value)) if _has(value, name)]  # type: ignore[arg-type]
     # Its attributes and its class: if that is not all, something was assigned from outside.
     return names if len(names) + 1 == len(gc.get_referents(value)) else list(value.__dict__)
 

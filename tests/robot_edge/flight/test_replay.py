@@ -15,7 +15,7 @@ import pytest
 
 from hal.fake import FakeConfig
 from robot_edge.flight.command import replay_command
-from robot_edge.flight.events import Header, Picture, Raised, Read, TickRecord, Written
+from robot_edge.flight.events import Header, Picture, Raised, Read, SnapshotRecord, TickRecord, Written
 from robot_edge.flight.file import MAGIC, TICKS, _ticks, frame, frames
 from robot_edge.flight.replay import Played, records, replay
 from robot_edge.loop import ControlLoop
@@ -280,6 +280,17 @@ def test_pictures_are_kept_at_their_rate(tmp_path: Path) -> None:
 
     image = cv2.imdecode(np.frombuffer(pictures[0].jpeg, np.uint8), cv2.IMREAD_COLOR)
     assert image.shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize(("boundary_ticks", "snapshots"), [(0, 4), (100, 2), (1000, 1)])
+def test_episodes_that_end_soon_after_each_other_share_a_snapshot(
+    tmp_path: Path, boundary_ticks: int, snapshots: int
+) -> None:
+    """Three episodes of 60 ticks end within 200."""
+    Bench(tmp_path, boundary_ticks=boundary_ticks).ready().fly(200).land()
+    found = [r.what.tick for r in records(tmp_path)[1] if isinstance(r.what, SnapshotRecord)]
+    assert len(found) == snapshots
+    assert replay(tmp_path, make_loop, 150, 160).differences == []
 
 
 def test_a_new_schedule_of_another_class_is_brought_back(tmp_path: Path) -> None:

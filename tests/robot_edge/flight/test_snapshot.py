@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import threading
@@ -39,6 +40,22 @@ def moved(value: Any, into: Thing | None = None) -> tuple[Any, list[str]]:
     target = into or Thing()
     restore(target, msgspec.msgpack.decode(bytes(buffer)), lambda node: read(np.ndarray, node))
     return target.data, left_out
+
+
+def test_what_was_assigned_from_outside_is_noted_and_what_was_deleted_is_not() -> None:
+    thing = Thing()
+    thing.extra = 1  # type: ignore[attr-defined]
+    assert capture(thing)[0][3] == {"data": ["v", None], "extra": ["v", 1]}
+    del thing.data
+    assert capture(thing)[0][3] == {"extra": ["v", 1]}
+
+
+def test_a_snapshot_leaves_objects_as_quick_as_they_were() -> None:
+    """Their attributes lie beside them until somebody asks for a dictionary, and then in it for good."""
+    thing = Thing()
+    thing.data = 5
+    capture(thing)
+    assert set(map(type, gc.get_referents(thing))) == {type, int}
 
 
 @pytest.mark.parametrize(
