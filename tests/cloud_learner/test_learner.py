@@ -235,6 +235,7 @@ def test_what_is_frozen_is_there_once_and_never_in_a_checkpoint(training, tmp_pa
 
 
 @pytest.mark.parametrize("training", [LORA, HEAD, Training()])
+@pytest.mark.slow
 def test_a_frozen_base_goes_on_bit_for_bit_too_and_reaches_robots(training, tmp_path):
     first = Learner(Plain(training), CONFIG)
     run(first, 0, 4)

@@ -106,6 +106,7 @@ def test_a_trained_prefix_goes_on_across_the_seam(two_minds):
     assert side > 0.6
 
 
+@pytest.mark.slow
 def test_guidance_makes_the_jump_smaller(two_minds):
     (free, _), (guided, _), (longer, side) = jumps(two_minds, None), jumps(two_minds, True), jumps(two_minds, True, 4)
     assert guided < 0.8 * free

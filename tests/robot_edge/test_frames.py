@@ -136,7 +136,7 @@ def test_plain_observations_are_always_intact_and_stay_what_they_are() -> None:
 BIG = RobotSpec("big", SPEC.state, SPEC.action, (CameraSpec("front", 480, 640, 5.0),), 50.0)
 
 WRITER = """
-import sys
+import os, sys
 from pathlib import Path
 import numpy as np
 from robot_edge.frames import FramedChannel
@@ -147,9 +147,9 @@ from wire.shared_channel import SharedChannel
 from wire.types import Frame, Observation
 place = Path(sys.argv[1])
 line = FramedChannel(SharedChannel(place / "line", bind=True), FrameRing(place / "frames", BIG, write=True))
-number, state = 0, np.zeros(4, np.float32)
+number, state, parent = 0, np.zeros(4, np.float32), os.getppid()
 print("ready", flush=True)
-while True:
+while os.getppid() == parent:
     number += 1
     image = np.full((480, 640, 3), number % 256, np.uint8)
     line.send(ChunkRequest(number, Observation(number, state, {"front": Frame(number, image)}, ""), number, state))

@@ -228,14 +228,14 @@ def test_no_damage_is_delivered_or_stops_the_line(
 
 
 TALKER = """
-import sys, time
+import os, sys
 from pathlib import Path
 from wire.messages import WeightBytes
 from wire.shared_channel import SharedChannel
 line = SharedChannel(Path(sys.argv[1]), bind=True)
-start, number = int(sys.argv[2]), 0
+start, number, parent = int(sys.argv[2]), 0, os.getppid()
 print("ready", flush=True)
-while True:
+while os.getppid() == parent:
     # Sizes of their own for each start, so that a mixture would be seen.
     if line.send(WeightBytes(start, number, bytes([number % 251]) * (number * 7919 % 200_000))):
         number += 1

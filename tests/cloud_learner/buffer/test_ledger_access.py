@@ -197,6 +197,7 @@ def test_a_full_disk_is_said_and_survived(tmp_path):
 # --- PostgreSQL -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_password_is_shown_to_nobody(postgres_url):
     secret = "sesame-4711"
     url = postgres_url.replace("fleet@", f"fleet:{secret}@")
@@ -221,6 +222,7 @@ def test_a_password_is_shown_to_nobody(postgres_url):
     assert "ledger postgresql://fleet@127.0.0.1:1/x: " in texts[1]
 
 
+@pytest.mark.slow
 def test_connections_that_broke_are_replaced(postgres_server, postgres_url):
     ledger = Ledger.open(postgres_url)
     ledger.see_robot("r1", SPEC, "clock", 5)
@@ -238,6 +240,7 @@ def test_connections_that_broke_are_replaced(postgres_server, postgres_url):
     ledger.close()
 
 
+@pytest.mark.slow
 def test_a_text_that_cannot_be_stored_is_invalid_data(postgres_url):
     ledger = Ledger.open(postgres_url)
     ledger.see_robot("r1", SPEC, "clock", 5)

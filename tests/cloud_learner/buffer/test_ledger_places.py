@@ -371,6 +371,7 @@ def test_a_killed_process_holds_nothing(ledger, ledger_place):
         pass
 
 
+@pytest.mark.slow
 def test_a_lock_that_was_lost_is_an_error(postgres_server, postgres_url):
     ledger = Ledger.open(postgres_url)
     end_all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'vla-fleet%'"

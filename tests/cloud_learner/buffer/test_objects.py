@@ -92,6 +92,7 @@ def test_what_a_crash_left_half_written_is_no_object_and_goes(tmp_path):
     assert objects.get("a") == b"1"
 
 
+@pytest.mark.slow
 def test_errors_of_an_object_store_name_the_place_and_no_secret(s3, monkeypatch):
     secret = os.environ["AWS_SECRET_ACCESS_KEY"]
     with pytest.raises(Corrupt, match=r"s3://fleet/some/prefix/gone is gone"):

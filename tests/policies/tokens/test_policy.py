@@ -226,6 +226,7 @@ def test_a_chunk_counts_by_the_share_that_is_kept(reaching):
     assert policy.loss(half).item() == pytest.approx(first, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_said_token_by_token_is_what_is_said_at_once(reaching):
     policy = reaching[0]
     decoder = policy.module.decoder
@@ -240,6 +241,7 @@ def test_said_token_by_token_is_what_is_said_at_once(reaching):
             assert torch.allclose(logits, whole[:, place], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_several_at_once_are_one_after_the_other(reaching):
     weights = reaching[0].save()
     seen = [example_observation(REACHER, seed) for seed in range(4)]
@@ -266,6 +268,7 @@ def test_with_a_temperature_it_draws():
     assert np.array_equal(again.act(observation, latent, 0).actions, drawn[0])
 
 
+@pytest.mark.slow
 def test_it_acts_in_bfloat16_too(reaching):
     half = TokenPolicy(REACHER, REACHING, runtime=Runtime(dtype="bfloat16"))
     half.load(reaching[0].save(), 1)
@@ -273,6 +276,7 @@ def test_it_acts_in_bfloat16_too(reaching):
     assert left_over(half, episodes=10) < 0.25
 
 
+@pytest.mark.slow
 def test_a_committed_prefix_is_refused(reaching):
     policy = reaching[0]
     observation = example_observation(REACHER)
