@@ -76,7 +76,8 @@ class FastPath(nn.Module):
         self.noisy = nn.Linear(inputs[3], config.width, bias=False)
         parts = [self.latent, self.state, self.time, self.noisy]
         self.max_age = config.max_offset + AGE_MARGIN
-        if config.max_offset:
+        self._aged = config.max_offset > 0 and not config.ego_motion
+        if self._aged:
             self.age = nn.Linear(1 + 2 * AGE_FREQUENCIES, config.width, bias=False)
             parts.append(self.age)
             self.register_buffer("age_frequency", frequencies(AGE_FREQUENCIES), persistent=False)
@@ -95,7 +96,7 @@ class FastPath(nn.Module):
         if config.advantage:
             self.advantage = nn.Embedding(ADVANTAGES, config.width)
         self.register_buffer("frequency", frequencies(config.frequencies), persistent=False)
-        self._aged, self._prefixed, self._advised = config.max_offset > 0, config.prefix, config.advantage
+        self._prefixed, self._advised = config.prefix, config.advantage
 
     def embed(self, time: torch.Tensor) -> torch.Tensor:
         """float32[..., 1] in [0, 1] -> float32[..., 2 * frequencies]"""
