@@ -143,6 +143,15 @@ def test_no_child_outlives_its_context(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGTERM
 
 
+def test_a_child_finds_this_tree_and_not_a_benchmark_of_the_same_name(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with Children(tmp_path) as children:
+        found = "import policies.chunks as c, time; print('found', c.__file__, flush=True); time.sleep(60)"
+        log = children.start("importer", "timeit", "-n", "1", "-r", "1", found)
+        children.wait_for("importer", log, "found", 60.0)
+        assert str(Path(edge_latency.__file__).parents[1] / "policies") in log.read_text()
+
+
 def test_the_table_names_goals_and_limits() -> None:
     quick, slow = measure(record(grid(1500), 20_000_000)), measure(record(grid(1500), 320_000_000))
     edges = (edge_latency.SYNC, edge_latency.OURS)
