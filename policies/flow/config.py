@@ -104,14 +104,10 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     euler_steps: int = 5
     """integration steps from noise to actions"""
     max_offset: int = 0
-    """ticks: the largest delay that training simulates; above 0 the fast path reads the age of what the slow one saw,
-    unless it has `ego_motion`"""
+    """ticks: the largest delay that training simulates; above 0 the fast path reads the age of what the slow one saw"""
     ego_motion: bool = False
     """the latent brings the state the robot was in when the pictures were looked at, so that the fast path knows how it
-    has moved since; needs `max_offset`, and no transformer. For scenes in which nothing moves but by the robot: it takes
-    the place of the age. Demonstrators never wait, so in what they show an old picture always means that the task is
-    far on, and a network that reads both believes the age where a robot has waited. Four tasks from pixels, a look or
-    two a second, one network: 0.70 success as it is, 1.00 when it is told that every look is new"""
+    has moved since; needs `max_offset`, and no transformer"""
     prefix: bool = False
     """train with actions that are already committed; see `FlowNetwork.loss`"""
     prefix_swap: float = 0.3

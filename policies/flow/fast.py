@@ -76,8 +76,7 @@ class FastPath(nn.Module):
         self.noisy = nn.Linear(inputs[3], config.width, bias=False)
         parts = [self.latent, self.state, self.time, self.noisy]
         self.max_age = config.max_offset + AGE_MARGIN
-        self._aged = config.max_offset > 0 and not config.ego_motion
-        if self._aged:
+        if config.max_offset:
             self.age = nn.Linear(1 + 2 * AGE_FREQUENCIES, config.width, bias=False)
             parts.append(self.age)
             self.register_buffer("age_frequency", frequencies(AGE_FREQUENCIES), persistent=False)
@@ -96,7 +95,7 @@ class FastPath(nn.Module):
         if config.advantage:
             self.advantage = nn.Embedding(ADVANTAGES, config.width)
         self.register_buffer("frequency", frequencies(config.frequencies), persistent=False)
-        self._prefixed, self._advised = config.prefix, config.advantage
+        self._aged, self._prefixed, self._advised = config.max_offset > 0, config.prefix, config.advantage
 
     def embed(self, time: torch.Tensor) -> torch.Tensor:
         """float32[..., 1] in [0, 1] -> float32[..., 2 * frequencies]"""

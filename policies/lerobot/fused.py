@@ -3,7 +3,7 @@
 On a small network an operation takes longer to begin than to do, and lerobot's has some two hundred in a flow step. Here
 
 - what does not change between flow steps is made once per chunk: keys and values of cross attention, masks, rotations;
-- projections of the same input are one matrix, which has the norm's weights and the attention's scale in it;
+- projections of the same input are one matrix, which has the norm's and the attention's scale in it;
 - a rotation is a product of complex numbers: in each head the halves that turn together lie side by side;
 - tokens that are masked are left out, where lerobot weighs them with 0.
 
@@ -48,14 +48,14 @@ class FusedSmolVLA:
                 for i, layer in enumerate(experts)
                 if layer is not None
             ]
-            self._norm, self._eps = network.lm_expert.norm.weight.shape, network.lm_expert.norm.variance_epsilon
+            self._least = _least(network.lm_expert.norm)
             width = network.expert_hidden_size
             of_action, of_time = model.action_time_mlp_in.weight.split(width, 1)
             self._enter = (of_action @ model.action_in_proj.weight).t().contiguous()
             self._entered = model.action_time_mlp_in.bias + of_action @ model.action_in_proj.bias
             self._of_time = of_time
             self._mix, self._mixed = _turned(model.action_time_mlp_out.weight), model.action_time_mlp_out.bias.clone()
-            self._leave = _turned(model.action_out_proj.weight * network.lm_expert.norm.weight)
+            self._leave = _turned(model.action_out_proj.weight * _scale(network.lm_expert.norm))
             self._left = model.action_out_proj.bias.clone()
         self._embed = lambda time: create_sinusoidal_pos_embedding(
             time, width, config.min_period, config.max_period, device=time.device
@@ -112,8 +112,7 @@ class FusedSmolVLA:
             h = torch.addmm(self._mixed, h, self._mix)
             for layer, turn, k, v, hidden in plan:
                 h = layer.go_on(h, layer.look(h, turn, k, v, n), k, v, hidden)
-            h = torch.rms_norm(h, self._norm, None, self._eps)
-            return torch.addmm(self._left, h, self._leave)[None]
+            return torch.addmm(self._left, _normed(h, self._least), self._leave)[None]
 
         return step
 
@@ -146,22 +145,22 @@ class _Layer:
         self._kv = attention.k_proj.out_features // d
         self.own, self.groups = own, self._heads // self._kv
         first, second = layer.input_layernorm, layer.post_attention_layernorm
-        self._shape, self._eps = first.weight.shape, (first.variance_epsilon, second.variance_epsilon)
+        self._least = _least(first), _least(second)
         query = _paired(attention.q_proj.weight, d) * d**-0.5
         key, value = _paired(attention.k_proj.weight, d), attention.v_proj.weight
         parts = [query, key, value] if own else [query]
-        self._first = _turned(torch.cat(parts) * first.weight)
+        self._first = _turned(torch.cat(parts) * _scale(first))
         self._turns = (self._heads + self._kv if own else self._heads) * d
         # the keys that cross attention projects come paired as well
         self._cross = (_turned(_paired(key.t(), d).t()), _turned(value)) if not own else None
         self._out = _turned(attention.o_proj.weight)
-        self._up = _turned(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]) * second.weight)
+        self._up = _turned(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]) * _scale(second))
         self._down = _turned(mlp.down_proj.weight)
 
     def look(self, x: Tensor, turn: Tensor, keys: Tensor, values: Tensor, at: int) -> Tensor:
         """Queries [kv, groups * t, d] of x [t, width]; the tokens' own keys and values are written from row `at` on."""
         t, d = len(x), self._d
-        y = torch.mm(torch.rms_norm(x, self._shape, None, self._eps[0]), self._first)
+        y = torch.mm(_normed(x, self._least[0]), self._first)
         pairs = torch.view_as_complex(y[:, : self._turns].view(t, -1, d // 2, 2))
         turned = torch.view_as_real(pairs * turn).view(t, -1, d)
         if self.own:
@@ -178,7 +177,7 @@ class _Layer:
         found = torch.bmm(scores.softmax(2), values)
         found = found.view(self._kv * self.groups, t, self._d).transpose(0, 1).reshape(t, -1)
         x = torch.addmm(x, found, self._out)
-        y = torch.mm(torch.rms_norm(x, self._shape, None, self._eps[1]), self._up)
+        y = torch.mm(_normed(x, self._least[1]), self._up)
         gate, up = y.chunk(2, 1)
         return torch.addmm(x, silu(gate).mul_(up), self._down)
 
@@ -192,6 +191,24 @@ class _Layer:
         )
         key, value = (part.view(n, self._kv, self._d).transpose(0, 1).contiguous() for part in made)
         return key, value
+
+
+def _normed(x: Tensor, least: Tensor) -> Tensor:
+    """Rows of x [t, width] at the length 1, where torch's `rms_norm` (eight operations) makes it sqrt(width), which the
+    matrix behind it has in it. `least`: sqrt(width * epsilon)."""
+    return x / torch.hypot(torch.linalg.vector_norm(x, 2, 1, True), least)
+
+
+def _least(norm: Any) -> Tensor:
+    """See `_normed`."""
+    weight = norm.weight.detach()
+    return weight.new_tensor((len(weight) * norm.variance_epsilon) ** 0.5)
+
+
+def _scale(norm: Any) -> Tensor:
+    """What the matrix behind a norm has in it, [width]."""
+    weight: Tensor = norm.weight.detach()
+    return weight * len(weight) ** 0.5
 
 
 def _paired(weight: Tensor, d: int) -> Tensor:

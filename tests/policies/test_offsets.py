@@ -116,17 +116,6 @@ def test_the_fast_path_is_told_how_the_robot_moved_since_the_look(seeing, aged):
     told.load(told.save(), 1)
 
 
-def test_to_a_robot_that_has_not_moved_since_the_look_its_age_says_nothing(seeing, aged):
-    still = example_observation(seeing)
-    waited = msgspec.structs.replace(still, time_ns=still.time_ns + 3 * seeing.period_ns)
-    for ego_motion in (True, False):
-        chunks = []
-        for now in (still, waited):
-            policy = FlowPolicy(seeing, msgspec.structs.replace(aged, ego_motion=ego_motion))
-            chunks.append(policy.act(now, policy.think(still), 0).actions)
-        assert np.array_equal(*chunks) == ego_motion
-
-
 def test_the_state_of_the_look_must_be_in_the_batch(seeing, aged):
     policy = FlowPolicy(seeing, msgspec.structs.replace(aged, ego_motion=True))
     batch = example_batch(seeing, 4)
