@@ -39,7 +39,7 @@ def offline() -> None:
 
 
 def build(place: Path, chunk: int = CHUNK) -> int:
-    """Write the model directory `place/vlm`, the checkpoint `place/policy` and, as a learner publishes them, its weights
+    """Write the model directory `place/vlm`, the checkpoint `place/policy` and its weights as a learner publishes them,
     `place/version.safetensors`; returns the number of parameters."""
     offline()
     import torch

@@ -1,6 +1,6 @@
-"""The fast path of a small SmolVLA in fewer operations: the same arithmetic as lerobot's `denoise_step` (tests compare).
+"""The fast path of a small SmolVLA in fewer operations: the arithmetic of lerobot's `denoise_step` (tests compare).
 
-On a small network an operation takes longer to begin than to do, and lerobot's has some two hundred in a flow step. Here
+On a small network most operations take longer to begin than to do. Here
 
 - what does not change between flow steps is made once per chunk: keys and values of cross attention, masks, rotations;
 - projections of the same input are one matrix, which has the norm's and the attention's scale in it;
