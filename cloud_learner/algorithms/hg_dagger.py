@@ -95,8 +95,8 @@ def pixels() -> HGDagger:
         # Held-out success after 2,500 steps, ages up to 8 ticks: 0.84 with a quarter of the steps late, 0.73 with all,
         # 0.89 with none (mean of two seeds, 40 episodes each; noise about 0.1).
         offset_share=0.5,
-        # Ages up to 80 ticks, a look or two a second, 8,000 steps, one seed, four tasks: 0.99 success with it. Without it
-        # 0.70 as trained, and 1.00 when the same network is told that every look is new.
+        # Ages up to 80 ticks, a look or two a second, 8,000 steps, one seed: 0.99 success with it. Without it 0.70, and
+        # 1.00 when the same network is told that every look is new.
         wait_share=0.5,
         learning_rate=2e-3,
         warmup_steps=50,

@@ -100,7 +100,7 @@ class FusedSmolVLA:
             if i + 1 < len(self._language):  # what else the last one computes is for the next
                 x = layer.go_on(x, query, keys[i, :, :n], values[i, :, :n])
         begins, own = places[: self._horizon], places[n : n + self._horizon]
-        plan = []
+        plan: list[tuple[_Layer, Tensor, Tensor, Tensor, Tensor | None]] = []
         for i, layer in self._experts:
             if layer.own:
                 plan.append((layer, own, keys[i], values[i], mask.repeat(layer.groups, 1)))
