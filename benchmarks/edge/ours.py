@@ -184,7 +184,7 @@ def think(run_directory: Path, model: Path) -> None:
     # it keeps two versions; building a network would hold it up while weights are swapped
     policies = [EdgeVla(model), EdgeVla(model)]
     line = _line(run_directory, "thinker", bind=False)
-    run_thinker(ThinkProcess(line, Thinker(policies.pop)), line)
+    run_thinker(ThinkProcess(line, Thinker(lambda: policies.pop())), line)
     line.close()
 
 

@@ -29,10 +29,7 @@ class EdgeVla:
         self.spec = arm_spec()
         self.policy = make(str(place / "policy"), {}, self.spec, 0)
         self.horizon = self.policy.horizon
-
-    @property
-    def version(self) -> int:
-        return self.policy.version
+        self.version = 0
 
     @property
     def trained(self) -> Trained:
@@ -45,6 +42,7 @@ class EdgeVla:
     def load(self, weights: bytes, version: int) -> None:
         """Raises as `LeRobotPolicy.load` does."""
         self.policy.load(weights, version)
+        self.version = version
 
     def think(self, observation: Observation) -> Latent:
         """The policy's latent and, behind it, whether the lamp is on."""
