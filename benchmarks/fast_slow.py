@@ -159,8 +159,6 @@ def measure(quick: bool, keep: Path | None = None) -> Result:
             "Wilson's 95 % interval over all of them.",
             f"{size.demonstrations} demonstrations of each task and {size.gradient_steps} gradient steps for each of "
             "the two networks, which have the same layers.",
-            "Fast and slow learns from late pictures, half of them called older than they are, as after a wait "
-            "(`HGDagger.wait_share`); the single rate has neither late pictures nor ages.",
             f"An act really takes {np.median(act_ms):.2f} ms (median, one thread), so {1000 / np.median(act_ms):.0f} a "
             f"second are possible; the control loop asks for {CONTROL_HZ:g}.",
         ],

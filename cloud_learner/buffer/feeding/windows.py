@@ -11,7 +11,7 @@ A batch is a dict of:
 | `online` | bool[b] | whether it comes from the running fleet, not from a demonstration |
 | `episode` | int64[b] | the episode's number in the ledger |
 | `tick` | int64[b] | of the step in its episode, delta later than the frames' step |
-| `state` | float32[b, ds] | before the first action: rolled dimensions delta later, the others as last read |
+| `state` | float32[b, ds] | before the first action: rolled dimensions delta later, the others as seen |
 | `actions` | float32[b, H, da] | executed from this step on, 0 where masked |
 | `mask` | float32[b, H] | 1 while steps follow each other that may be continued over, 0 from the first that may not |
 | `valid` | float32[b, H] | 1 while the episode goes on, whoever acted |
@@ -38,11 +38,9 @@ An inference takes time, and its actions begin when the robot is elsewhere alrea
 `tick` on therefore belongs to a step up to D after the one the frames were seen at, each sample with its own delay
 (VLASH, arXiv 2512.01031; k of them behind one image are its shared observation): drawn evenly from the delays at which
 a window may begin and before which nothing ends that may not be continued over. What a robot cannot foretell (`rolled`
-is False) it knows only as of its newest reading: these dimensions of `state` come from there, and those of `past_state`
-are never newer. Without cameras that is the step itself. With them a state is newer than the frames, as a fast path
-acts on what a slow one saw long ago: read up to H - 1 steps before the window, since a chunk that is later than it is
-long is of no use. `ahead`, a target and not an input, and `later_state`, which a robot reads when it is there, are
-whole later states.
+is False) it knows only as of the frames' step: these dimensions of `state` come from there, and those of `past_state`
+are never newer. `ahead`, a target and not an input, and `later_state`, which a robot reads when it is there, are whole
+later states.
 """
 
 from __future__ import annotations
@@ -266,11 +264,9 @@ def gather(
         source = columns[name]
         values = slot.array(name, (*start.shape, *source.shape[1:]), source.dtype)
         batch[name] = np.take(source, start, 0, out=values, mode="clip")
-    read = start
     if shape.max_offset and not all(shape.rolled):
         known = ~np.array(shape.rolled)
-        read = start - _read_before(delta, shape, bool(layout.cameras), rng)
-        batch["state"][..., known] = columns["state"][read][..., known]  # type: ignore[index]
+        batch["state"][..., known] = columns["state"][seen][..., known]  # type: ignore[index]
     if shape.max_offset:
         values = slot.array("seen_state", (len(rows), layout.state_dim), np.float32)
         batch["seen_state"] = np.take(columns["state"], rows, 0, out=values, mode="clip")
@@ -284,7 +280,7 @@ def gather(
         states = slot.array("later_state", (*start.shape, layout.state_dim), np.float32)
         batch["later_state"] = np.take(columns["state"], start + index, 0, out=states, mode="clip")
     if shape.history:
-        _tell_past(batch, pool, frames, layout, rows, read, start, shape, slot)
+        _tell_past(batch, pool, frames, layout, rows, seen, start, shape, slot)
     return batch
 
 
@@ -294,7 +290,7 @@ def _tell_past(
     frames: Sequence[np.ndarray],
     layout: Layout,
     rows: np.ndarray,
-    read: np.ndarray,
+    seen: np.ndarray,
     start: np.ndarray,
     shape: Shape,
     slot: Slot,
@@ -306,7 +302,7 @@ def _tell_past(
     np.take(columns["state"], at, 0, out=states, mode="clip")
     if shape.max_offset and not all(shape.rolled):
         known = ~np.array(shape.rolled)
-        states[..., known] = columns["state"][np.minimum(at, read[..., None])][..., known]
+        states[..., known] = columns["state"][np.minimum(at, seen[..., None])][..., known]
     images = {}
     for c, camera in enumerate(layout.cameras):
         numbers = columns["frame"][rows[:, None] + np.arange(-shape.history, 1), c]
@@ -318,13 +314,6 @@ def _tell_past(
         )
         np.take(frames[number], numbers[:, :-1], 0, out=images[camera], mode="clip")
     batch["past_state"], batch["past_images"] = states, images
-
-
-def _read_before(delta: np.ndarray, shape: Shape, sees: bool, rng: np.random.Generator) -> np.ndarray:
-    """int64[b(, k)]: how many steps before its window each state was read; what can be foretold was from then on."""
-    if not sees:
-        return delta
-    return rng.integers(0, np.minimum(delta, shape.horizon - 1) + 1)
 
 
 def _rewards(reward: np.ndarray, first: np.ndarray, count: np.ndarray, most: int) -> np.ndarray:
