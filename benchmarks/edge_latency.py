@@ -33,6 +33,7 @@ from benchmarks.cpu import Others
 from benchmarks.edge.arm import PERIOD_NS, Record
 from benchmarks.edge.children import Children, trainers
 from benchmarks.edge.measure import Measured, measure
+from benchmarks.edge.ours import WRITE_AFTER_S
 from benchmarks.table import Goal, Result, end_in_order, require, run
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def result(found: Found, parameters: int, permitted: bool, note: str) -> Result:
     late = float(np.percentile(idle.lateness_ms, 99)) / (PERIOD_NS / 1e6)
     faster = float(np.median(sync.touch_ms) / np.median(idle.touch_ms))
     seen = float(np.median(sync.light_ms) / np.median(idle.light_ms))
-    minutes = idle.seconds / 60
+    minutes, write_ms = idle.seconds / 60, 1e3 * WRITE_AFTER_S
     unanswered = {f"{e}, {c}": m.unanswered for (e, c), (m, _) in found.items() if m.unanswered}
     return Result(
         title="The edge: lateness, starvation and reaction",
@@ -163,14 +164,13 @@ def result(found: Found, parameters: int, permitted: bool, note: str) -> Result:
             "lerobot 'as it comes': chunk_size_threshold 0.5, weighted_average, inference_latency 1/30 s; 'made fast': "
             "1.0, latest_only, 0 s. Its client sleeps a period after its work, so it drifts through the grid.",
             "This project splits the same weights into a slow path (image and words, in a process of its own) and a "
-            "fast one, asks for a chunk every tick and denoises with its own code, about half the processor time of "
-            "lerobot's predict_action_chunk, which the others call: part of the difference. Commands go out 14 ms "
+            "fast one, asks for a chunk every tick and denoises in fewer operations than lerobot's "
+            f"predict_action_chunk, which the others call: part of the difference. Commands go out {write_ms:g} ms "
             "after the beginning of a tick, so that a quick answer counts in the tick it was asked in.",
             f"weights swapped: a new version every {SWAP_EVERY_S:.0f} s, {found[OURS, SWAPS][1].swaps} in all; neither "
             "lerobot's policy_server nor the synchronous loop can change weights while it runs.",
-            "Tried for the goal of 10: commands 18 ms after the beginning of a tick instead of 14 gave 31 ms in 40 s "
-            "of idle running (9 times); what is left is the wait for the next tick, 10 ms in the mean, and the fast "
-            "path.",
+            f"Of a reaction by touch the wait for the next tick is 10 ms in the mean, and {write_ms:g} ms lie between "
+            "reading and command where the answer comes in time.",
             "trainer on every core: one process per core trains the same SmolVLA, nice 5, as `vla-fleet up` does.",
             *(f"{who}: {n} switches of the lamp were not answered before the next." for who, n in unanswered.items()),
             note,

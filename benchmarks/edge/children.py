@@ -14,7 +14,7 @@ from pathlib import Path
 
 from robot_edge.process import PARENT
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Failed(RuntimeError):

@@ -43,9 +43,9 @@ from wire.zmq_channel import ZmqPair
 
 NAME, STRATEGY = "arm", "auto"
 EXECUTE = 1
+"""ask for the next chunk one tick after the running one's first action: as often as inference can answer"""
 WRITE_AFTER_S = 0.014
 """of the 20 ms period: an answer that takes less is executed in the tick it was asked in"""
-"""ask for the next chunk one tick after the running one's first action: as often as inference can answer"""
 
 
 class StandInRobot:
@@ -166,12 +166,12 @@ def inference(run_directory: Path, model: Path) -> None:
     """The inference process: the fast path, and new weights loaded beside the ones that act."""
     from benchmarks.edge.policy import EdgeVla
 
-    clock, policy = MonotonicClock(), EdgeVla(model)
+    clock, policy, spare = MonotonicClock(), EdgeVla(model), EdgeVla(model)
     line = _line(run_directory, "inference-control", bind=True)
     uplink = ZmqPair(lines(run_directory)["uplink-inference"], bind=False)
     thinker = _line(run_directory, "thinker", bind=True)
     slow = ProcessSlowPath(thinker, clock)
-    fast = Inference(NAME, policy, line, uplink, clock, spare=policy.another(), slow=slow)
+    fast = Inference(NAME, policy, line, uplink, clock, spare=spare, slow=slow)
     run_inference(fast, [line, uplink, thinker])
     fast.close()
     line.close()
@@ -182,8 +182,10 @@ def think(run_directory: Path, model: Path) -> None:
     """The thinking process: the slow path."""
     from benchmarks.edge.policy import EdgeVla
 
+    # it keeps two versions; building a network would hold it up while weights are swapped
+    policies = [EdgeVla(model), EdgeVla(model)]
     line = _line(run_directory, "thinker", bind=False)
-    run_thinker(ThinkProcess(line, Thinker(EdgeVla(model).another)), line)
+    run_thinker(ThinkProcess(line, Thinker(lambda: policies.pop())), line)
     line.close()
 
 

@@ -101,7 +101,7 @@ class Own(NamedTuple):
 
 def run_ours(place: Path, model: Path, seconds: float, moving: Moving, swap_every_s: float = 0.0) -> tuple[Record, Own]:
     """Driver, control, inference and thinking: the record, and what they say of themselves."""
-    record, weights = place / "record.npz", model / "policy" / "model.safetensors"
+    record, weights = place / "record.npz", model / "version.safetensors"
     with Children(place) as children, _run_directory() as run_directory:
         uplink = UplinkStandIn(run_directory)
         try:

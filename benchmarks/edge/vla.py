@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.edge.arm import ACTION, CAMERAS, LAMP_PX, LIT, PX, STATE, TASK
+from benchmarks.edge.arm import ACTION, CAMERAS, LAMP_PX, LIT, PX, STATE, TASK, arm_spec
 
 if TYPE_CHECKING:
     import torch
@@ -39,11 +39,14 @@ def offline() -> None:
 
 
 def build(place: Path, chunk: int = CHUNK) -> int:
-    """Write the model directory `place/vlm` and the checkpoint `place/policy`; returns the number of parameters."""
+    """Write the model directory `place/vlm`, the checkpoint `place/policy` and its weights as a learner publishes them,
+    `place/version.safetensors`; returns the number of parameters."""
     offline()
     import torch
     from lerobot.policies.factory import make_pre_post_processors
     from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
+
+    from policies.lerobot.factory import make
 
     torch.manual_seed(0)
     _write_vlm(place / "vlm")
@@ -56,6 +59,8 @@ def build(place: Path, chunk: int = CHUNK) -> int:
     before, after = make_pre_post_processors(config, dataset_stats=stats)
     for part in (policy, before, after):
         part.save_pretrained(place / "policy")
+    made = make(str(place / "policy"), {}, arm_spec(), 0)
+    (place / "version.safetensors").write_bytes(made.save())
     return sum(parameter.numel() for parameter in policy.parameters())
 
 

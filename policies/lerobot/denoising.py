@@ -59,13 +59,13 @@ def noise_shape(policy: PreTrainedPolicy) -> tuple[int, int, int]:
 def denoise(
     noise: Tensor,
     steps: int,
-    velocity: Callable[[Tensor, Tensor], Tensor],
+    velocity: Callable[[Tensor, float], Tensor],
     guide: Guide | None,
     settings: RTCConfig | None,
 ) -> Tensor:
     """[b, H, width]: `noise` brought from flow time 1 to 0 in `steps` Euler steps, as lerobot's `sample_actions` does.
 
-    `velocity` takes x [b, H, width] and the time [b]. With a `guide` each velocity is bent towards its actions by
+    `velocity` takes x [b, H, width] and the flow time. With a `guide` each velocity is bent towards its actions by
     lerobot's `RTCProcessor` (Black et al. 2025, arXiv 2506.07339, eq. 2 and 4): fully for the committed actions, less
     and less up to the last that is known (eq. 5). `settings` are the checkpoint's own for that, if it has any.
     """
@@ -73,14 +73,18 @@ def denoise(
     bend = None if guide is None else _guided(guide, settings, noise)
     for step in range(steps):
         time = 1.0 + step * dt
-        times = torch.full((len(x),), time, dtype=torch.float32, device=x.device)
-        x = x + dt * (velocity(x, times) if bend is None else bend(velocity, x, time, times))
+        x = x + dt * (velocity(x, time) if bend is None else bend(velocity, x, time))
     return x
+
+
+def flow_times(x: Tensor, time: float) -> Tensor:
+    """float32[b]: the flow time as lerobot's `denoise_step` wants it."""
+    return torch.full((len(x),), time, dtype=torch.float32, device=x.device)
 
 
 def _guided(
     guide: Guide, settings: RTCConfig | None, noise: Tensor
-) -> Callable[[Callable[[Tensor, Tensor], Tensor], Tensor, float, Tensor], Tensor]:
+) -> Callable[[Callable[[Tensor, float], Tensor], Tensor, float], Tensor]:
     from lerobot.configs.types import RTCAttentionSchedule
     from lerobot.policies.rtc.configuration_rtc import RTCConfig
     from lerobot.policies.rtc.modeling_rtc import RTCProcessor
@@ -90,11 +94,11 @@ def _guided(
     processor = RTCProcessor(settings)
     known = guide.actions.shape[0]
 
-    def bend(velocity: Callable[[Tensor, Tensor], Tensor], x: Tensor, time: float, times: Tensor) -> Tensor:
+    def bend(velocity: Callable[[Tensor, float], Tensor], x: Tensor, time: float) -> Tensor:
         def plain(at: Tensor) -> Tensor:
             # The processor asks for gradients of nothing but its own sum, so the network needs no graph.
             with torch.no_grad():
-                return velocity(at, times)
+                return velocity(at, time)
 
         # It does use autograd, which inference mode would forbid even inside `enable_grad`.
         with torch.inference_mode(False), torch.no_grad():

@@ -88,7 +88,8 @@ class _PISplit:
             noise = model.sample_noise((len(valid), config.chunk_size, config.max_action_dim), valid.device)
         fresh = self._fresh(policy, batch)
 
-        def velocity(x: Tensor, times: Tensor) -> Tensor:
+        def velocity(x: Tensor, time: float) -> Tensor:
+            times = denoising.flow_times(x, time)
             moved: Tensor = model.denoise_step(
                 **fresh, prefix_pad_masks=valid, past_key_values=cache, x_t=x, timestep=times
             )

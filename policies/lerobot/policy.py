@@ -310,7 +310,8 @@ class LeRobotPolicy:
     @contextmanager
     def _inference(self, seed: int) -> Iterator[None]:
         """Eval mode and the runtime's number format; random numbers from `seed`, and the global stream as it was."""
-        self._acting.eval()
+        if self._acting.training:  # to say so to hundreds of modules takes a while
+            self._acting.eval()
         cuda = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=cuda), self.runtime.autocast():
             torch.random.default_generator.manual_seed(seed)

@@ -143,6 +143,15 @@ def test_no_child_outlives_its_context(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGTERM
 
 
+def test_a_child_finds_this_tree_and_not_a_benchmark_of_the_same_name(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with Children(tmp_path) as children:
+        found = "import policies.chunks as c, time; print('found', c.__file__, flush=True); time.sleep(60)"
+        log = children.start("importer", "timeit", "-n", "1", "-r", "1", found)
+        children.wait_for("importer", log, "found", 60.0)
+        assert str(Path(edge_latency.__file__).parents[1] / "policies") in log.read_text()
+
+
 def test_the_table_names_goals_and_limits() -> None:
     quick, slow = measure(record(grid(1500), 20_000_000)), measure(record(grid(1500), 320_000_000))
     edges = (edge_latency.SYNC, edge_latency.OURS)
@@ -173,14 +182,13 @@ def test_our_two_paths_give_the_actions_of_lerobots_one(tmp_path: Path) -> None:
     import torch
 
     from benchmarks.edge.policy import EdgeVla
-    from wire.errors import PolicyError, WeightsError
+    from wire.errors import PolicyError
     from wire.types import Frame, Observation
 
-    policy = EdgeVla(tmp_path).another()
-    weights = (tmp_path / "policy" / "model.safetensors").read_bytes()
+    policy = EdgeVla(tmp_path)
+    weights = (tmp_path / "version.safetensors").read_bytes()
     policy.load(weights, 1)
-    noise = torch.randn(1, policy.horizon, 8)
-    policy._noise = lambda: noise.clone()  # type: ignore[method-assign]
+    plain, before, after = vla.load(tmp_path)
     arm = Arm(tmp_path / "r.npz")
     now_ns, state, frame_ns, frames = arm.read()
     images = {name: Frame(frame_ns, image) for name, image in frames.items()}
@@ -188,18 +196,19 @@ def test_our_two_paths_give_the_actions_of_lerobots_one(tmp_path: Path) -> None:
     later = Observation(now_ns, state * np.float32(0.5), images, vla.TASK)
     latent = policy.think(seen)
     for observation in (seen, later):
+        policy.policy._noise.manual_seed(3)
         chunk = policy.act(observation, latent, 7)
-        whole = policy._policy.predict_action_chunk(policy._batch(observation), noise=noise.clone())
+        noise = torch.randn(1, policy.horizon, 8, generator=torch.Generator().manual_seed(3))
+        pictures = {vla.HEAD + n: torch.tensor(f.image).permute(2, 0, 1) / 255 for n, f in images.items()}
+        batch = before({**pictures, "observation.state": torch.tensor(observation.state), "task": vla.TASK})
+        with torch.no_grad():
+            whole = after(plain.predict_action_chunk(batch, noise=noise))
         np.testing.assert_allclose(chunk.actions, whole[0].numpy(), atol=2e-5)
         assert chunk.first_tick == 7
     # marks: the lamp is off
     assert (chunk.actions[:, -2:] == -1.0).all()
     lit = Observation(now_ns, np.append(state[:-1], np.float32(1)), images, vla.TASK)
     assert (policy.act(lit, latent, 0).actions[:, -2:] == [1.0, -1.0]).all()
-    with pytest.raises(WeightsError, match="another network"):
-        import safetensors.torch
-
-        policy.load(safetensors.torch.save({"other": torch.zeros(2)}), 2)
     policy.load(weights, 2)
     with pytest.raises(PolicyError, match="version 1"):
         policy.act(seen, latent, 0)

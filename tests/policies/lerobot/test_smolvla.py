@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from policies.lerobot.fused import FusedSmolVLA
 from policies.lerobot.smolvla import SmolVLASplit
 from policies.lerobot.split import Guide
 from policies.lerobot.tiny import build_tiny
@@ -97,6 +98,37 @@ def test_thinking_and_acting_gives_the_chunk_of_the_undivided_policy(name, tmp_p
         torch.testing.assert_close(chunk, expected, atol=1e-5, rtol=1e-5)
         shapes.add(tuple(tuple(tensor.shape) for tensor in latent))
     assert len(shapes) == 1, "a latent has one shape, whatever is said"
+
+
+@torch.no_grad()
+def test_weights_that_are_written_to_count_from_the_next_chunk_on(made) -> None:
+    policy, noise, batch = copy.deepcopy(made.policy), made.noise(), made.batch(0)
+    chunks = []
+    for change in (lambda p: None, lambda p: p.mul_(1.1), lambda p: p.copy_(torch.randn(p.shape) * 0.1)):
+        for parameter in policy.model.parameters():
+            change(parameter)
+        chunks.append(SPLIT.act(policy, SPLIT.think(policy, batch), _state_only(batch), noise, None))
+        expected = policy.predict_action_chunk(dict(batch), noise=noise)
+        torch.testing.assert_close(chunks[-1], expected, atol=1e-5, rtol=1e-5)
+    assert (chunks[0] - chunks[1]).abs().max() > 1e-3, "the change shows"
+
+
+@torch.no_grad()
+def test_few_operations_are_for_plain_float32_layers_alone(made) -> None:
+    assert FusedSmolVLA.fits(made.policy.model)
+    assert not FusedSmolVLA.fits(copy.deepcopy(made.policy.model).to(torch.bfloat16))
+
+    class Louder(torch.nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    policy, noise, batch = copy.deepcopy(made.policy), made.noise(), made.batch(0)
+    attention = policy.model.vlm_with_expert.lm_expert.layers[1].self_attn
+    plain, attention.q_proj = attention.q_proj, Louder(*reversed(attention.q_proj.weight.shape), bias=False)
+    attention.q_proj.weight.copy_(plain.weight)
+    assert not FusedSmolVLA.fits(policy.model)
+    chunk = SPLIT.act(policy, SPLIT.think(policy, batch), _state_only(batch), noise, None)
+    torch.testing.assert_close(chunk, policy.predict_action_chunk(dict(batch), noise=noise), atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
