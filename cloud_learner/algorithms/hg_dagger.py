@@ -31,11 +31,6 @@ class HGDagger:
     offset_share: float = 1.0
     """share of the steps drawn that lie up to the policy's `max_offset` ticks later than their image; the rest are the
     steps that saw it. Fewer learn the task faster, more learn better to act late"""
-    wait_share: float = 0.0
-    """share of the steps whose pictures are called older than they are, as those of a robot that has waited since. Who
-    demonstrates never waits, so an age tells how far on the task is, and what comes first is left out where a robot did
-    wait. For scenes in which nothing moves but by the robot. Ages up to 80 ticks, two looks a second, 8,000 steps: of a
-    seed that failed a task so, 0.70 became 0.98; of another 0.90 became 0.80, by a task it had nearly learned"""
     draws: int = 1
     """(noise, flow time) pairs per step: more signal for one image encoding"""
     learning_rate: float = 1e-3
@@ -72,9 +67,8 @@ class HGDagger:
         for name in ("warmup_steps", "weight_decay", "shift_px", "pretrain_steps"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"HGDagger: {name} is {getattr(self, name)}; it must not be negative.")
-        for name in ("offset_share", "wait_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"HGDagger: {name} is {getattr(self, name)}; it must be in [0, 1].")
+        if not 0 <= self.offset_share <= 1:
+            raise ConfigError(f"HGDagger: offset_share is {self.offset_share}; it must be in [0, 1].")
         for name in ("ema_decay", "recent_share"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"HGDagger: {name} is {getattr(self, name)}; it must be in [0, 1).")
@@ -115,7 +109,7 @@ def state() -> HGDagger:
 
 def loss(policy: TrainablePolicy, batch: Batch, config: HGDagger, rng: np.random.Generator) -> torch.Tensor:
     """The policy's imitation loss of `batch`, augmented: a scalar. Equation and paper stand at the policy's `loss`."""
-    return policy.loss(waited(augment(batch, config, rng), policy.max_offset, config.wait_share, rng))
+    return policy.loss(augment(batch, config, rng))
 
 
 _OF_A_STEP = ("state", "actions", "mask", "ahead", "frame_age", "later_index", "later_state", "past_state")
@@ -142,16 +136,6 @@ def augment(batch: Batch, config: HGDagger, rng: np.random.Generator) -> Batch:
                 array = batch[name] if grouped else batch[name][:, None]
                 batch[name] = np.repeat(array, config.draws, axis=1)
     return batch
-
-
-def waited(batch: Batch, max_offset: int, share: float, rng: np.random.Generator) -> Batch:
-    """`batch` with `share` of its steps' `frame_age` drawn anew, evenly from what it is to the oldest of training."""
-    if not share or not max_offset or "frame_age" not in batch:
-        return batch
-    age = np.asarray(batch["frame_age"], np.float32)
-    oldest = max(max_offset, float(age.max()))
-    longer = age + rng.random(age.shape) * (oldest - age)
-    return {**batch, "frame_age": np.where(rng.random(age.shape) < share, longer, age).astype(np.float32)}
 
 
 def _with_past(images: np.ndarray, past: np.ndarray | None) -> np.ndarray:

@@ -363,19 +363,6 @@ def test_draws_repeat_the_age_and_what_corrects_single_actions_too():
     assert hg_dagger.augment(of_an_image, HGDagger(draws=2), rng)["frame_age"].shape == (3,)
 
 
-def test_a_share_of_the_pictures_is_called_older_as_after_a_wait():
-    rng = np.random.default_rng(0)
-    batch = example_batch(SPEC, 4, images=3000, steps=2) | {"frame_age": np.full((3000, 2), 4, np.float32)}
-    age = hg_dagger.waited(batch, 24, 0.25, rng)["frame_age"]
-    assert age.dtype == np.float32 and age.min() == 4 and 23 < age.max() <= 24
-    assert abs(np.mean(age > 4) - 0.25) < 0.02 and abs(np.mean(age[age > 4]) - 14) < 0.5
-    assert (batch["frame_age"] == 4).all(), "the batch given is left alone"
-    # what is older than the oldest of training stays as it is
-    assert np.array_equal(hg_dagger.waited(batch, 2, 1.0, rng)["frame_age"], batch["frame_age"])
-    for max_offset, share in ((24, 0.0), (0, 1.0)):
-        assert hg_dagger.waited(batch, max_offset, share, rng) is batch
-
-
 def test_the_past_is_repeated_and_shifted_with_what_is_seen():
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (5, 8, 8, 3), np.uint8)
