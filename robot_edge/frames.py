@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
+
 from wire.channel import Channel
 from wire.errors import ConfigError, InvalidData
 from wire.frame_ring import FrameRing, SharedFrame, without_preview
@@ -85,6 +87,4 @@ def without_previews(observation: Observation) -> Observation:
 
 
 def _with(message: ChunkRequest | ThinkRequest, observation: Observation) -> ChunkRequest | ThinkRequest:
-    if isinstance(message, ThinkRequest):
-        return ThinkRequest(message.number, message.versions, observation, message.jpeg)
-    return ChunkRequest(message.tick, observation, message.first_tick, message.state, message.prefix, message.residual)
+    return msgspec.structs.replace(message, observation=observation)

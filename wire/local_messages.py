@@ -26,6 +26,8 @@ class ChunkRequest(TaggedMessage, frozen=True, eq=False):
     prefix: Prefix | None = None
     residual: bool = False
     """also answer with the latent and the corrector"""
+    moved_ticks: int = -1
+    """for so many ticks before `tick` the robot has moved without standing still; -1: not known"""
 
 
 class ChunkReply(TaggedMessage, frozen=True, eq=False):

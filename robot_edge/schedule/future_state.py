@@ -51,6 +51,7 @@ class FutureStateSchedule(Planned):
         return chosen
 
     def executed(self, tick: int, action: np.ndarray) -> None:
+        super().executed(tick, action)
         self._foresight.executed(tick, action)
         if tick < self._assumed_until and self._foresight.drifted:
             self._line.cancel()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from hal.limits import hold_numbers
 from robot_edge.schedule.base import Chosen
 from robot_edge.schedule.forecast import DelayForecast
 from robot_edge.schedule.quantise import quantise
@@ -77,6 +78,8 @@ class Line:
 
     def reset(self) -> None:
         """Whatever is under way is void."""
+        self._moved_ticks = 0
+        self._last: np.ndarray | None = None
         self._open: dict[int, ChunkRequest] = {}
         self._asked: int | None = None
         self._newest: int | None = None
@@ -88,12 +91,21 @@ class Line:
         return tick > self._asked and (self._asked not in self._open or tick - self._asked >= self._patience_ticks)
 
     def ask(self, request: ChunkRequest) -> ChunkRequest:
-        """`request` is on its way."""
+        """`request` as it goes on its way."""
+        if self._spec is not None:
+            request = msgspec.structs.replace(request, moved_ticks=self._moved_ticks)
         self._open[request.tick] = request
         self._asked = request.tick
         if len(self._open) > _MOST_OPEN:
             del self._open[min(self._open)]
         return request
+
+    def executed(self, action: np.ndarray) -> None:
+        """float32[da]: what the robot did at a tick; counts for how long it has moved."""
+        if self._spec is not None:
+            last = action if self._last is None else self._last
+            self._moved_ticks = 0 if action.tolist() == hold_numbers(self._spec, last) else self._moved_ticks + 1
+            self._last = action
 
     def cancel(self) -> None:
         """No answer to what was asked so far is wanted; the next request need not wait."""

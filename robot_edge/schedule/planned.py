@@ -47,7 +47,7 @@ class Planned:
         return None if self._plan is None else self._plan.at(tick)
 
     def executed(self, tick: int, action: np.ndarray) -> None:
-        """Nothing to learn from it here."""
+        self._line.executed(action)
 
     # --- what strategies change -----------------------------------------------------------------------------------
 

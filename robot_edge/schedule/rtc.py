@@ -50,6 +50,7 @@ class RtcSchedule(Planned):
         return chosen
 
     def executed(self, tick: int, action: np.ndarray) -> None:
+        super().executed(tick, action)
         self._foresight.executed(tick, action)
 
     def _request(self, tick: int, observation: Observation) -> ChunkRequest:
