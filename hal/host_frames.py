@@ -91,7 +91,7 @@ class FrameReader:
         self._seen: dict[str, tuple[View, Frame]] = {}
 
     def read(self, views: Mapping[str, View]) -> dict[str, Frame]:
-        """The frames of a reply. Nothing is put in before the next read, so they are whole until then.
+        """The frames of a reply. No more than the next reading is put in before control asks again: they stay whole.
 
         Raises `RobotError` for one that is not there.
         """

@@ -1,6 +1,6 @@
 """What control and a robot's host say to each other: small packets over a local socket, pictures by their numbers.
 
-One request is answered by one reply, so no frame is put in between two reads; a command may ask for the next reading
+One request is answered by one reply, so frames are put in only by a read; a command may ask for the next reading
 too, which then comes when its time has come. A packet that comes late is known by its number. No pickle: packets are
 typed MessagePack.
 """
