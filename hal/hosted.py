@@ -118,7 +118,7 @@ class HostedRobot:
             "write", self._call_s, action=data, previews=self._previews, propose=self._proposes, read_at_ns=at_ns
         )
         if at_ns:
-            self._ahead, self._ahead_ns, self._number = self._number + 1, at_ns, self._number + 1
+            self._ahead, self._ahead_ns = self._number + 1, at_ns
         return Feedback(np.frombuffer(reply.executed, np.float32), reply.reward, reply.success)
 
     def expect_read(self, at_ns: int) -> None:
@@ -197,7 +197,8 @@ class HostedRobot:
     def _call(self, call: str, timeout_s: float, **parts: Any) -> Reply:
         """The reply to `call`; `parts` of the `Request`."""
         line = self._line(call)
-        self._number += 1
+        # The number between is that of a reading that comes by itself, also after a command that failed.
+        self._number += 2
         self._ahead = 0
         sent_ns = time.monotonic_ns()
         try:

@@ -44,10 +44,7 @@ class Job:
     def __enter__(self) -> Job:
         environment = {**os.environ, "PYTHONPATH": str(self._root), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
         # As where people work: what was compiled once is kept.
-        environment |= {
-            "PYTHONDONTWRITEBYTECODE": "",
-            "PYTHONPYCACHEPREFIX": str(self._root / ".pytest_cache/bytecode"),
-        }
+        environment["PYTHONDONTWRITEBYTECODE"] = ""
         with self._log.open("w") as output:
             self.begun_s = time.monotonic()
             self.process = subprocess.Popen(

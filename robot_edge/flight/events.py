@@ -69,6 +69,11 @@ class Raised(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
+def raised(error: BaseException | None) -> Raised | None:
+    """How an exception stands in the file."""
+    return None if error is None else Raised(type(error).__name__, str(error))
+
+
 class Slept(_Event, frozen=True, array_like=True, eq=False, tag=0):
     deadline_ns: int
 

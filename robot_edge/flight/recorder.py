@@ -31,7 +31,6 @@ from robot_edge.flight.events import (
     Packer,
     Progressed,
     Proposed,
-    Raised,
     Read,
     Received,
     Reset,
@@ -41,6 +40,7 @@ from robot_edge.flight.events import (
     TickRecord,
     Written,
     is_image,
+    raised,
 )
 from robot_edge.flight.snapshot import Border, capture
 from robot_edge.flight.writer import FlightConfig, Item, Writer
@@ -394,8 +394,3 @@ class RecordedOperator(Border):
         if self._flight.live:
             self._flight.note(Progressed(left))
         return left
-
-
-def raised(error: BaseException | None) -> Raised | None:
-    """How an exception stands in the file."""
-    return None if error is None else Raised(type(error).__name__, str(error))

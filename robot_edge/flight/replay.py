@@ -38,11 +38,12 @@ from robot_edge.flight.events import (
     Written,
     array_reader,
     plain,
+    raised,
     same,
     unpack,
 )
 from robot_edge.flight.file import Reading, Record, starts
-from robot_edge.flight.recorder import Loop, raised
+from robot_edge.flight.recorder import Loop
 from robot_edge.flight.snapshot import Border, restore
 from robot_edge.flight.writer import program
 from wire.channel import Channel

@@ -105,7 +105,8 @@ class Line:
         if self._spec is not None:
             last = action if self._last is None else self._last
             self._moved_ticks = 0 if action.tolist() == hold_numbers(self._spec, last) else self._moved_ticks + 1
-            self._last = action
+            # A driver may use its array again.
+            self._last = action.copy()
 
     def cancel(self) -> None:
         """No answer to what was asked so far is wanted; the next request need not wait."""

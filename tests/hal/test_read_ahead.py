@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hal.fake import FakeConfig, FakeExpert, FakeRobot
+from hal.robot import Feedback
 from tests.hal.test_hosted import hosted
 from wire.errors import RobotError
 from wire.types import Observation
@@ -28,7 +29,12 @@ class Counted(FakeRobot):
     def __init__(self) -> None:
         super().__init__(CONFIG)
         self.read_ns: list[int] = []
-        self.broken = False
+        self.broken = self.refuses = False
+
+    def write(self, action: np.ndarray) -> Feedback:
+        if self.refuses:
+            raise RobotError("the arm refuses")
+        return super().write(action)
 
     def read(self) -> Observation:
         self.read_ns.append(time.monotonic_ns())
@@ -96,6 +102,24 @@ def test_what_the_driver_raises_is_raised_by_the_reading(place: Path) -> None:
             robot.read()
         driver.broken = False
         assert robot.read().state.shape == (4,)
+
+
+def test_after_a_refused_command_the_reading_that_was_expected_answers_nothing_else(place: Path) -> None:
+    driver = Counted()
+    with hosted(driver, place) as robot:
+        robot.connect()
+        robot.reset("go-left", 1)
+        robot.write(STILL)
+        driver.refuses = True
+        robot.expect_read(time.monotonic_ns())
+        with pytest.raises(RobotError, match="the arm refuses"):
+            robot.write(STILL)
+        until_read(driver, 1)
+        driver.refuses = False
+        move = np.array([0.5, 0, 0, 0], np.float32)
+        assert robot.write(move).executed.tolist() == move.tolist()
+        robot.reset("go-right", 2)
+        assert "right" in robot.read().task
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,31 +13,13 @@ import pytest
 
 from robot_edge.frames import FramedChannel, intact, without_previews
 from tests import samples
+from tests.wire.rings import SLOTS, SPEC, Rings, frame
+from tests.wire.rings import rings as rings
 from wire.frame_ring import FrameRing
 from wire.memory_channel import memory_pair
 from wire.messages import ChunkReply, ChunkRequest, Framed, Heartbeat, ThinkRequest
 from wire.shared_channel import SharedChannel
 from wire.types import CameraSpec, Frame, Observation, RobotSpec
-
-SPEC = samples.spec()
-SLOTS = 22
-"""20 Hz for one second, one that is written and one to spare"""
-
-Rings = tuple[FrameRing, FrameRing]
-
-
-@pytest.fixture
-def rings(tmp_path: Path) -> Iterator[Rings]:
-    """A reader may come first."""
-    reader = FrameRing(tmp_path / "frames", SPEC, write=False)
-    writer = FrameRing(tmp_path / "frames", SPEC, write=True)
-    yield writer, reader
-    writer.close()
-    reader.close()
-
-
-def frame(number: int) -> Frame:
-    return Frame(10 * number, np.full((8, 8, 3), number % 256, np.uint8))
 
 
 def seen(number: int, preview: bool = False) -> Observation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +9,13 @@ import numpy as np
 import pytest
 
 from tests import samples
+from tests.wire.rings import SLOTS, SPEC, Rings, frame
+from tests.wire.rings import rings as rings
 from wire.codec import decode, encode
 from wire.errors import ConfigError, InvalidData
 from wire.frame_ring import FrameRing, SharedFrame, private, ring_path, with_preview, without_preview
 from wire.messages import FrameTaken
 from wire.types import Frame
-
-SPEC = samples.spec()
-SLOTS = 22
-"""20 Hz for one second, one that is written and one to spare"""
-
-Rings = tuple[FrameRing, FrameRing]
-
-
-@pytest.fixture
-def rings(tmp_path: Path) -> Iterator[Rings]:
-    """A reader may come first."""
-    reader = FrameRing(tmp_path / "frames", SPEC, write=False)
-    writer = FrameRing(tmp_path / "frames", SPEC, write=True)
-    yield writer, reader
-    writer.close()
-    reader.close()
-
-
-def frame(number: int) -> Frame:
-    return Frame(10 * number, np.full((8, 8, 3), number % 256, np.uint8))
 
 
 def seen(writer: FrameRing, reader: FrameRing, number: int) -> SharedFrame:
