@@ -63,7 +63,8 @@ def test_a_robot_is_driven_lost_and_found_again(cell: Cell) -> None:
     robot = cell.start_robot()
     cell.wait("the robot speaks", lambda: cell.joints)
     cell.publish(b'{"amplitude": 0.6}')
-    assert cell.change(CONFIGURE)
+    # The node may hear of the robot later than this process does.
+    cell.wait("it is configured", lambda: cell.change(CONFIGURE))
     assert cell.state() == "inactive"
     changed, reason = cell.set_parameter("site", "attic")
     assert not changed
@@ -130,7 +131,8 @@ def test_an_edge_that_cannot_go_on_is_put_away_with_the_reason(cell: Cell) -> No
     node = cell.start_node()
     cell.wait("the robot speaks", lambda: cell.joints)
     cell.publish(b'{"amplitude": 0.6}')
-    assert cell.change(CONFIGURE)
+    # The node may hear of the robot later than this process does.
+    cell.wait("it is configured", lambda: cell.change(CONFIGURE))
     assert cell.change(ACTIVATE)
     cell.wait("the policy moves the robot", lambda: moves(cell))
 
