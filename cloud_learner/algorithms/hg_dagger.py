@@ -55,7 +55,8 @@ class HGDagger:
     """more of what is learned less: each task's share of online data follows the losses (SOP, arXiv 2601.03044), for
     policies that say `image_losses`; otherwise every imitable step of a task counts the same"""
     pretrain_steps: int = 600
-    """gradient steps on the demonstrations before the first version is published"""
+    """gradient steps on the demonstrations before the first version is published: a few seconds' worth, so that robots
+    get to work early; learning goes on while they do"""
     publish_every_s: float = 5.0
     """time between two published versions"""
 
@@ -97,14 +98,13 @@ def pixels() -> HGDagger:
         shift_px=1,
         bfloat16=True,
         recent_share=0.25,
-        # A few seconds, so that robots get to work early; learning goes on while they do.
         pretrain_steps=150,
     )
 
 
 def state() -> HGDagger:
     """Two tasks from the whole state."""
-    return HGDagger(batch=128, ema_decay=0.995, pretrain_steps=2000)
+    return HGDagger(batch=128, ema_decay=0.995, pretrain_steps=800)
 
 
 def loss(policy: TrainablePolicy, batch: Batch, config: HGDagger, rng: np.random.Generator) -> torch.Tensor:
