@@ -44,7 +44,7 @@ from wire.zmq_channel import ZmqPair
 NAME, STRATEGY = "arm", "auto"
 EXECUTE = 1
 """ask for the next chunk one tick after the running one's first action: as often as inference can answer"""
-WRITE_AFTER_S = 0.014
+WRITE_AFTER_S = 0.016
 """of the 20 ms period: an answer that takes less is executed in the tick it was asked in"""
 
 
