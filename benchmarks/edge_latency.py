@@ -51,12 +51,14 @@ class Durations:
     """Seconds each edge is measured."""
 
     ours_idle: float = 602.0
+    sync_idle: float = 300.0
+    """its reaction is spread evenly over half a second, so the median of fewer stimuli says little"""
     other_idle: float = 50.0
     loaded: float = 40.0
     swaps: float = 45.0
 
 
-QUICK = Durations(12.0, 12.0, 12.0, 12.0)
+QUICK = Durations(12.0, 12.0, 12.0, 12.0, 12.0)
 
 
 def measure_edges(quick: bool) -> Result:
@@ -111,18 +113,18 @@ def _all(place: Path, durations: Durations) -> Found:
     def theirs(settings: LeRobotSettings, seconds: float) -> Callable[[Path, Moving], tuple[Record, Own]]:
         return lambda here, moving: (run_lerobot(here, model, seconds, moving, settings), Own())
 
-    def each(condition: str, usual: float, own: float) -> None:
-        one(SYNC, condition, lambda here, moving: (run_sync(here, model, usual, moving), Own()))
+    def each(condition: str, sync: float, usual: float, own: float) -> None:
+        one(SYNC, condition, lambda here, moving: (run_sync(here, model, sync, moving), Own()))
         for settings in (USUAL, FASTEST):
             one(settings.name, condition, theirs(settings, usual))
         one(OURS, condition, lambda here, moving: run_ours(here, model, own, moving))
 
-    each(IDLE, durations.other_idle, durations.ours_idle)
+    each(IDLE, durations.sync_idle, durations.other_idle, durations.ours_idle)
     one(OURS, SWAPS, lambda here, moving: run_ours(here, model, durations.swaps, moving, SWAP_EVERY_S))
     log.info("starting the trainers")
     with trainers(place, model) as crowd:
         load = crowd
-        each(LOADED, durations.loaded, durations.loaded)
+        each(LOADED, durations.loaded, durations.loaded, durations.loaded)
     return found
 
 
