@@ -4,8 +4,8 @@
 - `offline`: no robot acts; the operator gives the same number of expert steps as whole demonstrations instead.
 - `no corrections`: the first demonstrations only.
 
-Everything runs in simulated time in one thread per seed (`fleet.rehearsal`), so the arms differ in nothing but their
-data. Seeds run beside each other, one process for each core.
+Everything runs in simulated time in one thread per seed (`fleet.evaluation.in_process_fleet`), so the arms differ in
+nothing but their data. Seeds run beside each other, one process for each core.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.table import Goal, Result, interval, run
-from fleet.recipes import get_recipe
-from fleet.rehearsal import Rehearsal, success
+from benchmarks.common.table import Goal, Result, interval, run
+from fleet.config.recipes import get_recipe
+from fleet.evaluation.in_process_fleet import Rehearsal, success
 
 HELD_OUT = 3_000_000
 ARMS = ("online", "offline", "no corrections")

@@ -31,16 +31,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.async_statistics import shown, wilson
-from benchmarks.table import Goal, Result, run
-from cloud_learner.buffer.place import BufferPlace
-from hal.drivers.metaworld import CONTROL_HZ, MetaWorldConfig, metaworld_spec
-from hal.drivers.metaworld_motion import metaworld_motion
-from hal.drivers.metaworld_tasks import PIXEL_TASKS
+from benchmarks.async_delay.statistics import shown, wilson
+from benchmarks.common.table import Goal, Result, run
+from cloud_learner.buffer.location import BufferPlace
+from hal.drivers.metaworld.dynamics import metaworld_motion
+from hal.drivers.metaworld.robot import CONTROL_HZ, MetaWorldConfig, metaworld_spec
+from hal.drivers.metaworld.tasks import PIXEL_TASKS
 from wire.types import Latent, Observation
 
 if TYPE_CHECKING:
-    from benchmarks.async_rollout import Stage, Thinker
+    from benchmarks.async_delay.rollout import Stage, Thinker
     from policies.flow import FlowPolicy
 
 HELD_OUT = 3_000_000
@@ -88,8 +88,8 @@ class Paced:
         self.begin()
 
     def begin(self) -> None:
-        from robot_edge.latents import LatentBuffer
-        from robot_edge.slow_path import InlineSlowPath, PacedSlowPath
+        from robot_edge.inference.latent_encoder import InlineSlowPath, PacedSlowPath
+        from robot_edge.inference.latents import LatentBuffer
 
         clock = self._stage.clock
         self._path = PacedSlowPath(InlineSlowPath(self._policy), clock, self._hz)
@@ -183,7 +183,7 @@ def _seed(size: Size, seed: int, root: Path) -> dict[str, list[dict[str, float]]
     """Every episode by cell; what is already in `root` is not measured again."""
     import torch
 
-    from benchmarks.async_delay import keep_settings
+    from benchmarks.async_delay.__main__ import keep_settings
 
     torch.set_num_threads(1)
     home = root / f"seed-{seed}"
@@ -208,8 +208,8 @@ def _seed(size: Size, seed: int, root: Path) -> dict[str, list[dict[str, float]]
 
 
 def _checkpoint(size: Size, seed: int, kind: str, home: Path) -> bytes:
-    from benchmarks.async_data import Pushes, demonstrate
-    from benchmarks.async_policy import Training, train
+    from benchmarks.async_delay.data import Pushes, demonstrate
+    from benchmarks.async_delay.policy import Training, train
     from cloud_learner.algorithms import hg_dagger
     from policies.flow import pixels_network
 
@@ -235,10 +235,10 @@ def _checkpoint(size: Size, seed: int, kind: str, home: Path) -> bytes:
 
 def evaluate(size: Size, weights: bytes, kind: str, hz: float) -> list[dict[str, float]]:
     """Success, ticks, of them before the first action and without one after it, and chunks of each held-out episode."""
-    from benchmarks.async_rollout import AtOnce, Stage
+    from benchmarks.async_delay.rollout import AtOnce, Stage
     from policies.flow import FlowPolicy
-    from robot_edge.schedule.choose import make_schedule
-    from robot_edge.schedule.forecast import DelayForecast
+    from robot_edge.chunking.delay_estimate import DelayForecast
+    from robot_edge.chunking.factory import make_schedule
 
     spec = metaworld_spec(size.config)
     policy = FlowPolicy.from_weights(weights, spec, 1)
@@ -276,7 +276,7 @@ def evaluate(size: Size, weights: bytes, kind: str, hz: float) -> list[dict[str,
 
 def _act_ms(size: Size, weights: bytes, acts: int = 200) -> float:
     """Median time of an act of the fast path."""
-    from benchmarks.async_rollout import Stage
+    from benchmarks.async_delay.rollout import Stage
     from policies.flow import FlowPolicy
 
     policy = FlowPolicy.from_weights(weights, metaworld_spec(size.config), 1)

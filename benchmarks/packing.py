@@ -3,7 +3,7 @@
 A policy that answers late is trained with images of one moment and states and actions of a later one, the offset drawn
 anew for each sample (VLASH, arXiv 2512.01031). Most of a gradient step goes into encoding images, so k samples behind
 each image cost little more than one. VLASH packs them into one sequence with a block mask; here they are the second
-axis of a grouped batch (`cloud_learner.buffer.feeding.windows`).
+axis of a grouped batch (`cloud_learner.buffer.loading.windows`).
 
 - `packed`: b images, k offsets behind each.
 - `one at a time`: b k images, one offset each: as many samples, k times the images.
@@ -31,22 +31,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.cpu import Others
-from benchmarks.table import Goal, Result, interval, run
+from benchmarks.common.cpu import Others
+from benchmarks.common.table import Goal, Result, interval, run
 from cloud_learner.algorithms import hg_dagger
 from cloud_learner.algorithms.hg_dagger import HGDagger
-from cloud_learner.buffer.feeding.config import FeedConfig
-from cloud_learner.buffer.feeding.feed import Feed, open_feed
-from cloud_learner.buffer.place import BufferPlace
+from cloud_learner.buffer.loading.config import FeedConfig
+from cloud_learner.buffer.loading.dataset import Feed, open_feed
+from cloud_learner.buffer.location import BufferPlace
 from cloud_learner.buffer.sampling.target import imitation
-from fleet.config import Recipe
-from fleet.recipes import PIXEL_TASKS, get_recipe
-from fleet.rehearsal import Rehearsal, success
-from hal.drivers.metaworld_motion import metaworld_motion
+from fleet.config.recipe import Recipe
+from fleet.config.recipes import PIXEL_TASKS, get_recipe
+from fleet.evaluation.in_process_fleet import Rehearsal, success
+from hal.drivers.metaworld.dynamics import metaworld_motion
 
 if TYPE_CHECKING:
-    from cloud_learner.learner import Learner
-    from policies.base import LearnedPolicy
+    from cloud_learner.training.learner import Learner
+    from policies.interface.policy import LearnedPolicy
     from wire.types import RobotSpec
 
 HELD_OUT = 3_000_000
@@ -205,7 +205,7 @@ def _begin(recipe: Recipe, place: BufferPlace, arm: Arm, seed: int) -> tuple[Lea
     """A learner that has seen nothing yet, normalised, and its batches."""
     import torch
 
-    from cloud_learner.learner import Learner
+    from cloud_learner.training.learner import Learner
 
     torch.set_num_threads(1)
     algorithm: HGDagger = replace(hg_dagger.pixels(), batch=arm.images, ticks_per_frame=arm.offsets)

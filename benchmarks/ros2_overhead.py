@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cpu import Others
-from benchmarks.table import Goal, Result, require, run
-from hal.limits import limit_action
-from hal.robot import Feedback, Robot
+from benchmarks.common.cpu import Others
+from benchmarks.common.table import Goal, Result, require, run
+from hal.interfaces.robot import Feedback, Robot
+from hal.safety.bounds import limit_action
 from wire.errors import FleetError
 from wire.types import CameraSpec, Dimension, Frame, Observation, RobotSpec
 
@@ -227,7 +227,7 @@ def _prepare(environment: dict[str, str]) -> None:
 
 
 def _serve(rate_hz: float, environment: dict[str, str], stop: Event) -> None:
-    from hal.drivers.ros2_sim_node import SimRobotNode
+    from hal.drivers.ros2.sim_node import SimRobotNode
 
     _prepare(environment)
     node = SimRobotNode(BenchArm(rate_hz))
@@ -242,8 +242,8 @@ def _drive(arm: Arm, rate_hz: float, seconds: float, environment: dict[str, str]
     _prepare(environment)
     robot: Robot = BenchArm(rate_hz)
     if arm.topics:
-        from hal.drivers.ros2_config import QosConfig, Ros2Config
-        from hal.drivers.ros2_robot import Ros2Robot
+        from hal.drivers.ros2.config import QosConfig, Ros2Config
+        from hal.drivers.ros2.robot import Ros2Robot
 
         qos = QosConfig(images="reliable" if arm.reliable else "best_effort")
         robot = Ros2Robot(

@@ -16,9 +16,9 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from hal.camera import Camera
-from hal.device import Device
-from hal.robot import Robot, Teleoperator
+from hal.interfaces.camera import Camera
+from hal.interfaces.robot import Robot, Teleoperator
+from hal.interfaces.teleop import Device
 from wire.clock import Clock
 from wire.errors import ConfigError, FleetError, RobotError, nearest
 
@@ -29,29 +29,29 @@ TELEOPERATORS = "vla_fleet.teleoperators"
 _NOUNS = {ROBOTS: "robot", OPERATORS: "operator", CAMERAS: "camera", TELEOPERATORS: "teleoperator"}
 
 _BUILT_IN = (
-    EntryPoint("fake", "hal.fake:FakeRobot", ROBOTS),
-    EntryPoint("gym-aloha", "hal.drivers.gym_presets:aloha_robot", ROBOTS),
-    EntryPoint("gym-fetch", "hal.drivers.gym_presets:fetch_robot", ROBOTS),
-    EntryPoint("gym-metaworld", "hal.drivers.gym_presets:metaworld_robot", ROBOTS),
-    EntryPoint("gym-pusht", "hal.drivers.gym_presets:pusht_robot", ROBOTS),
-    EntryPoint("gymnasium", "hal.drivers.gym_robot:GymRobot", ROBOTS),
-    EntryPoint("lerobot", "hal.drivers.lerobot_robot:LeRobotRobot", ROBOTS),
-    EntryPoint("metaworld", "hal.drivers.metaworld:MetaWorldRobot", ROBOTS),
+    EntryPoint("fake", "hal.drivers.fake:FakeRobot", ROBOTS),
+    EntryPoint("gym-aloha", "hal.drivers.gym.presets:aloha_robot", ROBOTS),
+    EntryPoint("gym-fetch", "hal.drivers.gym.presets:fetch_robot", ROBOTS),
+    EntryPoint("gym-metaworld", "hal.drivers.gym.presets:metaworld_robot", ROBOTS),
+    EntryPoint("gym-pusht", "hal.drivers.gym.presets:pusht_robot", ROBOTS),
+    EntryPoint("gymnasium", "hal.drivers.gym.robot:GymRobot", ROBOTS),
+    EntryPoint("lerobot", "hal.drivers.lerobot.robot:LeRobotRobot", ROBOTS),
+    EntryPoint("metaworld", "hal.drivers.metaworld.robot:MetaWorldRobot", ROBOTS),
     EntryPoint("replay", "hal.drivers.replay:ReplayRobot", ROBOTS),
-    EntryPoint("ros2", "hal.drivers.ros2_robot:Ros2Robot", ROBOTS),
+    EntryPoint("ros2", "hal.drivers.ros2.robot:Ros2Robot", ROBOTS),
     EntryPoint("with-cameras", "hal.drivers.with_cameras:CameraRobot", ROBOTS),
-    EntryPoint("fake", "hal.fake:FakeExpert", OPERATORS),
-    EntryPoint("metaworld", "hal.drivers.metaworld_expert:MetaWorldExpert", OPERATORS),
+    EntryPoint("fake", "hal.drivers.fake:FakeExpert", OPERATORS),
+    EntryPoint("metaworld", "hal.drivers.metaworld.expert:MetaWorldExpert", OPERATORS),
     EntryPoint("replay", "hal.drivers.replay:ReplayOperator", OPERATORS),
     EntryPoint("with-cameras", "hal.drivers.with_cameras:inside_operator", OPERATORS),
     EntryPoint("opencv", "hal.cameras.opencv:OpenCvCamera", CAMERAS),
     EntryPoint("pattern", "hal.cameras.simulated:PatternCamera", CAMERAS),
-    EntryPoint("ros2", "hal.drivers.ros2_camera:Ros2Camera", CAMERAS),
+    EntryPoint("ros2", "hal.drivers.ros2.camera:Ros2Camera", CAMERAS),
     EntryPoint("scene", "hal.cameras.simulated:SceneCamera", CAMERAS),
     EntryPoint("video", "hal.cameras.video:VideoCamera", CAMERAS),
     EntryPoint("gamepad", "hal.teleop.gamepad:Gamepad", TELEOPERATORS),
     EntryPoint("keyboard", "hal.teleop.keyboard:Keyboard", TELEOPERATORS),
-    EntryPoint("lerobot", "hal.drivers.lerobot_teleop:LeRobotTeleop", TELEOPERATORS),
+    EntryPoint("lerobot", "hal.drivers.lerobot.teleop:LeRobotTeleop", TELEOPERATORS),
     EntryPoint("script", "hal.teleop.script:Script", TELEOPERATORS),
 )
 
@@ -107,7 +107,7 @@ def make_robot(kind: str, config: Any = None, clock: Clock | None = None) -> Rob
     if not isinstance(robot, Robot):
         raise RobotError(
             f"robot '{kind}' gave a {type(robot).__name__}, which lacks methods of "
-            "hal.robot.Robot: spec, connect, reset, read, write, close."
+            "hal.interfaces.robot.Robot: spec, connect, reset, read, write, close."
         )
     return robot
 

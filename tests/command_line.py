@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cli import main
+from fleet.cli.__main__ import main
 
 
 def vla_fleet(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

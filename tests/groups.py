@@ -27,7 +27,7 @@ GROUPS = {
     # one domain at a time
     "ros": ("*/test_ros2_*.py", "tests/launch/*"),
     # long tests with processes or training of their own: early, so that nobody waits for them at the end
-    "policies": ("tests/policies/test_runtime.py", "tests/policies/test_[fs]*.py"),
+    "policies": ("tests/policies/common/test_runtime.py", "tests/policies/flow/*"),
 }
 
 

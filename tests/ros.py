@@ -50,7 +50,7 @@ def ros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
 @contextlib.contextmanager
 def sim_node(robot: str, config: Mapping[str, object] | None = None, *ros_arguments: str) -> Iterator[subprocess.Popen]:
     """`sim_robot_node` in a process of its own, in this process's ROS environment; ended at the end."""
-    command = [sys.executable, "-m", "hal.drivers.ros2_sim_node", "--robot", robot]
+    command = [sys.executable, "-m", "hal.drivers.ros2.sim_node", "--robot", robot]
     command += ["--robot-config", json.dumps(config)] if config else []
     command += ["--ros-args", *ros_arguments] if ros_arguments else []
     process = subprocess.Popen(command)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.base import Examples
-from wire.messages import CameraFrames, Segment
+from policies.interface.policy import Examples
+from wire.messages.all import CameraFrames, Segment
 from wire.types import (
     ActionChunk,
     Actor,

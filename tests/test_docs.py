@@ -11,7 +11,7 @@ import typer
 
 from hal.conformance import check_robot
 from hal.registry import make_operator, make_robot
-from policies.conformance import check_policy
+from policies.conformance.check import check_policy
 from tests.samples import states_only
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,13 +36,12 @@ def test_files_in_the_reading_order_exist() -> None:
     section = (ROOT / "README.md").read_text().split("## Reading order")[1]
     named = re.findall(r"`([a-z_/]+\.py)`", section)
     assert len(named) > 10
-    rooms = ("", "robot_edge", "cloud_learner", "hal", "fleet")
     for name in named:
-        assert any((ROOT / room / name).exists() for room in rooms), name
+        assert (ROOT / name).exists(), name
 
 
 def test_the_readme_names_no_command_that_is_not_there() -> None:
-    from fleet.cli import app
+    from fleet.cli.__main__ import app
 
     known = _commands(app)
     # the longest first: `policy tokenizer fit` is no command called `policy tokenizer`
@@ -89,7 +88,7 @@ def test_the_example_policy_keeps_the_rules(examples: None) -> None:
 
 
 def test_the_example_recipes_can_be_named(examples: None) -> None:
-    from fleet.recipes import get_recipe
+    from fleet.config.recipes import get_recipe
 
     assert get_recipe("own_robot:slider").robot == "slider"
     policy = get_recipe("own_policy:regression").make_policy(get_recipe("state").spec, 0)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from wire.errors import ConfigError, ProtocolError, TooLarge
-from wire.messages import Message
+from wire.messages.all import Message
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024

@@ -203,7 +203,7 @@ class Prefix(msgspec.Struct, frozen=True, eq=False):
 
 
 class Corrector(msgspec.Struct, frozen=True, eq=False):
-    """A small network that corrects single actions on the robot; `policies.corrector` runs it without torch."""
+    """A small network that corrects single actions; `policies.common.residual_policy` runs it without torch."""
 
     weights: tuple[np.ndarray, ...]
     """float32[out, in] of each layer"""

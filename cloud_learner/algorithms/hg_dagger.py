@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from policies.base import Batch, TrainablePolicy
+from policies.interface.policy import Batch, TrainablePolicy
 from wire.errors import ConfigError
 
 if TYPE_CHECKING:

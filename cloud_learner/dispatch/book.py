@@ -10,7 +10,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import JobEpisodeRow, JobRow
 from hal.scheduler import TaskCount
 from wire.errors import StorageError
-from wire.fleet_messages import JobRequest
+from wire.messages.fleet import JobRequest
 from wire.types import Lease
 
 log = logging.getLogger(__name__)

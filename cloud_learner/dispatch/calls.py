@@ -13,9 +13,9 @@ from cloud_learner.operator.desk import check_action
 from cloud_learner.operator.view import FleetView
 from hal.resource import Leases, Priority
 from hal.scheduler.scheduler import Scheduler
-from wire.channel import FURTHER
 from wire.errors import Refused
-from wire.messages import AcquireLease, Answer, EdgeStatus, Message, Operator, Preempted, ReleaseLease, RenewLease
+from wire.messages.all import AcquireLease, Answer, EdgeStatus, Message, Operator, Preempted, ReleaseLease, RenewLease
+from wire.transport.channel import FURTHER
 from wire.types import Lease
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ CALLERS = ("console", "teleoperator")
 SHORTEST_TTL_S = 0.2
 LONGEST_TTL_S = 24 * 3600.0
 LONGEST_ROBOT = 64
-"""characters of a name, as `wire.keys` has it"""
+"""characters of a name, as `wire.transport.keys` has it"""
 MAINTENANCE = 50
 """priority of a lease that says nothing else: above all jobs, below those who drive"""
 _USUAL = {"teleoperation": Priority.operator, "operator": Priority.operator}

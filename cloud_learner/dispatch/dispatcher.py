@@ -22,8 +22,7 @@ from hal.scheduler.decision import job_of
 from hal.scheduler.jobs import KINDS, LONGEST_NAME, Done, check_request, check_sizes
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import ConfigError, Refused, StorageError, nearest
-from wire.fleet_messages import JobRequest, JobState, RobotState
-from wire.messages import (
+from wire.messages.all import (
     AcquireLease,
     Answer,
     CancelJob,
@@ -38,6 +37,7 @@ from wire.messages import (
     Segment,
     SubmitJob,
 )
+from wire.messages.fleet import JobRequest, JobState, RobotState
 from wire.types import Lease, RobotSpec
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from cloud_learner.operator.cards import DROPPED
 from hal.resource import Leases, Priority
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import Refused
-from wire.messages import EdgeStatus, Message, Operator
+from wire.messages.all import EdgeStatus, Message, Operator
 from wire.types import Lease
 
 log = logging.getLogger(__name__)

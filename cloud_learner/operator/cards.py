@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from wire.fleet_messages import JobState, RobotState
-from wire.messages import EdgeStatus
+from wire.messages.all import EdgeStatus
+from wire.messages.fleet import JobState, RobotState
 from wire.types import Lease, Meaning, RobotSpec
 
 LOST_AFTER_S = 2.0

@@ -17,8 +17,8 @@ from typing import Any
 from cloud_learner.operator.cards import LOST_AFTER_S, Seen, finite, job_line, make_card
 from cloud_learner.operator.unaided import UnaidedSuccess
 from wire.clock import Clock, MonotonicClock
-from wire.fleet_messages import JobState, RobotState
-from wire.messages import Applied, EdgeStatus, Evaluation, Operator, Preview, TrainerStatus
+from wire.messages.all import Applied, EdgeStatus, Evaluation, Operator, Preview, TrainerStatus
+from wire.messages.fleet import JobState, RobotState
 from wire.types import Lease, PolicyVersion, RobotSpec
 
 MAX_CURVE_POINTS = 600

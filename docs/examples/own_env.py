@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from fleet.config import Recipe
-from fleet.recipes import state
-from hal.drivers.gym_presets import fetch, fetch_robot
-from hal.drivers.gym_robot import GymRobot
+from fleet.config.recipe import Recipe
+from fleet.config.recipes import state
+from hal.drivers.gym.presets import fetch, fetch_robot
+from hal.drivers.gym.robot import GymRobot
 from hal.registry import register
-from robot_edge.loop import LoopConfig
+from robot_edge.control.loop import LoopConfig
 from wire.types import Observation
 
 CONFIG = fetch("reach")

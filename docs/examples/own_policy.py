@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from fleet.config import Recipe
-from fleet.recipes import state
-from policies.base import Batch, Examples, check_observation
-from policies.weights import Header, load_into, pack, unpack
+from fleet.config.recipe import Recipe
+from fleet.config.recipes import state
+from policies.common.weights import Header, load_into, pack, unpack
+from policies.interface.policy import Batch, Examples, check_observation
 from wire.errors import InvalidData, PolicyError, WeightsError
 from wire.types import ActionChunk, Latent, Observation, Prefix, RobotSpec, Trained
 

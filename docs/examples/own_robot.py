@@ -16,12 +16,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from fleet.config import Recipe
-from fleet.recipes import state
-from hal.limits import limit_action
+from fleet.config.recipe import Recipe
+from fleet.config.recipes import state
+from hal.interfaces.robot import Feedback
 from hal.registry import register
-from hal.robot import Feedback
-from robot_edge.loop import LoopConfig
+from hal.safety.bounds import limit_action
+from robot_edge.control.loop import LoopConfig
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError, nearest
 from wire.types import Dimension, Meaning, Observation, RobotSpec

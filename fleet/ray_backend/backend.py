@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from fleet.backend import LocalBackend, News, Part, PartState
+from fleet.launch.backend import LocalBackend, News, Part, PartState
 from fleet.ray_backend.cluster import Cluster, Gone
 from fleet.ray_backend.host import TOKEN
 from fleet.ray_backend.resources import NEEDS, Discovery, Node, Request, Waits, discover, place

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from fleet.backend import Part
+from fleet.launch.backend import Part
 from fleet.ray_backend.host import Host, look
 from fleet.ray_backend.resources import Node, Request, living, robot_resource
 from wire.errors import ConfigError, WireError, storage_error

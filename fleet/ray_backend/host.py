@@ -1,7 +1,7 @@
 """The actor: it holds a place on a node and keeps one process there running.
 
 Ray starts the actor again when it or its node dies; the actor starts the process again when that dies; the process ends
-by itself when its actor is gone (`robot_edge.process.Lifeline`).
+by itself when its actor is gone (`robot_edge.runtime.lifecycle.Lifeline`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from fleet.backend import LocalBackend, Part, PartState
-from fleet.paths import DataDirectory
+from fleet.config.data_directory import DataDirectory
+from fleet.launch.backend import LocalBackend, Part, PartState
 from fleet.ray_backend.settings import NodeSettings
 from wire.errors import FleetError
 
@@ -91,7 +91,7 @@ class Host:
 
 def steps_recorded(data: DataDirectory, robot: str) -> int:
     """Steps the robot's spool ever took in, -1 when it is not on this machine. The robot must be stopped."""
-    from robot_edge.spool import Spool
+    from robot_edge.uplink.spool import Spool
 
     path = data.edge(robot) / "spool.sqlite"
     if not path.exists():

@@ -12,7 +12,7 @@ from pathlib import Path
 from fleet.ray_backend.resources import robot_resource
 from fleet.ray_backend.settings import NodeSettings
 from wire.errors import ConfigError
-from wire.keys import GATEWAY, load_pair, load_public
+from wire.transport.keys import GATEWAY, load_pair, load_public
 
 _PARTS = (GATEWAY, "trainer", "evaluator", "demonstrator", "thinker", "console", "teleoperator")
 """what other keys of a fleet are called, or begin with"""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.backend import Part
+from fleet.launch.backend import Part
 from wire.errors import ConfigError
-from wire.keys import check_name
+from wire.transport.keys import check_name
 
 ROBOT = "robot:"
 """a node that has robot NAME offers 1 of the custom resource `robot:NAME`"""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fleet.console import FleetClient
+from fleet.cli.client import FleetClient
 from fleet.ray_backend.cluster import Cluster
 from fleet.ray_backend.resources import discover
-from wire.fleet_messages import RobotState
+from wire.messages.fleet import RobotState
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from hal.cameras.picture import Fit, framed
-from hal.priority import ordinary
+from hal.driver_host.priority import ordinary
 from wire.errors import ConfigError, FleetError, RobotError
 from wire.types import CameraSpec, Frame
 
@@ -189,7 +189,7 @@ def check_spec(spec: CameraSpec, device: str) -> None:
 
 
 class ThreadedCamera:
-    """A `Capture` as a `hal.camera.Camera`: a driver's constructor says which."""
+    """A `Capture` as a `hal.interfaces.camera.Camera`: a driver's constructor says which."""
 
     def __init__(self, capture: Capture) -> None:
         self.spec = capture.spec

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hal.camera import Camera
 from hal.cameras.capture import check_spec
 from hal.conformance import Check, Figure, Report
+from hal.interfaces.camera import Camera
 from wire.errors import FleetError, RobotError
 from wire.types import CameraSpec, Frame
 
@@ -46,7 +46,7 @@ class _Run:
     def spec(self) -> str:
         camera = self._make()
         if not isinstance(camera, Camera):
-            return "lacks a method of hal.camera.Camera; add it."
+            return "lacks a method of hal.interfaces.camera.Camera; add it."
         if not isinstance(camera.spec, CameraSpec):
             return "`spec` must be a CameraSpec, set by the constructor."
         check_spec(camera.spec, "this camera")

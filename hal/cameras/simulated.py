@@ -11,9 +11,9 @@ import numpy as np
 from hal.cameras.capture import Capture, ThreadedCamera
 from hal.cameras.opencv import Pace
 from hal.cameras.picture import Fit, rgb
-from hal.limits import rest_action
+from hal.interfaces.robot import Robot
 from hal.registry import make_robot, read_config
-from hal.robot import Robot
+from hal.safety.bounds import rest_action
 from wire.errors import ConfigError, RobotError
 from wire.types import CameraSpec
 

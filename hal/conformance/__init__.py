@@ -15,7 +15,7 @@ from collections.abc import Callable
 from hal.conformance.measure import measure
 from hal.conformance.report import Check, Figure, Report
 from hal.conformance.rules import Broken, Rules
-from hal.robot import Robot
+from hal.interfaces.robot import Robot
 
 __all__ = ["Check", "Figure", "Report", "check_robot"]
 

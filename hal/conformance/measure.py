@@ -9,8 +9,8 @@ import numpy as np
 
 from hal.conformance.report import Figure
 from hal.conformance.rules import Closing, Rules
-from hal.limits import hold_action
-from hal.robot import Robot
+from hal.interfaces.robot import Robot
+from hal.safety.bounds import hold_action
 from wire.types import Meaning, Observation, RobotSpec
 
 _REST_TICKS = 10

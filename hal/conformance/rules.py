@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hal.limits import hold_action, limit_action, rest_action
-from hal.robot import Feedback, Robot
+from hal.interfaces.robot import Feedback, Robot
+from hal.safety.bounds import hold_action, limit_action, rest_action
 from wire.errors import ConfigError, FleetError, InvalidData
 from wire.types import Meaning, Observation, RobotSpec
 
@@ -57,7 +57,7 @@ class Rules:
 
     def spec(self) -> None:
         robot = self.make()
-        need(isinstance(robot, Robot), "lacks a method of hal.robot.Robot; add it.")
+        need(isinstance(robot, Robot), "lacks a method of hal.interfaces.robot.Robot; add it.")
         need(isinstance(robot.spec, RobotSpec), "`spec` must be a RobotSpec, set by the constructor.")
         need(robot.spec.action_dim > 0, "the spec has no action; name at least one dimension.")
         for d in (*robot.spec.state, *robot.spec.action):

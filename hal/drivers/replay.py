@@ -15,12 +15,12 @@ from typing import Literal
 
 import numpy as np
 
-from hal.limits import hold_action, limit_action
-from hal.robot import Feedback
+from hal.interfaces.robot import Feedback
+from hal.safety.bounds import hold_action, limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.episode_file import read_episode, read_header
 from wire.errors import ConfigError, Corrupt, RobotError, nearest
-from wire.messages import Segment
+from wire.messages.all import Segment
 from wire.types import Frame, Observation, RobotSpec
 
 

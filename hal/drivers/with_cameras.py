@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hal.camera import Camera
+from hal.interfaces.camera import Camera
+from hal.interfaces.robot import Feedback, Robot, Teleoperator
 from hal.registry import CAMERAS, make_camera, make_operator, make_robot, read_config
-from hal.robot import Feedback, Robot, Teleoperator
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, FleetError, RobotError
 from wire.types import Frame, Observation, RobotSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from wire.fleet_messages import Capabilities, Requirement
+from wire.messages.fleet import Capabilities, Requirement
 from wire.types import RobotSpec
 
 

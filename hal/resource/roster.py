@@ -9,7 +9,7 @@ import msgspec
 from hal.resource.health import Health, HealthConfig, HealthWatch, Report
 from hal.resource.lease import Leases
 from wire.errors import Refused
-from wire.fleet_messages import Capabilities, RobotState
+from wire.messages.fleet import Capabilities, RobotState
 
 _LOOK_NS = 200_000_000
 """silence is looked for so often; reports are judged as they come"""

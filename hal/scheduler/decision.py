@@ -10,7 +10,7 @@ from hal.scheduler.groups import Robot
 from hal.scheduler.jobs import JobRecord, Slice
 from hal.scheduler.seeds import training_stretch
 from wire.errors import ConfigError
-from wire.messages import Job
+from wire.messages.all import Job
 
 REST = "rest"
 """id of the job that is none"""

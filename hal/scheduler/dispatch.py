@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from hal.scheduler.groups import Demand, Group, Queue, Robot
 from hal.scheduler.jobs import Assignment, JobRecord
-from wire.fleet_messages import Capabilities
+from wire.messages.fleet import Capabilities
 
 Begin = Callable[[Robot, JobRecord, str, int], Assignment]
 End = Callable[[Assignment, str, int], None]

@@ -16,8 +16,8 @@ import msgspec
 
 from hal.resource.capabilities import able, unmet
 from hal.scheduler.jobs import Assignment, JobRecord
-from wire.fleet_messages import Capabilities, Requirement
-from wire.messages import Job
+from wire.messages.all import Job
+from wire.messages.fleet import Capabilities, Requirement
 from wire.types import Lease
 
 

@@ -26,8 +26,8 @@ from hal.scheduler.groups import Robot
 from hal.scheduler.jobs import Assignment, Done, JobRecord, Slice, check_request
 from hal.scheduler.tasks import TaskCount, TaskSpread
 from wire.errors import Refused, nearest
-from wire.fleet_messages import Capabilities, JobRequest, JobState
-from wire.messages import Job
+from wire.messages.all import Job
+from wire.messages.fleet import Capabilities, JobRequest, JobState
 from wire.types import Lease
 
 

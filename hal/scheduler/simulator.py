@@ -20,8 +20,8 @@ from hal.resource.roster import Roster
 from hal.scheduler.decision import job_of
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import Refused
-from wire.fleet_messages import Capabilities, JobRequest
-from wire.messages import Job
+from wire.messages.all import Job
+from wire.messages.fleet import Capabilities, JobRequest
 
 SECOND = 1_000_000_000
 

@@ -1,1 +1,1 @@
-"""Devices that a person teleoperates with (`hal.device.Device`)."""
+"""Devices that a person teleoperates with (`hal.interfaces.teleop.Device`)."""

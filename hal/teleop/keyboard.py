@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hal.device import Intent
+from hal.interfaces.teleop import Intent
 from hal.teleop.pose import Jog, Jogs, check_rest, read_binding
 from hal.teleop.terminal import Terminal
 from wire.clock import Clock, MonotonicClock

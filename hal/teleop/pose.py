@@ -119,8 +119,9 @@ class Jog:
 def neutral(spec: RobotSpec, pose: np.ndarray, action: np.ndarray) -> np.ndarray:
     """float32[da]: what to command before `action` when a robot was just taken over.
 
-    A robot leaves an absolute dimension as it is until a person changes it (`robot_edge.human`). So the first command
-    is one that `action` differs from, except where the robot is there already; deltas and velocities are 0.
+    A robot leaves an absolute dimension as it is until a person changes it (`robot_edge.control.operator_override`). So
+    the first command is one that `action` differs from, except where the robot is there already; deltas and velocities
+    are 0.
     """
     low, high = spec.action_low(), spec.action_high()
     absolute = np.array([d.meaning is Meaning.absolute for d in spec.action])

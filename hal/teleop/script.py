@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hal.device import Intent
-from hal.limits import limit_action
+from hal.interfaces.teleop import Intent
+from hal.safety.bounds import limit_action
 from hal.teleop.pose import unknown
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, InvalidData, RobotError, nearest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hal.device import Device, Intent
+from hal.interfaces.teleop import Device, Intent
 from hal.teleop.pose import Hints, LetsGo, SeesRobot
 from hal.teleop.terminal import Terminal
 from wire.types import RobotSpec

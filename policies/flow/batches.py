@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from policies.base import Batch
 from policies.flow.config import FlowConfig
+from policies.interface.policy import Batch
 from wire.errors import InvalidData
 from wire.types import RobotSpec
 

@@ -52,7 +52,7 @@ class Bridge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Vlm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pretrained vision-language backbone as the slow path; `policies.flow.backbone.describe` reads it off a
+    """A pretrained vision-language backbone as the slow path; `policies.flow.networks.backbone.describe` reads it off a
     directory. Where that lies is said where the policy is made, since it differs from machine to machine."""
 
     fingerprint: str

@@ -1,4 +1,4 @@
-"""`flow:SIZE` for `policies.registry`. Nothing here imports torch before a policy is made."""
+"""`flow:SIZE` for `policies.interface.registry`. Nothing here imports torch before a policy is made."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from policies.common.runtime import Runtime
 from policies.flow.config import FlowConfig
 from policies.flow.presets import SIZES, network
-from policies.options import read_options
-from policies.registry import Hints
-from policies.runtime import Runtime
-from policies.trainable import Training
+from policies.interface.options import read_options
+from policies.interface.registry import Hints
+from policies.interface.trainable import Training
 from wire.errors import ConfigError, nearest
 from wire.types import RobotSpec
 
@@ -27,7 +27,7 @@ _HINTS = {
     "large": Hints(learning_rate=1e-4, weight_decay=1e-2, gradient_clip=1.0, publish_every_s=120.0, think_every_s=0.5),
 }
 PATHS = ("vlm",)
-"""configured values that are paths; `policies.registry` makes those that are there absolute"""
+"""configured values that are paths; `policies.interface.registry` makes those that are there absolute"""
 
 
 class FlowChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,7 +84,7 @@ def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> Hints:
     if found.vlm is not None:
         from pathlib import Path
 
-        from policies.flow.backbone import require_backbone
+        from policies.flow.networks.backbone import require_backbone
 
         require_backbone(Path(choice.vlm), found.vlm, choice.vlm_random)
     return msgspec.structs.replace(_HINTS[place], horizon=found.horizon)
@@ -106,7 +106,7 @@ def _network(place: str, choice: FlowChoice, spec: RobotSpec) -> FlowConfig:
         )
     vlm = None
     if choice.vlm:
-        from policies.flow.backbone import describe
+        from policies.flow.networks.backbone import describe
 
         vlm = describe(choice.vlm, choice.vlm_layers, choice.vlm_words, choice.vlm_train)
     options = choice.max_offset, choice.prefix, choice.residual, choice.cameras, vlm

@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from policies.base import Batch, Examples, check_observation
-from policies.chunks import chunk, require_prefix, require_version, require_width
-from policies.flow import sampling
+from policies.common.runtime import Runtime, acting, compiled, refresh
+from policies.common.text import tokenize
+from policies.common.weights import Header, load_published, pack_module, read_header, unpack
 from policies.flow.batches import read_batch
+from policies.flow.compatibility import NETWORK, read_config, require_fit, require_same
 from policies.flow.config import FlowConfig
-from policies.flow.fits import NETWORK, read_config, require_fit, require_same
-from policies.flow.network import FlowNetwork
-from policies.flow.vlm import LORA_TARGETS, Words
-from policies.runtime import Runtime, acting, compiled, refresh
-from policies.text import tokenize
-from policies.trainable import Training, first_seed, prepare
-from policies.weights import Header, load_published, pack_module, read_header, unpack
+from policies.flow.networks import sampling
+from policies.flow.networks.network import FlowNetwork
+from policies.flow.networks.vlm import LORA_TARGETS, Words
+from policies.interface.chunks import chunk, require_prefix, require_version, require_width
+from policies.interface.policy import Batch, Examples, check_observation
+from policies.interface.trainable import Training, first_seed, prepare
 from wire.errors import PolicyError
 from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, RobotSpec, Trained
 

@@ -1,4 +1,4 @@
-"""The corrector of single actions, as it is trained; `policies.corrector` runs it on the robot."""
+"""The corrector of single actions, as it is trained; `policies.common.residual_policy` runs it on the robot."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from policies.corrector import TICKS_SCALE, input_width
+from policies.common.normalizer import Normalizer
+from policies.common.residual_policy import TICKS_SCALE, input_width
 from policies.flow.config import FlowConfig
-from policies.normalizer import Normalizer
 from wire.types import Corrector
 
 _FIRST_CORRECTION = 0.05

@@ -15,8 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from policies.lerobot.loading import load_weights, with_adapters
-from policies.lerobot.place import (
+from policies.lerobot.checkpoint_path import (
     CONFIG,
     POSTPROCESSOR,
     PREPROCESSOR,
@@ -29,6 +28,7 @@ from policies.lerobot.place import (
     resolve,
     weights_file,
 )
+from policies.lerobot.loading import load_weights, with_adapters
 from wire.errors import ConfigError, FleetError, nearest
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class Checkpoint:
     def open(cls, place: str, override: dict[str, Any] | None = None) -> Checkpoint:
         """Reads the configuration, with the fields of `override` instead of its own; the weights wait for `policy`.
 
-        `place`: see `policies.lerobot.place.locate`. Raises `ConfigError` that names the file and the way out.
+        `place`: see `policies.lerobot.checkpoint_path.locate`. Raises `ConfigError` that names the file and the way
+        out.
         """
         path = locate(place)
         stored = read_config(path)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from policies.lerobot.checkpoint import Checkpoint
-from policies.lerobot.place import CONFIG, VLM
+from policies.lerobot.checkpoint_path import CONFIG, VLM
 from policies.lerobot.policy import LeRobotPolicy
 from policies.lerobot.statistics import ATTRIBUTE
 from wire.errors import ConfigError, storage_error

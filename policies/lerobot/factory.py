@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from policies.interface.registry import Hints
+from policies.lerobot.checkpoint_path import PREPROCESSOR, locate, read_config, weights_file
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotConfig, read_options, require_lerobot
-from policies.lerobot.place import PREPROCESSOR, locate, read_config, weights_file
-from policies.registry import Hints
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
@@ -20,7 +20,7 @@ _FRESH_STEPS = 500
 
 
 def make(place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> LeRobotPolicy:
-    """The policy of the checkpoint at `place` (see `policies.lerobot.place.locate`) for the robot `spec`.
+    """The policy of the checkpoint at `place` (see `policies.lerobot.checkpoint_path.locate`) for the robot `spec`.
 
     `config` has the fields of `LeRobotConfig`. Raises `ConfigError` or `WeightsError` naming the file and the remedy.
     """

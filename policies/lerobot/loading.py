@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from policies.lerobot.place import ADAPTER_WEIGHTS, CONFIG, WEIGHTS, one_line
+from policies.lerobot.checkpoint_path import ADAPTER_WEIGHTS, CONFIG, WEIGHTS, one_line
 from wire.errors import WeightsError
 
 if TYPE_CHECKING:

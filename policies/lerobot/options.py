@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from policies.runtime import Runtime
-from policies.trainable import Training
+from policies.common.runtime import Runtime
+from policies.interface.trainable import Training
 from wire.errors import ConfigError, nearest
 
 _FIXED = ("type", "input_features", "output_features", "normalization_mapping", "device", "use_amp", "use_peft")

@@ -12,16 +12,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from policies.base import Batch, Examples, check_observation
-from policies.chunks import chunk, require_prefix, require_version
+from policies.common.runtime import Runtime, acting, compiled, refresh
+from policies.common.weights import Header, load_published, pack_module, unpack
+from policies.interface.chunks import chunk, require_prefix, require_version
+from policies.interface.policy import Batch, Examples, check_observation
+from policies.interface.trainable import prepare
 from policies.lerobot import latents
-from policies.lerobot.batch import ACTION, Shaper
+from policies.lerobot.batch_adapter import ACTION, Shaper
 from policies.lerobot.checkpoint import Checkpoint
+from policies.lerobot.checkpoint_path import POSTPROCESSOR, PREPROCESSOR
 from policies.lerobot.history import Memory
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotConfig
-from policies.lerobot.place import POSTPROCESSOR, PREPROCESSOR
-from policies.lerobot.split import Guide, Tensors, split_of
+from policies.lerobot.partitions.partition import Guide, Tensors, split_of
 from policies.lerobot.statistics import (
     ATTRIBUTE,
     Statistics,
@@ -31,9 +34,6 @@ from policies.lerobot.statistics import (
     require_sound,
     state_alone,
 )
-from policies.runtime import Runtime, acting, compiled, refresh
-from policies.trainable import prepare
-from policies.weights import Header, load_published, pack_module, unpack
 from wire.errors import ConfigError, PolicyError, WeightsError
 from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, RobotSpec, Trained
 

@@ -21,7 +21,7 @@ from lerobot.processor import (
 )
 from torch import nn
 
-from policies.base import Examples
+from policies.interface.policy import Examples
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 

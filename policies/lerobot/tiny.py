@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.base import Examples
+from policies.interface.policy import Examples
 from policies.lerobot.options import require_lerobot
 from wire.errors import ConfigError
 from wire.types import RobotSpec

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from policies.common.runtime import Runtime
 from policies.flow.config import Conv, Eye
-from policies.options import read_options
-from policies.registry import Hints
-from policies.runtime import Runtime
+from policies.interface.options import read_options
+from policies.interface.registry import Hints
+from policies.interface.trainable import Training
 from policies.tokens.config import FastConfig, ResidualVQConfig, TokensConfig
-from policies.trainable import Training
 from wire.errors import ConfigError, nearest
 from wire.types import RobotSpec
 
 if TYPE_CHECKING:
-    from policies.base import LearnedPolicy
+    from policies.interface.policy import LearnedPolicy
 
 PLACES = ("fast", "residual_vq")
 """the tokenisers; the first when none is named"""

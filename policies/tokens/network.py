@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from policies.flow.slow import SlowPath
-from policies.normalizer import Normalizer
+from policies.common.normalizer import Normalizer
+from policies.flow.networks.slow import SlowPath
 from policies.tokens.config import TokensConfig
 from wire.errors import InvalidData
 

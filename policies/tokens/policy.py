@@ -11,20 +11,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from policies.base import Batch, Examples, check_observation
-from policies.chunks import chunk, require_prefix, require_version, require_width
+from policies.common.runtime import Runtime, acting, compiled, refresh
+from policies.common.text import tokenize
+from policies.common.weights import Header, load_published, pack_module
+from policies.common.weights import unpack as unpack_file
 from policies.flow.batches import read_batch
-from policies.flow.fits import require_fit
-from policies.runtime import Runtime, acting, compiled, refresh
-from policies.text import tokenize
+from policies.flow.compatibility import require_fit
+from policies.interface.chunks import chunk, require_prefix, require_version, require_width
+from policies.interface.policy import Batch, Examples, check_observation
+from policies.interface.trainable import Training, first_seed, prepare
 from policies.tokens.config import FastConfig, TokensConfig
 from policies.tokens.fast import FastTokenizer
 from policies.tokens.network import Decoder, TokenNetwork, unpack
 from policies.tokens.residual_vq import ResidualVQ
 from policies.tokens.tokenizer import ActionTokenizer, from_bytes
-from policies.trainable import Training, first_seed, prepare
-from policies.weights import Header, load_published, pack_module
-from policies.weights import unpack as unpack_file
 from wire.errors import InvalidData, PolicyError, WeightsError
 from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, RobotSpec, Trained
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.async_data import Pushes, demonstrate, pushed
-from benchmarks.async_statistics import bootstrap, shown, wilson
+from benchmarks.async_delay.data import Pushes, demonstrate, pushed
+from benchmarks.async_delay.statistics import bootstrap, shown, wilson
 from cloud_learner.buffer.ledger.control import HOLD, SCRIPT
-from cloud_learner.buffer.place import BufferPlace
+from cloud_learner.buffer.location import BufferPlace
 
 
 def test_wilson_is_the_textbook_interval() -> None:
@@ -49,7 +49,7 @@ def test_pushes_come_and_go() -> None:
 @pytest.mark.slow
 def test_a_push_is_recorded_as_held_and_not_imitated(tmp_path: Path) -> None:
     pytest.importorskip("metaworld")
-    from hal.drivers.metaworld import metaworld_spec, track_config
+    from hal.drivers.metaworld.robot import metaworld_spec, track_config
 
     place = BufferPlace(tmp_path / "buffer")
     pushes = Pushes(share=1.0, calm_ticks=(10, 14), push_ticks=(3, 5), strength=(1.0,))
@@ -75,7 +75,7 @@ def test_a_push_is_recorded_as_held_and_not_imitated(tmp_path: Path) -> None:
 def test_a_small_run_gives_every_cell_and_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("metaworld")
     torch = pytest.importorskip("torch")
-    from benchmarks import async_delay
+    from benchmarks.async_delay import __main__ as async_delay
 
     threads = torch.get_num_threads()
     size = async_delay.Size("track", 2, 3, 1, 60, (0,), (0, 4))
@@ -88,7 +88,7 @@ def test_a_small_run_gives_every_cell_and_goes_on_where_it_was(tmp_path: Path, m
         gone = known.pop(async_delay._cell("naive", "plain", 4))
         known[async_delay._cell("sync", "plain", 0)] = [0.75]
         kept.write_text(json.dumps(known))
-        monkeypatch.setattr("benchmarks.async_data.demonstrate", None)
+        monkeypatch.setattr("benchmarks.async_delay.data.demonstrate", None)
         again = async_delay._seed(size, 0, tmp_path)
         assert again[async_delay._cell("naive", "plain", 4)] == gone, "the same seeds, the same episodes"
         assert again[async_delay._cell("sync", "plain", 0)] == [0.75], "what was there is not measured again"

@@ -10,15 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import buffer, buffer_load, table
-from benchmarks.buffer_data import CAMERAS, HORIZON, Scale, make
-from benchmarks.buffer_growth import At, Growth, flatness, measure_growth
-from benchmarks.buffer_ours import Ours, cache_for_all, feed_config, fill, smallest_cache
-from benchmarks.buffer_peers import Contender, Flat, TorchRL, folder_bytes
-from benchmarks.cpu import Others, cpu_seconds
+from benchmarks.buffer import __main__ as buffer
+from benchmarks.buffer import load as buffer_load
+from benchmarks.buffer.data import CAMERAS, HORIZON, Scale, make
+from benchmarks.buffer.growth import At, Growth, flatness, measure_growth
+from benchmarks.buffer.ours import Ours, cache_for_all, feed_config, fill, smallest_cache
+from benchmarks.buffer.peers import Contender, Flat, TorchRL, folder_bytes
+from benchmarks.common import table
+from benchmarks.common.cpu import Others, cpu_seconds
 from cloud_learner.buffer.check import Before, check_frames, check_names, check_order, check_steps
-from cloud_learner.buffer.place import BufferPlace
-from wire.messages import Segment
+from cloud_learner.buffer.location import BufferPlace
+from wire.messages.all import Segment
 
 SCALE = Scale(episodes=2, frames=8, steps_per_frame=4, size=64)
 
@@ -103,8 +105,8 @@ def test_growth_is_measured_at_each_size(tmp_path: Path) -> None:
 
 
 def test_painted_numbers_survive_jpeg() -> None:
-    from benchmarks.buffer_data import JPEG_QUALITY, decode
-    from robot_edge.segments import encode_jpeg
+    from benchmarks.buffer.data import JPEG_QUALITY, decode
+    from robot_edge.uplink.segments import encode_jpeg
 
     rng = np.random.default_rng(0)
     wanted = rng.integers(0, 1 << 16, (50, 2))
@@ -117,7 +119,7 @@ def whole_batch() -> dict[str, object]:
     scale, ticks = buffer_load.SCALE, np.array([4, 9])
     painter = buffer_load.Painter()
     first, second = (painter.episode(number, "r", "online")[0] for number in (7, 8))
-    from benchmarks.buffer_data import decode
+    from benchmarks.buffer.data import decode
 
     return {
         "state": np.stack([first.state[4], second.state[9]]),

@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.edge import counting
-from benchmarks.edge_cost import PARTS, Sample, copy_rows, cost, mean
+from benchmarks.edge_cost.__main__ import PARTS, Sample, copy_rows, cost, counting, mean
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -16,10 +15,10 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from tests import samples
-from hal.host_frames import FrameWriter
-from wire.frame_ring import FrameRing
-from wire.messages import FrameTaken, Stop
-from wire.shared_channel import SharedChannel
+from hal.driver_host.frames import FrameWriter
+from wire.transport.frame_ring import FrameRing
+from wire.messages.all import FrameTaken, Stop
+from wire.transport.shared_channel import SharedChannel
 from wire.types import Frame
 place = Path(sys.argv[1])
 frames = [Frame(n, np.full((8, 8, 3), n, np.uint8)) for n in range(4)]

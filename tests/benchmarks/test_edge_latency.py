@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import edge_latency
-from benchmarks.edge.arm import CAMERAS, LAMP_PX, LIT, PERIOD_NS, PX, Arm, Record, arm_spec, switches
-from benchmarks.edge.children import Children, Failed
-from benchmarks.edge.measure import measure, phase_ns, reactions
-from benchmarks.edge.runs import Own
-from benchmarks.table import render
+from benchmarks.common.table import render
+from benchmarks.edge_latency import __main__ as edge_latency
+from benchmarks.edge_latency.arm import CAMERAS, LAMP_PX, LIT, PERIOD_NS, PX, Arm, Record, arm_spec, switches
+from benchmarks.edge_latency.children import Children, Failed
+from benchmarks.edge_latency.measure import measure, phase_ns, reactions
+from benchmarks.edge_latency.runs import Own
 
 START = 1_000_000_000_000
 NEEDS_LEROBOT = pytest.mark.skipif(importlib.util.find_spec("lerobot") is None, reason="the extra 'lerobot'")
@@ -146,7 +146,7 @@ def test_no_child_outlives_its_context(tmp_path: Path) -> None:
 def test_a_child_finds_this_tree_and_not_a_benchmark_of_the_same_name(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with Children(tmp_path) as children:
-        found = "import policies.chunks as c, time; print('found', c.__file__, flush=True); time.sleep(60)"
+        found = "import policies.interface.chunks as c, time; print('found', c.__file__, flush=True); time.sleep(60)"
         log = children.start("importer", "timeit", "-n", "1", "-r", "1", found)
         children.wait_for("importer", log, "found", 60.0)
         assert str(Path(edge_latency.__file__).parents[1] / "policies") in log.read_text()
@@ -175,13 +175,13 @@ def test_without_lerobot_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 @NEEDS_LEROBOT
 @pytest.mark.slow
 def test_our_two_paths_give_the_actions_of_lerobots_one(tmp_path: Path) -> None:
-    from benchmarks.edge import vla
+    from benchmarks.edge_latency import vla
 
     parameters = vla.build(tmp_path)
     assert 1_200_000 < parameters < 1_400_000
     import torch
 
-    from benchmarks.edge.policy import EdgeVla
+    from benchmarks.edge_latency.policy import EdgeVla
     from wire.errors import PolicyError
     from wire.types import Frame, Observation
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import fast_slow
-from hal.drivers.metaworld import metaworld_spec
+from hal.drivers.metaworld.robot import metaworld_spec
 from policies.flow import FlowPolicy, pixels_network
 from tests.extras import needs
 
@@ -34,7 +34,7 @@ def test_a_small_run_gives_every_cell(tmp_path: Path) -> None:
 
 
 def test_the_slow_path_is_paced_by_the_simulated_clock() -> None:
-    from benchmarks.async_rollout import Stage
+    from benchmarks.async_delay.rollout import Stage
 
     spec = metaworld_spec(SIZE.config)
     policy = FlowPolicy(spec, pixels_network(spec, max_offset=8))

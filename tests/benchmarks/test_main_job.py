@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import main_job, main_job_run, table
-from benchmarks.main_job import Wanted
-from benchmarks.processes import ProcessTree, kind_of
+from benchmarks.common import table
+from benchmarks.common.processes import ProcessTree, kind_of
+from benchmarks.main_job import __main__ as main_job
+from benchmarks.main_job import run as main_job_run
+from benchmarks.main_job.__main__ import Wanted
 
 WANTED = Wanted("pixels", 10.0, 3, 4.0)
 

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import packing
 from benchmarks.packing import APART, FEWER, MAX_OFFSET, PACKED, arms
-from cloud_learner.buffer.place import BufferPlace
-from fleet.config import Recipe
+from cloud_learner.buffer.location import BufferPlace
+from fleet.config.recipe import Recipe
 
 torch = pytest.importorskip("torch")
 

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 import torch
 
-from benchmarks import policies
-from benchmarks.policy_runs import cases, row
-from benchmarks.policy_runs.cases import Case
-from benchmarks.policy_runs.models import arm
-from benchmarks.policy_runs.together import ALONE, PROCESSES, THREADS
-from benchmarks.table import render
-from policies.runtime import Runtime
+from benchmarks.common.table import render
+from benchmarks.policies import __main__ as policies
+from benchmarks.policies import cases, row
+from benchmarks.policies.cases import Case
+from benchmarks.policies.models import arm
+from benchmarks.policies.together import ALONE, PROCESSES, THREADS
+from policies.common.runtime import Runtime
 from wire.errors import ConfigError
 
 SMALL = Case("small", "flow", "small", pixels=32, batch=2)
@@ -173,7 +173,7 @@ def test_on_a_gpu_the_file_has_its_name(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_large_sizes_are_what_they_are_called() -> None:
-    from benchmarks.policy_runs.models import SMOLVLM_500M, THREE_B, Dims
+    from benchmarks.policies.models import SMOLVLM_500M, THREE_B, Dims
 
     def parameters(dims: Dims) -> float:
         keys = dims.hidden // dims.heads * dims.key_heads

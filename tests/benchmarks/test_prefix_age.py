@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import prefix_age
-from benchmarks.prefix_scene import INSTRUCTIONS, MOVING, NEAR_M, SPEC, STILL, Demonstrations, Square, demonstrate
-from benchmarks.table import render
+from benchmarks.common.table import render
+from benchmarks.prefix_age import __main__ as prefix_age
+from benchmarks.prefix_age.scene import INSTRUCTIONS, MOVING, NEAR_M, SPEC, STILL, Demonstrations, Square, demonstrate
 from tests.extras import needs
 
 pytestmark = [pytest.mark.slow, needs("lerobot")]

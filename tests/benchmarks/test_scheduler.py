@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import scheduler, table
-from benchmarks.scheduling.audit import Audit
-from benchmarks.scheduling.bound import Flow, clairvoyant_s
-from benchmarks.scheduling.world import LENGTHS_S, Size, scenario, work_s
+from benchmarks.common import table
+from benchmarks.scheduler import __main__ as scheduler
+from benchmarks.scheduler.audit import Audit
+from benchmarks.scheduler.bound import Flow, clairvoyant_s
+from benchmarks.scheduler.world import LENGTHS_S, Size, scenario, work_s
 from hal.scheduler.simulator import SECOND, Arrival, Outage, Scenario, SimulatedRobot
 from tests.hal.scheduler.fleets import capabilities
-from wire.fleet_messages import JobRequest, Requirement
+from wire.messages.fleet import JobRequest, Requirement
 
 
 @pytest.mark.slow

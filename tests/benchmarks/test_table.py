@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import table
-from benchmarks.table import Goal, Result
+from benchmarks.common import table
+from benchmarks.common.table import Goal, Result
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {"__init__", "table", "machine", "cpu", "processes", "main_job_run", "prefix_scene"}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import tokenizer
-from benchmarks.tokenizer import SEARCHED, VQ, Found
-from benchmarks.tokenizing import data
-from benchmarks.tokenizing.bins import BINS, Bins
+from benchmarks.tokenizer import __main__ as tokenizer
+from benchmarks.tokenizer.__main__ import SEARCHED, VQ, Found, data
+from benchmarks.tokenizer.bins import BINS, Bins
 from policies.tokens.tokenizer import Report, report
 
 SIZE = tokenizer.Size((0,), (2, 1), (1, 1), (4, 2), 3.0, 12.0, (0.0,), 3)

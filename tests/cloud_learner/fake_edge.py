@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from robot_edge.segments import SegmentBuilder
+from robot_edge.uplink.segments import SegmentBuilder
 from tests import samples
-from wire.channel import Channel
 from wire.clock import Clock, clock_name
-from wire.messages import (
+from wire.messages.all import (
     Ack,
     Announce,
     Applied,
@@ -20,6 +19,7 @@ from wire.messages import (
     Segment,
     Welcome,
 )
+from wire.transport.channel import Channel
 from wire.types import Actor, Episode
 
 SPEC = samples.spec(camera=False)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from fleet.config import Recipe
-from fleet.recipes import fake
-from hal.fake import FakeConfig, FakeRobot, Faults
-from robot_edge.driver import DriverConfig
-from robot_edge.loop import LoopConfig
+from fleet.config.recipe import Recipe
+from fleet.config.recipes import fake
+from hal.drivers.fake import FakeConfig, FakeRobot, Faults
+from robot_edge.control.guarded_robot import DriverConfig
+from robot_edge.control.loop import LoopConfig
 from tests.e2e.small_recipes import unhurried
 
 CABLES = "VLA_FLEET_TEST_CABLES"

@@ -8,9 +8,9 @@ import math
 import numpy as np
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
-from fleet.config import Recipe
-from hal.drivers.ros2_config import Ros2Config
-from robot_edge.loop import LoopConfig
+from fleet.config.recipe import Recipe
+from hal.drivers.ros2.config import Ros2Config
+from robot_edge.control.loop import LoopConfig
 from wire.errors import WeightsError
 from wire.types import ActionChunk, Dimension, Latent, Meaning, Observation, Prefix, RobotSpec, Trained
 

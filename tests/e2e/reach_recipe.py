@@ -8,15 +8,15 @@ import msgspec
 import numpy as np
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
-from fleet.config import Recipe
-from fleet.recipes import fake
-from hal.fake import FAKE_INSTRUCTIONS, FakeConfig, FakeExpert, FakeRobot
+from fleet.config.recipe import Recipe
+from fleet.config.recipes import fake
+from fleet.evaluation.evaluator import EvaluatorConfig
+from hal.drivers.fake import FAKE_INSTRUCTIONS, FakeConfig, FakeExpert, FakeRobot
+from hal.interfaces.robot import Feedback
 from hal.registry import register
-from hal.robot import Feedback
-from policies.base import LearnedPolicy
-from robot_edge.evaluator import EvaluatorConfig
-from robot_edge.gate import GateConfig
-from robot_edge.loop import LoopConfig
+from policies.interface.policy import LearnedPolicy
+from robot_edge.control.loop import LoopConfig
+from robot_edge.control.takeover_gate import GateConfig
 from wire.clock import Clock
 from wire.errors import ConfigError
 from wire.types import RobotSpec

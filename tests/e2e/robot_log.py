@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet.config import Recipe
-from fleet.recipes import fake
-from hal.fake import FakeConfig, FakeExpert, FakeRobot
+from fleet.config.recipe import Recipe
+from fleet.config.recipes import fake
+from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot
+from hal.interfaces.robot import Feedback
 from hal.registry import register
-from hal.robot import Feedback
-from robot_edge.loop import LoopConfig
+from robot_edge.control.loop import LoopConfig
 from tests.e2e.small_recipes import unhurried
 from wire.clock import Clock
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from fleet import supplies
+from fleet.launch import supplies
 from tests.ros import ros_environment
 from wire.clock import clock_name
-from wire.keys import make_keys
-from wire.messages import Hello, Publish, Published, WeightBytes, Welcome
+from wire.messages.all import Hello, Publish, Published, WeightBytes, Welcome
+from wire.transport.keys import make_keys
 from wire.types import PolicyVersion
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ class Cell:
 
     def start_node(self) -> subprocess.Popen[bytes]:
         given = [part for name, value in self.parameters.items() for part in ("-p", f"{name}:={value}")]
-        code = "from fleet.ros2 import edge_node_main; edge_node_main()"
+        code = "from fleet.ros2.main import edge_node_main; edge_node_main()"
         return self.start("node", "-c", code, "--ros-args", "-r", f"__ns:={NAMESPACE}", *given)
 
     def parts(self, node: subprocess.Popen[bytes]) -> dict[str, int]:

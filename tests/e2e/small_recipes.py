@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from fleet import recipes
-from fleet.config import Recipe
-from policies.base import Batch, LearnedPolicy
+from fleet.config import recipes
+from fleet.config.recipe import Recipe
+from policies.interface.policy import Batch, LearnedPolicy
 from wire.types import RobotSpec
 
 REST_S = 0.1

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from fleet.console import FleetClient, gateway_of
-from robot_edge.spool import Spool
+from fleet.cli.client import FleetClient, gateway_of
+from robot_edge.uplink.spool import Spool
 from tests.e2e.chaos_robots import CABLES
 from tests.e2e.test_processes import Job, number, robot
-from wire.fleet_messages import RobotState
+from wire.messages.fleet import RobotState
 
 ROBOTS = tuple(f"robot-{n}" for n in range(3))
 CHAOS_S = 36.0

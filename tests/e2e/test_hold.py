@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet.console import gateway_of
+from fleet.cli.client import gateway_of
 from tests.e2e.robot_log import CONTROL_HZ, read_log
 from tests.e2e.test_processes import ROOT, Job, robot
-from wire.keys import make_keys
+from wire.transport.keys import make_keys
 
 pytestmark = pytest.mark.slow
 
@@ -128,7 +128,11 @@ def test_whatever_is_killed_the_robot_holds_and_goes_on(job: Job, written: Path)
 def _running(log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fleet.cli", *words], cwd=ROOT, stdout=output, stderr=output, start_new_session=True
+            [sys.executable, "-m", "fleet.cli", *words],
+            cwd=ROOT,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     try:
         yield process

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleet import supplies
-from fleet.meters import Meters
-from fleet.recipes import fake
-from fleet.rehearsal import Rehearsal
-from fleet.report import make_report
-from wire.messages import ACTORS, Operator
+from fleet.config.recipes import fake
+from fleet.evaluation.in_process_fleet import Rehearsal
+from fleet.launch import supplies
+from fleet.launch.run_counters import Meters
+from fleet.tools.report import make_report
+from wire.messages.all import ACTORS, Operator
 
 pytestmark = pytest.mark.slow
 

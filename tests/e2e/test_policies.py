@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fleet.cli import app
-from fleet.paths import DataDirectory, Identity
-from fleet.policy_work import published
-from fleet.rehearsal import Rehearsal
-from fleet.tuning import Tuning
-from policies.base import Batch
+from fleet.cli.__main__ import app
+from fleet.config.data_directory import DataDirectory, Identity
+from fleet.config.overrides import Tuning
+from fleet.evaluation.in_process_fleet import Rehearsal
+from fleet.tools.policy_commands import published
+from policies.interface.policy import Batch
 from tests.command_line import vla_fleet
 from tests.e2e.reach_recipe import TASKS, one_side, reach
 from tests.e2e.test_processes import Job, number, robot

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from fleet.paths import DataDirectory
-from robot_edge.spool import Spool
+from fleet.config.data_directory import DataDirectory
+from robot_edge.uplink.spool import Spool
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = "tests.e2e.small_recipes:state"

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from fleet.paths import DataDirectory
-from robot_edge.spool import Spool
+from fleet.config.data_directory import DataDirectory
+from robot_edge.uplink.spool import Spool
 from tests.e2e.ray_nodes import Machines
 from tests.extras import needs
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from robot_edge.ros2_diagnostics import ERROR, OK, WARN
+from robot_edge.ros2.diagnostics import ERROR, OK, WARN
 from tests.e2e.ros_cell import NAMESPACE, ROOT, Cell
 from tests.ros import needs_ros
 

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet.console import gateway_of
-from fleet.paths import DataDirectory
+from fleet.cli.client import gateway_of
+from fleet.config.data_directory import DataDirectory
 from tests.command_line import vla_fleet
 from tests.e2e.test_processes import ROOT, Job, robot
-from wire.keys import make_keys
-from wire.messages import ACTORS
+from wire.messages.all import ACTORS
+from wire.transport.keys import make_keys
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 import hal.registry as registry
-from hal.fake import FakeConfig, FakeExpert, FakeRobot
+from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot
 from hal.registry import broken, known_operators, known_robots, make_operator, make_robot
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
@@ -48,7 +48,7 @@ def test_a_broken_package_is_named_and_hides_nobody(installed: list[EntryPoint])
 
 
 def test_what_is_no_robot_is_refused(installed: list[EntryPoint]) -> None:
-    installed.append(EntryPoint("text", "hal.drivers.metaworld_tasks:instruction_or_none", registry.ROBOTS))
+    installed.append(EntryPoint("text", "hal.drivers.metaworld.tasks:instruction_or_none", registry.ROBOTS))
     installed.append(EntryPoint("dict", "builtins:bool", registry.ROBOTS))
     with pytest.raises(RobotError, match="text"):
         make_robot("text")
@@ -64,7 +64,7 @@ def test_a_package_cannot_take_a_built_in_name(installed: list[EntryPoint]) -> N
 def test_nothing_heavy_is_imported_for_a_spec() -> None:
     code = (
         "import sys; from hal.registry import known_robots, make_robot; known_robots()\n"
-        "assert not any(m.startswith('hal.drivers.metaworld') for m in sys.modules)\n"
+        "assert not any(m.startswith('hal.drivers.metaworld.robot') for m in sys.modules)\n"
         "print(make_robot('metaworld').spec.hash)\n"
         "import hal.resource, hal.scheduler\n"
         "heavy = {'mujoco', 'metaworld', 'torch', 'cv2', 'gymnasium'} & set(sys.modules); assert not heavy, heavy"

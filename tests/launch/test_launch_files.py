@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import typer
 
-from fleet.cli import app
-from fleet.recipes import get_recipe
-from fleet.ros2 import sim_robot_arguments
-from fleet.ros2_config import complete
-from hal.drivers.ros2_sim_report import describe as describe_robot
-from hal.fake import FakeRobot
+from fleet.cli.__main__ import app
+from fleet.config.recipes import get_recipe
+from fleet.ros2.config import complete
+from fleet.ros2.main import sim_robot_arguments
+from hal.drivers.fake import FakeRobot
+from hal.drivers.ros2.sim_report import describe as describe_robot
 from hal.registry import read_config
-from robot_edge.ros2_parameters import DEFAULTS, read_parameters
+from robot_edge.ros2.parameters import DEFAULTS, read_parameters
 from tests.launch.description import FILES, ROOT, Described, Started, describe
 
 ALL = sorted(path.name for path in FILES.glob("*.launch.py"))
@@ -100,7 +100,7 @@ def test_what_the_edge_is_given_reaches_the_node_as_text_even_if_it_looks_like_a
 
 
 def test_an_edge_may_take_its_time_to_end() -> None:
-    from robot_edge.edge import DRAIN_S
+    from robot_edge.runtime.process_group import DRAIN_S
 
     edge = the_edge(describe("edge.launch.py"))
     assert edge.respawn

@@ -14,7 +14,7 @@ from tests import samples
 from wire import codec
 from wire.codec import decode, encode
 from wire.errors import ProtocolError, TooLarge
-from wire.messages import Ack, ChunkReply, ChunkRequest, Heartbeat, Hello, Segment, StepTaken, WeightBytes
+from wire.messages.all import Ack, ChunkReply, ChunkRequest, Heartbeat, Hello, Segment, StepTaken, WeightBytes
 from wire.types import Observation
 
 GOLDEN_SEGMENT = "055c0374aec376de"

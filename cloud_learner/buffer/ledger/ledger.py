@@ -18,12 +18,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import commit as ledger_commit
+from cloud_learner.buffer.ledger import jobs as ledger_work
 from cloud_learner.buffer.ledger import lineage, tables
 from cloud_learner.buffer.ledger import notes as ledger_notes
 from cloud_learner.buffer.ledger import segments as ledger_segments
 from cloud_learner.buffer.ledger import shards as ledger_shards
 from cloud_learner.buffer.ledger import totals as counters
-from cloud_learner.buffer.ledger import work as ledger_work
 from cloud_learner.buffer.ledger.control import find_interventions
 from cloud_learner.buffer.ledger.engine import Database, no_ledger
 from cloud_learner.buffer.ledger.rows import Intervention

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from wire.fleet_messages import JobRequest
+from wire.messages.fleet import JobRequest
 from wire.types import PolicyVersion
 
 

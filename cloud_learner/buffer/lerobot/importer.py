@@ -24,7 +24,7 @@ from cloud_learner.buffer.lerobot.mapping import Mapped, Mapping, map_dataset
 from cloud_learner.buffer.lerobot.selection import LeftOut, Progress
 from cloud_learner.buffer.lerobot.source import Source, SourceEpisode
 from wire.errors import ConfigError, Corrupt, FleetError, InvalidData
-from wire.messages import ACTORS, CameraFrames, Segment
+from wire.messages.all import ACTORS, CameraFrames, Segment
 from wire.types import CameraSpec, Episode, RobotSpec
 
 JPEG_QUALITY = 95

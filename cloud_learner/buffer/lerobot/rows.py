@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from wire.errors import ConfigError, nearest
-from wire.messages import ACTORS, Segment
+from wire.messages.all import ACTORS, Segment
 from wire.types import Meaning, RobotSpec
 
 

@@ -22,13 +22,13 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.sampling.budget import allot, apportion
-from cloud_learner.buffer.sampling.moves import Memory, Moves
-from cloud_learner.buffer.sampling.newest import Newest
-from cloud_learner.buffer.sampling.passes import Block, generator
-from cloud_learner.buffer.sampling.scope import Cost, Scope
+from cloud_learner.buffer.sampling.cache_ops import Memory, Moves
+from cloud_learner.buffer.sampling.epoch import Block, generator
+from cloud_learner.buffer.sampling.recent import Newest
+from cloud_learner.buffer.sampling.segment_index import Universe
+from cloud_learner.buffer.sampling.snapshot import Cost, Scope
 from cloud_learner.buffer.sampling.stratum import FILLING, RESIDENT, SWEEPING, Stratum, StratumState
 from cloud_learner.buffer.sampling.target import Losses, OnlineShare, Target, strata_shares
-from cloud_learner.buffer.sampling.universe import Universe
 from wire.errors import ConfigError, InvalidData, nearest
 
 __all__ = ["Block", "Cost", "Plan", "Planner", "PlannerStats"]

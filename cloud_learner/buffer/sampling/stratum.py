@@ -17,11 +17,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.sampling.loose import LARGEST_BLOCK, Base, Loose
-from cloud_learner.buffer.sampling.moves import Moves
-from cloud_learner.buffer.sampling.passes import Block, Pass, PassState, Population, block_mass, cut
-from cloud_learner.buffer.sampling.scope import Choice, Scope, View
-from cloud_learner.buffer.sampling.sweep import Sweep, SweepState
+from cloud_learner.buffer.sampling.cache_ops import Moves
+from cloud_learner.buffer.sampling.epoch import Block, Pass, PassState, Population, block_mass, cut
+from cloud_learner.buffer.sampling.independent import LARGEST_BLOCK, Base, Loose
+from cloud_learner.buffer.sampling.snapshot import Choice, Scope, View
+from cloud_learner.buffer.sampling.windowed_shuffle import Sweep, SweepState
 
 FILLING, RESIDENT, SWEEPING = "filling", "resident", "sweeping"
 _WINDOW = 0.75

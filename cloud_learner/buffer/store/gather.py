@@ -21,7 +21,7 @@ from cloud_learner.buffer.store.arrays import ShardedArray
 from cloud_learner.buffer.store.objects import Objects
 from cloud_learner.buffer.store.shard import Facts
 from wire.errors import Corrupt
-from wire.messages import CameraFrames, Segment
+from wire.messages.all import CameraFrames, Segment
 from wire.types import RobotSpec
 
 _EMPTY = 2**64 - 1

@@ -27,7 +27,7 @@ from cloud_learner.buffer.store.objects import Objects, put_all
 from cloud_learner.buffer.store.shard import EncodedShard, canonical, require_room
 from wire import codec
 from wire.errors import Corrupt, InvalidData, ProtocolError, StorageError
-from wire.messages import Segment
+from wire.messages.all import Segment
 from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)

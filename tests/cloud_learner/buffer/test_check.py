@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.check import check_frames, check_names, check_steps, jpeg_size
-from cloud_learner.buffer.fake import fake_episode, fake_jpeg, fake_spec
+from cloud_learner.buffer.synthetic import fake_episode, fake_jpeg, fake_spec
 from wire.errors import InvalidData
-from wire.messages import CameraFrames
+from wire.messages.all import CameraFrames
 
 SPEC = fake_spec(2)
 FIRST, SECOND, LAST = fake_episode(SPEC, "e", steps=200)

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from operator_fakes import arm_spec, edge_status, job_state, picture, robot_state
 
 from cloud_learner.operator.app import Server, serve
 from cloud_learner.operator.view import FleetView
-from wire.messages import Evaluation, Operator, Preview, TrainerStatus
+from tests.cloud_learner.operator.fakes import arm_spec, edge_status, job_state, picture, robot_state
+from wire.messages.all import Evaluation, Operator, Preview, TrainerStatus
 from wire.types import PolicyVersion
 
 sync_api = pytest.importorskip(

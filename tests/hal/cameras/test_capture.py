@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 
-from hal.camera import Camera
 from hal.cameras.capture import Capture, ThreadedCamera
 from hal.cameras.simulated import PatternCamera, PatternConfig, SceneCamera, SceneConfig, pattern_number
-from hal.fake import FakeRobot
+from hal.drivers.fake import FakeRobot
+from hal.interfaces.camera import Camera
 from hal.registry import CAMERAS, known, make_camera, read_config
 from tests.hal.cameras.filming import threads, until
 from wire.errors import ConfigError, RobotError

@@ -99,4 +99,4 @@ def test_a_camera_without_a_fault_passes_and_one_that_is_too_fast_does_not() -> 
 
 def test_what_is_no_camera_is_named() -> None:
     report = check_camera(lambda: object(), seconds=0.1)  # type: ignore[arg-type,return-value]
-    assert "lacks a method of hal.camera.Camera" in report.checks[0].message
+    assert "lacks a method of hal.interfaces.camera.Camera" in report.checks[0].message

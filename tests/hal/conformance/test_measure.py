@@ -11,8 +11,8 @@ import numpy as np
 from hal.conformance import Figure, Report, check_robot
 from hal.conformance.measure import measure
 from hal.conformance.rules import Rules
-from hal.fake import FakeConfig, FakeRobot
-from hal.robot import Feedback
+from hal.drivers.fake import FakeConfig, FakeRobot
+from hal.interfaces.robot import Feedback
 from wire.clock import ManualClock
 from wire.types import Dimension, Meaning, Observation
 

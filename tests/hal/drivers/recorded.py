@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from cloud_learner.buffer.place import BufferPlace
-from hal.fake import FakeConfig, FakeExpert, FakeRobot
-from hal.robot import Feedback
-from robot_edge.segments import SegmentBuilder
+from cloud_learner.buffer.location import BufferPlace
+from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot
+from hal.interfaces.robot import Feedback
+from robot_edge.uplink.segments import SegmentBuilder
 from wire.clock import ManualClock
-from wire.messages import Segment
+from wire.messages.all import Segment
 from wire.types import Actor, Episode, Observation, Step
 
 ID = "robot-0/e7"

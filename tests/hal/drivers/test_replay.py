@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cloud_learner.buffer.place import BufferPlace
-from cloud_learner.buffer.upkeep.sealer import seal
-from fleet.cli import app
-from fleet.recipes import get_recipe
+from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.maintenance.shard_writer import seal
+from fleet.cli.__main__ import app
+from fleet.config.recipes import get_recipe
 from hal.conformance import check_robot
 from hal.drivers.replay import ReplayConfig, ReplayOperator, ReplayRobot
 from hal.registry import make_operator, make_robot, read_config

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hal.limits import rest_action
+from hal.interfaces.robot import Robot
 from hal.registry import CAMERAS, ROBOTS, known, make_camera, make_robot, read_config
-from hal.robot import Robot
+from hal.safety.bounds import rest_action
 from tests.hal.cameras.filming import write_video
 from tests.hal.drivers.recorded import record
 
@@ -70,7 +70,7 @@ def test_gymnasium_examples(number: int, module: str, task: str, cameras: list[s
 
 def test_the_example_recipe_and_its_guide(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gymnasium_robotics")
-    from fleet.recipes import get_recipe
+    from fleet.config.recipes import get_recipe
     from hal.registry import make_operator
 
     monkeypatch.syspath_prepend(ROOT / "docs" / "examples")
@@ -92,7 +92,7 @@ def test_the_example_recipe_and_its_guide(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_replay_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hal.fake import FakeConfig, FakeRobot
+    from hal.drivers.fake import FakeConfig, FakeRobot
     from wire.episode_file import EpisodeHeader, write_episode
 
     monkeypatch.chdir(tmp_path)

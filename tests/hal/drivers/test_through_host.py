@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from hal.conformance import check_robot
-from hal.drivers.gym_presets import fetch, pusht
-from hal.drivers.gym_robot import GymRobot
+from hal.driver_host.proxy import HostedRobot
+from hal.drivers.fake import FakeConfig, FakeRobot
+from hal.drivers.gym.presets import fetch, pusht
+from hal.drivers.gym.robot import GymRobot
 from hal.drivers.replay import ReplayConfig, ReplayRobot
 from hal.drivers.with_cameras import CameraChoice, CameraRobot, CameraRobotConfig
-from hal.fake import FakeConfig, FakeRobot
-from hal.hosted import HostedRobot
-from hal.robot import Robot
+from hal.interfaces.robot import Robot
+from tests.hal.driver_host.test_proxy import hosted, place  # noqa: F401 - a fixture
 from tests.hal.drivers.recorded import record
-from tests.hal.test_hosted import hosted, place  # noqa: F401 - a fixture
 from wire.episode_file import EpisodeHeader, write_episode
 
 

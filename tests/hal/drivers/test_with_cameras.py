@@ -9,10 +9,10 @@ import pytest
 
 from hal.cameras.simulated import pattern_number
 from hal.conformance import check_robot
+from hal.drivers.fake import FakeExpert, FakeRobot
 from hal.drivers.with_cameras import CameraChoice, CameraRobot, CameraRobotConfig
-from hal.fake import FakeExpert, FakeRobot
-from hal.limits import hold_action
 from hal.registry import make_operator, make_robot, read_config
+from hal.safety.bounds import hold_action
 from tests.hal.cameras.filming import threads, until
 from wire.clock import ManualClock, UnpacedClock
 from wire.errors import ConfigError, RobotError

@@ -5,7 +5,7 @@ import pytest
 from hal.resource import capabilities_of, unmet
 from hal.resource.capabilities import able
 from tests.hal.scheduler.fleets import capabilities
-from wire.fleet_messages import Requirement
+from wire.messages.fleet import Requirement
 from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
 
 SPEC = RobotSpec(

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.resource import Health, HealthConfig, HealthWatch, Report
-from robot_edge.state import Hold
+from robot_edge.control.mode import Hold
 from wire.errors import ConfigError
 
 S = 1_000_000_000

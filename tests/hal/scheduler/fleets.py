@@ -9,7 +9,7 @@ from hal.resource.lease import Leases
 from hal.resource.roster import Roster
 from hal.scheduler.scheduler import Scheduler
 from hal.scheduler.simulator import SECOND, Arrival, Scenario, Scheduled, SimulatedRobot, Simulator, outages
-from wire.fleet_messages import Capabilities, JobRequest, Requirement
+from wire.messages.fleet import Capabilities, JobRequest, Requirement
 
 LENGTHS_S = {"a": 4.0, "b": 9.0, "c": 15.0}
 

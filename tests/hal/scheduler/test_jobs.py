@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hal.scheduler.jobs import MOST_SLICE, CountedWork, EndlessWork, ExaminedWork, JobRecord, Slice
 from hal.scheduler.seeds import Stretch
-from wire.fleet_messages import JobRequest
+from wire.messages.fleet import JobRequest
 
 FIRST = 1_000_000
 

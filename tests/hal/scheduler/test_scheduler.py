@@ -7,7 +7,7 @@ from hal.resource import Leases, Priority, Report, Roster
 from hal.scheduler import REST, Decision, Done, Scheduler, SchedulerConfig, TaskCount, job_of
 from tests.hal.scheduler.fleets import capabilities, scheduler
 from wire.errors import ConfigError, Refused
-from wire.fleet_messages import JobRequest, Requirement
+from wire.messages.fleet import JobRequest, Requirement
 from wire.types import Lease
 
 S = 1_000_000_000

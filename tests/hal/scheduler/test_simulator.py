@@ -19,7 +19,7 @@ from hal.scheduler.simulator import (
     outages,
 )
 from tests.hal.scheduler.fleets import LENGTHS_S, capabilities, scheduler
-from wire.fleet_messages import JobRequest
+from wire.messages.fleet import JobRequest
 
 JOB = JobRequest("job", "evaluation", ("a",), 1, 8)
 

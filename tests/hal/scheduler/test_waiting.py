@@ -16,7 +16,7 @@ from hal.scheduler.decision import SchedulerConfig
 from hal.scheduler.jobs import MOST_SLICE
 from hal.scheduler.simulator import SECOND, Arrival, Scenario, SimulatedRobot
 from tests.hal.scheduler.fleets import LENGTHS_S, Watcher, capabilities, random_scenario
-from wire.fleet_messages import JobRequest, Requirement
+from wire.messages.fleet import JobRequest, Requirement
 
 MAIN = JobRequest("main", "rollout", ("a",))
 EXAM = JobRequest("exam", "evaluation", ("a",), robots=0, episodes=100_000)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hal.device import Device, Intent
-from hal.fake import FakeConfig, fake_spec
+from hal.drivers.fake import FakeConfig, fake_spec
+from hal.interfaces.teleop import Device, Intent
 from hal.teleop.gamepad import AXIS, BUTTON, EVENT, INITIAL, Gamepad, GamepadConfig
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hal.fake import FakeConfig, fake_spec
+from hal.drivers.fake import FakeConfig, fake_spec
 from hal.teleop.pose import Jog, check_rest, held, neutral, pose_of, read_binding, resting
-from robot_edge.human import Human
+from robot_edge.control.operator_override import Human
 from wire.clock import ManualClock
 from wire.errors import ConfigError
-from wire.messages import Operator
+from wire.messages.all import Operator
 from wire.types import Dimension, Meaning, RobotSpec
 
 ARM = RobotSpec(

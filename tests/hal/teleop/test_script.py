@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hal.device import Device, Intent
-from hal.fake import FakeConfig, fake_spec
+from hal.drivers.fake import FakeConfig, fake_spec
+from hal.interfaces.teleop import Device, Intent
 from hal.registry import TELEOPERATORS, make_teleoperator, read_config
 from hal.teleop.script import Script, ScriptConfig
 from wire.clock import ManualClock

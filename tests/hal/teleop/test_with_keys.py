@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hal.device import Device, Intent
-from hal.fake import FakeConfig, fake_spec
+from hal.drivers.fake import FakeConfig, fake_spec
+from hal.interfaces.teleop import Device, Intent
 from hal.teleop.with_keys import WithKeys
 from wire.types import RobotSpec
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from policies.conformance import check_policy, example_batch, example_observation
+from policies.conformance.check import check_policy, example_batch, example_observation
 from policies.lerobot.checkpoint import Checkpoint
 from policies.lerobot.history import Memory
-from policies.lerobot.split import split_of
+from policies.lerobot.partitions.partition import split_of
 from tests.extras import needs
 from tests.policies.lerobot.lerobot_side import PICTURE, STATE, as_lerobot
 from wire.codec import decode, encode
 from wire.errors import InvalidData, PolicyError
-from wire.messages import ThinkReply
+from wire.messages.all import ThinkReply
 from wire.types import Frame, Prefix, RobotSpec
 
 pytestmark = [pytest.mark.slow, needs("lerobot")]
@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.slow, needs("lerobot")]
 def setup_module() -> None:
     global LeRobotPolicy, WholeSplit
     # lerobot itself: 16 s, in the process that runs these tests alone
+    from policies.lerobot.partitions.whole import WholeSplit
     from policies.lerobot.policy import LeRobotPolicy
-    from policies.lerobot.whole import WholeSplit
 
 
 def later(observation, ticks: int, robot: RobotSpec, **changes):

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
-from cloud_learner.learner import Learner
-from policies.conformance import example_batch, example_observation
+from cloud_learner.training.learner import Learner
+from policies.conformance.check import example_batch, example_observation
+from policies.lerobot.checkpoint_path import locate
 from policies.lerobot.factory import hints, make
-from policies.lerobot.place import locate
 from tests.extras import needs
 from wire.errors import ConfigError, WeightsError
 

@@ -13,15 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from policies.base import Examples
-from policies.conformance import example_batch, example_observation
+from policies.common.runtime import Runtime
+from policies.common.weights import unpack
+from policies.conformance.check import example_batch, example_observation
+from policies.interface.policy import Examples
+from policies.interface.trainable import Lora, Training
 from policies.lerobot.checkpoint import Checkpoint
 from policies.lerobot.factory import make
 from policies.lerobot.loading import load_weights
 from policies.lerobot.options import LeRobotConfig
-from policies.runtime import Runtime
-from policies.trainable import Lora, Training
-from policies.weights import unpack
 from tests.extras import needs
 from tests.policies.lerobot.lerobot_side import PICTURE, STATE, as_lerobot
 from wire.errors import ConfigError, SpecMismatch, WeightsError

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from policies.lerobot.checkpoint import Checkpoint
-from policies.lerobot.pi0 import PI0Split, PI05Split
-from policies.lerobot.split import Guide
+from policies.lerobot.partitions.partition import Guide
+from policies.lerobot.partitions.pi0 import PI0Split, PI05Split
 from tests.extras import needs
 from wire.errors import ConfigError, PolicyError
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from policies.lerobot.fused import FusedSmolVLA
-from policies.lerobot.smolvla import SmolVLASplit
-from policies.lerobot.split import Guide
+from policies.lerobot.partitions.fused import FusedSmolVLA
+from policies.lerobot.partitions.partition import Guide
+from policies.lerobot.partitions.smolvla import SmolVLASplit
 from policies.lerobot.tiny import build_tiny
 from tests.extras import needs
 from wire.errors import PolicyError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from policies.base import Examples
+from policies.interface.policy import Examples
 from policies.lerobot.checkpoint import Checkpoint
 from policies.lerobot.tiny import build_tiny
 from tests.extras import needs

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
-from cloud_learner.learner import Learner
-from policies.base import Examples
-from policies.conformance import check_policy, example_observation
-from policies.registry import hints, make_policy, parse_policy
-from policies.runtime import Runtime
+from cloud_learner.training.learner import Learner
+from policies.common.runtime import Runtime
+from policies.common.weights import pack, unpack
+from policies.conformance.check import check_policy, example_observation
+from policies.interface.policy import Examples
+from policies.interface.registry import hints, make_policy, parse_policy
+from policies.interface.trainable import Lora, Training
 from policies.tokens.config import Conv, Eye, FastConfig, ResidualVQConfig, TokensConfig
 from policies.tokens.network import TokenNetwork
 from policies.tokens.policy import TokenPolicy, held
-from policies.trainable import Lora, Training
-from policies.weights import pack, unpack
 from wire.errors import ConfigError, InvalidData, PolicyError, SpecMismatch, WeightsError
 from wire.types import CameraSpec, Dimension, Meaning, Observation, Prefix, RobotSpec
 

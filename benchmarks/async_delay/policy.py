@@ -1,0 +1,60 @@
+"""One checkpoint for benchmarks of late actions: the real policy, learner and feed on demonstrations on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cloud_learner.algorithms.hg_dagger import HGDagger
+from cloud_learner.buffer.loading.config import FeedConfig
+from cloud_learner.buffer.loading.dataset import open_feed
+from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.sampling.target import imitation
+from cloud_learner.training.learner import Learner
+from hal.drivers.metaworld.tasks import instruction
+from hal.interfaces.dynamics import Motion
+from policies.flow import FlowConfig, FlowPolicy
+from wire.types import RobotSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How long and on what."""
+
+    steps: int
+    algorithm: HGDagger = HGDagger(batch=256, learning_rate=1e-3, ema_decay=0.998)  # noqa: RUF009 - frozen too
+    cache_bytes: int = 512 * 1024**2
+
+
+def train(
+    place: BufferPlace,
+    spec: RobotSpec,
+    tasks: tuple[str, ...],
+    network: FlowConfig,
+    motion: Motion,
+    training: Training,
+    seed: int,
+) -> bytes:
+    """The averaged weights after `training.steps` of imitation on the demonstrations in `place`."""
+    policy = FlowPolicy(spec, network, seed)
+    algorithm = training.algorithm
+    config = FeedConfig(
+        tasks={task: instruction(task) for task in tasks},
+        target=imitation(),
+        batch=algorithm.batch,
+        horizon=policy.horizon,
+        ticks_ahead=policy.ticks_ahead,
+        ticks_per_frame=algorithm.ticks_per_frame if spec.cameras else 1,
+        max_offset=policy.max_offset,
+        rolled=tuple(bool(rolled) for rolled in motion.rolled),
+        later=network.residual,
+        seed=seed,
+        cache_bytes=training.cache_bytes,
+        prefetch=0,
+    )
+    learner = Learner(policy, algorithm, seed)
+    with open_feed(place, spec, config) as feed:
+        feed.refresh()
+        policy.fit(feed.examples())
+        while learner.gradient_steps < training.steps:
+            learner.step(feed.next())
+    return learner.weights()

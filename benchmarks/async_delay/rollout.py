@@ -1,0 +1,132 @@
+"""Episodes in simulated time with late answers: what `fleet.evaluation.evaluator.rollout` does, scored by its caller.
+
+A tick is the control loop's: read, hear what came, ask, choose, limit, write, tell what was executed. The clock is
+stepped by hand, so that ages are counted in simulated ticks however busy the machine is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
+from hal.safety.bounds import hold_action, limit_action
+from policies.interface.policy import Policy
+from robot_edge.chunking.base import ChunkSchedule
+from robot_edge.inference.infer_chunk import answer
+from wire.clock import ManualClock
+from wire.messages.all import ChunkReply
+from wire.types import Latent, Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One episode."""
+
+    success: bool
+    """an episode ends with it"""
+    rewards: tuple[float, ...]
+    """one a tick"""
+    waited: int
+    """ticks before the first action"""
+    starved: int
+    """ticks without an action after it, at which the robot held"""
+    chunks: int
+    """that were made for it"""
+
+
+class Thinker(Protocol):
+    """The slow path of one robot."""
+
+    def begin(self) -> None:
+        """A new episode: what was thought in the one before is void."""
+        ...
+
+    def look(self, observation: Observation) -> None:
+        """What is seen, at every tick."""
+        ...
+
+    def newest(self, observation: Observation) -> Latent | None:
+        """The newest latent for a chunk that is to be made now, None before the first."""
+        ...
+
+
+class AtOnce:
+    """Thinks about the observation that a chunk is made from: what that takes is part of the chunk's delay."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def begin(self) -> None:
+        """Nothing is kept."""
+
+    def look(self, observation: Observation) -> None:
+        """Nothing to do before a chunk is asked for."""
+
+    def newest(self, observation: Observation) -> Latent:
+        return self._policy.think(observation)
+
+
+class Stage:
+    """One simulated robot, used for many episodes."""
+
+    def __init__(self, config: MetaWorldConfig) -> None:
+        self.clock = ManualClock(10**9)
+        """what the robot stamps with"""
+        self.robot = MetaWorldRobot(config, self.clock)
+        self.robot.connect()
+
+    def play(
+        self,
+        policy: Policy,
+        thinker: Thinker,
+        schedule: ChunkSchedule,
+        task: str,
+        seed: int,
+        max_ticks: int,
+        delay_ticks: int,
+    ) -> Run:
+        """One episode; a chunk can be used `delay_ticks` after the observation it was asked with."""
+        robot, spec = self.robot, self.robot.spec
+        robot.reset(task, seed)
+        schedule.reset(0)
+        thinker.begin()
+        executed = np.zeros(spec.action_dim, np.float32)
+        coming: deque[tuple[int, ChunkReply]] = deque()
+        rewards: list[float] = []
+        waited = starved = chunks = 0
+        begun = False
+        for tick in range(max_ticks):
+            observation = robot.read()
+            thinker.look(observation)
+            while coming and coming[0][0] <= tick:
+                schedule.offer(coming.popleft()[1], tick)
+            request = schedule.ask(tick, observation)
+            if request is not None:
+                latent = thinker.newest(observation)
+                if latent is None:
+                    schedule.offer(ChunkReply(None, "nothing is thought yet", request.tick), tick)
+                else:
+                    chunks += 1
+                    coming.append((tick + delay_ticks, answer(policy, latent, request)))
+                if latent is not None and not delay_ticks:
+                    schedule.offer(coming.popleft()[1], tick)
+            chosen = schedule.action(tick, observation)
+            begun |= chosen is not None
+            waited += not begun
+            starved += begun and chosen is None
+            wanted = hold_action(spec, executed) if chosen is None else chosen[0]
+            feedback = robot.write(limit_action(spec, wanted))
+            executed = feedback.executed
+            schedule.executed(tick, executed)
+            self.clock.advance(spec.period_ns)
+            rewards.append(feedback.reward)
+            if feedback.success:
+                return Run(True, tuple(rewards), waited, starved, chunks)
+        return Run(False, tuple(rewards), waited, starved, chunks)
+
+    def close(self) -> None:
+        self.robot.close()

@@ -1,0 +1,101 @@
+"""Jobs, what counts for them, and who holds a robot: what the gateway must know again after it was killed.
+
+Functions of one transaction; `Ledger` has them as methods. The gateway's clock starts over when its computer does, so
+times that must outlive it are nanoseconds since 1970 (`wall_ns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import sqlalchemy as sa
+
+from cloud_learner.buffer.ledger import tables
+from cloud_learner.buffer.ledger.notes import insert_into
+from cloud_learner.buffer.ledger.rows import JobEpisodeRow, JobRow, TaskRow
+from wire.messages.fleet import JobRequest
+from wire.types import Lease
+
+_jobs, _done, _leases, _e = tables.jobs.c, tables.job_episodes.c, tables.leases.c, tables.episodes.c
+_OPEN = "waiting"
+
+# --- jobs -----------------------------------------------------------------------------------------------------------
+
+
+def add_job(connection: sa.Connection, request: JobRequest, wall_ns: int) -> bool:
+    """Enter a job; False if one of its id was there, which stays as it is."""
+    row = insert_into(connection, tables.jobs).values(
+        id=request.id, request=msgspec.json.encode(request).decode(), phase=_OPEN, submitted_wall_ns=wall_ns
+    )
+    return connection.execute(row.on_conflict_do_nothing().returning(_jobs.id)).first() is not None
+
+
+def end_job(connection: sa.Connection, job: str, phase: str, wall_ns: int) -> bool:
+    """Note that an open job is done or cancelled; False if it had ended before."""
+    change = sa.update(tables.jobs).where(_jobs.id == job, _jobs.phase == _OPEN)
+    return connection.execute(change.values(phase=phase, ended_wall_ns=wall_ns)).rowcount > 0
+
+
+def jobs(connection: sa.Connection, ended: int = 100) -> tuple[JobRow, ...]:
+    """All open jobs and the newest `ended` others, in the order they were submitted."""
+    columns = [_jobs[name] for name in JobRow.__struct_fields__]
+    still = sa.select(*columns).where(_jobs.phase == _OPEN)
+    past = sa.select(*columns).where(_jobs.phase != _OPEN).order_by(_jobs.number.desc()).limit(ended)
+    rows = [*connection.execute(still).mappings(), *connection.execute(past).mappings()]
+    found = (JobRow(**{**row, "request": msgspec.json.decode(row["request"], type=JobRequest)}) for row in rows)
+    return tuple(sorted(found, key=lambda row: row.number))
+
+
+def count_for_job(connection: sa.Connection, job: str, episode: str, wall_ns: int) -> bool:
+    """Count a stored episode for a job; False if it was counted before, for this job or another one."""
+    number = connection.scalar(sa.select(_e.number).where(_e.id == episode))
+    if number is None:
+        return False
+    row = insert_into(connection, tables.job_episodes).values(episode=number, job=job, wall_ns=wall_ns)
+    return connection.execute(row.on_conflict_do_nothing().returning(_done.episode)).first() is not None
+
+
+def episodes_of_job(connection: sa.Connection, job: str) -> tuple[JobEpisodeRow, ...]:
+    """What was counted for a job, oldest first."""
+    columns = (_e[name] for name in JobEpisodeRow.__struct_fields__)
+    query = sa.select(*columns).select_from(tables.job_episodes.join(tables.episodes, _done.episode == _e.number))
+    return tuple(JobEpisodeRow(*row) for row in connection.execute(query.where(_done.job == job).order_by(_e.number)))
+
+
+def task_counts(connection: sa.Connection, source: str) -> tuple[TaskRow, ...]:
+    """Finished episodes of one source by task, pruned ones included; aborted ones do not count."""
+    success = sa.func.sum(sa.case((_e.outcome == "success", 1), else_=0))
+    query = sa.select(_e.task, sa.func.count(), success).where(_e.source == source)
+    rows = connection.execute(query.where(_e.outcome.in_(("success", "failure"))).group_by(_e.task))
+    return tuple(sorted((TaskRow(task, count, int(won)) for task, count, won in rows), key=lambda row: row.task))
+
+
+# --- leases ---------------------------------------------------------------------------------------------------------
+
+
+def keep_leases(connection: sa.Connection, leases: Mapping[str, Lease | None], wall_ns: int) -> None:
+    """Note by robot who holds it now; None: nobody any more. All of it or nothing."""
+    for robot, lease in leases.items():
+        connection.execute(sa.delete(tables.leases).where(_leases.robot == robot))
+        if lease is not None:
+            text = msgspec.json.encode(lease).decode()
+            row = sa.insert(tables.leases).values(robot=robot, number=lease.number, lease=text, wall_ns=wall_ns)
+            connection.execute(row)
+            _raise_number(connection, lease.number)
+
+
+def kept_leases(connection: sa.Connection) -> tuple[tuple[Lease, ...], int]:
+    """(the leases that stood, the largest number that a lease ever had)."""
+    rows = connection.scalars(sa.select(_leases.lease).order_by(_leases.robot))
+    number = connection.scalar(sa.select(tables.meta.c.value).where(tables.meta.c.key == "lease"))
+    return tuple(msgspec.json.decode(row, type=Lease) for row in rows), int(number or 0)
+
+
+def _raise_number(connection: sa.Connection, number: int) -> None:
+    """A number is never given twice, whatever happens to the lease."""
+    found = connection.scalar(sa.select(tables.meta.c.value).where(tables.meta.c.key == "lease"))
+    if found is None:
+        connection.execute(sa.insert(tables.meta).values(key="lease", value=str(number)))
+    elif int(found) < number:
+        connection.execute(sa.update(tables.meta).where(tables.meta.c.key == "lease").values(value=str(number)))

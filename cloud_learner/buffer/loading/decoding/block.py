@@ -1,0 +1,306 @@
+"""Brings a block of segments into memory: reads it, decodes the frames that windows may show, says what each step saw.
+
+Only frames that a step saw at which a window may begin are decoded, and those of the steps that such a window tells of
+as its past. A frame that an earlier segment brought is looked for there; what follows a segment is read as far as its
+windows may reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import cv2
+import msgspec
+import numpy as np
+
+from cloud_learner.buffer.loading.frame_cache import Rows
+from cloud_learner.buffer.loading.layout import NO_FRAME, UNREADABLE_FRAME, Layout, records_of
+from wire.messages.all import Segment
+
+CARRY_BACK = 16
+"""how many segments back a frame that a step saw is looked for"""
+
+
+class Found(Protocol):
+    """What a store read."""
+
+    @property
+    def segments(self) -> Mapping[int, Segment]: ...
+    @property
+    def damaged(self) -> Mapping[int, str]: ...
+    @property
+    def elsewhere(self) -> Sequence[int]: ...
+
+
+Read = Callable[[Sequence[int]], Found]
+"""The segments of ledger rows; rows that are gone are simply absent. Raises `StorageError`."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """One segment to bring into memory."""
+
+    row: int
+    before: tuple[int, ...] = ()
+    """ledger rows of the segments before it, nearest first"""
+    after: tuple[int, ...] = ()
+    """ledger rows of those after it, as far as its windows may reach"""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What is loaded together."""
+
+    number: int
+    """grows in the order of need"""
+    wanted: tuple[Wanted, ...]
+    follow: tuple[Wanted, ...] = ()
+    """segments in memory of which only what follows is wanted"""
+    room: tuple[int, ...] = ()
+    """frames of each shape that should be enough"""
+    other_bytes: int = 0
+    """memory that the steps take"""
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """One segment, loaded."""
+
+    row: int
+    own: int
+    """how many of the steps are its own; the others follow it, or are the `Layout.history` steps before it"""
+    records: bytes
+    """the layout's records: before, own, after"""
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """A job that was done."""
+
+    job: int
+    segments: tuple[Steps, ...] = ()
+    follow: tuple[Steps, ...] = ()
+    used: tuple[int, ...] = ()
+    """how many of the frames of each shape that were given; the first ones"""
+    short: tuple[int, ...] = ()
+    """instead of all else: the frames of each shape that are needed, more than were given"""
+    missing: dict[int, str] = {}
+    """ledger row: why it could not be read"""
+    elsewhere: tuple[int, ...] = ()
+    """those of the missing ones that can be read later, when another machine has sealed them"""
+    unreadable_frames: int = 0
+    unreadable_in: tuple[int, ...] = ()
+    """ledger rows of the segments whose steps saw those"""
+
+
+def load_block(job: Job, room: Rows, frames: Sequence[np.ndarray], read: Read, layout: Layout) -> Loaded:
+    """Do `job`, writing decoded frames to the rows `room` of `frames` (uint8[rows, h, w, 3] by shape).
+
+    Raises `StorageError` if the store cannot be read at all.
+    """
+    block = _Block(read, layout)
+    block.read([row for w in job.wanted for row in (w.row, *w.before[:1], *w.after)])
+    block.read([row for w in job.follow for row in w.after])
+    seen = {w.row: block.frames_seen(w) for w in job.wanted if w.row in block.segments}
+    needed = [0] * len(layout.shapes)
+    for views in seen.values():
+        for c, view in enumerate(views):
+            needed[layout.shape_of[c]] += sum(image is not None for image in view.images)
+    if any(n > len(rows) for n, rows in zip(needed, room, strict=True)):
+        return Loaded(job.number, short=tuple(needed))
+    decoder = _Decoder(room, frames, layout)
+    segments, unreadable_in = [], []
+    for w in job.wanted:
+        if (segment := block.segments.get(w.row)) is None:
+            continue
+        records = block.with_following(block.with_past(w), w.after)
+        for c, view in enumerate(seen[w.row]):
+            numbers = [decoder.decode(segment.episode.id, c, t, image) for t, image in zip(*view, strict=True)]
+            if UNREADABLE_FRAME in numbers:
+                unreadable_in.append(w.row)
+            records["frame"][view.steps, c] = np.array(numbers, np.int32)[np.searchsorted(view.times, view.saw)]
+        segments.append(Steps(w.row, segment.steps, records.tobytes()))
+    nothing = np.zeros(0, layout.record)
+    follow = [Steps(w.row, 0, block.with_following(nothing, w.after).tobytes()) for w in job.follow]
+    return Loaded(
+        job.number,
+        tuple(segments),
+        tuple(follow),
+        used=tuple(decoder.used),
+        missing={w.row: block.missing[w.row] for w in job.wanted if w.row in block.missing},
+        elsewhere=tuple(sorted(block.elsewhere)),
+        unreadable_frames=decoder.unreadable,
+        unreadable_in=tuple(unreadable_in),
+    )
+
+
+class _Seen:
+    """The different frames of one camera that windows of a segment show."""
+
+    def __init__(self, steps: np.ndarray, saw: np.ndarray, times: np.ndarray, images: list[bytes | None]) -> None:
+        self.steps = steps
+        """int64[m]: positions among the steps before the segment and its own that are shown"""
+        self.saw = saw
+        """int64[m]: time of the frame that each saw"""
+        self.times = times
+        """int64[n], growing: the different ones of them"""
+        self.images = images
+        """None where the frame never came"""
+
+    def __iter__(self) -> Iterator[list]:
+        return iter((self.times.tolist(), self.images))
+
+
+class _Block:
+    """Segments that were read, with their neighbours."""
+
+    def __init__(self, read: Read, layout: Layout) -> None:
+        self._read, self._layout = read, layout
+        self.segments: dict[int, Segment] = {}
+        self.missing: dict[int, str] = {}
+        self.elsewhere: set[int] = set()
+
+    def read(self, rows: Sequence[int]) -> None:
+        fresh = [row for row in dict.fromkeys(rows) if row not in self.segments and row not in self.missing]
+        if not fresh:
+            return
+        found = self._read(fresh)
+        self.segments.update(found.segments)
+        self.elsewhere.update(found.elsewhere)
+        for row in fresh:
+            if row not in found.segments:
+                self.missing[row] = found.damaged.get(row, "it is not there (any more, or not yet)")
+
+    def with_following(self, own: np.ndarray, after: Sequence[int]) -> np.ndarray:
+        """`own` and the records of what follows, up to the look-ahead or the first segment that is missing."""
+        parts, left = [own], self._layout.lookahead
+        for row in after:
+            if row not in self.segments or left <= 0:
+                break
+            parts.append(records_of(self.segments[row], self._layout)[:left])
+            left -= len(parts[-1])
+        return np.concatenate(parts)
+
+    def with_past(self, wanted: Wanted) -> np.ndarray:
+        """Records of the `history` steps before `wanted` and of its own; the oldest known is repeated."""
+        own = records_of(self.segments[wanted.row], self._layout)
+        if not self._layout.history:
+            return own
+        parts = [own]
+        for segment, steps in self._before(wanted):
+            parts.insert(0, records_of(segment, self._layout)[segment.steps - steps :])
+        records = _padded(parts, self._layout.history + len(own))
+        records["eligible"][: self._layout.history] = False
+        return records
+
+    def _before(self, wanted: Wanted) -> Iterator[tuple[Segment, int]]:
+        """Segments before `wanted`, nearest first, each with how many of its last steps belong to the history."""
+        left = self._layout.history
+        for row in wanted.before:
+            self.read([row])
+            if left <= 0 or row not in self.segments:
+                return
+            yield self.segments[row], min(left, self.segments[row].steps)
+            left -= self.segments[row].steps
+
+    def _times(self, wanted: Wanted, camera: str) -> np.ndarray:
+        """int64[history + T]: time of the frame that each step of `with_past` saw."""
+        own = self.segments[wanted.row].frame_times_ns[camera]
+        if not self._layout.history:
+            return own
+        parts = [own]
+        for segment, steps in self._before(wanted):
+            parts.insert(0, segment.frame_times_ns[camera][segment.steps - steps :])
+        return _padded(parts, self._layout.history + len(own))
+
+    def frames_seen(self, wanted: Wanted) -> list[_Seen]:
+        """By camera. Segments before `wanted` are read as far back as a frame has to be looked for."""
+        segment = self.segments[wanted.row]
+        startable = np.array(self._layout.starts[segment.episode.source == "demonstration"])[segment.actor]
+        steps = np.flatnonzero(_and_before(startable, self._layout.history))
+        found = []
+        for camera in self._layout.cameras:
+            saw = self._times(wanted, camera)[steps]
+            times = np.unique(saw)
+            images: dict[int, bytes] = {}
+            self._look(images, wanted.row, camera, times)
+            back = 0
+            while len(images) < len(times) and back < len(wanted.before):
+                # most often the first one has it
+                self.read(wanted.before[back : max(1, 2 * back)])
+                for row in wanted.before[back : max(1, 2 * back)]:
+                    self._look(images, row, camera, times)
+                back = max(1, 2 * back)
+            found.append(_Seen(steps, saw, times, [images.get(time) for time in times.tolist()]))
+        return found
+
+    def _look(self, images: dict[int, bytes], row: int, camera: str, times: np.ndarray) -> None:
+        if row not in self.segments or (brought := self.segments[row].frames.get(camera)) is None:
+            return
+        for number in np.flatnonzero(np.isin(brought.times_ns, times)).tolist():
+            images.setdefault(int(brought.times_ns[number]), brought.encoded[number])
+
+
+def _padded(parts: Sequence[np.ndarray], length: int) -> np.ndarray:
+    """`parts` in a row, as many of the first before them as make `length`; zeros for a segment without steps."""
+    known = np.concatenate(parts)
+    first = known[:1] if len(known) else np.zeros(1, known.dtype)
+    return np.concatenate([np.repeat(first, length - len(known)), known])
+
+
+def _and_before(startable: np.ndarray, history: int) -> np.ndarray:
+    """bool[history + T]: the steps that bool[T] `startable` names and those up to `history` before one."""
+    if not history:
+        return startable
+    count = np.concatenate([np.zeros(history + 1, np.int64), np.cumsum(startable)])
+    until = np.minimum(np.arange(history + len(startable)) + history + 1, len(count) - 1)
+    return count[until] > count[:-1]
+
+
+class _Decoder:
+    """Decodes each frame once, into the next free row; a segment that saw the same frame gets a copy."""
+
+    def __init__(self, room: Rows, frames: Sequence[np.ndarray], layout: Layout) -> None:
+        self._room, self._frames, self._layout = room, frames, layout
+        self._known: dict[tuple[str, int, int], int] = {}
+        self.used = [0] * len(layout.shapes)
+        self.unreadable = 0
+
+    def decode(self, episode: str, camera: int, time_ns: int, image: bytes | None) -> int:
+        """Number of the frame in the memory of its shape, or why there is none."""
+        if image is None:
+            return NO_FRAME
+        shape = self._layout.shape_of[camera]
+        number = int(self._room[shape][self.used[shape]])
+        to = self._frames[shape][number]
+        key = (episode, camera, time_ns)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = number if _decode_into(image, to) else UNREADABLE_FRAME
+            if known == UNREADABLE_FRAME:
+                self.unreadable += 1
+        if known == UNREADABLE_FRAME:
+            return known
+        if known != number:
+            to[:] = self._frames[shape][known]
+        self.used[shape] += 1
+        return number
+
+
+def _decode_into(image: bytes, to: np.ndarray) -> bool:
+    """Whether `image` is a JPEG of the size of `to`, uint8[h, w, 3] RGB."""
+    data = np.frombuffer(image, np.uint8)
+    if len(data) == 0:
+        return False
+    if _RGB is not None:
+        pixels = cv2.imdecode(data, _RGB)
+        if pixels is None or pixels.shape != to.shape:
+            return False
+        to[:] = pixels
+        return True
+    pixels = cv2.imdecode(data, cv2.IMREAD_COLOR)
+    if pixels is None or pixels.shape != to.shape:
+        return False
+    cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=to)
+    return True
+
+
+_RGB: int | None = getattr(cv2, "IMREAD_COLOR_RGB", None)
+"""decodes to RGB at once, a quarter faster; not in older versions"""

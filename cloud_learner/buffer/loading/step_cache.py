@@ -1,0 +1,214 @@
+"""The steps of the segments in memory, as flat arrays in which every window is one contiguous slice.
+
+Each segment has an extent: the n steps before it that its windows may tell of (`Layout.history`), its own T steps, then
+room for the L steps that follow it in its episode and that its windows may reach into. What follows is filled in when
+it is there; until then windows end earlier. What came before is there from the first, its oldest step repeated where
+no more is known.
+"""
+
+from __future__ import annotations
+
+import bisect
+
+import msgspec
+import numpy as np
+
+from cloud_learner.buffer.loading.frame_cache import Rows
+from cloud_learner.buffer.loading.layout import Layout
+
+_SLACK = 1.25
+"""how much larger than what is used the arrays may get before the gaps are closed"""
+_LEAST_ROWS = 256
+
+
+class Extent(msgspec.Struct):
+    """Where one segment lies."""
+
+    first: int
+    """of its own steps; those before it lie before"""
+    own: int
+    room: int
+    """the steps before it, its own and the look-ahead"""
+    filled: int
+    frames: Rows
+    """int32[n] frames of each shape that are only this segment's"""
+
+
+class Pool:
+    """Columns of N steps; rows that belong to no extent hold anything. Not for several threads at once.
+
+    Besides a step's own values: `run` int32[N] how many steps from here on follow each other and may be continued over,
+    `left` int32[N] how many are there at all, `later_reward` float64[N] the rewards from here to the segment's end,
+    `group` and `mates` int16[N] where in `eligible_offset` the eligible steps that saw the same frames begin, and how
+    many they are (0: no window may begin here), `eligible_offset` int16[N] from the segment's first step.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        names = [name for name in layout.record.names or () if name not in ("continues", "eligible")]
+        self._dtypes: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
+            name: (layout.record[name].base, layout.record[name].shape) for name in names
+        }
+        self._dtypes |= {"run": (np.dtype(np.int32), ()), "left": (np.dtype(np.int32), ())}
+        self._dtypes |= {name: (np.dtype(np.int16), ()) for name in ("group", "mates", "eligible_offset")}
+        self._dtypes |= {"later_reward": (np.dtype(np.float64), ()), "continues": (np.dtype(np.bool_), ())}
+        self.columns: dict[str, np.ndarray] = {
+            name: np.empty((0, *shape), dtype) for name, (dtype, shape) in self._dtypes.items()
+        }
+        self._extents: dict[int, Extent] = {}
+        self._free: list[tuple[int, int]] = []
+        """(first, length) of the gaps, growing and apart"""
+        self._end = self._high = self._used = 0
+
+    def __len__(self) -> int:
+        """Segments in memory."""
+        return len(self._extents)
+
+    def __contains__(self, segment: int) -> bool:
+        return segment in self._extents
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in self._dtypes.values())
+
+    def bytes_of(self, steps: np.ndarray) -> np.ndarray:
+        """int64[k]: memory that segments of int[k] `steps` take at most, gaps between them included."""
+        around = self._layout.history + self._layout.lookahead
+        return np.ceil((steps.astype(np.int64) + around) * (self.row_bytes * _SLACK)).astype(np.int64)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that was written and not given back."""
+        return self._high * self.row_bytes
+
+    def first_rows(self, segments: np.ndarray) -> np.ndarray:
+        """int64[k]: where the int64[k] segments begin, -1 for those that are not in memory."""
+        extents = self._extents
+        found = [-1 if (extent := extents.get(s)) is None else extent.first for s in segments.tolist()]
+        return np.array(found, np.int64)
+
+    def insert(self, segment: int, records: np.ndarray, own: int) -> None:
+        """`records`: the layout's record of the n steps before, of `own` steps and of what is there of the L after."""
+        past = self._layout.history
+        room = past + own + self._layout.lookahead
+        begin = self._allocate(room)
+        extent = Extent(begin + past, own, room, len(records) - past, self._frames_of(records[: past + own]))
+        self._extents[segment] = extent
+        here = slice(begin, begin + len(records))
+        for name in self._layout.record.names or ():
+            if name in self.columns:
+                self.columns[name][here] = records[name]
+        mine = slice(extent.first, extent.first + own)
+        reward = records["reward"][past : past + own].astype(np.float64)
+        self.columns["later_reward"][mine] = np.cumsum(reward[::-1])[::-1]
+        self._group(extent.first, records[past : past + own])
+        self._link(extent)
+
+    def look_ahead(self, segment: int, records: np.ndarray) -> None:
+        """Replace what follows `segment` by `records`, at most L steps."""
+        extent = self._extents[segment]
+        first = extent.first + extent.own
+        extent.filled = extent.own + len(records)
+        for name in self._layout.record.names or ():
+            if name in self.columns:
+                self.columns[name][first : first + len(records)] = records[name]
+        self._link(extent)
+
+    def drop(self, segment: int) -> Extent:
+        """Forget a segment; its frames are the caller's to release."""
+        extent = self._extents.pop(segment)
+        self._used -= extent.room
+        self._give_back(extent.first - self._layout.history, extent.room)
+        return extent
+
+    # --- what follows from the steps ------------------------------------------------------------------------------
+
+    def _frames_of(self, own: np.ndarray) -> Rows:
+        found = []
+        for shape in range(len(self._layout.shapes)):
+            cameras = [c for c, other in enumerate(self._layout.shape_of) if other == shape]
+            numbers = np.unique(own["frame"][:, cameras])
+            found.append(numbers[numbers >= 0])
+        return tuple(found)
+
+    def _link(self, extent: Extent) -> None:
+        """`run` and `left` of all filled steps."""
+        here = slice(extent.first, extent.first + extent.filled)
+        position = np.arange(extent.filled, dtype=np.int32)
+        ends = np.where(self.columns["continues"][here], np.int32(extent.filled), position)
+        # the nearest step from here on that a window must not go over
+        self.columns["run"][here] = np.minimum.accumulate(ends[::-1])[::-1] - position
+        self.columns["left"][here] = extent.filled - position
+
+    def _group(self, first: int, own: np.ndarray) -> None:
+        """Eligible steps side by side, those that saw the same frames in one group."""
+        mine = slice(first, first + len(own))
+        self.columns["mates"][mine] = 0
+        eligible = np.flatnonzero(own["eligible"] & (own["frame"] >= 0).all(1))
+        if not len(eligible):
+            return
+        frames = own["frame"][eligible]
+        # without cameras each step is alone
+        begins = np.r_[True, (frames[1:] != frames[:-1]).any(1) | (frames.shape[1] == 0)]
+        starts = np.flatnonzero(begins)
+        counts = np.diff(np.r_[starts, len(eligible)])
+        number = np.cumsum(begins) - 1
+        self.columns["eligible_offset"][first : first + len(eligible)] = eligible
+        self.columns["group"][first + eligible] = starts[number]
+        self.columns["mates"][first + eligible] = counts[number]
+
+    # --- extents --------------------------------------------------------------------------------------------------
+
+    def _allocate(self, room: int) -> int:
+        self._used += room
+        for number, (first, length) in enumerate(self._free):
+            if length >= room:
+                if length == room:
+                    del self._free[number]
+                else:
+                    self._free[number] = (first + room, length - room)
+                return first
+        if self._end + room > max(_LEAST_ROWS, self._used * _SLACK):
+            self._close_gaps()
+        first = self._end
+        self._end += room
+        if self._end > self._capacity:
+            self._resize(max(self._end, _LEAST_ROWS, self._capacity + self._capacity // 2))
+        self._high = max(self._high, self._end)
+        return first
+
+    def _give_back(self, first: int, room: int) -> None:
+        at = bisect.bisect_left(self._free, (first, 0))
+        if at < len(self._free) and self._free[at][0] == first + room:
+            room += self._free.pop(at)[1]
+        if at and sum(self._free[at - 1]) == first:
+            at -= 1
+            first, room = self._free[at][0], self._free.pop(at)[1] + room
+        if first + room < self._end:
+            self._free.insert(at, (first, room))
+            return
+        self._end = first
+        if self._capacity > max(_LEAST_ROWS, 4 * self._end):
+            self._resize(max(_LEAST_ROWS, 2 * self._end))
+
+    def _close_gaps(self) -> None:
+        to, past = 0, self._layout.history
+        for extent in sorted(self._extents.values(), key=lambda extent: extent.first):
+            begin = extent.first - past
+            if begin != to:
+                for column in self.columns.values():
+                    # numpy copies overlapping slices as if through a buffer
+                    column[to : to + past + extent.filled] = column[begin : begin + past + extent.filled]
+                extent.first = to + past
+            to += extent.room
+        self._free, self._end = [], to
+
+    @property
+    def _capacity(self) -> int:
+        return len(self.columns["run"])
+
+    def _resize(self, rows: int) -> None:
+        self._high = min(self._high, rows)
+        for column in self.columns.values():
+            # in place where the allocator can; nobody holds a view over an insert or drop
+            column.resize((rows, *column.shape[1:]), refcheck=False)

@@ -1,0 +1,82 @@
+"""Where the buffer of a fleet lies, as plain strings that can be told to another process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.maintenance import format1, migrate
+from cloud_learner.buffer.store.objects import open_objects
+from cloud_learner.buffer.store.store import SegmentStore
+from wire.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferPlace:
+    """Ledger, store and journal of one buffer. Nothing is touched before it is opened."""
+
+    data: Path
+    """directory of the journal, of what is set aside, and of ledger and store when they have no URL"""
+    ledger: str = ""
+    """SQLAlchemy URL of a PostgreSQL database"""
+    store: str = ""
+    """URL of an object store, such as s3://bucket/prefix"""
+
+    @property
+    def ledger_place(self) -> str:
+        return self.ledger or str(self.data / "ledger.sqlite")
+
+    @property
+    def store_place(self) -> str:
+        return self.store or str(self.data / "store")
+
+    @property
+    def journal(self) -> Path:
+        return self.data / "journal"
+
+    def exists(self) -> bool:
+        """Whether a writer has been here: a reader finds something to open."""
+        if not self.ledger:
+            return (self.data / "ledger.sqlite").exists()
+        try:
+            Ledger.open(self.ledger, read_only=True).close()
+        except StorageError:
+            return False
+        return True
+
+    def open_reader(self) -> tuple[Ledger, SegmentStore]:
+        """Ledger and store to read from. Raises `StorageError` when there is none, or it has the first form."""
+        if not self.ledger and format1.ledger_format(self.data / "ledger.sqlite") == str(format1.FORMAT):
+            raise StorageError(
+                f"{self.data} holds segments in the first form, one file each. Run `vla-fleet gateway` or "
+                "`vla-fleet buffer compact` on it once: they bring it into the present form."
+            )
+        ledger = Ledger.open(self.ledger_place, read_only=True)
+        with contextlib.ExitStack() as undo:
+            undo.callback(ledger.close)
+            store = SegmentStore(self.journal, open_objects(self.store_place), ledger)
+            store.require_there()
+            undo.pop_all()
+        return ledger, store
+
+    def open_writer(self, progress: Callable[[str], None] = log.info) -> tuple[Ledger, SegmentStore]:
+        """Ledger and store to write to, created if they are not there.
+
+        A data directory in the first form is brought into the present one before; `progress` hears how that goes.
+        Raises `StorageError`, `Corrupt`, `DiskFull` or `NotWritable`.
+        """
+        if not self.ledger:
+            migrate.migrate(self, progress)
+        ledger = Ledger.open(self.ledger_place)
+        with contextlib.ExitStack() as undo:
+            undo.callback(ledger.close)
+            store = SegmentStore.open(self.journal, open_objects(self.store_place), ledger)
+            ledger.claim_journal(store.journal.claim())
+            undo.pop_all()
+        return ledger, store

@@ -1,0 +1,357 @@
+"""Every segment that may be learned from, as flat arrays: what the planner draws from and the loader looks up.
+
+A *segment number* s is the position here (0 to n - 1, in the order of ledger rows); it never changes while the process
+lives. A *run* is a stretch of steps of one segment with the same actor and policy version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from cloud_learner.buffer.check import SOURCES
+from cloud_learner.buffer.ledger.rows import EpisodeFacts, SegmentIndex
+from cloud_learner.buffer.sampling.target import Runs
+from wire.errors import ConfigError, InvalidData
+
+_ONLINE, _DEMONSTRATION = SOURCES[0], SOURCES[1]
+_INDEX_BITS = 32
+
+
+class _Growing:
+    """An array with room at its end."""
+
+    def __init__(self, dtype: type) -> None:
+        self._array: np.ndarray = np.zeros(1024, dtype)
+        self._length = 0
+
+    def append(self, values: np.ndarray) -> None:
+        length = self._length + len(values)
+        if length > len(self._array):
+            larger = np.zeros(max(length, 2 * len(self._array)), self._array.dtype)
+            larger[: self._length] = self.all
+            self._array = larger
+        self._array[self._length : length] = values
+        self._length = length
+
+    @property
+    def all(self) -> np.ndarray:
+        return self._array[: self._length]
+
+    def view(self) -> np.ndarray:
+        view = self.all
+        view.flags.writeable = False
+        return view
+
+
+_SEGMENT = {
+    "row": np.int64,
+    "episode": np.int64,
+    "index": np.int32,
+    "first_tick": np.int64,
+    "steps": np.int32,
+    "frames": np.int32,
+    "task": np.int32,
+    "online": np.bool_,
+    "demonstration": np.bool_,
+    "reward_sum": np.float64,
+    "last": np.bool_,
+    "gone": np.bool_,
+    "previous": np.int64,
+    "following": np.int64,
+}
+_RUN = {
+    "run_segment": np.int64,
+    "run_first": np.int32,
+    "run_count": np.int32,
+    "run_actor": np.uint8,
+    "run_version": np.int32,
+}
+
+
+class Universe:
+    """Grows with the ledger. Its arrays are read-only views: take them again after `extend` or `rebuild`.
+
+    Left out: evaluation episodes (held-out seeds stay held out), tasks that were not asked for, and, where several
+    ranks share one buffer, episodes that fall to other ranks by a hash of their ledger number. Not for several threads
+    at once.
+    """
+
+    row: np.ndarray
+    """int64[n] ledger row, growing"""
+    episode: np.ndarray
+    """int64[n] dense number of the episode here: an index into `episode_numbers`"""
+    index: np.ndarray
+    """int32[n]"""
+    first_tick: np.ndarray
+    """int64[n]"""
+    steps: np.ndarray
+    """int32[n]"""
+    frames: np.ndarray
+    """int32[n] over all cameras"""
+    task: np.ndarray
+    """int32[n] index into `tasks`"""
+    online: np.ndarray
+    """bool[n]"""
+    demonstration: np.ndarray
+    """bool[n]"""
+    reward_sum: np.ndarray
+    """float64[n]"""
+    last: np.ndarray
+    """bool[n]"""
+    gone: np.ndarray
+    """bool[n] pruned or damaged since it was added"""
+    previous: np.ndarray
+    """int64[n] segment number of index - 1 of the same episode if it is there and its ticks adjoin, else -1"""
+    following: np.ndarray
+    """int64[n] the same for index + 1"""
+    run_offsets: np.ndarray
+    """int64[n + 1]: runs of segment s are [run_offsets[s], run_offsets[s + 1])"""
+    run_segment: np.ndarray
+    """int64[R] segment number"""
+    run_first: np.ndarray
+    """int32[R] first offset in the segment"""
+    run_count: np.ndarray
+    """int32[R] steps"""
+    run_actor: np.ndarray
+    """uint8[R] index into `wire.messages.all.ACTORS`"""
+    run_version: np.ndarray
+    """int32[R]"""
+    episode_numbers: np.ndarray
+    """int64[E] ledger number by dense number"""
+    episode_first_row: np.ndarray
+    """int64[E] ledger row of the episode's oldest segment that is not gone"""
+
+    def __init__(self, tasks: tuple[str, ...], rank: int = 0, world: int = 1) -> None:
+        """`tasks` in the order that `task` counts. Raises `ConfigError` for no task, one twice, or a wrong rank."""
+        if not tasks or len(set(tasks)) != len(tasks):
+            raise ConfigError(f"universe: tasks {tasks} must be at least one, each once.")
+        if not 0 <= rank < world:
+            raise ConfigError(f"universe: rank {rank} is not one of {world} ranks, counted from 0.")
+        self.tasks, self.rank, self.world = tuple(tasks), rank, world
+        self.watermark = 0
+        """newest ledger row looked at, also those left out: pass it to `ledger.index(after=...)`"""
+        self._segment = {name: _Growing(dtype) for name, dtype in _SEGMENT.items()}
+        self._run = {name: _Growing(dtype) for name, dtype in _RUN.items()}
+        self._run_offsets = _Growing(np.int64)
+        self._run_offsets.append(np.zeros(1, np.int64))
+        self._dense: dict[int, int] = {}
+        self._episode = {
+            "number": _Growing(np.int64),
+            "task": _Growing(np.int32),
+            "demonstration": _Growing(np.bool_),
+            "first_row": _Growing(np.int64),
+            "outcome": _Growing(np.int8),
+            "last_row": _Growing(np.int64),
+        }
+        self._facts: list[EpisodeFacts] = []
+        self._after = _Growing(np.float64)
+        self._summed: set[int] = set()
+        # (episode, index) of all that are not gone, sorted, and their segment numbers
+        self._keys: np.ndarray = np.zeros(0, np.int64)
+        self._keyed: np.ndarray = np.zeros(0, np.int64)
+        self._publish()
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def extend(self, index: SegmentIndex) -> np.ndarray:
+        """Take in the segments of `index` above the watermark. int64[k] numbers of those added, growing.
+
+        Raises `InvalidData` if the rows of `index` do not grow, for then it is no answer of a ledger.
+        """
+        rows = np.asarray(index.row)
+        if (np.diff(rows) <= 0).any():
+            raise InvalidData("universe: the rows of the ledger's index do not grow; it cannot be taken in.")
+        episode = self._dense_numbers(np.asarray(index.episode), rows, index.episodes)
+        wanted = np.flatnonzero((rows > self.watermark) & (episode >= 0))
+        if len(rows):
+            self.watermark = max(self.watermark, int(rows[-1]))
+        first = len(self)
+        added = np.arange(first, first + len(wanted))
+        if not len(added):
+            return added
+        episode = episode[wanted]
+        task, demonstration = self._episode["task"].all[episode], self._episode["demonstration"].all[episode]
+        columns: dict[str, np.ndarray] = {
+            name: np.asarray(getattr(index, name))[wanted]
+            for name in ("row", "index", "first_tick", "steps", "frames", "reward_sum", "last")
+        }
+        columns |= {"episode": episode, "task": task, "demonstration": demonstration, "online": ~demonstration}
+        columns |= {"gone": np.zeros(len(added), bool)}
+        columns |= {name: np.full(len(added), -1) for name in ("previous", "following")}
+        for name, values in columns.items():
+            self._segment[name].append(values)
+        self._after.append(np.full(len(added), np.nan))
+        self._append_runs(index, wanted, added)
+        self._note_ends(added, np.asarray(index.outcome)[wanted])
+        self._publish()
+        self._link(added)
+        return added
+
+    def rebuild(self, index: SegmentIndex) -> np.ndarray:
+        """Follow the ledger after its generation changed; `index` holds all that lives (`ledger.index(after=0)`).
+
+        What is not in it is `gone` and nobody's neighbour; what is new is added. int64[k] those that went just now.
+        """
+        gone, before = self._segment["gone"].all, self.gone.copy()
+        gone[:] = ~np.isin(self.row, index.row)
+        for name in ("previous", "following"):
+            self._segment[name].all[:] = -1
+        self._keys, self._keyed = self._keys[:0], self._keyed[:0]
+        self._summed.clear()
+        self._after.all[:] = np.nan
+        alive = np.flatnonzero(~gone)
+        self._episode["outcome"].all[:] = -1
+        first_row = self._episode["first_row"].all
+        first_row[:] = np.iinfo(np.int64).max
+        np.minimum.at(first_row, self.episode[alive], self.row[alive])
+        position = np.searchsorted(index.row, self.row[alive])
+        self._note_ends(alive, np.asarray(index.outcome)[position])
+        self._link(alive)
+        newly = np.flatnonzero(self.gone & ~before)
+        self.extend(index)
+        return newly
+
+    def find(self, rows: np.ndarray) -> np.ndarray:
+        """int64[k] segment numbers of int64[k] ledger rows, -1 for rows that are not here or gone."""
+        rows = np.asarray(rows, np.int64)
+        if not len(self):
+            return np.full(len(rows), -1)
+        at = np.minimum(np.searchsorted(self.row, rows), len(self) - 1)
+        return np.where((self.row[at] == rows) & ~self.gone[at], at, -1)
+
+    def facts(self, segment: int) -> EpisodeFacts:
+        """What the ledger knows of the episode of a segment number."""
+        return self._facts[self.episode[segment]]
+
+    def outcome(self, segments: np.ndarray) -> np.ndarray:
+        """int8[k] outcome of each segment's episode, an index into `check.OUTCOMES`, -1 while it is unknown."""
+        return self._episode["outcome"].all[self.episode[segments]]
+
+    def return_after(self, segments: np.ndarray) -> np.ndarray:
+        """float64[k] sum of the rewards of all later segments of the episode; nan unless it is finished and whole."""
+        episodes = self.episode[segments]
+        finished = np.unique(episodes[self._episode["outcome"].all[episodes] >= 0])
+        for episode in finished.tolist():
+            if episode not in self._summed:
+                self._sum_rewards(episode)
+        return self._after.all[segments]
+
+    def prefix(self, watermark: int) -> tuple[int, int]:
+        """(segments, runs) that had been committed when `watermark` was the newest row: the first of each."""
+        segments = int(np.searchsorted(self.row, watermark, "right"))
+        return segments, int(self.run_offsets[segments])
+
+    def runs(self, chosen: slice | np.ndarray, watermark: int) -> Runs:
+        """What factors may know of these runs when `watermark` was the newest row: no outcome that came later."""
+        segment = self.run_segment[chosen]
+        episode = self.episode[segment]
+        known = self._episode["last_row"].all[episode] <= watermark
+        return Runs(
+            actor=self.run_actor[chosen],
+            version=self.run_version[chosen],
+            demonstration=self.demonstration[segment],
+            outcome=np.where(known, self._episode["outcome"].all[episode], np.int8(-1)),
+        )
+
+    # --- taking in ------------------------------------------------------------------------------------------------
+
+    def _dense_numbers(self, numbers: np.ndarray, rows: np.ndarray, facts: Mapping[int, EpisodeFacts]) -> np.ndarray:
+        """int64[n] dense episode number, -1 for those left out; new episodes are noted."""
+        different, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
+        dense = np.empty(len(different), np.int64)
+        new: list[tuple[int, int, bool]] = []
+        for position, number in enumerate(different.tolist()):
+            known = self._dense.get(number)
+            if known is None:
+                known = self._dense[number] = self._new_episode(number, facts[number], new)
+            dense[position] = known
+        if new:
+            taken = np.array([number for number, _, _ in new], np.int64)
+            self._episode["number"].append(taken)
+            self._episode["task"].append(np.array([task for _, task, _ in new]))
+            self._episode["demonstration"].append(np.array([demonstration for _, _, demonstration in new]))
+            self._episode["first_row"].append(rows[first[np.searchsorted(different, taken)]])
+            self._episode["outcome"].append(np.full(len(new), -1))
+            self._episode["last_row"].append(np.zeros(len(new), np.int64))
+        return dense[inverse]
+
+    def _new_episode(self, number: int, facts: EpisodeFacts, new: list[tuple[int, int, bool]]) -> int:
+        if facts.source not in (_ONLINE, _DEMONSTRATION) or facts.task not in self.tasks:
+            return -1
+        if _spread(number) % self.world != self.rank:
+            return -1
+        new.append((number, self.tasks.index(facts.task), facts.source == _DEMONSTRATION))
+        self._facts.append(facts)
+        return len(self._facts) - 1
+
+    def _append_runs(self, index: SegmentIndex, wanted: np.ndarray, added: np.ndarray) -> None:
+        offsets, runs = np.asarray(index.run_offsets), np.asarray(index.runs)
+        counts = offsets[wanted + 1] - offsets[wanted]
+        ends = np.cumsum(counts)
+        within = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+        chosen = runs[np.repeat(offsets[wanted], counts) + within]
+        self._run["run_segment"].append(np.repeat(added, counts))
+        for column, name in enumerate(("run_first", "run_count", "run_actor", "run_version")):
+            self._run[name].append(chosen[:, column])
+        self._run_offsets.append(self._run_offsets.all[-1] + ends)
+
+    def _note_ends(self, segments: np.ndarray, outcome: np.ndarray) -> None:
+        last = self._segment["last"].all[segments]
+        ended = self._segment["episode"].all[segments[last]]
+        self._episode["outcome"].all[ended] = outcome[last]
+        self._episode["last_row"].all[ended] = self._segment["row"].all[segments[last]]
+
+    def _publish(self) -> None:
+        for name, column in (self._segment | self._run).items():
+            setattr(self, name, column.view())
+        self.run_offsets = self._run_offsets.view()
+        self.episode_numbers = self._episode["number"].view()
+        self.episode_first_row = self._episode["first_row"].view()
+
+    def _link(self, added: np.ndarray) -> None:
+        """Join new segments with their neighbours, whichever of them came first."""
+        keys = (self.episode[added] << _INDEX_BITS) | self.index[added]
+        order = np.argsort(keys)
+        keys, numbers = keys[order], added[order]
+        places = np.searchsorted(self._keys, keys)
+        self._keys = np.insert(self._keys, places, keys)
+        self._keyed = np.insert(self._keyed, places, numbers)
+        for before, after in (
+            (numbers, self._at(keys + 1)),
+            (self._at(keys - 1), numbers),
+        ):
+            both = (before >= 0) & (after >= 0)
+            before, after = before[both], after[both]
+            adjoin = self.first_tick[before] + self.steps[before] == self.first_tick[after]
+            before, after = before[adjoin], after[adjoin]
+            self._segment["following"].all[before] = after
+            self._segment["previous"].all[after] = before
+
+    def _at(self, keys: np.ndarray) -> np.ndarray:
+        """int64[k] segment number by key, -1 where there is none."""
+        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return np.where(self._keys[at] == keys, self._keyed[at], -1)
+
+    def _sum_rewards(self, episode: int) -> None:
+        begin, end = np.searchsorted(self._keys, [episode << _INDEX_BITS, (episode + 1) << _INDEX_BITS])
+        members = self._keyed[begin:end]
+        whole = self.index[members[-1]] == len(members) - 1 and (self.following[members[:-1]] >= 0).all()
+        if self.last[members[-1]] and whole:
+            # from the end, so that the sum is the same whatever else is in the universe
+            total = np.cumsum(self.reward_sum[members][::-1])[::-1]
+            self._after.all[members] = np.append(total[1:], 0.0)
+            self._summed.add(episode)
+
+
+def _spread(number: int) -> int:
+    """A number without the pattern of arrival: robots that take turns must not end up with one rank each.
+
+    The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+    """
+    z = (number * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return z ^ (z >> 31)

@@ -1,0 +1,235 @@
+"""One gradient step after another: loss, clipped AdamW, a running average of the weights.
+
+A learner is deterministic: the same policy, settings, seed and batches give the same bytes, also when it was saved and
+restored in between. It knows nothing of files, buffers or the network.
+
+What is frozen is in memory once, shared by the weights and their average, and never in a checkpoint: only its hash is
+(`policies.interface.trainable`). What a policy's `loss` needs of the module, such as training mode for dropout, it sets
+itself; its random numbers are torch's, which are the learner's own while it runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from cloud_learner.algorithms import hg_dagger
+from cloud_learner.algorithms.hg_dagger import HGDagger
+from policies.interface.policy import Batch, TrainablePolicy
+from policies.interface.trainable import base_sha256, published
+from wire.errors import InvalidData, PolicyError
+
+_RESUME = (
+    "Train with the recipe, --policy and --policy-config (its `training` options included) that made it, or start a "
+    "fresh --data directory."
+)
+
+
+@dataclass(frozen=True)
+class LearnerState:
+    """All that a learner needs to go on as if it had never stopped."""
+
+    tensors: dict[str, torch.Tensor]
+    """weights, average, moments and random state by name, on the CPU; of the weights those that training changes"""
+    meta: dict[str, Any]
+    """JSON: gradient steps, the random state of the augmentation and, if something is frozen, the hash of that"""
+
+
+class Learner:
+    """Trains `policy.module` in place and keeps the average that robots run."""
+
+    def __init__(self, policy: TrainablePolicy, config: HGDagger, seed: int = 0) -> None:
+        """Raises `PolicyError` for a network in which nothing can be trained."""
+        self.policy = policy
+        self.config = config
+        self.gradient_steps = 0
+        self._parameters = {n: p for n, p in policy.module.named_parameters() if p.requires_grad}
+        if not self._parameters:
+            raise PolicyError("every parameter of the network is frozen: choose what to train with `training`.")
+        self._average = _twin(policy.module)
+        self._pairs = _Pairs(self._average, policy.module)
+        self._optimizer = torch.optim.AdamW(
+            self._parameters.values(),
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self._device = next(iter(self._parameters.values())).device
+        self._bfloat16 = config.bfloat16 and _has_bfloat16(self._device)
+        self._rng = np.random.default_rng(seed)
+        with torch.random.fork_rng(devices=self._cuda()):
+            torch.manual_seed(seed)
+            self._random = self._random_state()
+
+    def step(self, batch: Batch) -> float:
+        """One gradient step; its loss. Raises `InvalidData`, the weights unchanged, for one not finite."""
+        self._optimizer.zero_grad()
+        with self._own_random():
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
+                loss = hg_dagger.loss(self.policy, batch, self.config, self._rng)
+            value = loss.item()
+            if not math.isfinite(value):
+                raise InvalidData(self._refusal(f"the loss is {value}"))
+            loss.backward()
+        norm = nn.utils.clip_grad_norm_(self._parameters.values(), self.config.gradient_clip, foreach=True)
+        if not math.isfinite(float(norm)):
+            raise InvalidData(self._refusal(f"the gradient's norm is {float(norm)} at a loss of {value}"))
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.config.rate(self.gradient_steps)
+        self._optimizer.step()
+        self.gradient_steps += 1
+        self._pairs.follow(self.config.decay(self.gradient_steps))
+        return value
+
+    def weights(self) -> bytes:
+        """The averaged weights as a file that `Policy.load` accepts."""
+        return self.policy.save(self._average)
+
+    def state(self) -> LearnerState:
+        """A copy of everything that changes; training may go on while it is written."""
+        tensors = self._changing()
+        for name, parameter in self._parameters.items():
+            for key, moment in self._optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer/{key}/{name}"] = moment
+        tensors |= {f"random/{name}": t for name, t in self._random.items()}
+        copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+        meta = {"gradient_steps": self.gradient_steps, "augmentation": json.dumps(self._rng.bit_generator.state)}
+        if base := base_sha256(self.policy.module):
+            meta["base"] = base
+        return LearnerState(copies, meta)
+
+    def restore(self, state: LearnerState) -> None:
+        """Go on from `state`.
+
+        Raises `PolicyError`, with nothing changed, if it was taken from another network or on top of another base.
+        """
+        own = self._changing()
+        for name, mine in own.items():
+            theirs = state.tensors.get(name)
+            if theirs is None or theirs.shape != mine.shape:
+                found = "is missing" if theirs is None else f"has shape {list(theirs.shape)}"
+                raise PolicyError(
+                    f"the checkpoint is of another network: '{name}' {found}, expected {list(mine.shape)}. {_RESUME}"
+                )
+        given = (name for name in state.tensors if name.startswith(("module/", "average/")))
+        whole = self.policy.module.state_dict().keys()
+        # an earlier checkpoint has a tensor with two names twice
+        extra = [n for n in given if n not in own and n.partition("/")[2] not in whole]
+        theirs_base, base = str(state.meta.get("base", "")), base_sha256(self.policy.module)
+        if theirs_base != base:
+            raise PolicyError(
+                f"the checkpoint was trained on top of {_frozen(theirs_base)}, this policy has {_frozen(base)}: other "
+                f"frozen weights, or adapters with another alpha / rank. {_RESUME}"
+            )
+        if extra:
+            raise PolicyError(f"the checkpoint is of another network: it also has '{extra[0]}'. {_RESUME}")
+        try:
+            gradient_steps = int(state.meta["gradient_steps"])
+            augmentation = json.loads(state.meta["augmentation"])
+            random = {name: state.tensors[f"random/{name}"] for name in self._random}
+        except (KeyError, TypeError, ValueError) as error:
+            raise PolicyError(f"the checkpoint cannot be restored: {error} is missing or not valid.") from error
+        with torch.no_grad():
+            for name, mine in own.items():
+                mine.copy_(state.tensors[name])
+        self._optimizer.state.clear()
+        for name, parameter in self._parameters.items():
+            suffix = f"/{name}"
+            self._optimizer.state[parameter] = {
+                key.removeprefix("optimizer/").removesuffix(suffix): _like(parameter, tensor)
+                for key, tensor in state.tensors.items()
+                if key.startswith("optimizer/") and key.endswith(suffix)
+            }
+        self._rng.bit_generator.state = augmentation
+        self._random = random
+        self.gradient_steps = gradient_steps
+
+    def _changing(self) -> dict[str, torch.Tensor]:
+        """All that training changes in the weights and in their average, by the names of a checkpoint."""
+        tensors = {f"module/{name}": t for name, t in published(self.policy.module).items()}
+        return tensors | {f"average/{name}": t for name, t in published(self._average).items()}
+
+    def _refusal(self, reason: str) -> str:
+        self._optimizer.zero_grad()
+        return (
+            f"gradient step {self.gradient_steps} was not applied: {reason}. Look for bad values in the newest data, "
+            "or train with a smaller learning rate."
+        )
+
+    def _cuda(self) -> list[torch.device]:
+        return [self._device] if self._device.type == "cuda" else []
+
+    def _random_state(self) -> dict[str, torch.Tensor]:
+        state = {"cpu": torch.get_rng_state()}
+        for device in self._cuda():
+            state["cuda"] = torch.cuda.get_rng_state(device)
+        return state
+
+    @contextmanager
+    def _own_random(self) -> Iterator[None]:
+        """The loss draws from torch's global generators; here they are this learner's, and given back after."""
+        with torch.random.fork_rng(devices=self._cuda()):
+            torch.set_rng_state(self._random["cpu"])
+            for device in self._cuda():
+                torch.cuda.set_rng_state(self._random["cuda"], device)
+            try:
+                yield
+            finally:
+                self._random = self._random_state()
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Without its instructions bfloat16 is emulated, at a seventh of float32's speed.
+
+    The processor must have them and oneDNN must use them: ONEDNN_MAX_CPU_ISA may forbid it to.
+    """
+    if device.type != "cpu":
+        return True
+    there = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return there and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A copy to average into; what is frozen is the module's own, not a copy."""
+    frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+    # deepcopy takes what its memo has for what was copied already
+    return copy.deepcopy(module, {id(parameter): parameter for parameter in frozen}).requires_grad_(False).eval()
+
+
+def _frozen(base: str) -> str:
+    return f"a frozen base of sha256 {base[:12]}" if base else "nothing frozen"
+
+
+class _Pairs:
+    """The tensors of the average and those they follow, listed once."""
+
+    def __init__(self, average: nn.Module, module: nn.Module) -> None:
+        pairs = zip(average.parameters(), module.parameters(), strict=True)
+        apart = [(mine, theirs) for mine, theirs in pairs if mine is not theirs]
+        self._average: list[torch.Tensor] = [mine for mine, _ in apart]
+        self._module: list[torch.Tensor] = [theirs for _, theirs in apart]
+        self._buffers = list(zip(average.buffers(), module.buffers(), strict=True))
+
+    @torch.no_grad()
+    def follow(self, decay: float) -> None:
+        torch._foreach_lerp_(self._average, self._module, 1 - decay)
+        for mine, theirs in self._buffers:
+            mine.copy_(theirs)
+
+
+def _like(parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of an optimiser's tensor where and laid out as the fused optimiser made it."""
+    if tensor.shape != parameter.shape:
+        return tensor.to(parameter.device, copy=True)
+    moment = torch.empty_like(parameter, requires_grad=False, dtype=tensor.dtype)
+    return moment.copy_(tensor)

@@ -1,0 +1,93 @@
+"""The `vla-fleet` command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleet.cli import buffer, doctor, fleet, parts, policy, teleop, up
+from wire.errors import FleetError
+
+app = typer.Typer(
+    name="vla-fleet",
+    help="A fleet of robots that keeps learning while it works.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+up.add_commands(app)
+app.add_typer(buffer.app)
+app.add_typer(policy.app)
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes."""
+    from fleet.config.recipes import RECIPES
+
+    for name, make in RECIPES.items():
+        typer.echo(f"{name:10} {make().summary}")
+
+
+@app.command()
+def plot(
+    report: Annotated[Path, typer.Argument(help="A report that `up --report` wrote.")],
+    picture: Annotated[Path, typer.Argument(help="The picture to write: .png, .svg or .pdf.")],
+) -> None:
+    """Draw the success curve of a report."""
+    from fleet.tools.plot import draw
+
+    draw(report, picture)
+    typer.echo(f"{picture} written.")
+
+
+@app.command()
+def keys(
+    names: Annotated[list[str], typer.Argument(help="Names of robots and processes that may connect.")],
+    keys: Annotated[Path, typer.Option(help="Key directory.")] = Path("keys"),
+) -> None:
+    """Make CURVE keys for the gateway and for NAMES; existing ones stay."""
+    from wire.transport.keys import GATEWAY, make_keys
+
+    make_keys(keys, [GATEWAY, *names])
+    typer.echo(f"keys of {', '.join([GATEWAY, *names])} are in {keys}; give each machine its own .key_secret only.")
+
+
+@app.command()
+def replay(
+    flight: Annotated[Path, typer.Argument(help="A flight file, or a robot's directory of them.")],
+    first: Annotated[int | None, typer.Option("--from", help="First control tick.", show_default=False)] = None,
+    last: Annotated[int | None, typer.Option("--to", help="Last control tick.", show_default=False)] = None,
+    rerun: Annotated[Path | None, typer.Option(help="Also write a recording for Rerun, FILE.rrd.")] = None,
+    table: Annotated[bool, typer.Option("--table", help="Also print the ticks.")] = False,
+    boot: Annotated[str, typer.Option(help="Which start of the process; default: the newest.")] = "",
+) -> None:
+    """Decide a recorded stretch again, tick by tick; exit status 1 when anything comes out otherwise."""
+    from fleet.cli.flight import replay as replay_flight
+
+    raise typer.Exit(replay_flight(flight, first, last, rerun, table, boot))
+
+
+for commands in (parts, doctor, fleet, teleop):
+    commands.add_commands(app)
+
+
+def main() -> None:
+    """Run the command line; errors that are ours become one line and exit status 1."""
+    try:
+        app()
+    except FleetError as error:
+        sys.stderr.write(f"vla-fleet: {error}\n")
+        sys.stderr.flush()
+        # Background threads of libraries must not keep a process alive that has said why it ends.
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""A person's or a program's line to the gateway: what robots and jobs there are, work to hand in, robots to hold.
+
+with FleetClient("tcp://127.0.0.1:5760", Path("data/state/keys")) as fleet:
+    lease = fleet.lease("robot-0", ttl_s=30, purpose="maintenance")
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from wire.clock import clock_name
+from wire.errors import ConfigError, Refused, WireError, storage_error
+from wire.messages.all import Hello, Introduce, Message, Refusal, Welcome
+from wire.messages.fleet import (
+    AcquireLease,
+    Answer,
+    CancelJob,
+    JobRequest,
+    JobState,
+    ListFleet,
+    Preempted,
+    ReleaseLease,
+    RenewLease,
+    RobotState,
+    SubmitJob,
+)
+from wire.transport.channel import FURTHER, Channel
+from wire.transport.keys import GATEWAY, load_pair, load_public
+from wire.transport.zmq_channel import ZmqClient
+from wire.types import Lease, RobotSpec
+
+ROLES = ("console", "teleoperator")
+"""who may call; the name of a key begins with its role"""
+ANSWER_S = 10.0
+USUAL_GATEWAY = "tcp://127.0.0.1:5760"
+_ADDRESS_FILE = "gateway.address"
+_HELLO_EVERY_S = 0.5
+_KEPT = 1000
+
+
+def note_gateway(root: Path, address: str) -> None:
+    """Note where the gateway on the data directory `root` listens, for commands on this machine. Raises
+    `StorageError`."""
+    path = root / _ADDRESS_FILE
+    try:
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(address + "\n")
+        temporary.rename(path)
+    except OSError as error:
+        raise storage_error(error, "noting the gateway's address", path) from error
+
+
+def gateway_of(root: Path) -> str:
+    """Where the gateway on `root` listens or last listened; the usual address when nobody noted it."""
+    try:
+        return (root / _ADDRESS_FILE).read_text().strip() or USUAL_GATEWAY
+    except OSError:
+        return USUAL_GATEWAY
+
+
+class FleetClient:
+    """One line to the gateway; for one thread. Every method may raise `Refused`, with the gateway's reason, and
+    `WireError` when no answer comes in `answer_s`."""
+
+    def __init__(
+        self,
+        gateway: str,
+        keys: Path | None = None,
+        name: str = "console",
+        *,
+        answer_s: float = ANSWER_S,
+        channel: Channel | None = None,
+    ) -> None:
+        """`gateway`: tcp://HOST:PORT; `keys`: the directory that has the key of `name`; `channel`: instead of both.
+
+        Nothing is sent before `connect`. Raises `ConfigError` for a key that is not there or has no such role.
+        """
+        self.role = next((role for role in ROLES if name.startswith(role)), "")
+        if not self.role:
+            raise ConfigError(
+                f"'{name}' cannot call the gateway: the name begins with {' or '.join(ROLES)}. Make such a key with "
+                "`vla-fleet keys`."
+            )
+        if channel is None and keys is None:
+            raise ConfigError(f"FleetClient '{name}': give the key directory, or a channel.")
+        self.name = name
+        self.heard: deque[Message] = deque(maxlen=_KEPT)
+        """what came and was no answer, oldest first: statuses of robots that are held, among others"""
+        self._gateway = gateway
+        self._keys = keys
+        self._answer_s = answer_s
+        self._line = channel
+        self._own = channel is None
+        self._call = secrets.randbits(40)
+        self._preempted: list[Preempted] = []
+
+    def __enter__(self) -> Self:
+        self.connect()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def connect(self) -> None:
+        """Introduce ourselves and wait for the gateway's welcome."""
+        if self._line is None:
+            assert self._keys is not None
+            pair = load_pair(self._keys, self.name)
+            self._line = ZmqClient(self._gateway, self.name, pair, load_public(self._keys, GATEWAY))
+        try:
+            self._introduce(time.monotonic() + self._answer_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the line up. Leases that are held run out by themselves."""
+        if self._line is not None and self._own:
+            self._line.close()
+            self._line = None
+
+    # --- what there is --------------------------------------------------------------------------------------------
+
+    def robots(self) -> tuple[RobotState, ...]:
+        """All robots of the fleet, by name."""
+        return self._ask(ListFleet).robots
+
+    def jobs(self) -> tuple[JobState, ...]:
+        """All open jobs and those that ended lately, in the order they were submitted."""
+        return self._ask(ListFleet).jobs
+
+    def specs(self) -> dict[str, RobotSpec]:
+        """The robots' specs, by spec hash."""
+        return self._ask(ListFleet).specs
+
+    def fleet(self) -> Answer:
+        """Robots, jobs and specs of one moment."""
+        return self._ask(ListFleet)
+
+    # --- work -----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: JobRequest) -> JobState:
+        """Hand a job in; one that is there already under this id is left as it is."""
+        return self._ask(lambda call: SubmitJob(call, request)).jobs[0]
+
+    def cancel(self, job: str) -> JobState:
+        """End a job; its robots finish the episode they are in."""
+        return self._ask(lambda call: CancelJob(call, job)).jobs[0]
+
+    # --- robots to hold -------------------------------------------------------------------------------------------
+
+    def lease(self, robot: str, ttl_s: float = 60.0, purpose: str = "maintenance", priority: int = 0) -> Lease:
+        """Hold `robot` for `ttl_s` from now or from the last `renew`. `priority` 0: the usual one of the purpose."""
+        return self._leased(self._ask(lambda call: AcquireLease(call, robot, purpose, priority, ttl_s)))
+
+    def renew(self, lease: Lease) -> Lease:
+        """Hold it longer: due well before it ends. Raises `Refused` when it is not ours any more."""
+        return self._leased(self._ask(lambda call: RenewLease(call, lease.robot, lease.number)))
+
+    def release(self, lease: Lease | str, force: bool = False) -> None:
+        """Give a robot back: our lease of it, or with its name and `force` whoever's it is."""
+        robot, number = (lease, 0) if isinstance(lease, str) else (lease.robot, lease.number)
+        if number == 0 and not force:
+            found = next((one.lease for one in self.robots() if one.name == robot), None)
+            if found is not None and found.holder.partition(FURTHER)[0] == self.name:
+                number = found.number
+            else:
+                holder = f"is held by '{found.holder}' ({found.purpose})" if found else "is not held by anybody"
+                raise Refused(f"'{robot}' {holder}, not by '{self.name}'. Force it only if you know who that is.")
+        self._ask(lambda call: ReleaseLease(call, robot, number))
+
+    def preempted(self) -> list[Preempted]:
+        """Leases of ours that ended before their time, since the last call."""
+        self.listen()
+        ended, self._preempted = self._preempted, []
+        return ended
+
+    def listen(self, timeout_s: float = 0.0) -> None:
+        """Take in what came; waits up to `timeout_s` for the first of it."""
+        while (message := self._channel().recv(timeout_s)) is not None:
+            self._take(message)
+            timeout_s = 0.0
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _ask(self, make: Callable[[int], Message]) -> Answer:
+        self._call += 1
+        call, deadline_s = self._call, time.monotonic() + self._answer_s
+        message = make(call)
+        sent = self._channel().send(message)
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            if not sent:
+                # the line was down, or the gateway is a new one: it must hear who we are first
+                self._introduce(deadline_s)
+                sent = self._channel().send(message)
+            heard = self._channel().recv(min(left_s, 0.2))
+            if isinstance(heard, Introduce):
+                sent = False
+            elif isinstance(heard, Answer) and heard.call == call:
+                if heard.refused:
+                    raise Refused(heard.refused)
+                return heard
+            elif heard is not None:
+                self._take(heard)
+        raise WireError(f"the gateway at {self._gateway} did not answer {type(message).__name__}: see its log.")
+
+    def _introduce(self, deadline_s: float) -> None:
+        next_s = 0.0
+        while (now_s := time.monotonic()) < deadline_s:
+            if now_s >= next_s:
+                next_s = now_s + _HELLO_EVERY_S
+                hello = Hello(self.name, self.role, clock_name(), time.monotonic_ns(), os.getpid())
+                if not self._channel().send(hello):
+                    next_s = now_s + 0.02
+            heard = self._channel().recv(0.02)
+            if isinstance(heard, Welcome):
+                return
+            if isinstance(heard, Refusal):
+                raise Refused(heard.reason)
+            if heard is not None and not isinstance(heard, Introduce):
+                self._take(heard)
+            if reason := getattr(self._channel(), "refusal", ""):
+                raise Refused(reason)
+        raise WireError(
+            f"no gateway answers at {self._gateway}. Start one with `vla-fleet up` or `vla-fleet gateway`, or name "
+            "another with --gateway."
+        )
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Preempted):
+            self._preempted.append(message)
+        elif not isinstance(message, Welcome):
+            self.heard.append(message)
+
+    def _channel(self) -> Channel:
+        if self._line is None:
+            raise WireError(f"the line of '{self.name}' to {self._gateway} is not open: use `with`, or `connect`.")
+        return self._line
+
+    @staticmethod
+    def _leased(answer: Answer) -> Lease:
+        if answer.lease is None:
+            raise WireError("the gateway's answer has no lease in it: is it of another version?")
+        return answer.lease

@@ -1,0 +1,292 @@
+"""`vla-fleet robots | jobs | submit | cancel | lease | release`: the fleet as resources.
+
+They speak to a running gateway with the key `console`, from its own machine or another one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from wire.errors import ConfigError, Refused, WireError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fleet.cli.client import FleetClient
+    from wire.messages.fleet import JobState, RobotState
+    from wire.types import Lease
+
+Recipe = Annotated[str, typer.Option(help="Which fleet, when --data is not given: data/RECIPE.")]
+Data = Annotated[
+    Path | None, typer.Option(help="Data directory of the fleet; default data/RECIPE.", show_default=False)
+]
+Address = Annotated[
+    str,
+    typer.Option(help="The gateway, tcp://HOST:PORT; default: the one that runs on DATA here.", show_default=False),
+]
+Keys = Annotated[Path | None, typer.Option(help="Key directory; default DATA/keys.", show_default=False)]
+Name = Annotated[str, typer.Option(help="Name of the key; it begins with console.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+Robot = Annotated[str, typer.Argument(help="Name of the robot.")]
+
+_HEALTH_STYLES = {"ready": "green", "starting": "cyan", "degraded": "yellow", "draining": "yellow"}
+_PHASE_STYLES = {"running": "green", "waiting": "yellow", "cancelled": "dim", "done": "bold"}
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add them to `app`."""
+    for command in (robots, jobs, submit, cancel, lease, release):
+        app.command()(command)
+
+
+def robots(
+    as_json: AsJson = False,
+    gateway: Address = "",
+    recipe: Recipe = "pixels",
+    data: Data = None,
+    keys: Keys = None,
+    name: Name = "console",
+) -> None:
+    """The fleet's robots: what they are, how they are, who holds them."""
+    with _client(gateway, recipe, data, keys, name) as fleet:
+        found = fleet.fleet()
+    if as_json:
+        _echo_json({"robots": found.robots, "specs": found.specs})
+    else:
+        _show(_robot_table(found.robots))
+
+
+def jobs(
+    as_json: AsJson = False,
+    gateway: Address = "",
+    recipe: Recipe = "pixels",
+    data: Data = None,
+    keys: Keys = None,
+    name: Name = "console",
+) -> None:
+    """Jobs that wait, run, or ended lately, and how far they are."""
+    with _client(gateway, recipe, data, keys, name) as fleet:
+        found = fleet.jobs()
+    if as_json:
+        _echo_json(found)
+    else:
+        _show(_job_table(found))
+
+
+def submit(
+    kind: Annotated[str, typer.Option(help="evaluation (measure a version on held-out seeds) or rollout.")],
+    version: Annotated[int, typer.Option(min=0, help="evaluation: of this policy version; 0: the newest.")] = 0,
+    episodes: Annotated[
+        int, typer.Option(min=0, help="Done after so many; an evaluation: of each task; 0: never (rollout only).")
+    ] = 0,
+    robots: Annotated[int, typer.Option(min=0, help="On so many robots at once; 0: on all there are.")] = 1,
+    task: Annotated[
+        list[str] | None, typer.Option(help="A task; may be given several times; default: all.", show_default=False)
+    ] = None,
+    site: Annotated[str, typer.Option(help="Only on robots that stand there.", show_default=False)] = "",
+    robot: Annotated[
+        list[str] | None, typer.Option(help="Only on this robot; may be given several times.", show_default=False)
+    ] = None,
+    priority: Annotated[int, typer.Option(min=0, help="0: the usual one of its kind.")] = 0,
+    id: Annotated[str, typer.Option(help="Name of the job; default: one is made.", show_default=False)] = "",
+    as_json: AsJson = False,
+    gateway: Address = "",
+    recipe: Recipe = "pixels",
+    data: Data = None,
+    keys: Keys = None,
+    name: Name = "console",
+) -> None:
+    """Hand a job in. The scheduler gives it robots as soon as matching ones are free or work on something lesser."""
+    from wire.messages.fleet import JobRequest, Requirement
+
+    if kind == "evaluation" and not episodes:
+        raise ConfigError("an evaluation needs --episodes: so many of each task.")
+    request = JobRequest(
+        id=id or f"{kind}-{secrets.token_hex(3)}",
+        kind=kind,
+        tasks=tuple(task or ()),
+        robots=robots,
+        episodes=episodes,
+        requirement=Requirement(site=site, robots=tuple(robot or ())),
+        priority=priority,
+        version=version,
+        submitter=name,
+    )
+    with _client(gateway, recipe, data, keys, name) as fleet:
+        state = fleet.submit(request)
+    if as_json:
+        _echo_json(state)
+    else:
+        note = f": {state.note}" if state.note else ""
+        typer.echo(f"job {state.request.id} is {state.phase}{note}")
+
+
+def cancel(
+    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    gateway: Address = "",
+    recipe: Recipe = "pixels",
+    data: Data = None,
+    keys: Keys = None,
+    name: Name = "console",
+) -> None:
+    """End a job; its robots finish their episode and get other work."""
+    with _client(gateway, recipe, data, keys, name) as fleet:
+        state = fleet.cancel(job)
+    typer.echo(f"job {job} is {state.phase} after {state.episodes} episodes")
+
+
+def lease(
+    robot: Robot,
+    ttl: Annotated[float, typer.Option(min=1.0, help="Seconds without a heartbeat after which it ends.")] = 60.0,
+    purpose: Annotated[str, typer.Option(help="What for, in a word.")] = "maintenance",
+    priority: Annotated[int, typer.Option(min=0, help="0: the usual one of the purpose.")] = 0,
+    gateway: Address = "",
+    recipe: Recipe = "pixels",
+    data: Data = None,
+    keys: Keys = None,
+    name: Name = "console",
+) -> None:
+    """Hold a robot until Ctrl-C: it finishes its episode and rests. Exit status 1 when somebody else takes it."""
+    # Both: a shell that starts a program in the background lets it ignore Ctrl-C.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _as_interrupt)
+    with _client(gateway, recipe, data, keys, name) as fleet:
+        held = fleet.lease(robot, ttl, purpose, priority)
+        typer.echo(f"{robot} is yours (lease {held.number}, {purpose}, priority {held.priority}); Ctrl-C gives it back")
+        try:
+            _hold(fleet, held, ttl)
+        except KeyboardInterrupt:
+            fleet.release(held)
+            typer.echo(f"{robot} is given back")
+
+
+def release(
+    robot: Robot,
+    force: Annotated[bool, typer.Option("--force", help="Whoever holds it; a job gets it back as it can.")] = False,
+    gateway: Address = "",
+    recipe: Recipe = "pixels",
+    data: Data = None,
+    keys: Keys = None,
+    name: Name = "console",
+) -> None:
+    """Give a robot back that this key holds."""
+    with _client(gateway, recipe, data, keys, name) as fleet:
+        fleet.release(robot, force)
+    typer.echo(f"{robot} is released")
+
+
+# --- inside ---------------------------------------------------------------------------------------------------------
+
+
+def _client(gateway: str, recipe: str, data: Path | None, keys: Path | None, name: str) -> FleetClient:
+    from fleet.cli.client import FleetClient, gateway_of
+    from fleet.config.data_directory import DataDirectory
+
+    place = DataDirectory(data if data is not None else Path("data") / recipe.replace(":", "."))
+    return FleetClient(gateway or gateway_of(place.root), keys or place.keys, name)
+
+
+def _hold(fleet: FleetClient, held: Lease, ttl_s: float) -> None:
+    """Renew until interrupted. Raises `Refused` when the lease has ended, saying for whom."""
+    next_s = time.monotonic() + ttl_s / 3
+    silent = ""
+    while True:
+        fleet.listen(min(0.2, ttl_s / 10))
+        for ended in fleet.preempted():
+            raise Refused(f"{ended.lease.robot} is not yours any more: {ended.reason}")
+        if time.monotonic() < next_s:
+            continue
+        next_s = time.monotonic() + ttl_s / 3
+        try:
+            held = fleet.renew(held)
+        except Refused as error:
+            raise Refused(f"{held.robot} is not yours any more: {error}") from error
+        except WireError as error:
+            # a gateway that is started again knows the lease; until it ends there is hope
+            if str(error) != silent:
+                sys.stderr.write(f"vla-fleet: {error} Trying again.\n")
+            silent = str(error)
+            next_s = time.monotonic() + 1.0
+
+
+def _as_interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _echo_json(value: object) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+def _show(table: Table) -> None:
+    from rich.console import Console
+
+    Console().print(table)
+
+
+def _table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
+
+
+def _robot_table(found: tuple[RobotState, ...]) -> Table:
+    from rich.text import Text
+
+    ready = sum(robot.health == "ready" for robot in found)
+    table = _table(
+        f"{len(found)} robots, {ready} ready",
+        *("robot", "embodiment", "site", "health", "load", "job", "held by"),
+        right=("load",),
+    )
+    for robot in found:
+        reason = f" ({robot.reason})" if robot.reason else ""
+        lease = robot.lease
+        holder = "–" if lease is None else f"{lease.holder} ({lease.purpose}, priority {lease.priority})"
+        table.add_row(
+            Text(robot.name, style="bold"),
+            Text(robot.capabilities.embodiment),
+            Text(robot.capabilities.site or "–"),
+            Text(f"{robot.health}{reason}", style=_HEALTH_STYLES.get(robot.health, "bold red")),
+            f"{robot.load:.0%}",
+            Text(robot.job or "–"),
+            Text(holder),
+        )
+    return table
+
+
+def _job_table(found: tuple[JobState, ...]) -> Table:
+    from rich.text import Text
+
+    running = sum(job.phase == "running" for job in found)
+    table = _table(
+        f"{len(found)} jobs, {running} running",
+        *("job", "kind", "phase", "robots", "episodes", "success", "tasks"),
+        right=("episodes", "success"),
+    )
+    for job in found:
+        request = job.request
+        kind = request.kind + (f" v{request.version}" if request.version else "")
+        wanted = request.episodes * (len(request.tasks) if request.kind == "evaluation" else 1)
+        note = f" ({job.note})" if job.note else ""
+        table.add_row(
+            Text(request.id, style="bold"),
+            kind,
+            Text(f"{job.phase}{note}", style=_PHASE_STYLES.get(job.phase, "")),
+            Text(", ".join(job.robots) or "–"),
+            f"{job.episodes}/{wanted}" if wanted else str(job.episodes),
+            f"{job.successes / job.episodes:.0%}" if job.episodes else "–",
+            Text(", ".join(request.tasks)),
+        )
+    return table

@@ -1,0 +1,88 @@
+"""Flight recording of a recipe's control loop, and its replay: the loop is built again from what the file says."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from fleet.config.recipe import Recipe
+from fleet.config.recipes import get_recipe
+from hal.interfaces.robot import Robot, Teleoperator
+from robot_edge.control.loop import ControlLoop, LoopConfig
+from robot_edge.control.takeover_gate import Gate, GateConfig
+from robot_edge.flight_recorder.command import replay_command
+from robot_edge.flight_recorder.events import Header
+from robot_edge.flight_recorder.recorder import FlightRecorder
+from wire.clock import Clock
+from wire.errors import ConfigError
+from wire.transport.channel import Channel
+
+
+@contextlib.contextmanager
+def recorded(recipe: Recipe, name: str, directory: Path, *, operated: bool) -> Iterator[FlightRecorder]:
+    """The recorder of one start of robot `name`'s control process."""
+    header = Header(
+        name=name,
+        boot=secrets.token_hex(4),
+        spec=recipe.spec,
+        config=msgspec.to_builtins(recipe.loop),
+        strategy=recipe.strategy,
+        settings={
+            "recipe": recipe.name,
+            "replan_ticks": recipe.replan_ticks,
+            "speed_up": recipe.speed_up,
+            "gate": msgspec.to_builtins(recipe.gate),
+        },
+        operated=operated,
+    )
+    flight = FlightRecorder(directory, header)
+    flight.start()
+    try:
+        yield flight
+    finally:
+        flight.close()
+
+
+def rebuilt(
+    header: Header,
+    robot: Robot,
+    uplink: Channel,
+    inference: Channel,
+    clock: Clock,
+    operator: Teleoperator | None,
+) -> ControlLoop:
+    """The control loop that `header` describes, on other borders.
+
+    What a file cannot hold, the robot's motion, is the recipe's of today. Raises `ConfigError` for an unknown recipe or
+    a header of another program version that cannot be read.
+    """
+    from fleet.launch.supplies import make_plan
+
+    settings = header.settings
+    try:
+        config = msgspec.convert(header.config, LoopConfig)
+        gate = Gate(msgspec.convert(settings["gate"], GateConfig)) if operator is not None else None
+        recipe = replace(
+            get_recipe(settings["recipe"]),
+            loop=config,
+            strategy=header.strategy,
+            replan_ticks=settings["replan_ticks"],
+            speed_up=settings["speed_up"],
+        )
+    except (KeyError, msgspec.ValidationError) as error:
+        raise ConfigError(
+            f"the flight of '{header.name}' was recorded by version {header.program} and its header cannot be read "
+            f"now ({error}); replay it with that version."
+        ) from error
+    plan = make_plan(recipe)
+    return ControlLoop(header.name, header.boot, robot, uplink, inference, plan, clock, config, operator, gate)
+
+
+def replay(path: Path, first: int | None, last: int | None, rrd: Path | None, table: bool, boot: str) -> int:
+    """`vla-fleet replay`; the exit status."""
+    return replay_command(path, rebuilt, first, last, rrd, table, boot)

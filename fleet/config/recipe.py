@@ -1,0 +1,72 @@
+"""What makes one fleet: a frozen dataclass, made by the functions in `fleet.config.recipes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloud_learner.algorithms.hg_dagger import HGDagger
+from fleet.evaluation.evaluator import EvaluatorConfig
+from hal.interfaces.dynamics import Motion
+from policies.interface.policy import LearnedPolicy, Policy
+from robot_edge.control.loop import LoopConfig
+from robot_edge.control.takeover_gate import GateConfig
+from robot_edge.inference.server import SlowConfig
+from wire.types import RobotSpec
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A whole job: robots, tasks, policy, algorithm and their pace."""
+
+    name: str
+    summary: str
+    tasks: tuple[str, ...]
+    instructions: dict[str, str]
+    """the sentence for each task"""
+    robot: str
+    """driver by its registered name"""
+    robot_config: Any
+    """frozen config of that driver, paced like real hardware"""
+    unpaced_config: Any
+    """the same robot as fast as the machine allows, for demonstrations and evaluation"""
+    spec: RobotSpec
+    make_policy: Callable[[RobotSpec, int], LearnedPolicy]
+    """(spec, seed) to a fresh policy; imports torch only when called, for the control process runs without it"""
+    algorithm: HGDagger
+    tiny: str = ""
+    """what `vla-fleet up` builds in DATA/policy when it starts there first, `smolvla` or `act`, and gives to every part
+    as --policy; '' for a recipe that makes its policy itself"""
+    demonstrations: int = 3
+    """per task, before anything is learned"""
+    replan_ticks: int = 8
+    """actions executed of each chunk before the next one takes over"""
+    strategy: str = "auto"
+    """how actions that come late are dealt with, a name from `robot_edge.chunking.factory`; auto: as the checkpoint was
+    trained for"""
+    speed_up: int = 1
+    """execute every q-th action"""
+    delay: str = "0"
+    """latency injected into every robot, as `fleet.evaluation.injected_delay.parse_delay` reads it"""
+    slow: SlowConfig = field(default_factory=SlowConfig)
+    """pace of the slow path, and what happens when it falls silent"""
+    make_local: Callable[[RobotSpec], Policy] | None = None
+    """a small policy, loaded and ready, for while the slow path is silent and `slow.fallback` is `local`; without one
+    the policy itself thinks in the inference process then"""
+    think_apart: bool = False
+    """think in a process of its own on the robot's computer; for policies whose `think` would hold up `act`"""
+    hosted: bool = True
+    """run the driver in a process of its own, which holds the robot when its control dies"""
+    motion: Motion | None = None
+    """how the robot's state follows from its actions; None: no state is rolled forward"""
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
+    checkpoint_every_s: float = 30.0
+    cache_bytes: int = 4 * 1024**3
+    """RAM the trainer's cache of decoded experience may take"""
+    cache_workers: int = 0
+    """processes that read and decode for the cache; 0: the trainer does it itself"""
+    prefetch: int = 0
+    """batches gathered ahead in a thread of the trainer; 0: none"""

@@ -1,0 +1,166 @@
+"""The jobs this project ships. A recipe is a function that returns a frozen `Recipe`; copy one to make your own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cloud_learner.algorithms import hg_dagger
+from fleet.config.recipe import Recipe
+from fleet.evaluation.evaluator import EvaluatorConfig
+from hal.drivers.fake import FAKE_INSTRUCTIONS, FakeConfig, FakeRobot
+from hal.drivers.metaworld.dynamics import metaworld_limits, metaworld_motion
+from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
+from hal.drivers.metaworld.tasks import instruction
+from hal.interfaces.dynamics import Coupling, SpecMotion
+from robot_edge.control.loop import LoopConfig
+from robot_edge.control.takeover_gate import GateConfig
+from robot_edge.inference.server import SlowConfig
+from wire.errors import ConfigError, nearest
+from wire.types import RobotSpec
+
+if TYPE_CHECKING:
+    from policies.flow.policy import FlowPolicy
+    from policies.interface.policy import LearnedPolicy
+
+PIXEL_TASKS = ("drawer-open", "button-press-topdown", "window-open", "door-open")
+STATE_TASKS = ("push", "pick-place")
+MAX_DELAY = 24
+"""ticks of age that training simulates, at 80 Hz: a thought every 0.2 s and a tenth of a second of inference delay"""
+
+
+def pixels(seed: int = 0) -> Recipe:
+    """Four tasks from a 64x64 camera, proprioception and the instruction; no object poses."""
+    paced = MetaWorldConfig(tasks=PIXEL_TASKS, observation="pixels", render_in_thread=True)
+    unpaced = MetaWorldConfig(tasks=PIXEL_TASKS, observation="pixels", render_in_thread=False)
+    return Recipe(
+        name="pixels",
+        summary="MetaWorld: open the drawer, press the button, open the window, open the door, from a camera",
+        tasks=PIXEL_TASKS,
+        instructions={task: instruction(task) for task in PIXEL_TASKS},
+        robot="metaworld",
+        robot_config=paced,
+        unpaced_config=unpaced,
+        spec=MetaWorldRobot(paced).spec,
+        make_policy=_pixels_policy,
+        motion=metaworld_motion(paced),
+        # the picture is thought about five times a second, actions are made twenty times a second
+        slow=SlowConfig(every_s=0.2),
+        replan_ticks=4,
+        algorithm=hg_dagger.pixels(),
+        # 1.5 s: the operator needs up to 94 ticks on these tasks, a robot gets a quarter more.
+        loop=LoopConfig(max_ticks=120, safety=metaworld_limits()),
+        gate=GateConfig(disagreement=0.35, min_ticks=50, stall_ticks=40),
+        evaluator=EvaluatorConfig(max_ticks=120),
+    )
+
+
+def state(seed: int = 0) -> Recipe:
+    """Push and pick-place with object poses: quick, for tests and for comparing algorithms."""
+    config = MetaWorldConfig(tasks=STATE_TASKS, observation="state", render_in_thread=False)
+    return Recipe(
+        name="state",
+        summary="MetaWorld: push and pick-place, from object poses; fast",
+        tasks=STATE_TASKS,
+        instructions={task: instruction(task) for task in STATE_TASKS},
+        robot="metaworld",
+        robot_config=config,
+        unpaced_config=config,
+        spec=MetaWorldRobot(config).spec,
+        make_policy=_state_policy,
+        algorithm=hg_dagger.state(),
+        evaluator=EvaluatorConfig(episodes=10, every_s=30.0, final_episodes=40),
+    )
+
+
+def fake(seed: int = 0) -> Recipe:
+    """A point that moves to a goal it sees: no simulator, for seconds-long tests of the whole."""
+    config = FakeConfig()
+    robot = FakeRobot(config)
+    tasks = config.tasks
+    return Recipe(
+        name="fake",
+        summary="a point that moves to a goal it sees; needs no simulator",
+        tasks=tasks,
+        instructions={task: FAKE_INSTRUCTIONS[task] for task in tasks},
+        robot="fake",
+        robot_config=config,
+        unpaced_config=config,
+        spec=robot.spec,
+        make_policy=_pixels_policy,
+        motion=SpecMotion(robot.spec, [Coupling(f"move_{axis}", axis, 0.01) for axis in "xyz"]),
+        algorithm=hg_dagger.HGDagger(batch=16, pretrain_steps=20, publish_every_s=1.0),
+        loop=LoopConfig(max_ticks=60),
+        evaluator=EvaluatorConfig(episodes=2, every_s=5.0, final_episodes=3, max_ticks=60),
+        checkpoint_every_s=2.0,
+    )
+
+
+def vla(seed: int = 0) -> Recipe:
+    """The tasks of `pixels` for a vision-language-action policy of lerobot: without --policy a tiny one, built here."""
+    return replace(
+        pixels(seed),
+        name="vla",
+        summary="the tasks of `pixels` with a tiny SmolVLA, which is built at the first start",
+        make_policy=_built_by_up,
+        tiny="smolvla",
+    )
+
+
+def _built_by_up(spec: RobotSpec, seed: int) -> LearnedPolicy:
+    raise ConfigError(
+        "this recipe's policy is a directory that `vla-fleet up` builds: give a part that is started by itself "
+        "--policy lerobot:DATA/policy."
+    )
+
+
+def _pixels_policy(spec: RobotSpec, seed: int) -> FlowPolicy:
+    from policies.flow.policy import FlowPolicy
+    from policies.flow.presets import pixels_network
+
+    return FlowPolicy(spec, pixels_network(spec, max_offset=MAX_DELAY), seed)
+
+
+def _state_policy(spec: RobotSpec, seed: int) -> FlowPolicy:
+    from policies.flow.policy import FlowPolicy
+    from policies.flow.presets import state_network
+
+    return FlowPolicy(spec, state_network(spec), seed)
+
+
+RECIPES: dict[str, Callable[..., Recipe]] = {"pixels": pixels, "state": state, "fake": fake, "vla": vla}
+
+
+def get_recipe(name: str, seed: int = 0) -> Recipe:
+    """The recipe called `name`, or what the function `module:function` returns for `seed`.
+
+    Raises `ConfigError` that suggests the nearest name, or says why the function cannot be used.
+    """
+    make = RECIPES.get(name)
+    if make is None and ":" in name:
+        make = _load(name)
+    if make is None:
+        raise ConfigError(
+            f"there is no recipe '{name}'.{nearest(name, RECIPES)} Known: {', '.join(RECIPES)}, or module:function."
+        )
+    try:
+        recipe = make(seed)
+    except TypeError as error:
+        raise ConfigError(f"recipe '{name}' cannot be made: {error}. It must be a function of a seed.") from error
+    if not isinstance(recipe, Recipe):
+        raise ConfigError(
+            f"recipe '{name}' returned a {type(recipe).__name__}; it must return a fleet.config.recipe.Recipe."
+        )
+    return replace(recipe, name=name)
+
+
+def _load(name: str) -> Callable[..., Recipe]:
+    module, _, function = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"recipe '{name}': {error}. Install its package, or set PYTHONPATH to the folder it is in."
+        ) from error

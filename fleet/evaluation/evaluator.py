@@ -1,0 +1,176 @@
+"""Measures policy versions on held-out seeds, as fast as the machine allows and out of everyone's way.
+
+It runs the same policy, chunk schedule and limits as a robot, on a simulator without pacing. One episode per turn, so
+that it hears of newer versions in between.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleet.evaluation.rollout import Conditions, rollout
+from hal.interfaces.robot import Robot
+from policies.interface.policy import Policy
+from robot_edge.chunking.selector import MakeSchedule, Planner
+from robot_edge.uplink.weight_subscriber import Follower
+from wire.clock import Clock
+from wire.errors import ConfigError
+from wire.messages.all import Evaluate, Evaluation, Message
+from wire.transport.channel import Channel
+from wire.types import PolicyVersion
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatorConfig:
+    """How versions are measured."""
+
+    episodes: int = 5
+    """per task at each point of the curve"""
+    every_s: float = 60.0
+    """time between the starts of two points"""
+    first_seed: int = 1_000_000
+    """of the curve's seeds; training never uses seeds from here on"""
+    final_episodes: int = 25
+    """per task, for the figures before and after"""
+    final_first_seed: int = 2_000_000
+    max_ticks: int = 200
+    delay_ticks: int = 1
+    """ticks between an observation and its chunk, about what a robot of the fleet has"""
+
+
+class Evaluator:
+    """`turn` runs at most one episode."""
+
+    def __init__(
+        self,
+        name: str,
+        robot: Robot,
+        policy: Policy,
+        schedule: MakeSchedule,
+        tasks: tuple[str, ...],
+        gateway: Channel,
+        weights: Path,
+        clock: Clock,
+        config: EvaluatorConfig,
+        only: Evaluate | None = None,
+        conditions: Conditions | None = None,
+        read: Callable[[Path], bytes] = Path.read_bytes,
+    ) -> None:
+        """`conditions`: what the episodes are run under; `robot` stamps with their clock.
+
+        `only`: measure just this, then `done` turns true; otherwise the newest version at a steady cadence.
+        """
+        self.robot = robot
+        self._policy = policy
+        self._planner = Planner(schedule)
+        self._conditions = conditions or Conditions(extra_ticks=config.delay_ticks)
+        self._tasks = tasks
+        self._gateway = gateway
+        self._clock = clock
+        self._config = config
+        self._only = only
+        self._read = read
+        self._next_point_ns = 0
+        self._measured = 0
+        self._work: deque[tuple[str, int]] = deque()
+        self._now: Evaluate | None = None
+        self._started_ns = 0
+        self._wins: dict[str, int] = {}
+        self.done = False
+        self._follower = Follower(
+            name,
+            "evaluator",
+            gateway,
+            weights,
+            clock,
+            spec=robot.spec,
+            tasks=tasks,
+            wants=self._wants,
+            remind=self._remind,
+        )
+
+    def turn(self) -> None:
+        """Hear what is new, then one episode if there is work."""
+        self._follower.turn()
+        if self._now is None:
+            self._begin()
+        if self._now is not None:
+            self._episode()
+
+    @property
+    def busy(self) -> bool:
+        return self._now is not None
+
+    @property
+    def refused(self) -> str:
+        """Why the gateway refuses this evaluator, '' when it does not."""
+        return self._follower.refused
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._follower.stopping
+
+    def _wants(self, version: PolicyVersion) -> bool:
+        return self._only is None or version.number == self._only.number
+
+    def _remind(self) -> Message | None:
+        return self._only if self._follower.ready is None else None
+
+    def _begin(self) -> None:
+        ready, now_ns = self._follower.ready, self._clock.now_ns()
+        if ready is None or self.done:
+            return
+        version, path = ready
+        if self._only is None:
+            if version.number == self._measured or now_ns < self._next_point_ns:
+                return
+            self._next_point_ns = now_ns + int(self._config.every_s * 1e9)
+            # Every point of the curve is measured on the same held-out seeds.
+            asked = Evaluate(version.number, self._config.episodes, self._config.first_seed, "cadence")
+        else:
+            asked = self._only
+        if version.number != asked.number:
+            return
+        self._policy.load(self._read(path), version.number)
+        self._planner.follow(self._policy.trained)
+        if self._planner.refused:
+            raise ConfigError(self._planner.refused)
+        self._now, self._started_ns = asked, now_ns
+        self._wins = dict.fromkeys(self._tasks, 0)
+        self._work = deque((task, asked.first_seed + k) for k in range(asked.episodes) for task in self._tasks)
+
+    def _episode(self) -> None:
+        assert self._now is not None
+        task, seed = self._work.popleft()
+        self._wins[task] += rollout(
+            self.robot,
+            self._policy,
+            self._planner.schedule,
+            task,
+            seed,
+            self._config.max_ticks,
+            self._conditions,
+        )
+        if self._work:
+            return
+        asked, self._now = self._now, None
+        self._measured = asked.number
+        self._gateway.send(
+            Evaluation(
+                number=asked.number,
+                success={task: wins / asked.episodes for task, wins in self._wins.items()},
+                episodes=asked.episodes,
+                first_seed=asked.first_seed,
+                label=asked.label,
+                started_ns=self._started_ns,
+                duration_s=(self._clock.now_ns() - self._started_ns) / 1e9,
+            )
+        )
+        self.done = self._only is not None

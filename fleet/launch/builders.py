@@ -1,0 +1,206 @@
+"""The main function of each process: build it, run its loop until asked to stop, put it away in order."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fleet.cli.client import note_gateway
+from fleet.config.data_directory import DataDirectory
+from fleet.config.overrides import Tuning
+from fleet.config.recipes import get_recipe
+from fleet.launch import supplies
+from hal.driver_host.priority import idle
+from robot_edge.runtime.lifecycle import Lifeline
+from wire.clock import MonotonicClock, UnpacedClock
+from wire.errors import ConfigError, Refused
+from wire.messages.all import Evaluate
+from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
+
+log = logging.getLogger(__name__)
+
+REFUSED_PATIENCE_S = 5.0
+THINKER = "thinker"
+"""name and key of a think server"""
+UNTUNED = Tuning()
+
+
+def run_gateway(recipe_name: str, root: Path, host: str, port: int, web_host: str, web_port: int) -> None:
+    """Serve until asked to stop."""
+    from cloud_learner.operator.app import serve
+
+    recipe, data = get_recipe(recipe_name), DataDirectory(root)
+    lifeline = Lifeline()
+    channel = ZmqServer(f"tcp://{host}:{port or '*'}", data.keys, apart=True)
+    gateway, view, ledger, sealer = supplies.make_gateway(recipe, data, channel)
+    page = serve(view, web_host, web_port)
+    if web_host not in ("127.0.0.1", "localhost", "::1"):
+        log.warning("the page has no log-in: everybody who reaches %s can move robots.", page.url)
+    note_gateway(data.root, channel.endpoint.replace("//0.0.0.0:", "//127.0.0.1:"))
+    log.info("robots connect to %s; the page is %s", channel.endpoint, page.url)
+    sealer.start()
+    try:
+        while not lifeline.cut:
+            wait_any([channel], 0.02)
+            gateway.turn()
+    finally:
+        page.close()
+        # Closing the page drops the links of those who held a robot: the robots must hear of it.
+        gateway.turn()
+        channel.close()
+        sealer.stop()
+        ledger.close()
+
+
+def run_trainer(
+    recipe_name: str,
+    root: Path,
+    gateway: str,
+    keys: Path | None,
+    seed: int,
+    name: str,
+    max_steps: int,
+    tuning: Tuning = UNTUNED,
+) -> None:
+    """Train until asked to stop, then write a checkpoint."""
+    one_thread()
+    recipe, data = tuning.applied(get_recipe(recipe_name, seed)), DataDirectory(root)
+    lifeline = Lifeline()
+    with line_to(gateway, name, keys or data.keys) as channel:
+        while not data.buffer.exists() and not lifeline.cut:
+            time.sleep(0.1)
+        trainer = supplies.make_trainer(recipe, name, data, channel, seed, max_steps)
+        patience = _Patience()
+        while not (lifeline.cut or trainer.stopping):
+            if not trainer.turn():
+                wait_any([channel], 0.05)
+            patience.check(trainer.refused, channel)
+        if trainer.learner.gradient_steps:
+            trainer.save()
+        trainer.close()
+
+
+def run_evaluator(
+    recipe_name: str,
+    root: Path,
+    gateway: str,
+    keys: Path | None,
+    seed: int,
+    name: str,
+    version: int,
+    label: str,
+    tuning: Tuning = UNTUNED,
+) -> None:
+    """Measure versions until asked to stop, or one version once."""
+    idle()
+    one_thread()
+    recipe, data = tuning.applied(get_recipe(recipe_name, seed)), DataDirectory(root)
+    lifeline = Lifeline()
+    config = recipe.evaluator
+    only = Evaluate(version, config.final_episodes, config.final_first_seed, label) if version else None
+    with line_to(gateway, name, keys or data.keys) as channel:
+        evaluator = supplies.make_evaluator(recipe, name, data, channel, seed, only)
+        evaluator.robot.connect()
+        patience = _Patience()
+        try:
+            while not (lifeline.cut or evaluator.done or evaluator.stopping):
+                if not evaluator.busy:
+                    wait_any([channel], 0.1)
+                evaluator.turn()
+                patience.check(evaluator.refused, channel)
+        finally:
+            evaluator.robot.close()
+
+
+def run_demonstrator(
+    recipe_name: str, root: Path, gateway: str, keys: Path | None, name: str, first_seed: int, episodes: int
+) -> None:
+    """Record the recipe's demonstrations and wait until they are safe."""
+    from fleet.evaluation.demonstrations import demonstrate
+    from wire.transport.memory_channel import memory_pair
+
+    recipe, data = get_recipe(recipe_name), DataDirectory(root)
+    count = episodes or recipe.demonstrations * len(recipe.tasks)
+    clock = UnpacedClock()
+    control_end, uplink_end = memory_pair()
+    idle_end, unused_end = memory_pair()
+    with line_to(gateway, name, keys or data.keys) as channel:
+        loop = supplies.make_demonstrator(recipe, name, control_end, idle_end, clock)
+        uplink = supplies.make_uplink(name, data.edge(name), channel, uplink_end, unused_end)
+        demonstrate(
+            loop,
+            uplink,
+            control_end,
+            uplink_end,
+            recipe.tasks,
+            count,
+            first_seed,
+            lambda: wait_any([channel], 0.02),
+        )
+
+
+def run_think_server(
+    recipe_name: str,
+    root: Path,
+    gateway: str,
+    keys: Path | None,
+    host: str,
+    port: int,
+    tuning: Tuning = UNTUNED,
+) -> None:
+    """Think for robots on other machines until asked to stop."""
+    from robot_edge.inference.latent_server import Thinker, ThinkServer
+
+    one_thread()
+    recipe, data = tuning.applied(get_recipe(recipe_name)), DataDirectory(root)
+    keys = keys or data.keys
+    lifeline = Lifeline()
+    robots = ZmqServer(f"tcp://{host}:{port or '*'}", keys, THINKER)
+    with line_to(gateway, THINKER, keys) as channel:
+        thinker = Thinker(lambda: recipe.make_policy(recipe.spec, os.getpid()))
+        server = ThinkServer(THINKER, robots, channel, thinker, data.edge(THINKER) / "weights", MonotonicClock())
+        log.info("robots that think here connect to %s", robots.endpoint)
+        patience = _Patience()
+        while not (lifeline.cut or server.stopping):
+            wait_any([robots, channel], 0.1)
+            server.turn()
+            patience.check(server.refused, channel)
+    robots.close()
+
+
+class _Patience:
+    """Ends a process that the gateway goes on refusing, with the gateway's own words."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def check(self, refused: str, channel: ZmqClient) -> None:
+        reason = refused or channel.refusal
+        if not reason:
+            self._since = None
+            return
+        self._since = self._since or time.monotonic()
+        if time.monotonic() - self._since > REFUSED_PATIENCE_S:
+            raise Refused(reason)
+
+
+@contextlib.contextmanager
+def line_to(gateway: str, name: str, keys: Path) -> Iterator[ZmqClient]:
+    channel = supplies.client(gateway, name, keys)
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+def one_thread() -> None:
+    """Several processes share a few cores: torch's thread pools would spin against each other."""
+    try:
+        import torch
+    except ImportError as error:
+        raise ConfigError("this process runs the policy and needs torch: install vla-fleet[learner] here.") from error
+    torch.set_num_threads(1)

@@ -1,0 +1,235 @@
+"""The processes of one robot computer: driver, control, inference, uplink, and the slow path where it thinks apart."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from fleet.cli.flight import recorded
+from fleet.config.data_directory import DataDirectory
+from fleet.config.overrides import Tuning
+from fleet.config.recipe import Recipe
+from fleet.config.recipes import get_recipe
+from fleet.launch import supplies
+from fleet.launch.builders import THINKER, line_to, one_thread
+from fleet.launch.preloads import of_edge
+from fleet.tools.policy_smoke_test import try_policy
+from hal.driver_host.proxy import HostedRobot
+from hal.driver_host.server import CallLimits, run_host
+from hal.registry import make_operator, make_robot
+from robot_edge.inference.latent_encoder import InlineSlowPath, ProcessSlowPath, RemoteSlowPath, SlowPath
+from robot_edge.runtime.forking import has_gpu, preload
+from robot_edge.runtime.lifecycle import PARENT, Lifeline, only_one
+from robot_edge.runtime.process_group import (
+    EdgeProcesses,
+    lines,
+    record_line,
+    run_control,
+    run_edge,
+    run_inference,
+    run_thinker,
+    run_uplink,
+)
+from robot_edge.runtime.shared_frames import FramedChannel
+from robot_edge.uplink.keepalive import Pulse
+from robot_edge.uplink.local_operator import DeskLine
+from wire.clock import MonotonicClock
+from wire.errors import ConfigError, nearest
+from wire.transport.channel import Channel
+from wire.transport.frame_ring import FrameRing, ring_path
+from wire.transport.keys import GATEWAY, load_pair, load_public
+from wire.transport.shared_channel import SharedChannel
+from wire.transport.zmq_channel import ZmqPair
+
+PARTS = ("robot", "control", "inference", "thinker", "uplink")
+THINKING = frozenset(("inference", "thinker"))
+"""those that run the policy"""
+_HOST = "robot"
+"""the host's socket in the run directory; the robot's frames lie beside it"""
+
+
+def edge_processes(
+    recipe_name: str,
+    root: Path,
+    gateway: str,
+    keys: Path | None,
+    name: str,
+    operator: bool,
+    tuning: Tuning,
+    think: str = "",
+    site: str = "",
+) -> EdgeProcesses:
+    """One robot's processes, not started yet.
+
+    `think`: address of a think server, '' to think on this computer; `site`: where the robot stands. Raises
+    `ConfigError` for what none of them could start with: an unknown recipe, a missing key, a driver of another robot.
+    """
+    recipe = tuning.applied(get_recipe(recipe_name))
+    data = DataDirectory(root)
+    # Fails here, in one line, rather than in each of the children.
+    load_pair(keys or data.keys, name)
+    load_public(keys or data.keys, GATEWAY)
+    # First what tells one from another: a fork shows no more words than its parent has room for.
+    common = ["--name", name, "--data", str(root), "--gateway", gateway, "--recipe", recipe_name]
+    common += ["--keys", str(keys or data.keys), "--operator" if operator else "--no-operator", *tuning.flags()]
+    if think:
+        load_public(keys or data.keys, THINKER)
+        common += ["--think", think]
+    if site:
+        common += ["--site", site]
+    left_out = set() if recipe.hosted else {"robot"}
+    left_out |= set() if recipe.think_apart and not think else {"thinker"}
+    parts = [part for part in PARTS if part not in left_out]
+    commands = {part: [sys.executable, "-m", "fleet.cli", "edge-part", part, *common] for part in parts}
+    return EdgeProcesses(name, commands, data.logs, THINKING if has_gpu() else frozenset())
+
+
+def run_robot(
+    recipe_name: str,
+    root: Path,
+    gateway: str,
+    keys: Path | None,
+    name: str,
+    operator: bool,
+    tuning: Tuning,
+    think: str,
+    site: str = "",
+) -> int:
+    """Start and keep one robot's processes until asked to stop; the exit status.
+
+    Raises as `edge_processes`, and `PolicyError` for a policy of `tuning` that cannot be made.
+    """
+    edge = edge_processes(recipe_name, root, gateway, keys, name, operator, tuning, think, site)
+    # Whoever started this as one of many has tried it.
+    if tuning.policy and PARENT not in os.environ:
+        lifeline = Lifeline()
+        if not try_policy(recipe_name, tuning, 0, lambda: lifeline.cut):
+            return 0
+    preload(of_edge(tuning.applied(get_recipe(recipe_name)), tuning.policy))
+    return run_edge(edge)
+
+
+def run_edge_part(
+    part: str,
+    run_directory: Path,
+    recipe_name: str,
+    root: Path,
+    gateway: str,
+    keys: Path | None,
+    name: str,
+    operator: bool,
+    tuning: Tuning,
+    think: str,
+    site: str = "",
+) -> None:
+    """One of a robot's processes, until asked to stop."""
+    recipe, data = tuning.applied(get_recipe(recipe_name)), DataDirectory(root)
+    keys = keys or data.keys
+    if part not in PARTS:
+        raise ConfigError(f"a robot has no part '{part}'.{nearest(part, PARTS)} It has {', '.join(PARTS)}.")
+    with only_one(data.edge(name) / f"{part}.lock"):
+        match part:
+            case "robot":
+                _driver(recipe, run_directory, operator)
+            case "control":
+                _control(recipe, data, name, run_directory, operator, site)
+            case "inference":
+                _inference(recipe, name, run_directory, keys, think)
+            case "thinker":
+                _thinker(recipe, run_directory)
+            case _:
+                _uplink(recipe, data, name, run_directory, gateway, keys)
+
+
+def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
+    robot = make_robot(recipe.robot, recipe.robot_config)
+    operator = make_operator(recipe.robot, robot) if operated else None
+    lifeline = Lifeline()
+    patience = recipe.loop.driver
+    # Control names the driver that blocks first; then its process ends.
+    limits = CallLimits(patience.stuck_s, patience.reset_s + patience.stuck_s)
+    run_host(robot, run_directory / _HOST, lambda: lifeline.cut, recipe.loop.safety, operator=operator, limits=limits)
+
+
+def _control(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path, operated: bool, site: str) -> None:
+    clock, patience = MonotonicClock(), recipe.loop.driver
+    uplink = Pulse(record_line(run_directory, recipe.spec, uplink=False), clock)
+    hosted = None
+    if recipe.hosted:
+        hosted = HostedRobot(
+            recipe.spec,
+            run_directory / _HOST,
+            recipe.tasks,
+            call_s=patience.call_s,
+            slow_call_s=patience.reset_s,
+            meanwhile=uplink.beat,
+        )
+    ring = _frames(recipe, run_directory, write=hosted is None)
+    inference = FramedChannel(SharedChannel(run_directory / "inference-control", bind=False, polls=True), ring)
+    with recorded(recipe, name, data.edge(name) / "flight", operated=operated) as flight:
+        loop = supplies.make_control(
+            recipe, name, uplink, inference, clock, operated=operated, robot=hosted, operator=hosted, flight=flight
+        )
+        run_control(loop, uplink, recipe.tasks, flight, site)
+    inference.close()
+    uplink.close()
+    ring.close()
+
+
+def _inference(recipe: Recipe, name: str, run_directory: Path, keys: Path, think: str) -> None:
+    from robot_edge.inference.server import Inference
+
+    one_thread()
+    clock = MonotonicClock()
+    ring = _frames(recipe, run_directory)
+    control = FramedChannel(SharedChannel(run_directory / "inference-control", bind=True), ring)
+    uplink = ZmqPair(lines(run_directory)["uplink-inference"], bind=False)
+    policy, spare = (recipe.make_policy(recipe.spec, os.getpid()) for _ in range(2))
+    line: Channel | None = None
+    slow: SlowPath
+    if think:
+        line = supplies.client(think, name, keys, THINKER)
+        slow = RemoteSlowPath(line, clock)
+    elif recipe.think_apart:
+        line = FramedChannel(SharedChannel(run_directory / "thinker", bind=True), ring)
+        slow = ProcessSlowPath(line, clock)
+    else:
+        slow = InlineSlowPath(policy, spare)
+    local = recipe.make_local(recipe.spec) if recipe.make_local is not None else None
+    inference = Inference(name, policy, control, uplink, clock, spare=spare, slow=slow, config=recipe.slow, local=local)
+    run_inference(inference, [control, uplink, *([line] if line is not None else [])])
+    inference.close()
+    for channel in (control, uplink):
+        channel.close()
+    ring.close()
+
+
+def _thinker(recipe: Recipe, run_directory: Path) -> None:
+    from robot_edge.inference.latent_server import Thinker, ThinkProcess
+
+    one_thread()
+    ring = _frames(recipe, run_directory)
+    line = FramedChannel(SharedChannel(run_directory / "thinker", bind=False), ring)
+    run_thinker(ThinkProcess(line, Thinker(lambda: recipe.make_policy(recipe.spec, os.getpid()))), line)
+    line.close()
+    ring.close()
+
+
+def _frames(recipe: Recipe, run_directory: Path, *, write: bool = False) -> FrameRing:
+    """The robot's frames. Whoever has the driver writes them: its host, or control where there is none."""
+    return FrameRing(ring_path(run_directory / _HOST, recipe.spec), recipe.spec, write=write)
+
+
+def _uplink(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path, gateway: str, keys: Path) -> None:
+    ends = lines(run_directory)
+    control = record_line(run_directory, recipe.spec, uplink=True)
+    inference = ZmqPair(ends["uplink-inference"], bind=True)
+    desk = ZmqPair(ends["uplink-desk"], bind=True)
+    with line_to(gateway, name, keys) as channel:
+        uplink = supplies.make_uplink(name, data.edge(name), channel, control, inference)
+        uplink.desk = DeskLine(name, desk)
+        run_uplink(uplink, channel, inference, desk)
+    control.close()
+    for line in (inference, desk):
+        line.close()

@@ -1,0 +1,264 @@
+"""Makes each process's objects from a recipe and a data directory. The only place where all rooms meet."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fleet.config.data_directory import DataDirectory
+from fleet.config.recipe import Recipe
+from fleet.evaluation.demonstrations import Insistent
+from fleet.evaluation.evaluator import Evaluator
+from fleet.evaluation.injected_delay import DelayedChannel, parse_delay
+from fleet.evaluation.rollout import Conditions
+from hal.interfaces.robot import Robot, Teleoperator
+from hal.registry import make_operator, make_robot
+from robot_edge.chunking.base import ChunkSchedule
+from robot_edge.chunking.delay_estimate import DelayForecast
+from robot_edge.chunking.factory import make_schedule
+from robot_edge.chunking.selector import MakeSchedule
+from robot_edge.control.loop import ControlLoop
+from robot_edge.control.takeover_gate import Gate
+from robot_edge.flight_recorder.recorder import FlightRecorder
+from robot_edge.uplink.server import Uplink
+from wire.clock import Clock, ManualClock, MonotonicClock, UnpacedClock
+from wire.messages.all import Evaluate, Evaluation
+from wire.transport.channel import Channel
+from wire.transport.keys import GATEWAY, load_pair, load_public
+from wire.transport.zmq_channel import ZmqClient
+from wire.types import Trained
+
+if TYPE_CHECKING:
+    from cloud_learner.buffer.ledger.ledger import Ledger
+    from cloud_learner.buffer.maintenance.shard_writer import Sealer
+    from cloud_learner.gateway.server import Door, Gateway
+    from cloud_learner.operator.view import FleetView
+    from cloud_learner.training.trainer import Trainer
+
+
+def client(address: str, name: str, keys: Path, server: str = GATEWAY) -> ZmqClient:
+    """`name`'s line to the gateway, or to another `server`. Raises `ConfigError` when a key is missing."""
+    return ZmqClient(address, name, load_pair(keys, name), load_public(keys, server))
+
+
+def make_plan(recipe: Recipe) -> MakeSchedule:
+    """The schedule of the recipe's strategy for weights that were trained in some way."""
+
+    # What is known of delays outlives a change of weights.
+    forecast = DelayForecast()
+
+    def make(trained: Trained) -> ChunkSchedule:
+        return make_schedule(
+            recipe.strategy,
+            recipe.spec,
+            trained,
+            recipe.motion,
+            execute_ticks=recipe.replan_ticks,
+            speed_up=recipe.speed_up,
+            safety=recipe.loop.safety,
+            forecast=forecast,
+        )
+
+    return make
+
+
+def make_conditions(recipe: Recipe, clock: ManualClock, seed: int) -> Conditions:
+    """What an evaluator's episodes are run under: as slow as the robots are."""
+    delay = parse_delay(recipe.delay, seed)
+    return Conditions(clock, delay, recipe.slow.every_s, recipe.loop.safety, recipe.evaluator.delay_ticks)
+
+
+def make_control(
+    recipe: Recipe,
+    name: str,
+    uplink: Channel,
+    inference: Channel,
+    clock: Clock,
+    *,
+    operated: bool = True,
+    paced: bool = True,
+    robot: Robot | None = None,
+    operator: Teleoperator | None = None,
+    flight: FlightRecorder | None = None,
+) -> ControlLoop:
+    """The control loop of one robot; `operated`: with the scripted operator at its side.
+
+    `robot` and `operator`: instead of the recipe's own, in this process; `flight`: records all that crosses the
+    loop's borders.
+    """
+    if robot is None:
+        # A robot at its own rate stamps with the machine's clock.
+        config, stamps = (recipe.robot_config, None) if paced else (recipe.unpaced_config, clock)
+        robot = make_robot(recipe.robot, config, stamps)
+        operator = make_operator(recipe.robot, robot) if operated else None
+    operator = operator if operated else None
+    boot = secrets.token_hex(4)
+    if recipe.delay != "0":
+        inference = DelayedChannel(inference, parse_delay(recipe.delay), recipe.spec.period_ns, clock)
+    if flight is not None:
+        boot, robot, operator = flight.boot, flight.robot(robot), flight.operator(operator)
+        uplink, inference = flight.line("uplink", uplink), flight.line("inference", inference)
+        clock = flight.clock(clock)
+    gate = Gate(recipe.gate) if operated else None
+    return ControlLoop(name, boot, robot, uplink, inference, make_plan(recipe), clock, recipe.loop, operator, gate)
+
+
+def make_demonstrator(
+    recipe: Recipe, name: str, uplink: Channel, inference: Channel, clock: UnpacedClock
+) -> ControlLoop:
+    """A control loop in which the scripted operator does everything, unpaced."""
+    robot = make_robot(recipe.robot, recipe.unpaced_config, clock)
+    config = replace(recipe.loop, source="demonstration", needs_policy=False)
+    return ControlLoop(
+        name,
+        secrets.token_hex(4),
+        robot,
+        uplink,
+        inference,
+        make_plan(recipe),
+        clock,
+        config,
+        make_operator(recipe.robot, robot),
+        Insistent(),
+    )
+
+
+def make_uplink(
+    name: str,
+    directory: Path,
+    gateway: Channel,
+    control: Channel,
+    inference: Channel,
+    clock: Clock | None = None,
+) -> Uplink:
+    return Uplink(name, directory, gateway, control, inference, clock or MonotonicClock())
+
+
+def make_evaluator(
+    recipe: Recipe, name: str, data: DataDirectory, gateway: Channel, seed: int, only: Evaluate | None = None
+) -> Evaluator:
+    simulated = UnpacedClock()
+    return Evaluator(
+        name,
+        make_robot(recipe.robot, recipe.unpaced_config, simulated),
+        recipe.make_policy(recipe.spec, seed),
+        make_plan(recipe),
+        recipe.tasks,
+        gateway,
+        data.edge(name) / "weights",
+        MonotonicClock(),
+        recipe.evaluator,
+        only,
+        make_conditions(recipe, simulated, seed),
+    )
+
+
+def make_gateway(
+    recipe: Recipe, data: DataDirectory, channel: Door, clock: Clock | None = None
+) -> tuple[Gateway, FleetView, Ledger, Sealer]:
+    """The gateway on `data`, its view for the page, the ledger to close at the end, and the sealer, not started.
+
+    `clock`: that of robots which do not run in real time, for leases and health.
+    """
+    from cloud_learner.buffer.maintenance.shard_writer import Sealer
+    from cloud_learner.gateway.ingest import Ingest
+    from cloud_learner.gateway.server import Gateway
+    from cloud_learner.gateway.weight_store import WeightStore
+    from cloud_learner.operator.view import FleetView
+
+    ledger, store = data.buffer.open_writer()
+    ingest = Ingest(data.root, ledger, store)
+    ingest.open()
+    history = _history(ledger)
+    age_s = history[-1][1] if history else 0.0
+    view = FleetView(
+        MonotonicClock(), instructions=recipe.instructions, steps_stored=ledger.totals().steps, age_s=age_s
+    )
+    for evaluation, t_s in history:
+        view.evaluation(evaluation, t_s)
+    if (newest := ledger.newest_version()) is not None:
+        view.version(newest.version)
+    weights = WeightStore.open(data.weights, ledger)
+    gateway = Gateway(channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock or MonotonicClock())
+    return gateway, view, ledger, Sealer(store, ledger)
+
+
+def _history(ledger: Ledger) -> list[tuple[Evaluation, float]]:
+    """Earlier measurements and when they were made, in seconds of the fleet at work: pauses count as a minute."""
+    found: list[tuple[Evaluation, float]] = []
+    before_ns, t_s = None, 0.0
+    for row in ledger.evaluations():
+        if before_ns is not None:
+            t_s += min(60.0, max(0.0, (row.wall_ns - before_ns) / 1e9))
+        before_ns = row.wall_ns
+        evaluation = Evaluation(
+            number=row.number,
+            success=row.success,
+            episodes=row.episodes,
+            first_seed=row.first_seed,
+            label=row.label,
+            started_ns=row.started_ns,
+            duration_s=row.duration_s,
+        )
+        found.append((evaluation, t_s))
+    return found
+
+
+def make_trainer(
+    recipe: Recipe,
+    name: str,
+    data: DataDirectory,
+    gateway: Channel,
+    seed: int,
+    max_steps: int = 0,
+    clock: Clock | None = None,
+) -> Trainer:
+    """The trainer on the buffer in `data`; resumes from its newest checkpoint."""
+    from cloud_learner.buffer.loading.config import FeedConfig
+    from cloud_learner.buffer.loading.dataset import Feed
+    from cloud_learner.buffer.sampling.target import OnlineShare, Recent, TaskMix, imitation
+    from cloud_learner.training.learner import Learner
+    from cloud_learner.training.trainer import Trainer, TrainerConfig
+
+    algorithm = recipe.algorithm
+    policy = recipe.make_policy(recipe.spec, seed)
+    place = data.buffer
+    ledger, store = place.open_reader()
+    mix = TaskMix(online=OnlineShare() if algorithm.adaptive_share else None)
+    config = FeedConfig(
+        tasks=recipe.instructions,
+        target=imitation(Recent(algorithm.recent_share, algorithm.recent_steps), mix=mix),
+        batch=algorithm.batch,
+        horizon=policy.horizon,
+        ticks_ahead=policy.ticks_ahead,
+        max_offset=policy.max_offset,
+        history=getattr(policy, "history", 0),
+        offset_share=algorithm.offset_share,
+        rolled=tuple(recipe.motion.rolled.tolist()) if recipe.motion else (False,) * recipe.spec.state_dim,
+        later=policy.trained.residual_trained,
+        ticks_per_frame=algorithm.ticks_per_frame if recipe.spec.cameras else 1,
+        seed=seed,
+        cache_bytes=recipe.cache_bytes,
+        workers=recipe.cache_workers,
+        prefetch=recipe.prefetch,
+    )
+    return Trainer(
+        name,
+        Learner(policy, algorithm, seed),
+        policy.fit,
+        Feed(ledger, store, recipe.spec, config, place),
+        ledger,
+        gateway,
+        data.checkpoints,
+        clock or MonotonicClock(),
+        TrainerConfig(
+            demonstrations=recipe.demonstrations * len(recipe.tasks),
+            pretrain_steps=algorithm.pretrain_steps,
+            publish_every_s=algorithm.publish_every_s,
+            checkpoint_every_s=recipe.checkpoint_every_s,
+            max_steps=max_steps,
+            pretrained=getattr(policy, "pretrained", False),
+        ),
+    )

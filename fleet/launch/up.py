@@ -1,0 +1,354 @@
+"""`vla-fleet up`: the whole loop, each part a process of its own, watched and ended in order."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from cloud_learner.buffer.ledger.ledger import Ledger
+from fleet.cli.table import Screen
+from fleet.cli.up_options import EVERYWHERE, Options, check_options, free_port
+from fleet.config.data_directory import DataDirectory, Identity
+from fleet.config.recipe import Recipe
+from fleet.config.recipes import get_recipe
+from fleet.launch.backend import Backend, LocalBackend, changes
+from fleet.launch.builders import THINKER
+from fleet.launch.preloads import by_role
+from fleet.launch.process_specs import AFTER, BEFORE, DEMONSTRATOR, HELPERS, Parts, measurer, minute_label
+from fleet.launch.run_counters import Meters
+from fleet.launch.template import Template
+from fleet.tools.policy_build import Building
+from fleet.tools.policy_smoke_test import try_policy
+from fleet.tools.report import write_report
+from robot_edge.runtime.process_group import DRAIN_S
+from robot_edge.runtime.rejection_log import Refusals
+from wire.errors import ConfigError, FleetError
+from wire.transport.keys import GATEWAY, make_keys
+
+log = logging.getLogger(__name__)
+
+START_PATIENCE_S = 60.0
+FINAL_EVALUATION_S = 900.0
+USUAL_ROBOTS = 3
+CALLERS = ("console", "teleoperator")
+"""keys of the command lines that ask for robots"""
+
+
+class Stopped(Exception):
+    """Somebody asked to stop: not an error."""
+
+
+class Up:
+    """One run of the main job."""
+
+    def __init__(self, options: Options) -> None:
+        check_options(options)
+        self.options = options
+        self.tuning = options.tuning
+        self.recipe: Recipe = get_recipe(options.recipe, options.seed)
+        if not self._builds:
+            # What cannot work is said here, once, rather than by every part.
+            self.recipe = self.tuning.applied(self.recipe)
+        self.data = DataDirectory((options.data or Path("data") / self.recipe.name.replace(":", ".")).resolve())
+        self.meters = Meters()
+        self._refusals = Refusals()
+        self._robots: dict[str, str] = {}
+        self._edges: list[str] = []
+        self._think = ""
+        self._asked = 0
+        self._newest_version = 0
+        self._at_minute: dict[float, int] = {}
+
+    def run(self) -> int:
+        """Everything from the checks to the report; the exit status."""
+        options = self.options
+        if options.report is not None and not options.report.resolve().parent.is_dir():
+            raise ConfigError(f"--report {options.report}: its directory does not exist; create it first.")
+        identity = Identity(self.recipe.name, options.seed, self.recipe.spec.hash, self.tuning.choice())
+        self._listen()
+        self.data.require(identity)
+        # Before the directory is given to this policy for ever. With Ray other machines make it.
+        tried = self.tuning.policy and options.backend == "local"
+        if tried and not try_policy(options.recipe, self.tuning, options.seed, lambda: bool(self._asked)):
+            return 0
+        with self.data.prepare(identity):
+            self.data.keep_buffer_at(options.ledger, options.store)
+            make_keys(self.data.keys, [GATEWAY, *HELPERS, *self._measurers, *CALLERS])
+            with self._backend() as (self.backend, reached):
+                # Ray puts its own handlers there.
+                self._listen()
+                host = options.host or reached
+                port = free_port(options.port, host, "--port")
+                web_port = free_port(options.web_port, options.web_host, "--web-port")
+                address = f"tcp://{reached if host in EVERYWHERE else host}:{port}"
+                self.parts = Parts(self.recipe.name, address, options.seed, options.operator, self.tuning)
+                shown = "127.0.0.1" if options.web_host in ("", *EVERYWHERE) else options.web_host
+                self.page = f"http://{shown}:{web_port}"
+                self.screen = Screen(self.page, self.recipe, self.data.root, headless=options.headless)
+                return self._watched(lambda: self._work(host, port, web_port))
+
+    def _watched(self, work: Callable[[], None]) -> int:
+        """`work`, its end, and the report; the exit status."""
+        started, status = time.monotonic(), 0
+        try:
+            work()
+        except Stopped:
+            self.screen.say("stopping: robots finish their record, spools drain, the trainer saves …")
+        except FleetError as error:
+            self.screen.close()
+            sys.stderr.write(f"vla-fleet: {error}\n")
+            status = 1
+        finally:
+            self._finish()
+            self.screen.close()
+        if self.options.report is not None and status == 0:
+            duration_s = time.monotonic() - started
+            found = self.recipe, self.meters, duration_s, self._elsewhere(), self.options.measure_at
+            write_report(self.options.report, self.data, *found)
+            self.screen.say(f"report: {self.options.report}")
+        return status
+
+    @contextlib.contextmanager
+    def _backend(self) -> Iterator[tuple[Backend, str]]:
+        """Where parts run, and the address of this machine as they reach it."""
+        options, data = self.options, self.data
+        simulated = tuple(f"robot-{number}" for number in range(options.robots or USUAL_ROBOTS))
+        if options.backend == "local":
+            with Template(by_role(self.recipe, self.tuning.policy), data.logs / "template.log") as template:
+                yield LocalBackend(data.root, data.logs, simulated, start=template.starter), "127.0.0.1"
+            return
+        from fleet.ray_backend.backend import RayBackend
+        from fleet.ray_backend.cluster import connected
+
+        with connected(options.ray_address, simulated, data.logs / "ray.log") as cluster:
+            yield RayBackend(cluster, data.root, LocalBackend(data.root, data.logs)), cluster.address
+
+    # --- phases ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _builds(self) -> bool:
+        """Whether the policy is a tiny one that this job builds."""
+        return bool(self.recipe.tiny) and not self.tuning.policy
+
+    def _work(self, host: str, port: int, web_port: int) -> None:
+        self.backend.start(self.parts.make_gateway(host, port, self.options.web_host, web_port))
+        self._await_page()
+        missing = self.recipe.demonstrations * len(self.recipe.tasks) - self._demonstrations()
+        if missing > 0:
+            self.screen.say(f"recording {self.recipe.demonstrations} demonstrations of each task …")
+            self._demonstrate(missing, 300.0)
+        if self._builds:
+            self._build_policy()
+        self.backend.start(self.parts.make_trainer())
+        if self.options.think_server:
+            self.backend.start(self.parts.make_thinker())
+        self.backend.start(self.parts.make_evaluator())
+        self._meet()
+        self.screen.say(f"the page is {self.page}; Ctrl-C stops everything")
+        self._await_first_version()
+        started = time.monotonic()
+        deadline = started + 60 * self.options.minutes if self.options.minutes is not None else None
+        while deadline is None or time.monotonic() < deadline:
+            self._meet()
+            self._rest(0.5, deadline)
+            self._mark((time.monotonic() - started) / 60)
+        if self.options.report is not None:
+            self._measure()
+
+    def _mark(self, minutes: float) -> None:
+        """Remember the newest version of the minutes that are to be measured, so many having passed."""
+        for minute in self.options.measure_at:
+            if minute <= minutes and self._newest_version:
+                self._at_minute.setdefault(minute, self._newest_version)
+
+    @property
+    def _measurers(self) -> list[str]:
+        """Parts that measure one version each, at the end."""
+        labels = [BEFORE, *map(minute_label, self.options.measure_at), AFTER]
+        return [measurer(label) for label in labels]
+
+    def _build_policy(self) -> None:
+        """Give every part the recipe's tiny policy; the first time it is built."""
+        place, kind = self.data.policy, self.recipe.tiny
+        if not place.exists():
+            self.screen.say(f"building a tiny {kind} in {place} …")
+            with Building(kind, self.data, self.recipe.name, self.options.seed) as building:
+                while not building.done():
+                    self._rest(0.2, None)
+        self.tuning = replace(self.tuning, policy=f"lerobot:{place}")
+        self.recipe = self.tuning.applied(self.recipe)
+        self.parts = replace(self.parts, tuning=self.tuning)
+
+    def _meet(self) -> None:
+        """Start the edges of robots that have joined since the last time."""
+        if self.options.think_server and not self._found_think_server():
+            return
+        now = dict(self.backend.robots())
+        joined, left = changes(self._robots, now)
+        self._robots = now
+        for name in joined:
+            if name not in self._edges:
+                make_keys(self.data.keys, [name])
+                self._edges.append(name)
+                self.backend.start(self.parts.make_edge(name, self._think))
+            if now[name]:
+                self.screen.say(f"{name} is there, on {now[name]}")
+        for name in left:
+            self.screen.say(f"{name} is lost: its node has gone. It works again when the node is back.")
+
+    def _found_think_server(self) -> bool:
+        """Whether robots know where to think. They start again when the think server had to move."""
+        address = self.backend.parts[THINKER].address
+        if address and self._think and address != self._think:
+            self.screen.say(f"the think server is at {address} now: robots start again")
+            self.backend.stop(self._edges, DRAIN_S)
+            for name in self._edges:
+                self.backend.start(self.parts.make_edge(name, address))
+        self._think = address or self._think
+        return bool(self._think)
+
+    def _demonstrations(self) -> int:
+        """Finished demonstrations in the buffer."""
+        ledger = Ledger.open(self.data.buffer.ledger_place, read_only=True)
+        try:
+            episodes = ledger.episodes("demonstrator", limit=1_000_000)
+        finally:
+            ledger.close()
+        return sum(episode.outcome != "" for episode in episodes)
+
+    def _measure(self) -> None:
+        """Robots and trainer end, then versions are measured with the machine to themselves: the first, those of
+        `measure_at`, and the newest. Their scenes are the same."""
+        self.screen.say("time is up: robots stop, then the first and the newest version are measured …")
+        self._stop_robots()
+        self.backend.stop(list(HELPERS), 20.0)
+        newest = self.snapshot()["version"]
+        if newest is None:
+            return
+        wanted = {BEFORE: 1, AFTER: newest["number"]}
+        wanted |= {minute_label(minute): number for minute, number in self._at_minute.items()}
+        for label, number in wanted.items():
+            self.backend.start(self.parts.make_measurer(label, number))
+        deadline = time.monotonic() + FINAL_EVALUATION_S
+        while not all(self._ended(measurer(label)) for label in wanted):
+            self._rest(0.5, None)
+            if time.monotonic() > deadline:
+                raise FleetError(f"the final evaluation took more than {FINAL_EVALUATION_S:.0f} s and was given up.")
+        self._rest(0.0, None)
+
+    def _finish(self) -> None:
+        self._stop_robots()
+        self.backend.stop([*HELPERS, *self._measurers], 20.0)
+        self.backend.stop(["gateway"], 10.0)
+
+    def _stop_robots(self) -> None:
+        self.backend.stop(self._edges, 2 * DRAIN_S + 10.0)
+        self._look()
+
+    def _demonstrate(self, episodes: int, limit_s: float) -> None:
+        self.backend.start(self.parts.make_demonstrator(episodes))
+        deadline = time.monotonic() + limit_s
+        while not self._ended(DEMONSTRATOR):
+            self._rest(0.2, None)
+            if time.monotonic() > deadline:
+                found = self.backend.parts[DEMONSTRATOR]
+                raise FleetError(f"{DEMONSTRATOR} did not end within {limit_s:.0f} s; see {found.log}.")
+        self._rest(0.0, None)
+
+    def _ended(self, name: str) -> bool:
+        """Whether a part that runs once has done so."""
+        state = self.backend.parts[name]
+        return state.starts > 0 and not state.running and not state.trouble
+
+    def _elsewhere(self) -> dict[str, int]:
+        """What robots of other machines said they recorded, in steps."""
+        parts = self.backend.parts
+        return {name: parts[name].steps_recorded for name in self._edges if parts[name].steps_recorded >= 0}
+
+    # --- watching -------------------------------------------------------------------------------------------------
+
+    def _rest(self, seconds: float, deadline: float | None) -> None:
+        """Wait a little, keep the children running and the screen fresh."""
+        until = time.monotonic() + seconds
+        if deadline is not None:
+            until = min(until, deadline)
+        while True:
+            if self._asked:
+                raise Stopped
+            for text in self.backend.turn():
+                self.screen.say(text)
+            for name, part in self.backend.parts.items():
+                if part.failed and name not in self._edges:
+                    raise FleetError(part.failed)
+            remaining = until - time.monotonic()
+            if remaining <= 0:
+                break
+            time.sleep(min(0.1, remaining))
+        self._look()
+
+    def _look(self) -> None:
+        try:
+            snapshot = self.snapshot()
+        except (OSError, urllib.error.URLError, json.JSONDecodeError) as error:
+            log.debug("no snapshot: %s", error)
+            return
+        self.meters.take(snapshot)
+        if snapshot["version"] is not None:
+            self._newest_version = snapshot["version"]["number"]
+        for event in snapshot["events"]:
+            if event["kind"] == "refused" and (line := self._refusals.line(event["robot"], event["text"])):
+                self.screen.say(line)
+        self.screen.show(snapshot, self.backend.parts, self._edges)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the page shows, from the gateway. Raises `OSError` when it does not answer."""
+        with urllib.request.urlopen(f"{self.page}/api/fleet", timeout=5.0) as answer:
+            return json.load(answer)
+
+    def _await_page(self) -> None:
+        deadline = time.monotonic() + START_PATIENCE_S
+        while True:
+            try:
+                self.snapshot()
+                return
+            except (OSError, urllib.error.URLError) as error:
+                if time.monotonic() > deadline:
+                    raise FleetError(
+                        f"the gateway did not answer within {START_PATIENCE_S:.0f} s ({error}); "
+                        f"see {self.data.logs / 'gateway.log'}."
+                    ) from error
+            self._rest(0.1, None)
+
+    def _await_first_version(self) -> None:
+        self.screen.say("pretraining on the demonstrations …")
+        while True:
+            self._meet()
+            try:
+                if self.snapshot()["version"] is not None:
+                    return
+            except (OSError, urllib.error.URLError) as error:
+                log.debug("no snapshot: %s", error)
+            self._rest(0.5, None)
+
+    def _listen(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked += 1
+
+
+def run_up(options: Options) -> int:
+    """Run the main job; the exit status."""
+    return Up(options).run()

@@ -1,0 +1,146 @@
+"""The ROS 2 executables: `edge_node`, which keeps a robot's edge processes, and `sim_robot_node`, a simulated robot.
+
+`ros2 run vla_fleet edge_node` finds them after a `colcon build`, a shell in the virtual environment without one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fleet.config.data_directory import DataDirectory
+from fleet.config.overrides import Tuning
+from fleet.config.recipes import get_recipe
+from fleet.launch.robot_builders import edge_processes
+from fleet.ros2.config import ROS2, complete, endpoints, write
+from hal.registry import known_operators, make_robot
+from robot_edge.ros2.parameters import EdgeParameters, usage
+from robot_edge.ros2.topics import Endpoint
+from wire.errors import ConfigError, FleetError
+
+_ROS_MODULES = (
+    "rclpy",
+    "diagnostic_msgs",
+    "lifecycle_msgs",
+    "rcl_interfaces",
+    "sensor_msgs",
+    "std_msgs",
+    "std_srvs",
+    "trajectory_msgs",
+)
+
+if TYPE_CHECKING:
+    from robot_edge.ros2.node import Prepared
+
+
+def prepare(parameters: EdgeParameters, namespace: str) -> Prepared:
+    """The edge processes for these parameters, and what the robot must offer. Raises `FleetError`."""
+    from robot_edge.ros2.node import Prepared
+
+    root = Path(parameters.data) if parameters.data else ros_home() / "vla_fleet" / parameters.recipe.replace(":", ".")
+    root = root.absolute()
+    kind, robot_config = parameters.robot, parameters.robot_config
+    wanted: tuple[Endpoint, ...] = ()
+    recipe = get_recipe(parameters.recipe)
+    if (kind or recipe.robot) == ROS2:
+        config = complete(recipe, robot_config, namespace)
+        wanted = endpoints(config)
+        path = DataDirectory(root).edge(parameters.name) / "robot.json"
+        write(config, path)
+        kind, robot_config = ROS2, str(path)
+    tuning = Tuning(
+        parameters.strategy,
+        parameters.delay,
+        parameters.speed_up,
+        kind,
+        robot_config,
+        parameters.policy,
+        parameters.policy_config,
+    )
+    driven = tuning.applied(recipe)
+    make_robot(driven.robot, driven.robot_config)
+    if parameters.operator and driven.robot not in known_operators():
+        raise ConfigError(f"robot '{driven.robot}' has no scripted operator; leave parameter 'operator' false.")
+    keys = Path(parameters.keys).absolute() if parameters.keys else None
+    edge = edge_processes(
+        parameters.recipe,
+        root,
+        parameters.gateway,
+        keys,
+        parameters.name,
+        parameters.operator,
+        tuning,
+        parameters.think,
+        parameters.site,
+    )
+    return Prepared(edge, wanted)
+
+
+def ros_home() -> Path:
+    """Where ROS 2 keeps what it writes: ROS_HOME, else ~/.ros."""
+    return Path(os.environ.get("ROS_HOME") or Path.home() / ".ros")
+
+
+def edge_node_main(arguments: list[str] | None = None) -> None:
+    """The `edge_node` executable."""
+    arguments = sys.argv if arguments is None else arguments
+    if {"-h", "--help"} & set(arguments[1:]):
+        print(usage("edge_node"))
+        return
+    _main("edge_node", lambda: _node(arguments))
+
+
+def _node(arguments: list[str]) -> int:
+    from robot_edge.ros2.node import run_edge_node
+
+    return run_edge_node(prepare, arguments)
+
+
+def sim_robot_main(arguments: list[str] | None = None) -> None:
+    """The `sim_robot_node` executable: `--recipe NAME` is the robot of that recipe; the rest is the node's own."""
+    arguments = sys.argv if arguments is None else arguments
+    _main("sim_robot_node", lambda: _sim_robot(arguments[1:]))
+
+
+def _sim_robot(arguments: list[str]) -> int:
+    from hal.drivers.ros2.sim_node import main
+
+    return main(sim_robot_arguments(arguments))
+
+
+def sim_robot_arguments(arguments: list[str]) -> list[str]:
+    """`arguments` with a recipe's robot in the place of `--recipe NAME`. Raises `ConfigError` for an unknown recipe."""
+    own = arguments[: arguments.index("--ros-args")] if "--ros-args" in arguments else arguments
+    if "--recipe" not in own[:-1]:
+        return arguments
+    at = own.index("--recipe")
+    recipe = get_recipe(arguments[at + 1])
+    config = msgspec.json.encode(recipe.robot_config).decode()
+    return [*arguments[:at], "--robot", recipe.robot, "--robot-config", config, *arguments[at + 2 :]]
+
+
+def _main(program: str, work: Callable[[], int]) -> None:
+    """Errors that are ours become one line and exit status 1."""
+    logging.basicConfig(
+        level=os.environ.get("VLA_FLEET_LOG", "INFO"),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        status = work()
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in _ROS_MODULES:
+            raise
+        sys.exit(
+            f"{program}: ROS 2's Python module '{error.name}' is not here: install vla-fleet[ros], or source the setup "
+            "file of a ROS 2 whose Python is this one."
+        )
+    except FleetError as error:
+        sys.exit(f"{program}: {error}")
+    sys.exit(status)

@@ -1,0 +1,213 @@
+"""What the `vla-fleet policy` commands do: they load torch, the command line itself does not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fleet.config.data_directory import DataDirectory
+from fleet.config.overrides import Tuning
+from fleet.config.recipe import Recipe
+from fleet.config.recipes import get_recipe
+from fleet.launch.builders import one_thread
+from policies.conformance.check import example_observation
+from policies.interface.policy import Examples
+from wire.errors import ConfigError, Corrupt, FleetError, PolicyError, storage_error
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What a policy is and what it costs on this computer."""
+
+    policy: str
+    recipe: str
+    parameters: int
+    trained_parameters: int
+    """those that learning changes"""
+    version_bytes: int
+    """of one published version"""
+    horizon: int
+    horizon_s: float
+    replan_ticks: int
+    latent_shape: list[int]
+    latent_bytes: int
+    think_ms: float
+    """median, one thread"""
+    act_ms: float
+    cameras: dict[str, str]
+    """camera of the robot by the name that the policy has for it"""
+    pretrained: bool
+    """its first weights can act already"""
+    trained_max_delay: int
+    """ticks"""
+
+
+def tuned(recipe: str, policy: str, policy_config: str) -> Recipe:
+    """The recipe with that policy, in a process that is about to run it. Raises `ConfigError`."""
+    one_thread()
+    return Tuning(policy=policy, policy_config=policy_config).applied(get_recipe(recipe))
+
+
+def make_once(recipe: str, policy: str, policy_config: str, seed: int, speed_up: int = 0) -> None:
+    """Make that policy for the recipe's robot.
+
+    Raises a `FleetError` when it cannot be made, `PolicyError` for what a policy raises that says no more of itself.
+    """
+    one_thread()
+    tuning = Tuning(speed_up=speed_up, policy=policy, policy_config=policy_config)
+    job = tuning.applied(get_recipe(recipe, seed))
+    try:
+        job.make_policy(job.spec, seed)
+    except FleetError:
+        raise
+    except Exception as error:  # whatever a third party's policy raises
+        what = policy or f"of recipe '{recipe}'"
+        raise PolicyError(f"policy {what} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def look_at(recipe: Recipe, seed: int = 0, rounds: int = 10) -> Shown:
+    """Make the recipe's policy and time it on random observations."""
+    spec = recipe.spec
+    policy = recipe.make_policy(spec, seed)
+    think_s, act_s = [], []
+    instruction = next(iter(recipe.instructions.values()))
+    # The first round pays for what is done once.
+    for number in range(rounds + 1):
+        observation = example_observation(spec, number, instruction)
+        started_s = time.perf_counter()
+        latent = policy.think(observation)
+        thought_s = time.perf_counter()
+        policy.act(observation, latent, 0)
+        if number:
+            think_s.append(thought_s - started_s)
+            act_s.append(time.perf_counter() - thought_s)
+    parameters = list(policy.module.parameters())
+    return Shown(
+        policy=type(policy).__name__,
+        recipe=recipe.name,
+        parameters=sum(parameter.numel() for parameter in parameters),
+        trained_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        version_bytes=len(policy.save()),
+        horizon=policy.horizon,
+        horizon_s=policy.horizon / spec.control_hz,
+        replan_ticks=recipe.replan_ticks,
+        latent_shape=list(latent.data.shape),
+        latent_bytes=latent.data.nbytes,
+        think_ms=1e3 * float(np.median(think_s)),
+        act_ms=1e3 * float(np.median(act_s)),
+        cameras=dict(getattr(policy, "cameras", {})),
+        pretrained=policy.pretrained,
+        trained_max_delay=policy.trained.trained_max_delay,
+    )
+
+
+def lines(shown: Shown) -> list[str]:
+    """`shown` for people."""
+    return [
+        f"policy          {shown.policy} for recipe '{shown.recipe}'",
+        f"parameters      {shown.parameters:,}, of which {shown.trained_parameters:,} are trained",
+        f"a version       {shown.version_bytes / 1e6:.2f} MB are published",
+        f"begins with     {'weights that act' if shown.pretrained else 'random weights'}",
+        f"chunk           {shown.horizon} actions, {shown.horizon_s:.2f} s; the next after {shown.replan_ticks} ticks",
+        f"trained for     a delay of up to {shown.trained_max_delay} ticks",
+        f"latent          {shown.latent_shape}, {shown.latent_bytes / 1e3:.1f} kB",
+        f"think           {shown.think_ms:.1f} ms",
+        f"act             {shown.act_ms:.1f} ms",
+        *(f"camera          {camera} as {name}" for name, camera in shown.cameras.items()),
+    ]
+
+
+def recipe_of(root: Path) -> tuple[Recipe, Tuning]:
+    """What the fleet below `root` runs: its recipe, and the policy that was chosen for it. Raises `ConfigError`."""
+    data = DataDirectory(root.resolve())
+    identity = data.identity()
+    if identity is None:
+        raise ConfigError(f"--data {root}: no fleet has worked there. `vla-fleet up` makes such a directory.")
+    recipe, choice = get_recipe(identity.recipe), identity.policy
+    if choice is not None:
+        return recipe, Tuning(policy=str(choice), policy_config=json.dumps(choice.config) if choice.config else "")
+    return recipe, Tuning(policy=f"lerobot:{data.policy}") if recipe.tiny else Tuning()
+
+
+def exported(root: Path, version: int, out: Path) -> int:
+    """Write a published version as a lerobot checkpoint into `out`; its number.
+
+    Raises `ConfigError` when there is no such version or the policy is none of lerobot's.
+    """
+    recipe, tuning = recipe_of(root)
+    choice = tuning.choice()
+    if choice is None or choice.kind != "lerobot":
+        raise ConfigError(
+            f"--data {root}: its policy is {choice or 'the one of recipe ' + recipe.name}; only lerobot's can be "
+            "written as a lerobot checkpoint."
+        )
+    number, weights = published(root, version)
+    one_thread()
+    from policies.lerobot.export import export
+    from policies.lerobot.policy import LeRobotPolicy
+
+    policy = tuning.applied(recipe).make_policy(recipe.spec, 0)
+    assert isinstance(policy, LeRobotPolicy)
+    policy.load(weights, number)
+    export(policy, out)
+    return number
+
+
+def published(root: Path, version: int) -> tuple[int, bytes]:
+    """Number and weights of a version of the fleet below `root`, 0 for the newest. Raises `ConfigError`, `Corrupt`."""
+    from cloud_learner.gateway.weight_store import WeightStore
+
+    data = DataDirectory(root)
+    if not data.buffer.exists():
+        raise ConfigError(f"--data {root}: nothing was published there yet.")
+    ledger, store = data.buffer.open_reader()
+    try:
+        newest = ledger.newest_version()
+        if newest is None:
+            raise ConfigError(f"--data {root}: nothing was published there yet.")
+        number = version or newest.version.number
+        row = ledger.version(number)
+        if row is None:
+            raise ConfigError(f"--version {number}: {root} has versions up to {newest.version.number}.")
+        path = WeightStore(data.weights, ledger).path(number)
+        try:
+            weights = path.read_bytes()
+        except OSError as error:
+            raise storage_error(error, f"reading version {number}", path) from error
+    finally:
+        store.close()
+        ledger.close()
+    if hashlib.sha256(weights).hexdigest() != row.version.sha256:
+        raise Corrupt(f"{path} is not what was published as version {number}. Take another version.")
+    return number, weights
+
+
+def recorded(root: Path, recipe: Recipe, horizon: int) -> Examples:
+    """Imitable states and chunks of the buffer below `root`. Raises `ConfigError` when there are none."""
+    from cloud_learner.buffer.loading.config import FeedConfig
+    from cloud_learner.buffer.loading.dataset import Feed
+    from cloud_learner.buffer.sampling.target import imitation
+
+    place = DataDirectory(root).buffer
+    if not place.exists():
+        raise ConfigError(f"--data {root}: no fleet has recorded anything there.")
+    ledger, store = place.open_reader()
+    config = FeedConfig(tasks=recipe.instructions, target=imitation(), batch=1, horizon=horizon, prefetch=0)
+    feed = Feed(ledger, store, recipe.spec, config, place)
+    try:
+        feed.refresh()
+        examples = feed.examples()
+    finally:
+        feed.close()
+        store.close()
+        ledger.close()
+    if not len(examples.chunks):
+        raise ConfigError(
+            f"--data {root}: it has no {horizon} actions in a row of an operator on the tasks of recipe "
+            f"'{recipe.name}'. Record demonstrations first."
+        )
+    return examples

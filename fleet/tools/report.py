@@ -1,0 +1,194 @@
+"""The report of a run: every figure is computed from the ledger, the stored segments and the edges' spools."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import EvaluationRow
+from cloud_learner.buffer.store.store import SegmentStore
+from fleet.config.data_directory import DataDirectory
+from fleet.config.machine import describe_machine
+from fleet.config.recipe import Recipe
+from fleet.launch.process_specs import AFTER, BEFORE, minute_label
+from fleet.launch.run_counters import Meters
+from fleet.tools.quarters import quarters
+from robot_edge.runtime.rejection_log import read_refusal
+from robot_edge.uplink.spool import Spool
+from wire.errors import storage_error
+from wire.messages.all import ACTORS
+
+_SEGMENTS_AT_ONCE, _ALL = 64, 1_000_000_000
+NOWHERE: Mapping[str, int] = {}
+
+
+def write_report(
+    path: Path,
+    data: DataDirectory,
+    recipe: Recipe,
+    meters: Meters,
+    duration_s: float,
+    elsewhere: Mapping[str, int] = NOWHERE,
+    measured_at: Iterable[float] = (),
+) -> dict[str, Any]:
+    """Write the report to `path`, whole, and return it; see `make_report`."""
+    report = make_report(data, recipe, meters, duration_s, elsewhere, measured_at)
+    temporary = path.with_suffix(".tmp")
+    try:
+        temporary.write_text(json.dumps(report, indent=2) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise storage_error(error, "writing the report", path) from error
+    return report
+
+
+def make_report(
+    data: DataDirectory,
+    recipe: Recipe,
+    meters: Meters,
+    duration_s: float,
+    elsewhere: Mapping[str, int] = NOWHERE,
+    measured_at: Iterable[float] = (),
+) -> dict[str, Any]:
+    """Everything that was measured on the fleet in `data`, over all its runs but `ticks` and `duration_s`.
+
+    `measured_at`: the minutes whose newest version was measured too.
+
+    `elsewhere`: steps recorded by robots whose spools are on other machines. A robot that cannot be asked what it
+    recorded is named in `spools_not_seen` and counts neither as lost nor as recorded.
+    """
+    ledger, store = data.buffer.open_reader()
+    try:
+        totals, by_robot = ledger.totals(), ledger.robot_totals()
+        versions, evaluations = ledger.versions(), ledger.evaluations()
+        asked = {name: _recorded(data, name, elsewhere) for name in by_robot}
+        recorded = {name: steps for name, steps in asked.items() if steps is not None}
+        online = [row for row in _segments(ledger) if row.source == "online"]
+        offsets = {robot.name: robot.clock_offset_ns for robot in ledger.robots()}
+        ingest_s = [(row.committed_ns - row.closed_ns - offsets.get(row.robot, 0)) / 1e9 for row in online]
+        applied_s = [(row.applied_ns - row.announced_ns) / 1e9 for row in ledger.applied()]
+        start_ns = versions[0].version.created_ns if versions else 0
+        return {
+            "recipe": recipe.name,
+            "machine": describe_machine(),
+            "duration_s": round(duration_s, 1),
+            "success_before": _mean(_newest(evaluations, BEFORE)),
+            "success_after": _mean(_newest(evaluations, AFTER)),
+            "success_before_per_task": _tasks(_newest(evaluations, BEFORE)),
+            "success_after_per_task": _tasks(_newest(evaluations, AFTER)),
+            "success_during": [
+                {"minute": minute, "version": row.number, "mean": _mean(row), "success": row.success}
+                for minute in measured_at
+                if (row := _newest(evaluations, minute_label(minute))) is not None
+            ],
+            "evaluation_episodes_per_task": recipe.evaluator.final_episodes,
+            "success_curve": [
+                {
+                    "time_s": round((row.started_ns - start_ns) / 1e9, 1),
+                    "version": row.number,
+                    "mean": _mean(row),
+                    "success": row.success,
+                    "episodes_per_task": row.episodes,
+                }
+                for row in evaluations
+                if row.label == "cadence"
+            ],
+            "episodes": len({row.episode for row in online}),
+            "quarters": quarters(row for row in ledger.episodes(limit=_ALL) if row.source == "online"),
+            "demonstrations": len({row.episode for row in _segments(ledger) if row.source == "demonstration"}),
+            "interventions": totals.interventions,
+            "human_steps": sum(row.human_steps for row in online),
+            "versions_published": len(versions),
+            "versions_refused": _refused(ledger),
+            "gradient_steps": versions[-1].version.gradient_steps if versions else 0,
+            "steps_recorded": sum(recorded.values()),
+            "steps_stored": totals.steps - totals.duplicated_steps,
+            "steps_lost": sum(max(0, steps - by_robot[name].steps) for name, steps in recorded.items()),
+            "spools_not_seen": sorted(by_robot.keys() - recorded.keys()),
+            "steps_duplicated": totals.duplicated_steps,
+            "ingest_latency_s": _quantiles(ingest_s),
+            "publish_to_applied_s": _quantiles(applied_s),
+            "version_lag": _version_lag(ledger, store, offsets),
+            "ticks": meters.ticks,
+            "missed_ticks": meters.missed_ticks,
+            "starved_ticks": meters.starved_ticks,
+        }
+    finally:
+        ledger.close()
+
+
+def _segments(ledger: Ledger) -> list:
+    rows: list = []
+    while found := ledger.segments_after(rows[-1].row if rows else 0):
+        rows += found
+    return rows
+
+
+def _refused(ledger: Ledger) -> dict[str, dict[str, Any]]:
+    """By robot: how many versions it did not take, and why not the last of them."""
+    found: dict[str, dict[int, str]] = {}
+    after = 0
+    while events := ledger.events(after):
+        after = events[-1].id
+        for event in events:
+            refusal = read_refusal(event.detail) if event.kind == "refused" else None
+            if refusal is not None:
+                found.setdefault(event.robot, {}).pop(refusal[0], None)
+                found[event.robot][refusal[0]] = refusal[1]
+    return {robot: {"versions": len(why), "reason": [*why.values()][-1]} for robot, why in sorted(found.items())}
+
+
+def _recorded(data: DataDirectory, robot: str, elsewhere: Mapping[str, int]) -> int | None:
+    """Steps the robot's spool ever took in, None when nobody can say."""
+    path = data.edge(robot) / "spool.sqlite"
+    if robot in elsewhere or not path.exists():
+        return elsewhere.get(robot)
+    spool = Spool(path)
+    try:
+        return spool.steps_recorded
+    finally:
+        spool.close()
+
+
+def _version_lag(ledger: Ledger, store: SegmentStore, offsets: dict[str, int]) -> dict[str, int]:
+    """How many versions behind the newest published one the policy's steps were: steps by lag."""
+    created_ns = np.array([row.version.created_ns for row in ledger.versions()], np.int64)
+    numbers = np.array([row.version.number for row in ledger.versions()], np.int64)
+    counts = Counter[int]()
+    policy = ACTORS.index("policy")
+    online = {row.row: row for row in _segments(ledger) if row.source == "online"}
+    rows = list(online)
+    for some in (rows[n : n + _SEGMENTS_AT_ONCE] for n in range(0, len(rows), _SEGMENTS_AT_ONCE)):
+        for number, segment in store.read(some).segments.items():
+            acted = segment.actor == policy
+            times_ns = segment.times_ns[acted] + offsets.get(online[number].robot, 0)
+            newest = np.searchsorted(created_ns, times_ns, side="right") - 1
+            counts.update((numbers[np.maximum(newest, 0)] - segment.version[acted]).tolist())
+    return {str(lag): counts[lag] for lag in sorted(counts)}
+
+
+def _newest(evaluations: tuple[EvaluationRow, ...], label: str) -> EvaluationRow | None:
+    return next((row for row in reversed(evaluations) if row.label == label), None)
+
+
+def _mean(row: EvaluationRow | None) -> float | None:
+    return None if row is None else round(float(np.mean(list(row.success.values()))), 4)
+
+
+def _tasks(row: EvaluationRow | None) -> dict[str, float]:
+    return {} if row is None else dict(row.success)
+
+
+def _quantiles(values: list[float]) -> dict[str, float | int | None]:
+    if not values:
+        return {"p50": None, "p99": None, "count": 0}
+    p50, p99 = np.percentile(values, [50, 99])
+    return {"p50": round(float(p50), 4), "p99": round(float(p99), 4), "count": len(values)}

@@ -1,0 +1,329 @@
+"""Drives one robot of a fleet with a device of one's own, over one line to the gateway.
+
+It holds the robot by a lease of a second that it renews, takes over when the person engages the device, commands at a
+steady rate, and hands back. When the lease is lost, or the gateway silent, it stops commanding and says so; nothing
+goes on until the person has let go once. A program that dies leaves a lease that ends, and a robot that holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Callable
+
+import numpy as np
+
+from hal.interfaces.teleop import Device, Intent
+from hal.teleop.pose import Hints, LetsGo, SeesRobot, held, neutral, pose_of, unknown
+from wire.clock import Clock, clock_name
+from wire.errors import ConfigError, Refused, WireError, nearest
+from wire.messages.all import EdgeStatus, Heartbeat, Hello, Introduce, Message, Operator, Refusal, Welcome
+from wire.messages.fleet import AcquireLease, Answer, ListFleet, Preempted, ReleaseLease, RenewLease
+from wire.transport.channel import Channel
+from wire.types import Lease, RobotSpec
+
+log = logging.getLogger(__name__)
+
+ROLE = "teleoperator"
+TTL_S = 1.0
+RENEW_S = 0.3
+SILENT_S = 0.8
+"""no word from the gateway for so long: the line is lost, a little before the lease is"""
+FIRST_WORD_S = 10.0
+PRIORITY = 80
+"""of an operator (hal.resource.lease.Priority): only an emergency stop outranks it"""
+_HELLO_S = 0.5
+_ASK_S = 1.0
+_STATUS_S = 1.0
+"""a status older than this says nothing of where the robot is"""
+
+
+class Teleop:
+    """`turn` once a period until it returns False; then `close`."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        device: Device,
+        robot: str,
+        name: str,
+        clock: Clock,
+        *,
+        hz: float = 30.0,
+        say: Callable[[str], None] = log.info,
+    ) -> None:
+        """`say` is told in a sentence whatever the person should know. Raises `ConfigError` for a name or rate that
+        cannot be."""
+        if not name.startswith(ROLE):
+            raise ConfigError(
+                f"'{name}' cannot teleoperate: the name of its key begins with '{ROLE}'. Make one on the gateway's "
+                f"machine: `vla-fleet keys {ROLE}-{name}`."
+            )
+        if not 5 <= hz <= 200:
+            raise ConfigError(f"--hz {hz:g}: give 5 to 200 commands a second; a robot forgets a command after 0.3 s.")
+        self.robot = robot
+        self.period_ns = round(1e9 / hz)
+        self.status: EdgeStatus | None = None
+        self.lease: Lease | None = None
+        self.driving = False
+        self.link_s = float("nan")
+        """how long the gateway took to answer last"""
+        self._channel = channel
+        self._device = device
+        self._name = name
+        self._clock = clock
+        self._tell = say
+        self._told = ""
+        self._spec: RobotSpec | None = None
+        self._welcomed = False
+        self._begun_ns = self._heard_ns = clock.now_ns()
+        self._silent = False
+        self._due_ns: dict[str, int] = {}
+        self._status_ns = 0
+        self._call = secrets.randbits(40)
+        self._asked: dict[int, tuple[str, int]] = {}
+        self._barred = False
+        """nothing is commanded until the device was let go once"""
+        self._given_up = self._had_it = self._engaged = False
+        """given up: the robot is asked for again only when the person engages anew"""
+        self._taken = False
+        """whether the gateway may still believe that we drive"""
+        self._commanded: np.ndarray | None = None
+        self._sequence = 0
+        self._stop_due = False
+
+    # --- one period ----------------------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """Hear, read the device, wish. False when the person is done.
+
+        Raises `Refused` when the gateway does not let us in or the robot is somebody's, `ConfigError` for a robot that
+        is not there or that the device cannot drive, `WireError` when no gateway answers, `RobotError` of the device.
+        """
+        while (message := self._channel.recv()) is not None:
+            self._hear(message)
+        self._watch_line()
+        self._keep_line()
+        if self._spec is None:
+            return True
+        if isinstance(self._device, SeesRobot):
+            self._device.see(self._pose())
+        if not self.driving and isinstance(self._device, LetsGo):
+            self._device.let_go()
+        return self._act(self._device.read())
+
+    def close(self) -> None:
+        """Hand back and release what is held. Not after a device that failed: its robot should hold."""
+        if self._taken and self._wish("hand_back"):
+            self.driving = self._taken = False
+        if self.lease is not None:
+            self._channel.send(ReleaseLease(self._next_call(""), self.robot, self.lease.number))
+            self.lease = None
+
+    def line(self) -> str:
+        """What is going on, in one line."""
+        status = self.status if self._fresh() else None
+        what = "waits for the gateway" if self._spec is None else "not held" if self.lease is None else "held"
+        if status is not None:
+            reason = f" ({status.reason})" if status.reason else ""
+            what = f"{status.mode}{reason}   {status.task}".rstrip()
+        link = "no link" if self._silent or not self._welcomed else f"link {1e3 * self.link_s:.0f} ms"
+        hint = self._device.hint if isinstance(self._device, Hints) else ""
+        if self._barred:
+            hint = f"let go, then take over again   {hint}"
+        return f"{self.robot}   {what}   {link}   {'DRIVING   ' * self.driving}{hint}".rstrip()
+
+    # --- the line ------------------------------------------------------------------------------------------------
+
+    def _hear(self, message: Message) -> None:
+        now_ns = self._clock.now_ns()
+        if self._silent:
+            self._say("The gateway answers again.")
+        self._heard_ns, self._silent = now_ns, False
+        match message:
+            case Welcome(echo_ns=echo_ns):
+                self._welcomed = True
+                self.link_s = (now_ns - echo_ns) / 1e9
+            case Refusal(reason=reason):
+                raise Refused(f"the gateway refuses '{self._name}': {reason}")
+            case Introduce():
+                # A gateway that has just started: it may know our lease, or another may have come first.
+                self._welcomed = False
+                self._due_ns.clear()
+            case Answer():
+                self._answered(message, now_ns)
+            case Preempted(lease=lease, reason=reason) if self.lease and lease.number == self.lease.number:
+                self._given_up = True
+                self._lose(f"{self.robot} was taken away: {reason}.")
+            case EdgeStatus(robot=robot) if robot == self.robot:
+                self.status, self._status_ns = message, now_ns
+            case _:
+                log.debug("nothing is done about a %s.", type(message).__name__)
+
+    def _answered(self, answer: Answer, now_ns: int) -> None:
+        what, sent_ns = self._asked.pop(answer.call, ("", now_ns))
+        if what:
+            self.link_s = (now_ns - sent_ns) / 1e9
+        if what == "list":
+            self._meet(answer)
+        elif what == "acquire" and answer.lease is not None:
+            self.lease, self._had_it = answer.lease, True
+            self._say(f"{self.robot} is yours.")
+        elif what == "acquire" and not self._had_it:
+            raise Refused(f"{self.robot} cannot be had: {answer.refused or 'the gateway gave no lease'}")
+        elif what == "acquire":
+            self._given_up = True
+            self._bar(f"{self.robot} cannot be had now: {answer.refused}")
+        elif what == "renew" and self.lease is not None:
+            if answer.refused:
+                self._lose(f"The lease of {self.robot} is over: {answer.refused}")
+            elif answer.lease is not None:
+                self.lease = answer.lease
+        elif answer.refused and self.driving:
+            # A wish was not taken: the gateway sees it otherwise than we do.
+            self._bar(answer.refused)
+        elif answer.refused and not self._barred:
+            self._say(answer.refused)
+
+    def _meet(self, answer: Answer) -> None:
+        """Learn what the robot is."""
+        names = {state.name: state for state in answer.robots}
+        state = names.get(self.robot)
+        if state is None:
+            raise ConfigError(
+                f"the fleet has no robot '{self.robot}'.{nearest(self.robot, names)} "
+                f"There are: {', '.join(sorted(names)) or 'none'}."
+            )
+        spec = answer.specs.get(state.capabilities.spec_hash)
+        if spec is None:
+            raise ConfigError(f"the gateway does not know what the actions of '{self.robot}' mean; is it connected?")
+        if self._spec is not None and self._spec.hash == spec.hash:
+            return
+        self._device.connect(spec)
+        self._spec = spec
+        if state.health not in ("ready", "degraded"):
+            self._say(f"{self.robot} is {state.health}: {state.reason or 'no reason given'}.")
+
+    def _watch_line(self) -> None:
+        silent_s = (self._clock.now_ns() - self._heard_ns) / 1e9
+        if not self._welcomed and self._spec is None:
+            if why := getattr(self._channel, "refusal", ""):
+                raise Refused(why)
+            if (self._clock.now_ns() - self._begun_ns) / 1e9 > FIRST_WORD_S:
+                raise WireError(
+                    f"no gateway has answered in {FIRST_WORD_S:g} s. Is it running, and is its address right?"
+                )
+        elif silent_s > SILENT_S and not self._silent:
+            self._silent = True
+            # The robot is not told: it hears nothing of us either, and holds by itself.
+            self._bar(f"The gateway has been silent for {SILENT_S:g} s: nothing is commanded, and {self.robot} holds.")
+
+    def _keep_line(self) -> None:
+        now_ns = self._clock.now_ns()
+        if not self._welcomed:
+            if self._due("hello", _HELLO_S):
+                self._channel.send(Hello(self._name, ROLE, clock_name(), now_ns, os.getpid()))
+            return
+        if self._due("heartbeat", RENEW_S):
+            self._channel.send(Heartbeat(now_ns))
+        if self._spec is None:
+            if self._due("list", _ASK_S):
+                self._channel.send(ListFleet(self._next_call("list")))
+        elif self.lease is None:
+            if not self._given_up and self._due("acquire", _ASK_S):
+                self._channel.send(
+                    AcquireLease(self._next_call("acquire"), self.robot, "teleoperation", PRIORITY, TTL_S)
+                )
+        elif self._due("renew", RENEW_S):
+            self._channel.send(RenewLease(self._next_call("renew"), self.robot, self.lease.number))
+        # What was never answered is not waited for.
+        self._asked = {call: asked for call, asked in self._asked.items() if now_ns - asked[1] < 10e9}
+
+    def _due(self, what: str, every_s: float) -> bool:
+        now_ns = self._clock.now_ns()
+        if now_ns < self._due_ns.get(what, 0):
+            return False
+        self._due_ns[what] = now_ns + round(every_s * 1e9)
+        return True
+
+    def _next_call(self, what: str) -> int:
+        self._call += 1
+        if what:
+            self._asked[self._call] = (what, self._clock.now_ns())
+        return self._call
+
+    # --- the person ----------------------------------------------------------------------------------------------
+
+    def _act(self, intent: Intent) -> bool:
+        self._stop_due |= intent.estop
+        if self._stop_due and self._wish("estop"):
+            # The stop holds the robot now, above our own lease; it is not handed back, or it would go on by itself
+            # when the stop is released.
+            self._stop_due, self._given_up, self.lease = False, True, None
+            self.driving, self._commanded = False, None
+            self._say(f"{self.robot} was told to stop. Let it go again at the page, once all is clear.")
+        elif intent.estop:
+            self._say(f"The stop did not leave this computer: no link. Use the stop on {self.robot}.")
+        if intent.quit:
+            return False
+        if not intent.engaged:
+            if self.driving and self._wish("hand_back"):
+                self.driving = self._taken = False
+                self._say(f"{self.robot} is handed back.")
+            self._barred &= self._silent
+            self._engaged = False
+            return True
+        if not self._engaged:
+            self._engaged, self._given_up = True, False
+        if self._barred or self._silent or self.lease is None:
+            return True
+        if not self.driving:
+            if not self._wish("take_over"):
+                return True
+            self.driving = self._taken = True
+            self._commanded = None
+            self._say(f"You drive {self.robot}.")
+        self._command(intent.action)
+        return True
+
+    def _command(self, action: np.ndarray | None) -> None:
+        assert self._spec is not None
+        if action is None:
+            # A released key: what moves by deltas stops now and not when the command has become old.
+            if self._commanded is None:
+                return
+            action = held(self._spec, self._commanded)
+        elif self._commanded is None:
+            action = neutral(self._spec, self._pose(), action)
+        self._sequence += 1
+        # A float32 may lie a hair outside a limit that is given in double precision.
+        numbers = tuple(min(max(float(a), d.low), d.high) for a, d in zip(action, self._spec.action, strict=True))
+        if self._wish("command", numbers):
+            self._commanded = action
+
+    def _wish(self, kind: str, action: tuple[float, ...] = ()) -> bool:
+        return self._channel.send(Operator(self.robot, kind, action, self._sequence, self._name))
+
+    def _lose(self, why: str) -> None:
+        self.lease, self.status = None, None
+        self._bar(why)
+
+    def _bar(self, why: str) -> None:
+        self.driving, self._barred, self._commanded = False, True, None
+        self._say(why)
+
+    def _say(self, sentence: str) -> None:
+        # Thirty commands a second may be refused for one reason.
+        if sentence != self._told:
+            self._tell(sentence)
+        self._told = sentence
+
+    def _fresh(self) -> bool:
+        return self.status is not None and self._clock.now_ns() - self._status_ns < _STATUS_S * 1e9
+
+    def _pose(self) -> np.ndarray:
+        assert self._spec is not None
+        if self.status is None or not self._fresh() or len(self.status.state) != self._spec.state_dim:
+            return unknown(self._spec)
+        return pose_of(self._spec, self.status.state)

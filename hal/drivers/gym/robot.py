@@ -1,0 +1,186 @@
+"""Any Gymnasium environment as a robot, by its id (Towers et al. 2024, "Gymnasium", arXiv 2407.17032).
+
+One `step` of the environment is one control period; the control loop paces it. After an episode has terminated, or was
+truncated, nothing moves any more: the robot keeps answering with its last state until it is reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from hal.cameras.picture import framed, rgb
+from hal.drivers.gym.config import RENDER, GymConfig, GymTask, instruction
+from hal.drivers.gym.make import make_env, value_at
+from hal.drivers.gym.spec import check_spaces, gym_spec, read_spaces
+from hal.interfaces.robot import Feedback
+from hal.safety.bounds import hold_action, limit_action, rest_action
+from wire.clock import Clock, MonotonicClock
+from wire.errors import ConfigError, FleetError, InvalidData, RobotError, nearest
+from wire.types import Frame, Observation
+
+_Done = TypeVar("_Done")
+
+
+class GymRobot:
+    """Keeps the `Robot` protocol. Environments are made at the first reset that needs them, and kept."""
+
+    def __init__(self, config: GymConfig, clock: Clock | None = None) -> None:
+        """Stores; `clock` stamps observations and frames (default: the machine's monotonic clock).
+
+        Where the configuration leaves names, limits or the rate to the environment, that is made here, once in a
+        process, to read its spaces. Raises `ConfigError` for what it lacks and `RobotError` when it cannot be made.
+        """
+        if config is None:
+            raise ConfigError("robot 'gymnasium': it needs a configuration with the env_id of an environment.")
+        self.config = config
+        self.spec, self._parts = gym_spec(config)
+        self._tasks = {task.name: task for task in config.known_tasks()}
+        self.tasks = tuple(self._tasks)
+        self.task = ""
+        self._clock = clock or MonotonicClock()
+        self._connected = False
+        self._envs: dict[str, Any] = {}
+        self._env: Any = None
+        self._seen: Any = None
+        self._tick = 0
+        self._over = False
+        self._success = False
+        self._executed: np.ndarray = np.zeros(self.spec.action_dim, np.float32)
+        self._frames: dict[str, tuple[int, Frame]] = {}
+
+    def connect(self) -> None:
+        """Make the environment of the first task and compare it with the spec. Twice is once.
+
+        Raises `RobotError` when it cannot be made, `ConfigError` when it is another one than the spec says.
+        """
+        if not self._connected:
+            self._env_of(self._tasks[self.tasks[0]], 0)
+            self._connected = True
+
+    def reset(self, task: str, seed: int) -> None:
+        """Begin an episode of `task`. Raises `ConfigError` for an unknown task, `RobotError` before `connect`."""
+        if task not in self._tasks:
+            raise ConfigError(
+                f"{self._where}: no task '{task}'.{nearest(task, self.tasks)} It knows: {', '.join(self.tasks)}."
+            )
+        if seed < 0:
+            raise ConfigError(f"{self._where}: seed {seed} is negative.")
+        if not self._connected:
+            raise RobotError(f"{self._where}: reset before connect(); call connect() first.")
+        wanted = self._tasks[task]
+        self._env, self.task = None, ""
+        env = self._env_of(wanted, seed)
+        self._seen, _ = self._run("reset", lambda: env.reset(seed=seed, options=wanted.options or None))
+        self._env, self._tick, self._over, self._success = env, 0, False, False
+        self._frames.clear()
+        self.task = task
+        self._executed = rest_action(self.spec, np.nan_to_num(self._state()))
+        self._film()
+
+    def read(self) -> Observation:
+        """The state, float32[ds], the newest frames, the instruction. Raises `RobotError`."""
+        self._ready("read")
+        self._film()
+        frames = {name: frame for name, (_, frame) in self._frames.items()}
+        return Observation(self._clock.now_ns(), self._state(), frames, instruction(self._tasks[self.task]))
+
+    def write(self, action: np.ndarray) -> Feedback:
+        """One step of the environment with `action`, float32[da], clipped to the limits.
+
+        Raises `InvalidData` for another shape or a number that is not finite; nothing moves then.
+        """
+        self._ready("write")
+        executed = limit_action(self.spec, action)
+        if self._over:
+            return Feedback(hold_action(self.spec, self._executed), 0.0, self._success)
+        space = self._env.action_space
+        # a copy, as some environments scale the action in place
+        given = executed.astype(space.dtype).reshape(space.shape).copy()
+        self._seen, reward, terminated, truncated, info = self._run("step", lambda: self._env.step(given))
+        self._tick += 1
+        self._executed = executed
+        self._over = bool(terminated) or bool(truncated)
+        self._success = self._succeeded(info, bool(terminated))
+        return Feedback(executed, float(reward), self._success)
+
+    def close(self) -> None:
+        """Close all environments. May be called twice."""
+        envs, self._envs, self._env, self._seen = self._envs, {}, None, None
+        self._connected, self.task = False, ""
+        self._frames.clear()
+        for env in envs.values():
+            self._run("close", env.close)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _where(self) -> str:
+        return f"robot '{self.spec.embodiment}'"
+
+    def _ready(self, what: str) -> None:
+        if self._env is None:
+            raise RobotError(f"{self._where}: {what} without a scene; call reset() first.")
+
+    def _env_of(self, task: GymTask, seed: int) -> Any:
+        key = msgspec.json.encode((task.env_id, task.kwargs), enc_hook=repr).decode()
+        if self.config.seed_argument and key in self._envs:
+            self._run("close", self._envs.pop(key).close)
+        if key not in self._envs:
+            env = make_env(self.config, task, seed)
+            check_spaces(self.config, self._parts, self.spec, read_spaces(self.config, env))
+            self._envs[key] = env
+        return self._envs[key]
+
+    def _run(self, what: str, call: Callable[[], _Done]) -> _Done:
+        try:
+            return call()
+        except FleetError:
+            raise
+        except Exception as error:  # whatever a simulator does
+            self._env, self.task = None, ""
+            raise RobotError(
+                f"{self._where}: {what}() of '{self.config.env_id}' failed: {type(error).__name__}: {error}. "
+                "Reset it to go on."
+            ) from error
+
+    def _state(self) -> np.ndarray:
+        """float32[ds]"""
+        values = [np.asarray(self._value(part.key, "state"), np.float32).ravel() for part in self._parts]
+        state = np.concatenate(values)
+        if state.shape != (self.spec.state_dim,):
+            raise RobotError(
+                f"{self._where}: the observation has {len(state)} numbers, its space says {self.spec.state_dim}."
+            )
+        return state
+
+    def _value(self, key: str, what: str) -> Any:
+        try:
+            return value_at(self._seen, key)
+        except KeyError as error:
+            raise RobotError(f"{self._where}: {what} '{key}' is not in what the environment gave.") from error
+
+    def _film(self) -> None:
+        """A new frame of each camera that is due; a frame is drawn when it is wanted, in the caller's thread."""
+        for asked, camera in zip(self.config.cameras, self.spec.cameras, strict=True):
+            due = self._tick // round(self.spec.control_hz / camera.rate_hz)
+            if camera.name in self._frames and self._frames[camera.name][0] >= due:
+                continue
+            time_ns = self._clock.now_ns()
+            drawn = asked.source == RENDER
+            picture = self._run("render", self._env.render) if drawn else self._value(asked.source, "camera")
+            try:
+                preview = asked.preview_height, asked.preview_width
+                frame = framed(time_ns, rgb(picture), (camera.height, camera.width), preview)
+            except InvalidData as error:
+                raise RobotError(f"{self._where}: camera '{camera.name}' ({asked.source}): {error}") from error
+            self._frames[camera.name] = due, frame
+
+    def _succeeded(self, info: dict[str, Any], terminated: bool) -> bool:
+        for key in self.config.success_keys:
+            if key in info:
+                return bool(np.all(np.asarray(info[key], float) > 0.5))
+        return terminated and self.config.success_when_terminated

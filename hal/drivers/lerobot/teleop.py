@@ -1,0 +1,323 @@
+"""Any teleoperator of lerobot 0.4.4 as a `Device`: leader arms, gamepad, keyboard, phone, and those of packages called
+lerobot_teleoperator_*.
+
+A leader arm is rarely where the robot is. So it engages when every joint of it is near the robot's, or at once; and
+either way the robot goes over to it at a bounded speed before it follows directly.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hal.drivers.lerobot.make import make_lerobot
+from hal.drivers.lerobot.spec import motor_units, parts
+from hal.interfaces.teleop import Intent
+from hal.teleop.pose import check_rest, unknown
+from wire.clock import Clock, MonotonicClock
+from wire.errors import ConfigError, RobotError, nearest
+from wire.types import Meaning, RobotSpec
+
+log = logging.getLogger(__name__)
+
+_ELEMENT = re.compile(r"(.+)\[(\w+)\]")
+_OLD_S = 0.5
+"""a reading older than this is of a device that stands still or is gone: hold"""
+_CAUGHT = 0.01
+"""share of the range at which the robot has come to the leader"""
+
+
+@dataclass(frozen=True, slots=True)
+class LeRobotTeleopConfig:
+    """A lerobot teleoperator and how it drives a robot. Raises `ConfigError` that names the field."""
+
+    type: str
+    """its registered type, as in lerobot's `--teleop.type`: so101_leader, gamepad, phone, ..."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """of lerobot's own configuration: port, id, calibration_dir, ..."""
+    names: dict[str, str] = field(default_factory=dict)
+    """what of its action drives each dimension of the robot: NAME, NAME[2] of an array or NAME[a3] of a mapping; those
+    of one name need not be told"""
+    scale: dict[str, float] = field(default_factory=dict)
+    """robot units per unit of the device, by dimension"""
+    changes: tuple[str, ...] = ()
+    """deltas and velocities that follow how the device's value changes, as of a phone's position"""
+    engage: str = "near"
+    """near: when it is where the robot is; always: at once; NAME: while this value of its action is true"""
+    near: float = 0.08
+    """share of a dimension's range that counts as near"""
+    speed: float = 0.3
+    """share of a dimension's range per second, until the robot has come to the leader"""
+    rate_hz: float = 60.0
+    """so often it is read"""
+    write_calibration: bool = False
+    """write the calibration file into motors that hold another one; otherwise that is an error"""
+    plugins: tuple[str, ...] = ()
+    """modules to import that register types and are not called lerobot_teleoperator_*"""
+
+    def __post_init__(self) -> None:
+        for name in ("near", "speed", "rate_hz"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"lerobot teleoperator '{self.type}': {name} must be positive.")
+
+
+class LeRobotTeleop:
+    """Keeps the `Device` protocol. A thread reads lerobot's object, which may wait for its hardware."""
+
+    def __init__(self, config: LeRobotTeleopConfig | None, clock: Clock | None = None) -> None:
+        if config is None:
+            raise ConfigError("teleoperator 'lerobot' needs a configuration: type and fields; see docs/robots.md.")
+        self.config = config
+        self._clock = clock or MonotonicClock()
+        self._what = f"lerobot teleoperator '{config.type}'"
+        self._device: Any = None
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._spec: RobotSpec | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._heard: tuple[int, dict[str, Any]] | None = None
+        self._trouble = ""
+        self._pose: np.ndarray = np.zeros(0, np.float32)
+        self._engaged = self._caught = False
+        self._target: np.ndarray | None = None
+        self._then_ns = 0
+        self._before: tuple[int, np.ndarray] | None = None
+        self._rates: np.ndarray = np.zeros(0)
+        self.hint = ""
+
+    def connect(self, spec: RobotSpec) -> None:
+        """Open it, and read it until `close`. Raises `ConfigError` for a robot that it cannot drive, naming the
+        dimensions, and `RobotError` for a device or package that is not there."""
+        self.close()
+        check_rest(spec, self._what)
+        self._forget()
+        device = make_lerobot("teleoperator", self.config.type, self.config.fields, self.config.plugins)
+        self._sources = self._bind(spec, device)
+        self._check_units(spec, device)
+        self._spec, self._pose = spec, unknown(spec)
+        self._low, self._high = spec.action_low(), spec.action_high()
+        self._absolute = np.array([d.meaning is Meaning.absolute for d in spec.action])
+        states = {d.name for d in spec.state}
+        self._measurable = self._absolute & np.array([d.name in states for d in spec.action])
+        self._changes = np.array([d.name in self.config.changes for d in spec.action])
+        self._scale = np.array([self.config.scale.get(d.name, 1.0) for d in spec.action])
+        self._per = np.array([spec.period_ns / 1e9 if d.meaning is Meaning.delta else 1.0 for d in spec.action])
+        self._device = device
+        try:
+            self._open(device)
+        except Exception as error:
+            self.close()
+            if isinstance(error, RobotError):
+                raise
+            raise RobotError(
+                f"{self._what} cannot be connected: {type(error).__name__}: {error}. Check its power, its cable and "
+                "the port in `fields`; `lerobot-find-port` finds it."
+            ) from error
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._read_on, name="lerobot-teleop", daemon=True)
+        self._thread.start()
+
+    def see(self, pose: np.ndarray) -> None:
+        """See `SeesRobot.see`."""
+        self._pose = np.asarray(pose, np.float32)
+
+    def let_go(self) -> None:
+        """See `LetsGo.let_go`."""
+        self._engaged = False
+
+    def read(self) -> Intent:
+        """See `Device.read`."""
+        if self._spec is None:
+            raise RobotError(f"{self._what} is read before connect(); call connect() first.")
+        with self._lock:
+            heard, trouble = self._heard, self._trouble
+        if trouble:
+            raise RobotError(f"{self._what} cannot be read: {trouble}. Check its cable and power.")
+        now_ns = self._clock.now_ns()
+        if heard is None or now_ns - heard[0] > _OLD_S * 1e9:
+            self.hint = "waiting for the device"
+            self._engaged = False
+            return Intent(engaged=True)
+        if self.config.engage not in ("near", "always") and not bool(heard[1].get(self.config.engage)):
+            self.hint, self._engaged, self._before = f"{self.config.engage} to drive", False, None
+            return Intent(engaged=True)
+        wanted = self._wanted(*heard)
+        if not self._engaged and not self._may_engage(wanted):
+            return Intent(engaged=True)
+        return Intent(engaged=True, action=self._follow(wanted, now_ns))
+
+    def close(self) -> None:
+        """Give it back. May be called twice."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(2.0)
+            self._thread = None
+        device, self._device, self._spec = self._device, None, None
+        if device is None:
+            return
+        try:
+            if device.is_connected:
+                device.disconnect()
+        except Exception as error:  # noqa: BLE001 - it may be unplugged
+            log.error("%s did not disconnect cleanly: %s", self._what, error)
+        for _, part in parts(device):
+            port = getattr(getattr(part, "bus", None), "port_handler", None)
+            if port is not None and getattr(port, "is_open", False):
+                port.closePort()
+
+    # --- the clutch ----------------------------------------------------------------------------------------------
+
+    def _may_engage(self, wanted: np.ndarray) -> bool:
+        """Whether the robot may begin to follow; says what is missing."""
+        assert self._spec is not None
+        off = np.where(self._absolute, wanted - self._pose, 0.0)
+        # What no robot of this kind measures (a gripper's effort) cannot be compared, and does not hold things up.
+        measured = np.isfinite(off)
+        if not measured[self._measurable].all():
+            self.hint = "waiting for the robot's pose"
+            return False
+        share = np.where(measured, np.abs(off) / (self._high - self._low), 0.0)
+        if self.config.engage == "near" and share.max(initial=0.0) > self.config.near:
+            worst = int(np.argmax(share))
+            d = self._spec.action[worst]
+            self.hint = f"bring {d.name} by {-off[worst]:+.0f} {d.unit} to where the robot is"
+            return False
+        self._engaged, self._caught = True, False
+        here = np.where(np.isfinite(self._pose), self._pose, wanted)
+        self._target, self._then_ns = here.astype(np.float64), self._clock.now_ns()
+        self.hint = "going over to the device"
+        return True
+
+    def _follow(self, wanted: np.ndarray, now_ns: int) -> np.ndarray:
+        """float32[da]: `wanted`, or a step towards it until the robot has come there."""
+        assert self._target is not None
+        if not self._caught:
+            elapsed_s = min(0.1, (now_ns - self._then_ns) / 1e9)
+            step = self.config.speed * elapsed_s * (self._high - self._low)
+            self._then_ns = now_ns
+            self._target = self._target + np.clip(wanted - self._target, -step, step)
+            behind = np.abs(wanted - self._target) / (self._high - self._low)
+            self._caught = not (behind[self._absolute] > _CAUGHT).any()
+            wanted = np.where(self._absolute, self._target, wanted)
+            self.hint = "" if self._caught else self.hint
+        return np.clip(wanted, self._low, self._high).astype(np.float32)
+
+    # --- what it says --------------------------------------------------------------------------------------------
+
+    def _wanted(self, time_ns: int, said: Mapping[str, Any]) -> np.ndarray:
+        """float64[da] in the robot's units, within its limits."""
+        values = np.array([self._value(said, *source) for source in self._sources]) * self._scale
+        if not np.isfinite(values).all():
+            raise RobotError(f"{self._what} says {dict(said)}, which is not all numbers.")
+        if self._changes.any():
+            # A robot repeats a command until the next: it gets the rate at which the device moves, not the step.
+            if self._before is not None and time_ns > self._before[0]:
+                self._rates = (values - self._before[1]) / ((time_ns - self._before[0]) / 1e9) * self._per
+            if self._before is None or time_ns > self._before[0]:
+                self._before = (time_ns, values)
+            rates = self._rates if self._rates.size else np.zeros_like(values)
+            values = np.where(self._changes, rates, values)
+        return np.clip(values, self._low, self._high)
+
+    def _value(self, said: Mapping[str, Any], name: str, element: str) -> float:
+        value = said.get(name)
+        try:
+            if element:
+                value = value[element if isinstance(value, Mapping) else int(element)]  # type: ignore[index]
+            return float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, LookupError):
+            part = f"{name}[{element}]" if element else name
+            raise RobotError(f"{self._what} gives no number as '{part}': {said.get(name)!r}.") from None
+
+    def _read_on(self) -> None:
+        while not self._stop.wait(1 / self.config.rate_hz):
+            try:
+                said = self._device.get_action()
+                if said:  # a phone says nothing until it knows where it is
+                    with self._lock:
+                        self._heard = (self._clock.now_ns(), dict(said))
+            except Exception as error:  # noqa: BLE001 - a device may fail in any way; `read` says it
+                with self._lock:
+                    self._trouble = f"{type(error).__name__}: {error}"
+                return
+
+    # --- opening -------------------------------------------------------------------------------------------------
+
+    def _open(self, device: Any) -> None:
+        # Without `calibrate`, or lerobot would ask at the terminal; some devices have no such option.
+        asks = "calibrate" in inspect.signature(device.connect).parameters
+        device.connect(**({"calibrate": False} if asks else {}))
+        for _, part in parts(device):
+            calibrated = part.is_calibrated() if callable(part.is_calibrated) else part.is_calibrated
+            if calibrated:
+                continue
+            file, known = getattr(part, "calibration_fpath", "?"), getattr(part, "calibration", None)
+            if not known:
+                raise RobotError(f"{self._what} has no calibration at {file}. Run lerobot-calibrate for it, once.")
+            if not self.config.write_calibration:
+                raise RobotError(
+                    f"{self._what}: its motors hold another calibration than {file}. Give write_calibration=True if "
+                    "the file is right, or run lerobot-calibrate."
+                )
+            part.bus.write_calibration(known)
+
+    def _bind(self, spec: RobotSpec, device: Any) -> list[tuple[str, str]]:
+        """The source of each action dimension: a name, and what of it or ''."""
+        features = device.action_features
+        said = list(features.get("names", features)) if isinstance(features.get("names"), Mapping) else list(features)
+        actions = [d.name for d in spec.action]
+        for where, names in (
+            ("names", self.config.names),
+            ("scale", self.config.scale),
+            ("changes", self.config.changes),
+        ):
+            for name in names:
+                if name not in actions:
+                    raise ConfigError(
+                        f"{self._what}: {where} has '{name}', which robot '{spec.embodiment}' has not."
+                        f"{nearest(name, actions)} Its actions: {', '.join(actions)}."
+                    )
+        for d in spec.action:
+            if d.name in self.config.changes and d.meaning is Meaning.absolute:
+                raise ConfigError(f"{self._what}: '{d.name}' is an absolute target and cannot follow changes.")
+        engage = self.config.engage
+        if engage not in ("near", "always") and engage not in said:
+            raise ConfigError(
+                f"{self._what}: engage='{engage}' is neither near nor always nor something it says."
+                f"{nearest(engage, said)}"
+            )
+        sources, lacking = [], []
+        for name in actions:
+            source = self.config.names.get(name, name)
+            element = _ELEMENT.fullmatch(source)
+            base, part = (element[1], element[2]) if element else (source, "")
+            if base not in said:
+                lacking.append(f"'{name}'" + (f" (from '{source}')" if source != name else ""))
+            sources.append((base, part))
+        if lacking:
+            raise ConfigError(
+                f"{self._what} does not say {', '.join(lacking)} of robot '{spec.embodiment}'. It says "
+                f"{', '.join(said)}. Name what drives what: names={{'ROBOT_DIMENSION': 'ITS_NAME'}}."
+            )
+        return sources
+
+    def _check_units(self, spec: RobotSpec, device: Any) -> None:
+        """Raise `ConfigError` when a leader counts in another unit than the robot: a jump by a factor."""
+        units = motor_units(device)
+        for d, (name, _) in zip(spec.action, self._sources, strict=True):
+            mine = units.get(name, d.unit)
+            if mine != d.unit and d.name not in self.config.scale:
+                raise ConfigError(
+                    f"{self._what} says '{name}' in {mine}, and robot '{spec.embodiment}' takes '{d.name}' in "
+                    f"{d.unit}. Give both the same `use_degrees`, or the factor: scale."
+                )

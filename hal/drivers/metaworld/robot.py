@@ -1,0 +1,244 @@
+"""MetaWorld (Yu et al. 2020, "Meta-World") as a robot: a simulated Sawyer arm that is paced like a real one.
+
+The action is what MetaWorld takes: a set-point that moves by up to 1 cm per step in x, y, z, and a gripper effort.
+The recipe `pixels` sees a camera and its own hand; `state` sees the poses of all objects and no camera; `track` is a
+task of its own, a goal that moves (`metaworld_track`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hal.drivers.metaworld.camera import Camera, InlineCamera, ThreadedCamera
+from hal.drivers.metaworld.simulation import CONTROL_HZ, Simulation, import_simulator
+from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS, TRACK, check_task, instruction
+from hal.drivers.metaworld.track import HAND_HIGH, HAND_LOW, TrackSimulation
+from hal.interfaces.robot import Feedback
+from hal.safety.bounds import limit_action
+from wire.clock import Clock, MonotonicClock
+from wire.errors import ConfigError, RobotError
+from wire.types import CameraSpec, Dimension, Frame, Meaning, Observation, RobotSpec
+
+
+@dataclass(frozen=True, slots=True)
+class MetaWorldConfig:
+    """What the robot sees and which tasks it knows. Raises `ConfigError` for values that cannot work."""
+
+    tasks: tuple[str, ...] = PIXEL_TASKS
+    """MetaWorld names without `-v3`"""
+    observation: Literal["pixels", "state", "track"] = "pixels"
+    """pixels: camera and 4 numbers of the hand. state: all 39 numbers of MetaWorld, no camera. track: 10 numbers, no
+    camera, for the task `track` and only it"""
+    camera: str = "corner2"
+    image_px: int = 64
+    """width and height of the policy's image"""
+    preview_px: int = 128
+    """width and height of the picture that is drawn; the policy's is its area average"""
+    camera_hz: float = 20.0
+    render_in_thread: bool = False
+    """False: drawn between two ticks, deterministic, for evaluation. True: beside them, for a robot at its own rate"""
+    first_frame_timeout_s: float = 10.0
+    """how long a reset waits for the thread's first frame"""
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise ConfigError(f"MetaWorldConfig: no tasks; choose from {', '.join(KNOWN_TASKS)}.")
+        if self.observation not in ("pixels", "state", "track"):
+            raise ConfigError(f"MetaWorldConfig: observation '{self.observation}' is none of pixels, state, track.")
+        known = (TRACK,) if self.observation == "track" else KNOWN_TASKS
+        for task in self.tasks:
+            check_task(task, known, f"MetaWorldConfig, observation '{self.observation}'")
+        ticks = CONTROL_HZ / self.camera_hz if self.camera_hz > 0 else 0
+        if ticks < 1 or ticks != int(ticks):
+            raise ConfigError(
+                f"MetaWorldConfig: camera_hz {self.camera_hz:g} must divide the control rate of {CONTROL_HZ:g} Hz: "
+                "try 20, 40 or 80."
+            )
+        if not 1 <= self.image_px <= self.preview_px <= 2048:
+            raise ConfigError(
+                f"MetaWorldConfig: image_px {self.image_px} must be 1 to preview_px, and preview_px "
+                f"({self.preview_px}) at most 2048."
+            )
+
+
+def pixels_config(render_in_thread: bool = False) -> MetaWorldConfig:
+    """Four tasks by camera and instruction."""
+    return MetaWorldConfig(render_in_thread=render_in_thread)
+
+
+def state_config() -> MetaWorldConfig:
+    """Two tasks by object poses."""
+    return MetaWorldConfig(tasks=STATE_TASKS, observation="state")
+
+
+def track_config() -> MetaWorldConfig:
+    """A goal that moves on a circle."""
+    return MetaWorldConfig(tasks=(TRACK,), observation="track")
+
+
+def metaworld_spec(config: MetaWorldConfig) -> RobotSpec:
+    """The spec of a robot with `config`; needs no simulator."""
+    hand = (
+        Dimension("hand_x", "m", -0.525, 0.525),
+        Dimension("hand_y", "m", 0.348, 1.025),
+        Dimension("hand_z", "m", -0.0525, 0.7),
+        Dimension("gripper_opening", "1", -1.0, 1.0),
+    )
+    places = {
+        "pixels": hand,
+        "state": (*_moment(hand, ""), *_moment(hand, "_before"), *_place("goal")),
+        "track": (*_set_point(), hand[3], *_place("goal"), *_speed("goal")),
+    }
+    pixels = config.observation == "pixels"
+    camera = CameraSpec(config.camera, config.image_px, config.image_px, config.camera_hz)
+    return RobotSpec(
+        embodiment=f"metaworld-sawyer-{config.observation}",
+        state=places[config.observation],
+        action=(
+            Dimension("move_x", "cm/step", -1.0, 1.0, Meaning.delta),
+            Dimension("move_y", "cm/step", -1.0, 1.0, Meaning.delta),
+            Dimension("move_z", "cm/step", -1.0, 1.0, Meaning.delta),
+            Dimension("gripper_effort", "1", -1.0, 1.0, Meaning.absolute),
+        ),
+        cameras=(camera,) if pixels else (),
+        control_hz=CONTROL_HZ,
+    )
+
+
+class MetaWorldRobot:
+    """Keeps the `Robot` protocol. Each task's simulator is made at its first reset (about 0.1 s) and kept."""
+
+    def __init__(self, config: MetaWorldConfig | None = None, clock: Clock | None = None) -> None:
+        """Only stores; `clock` stamps observations and frames (default: the machine's monotonic clock)."""
+        self.config = config or MetaWorldConfig()
+        self.spec = metaworld_spec(self.config)
+        self.tasks = self.config.tasks
+        self._clock = clock or MonotonicClock()
+        self._connected = False
+        self._camera: Camera | None = None
+        self._simulations: dict[str, Simulation] = {}
+        self._now: Simulation | None = None
+        self._text = ""
+        self._previews = False
+
+    def connect(self) -> None:
+        """Import the simulator and open the camera. Twice is once.
+
+        Raises `RobotError` when MetaWorld is not installed, `RenderError` when this machine cannot draw.
+        """
+        if self._connected:
+            return
+        import_simulator()
+        config = self.config
+        if self.spec.cameras:
+            sizes = config.camera, config.image_px, config.preview_px
+            if config.render_in_thread:
+                self._camera = ThreadedCamera(*sizes, config.camera_hz, self._clock, config.first_frame_timeout_s)
+            else:
+                self._camera = InlineCamera(*sizes, int(CONTROL_HZ / config.camera_hz), self._clock)
+            self._camera.previews = self._previews
+        self._connected = True
+
+    def reset(self, task: str, seed: int) -> None:
+        """Build the scene of `seed`; no frame of an earlier episode is seen after it.
+
+        Raises `ConfigError` for a task that is not in the configuration, `RobotError` before `connect`, `RenderError`
+        when the camera gives no frame.
+        """
+        check_task(task, self.tasks, f"robot '{self.spec.embodiment}'")
+        if seed < 0:
+            raise ConfigError(f"robot '{self.spec.embodiment}': seed {seed} is negative.")
+        if not self._connected:
+            raise RobotError(f"robot '{self.spec.embodiment}': reset before connect(); call connect() first.")
+        if self._camera is not None:
+            self._camera.pause()
+        self._now = None
+        simulation = self._simulations.get(task)
+        if simulation is None:
+            simulation = self._simulations[task] = TrackSimulation() if task == TRACK else Simulation(task)
+        simulation.reset(seed)
+        if self._camera is not None:
+            self._camera.start(simulation)
+        self._now, self._text = simulation, instruction(task)
+
+    def read(self) -> Observation:
+        """The state, float32[4], [39] or [10], the camera's newest frame, the instruction. Raises `RobotError`."""
+        state = self._simulation("read").observation[: self.spec.state_dim].astype(np.float32)
+        frames: dict[str, Frame] = {}
+        if self._camera is not None:
+            frames[self.config.camera] = self._camera.frame()
+        return Observation(self._clock.now_ns(), state, frames, self._text)
+
+    def write(self, action: np.ndarray) -> Feedback:
+        """Step the simulator by 12.5 ms with `action`, float32[4], clipped to the limits.
+
+        Raises `InvalidData` for another shape or a number that is not finite; nothing moves then.
+        """
+        simulation = self._simulation("write")
+        executed = limit_action(self.spec, action)
+        reward, success = simulation.step(executed)
+        if self._camera is not None:
+            self._camera.moved(simulation)
+        return Feedback(executed, reward, success)
+
+    def privileged(self) -> np.ndarray:
+        """What a scripted operator knows, never for a policy of pixels: float64[39], MetaWorld's whole observation, or
+        for `track` float64[13] as `TrackSimulation` says."""
+        return self._simulation("privileged").observation
+
+    @property
+    def task(self) -> str:
+        """The running task's name, '' before the first reset."""
+        return self._now.task if self._now is not None else ""
+
+    def request_previews(self, wanted: bool) -> None:
+        """As `hal.interfaces.robot`: the picture as it was drawn goes with ten frames a second at most."""
+        self._previews = wanted
+        if self._camera is not None:
+            self._camera.previews = wanted
+
+    def close(self) -> None:
+        """Free camera and simulators. May be called twice."""
+        if self._camera is not None:
+            self._camera.close()
+        for simulation in self._simulations.values():
+            simulation.close()
+        self._camera, self._now, self._connected = None, None, False
+        self._simulations.clear()
+
+    def _simulation(self, what: str) -> Simulation:
+        if self._now is None:
+            raise RobotError(f"robot '{self.spec.embodiment}': {what} without a scene; call reset() first.")
+        return self._now
+
+
+def _set_point() -> tuple[Dimension, ...]:
+    return tuple(
+        Dimension(f"set_point_{axis}", "m", low, high)
+        for axis, low, high in zip("xyz", HAND_LOW, HAND_HIGH, strict=True)
+    )
+
+
+def _place(name: str) -> tuple[Dimension, ...]:
+    # Generous: what falls off the table comes to rest on the floor 0.91 m below it.
+    return (
+        Dimension(f"{name}_x", "m", -1.5, 1.5),
+        Dimension(f"{name}_y", "m", -0.5, 2.0),
+        Dimension(f"{name}_z", "m", -1.5, 1.5),
+    )
+
+
+def _speed(name: str) -> tuple[Dimension, ...]:
+    return tuple(Dimension(f"{name}_v{axis}", "m/s", -2.0, 2.0) for axis in "xyz")
+
+
+def _moment(hand: tuple[Dimension, ...], when: str) -> tuple[Dimension, ...]:
+    """18 numbers: the hand and two objects (place and quaternion; zeros where a task has one object)."""
+    dimensions = [Dimension(d.name + when, d.unit, d.low, d.high) for d in hand]
+    for thing in ("object", "second_object"):
+        dimensions += _place(thing + when)
+        dimensions += [Dimension(f"{thing}{when}_q{i}", "1", -1.0, 1.0) for i in range(4)]
+    return tuple(dimensions)

@@ -1,0 +1,167 @@
+"""What a robot on ROS 2 topics is: the configuration of `Ros2Robot` and `Ros2Camera`, readable from JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from hal.drivers.ros2.wrapper import Reliability
+from wire.errors import ConfigError, nearest
+from wire.types import RobotSpec
+
+Field = Literal["position", "velocity", "effort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Names of topics and services, relative to the namespace."""
+
+    joint_states: str = "joint_states"
+    command: str = "joint_trajectory"
+    executed: str = "executed"
+    reset: str = "reset"
+    stop: str = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTopic:
+    """How the pictures of one camera come."""
+
+    topic: str = ""
+    """'': `camera/NAME/image_raw`, with `/compressed` behind it when compressed"""
+    compressed: bool = False
+    resize: bool = False
+    """shrink what comes to the spec's size; otherwise another size is an error"""
+
+    def name(self, camera: str) -> str:
+        return self.topic or f"camera/{camera}/image_raw" + "/compressed" * self.compressed
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a delta action moves, when it is sent integrated."""
+
+    state: str
+    """the state dimension that measures it; its limits are the target's"""
+    scale: float = 1.0
+    """in the state's unit, for an action of 1"""
+
+
+@dataclass(frozen=True, slots=True)
+class QosConfig:
+    """How topics are subscribed to. A reliable subscriber hears no best-effort publisher."""
+
+    joint_states: Reliability = "reliable"
+    executed: Reliability = "reliable"
+    images: Reliability = "reliable"
+    command: Reliability = "reliable"
+
+
+@dataclass(frozen=True, slots=True)
+class Ros2Config:
+    """One robot on ROS 2 topics (docs/ros2.md). Raises `ConfigError` that names the field."""
+
+    spec: RobotSpec | str
+    """as an object, or the JSON file that holds it"""
+    tasks: dict[str, str] = field(default_factory=dict)
+    """the instruction of each task it knows; empty: any task, which is its own instruction"""
+    namespace: str = ""
+    node: str = "vla_fleet_driver"
+    domain_id: int | None = None
+    """None: ROS_DOMAIN_ID"""
+    topics: Topics = field(default_factory=Topics)
+    cameras: dict[str, ImageTopic] = field(default_factory=dict)
+    """by the spec's camera names; those not named are raw, on their usual topics"""
+    qos: QosConfig = field(default_factory=QosConfig)
+    joints: dict[str, str] = field(default_factory=dict)
+    """the joint of a dimension whose name is another"""
+    fields: dict[str, Field] = field(default_factory=dict)
+    """which field of its joint a state dimension reads; position when not named"""
+    deltas: Literal["as_they_are", "integrated"] = "as_they_are"
+    """send delta actions as they are, or as targets: each added onto the last target"""
+    targets: dict[str, Target] = field(default_factory=dict)
+    """for integrated: by action dimension"""
+    executed: bool = False
+    """the robot publishes what it executed: every command waits for that. Otherwise it is the limited command"""
+    stepped: bool = False
+    """the robot moves by each command and stands still in between; needs `executed`"""
+    reset: bool = False
+    """it offers the service"""
+    stop: bool = False
+    """it offers the service"""
+    parameters_of: str = ""
+    """the node that takes the parameters task and seed before a reset, relative to the namespace; '': none"""
+    stamps: Literal["header", "arrival"] = "header"
+    """arrival: for a robot that does not stamp, or whose clock is not ours"""
+    use_sim_time: bool = False
+    connect_timeout_s: float = 10.0
+    reset_timeout_s: float = 60.0
+    confirm_timeout_s: float = 0.25
+    max_age_s: float = 0.25
+    """joint states that are older are not acted on"""
+    max_skew_s: float = 0.5
+    """how much older than the joint states a picture may be"""
+    future_s: float = 0.05
+    """how far a stamp may be ahead of our clock"""
+    jump_s: float = 0.5
+    """a clock that moves by more than this at once has jumped"""
+
+    def __post_init__(self) -> None:
+        if self.stepped and not self.executed:
+            raise self._wrong("stepped", "needs executed: true, or no command would know when its step is over")
+        if self.stepped and self.stamps != "header":
+            raise self._wrong("stepped", "needs stamps: header, to know which picture belongs to which step")
+        if self.targets and self.deltas != "integrated":
+            raise self._wrong("targets", "are only used with deltas: integrated")
+        for name in ("connect", "reset", "confirm"):
+            if not getattr(self, f"{name}_timeout_s") > 0:
+                raise self._wrong(f"{name}_timeout_s", "must be above 0")
+        for name in ("max_age_s", "max_skew_s", "future_s", "jump_s"):
+            if not getattr(self, name) > 0:
+                raise self._wrong(name, "must be above 0")
+        if self.domain_id is not None and not 0 <= self.domain_id <= 232:
+            raise self._wrong("domain_id", f"{self.domain_id} is not within 0 to 232")
+
+    def _wrong(self, name: str, why: str) -> ConfigError:
+        return ConfigError(f"Ros2Config: {name} {why}.")
+
+
+def robot_spec(config: Ros2Config) -> RobotSpec:
+    """The spec that `config` gives or names, with everything else in it checked against it.
+
+    Raises `ConfigError` for a file that is not one, and for a name that is not in the spec.
+    """
+    spec = config.spec if isinstance(config.spec, RobotSpec) else _read(config.spec)
+    states, actions = [d.name for d in spec.state], [d.name for d in spec.action]
+    cameras = [camera.name for camera in spec.cameras]
+    for what, given, known in (
+        ("cameras", config.cameras, cameras),
+        ("fields", config.fields, states),
+        ("joints", config.joints, [*states, *actions]),
+        ("targets", config.targets, actions),
+        ("targets", [target.state for target in config.targets.values()], states),
+    ):
+        for name in given:
+            if name not in known:
+                raise ConfigError(
+                    f"Ros2Config: {what}: the spec of '{spec.embodiment}' has no '{name}'.{nearest(name, known)}"
+                )
+    if config.deltas == "integrated":
+        missing = [d.name for d in spec.action if d.meaning == "delta" and d.name not in config.targets]
+        if missing:
+            raise ConfigError(
+                f"Ros2Config: targets: say which state dimension {', '.join(missing)} of '{spec.embodiment}' moves."
+            )
+    return spec
+
+
+def _read(path: str) -> RobotSpec:
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=RobotSpec)
+    except OSError as error:
+        raise ConfigError(f"Ros2Config: spec {path}: {error.strerror}. Give the spec or a JSON file of it.") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"Ros2Config: spec {path} is not a robot spec: {error}.") from error

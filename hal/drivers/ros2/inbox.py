@@ -1,0 +1,319 @@
+"""What a robot on ROS 2 has said: messages come in from the node's threads, aligned observations go out to control."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hal.drivers.ros2.config import Ros2Config
+from hal.drivers.ros2.messages import StateReader, fitted, picture, read_executed, stamp_ns
+from hal.drivers.ros2.time import ClockMap, FrameStore, StampCounts, StampOrder, read_together
+from hal.interfaces.robot import Feedback
+from wire.clock import Clock
+from wire.errors import InvalidData, RobotError
+from wire.types import CameraSpec, Frame, Observation, RobotSpec
+
+_EXECUTED_KEPT = 16
+_PICTURES_KEPT = 32
+_PATIENCE_S = 1.0
+
+
+class Stamps:
+    """When a message was made, as `config.stamps` says, and when that was on the machine's clock."""
+
+    def __init__(self, config: Ros2Config, ros_now: Callable[[], int], clock: Clock | None) -> None:
+        """`clock`: a simulation's own, which stamps everything as it comes; None for the machine's."""
+        self._config = config
+        self._ros_now = ros_now
+        self._clock = clock
+        self._map = ClockMap(config.use_sim_time, config.jump_s)
+        self._one_at_a_time = threading.Lock()
+
+    def now_ns(self) -> int:
+        """In the time of the stamps."""
+        return time.monotonic_ns() if self._config.stamps == "arrival" else self._ros_now()
+
+    def read(self, message: Any, topic: str) -> tuple[int, int, str]:
+        """(its stamp, its time on our clock, '' or how the ROS clock jumped).
+
+        Raises `InvalidData` for a message without a stamp, or from the future.
+        """
+        if self._config.stamps == "arrival":
+            machine_ns = time.monotonic_ns()
+            return machine_ns, self._clock.now_ns() if self._clock else machine_ns, ""
+        stamp = stamp_ns(message)
+        if stamp == 0:
+            raise InvalidData(
+                f"'{topic}': header.stamp is 0. Have the robot stamp its messages, or set `stamps` to arrival."
+            )
+        # Two threads hear messages; to note an earlier moment after a later one would look like a clock going back.
+        with self._one_at_a_time:
+            ros_ns, machine_ns = read_together(self._ros_now)
+            if self._config.use_sim_time and ros_ns == 0:
+                raise InvalidData("nothing came on '/clock', and use_sim_time is set. Start it, or unset use_sim_time.")
+            jump = self._map.note(ros_ns, machine_ns)
+        ahead_s = (stamp - ros_ns) / 1e9
+        if ahead_s > self._config.future_s:
+            raise InvalidData(
+                f"'{topic}': stamped {ahead_s:.3f} s ahead of this computer's ROS time. Synchronise the two computers' "
+                "clocks (chrony, PTP), check use_sim_time on both, or set `stamps` to arrival."
+            )
+        return stamp, self._clock.now_ns() if self._clock else self._map.to_machine(stamp), jump
+
+
+class Pictures:
+    """One camera's topic: converts what comes and keeps the last few. Its owner holds the lock that it needs."""
+
+    def __init__(self, spec: CameraSpec, config: Ros2Config, topic: str, resize: bool) -> None:
+        self.spec = spec
+        self.topic = topic
+        # As far back as a state may be that still wants its picture.
+        self.frames = FrameStore(int(np.clip(np.ceil(spec.rate_hz * config.max_age_s) + 2, 4, _PICTURES_KEPT)))
+        self._resize = resize
+        self._order = StampOrder(config.jump_s)
+
+    @property
+    def counts(self) -> StampCounts:
+        return self._order.counts
+
+    def convert(self, message: Any, time_ns: int) -> Frame:
+        """Slow, needs no lock. Raises `InvalidData`."""
+        seen = picture(message, self.topic)
+        image = fitted(seen, self.spec, self._resize, self.topic)
+        return Frame(time_ns, image, None if image is seen else seen)
+
+    def add(self, stamp: int, frame: Frame) -> str:
+        """'' or how its stamps jumped."""
+        verdict = self._order.take(stamp)
+        if verdict == "repeated":
+            return ""
+        if verdict == "jumped":
+            self.frames.clear()
+        self.frames.add(stamp, frame)
+        return f"the stamps of '{self.topic}' jumped by {self._order.jump_s:+.3f} s" if verdict == "jumped" else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    stamp: int
+    time_ns: int
+    values: np.ndarray
+
+
+class Inbox:
+    """`heard_*` in the node's threads, the rest in control's."""
+
+    def __init__(
+        self, spec: RobotSpec, config: Ros2Config, topics: Mapping[str, str], stamps: Stamps, own_clock: bool
+    ) -> None:
+        """`topics`: names in full, of `joint_states`, `executed` and each camera; `own_clock`: it is a simulation's."""
+        self._spec = spec
+        self._config = config
+        self._topic = topics["joint_states"]
+        self._stamps = stamps
+        # Between two commands a stepped robot is as it was; that it can still be heard is what counts.
+        self._aged_by_arrival = config.stepped or own_clock
+        self._reader = StateReader(self._topic, spec.state, config.joints, config.fields)
+        self._order = StampOrder(config.jump_s)
+        self._changed = threading.Condition()
+        self._state: _State | None = None
+        self._heard_ns = 0
+        self._wrong: dict[str, str] = {}
+        """what is wrong with the newest message, by topic"""
+        self._jumps: list[str] = []
+        self._last_ns = 0
+        self._executed: OrderedDict[int, tuple[np.ndarray, dict[str, float]]] = OrderedDict()
+        self._fence = 0
+        self.pictures: dict[str, Pictures] = {}
+        for camera in spec.cameras:
+            resize = config.cameras[camera.name].resize if camera.name in config.cameras else False
+            self.pictures[camera.name] = Pictures(camera, config, topics[camera.name], resize)
+
+    # --- from the node ----------------------------------------------------------------------------------------------
+
+    def heard_state(self, message: Any) -> None:
+        """A JointState of the robot."""
+        with self._changed:
+            try:
+                stamp, time_ns, jump = self._stamps.read(message, self._topic)
+                values = self._reader.read(message)
+            except InvalidData as error:
+                self._wrong[self._topic] = str(error)
+                self._changed.notify_all()
+                return
+            self._wrong.pop(self._topic, None)
+            self._heard_ns = time.monotonic_ns()
+            self._note(jump)
+            verdict = self._order.take(stamp)
+            if verdict == "jumped":
+                self._note(f"the stamps of '{self._topic}' jumped by {self._order.jump_s:+.3f} s")
+            # One of the scene before the last reset says nothing about this one.
+            if verdict in ("fresh", "jumped") and stamp >= self._fence:
+                self._state = _State(stamp, time_ns, values)
+                self._changed.notify_all()
+
+    def heard_executed(self, message: Any) -> None:
+        """What the robot did with a command."""
+        with self._changed:
+            try:
+                self._executed[stamp_ns(message)] = read_executed(message, [d.name for d in self._spec.action])
+                self._wrong.pop("executed", None)
+            except InvalidData as error:
+                self._wrong["executed"] = str(error)
+            while len(self._executed) > _EXECUTED_KEPT:
+                self._executed.popitem(last=False)
+            self._changed.notify_all()
+
+    def heard_picture(self, camera: str, message: Any) -> None:
+        """A picture of one of the spec's cameras."""
+        pictures = self.pictures[camera]
+        try:
+            stamp, time_ns, jump = self._stamps.read(message, pictures.topic)
+            frame = pictures.convert(message, time_ns)
+        except InvalidData as error:
+            with self._changed:
+                self._wrong[pictures.topic] = str(error)
+                self._changed.notify_all()
+            return
+        with self._changed:
+            self._wrong.pop(pictures.topic, None)
+            self._note(jump)
+            if stamp >= self._fence:
+                self._note(pictures.add(stamp, frame))
+                self._changed.notify_all()
+
+    def _note(self, jump: str) -> None:
+        if jump:
+            self._jumps.append(jump)
+            # By another clock, what was before the reset can no longer be told.
+            self._fence = 0
+
+    # --- to control -------------------------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> dict[str, StampCounts]:
+        """What became of the messages, by topic."""
+        found = {pictures.topic: pictures.counts for pictures in self.pictures.values()}
+        return {self._topic: self._order.counts, **found}
+
+    def heard(self, camera: str) -> tuple[int, Frame | None]:
+        """(how many pictures of a camera have come, the newest of them)"""
+        with self._changed:
+            pictures = self.pictures[camera]
+            newest = pictures.frames.newest()
+            return pictures.counts.fresh, newest[1] if newest is not None else None
+
+    def wait_for_any(self, timeout_s: float) -> str:
+        """Wait for a valid JointState. '' or what is wrong."""
+        with self._changed:
+            if self._wait(lambda: self._heard_ns > 0, timeout_s):
+                return ""
+            return self._wrong.get(self._topic, f"nothing came on '{self._topic}'")
+
+    def begin(self, fence: int) -> None:
+        """A scene begins: forget what is stamped before `fence`."""
+        with self._changed:
+            self._fence = fence
+            if self._state is not None and self._state.stamp < fence:
+                self._state = None
+            for pictures in self.pictures.values():
+                pictures.frames.clear_before(fence)
+            self._jumps.clear()
+            self._executed.clear()
+
+    def wait_for_scene(self, timeout_s: float) -> list[str]:
+        """Wait until everything has come since `begin`. Topics of which nothing has."""
+        with self._changed:
+            self._wait(lambda: not self._missing(), timeout_s)
+            return self._missing()
+
+    def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        # The first message may be a stray one; what is still wrong after a while will stay so.
+        patience_s = min(_PATIENCE_S, timeout_s)
+        if self._changed.wait_for(done, patience_s):
+            return True
+        self._changed.wait_for(lambda: done() or bool(self._wrong), timeout_s - patience_s)
+        return done()
+
+    def _missing(self) -> list[str]:
+        if self._state is None:
+            return [self._topic, *(one.topic for one in self.pictures.values() if one.frames.newest() is None)]
+        return [one.topic for one in self.pictures.values() if one.frames.at(self._state.stamp) is None]
+
+    def wrong(self) -> str:
+        """What is wrong with the newest messages, '' when nothing is."""
+        with self._changed:
+            return " ".join(self._wrong.values())
+
+    def wait_for_executed(self, stamp: int, timeout_s: float) -> Feedback | None:
+        """What came of the command stamped `stamp`; for a stepped robot, with what it saw after. None: no answer."""
+        with self._changed:
+            deadline = time.monotonic() + timeout_s
+            if not self._changed.wait_for(lambda: stamp in self._executed or "executed" in self._wrong, timeout_s):
+                return None
+            if "executed" in self._wrong:
+                raise RobotError(f"robot '{self._spec.embodiment}': {self._wrong['executed']}")
+            executed, more = self._executed.pop(stamp)
+            feedback = Feedback(executed, more.get("reward", 0.0), more.get("success", 0.0) > 0.5)
+            if not self._config.stepped:
+                return feedback
+            if self._changed.wait_for(lambda: self._arrived(stamp, more), deadline - time.monotonic()):
+                return feedback
+            return None
+
+    def _arrived(self, stamp: int, more: Mapping[str, float]) -> bool:
+        # Different topics overtake each other: the state may be here before the picture that belongs to it.
+        if self._state is None or self._state.stamp < stamp + int(more.get("joint_states", 0)):
+            return False
+        for name, pictures in self.pictures.items():
+            after_ns = more.get(f"camera/{name}")
+            if after_ns is not None and not pictures.frames.since(stamp + int(after_ns)):
+                return False
+        return True
+
+    @property
+    def alive(self) -> bool:
+        """Whether joint states came lately, of whatever scene."""
+        return time.monotonic_ns() - self._heard_ns < self._config.max_age_s * 1e9
+
+    def observation(self, text: str) -> Observation:
+        """The newest state with the newest pictures that are not newer. Raises `RobotError` that says what is wrong."""
+        with self._changed:
+            who = f"robot '{self._spec.embodiment}'"
+            if self._jumps:
+                jumps, self._jumps = "; ".join(self._jumps), []
+                raise RobotError(f"{who}: {jumps}. It holds for a moment and goes on by the new time.")
+            state, machine_ns = self._state, time.monotonic_ns()
+            since_ns = self._heard_ns if self._aged_by_arrival or state is None else state.time_ns
+            age_s = (machine_ns - since_ns) / 1e9
+            if state is None or age_s > self._config.max_age_s:
+                wrong = self._wrong.get(self._topic, "")
+                raise RobotError(
+                    f"{who}: joint states on '{self._topic}' are {age_s:.2f} s old (limit {self._config.max_age_s:g} "
+                    f"s){': ' + wrong if wrong else ''}. The robot holds and goes on by itself when they come again; "
+                    f"is its node running? `ros2 topic hz {self._topic}`"
+                )
+            images = {name: self._frame(who, pictures, state.stamp) for name, pictures in self.pictures.items()}
+            # Mapping follows corrections of the clock: a picture may end up a few microseconds after its state.
+            self._last_ns = max(self._last_ns, state.time_ns, *(frame.time_ns for frame in images.values()), 0)
+            return Observation(self._last_ns, state.values.copy(), images, text)
+
+    def _frame(self, who: str, pictures: Pictures, stamp: int) -> Frame:
+        found = pictures.frames.at(stamp)
+        wrong = self._wrong.get(pictures.topic, "")
+        if found is None:
+            why = wrong or "none has come that is not newer than the joint states"
+            raise RobotError(f"{who}: no picture of '{pictures.topic}' to go with the joint states: {why}.")
+        skew_s = (stamp - found[0]) / 1e9
+        if skew_s > self._config.max_skew_s:
+            raise RobotError(
+                f"{who}: the newest picture of '{pictures.topic}' is {skew_s:.2f} s older than the joint states (limit "
+                f"{self._config.max_skew_s:g} s){': ' + wrong if wrong else ''}. Is the camera's node running?"
+            )
+        return found[1]

@@ -1,0 +1,220 @@
+"""ROS 2 messages to numbers and back, checked: what does not fit is named with its topic.
+
+Messages of the `sensor_msgs` and `trajectory_msgs` packages are looked up when they are first made.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hal.drivers.ros2.config import Field
+from hal.drivers.ros2.wrapper import interface
+from wire.errors import InvalidData
+from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+
+JOINT_STATE = "sensor_msgs/msg/JointState"
+IMAGE = "sensor_msgs/msg/Image"
+COMPRESSED = "sensor_msgs/msg/CompressedImage"
+TRAJECTORY = "trajectory_msgs/msg/JointTrajectory"
+TRIGGER = "std_srvs/srv/Trigger"
+
+_CHANNELS = {"rgb8": 3, "bgr8": 3, "mono8": 1}
+
+
+def stamp_ns(message: Any) -> int:
+    """Nanoseconds of the message's `header.stamp`."""
+    stamp = message.header.stamp
+    return stamp.sec * 1_000_000_000 + stamp.nanosec
+
+
+def set_stamp(message: Any, ns: int) -> None:
+    message.header.stamp.sec, message.header.stamp.nanosec = divmod(ns, 1_000_000_000)
+
+
+# --- joint states ---------------------------------------------------------------------------------------------------
+
+
+class StateReader:
+    """float32[ds] from a JointState: each dimension from a field of the joint of its name."""
+
+    def __init__(
+        self, topic: str, dimensions: Sequence[Dimension], joints: Mapping[str, str], fields: Mapping[str, Field]
+    ) -> None:
+        self._topic = topic
+        self._wanted = [(joints.get(d.name, d.name), fields.get(d.name, "position")) for d in dimensions]
+        self._names: list[str] | None = None
+        self._at: list[int] = []
+
+    def read(self, message: Any) -> np.ndarray:
+        """Raises `InvalidData` naming the joint for one that is missing, or whose field is."""
+        if message.name != self._names:
+            self._find(list(message.name))
+        columns = {"position": message.position, "velocity": message.velocity, "effort": message.effort}
+        state = np.empty(len(self._wanted), np.float32)
+        for index, ((joint, field), at) in enumerate(zip(self._wanted, self._at, strict=True)):
+            column = columns[field]
+            if at >= len(column):
+                raise InvalidData(
+                    f"'{self._topic}': joint '{joint}' has no {field}: {len(column)} of them for "
+                    f"{len(message.name)} joints. Have the robot publish it, or say in `fields` what to read."
+                )
+            state[index] = column[at]
+        return state
+
+    def _find(self, names: list[str]) -> None:
+        missing = [joint for joint, _ in self._wanted if joint not in names]
+        if missing:
+            raise InvalidData(
+                f"'{self._topic}': no joint {', '.join(dict.fromkeys(missing))}; it has {', '.join(names) or 'none'}. "
+                "Name the robot's joints in `joints`."
+            )
+        if len(set(names)) != len(names):
+            raise InvalidData(f"'{self._topic}': a joint stands twice in {', '.join(names)}.")
+        self._at = [names.index(joint) for joint, _ in self._wanted]
+        self._names = names
+
+
+def joint_state(names: Sequence[str], position: Sequence[float] | np.ndarray, time_ns: int) -> Any:
+    """A JointState with positions."""
+    message = interface(JOINT_STATE)()
+    set_stamp(message, time_ns)
+    message.name = list(names)
+    message.position = array.array("d", np.asarray(position, np.float64).tobytes())
+    return message
+
+
+def read_executed(message: Any, names: Sequence[str]) -> tuple[np.ndarray, dict[str, float]]:
+    """(float32[da], everything else by name) of an `executed` message. Raises `InvalidData`."""
+    values = dict(zip(message.name, message.position, strict=False))
+    missing = [name for name in names if name not in values]
+    if missing or len(message.name) != len(message.position):
+        raise InvalidData(
+            f"'executed': {len(message.position)} positions for {len(message.name)} names, without "
+            f"{', '.join(missing) or 'a missing one'}; it must hold every action dimension of the spec."
+        )
+    executed = np.array([values.pop(name) for name in names], np.float32)
+    return executed, values
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+def command(spec: RobotSpec, joints: Mapping[str, str], action: np.ndarray, time_ns: int) -> Any:
+    """A JointTrajectory of one point from float32[da]; see docs/ros2.md."""
+    message = interface(TRAJECTORY)()
+    set_stamp(message, time_ns)
+    message.joint_names = [joints.get(d.name, d.name) for d in spec.action]
+    point = interface("trajectory_msgs/msg/JointTrajectoryPoint")()
+    rates = np.array([d.meaning is Meaning.velocity for d in spec.action], bool)
+    values = np.asarray(action, np.float64)
+    if not rates.all():
+        point.positions = array.array("d", np.where(rates, np.nan, values).tobytes())
+    if rates.any():
+        point.velocities = array.array("d", np.where(rates, values, np.nan).tobytes())
+    point.time_from_start.sec, point.time_from_start.nanosec = divmod(spec.period_ns, 1_000_000_000)
+    message.points = [point]
+    return message
+
+
+def read_command(message: Any, spec: RobotSpec, topic: str) -> np.ndarray:
+    """float32[da] of a JointTrajectory as `command` makes it, its joints in any order. Raises `InvalidData`."""
+    names = list(message.joint_names)
+    wanted = [d.name for d in spec.action]
+    if sorted(names) != sorted(wanted):
+        raise InvalidData(f"'{topic}': joints {', '.join(names) or 'none'}; this robot has {', '.join(wanted)}.")
+    if len(message.points) != 1:
+        raise InvalidData(f"'{topic}': {len(message.points)} points; send one, for the next control period.")
+    point = message.points[0]
+    action = np.empty(len(wanted), np.float32)
+    for index, d in enumerate(spec.action):
+        field = "velocities" if d.meaning is Meaning.velocity else "positions"
+        values = getattr(point, field)
+        if len(values) != len(names):
+            raise InvalidData(f"'{topic}': {len(values)} {field} for {len(names)} joints; '{d.name}' needs one.")
+        action[index] = values[names.index(d.name)]
+    return action
+
+
+# --- pictures -------------------------------------------------------------------------------------------------------
+
+
+def picture(message: Any, topic: str) -> np.ndarray:
+    """uint8[h, w, 3] RGB of an Image or CompressedImage. Raises `InvalidData` for what it is not."""
+    return _compressed(message, topic) if hasattr(message, "format") else _raw(message, topic)
+
+
+def _raw(message: Any, topic: str) -> np.ndarray:
+    channels = _CHANNELS.get(message.encoding)
+    if channels is None:
+        raise InvalidData(
+            f"'{topic}': encoding '{message.encoding}' is none of {', '.join(_CHANNELS)}. Have the camera's node send "
+            "one of these, for example with image_proc."
+        )
+    height, width, step = message.height, message.width, message.step
+    data = np.frombuffer(message.data, np.uint8)
+    if step < width * channels or data.size != step * height or not data.size:
+        raise InvalidData(
+            f"'{topic}': {data.size} bytes in rows of {step} for {height}x{width} '{message.encoding}'; that takes "
+            f"{height * width * channels}."
+        )
+    # Rows may end in padding.
+    image = data.reshape(height, step)[:, : width * channels].reshape(height, width, channels)
+    if message.encoding == "mono8":
+        return np.repeat(image, 3, axis=2)
+    return np.ascontiguousarray(image[..., ::-1] if message.encoding == "bgr8" else image)
+
+
+def _compressed(message: Any, topic: str) -> np.ndarray:
+    import cv2
+
+    data = np.frombuffer(message.data, np.uint8)
+    image = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
+    if image is None:
+        raise InvalidData(f"'{topic}': {data.size} bytes of format '{message.format}' are no JPEG or PNG picture.")
+    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+
+
+def fitted(image: np.ndarray, spec: CameraSpec, resize: bool, topic: str) -> np.ndarray:
+    """`image` in the size of `spec`. Raises `InvalidData` when it has another and `resize` is not wanted."""
+    if image.shape[:2] == (spec.height, spec.width):
+        return image
+    if not resize:
+        raise InvalidData(
+            f"'{topic}': pictures of {image.shape[0]}x{image.shape[1]}; camera '{spec.name}' of the spec has "
+            f"{spec.height}x{spec.width}. Set the camera's size, or `resize` for it."
+        )
+    import cv2
+
+    return cv2.resize(image, (spec.width, spec.height), interpolation=cv2.INTER_AREA)
+
+
+def raw_image(camera: str, image: np.ndarray, time_ns: int) -> Any:
+    """An Image, `rgb8`, from uint8[h, w, 3] RGB."""
+    message = interface(IMAGE)()
+    set_stamp(message, time_ns)
+    message.header.frame_id = camera
+    message.height, message.width = image.shape[:2]
+    message.encoding, message.step = "rgb8", image.shape[1] * 3
+    data = array.array("B")
+    data.frombytes(np.ascontiguousarray(image).data.cast("B"))
+    message.data = data
+    return message
+
+
+def compressed_image(camera: str, quality: int, image: np.ndarray, time_ns: int) -> Any:
+    """A CompressedImage, JPEG, from uint8[h, w, 3] RGB; `quality` 1 to 100."""
+    import cv2
+
+    message = interface(COMPRESSED)()
+    set_stamp(message, time_ns)
+    message.header.frame_id = camera
+    message.format = "rgb8; jpeg compressed bgr8"
+    _, coded = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, quality])
+    data = array.array("B")
+    data.frombytes(coded.tobytes())
+    message.data = data
+    return message

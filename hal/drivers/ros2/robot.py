@@ -1,0 +1,267 @@
+"""A robot on ROS 2 topics as a `Robot`: joint states and pictures in, joint trajectories out. See docs/ros2.md.
+
+    vla-fleet edge --robot ros2 --robot-config arm.json ...
+
+Callbacks run in the node's threads and leave what they hear in an `Inbox`; `read` takes the newest of it and never
+waits, `write` publishes and, where the robot says what it executed, waits for that.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import numpy as np
+
+from hal.drivers.ros2.config import ImageTopic, Ros2Config, robot_spec
+from hal.drivers.ros2.inbox import Inbox, Stamps
+from hal.drivers.ros2.messages import COMPRESSED, IMAGE, JOINT_STATE, TRAJECTORY, TRIGGER, command
+from hal.drivers.ros2.time import StampCounts
+from hal.drivers.ros2.wrapper import Client, NodeOptions, Publisher, Qos, RosNode, interface
+from hal.interfaces.robot import Feedback
+from hal.safety.bounds import hold_action, limit_action
+from wire.clock import Clock, MonotonicClock
+from wire.errors import ConfigError, FleetError, RobotError, nearest
+from wire.types import Frame, Observation
+
+log = logging.getLogger(__name__)
+
+_STOP_S = 1.0
+"""how long `close` waits for the robot to take its stop"""
+
+
+class Ros2Robot:
+    """Keeps the `Robot` protocol."""
+
+    def __init__(self, config: Ros2Config | None = None, clock: Clock | None = None) -> None:
+        """`clock`: a simulation's, which then stamps what comes. Raises `ConfigError` without a configuration."""
+        if config is None:
+            raise ConfigError(
+                "robot 'ros2' needs a configuration: give at least its `spec`. `python -m hal.drivers.ros2.sim_node "
+                "--describe` prints one for a simulated robot; docs/ros2.md says what is in it."
+            )
+        self.config = config
+        self.spec = robot_spec(config)
+        self.tasks = tuple(config.tasks)
+        self.task = ""
+        self._clock = None if clock is None or isinstance(clock, MonotonicClock) else clock
+        self._node = RosNode(
+            NodeOptions(config.node, config.namespace, config.domain_id, use_sim_time=config.use_sim_time)
+        )
+        # Pictures take longer: joint states must not wait behind them.
+        self._camera_node = RosNode(
+            NodeOptions(f"{config.node}_cameras", config.namespace, config.domain_id, use_sim_time=config.use_sim_time)
+        )
+        self._inbox: Inbox | None = None
+        self._stamps = Stamps(config, self._node.now_ns, self._clock)
+        self._command: Publisher | None = None
+        self._reset: Client | None = None
+        self._stop: Client | None = None
+        self._executed = np.zeros(self.spec.action_dim, np.float32)
+        self._targets: dict[int, float] = {}
+        """where integrated delta dimensions were last sent, by index"""
+        self._stamp_ns = 0
+        self._silent = False
+
+    def connect(self) -> None:
+        """Open the node and wait for the first joint states. Twice is once.
+
+        Raises `RobotError` that says what is on the graph when none come, or what is wrong with them.
+        """
+        if self._inbox is not None:
+            return
+        config, qos = self.config, self.config.qos
+        node = self._node
+        try:
+            node.open()
+            cameras = {camera.name: config.cameras.get(camera.name, ImageTopic()) for camera in self.spec.cameras}
+            topics = {name: node.topic(how.name(name)) for name, how in cameras.items()}
+            topics |= {"joint_states": node.topic(config.topics.joint_states)}
+            inbox = Inbox(self.spec, config, topics, self._stamps, own_clock=self._clock is not None)
+            if cameras:
+                self._camera_node.open(beside=node)
+            for name, how in cameras.items():
+                kind = interface(COMPRESSED if how.compressed else IMAGE)
+                self._camera_node.subscribe(
+                    kind, how.name(name), partial(inbox.heard_picture, name), Qos(qos.images, depth=4)
+                )
+            if config.executed:
+                node.subscribe(interface(JOINT_STATE), config.topics.executed, inbox.heard_executed, Qos(qos.executed))
+            node.subscribe(interface(JOINT_STATE), config.topics.joint_states, inbox.heard_state, Qos(qos.joint_states))
+            self._command = node.publisher(interface(TRAJECTORY), config.topics.command, Qos(qos.command, depth=1))
+            trigger = interface(TRIGGER) if config.reset or config.stop else None
+            self._reset = node.client(trigger, config.topics.reset) if config.reset else None
+            self._stop = node.client(trigger, config.topics.stop) if config.stop else None
+            if wrong := inbox.wait_for_any(config.connect_timeout_s):
+                raise RobotError(
+                    f"robot '{self.spec.embodiment}': {wrong}, waited {config.connect_timeout_s:g} s. "
+                    f"{self._around(topics['joint_states'], JOINT_STATE)}"
+                )
+        except BaseException:
+            self._give_back()
+            raise
+        self._inbox = inbox
+
+    def reset(self, task: str, seed: int) -> None:
+        """Name the task, call the robot's `reset` where it has one, and wait for what it sees then.
+
+        Raises `ConfigError` for a task that it does not know, `RobotError` for a reset that failed or took too long.
+        """
+        config, who = self.config, f"robot '{self.spec.embodiment}'"
+        if self.tasks and task not in self.tasks:
+            raise ConfigError(f"{who}: no task '{task}'.{nearest(task, self.tasks)} It knows: {', '.join(self.tasks)}.")
+        if seed < 0:
+            raise ConfigError(f"{who}: seed {seed} is negative.")
+        if self._inbox is None:
+            raise RobotError(f"{who}: reset before connect(); call connect() first.")
+        self.task = ""
+        if config.parameters_of:
+            refused = self._node.set_parameters(
+                config.parameters_of, {"task": task, "seed": seed}, config.connect_timeout_s
+            )
+            if refused:
+                why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+                raise ConfigError(
+                    f"{who}: node '{config.parameters_of}' did not take task '{task}', seed {seed}: {why}"
+                )
+        begun = self._stamps.now_ns()
+        if self._reset is not None:
+            answer = self._reset.call(interface(TRIGGER).Request(), config.reset_timeout_s)
+            if not answer.success:
+                raise RobotError(f"{who}: service '{self._reset.name}' failed: {answer.message or 'no reason given'}.")
+        # What a stepped robot shows after its reset is shown once; any other is where it should be only now.
+        self._inbox.begin(begun if config.stepped else self._stamps.now_ns())
+        if missing := self._inbox.wait_for_scene(config.connect_timeout_s):
+            kinds = {self._node.topic(config.topics.joint_states): JOINT_STATE}
+            around = " ".join(self._around(topic, kinds.get(topic, "")) for topic in missing)
+            raise RobotError(
+                f"{who}: nothing on {', '.join(missing)} after the reset, waited {config.connect_timeout_s:g} s. "
+                f"{self._inbox.wrong()} {around}"
+            )
+        self._executed = np.zeros(self.spec.action_dim, np.float32)
+        self._targets.clear()
+        self._silent, self.task = False, task
+
+    def read(self) -> Observation:
+        """State float32[ds] and, of each camera, the newest picture that is not newer than it.
+
+        Raises `RobotError` for joint states that are too old, pictures that do not go with them, or a clock that
+        jumped; it goes on by itself when they are right again.
+        """
+        inbox = self._ready("read")
+        try:
+            return inbox.observation(self.config.tasks.get(self.task) or self.task)
+        except RobotError:
+            # Nobody knows where the robot is meanwhile: targets begin again from where it is found.
+            self._targets.clear()
+            raise
+
+    def write(self, action: np.ndarray) -> Feedback:
+        """Publish `action`, float32[da], limited. What was executed is what the robot says, or else what was sent.
+
+        Raises `InvalidData` for another shape or a number that is not finite, and `RobotError` when nobody listens or
+        no `executed` comes in time.
+        """
+        inbox = self._ready("write")
+        assert self._command is not None
+        limited = limit_action(self.spec, action)
+        who = f"robot '{self.spec.embodiment}'"
+        if not self._command.heard_by:
+            raise RobotError(
+                f"{who}: nobody listens on '{self._node.topic(self.config.topics.command)}'. Is the robot's node "
+                "running? The command was not sent."
+            )
+        sent, executed = self._sent(inbox, limited)
+        # Also on a clock that stands still, each command has a stamp of its own.
+        self._stamp_ns = max(self._node.now_ns(), self._stamp_ns + 1)
+        self._command.send(command(self.spec, self.config.joints, sent, self._stamp_ns))
+        if not self.config.executed:
+            self._executed = executed
+            return Feedback(executed)
+        # A robot that is gone is not waited for as long again: control has other things to do.
+        gone = self._silent and not inbox.alive
+        timeout_s = self.spec.period_ns / 1e9 if gone else self.config.confirm_timeout_s
+        feedback = inbox.wait_for_executed(self._stamp_ns, timeout_s)
+        self._silent = feedback is None
+        if feedback is None:
+            raise RobotError(
+                f"{who}: nothing on '{self._node.topic(self.config.topics.executed)}' for a command sent "
+                f"{timeout_s:g} s ago. Is the robot's node running and active?"
+            )
+        self._executed = feedback.executed
+        return feedback
+
+    def close(self) -> None:
+        """Stop the robot, by its service or by a command to hold, and give the node back. May be called twice."""
+        if self._inbox is not None:
+            try:
+                self._halt()
+            except FleetError as error:
+                log.warning("robot '%s': could not be stopped over ROS 2: %s", self.spec.embodiment, error)
+        self._give_back()
+
+    def counts(self) -> dict[str, StampCounts]:
+        """Messages heard, late, repeated, by topic; for diagnostics."""
+        return self._inbox.counts if self._inbox is not None else {}
+
+    def heard(self, camera: str) -> tuple[int, Frame | None]:
+        """(how many pictures of a camera have come, the newest of them)"""
+        return self._inbox.heard(camera) if self._inbox is not None else (0, None)
+
+    # --- parts ------------------------------------------------------------------------------------------------------
+
+    def _ready(self, what: str) -> Inbox:
+        if self._inbox is None or not self.task:
+            raise RobotError(f"robot '{self.spec.embodiment}': {what} without a scene; call reset() first.")
+        return self._inbox
+
+    def _sent(self, inbox: Inbox, limited: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(what goes out, what that executes), both float32[da]."""
+        if self.config.deltas == "as_they_are":
+            return limited, limited
+        states = {d.name: (index, d) for index, d in enumerate(self.spec.state)}
+        measured: np.ndarray | None = None
+        sent, executed = limited.copy(), limited.copy()
+        for index, dimension in enumerate(self.spec.action):
+            if (target := self.config.targets.get(dimension.name)) is None:
+                continue
+            at, limits = states[target.state]
+            if index not in self._targets:
+                measured = inbox.observation("").state if measured is None else measured
+                self._targets[index] = float(measured[at])
+            begin = self._targets[index]
+            end = float(np.clip(begin + target.scale * float(limited[index]), limits.low, limits.high))
+            self._targets[index] = end
+            sent[index], executed[index] = end, (end - begin) / target.scale
+        return sent, executed
+
+    def _halt(self) -> None:
+        if self._stop is not None:
+            answer = self._stop.call(interface(TRIGGER).Request(), _STOP_S)
+            if not answer.success:
+                raise RobotError(f"service '{self._stop.name}' failed: {answer.message or 'no reason given'}.")
+        elif self.task and self._command is not None and self._command.heard_by and self._inbox is not None:
+            still, _ = self._sent(self._inbox, hold_action(self.spec, self._executed))
+            self._stamp_ns = max(self._node.now_ns(), self._stamp_ns + 1)
+            self._command.send(command(self.spec, self.config.joints, still, self._stamp_ns))
+
+    def _give_back(self) -> None:
+        self._inbox, self.task = None, ""
+        self._camera_node.close()
+        self._node.close()
+
+    def _around(self, topic: str, kind: str) -> str:
+        """What a person would look for when nothing comes on `topic`."""
+        offers = self._node.publishers(topic)
+        if not offers:
+            others = [name for name in self._node.topics_of(kind) if name != topic] if kind else []
+            return (
+                f"Nobody publishes '{topic}' in ROS domain {self._node.domain_id}"
+                + (f"; topics of that type there: {', '.join(others)}. Check the namespace." if others else ".")
+                + " Is the robot's node running, with the same ROS_DOMAIN_ID?"
+            )
+        worse = [offer.node for offer in offers if not offer.reliable]
+        if worse and "reliable" in (self.config.qos.joint_states, self.config.qos.images):
+            return f"{', '.join(worse)} publishes '{topic}' with best effort: set that in `qos`."
+        nodes = ", ".join(offer.node for offer in offers)
+        return f"'{topic}' is published by {nodes}; `ros2 topic hz {topic}` tells more."

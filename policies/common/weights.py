@@ -1,0 +1,191 @@
+"""Named tensors to safetensors bytes and back, with what a robot must know before it trusts them.
+
+A file holds the tensors and one metadata entry, the JSON of `Header`. It is never a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from policies.interface.trainable import base_sha256, published
+from wire.errors import WeightsError
+from wire.types import RobotSpec, Trained
+
+FORMAT = 1
+_KEY = "vla_fleet"
+_MAX_HEADER_BYTES = 100 * 1024 * 1024
+_EXPORT = "Export the policy with `save()`, which writes safetensors."
+_SAME = (
+    "start with the same --policy and --policy-config, its `training` options included, on every machine (only "
+    "`runtime` may differ)"
+)
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What stands beside the tensors."""
+
+    network: str
+    """the kind of policy, for example `flow`"""
+    config: dict[str, Any]
+    """the network's own configuration"""
+    spec: RobotSpec
+    """the robot the weights were trained for"""
+    spec_hash: str
+    trained_max_delay: int = 0
+    """see `Trained` for this and the next three"""
+    state_aligned: bool = False
+    prefix_trained: bool = False
+    residual_trained: bool = False
+    format: int = FORMAT
+    base: str = ""
+    """hash of what is not in the file and must be there already (`policies.interface.trainable.base_sha256`)"""
+
+    @property
+    def trained(self) -> Trained:
+        """What the weights were trained for."""
+        return Trained(self.trained_max_delay, self.state_aligned, self.prefix_trained, self.residual_trained)
+
+
+def sha256(data: bytes) -> str:
+    """64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def require_sha256(data: bytes, expected: str, what: str) -> None:
+    """Raise `WeightsError` if `data` is not what `expected` was taken from."""
+    actual = sha256(data)
+    if actual != expected:
+        raise WeightsError(
+            f"{what}: sha256 {actual[:12]} of {len(data)} bytes instead of {expected[:12]}; fetch the weights again."
+        )
+
+
+def pack(tensors: Mapping[str, torch.Tensor], header: Header) -> bytes:
+    """A safetensors file. The same tensors and header always give the same bytes."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
+    return safetensors.torch.save(plain, metadata={_KEY: msgspec.json.encode(header).decode()})
+
+
+def pack_module(module: nn.Module, header: Header) -> bytes:
+    """A file of what training changes in `module` (`policies.interface.trainable.published`) and the hash of the rest."""
+    return pack(published(module), msgspec.structs.replace(header, base=base_sha256(module)))
+
+
+def read_header(data: bytes, what: str = "weights") -> Header:
+    """The header alone. Raises `WeightsError` for anything that is not a weights file of this format."""
+    length = int.from_bytes(data[:8], "little")
+    fits = len(data) >= 8 and length <= min(len(data) - 8, _MAX_HEADER_BYTES)
+    # the length of a safetensors header may begin with the same byte as a pickle; what follows it is always JSON
+    if (data[:2] == b"PK" or data[:1] == b"\x80") and not (fits and data[8:9] == b"{"):
+        raise WeightsError(f"{what}: this is a pickle or a torch archive, which may run code when read. {_EXPORT}")
+    if not fits:
+        raise WeightsError(f"{what}: {len(data)} bytes that are no safetensors file, or a torn one. {_EXPORT}")
+    try:
+        metadata = msgspec.json.decode(data[8 : 8 + length]).get("__metadata__", {})
+        text = metadata[_KEY]
+    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError) as error:
+        raise WeightsError(f"{what}: the safetensors header cannot be read: {error}. {_EXPORT}") from error
+    except (KeyError, TypeError) as error:
+        raise WeightsError(f"{what}: a safetensors file without '{_KEY}' metadata. {_EXPORT}") from error
+    try:
+        header = msgspec.json.decode(text, type=Header)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise WeightsError(f"{what}: the '{_KEY}' metadata cannot be read: {error}. {_EXPORT}") from error
+    if header.format != FORMAT:
+        raise WeightsError(
+            f"{what}: format {header.format}, this program reads {FORMAT}; install the same vla-fleet on both sides."
+        )
+    if header.spec.hash != header.spec_hash:
+        raise WeightsError(
+            f"{what}: the robot spec inside has hash {header.spec.hash}, the header says {header.spec_hash}; "
+            "the file was changed after it was saved."
+        )
+    return header
+
+
+def unpack(data: bytes, what: str = "weights") -> tuple[Header, dict[str, torch.Tensor]]:
+    """Header and tensors. Raises `WeightsError` for bytes that are no weights, and for tensors with NaN."""
+    header = read_header(data, what)
+    try:
+        tensors = safetensors.torch.load(data)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise WeightsError(f"{what}: the tensors cannot be read: {error}. Fetch or export them again.") from error
+    bad = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
+    if bad:
+        raise WeightsError(f"{what}: not finite in {_some(bad)}; training diverged, use an earlier version.")
+    return header, tensors
+
+
+def load_into(module: nn.Module, tensors: Mapping[str, torch.Tensor], what: str = "weights") -> None:
+    """Copy `tensors` into the module's parameters and buffers; nothing is copied unless everything fits.
+
+    Raises `WeightsError` that names the tensors that are missing, not expected, or of another shape or type.
+    """
+    _require_tensors(module.state_dict(), tensors, what)
+    module.load_state_dict(dict(tensors))
+
+
+def load_published(
+    module: nn.Module, header: Header, tensors: Mapping[str, torch.Tensor], what: str = "weights"
+) -> None:
+    """Copy the tensors of a file that `pack_module` wrote into `module`, whose base stays; all of them or none.
+
+    Raises `WeightsError` if the module's base is not the one the file was trained on, and as `load_into` does for
+    tensors that do not fit.
+    """
+    base = base_sha256(module)
+    if header.base != base:
+        raise WeightsError(f"{what}: {_other_base(header.base, base)}")
+    own = published(module)
+    _require_tensors(own, tensors, what)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def _other_base(theirs: str, mine: str) -> str:
+    if not theirs:
+        return (
+            f"it has every tensor, while this policy keeps a frozen base of sha256 {mine[:12]} and takes only what is "
+            f"trained on top; {_SAME}."
+        )
+    if not mine:
+        return (
+            f"it has only what was trained on top of a frozen base of sha256 {theirs[:12]}, while nothing is frozen "
+            f"in this policy; {_SAME}."
+        )
+    return (
+        f"it was trained on top of a frozen base of sha256 {theirs[:12]}, this policy's is {mine[:12]}: other frozen "
+        f"weights, or adapters with another alpha / rank; {_SAME}, and with the same files where --policy or `vlm` "
+        "names a directory."
+    )
+
+
+def _require_tensors(own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], what: str) -> None:
+    problems = []
+    if missing := sorted(own.keys() - tensors.keys()):
+        problems.append(f"missing {_some(missing)}")
+    if unexpected := sorted(tensors.keys() - own.keys()):
+        problems.append(f"not expected {_some(unexpected)}")
+    for name in sorted(own.keys() & tensors.keys()):
+        mine, theirs = own[name], tensors[name]
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            problems.append(f"'{name}' is {theirs.dtype}{list(theirs.shape)} instead of {mine.dtype}{list(mine.shape)}")
+    if problems:
+        raise WeightsError(
+            f"{what}: {'; '.join(problems[:6])}. Use weights made by the network this policy was configured with: "
+            f"{_SAME}."
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(f"'{name}'" for name in names[:5]) + more

@@ -1,0 +1,143 @@
+"""The fast/slow policy interface. Nothing here imports torch, so a robot that infers remotely stays light."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from wire.errors import InvalidData
+from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, RobotSpec, Trained
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """What a policy may look at before its first gradient step."""
+
+    states: np.ndarray
+    """float32[n, ds]"""
+    chunks: np.ndarray
+    """float32[m, H, da]: actions in a row, all of them imitated; m may be 0"""
+
+
+class Policy(Protocol):
+    """Turns observations into action chunks in two paces.
+
+    `think` is slow and looks at images and words; `act` is fast and looks at the newest state and the newest latent.
+    A policy without a slow path returns an empty latent.
+    """
+
+    spec: RobotSpec
+    horizon: int
+    """H, actions per chunk"""
+    version: int
+    """the loaded policy version, 0 before any"""
+
+    def think(self, observation: Observation) -> Latent:
+        """The latent of the newest frames and the instruction."""
+        ...
+
+    def act(self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None) -> ActionChunk:
+        """A chunk whose first action is for control tick `tick`.
+
+        `observation` has the state at that tick and its time: after an inference delay that is a state in the future,
+        and the latent's age is `observation.time_ns - latent.observed_ns`. With a `prefix`, the chunk begins with its
+        committed actions.
+
+        Raises `PolicyError` if `latent` was made by another policy version, or for a prefix it cannot use.
+        """
+        ...
+
+    @property
+    def trained(self) -> Trained:
+        """What the loaded weights were trained for."""
+        ...
+
+    @property
+    def corrector(self) -> Corrector | None:
+        """The small network that corrects single actions on the robot, None when the weights have none."""
+        ...
+
+    def load(self, weights: bytes, version: int) -> None:
+        """Take all weights of `version` at once, or raise `WeightsError` and keep the old ones.
+
+        `weights` is a safetensors file whose metadata names the robot spec and the network.
+        """
+        ...
+
+
+class TrainablePolicy(Protocol):
+    """What a learner needs of a policy, whatever is inside."""
+
+    @property
+    def ticks_ahead(self) -> tuple[int, ...]:
+        """Growing numbers of ticks; batches bring the state so much later as `ahead`. Empty when it needs none."""
+        ...
+
+    @property
+    def max_offset(self) -> int:
+        """Ticks: batches bring states and actions up to so much later than the image. 0: of its own moment."""
+        ...
+
+    @property
+    def history(self) -> int:
+        """Ticks before a step whose states and images batches bring as well. 0: none."""
+        ...
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The network that is trained."""
+        ...
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Imitation loss of a batch, a scalar. Equation and paper stand at the implementation."""
+        ...
+
+    def save(self, module: torch.nn.Module | None = None) -> bytes:
+        """Weights of `module` (default: this policy's) as a safetensors file that `Policy.load` accepts."""
+        ...
+
+
+class LearnedPolicy(Policy, TrainablePolicy, Protocol):
+    """What a recipe gives: a policy that acts on robots and learns in the trainer."""
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether its first weights can act already: they are then published before anything is learned."""
+        ...
+
+    def fit(self, examples: Examples) -> None:
+        """Set the normalisation, and whatever else is taken from data, before the first gradient step.
+
+        Not called for a policy that is `pretrained`.
+        """
+        ...
+
+
+Batch = dict[str, Any]
+"""Arrays of one training batch, by the names that `cloud_learner.buffer.loading.windows` documents."""
+
+
+def check_observation(spec: RobotSpec, observation: Observation) -> None:
+    """Raise `InvalidData` naming the field if `observation` does not fit `spec`."""
+    if observation.state.shape != (len(spec.state),):
+        raise InvalidData(
+            f"state of shape {observation.state.shape}; robot '{spec.embodiment}' has {spec.state_dim} dimensions."
+        )
+    if not all(map(math.isfinite, observation.state.tolist())):
+        names = [d.name for d, ok in zip(spec.state, np.isfinite(observation.state), strict=True) if not ok]
+        raise InvalidData(f"state is not finite in {names} of robot '{spec.embodiment}'.")
+    for camera in spec.cameras:
+        frame = observation.images.get(camera.name)
+        if frame is None:
+            raise InvalidData(f"no image of camera '{camera.name}'; got {sorted(observation.images)}.")
+        if frame.image.shape != (camera.height, camera.width, 3) or frame.image.dtype != np.uint8:
+            raise InvalidData(
+                f"camera '{camera.name}': {frame.image.dtype}{list(frame.image.shape)}, "
+                f"expected uint8[{camera.height}, {camera.width}, 3]."
+            )

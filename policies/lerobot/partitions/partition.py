@@ -1,0 +1,102 @@
+"""How one kind of lerobot policy is divided into a slow and a fast path.
+
+A new kind needs a class with the members of `Split` and a line in `SPLITS`; any kind that is not listed runs undivided,
+with the pictures themselves as its latent (`whole.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from lerobot.policies.pretrained import PreTrainedPolicy
+
+Tensors = dict[str, Any]
+"""a batch by lerobot's names: tensors, and the list of strings `task`"""
+
+
+@dataclass(frozen=True)
+class Guide:
+    """Actions that a chunk is steered towards (real-time chunking, arXiv 2506.07339)."""
+
+    actions: torch.Tensor
+    """float32[n, da], normalised, n <= H"""
+    committed: int
+    """the first so many will have been executed; the rest is leaned on less and less"""
+
+
+class Split(Protocol):
+    """One kind of lerobot policy, divided. Has no state of its own but what can be made again."""
+
+    guided: bool
+    """whether `act` understands a guide"""
+    draws: bool
+    """whether `act` draws random numbers beside `noise`: then it is not compiled"""
+    lora_targets: tuple[str, ...]
+    """patterns of the Linear modules that get adapters unless the user names others"""
+
+    def horizon(self, policy: PreTrainedPolicy) -> int:
+        """H, the actions that `act` returns."""
+        ...
+
+    def think(self, policy: PreTrainedPolicy, batch: Tensors) -> list[torch.Tensor]:
+        """The latent: what only images and words decide.
+
+        `batch` is preprocessed: one observation, images [1, 3, h, w] and `observation.state` [1, ds]. Called under
+        `torch.no_grad`, as is `act`.
+        """
+        ...
+
+    def act(
+        self,
+        policy: PreTrainedPolicy,
+        latent: list[torch.Tensor],
+        batch: Tensors,
+        noise: torch.Tensor | None,
+        guide: Guide | None,
+    ) -> torch.Tensor:
+        """float32[1, H, da], normalised actions.
+
+        `batch` is preprocessed and has the fresh `observation.state` [1, ds], no image and no words. A policy with
+        n_obs_steps > 1 gets it as [1, n_obs_steps, ds], oldest first, and each tensor of the latent with such an axis
+        after its first.
+        `noise` has the shape that `noise_shape` says; any other randomness comes from torch's global generator,
+        which the caller has seeded and puts back.
+        """
+        ...
+
+    def noise_shape(self, policy: PreTrainedPolicy) -> tuple[int, ...] | None:
+        """Of the normal noise that `act` begins with, None when it needs none."""
+        ...
+
+    def arrange(self, policy: PreTrainedPolicy, batch: Tensors) -> Tensors:
+        """Last changes to a preprocessed training batch before `loss`."""
+        ...
+
+    def loss(self, policy: PreTrainedPolicy, batch: Tensors) -> torch.Tensor:
+        """Scalar: lerobot's own loss of an arranged batch, as a mean over the actions that are kept."""
+        ...
+
+    def unreached(self, policy: PreTrainedPolicy) -> frozenset[str]:
+        """Names of parameters that no loss reaches, whatever `requires_grad` says."""
+        ...
+
+
+SPLITS: dict[str, str] = {
+    "act": "policies.lerobot.partitions.vision:ActSplit",
+    "diffusion": "policies.lerobot.partitions.vision:DiffusionSplit",
+    "smolvla": "policies.lerobot.partitions.smolvla:SmolVLASplit",
+    "pi0": "policies.lerobot.partitions.pi0:PI0Split",
+    "pi05": "policies.lerobot.partitions.pi0:PI05Split",
+}
+"""by `type` in a checkpoint's config.json"""
+
+
+def split_of(kind: str) -> Split:
+    """The split of a lerobot policy type."""
+    module, _, name = SPLITS.get(kind, "policies.lerobot.partitions.whole:WholeSplit").partition(":")
+    split: Split = getattr(importlib.import_module(module), name)()
+    return split

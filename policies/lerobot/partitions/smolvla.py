@@ -1,0 +1,199 @@
+"""SmolVLA, divided where its attention already is (Shukor et al. 2025, arXiv 2506.01844, section 3.1).
+
+In lerobot the prefix of its vision-language model is images, then words, then one token of the robot's state. Images
+and words attend to each other only; the state attends to them; the action expert attends to all. So `think` computes
+the keys and values of images and words in every layer, `act` sends the state alone through the layers against these,
+and denoises the actions. The chunk is the one that `predict_action_chunk` makes, only that its images may be older than
+its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from policies.lerobot.partitions import denoising
+from policies.lerobot.partitions.fused import FusedSmolVLA
+from policies.lerobot.partitions.partition import Guide, Tensors
+from wire.errors import PolicyError
+
+if TYPE_CHECKING:
+    from lerobot.policies.pretrained import PreTrainedPolicy
+
+_STATE = "observation.state"
+
+
+class SmolVLASplit:
+    """See the head of this file. The latent: keys and values [layers, b, tokens, heads, width], and [b, tokens] 0/1."""
+
+    guided = True
+    draws = False
+    # what lerobot itself adapts: the expert's queries and values, and everything between robot and network
+    lora_targets = (
+        "*lm_expert.*.q_proj",
+        "*lm_expert.*.v_proj",
+        "*state_proj",
+        "*action_in_proj",
+        "*action_out_proj",
+        "*action_time_mlp_in",
+        "*action_time_mlp_out",
+    )
+
+    def __init__(self) -> None:
+        self._fused: FusedSmolVLA | None = None
+
+    def horizon(self, policy: PreTrainedPolicy) -> int:
+        """H, the actions that `act` returns."""
+        return int(policy.config.chunk_size)
+
+    def noise_shape(self, policy: PreTrainedPolicy) -> tuple[int, ...]:
+        """[1, H, width]"""
+        return denoising.noise_shape(policy)
+
+    def think(self, policy: PreTrainedPolicy, batch: Tensors) -> list[Tensor]:
+        """Keys and values of images and words. Raises `PolicyError` for a checkpoint that keeps none (`use_cache`)."""
+        from lerobot.policies.smolvla.modeling_smolvla import make_att_2d_masks
+
+        if not policy.config.use_cache:
+            raise PolicyError(
+                'a SmolVLA with "use_cache": false cannot make chunks, in lerobot neither; set it to true in the '
+                "checkpoint's config.json."
+            )
+        model = policy.model
+        images, seen = policy.prepare_images(batch)
+        tokens, said = denoising.words(policy, batch)
+        nothing = torch.zeros(len(tokens), policy.config.max_state_dim, device=tokens.device)
+        embedded, valid, later = model.embed_prefix(
+            images, seen, tokens, said, state=nothing.to(model.state_proj.weight.dtype)
+        )
+        # The only token that others do not attend to is the state. It comes last; what follows is padding.
+        count = int(later[0].long().argmax())
+        embedded, valid = embedded[:, :count], valid[:, :count]
+        _, cache = model.vlm_with_expert.forward(
+            attention_mask=make_att_2d_masks(valid, later[:, :count]),
+            position_ids=valid.cumsum(1) - 1,
+            past_key_values=None,
+            inputs_embeds=[embedded, None],
+            use_cache=True,
+            fill_kv_cache=True,
+        )
+        layers = range(len(cache))
+        return [
+            torch.stack([cache[layer]["key_states"] for layer in layers]),
+            torch.stack([cache[layer]["value_states"] for layer in layers]),
+            valid.float(),
+        ]
+
+    def act(
+        self,
+        policy: PreTrainedPolicy,
+        latent: list[Tensor],
+        batch: Tensors,
+        noise: Tensor | None,
+        guide: Guide | None,
+    ) -> Tensor:
+        """float32[b, H, da] from the newest state and the images and words of `latent`."""
+        model, config = policy.model, policy.config
+        # Where the robot is an Aloha, lerobot changes its state in place.
+        state = policy.prepare_state(policy._prepare_batch({_STATE: batch[_STATE].clone()}))
+        velocity = self._velocity(policy, latent, state)
+        if noise is None:
+            noise = model.sample_noise((len(state), config.chunk_size, config.max_action_dim), state.device)
+        actions = denoising.denoise(noise, config.num_steps, velocity, guide, config.rtc_config)
+        actions = actions[:, :, : config.action_feature.shape[0]]
+        return policy._pi_aloha_encode_actions(actions) if config.adapt_to_pi_aloha else actions
+
+    def arrange(self, policy: PreTrainedPolicy, batch: Tensors) -> Tensors:
+        """lerobot 0.4.4 masks padded actions by a misspelt name, and changes an Aloha's tensors in place."""
+        arranged = dict(batch)
+        if "action_is_pad" in batch:
+            arranged["actions_id_pad"] = batch["action_is_pad"].bool()
+        if policy.config.adapt_to_pi_aloha:
+            arranged |= {name: batch[name].clone() for name in (_STATE, "action")}
+        return arranged
+
+    def loss(self, policy: PreTrainedPolicy, batch: Tensors) -> Tensor:
+        """Flow matching (arXiv 2506.01844, eq. 1), a mean over the actions that are not padded.
+
+        lerobot's own is a mean over all, to which the padded ones bring 0. As there, the dimensions that all robots'
+        actions are padded to are learned as well: denoising runs in them too.
+        """
+        loss: Tensor = policy.forward(batch)[0]
+        if (padded := batch.get("actions_id_pad")) is None:
+            return loss
+        return loss * padded.numel() / (~padded).sum().clamp(min=1)
+
+    def unreached(self, policy: PreTrainedPolicy) -> frozenset[str]:
+        """Parameters that no loss reaches: what only made the vision-language model's own next token.
+
+        lerobot means to freeze them, but its names are those of another version of transformers.
+        """
+        network = policy.model.vlm_with_expert
+        layers = network.get_model_layers([network.get_vlm_model().text_model, network.lm_expert])
+        # the actions read keys and values of each layer that has an expert beside it, and nothing after
+        last = max(index for index, expert in enumerate(layers[1]) if expert is not None)
+        stem = "model.vlm_with_expert.vlm."
+        names = [name for name, _ in policy.named_parameters()]
+        heads = {name for name in names if name.startswith((f"{stem}lm_head.", f"{stem}model.text_model.norm."))}
+        return frozenset(heads | denoising.unread(names, f"{stem}model.text_model.layers.", last))
+
+    def _velocity(
+        self, policy: PreTrainedPolicy, latent: list[Tensor], state: Tensor
+    ) -> Callable[[Tensor, float], Tensor]:
+        """The flow's velocity at x [b, H, width] and a flow time: in few operations where that is possible, otherwise
+        as lerobot computes it."""
+        model = policy.model
+        special = torch.compiler.is_compiling() or torch.is_autocast_enabled(state.device.type)
+        if len(state) == 1 and not special:
+            if self._fused is None or not self._fused.copies(model):
+                self._fused = FusedSmolVLA(model) if FusedSmolVLA.fits(model) else None
+            if self._fused is not None:
+                return self._fused.velocity(latent, state)
+        cache, valid = _with_state(policy, latent, state)
+
+        def velocity(x: Tensor, time: float) -> Tensor:
+            moved: Tensor = model.denoise_step(valid, cache, x, denoising.flow_times(x, time))
+            return moved
+
+        return velocity
+
+
+def _with_state(
+    policy: PreTrainedPolicy, latent: list[Tensor], state: Tensor
+) -> tuple[dict[int, dict[str, Tensor]], Tensor]:
+    """The whole prefix as `denoise_step` wants it: keys and values of every layer, and bool[b, tokens + 1].
+
+    One token through the layers of the vision-language model, as its `forward` does with all of them; that has no way
+    of adding to what it remembers.
+    """
+    from lerobot.policies.smolvla.smolvlm_with_expert import apply_rope
+
+    model = policy.model
+    network = model.vlm_with_expert
+    keys, values, known = latent
+    valid = torch.nn.functional.pad(known > 0.5, (0, 1), value=True)
+    position = valid.sum(1, keepdim=True) - 1
+    attend = network.get_attention_interface()
+    hidden = model.state_proj(state.to(model.state_proj.weight.dtype))[:, None]
+    layers, cache = network.get_vlm_model().text_model.layers, {}
+    for index, layer in enumerate(layers):
+        attention = layer.self_attn
+        shape = (*hidden.shape[:-1], -1, attention.head_dim)
+        normed = layer.input_layernorm(hidden).to(layer.input_layernorm.weight.dtype)
+        key = apply_rope(attention.k_proj(normed).view(shape), position)
+        value = attention.v_proj(normed).view(shape)
+        key = torch.cat([keys[index].to(key.dtype), key], dim=1)
+        value = torch.cat([values[index].to(value.dtype), value], dim=1)
+        cache[index] = {"key_states": key, "value_states": value}
+        if index + 1 == len(layers):
+            break  # what else it computes is for the next layer
+        query = apply_rope(attention.q_proj(normed).view(shape), position)
+        out = attend(valid[:, None], len(state), attention.head_dim, query, key, value)
+        out = attention.o_proj(out)
+        out += hidden  # in place, as lerobot does: the sum keeps the layer's own type
+        hidden = layer.mlp(layer.post_attention_layernorm(out))
+        hidden += out
+    return cache, valid

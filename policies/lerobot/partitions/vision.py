@@ -1,0 +1,179 @@
+"""ACT and Diffusion: the slow path is the vision backbone, the fast one everything else.
+
+`act` runs lerobot's own forward. Its vision backbone is replaced by a module that passes on what it is given, and what
+it is given in place of the pictures are the features that `think` made of them, so nothing of the network is written
+twice and the result is bit for bit that of lerobot's `predict_action_chunk`.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from lerobot.policies.pretrained import PreTrainedPolicy
+from lerobot.utils.constants import ACTION, OBS_IMAGES, OBS_STATE
+from torch import nn
+
+from policies.lerobot.partitions.partition import Guide, Tensors
+
+PAD = "action_is_pad"
+
+
+class _Plain:
+    """What most splits have in common."""
+
+    guided = False
+    draws = False
+    lora_targets: tuple[str, ...] = ()
+
+    def arrange(self, policy: PreTrainedPolicy, batch: Tensors) -> Tensors:
+        return batch
+
+    def unreached(self, policy: PreTrainedPolicy) -> frozenset[str]:
+        return frozenset()
+
+
+class ActSplit(_Plain):
+    """Action chunking transformer (Zhao et al. 2023, arXiv 2304.13705)."""
+
+    # Its decoder begins with zeros: without a norm before, the first self-attention sees only its own biases.
+    _FIRST = frozenset({"model.decoder.layers.0.self_attn.in_proj_weight"})
+
+    lora_targets = ("*encoder.layers.*.linear*", "*decoder.layers.*.linear*")
+
+    def __init__(self) -> None:
+        self._headless: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+
+    def horizon(self, policy: PreTrainedPolicy) -> int:
+        return int(policy.config.chunk_size)
+
+    def unreached(self, policy: PreTrainedPolicy) -> frozenset[str]:
+        return frozenset() if policy.config.pre_norm else self._FIRST
+
+    def noise_shape(self, policy: PreTrainedPolicy) -> None:
+        return None
+
+    def think(self, policy: PreTrainedPolicy, batch: Tensors) -> list[torch.Tensor]:
+        """The backbone's last feature map of each camera, [1, c, h / 32, w / 32]."""
+        return [policy.model.backbone(batch[name])["feature_map"] for name in policy.config.image_features]
+
+    def act(
+        self,
+        policy: PreTrainedPolicy,
+        latent: list[torch.Tensor],
+        batch: Tensors,
+        noise: torch.Tensor | None,
+        guide: Guide | None,
+    ) -> torch.Tensor:
+        headless = self._headless.get(policy)
+        if headless is None:
+            headless = self._headless[policy] = _without(policy, ("model", "backbone"), _FeatureMap())
+        return headless.predict_action_chunk(batch | dict(zip(policy.config.image_features, latent, strict=True)))
+
+    def loss(self, policy: PreTrainedPolicy, batch: Tensors) -> torch.Tensor:
+        """L1 + kl_weight * KL, eq. of algorithm 1 in arXiv 2304.13705, the L1 as a mean over the kept actions.
+
+        lerobot's own divides by the number of all actions: then a batch with many masked ones would count less.
+        """
+        images = [batch[name] for name in policy.config.image_features]
+        chosen, (mean, log_variance) = policy.model(batch | {OBS_IMAGES: images})
+        kept = ~batch[PAD][..., None].expand_as(chosen)
+        error = ((chosen - batch[ACTION]).abs() * kept).sum() / kept.sum()
+        if not policy.config.use_vae:
+            return error
+        divergence = -0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp()).sum(-1).mean()
+        return error + policy.config.kl_weight * divergence
+
+
+class DiffusionSplit(_Plain):
+    """Diffusion policy (Chi et al. 2023, arXiv 2303.04137) with lerobot's U-Net.
+
+    Its trajectory begins `n_obs_steps - 1` ticks in the past, a chunk at the newest observation. Recorded windows begin
+    there as well: the actions before are taken to be copies of the first one, as lerobot pads the begin of an episode,
+    and are learned as such, so that sampling sees there what training did. Those that are masked at the end are not
+    learned.
+    """
+
+    draws = True
+    lora_targets = ("*unet*.cond_encoder.1", "*diffusion_step_encoder.*")
+
+    def __init__(self) -> None:
+        self._headless: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+
+    def horizon(self, policy: PreTrainedPolicy) -> int:
+        return int(policy.config.n_action_steps)
+
+    def noise_shape(self, policy: PreTrainedPolicy) -> tuple[int, ...]:
+        return (1, policy.config.horizon, policy.config.action_feature.shape[0])
+
+    def think(self, policy: PreTrainedPolicy, batch: Tensors) -> list[torch.Tensor]:
+        """The image encoder's features of all cameras, [1, cameras, f]."""
+        images = [batch[name] for name in policy.config.image_features]
+        encoder = policy.diffusion.rgb_encoder
+        if isinstance(encoder, nn.ModuleList):
+            return [torch.stack([one(image) for one, image in zip(encoder, images, strict=True)], 1)]
+        return [encoder(torch.cat(images))[None]]
+
+    def act(
+        self,
+        policy: PreTrainedPolicy,
+        latent: list[torch.Tensor],
+        batch: Tensors,
+        noise: torch.Tensor | None,
+        guide: Guide | None,
+    ) -> torch.Tensor:
+        headless = self._headless.get(policy)
+        if headless is None:
+            encoder = policy.diffusion.rgb_encoder
+            seen = (
+                nn.ModuleList(nn.Identity() for _ in encoder) if isinstance(encoder, nn.ModuleList) else nn.Identity()
+            )
+            headless = self._headless[policy] = _without(policy, ("diffusion", "rgb_encoder"), seen)
+        features = latent[0] if policy.config.n_obs_steps > 1 else latent[0][:, None]  # [1, n_obs_steps, cameras, f]
+        state = batch[OBS_STATE] if policy.config.n_obs_steps > 1 else batch[OBS_STATE][:, None]
+        return headless.diffusion.generate_actions({OBS_STATE: state, OBS_IMAGES: features}, noise=noise)
+
+    def arrange(self, policy: PreTrainedPolicy, batch: Tensors) -> Tensors:
+        """Actions and their padding from the first observation's tick on, `horizon` of them."""
+        earlier = policy.config.n_obs_steps - 1
+        later = policy.config.horizon - earlier - batch[ACTION].shape[1]
+        actions, pad = batch[ACTION], batch[PAD]
+        actions = torch.cat([actions[:, :1].expand(-1, earlier, -1), actions], 1)
+        pad = torch.cat([pad[:, :1].expand(-1, earlier), pad], 1)
+        if later > 0:
+            actions = torch.cat([actions, actions[:, -1:].expand(-1, later, -1)], 1)
+            pad = torch.cat([pad, pad.new_ones(len(pad), later)], 1)
+        changed = batch | {ACTION: actions, PAD: pad}
+        if not earlier:
+            changed[OBS_STATE] = batch[OBS_STATE][:, None]
+        return changed
+
+    def loss(self, policy: PreTrainedPolicy, batch: Tensors) -> torch.Tensor:
+        """Mean squared error of the predicted noise (eq. 5 of arXiv 2303.04137) over the actions that are kept.
+
+        lerobot's own masks them on request, but divides by the number of all.
+        """
+        policy.config.do_mask_loss_for_padding = True
+        loss, _ = policy.forward(batch)
+        kept = ~batch[PAD]
+        return loss * (kept.numel() / kept.sum())
+
+
+class _FeatureMap(nn.Module):
+    """Stands where torchvision's feature extractor does."""
+
+    def forward(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"feature_map": features}
+
+
+def _without(policy: PreTrainedPolicy, path: tuple[str, ...], instead: nn.Module) -> Any:
+    """`policy` with the module at `path` replaced; everything else is the same, not a copy of it."""
+    twin = copy.copy(policy)
+    twin._modules = dict(policy._modules)
+    if len(path) == 1:
+        twin._modules[path[0]] = instead
+    else:
+        twin._modules[path[0]] = _without(policy._modules[path[0]], path[1:], instead)
+    return twin

@@ -1,0 +1,117 @@
+"""Look once more before each action: chunks corrected on the fast path (A2C2, arXiv 2509.23224)."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+
+import msgspec
+import numpy as np
+
+from policies.common.residual_policy import correct, input_width
+from robot_edge.chunking.action_predictor import Foresight
+from robot_edge.chunking.base import Chosen, ChunkSchedule
+from wire.messages.all import ChunkReply, ChunkRequest
+from wire.types import ActionChunk, Corrector, Observation, RobotSpec
+
+log = logging.getLogger(__name__)
+
+_KEPT = 8
+"""chunks whose latent and corrector are remembered"""
+
+_Key = tuple[int, int, int]
+
+
+class ResidualSchedule:
+    """Another schedule whose every action is corrected from the newest state.
+
+    It stands best on `FutureStateSchedule`: what the robot's own motion changes is foretold there, so the small network
+    is left with what nobody can foretell, how the world moves. Without a motion model it stands on `AlignedSchedule`.
+    A chunk that came without a corrector, or with one of another version or shape, is executed as it is.
+    """
+
+    def __init__(
+        self, base: ChunkSchedule, spec: RobotSpec, foresight: Foresight | None = None, speed_up: int = 1
+    ) -> None:
+        """`foresight`: the one `base` reckons with; it hears of the corrected actions."""
+        self._base = base
+        self._low, self._high = spec.action_low(), spec.action_high()
+        self._period_ns = spec.period_ns
+        self._foresight = foresight
+        self._speed_up = speed_up
+        self._misfit = ""
+        self._helpers: OrderedDict[_Key, tuple[np.ndarray, Corrector]] = OrderedDict()
+
+    @property
+    def delay_ticks(self) -> int:
+        return self._base.delay_ticks
+
+    def reset(self, tick: int) -> None:
+        self._helpers.clear()
+        self._base.reset(tick)
+
+    def ask(self, tick: int, observation: Observation) -> ChunkRequest | None:
+        request = self._base.ask(tick, observation)
+        return None if request is None else msgspec.structs.replace(request, residual=True)
+
+    def offer(self, reply: ChunkReply, tick: int) -> None:
+        if reply.chunk is not None and reply.latent is not None and reply.corrector is not None:
+            self._remember(reply.chunk, np.asarray(reply.latent, np.float32).ravel(), reply.corrector)
+        self._base.offer(reply, tick)
+
+    def action(self, tick: int, observation: Observation) -> Chosen | None:
+        chosen = self._base.action(tick, observation)
+        if chosen is None:
+            return None
+        action, chunk = chosen
+        helpers = self._helpers.get(_key(chunk))
+        if helpers is None:
+            return chosen
+        latent, corrector = helpers
+        corrected = correct(
+            corrector,
+            observation.state,
+            latent,
+            action,
+            self._low,
+            self._high,
+            (tick - chunk.first_tick) * self._speed_up,
+            max(observation.time_ns - chunk.latent_observed_ns, 0) / self._period_ns,
+        )
+        if not np.isfinite(corrected).all():
+            return chosen
+        if self._foresight is not None:
+            self._foresight.chose(tick, corrected, observation.state)
+        return corrected, chunk
+
+    def executed(self, tick: int, action: np.ndarray) -> None:
+        self._base.executed(tick, action)
+
+    def _remember(self, chunk: ActionChunk, latent: np.ndarray, corrector: Corrector) -> None:
+        misfit = _misfit(chunk, len(latent), corrector, len(self._low))
+        if misfit != self._misfit and misfit:
+            log.warning("actions are not corrected: %s", misfit)
+        self._misfit = misfit
+        if misfit:
+            return
+        self._helpers[_key(chunk)] = (latent, corrector)
+        if len(self._helpers) > _KEPT:
+            self._helpers.popitem(last=False)
+
+
+def _misfit(chunk: ActionChunk, latent_width: int, corrector: Corrector, action_dim: int) -> str:
+    """Why `corrector` cannot correct `chunk`, '' if it can."""
+    if corrector.version != chunk.version:
+        return f"the corrector is of version {corrector.version}, the chunk of {chunk.version}."
+    reads, writes = corrector.weights[0].shape[1], corrector.weights[-1].shape[0]
+    needed = input_width(len(corrector.mean), latent_width, action_dim)
+    if (reads, writes) != (needed, action_dim):
+        return (
+            f"the corrector reads {reads} and writes {writes} numbers; here it needs {needed} and {action_dim} "
+            f"(a latent of {latent_width}, {action_dim} action dimensions)."
+        )
+    return ""
+
+
+def _key(chunk: ActionChunk) -> _Key:
+    return chunk.first_tick, chunk.observed_ns, chunk.version

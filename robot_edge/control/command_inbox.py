@@ -1,0 +1,130 @@
+"""What the control loop was told by the outside: its job, people's wishes, what the other processes can do."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from robot_edge.control.operator_override import Human
+from wire.messages.all import Applied, Hello, Job, Message, Nack, Operator, RequestPreviews, Stop
+from wire.types import Trained
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED = 32
+"""jobs whose progress is known when they come back"""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far this robot is with a job."""
+
+    first_seed: int
+    begun: int = 0
+    """episodes, which is also how many seeds and turns at a task were used up"""
+    finished: int = 0
+    """episodes, aborted ones left out"""
+
+
+class Orders:
+    """Hears messages between two ticks and remembers what they come to."""
+
+    def __init__(self, name: str, human: Human) -> None:
+        self._name = name
+        self.human = human
+        self.job: Job | None = None
+        """what the robot works on; it changes between two episodes only"""
+        self.version = 0
+        """policy version that inference runs, 0 when none"""
+        self.trained = Trained()
+        """what that version was trained for"""
+        self.storage_ok = True
+        self.estop = False
+        self.stopping = False
+        self.previews = False
+        """somebody looks at larger pictures"""
+        self.interventions = 0
+        """takeovers by people"""
+        self.new_recorder = False
+        """the uplink is another one than before: what it had of the running episode is gone"""
+        self._coming: Job | None = None
+        self._progress: OrderedDict[str, Progress] = OrderedDict()
+
+    @property
+    def finished(self) -> int:
+        """Episodes of the job that were finished here."""
+        return self._of_job().finished if self.job is not None else 0
+
+    @property
+    def resting(self) -> bool:
+        """Whether there is nothing to begin: no job, one without tasks, or one whose episodes are done."""
+        job = self.job
+        return job is None or not job.tasks or 0 < job.episodes <= self._of_job().finished
+
+    @property
+    def other_version(self) -> bool:
+        """Whether the job is to be done by another policy version than the one that acts."""
+        return self.job is not None and self.job.version > 0 and self.job.version != self.version
+
+    @property
+    def measures(self) -> bool:
+        """Whether the policy is being measured: nobody helps it, and nobody learns from it."""
+        return self.job is not None and self.job.kind == "evaluation"
+
+    def between_episodes(self) -> None:
+        """No episode runs: what was heard of jobs meanwhile holds from now on."""
+        if self._coming is None:
+            return
+        self.job, self._coming = self._coming, None
+        progress = self._of_job()
+        if progress.first_seed != self.job.first_seed:
+            # Another stretch of the job's seeds, with its own number of episodes.
+            self._progress[self.job.id] = Progress(self.job.first_seed)
+
+    def next_episode(self) -> tuple[str, int]:
+        """(task, seed) of the job's next episode; the same again until `begun`."""
+        assert self.job is not None
+        count = self._of_job().begun
+        return self.job.tasks[count % len(self.job.tasks)], self.job.first_seed + count
+
+    def begun(self) -> None:
+        """The task and seed of the next episode are used up."""
+        self._of_job().begun += 1
+
+    def ended(self, outcome: str) -> None:
+        """An episode of the job is over."""
+        if self.job is not None and outcome != "aborted":
+            self._of_job().finished += 1
+
+    def hear(self, message: Message) -> None:
+        match message:
+            case Job():
+                self._coming = message
+            case Applied():
+                self.version, self.trained = message.number, message.trained
+            case Nack():
+                self.storage_ok = not message.reason
+            case Operator(kind="estop"):
+                self.estop = True
+            case Operator(kind="release_estop"):
+                self.estop = False
+            case Operator():
+                self.interventions += self.human.hear(message)
+            case Hello(role="uplink"):
+                self.new_recorder = True
+            case RequestPreviews(wanted=wanted):
+                self.previews = wanted
+            case Stop():
+                self.stopping = True
+            case _:
+                log.warning("robot '%s': control does not understand %s.", self._name, type(message).__name__)
+
+    def _of_job(self) -> Progress:
+        """A job that was interrupted by another goes on where it was."""
+        assert self.job is not None
+        known = self._progress.setdefault(self.job.id, Progress(self.job.first_seed))
+        self._progress.move_to_end(self.job.id)
+        if len(self._progress) > _REMEMBERED:
+            self._progress.popitem(last=False)
+        return known

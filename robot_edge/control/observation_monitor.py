@@ -1,0 +1,255 @@
+"""Alive, fresh and valid: whether what a robot reports may be acted on.
+
+Each check is small, keeps its own memory and names the thing it found; `Health` asks them in order, the first answer is
+the reason to hold. What was wrong must be right for some ticks in a row before the robot moves again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from hal.safety.limiter import check_age
+from policies.interface.policy import check_observation
+from robot_edge.control.mode import Hold
+from wire.errors import ConfigError, InvalidData
+from wire.types import Frame, Observation, RobotSpec
+
+_DRIFT = 1e-3
+"""how much slower a robot's clock may run than control's without being taken for one that stands still"""
+_SAMPLE = 8
+"""every so many rows and columns of a picture are compared before all of them"""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthConfig:
+    """What counts as fresh, and how patient the checks are."""
+
+    state_stale_s: float = 0.5
+    """an observation that is older than this, by control's clock, brings hold"""
+    camera_stale_s: float = 0.5
+    """a frame that is older than this, by its observation's clock, brings hold"""
+    jump_s: float = 0.5
+    """a robot's clock that gets ahead of control's by more than this at once has jumped; going back at all is a jump"""
+    future_s: float = 0.05
+    """a frame may be stamped so much later than its observation"""
+    repeated_frames: int = 8
+    """so many new frames in a row with one picture, each taken while the robot moved, are a frozen camera; 0: never"""
+    repeated_span: float = 0.1
+    """share of a state dimension's range that the robot must have gone through meanwhile"""
+    moving: float = 0.002
+    """share of a state dimension's range by which it must change from one frame to the next to count as moving"""
+    repeats_while_still: bool = False
+    """count frames while the robot stands still too: for a real camera, whose noise makes every picture another; a
+    simulated one draws the same picture of the same scene"""
+    recover_ticks: int = 3
+    """ticks in a row that must be healthy before a hold ends"""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for a limit that would hold every robot, or none."""
+        for name in ("state_stale_s", "camera_stale_s", "jump_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"HealthConfig: {name} is {getattr(self, name)}; give seconds above 0.")
+        for name in ("future_s", "repeated_frames", "repeated_span", "moving", "recover_ticks"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"HealthConfig: {name} is {getattr(self, name)}; give 0 or more.")
+
+
+class HealthEvent(msgspec.Struct, frozen=True):
+    """For the operator: something began or is over."""
+
+    kind: str
+    """hold or recovered"""
+    detail: str
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What became of one observation."""
+
+    reason: Hold = Hold.none
+    detail: str = ""
+    valid: bool = True
+    """whether the observation's numbers and pictures can be used at all, moving or not"""
+    events: tuple[HealthEvent, ...] = ()
+
+
+_FIT = Verdict()
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong."""
+
+    reason: Hold
+    thing: str
+    """what it is about: a camera's name, '' for the robot"""
+    detail: str
+
+
+class Health:
+    """`check` once per tick; `failed` instead when the robot could not be read."""
+
+    def __init__(self, spec: RobotSpec, config: HealthConfig) -> None:
+        self._spec = spec
+        self._config = config
+        self._wrong: Finding | None = None
+        self._good = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """An episode begins: the scene and the robot's clocks may be others. A hold goes on until it is over."""
+        self._clock = ClockCheck(self._spec, self._config)
+        self._cameras = {
+            camera.name: CameraCheck(camera.name, self._spec, self._config) for camera in self._spec.cameras
+        }
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a hold that it told of is not over yet."""
+        return self._wrong is not None
+
+    def check(self, observation: Observation, now_ns: int) -> Verdict:
+        """`now_ns`: control's clock, which need not be the robot's."""
+        try:
+            check_observation(self._spec, observation)
+        except InvalidData as error:
+            return self.failed(str(error))
+        found = self._clock.find(observation, now_ns)
+        # All cameras look at every observation, also behind another fault: their memory must not have holes.
+        for name, check in self._cameras.items():
+            one = check.find(observation, observation.images[name])
+            found = found or one
+        return self._judge(found, valid=True)
+
+    def failed(self, why: str) -> Verdict:
+        """The robot could not be read, or what it said is not valid."""
+        return self._judge(Finding(Hold.bad_observation, "", why), valid=False)
+
+    def _judge(self, found: Finding | None, valid: bool) -> Verdict:
+        before = self._wrong
+        if found is not None:
+            self._wrong, self._good = found, 0
+            # Ages in the text grow with every tick; another reason or another camera is what is new.
+            new = before is None or before[:2] != found[:2]
+            events = (HealthEvent("hold", found.detail),) if new else ()
+            return Verdict(found.reason, found.detail, valid, events)
+        if before is None:
+            return _FIT
+        self._good += 1
+        if self._good > self._config.recover_ticks:
+            self._wrong = None
+            return Verdict(events=(HealthEvent("recovered", f"no longer: {before.detail}"),))
+        return Verdict(before.reason, f"was until {self._good} ticks ago: {before.detail}", valid)
+
+
+class ClockCheck:
+    """Times that go on: an observation's against the one before it and against control's clock."""
+
+    def __init__(self, spec: RobotSpec, config: HealthConfig) -> None:
+        self._name = f"robot '{spec.embodiment}'"
+        self._state = f"the state of {self._name}"
+        self._config = config
+        self._last: tuple[int, int] | None = None
+        """(time of the observation before, when control had it), ns"""
+        self._behind_ns = 0.0
+        """how far the robot's clock is behind control's when nothing is late; clocks may have other origins"""
+
+    def find(self, observation: Observation, now_ns: int) -> Finding | None:
+        """A jump or an observation too old. After a jump the new time is the one to go on from."""
+        config, last, behind_ns = self._config, self._last, now_ns - observation.time_ns
+        self._last = observation.time_ns, now_ns
+        if last is None:
+            self._behind_ns = behind_ns
+            return None
+        # Some robots' clocks run a little slower: that must not add up to an age over the hours.
+        self._behind_ns = min(behind_ns, self._behind_ns + _DRIFT * max(0, now_ns - last[1]))
+        change_s = (observation.time_ns - last[0]) / 1e9
+        ahead_s = change_s - (now_ns - last[1]) / 1e9
+        if change_s < 0 or ahead_s > config.jump_s:
+            self._behind_ns = behind_ns
+            how = f"went back by {-change_s:.3f} s" if change_s < 0 else f"jumped ahead by {ahead_s:.3f} s"
+            return Finding(Hold.clock_jump, "", f"the clock of {self._name} {how} between two observations.")
+        try:
+            check_age(self._state, 0, round(behind_ns - self._behind_ns), config.state_stale_s)
+        except InvalidData as error:
+            return Finding(Hold.stale_state, "", str(error))
+        return None
+
+
+@dataclass(slots=True)
+class _Streak:
+    """New frames that all show the same picture."""
+
+    sample: np.ndarray
+    """uint8[h / 8, w / 8, 3]"""
+    whole: np.ndarray | None
+    """uint8[h, w, 3], once the sample has repeated"""
+    low: np.ndarray
+    """float32[ds]: where the robot was meanwhile"""
+    high: np.ndarray
+    last: np.ndarray
+    count: int = 0
+
+
+class CameraCheck:
+    """One camera: its frames go on, are of the past, and are not all the same while the robot moves."""
+
+    def __init__(self, name: str, spec: RobotSpec, config: HealthConfig) -> None:
+        self._name = name
+        self._what = f"camera '{name}': its frame"
+        self._config = config
+        self._range = np.array([d.high - d.low for d in spec.state], np.float32)
+        self._time_ns: int | None = None
+        self._streak: _Streak | None = None
+
+    def find(self, observation: Observation, frame: Frame) -> Finding | None:
+        """A frame that goes back in time, is of the future, is too old or shows what many before it showed."""
+        config, last_ns = self._config, self._time_ns
+        self._time_ns = frame.time_ns
+        if last_ns is not None and frame.time_ns > last_ns and config.repeated_frames:
+            self._compare(frame.image, observation.state)
+        what = self._what
+        if last_ns is not None and frame.time_ns < last_ns:
+            back_s = (last_ns - frame.time_ns) / 1e9
+            return Finding(Hold.clock_jump, self._name, f"{what} is {back_s:.3f} s older than the one before it.")
+        ahead_s = (frame.time_ns - observation.time_ns) / 1e9
+        if ahead_s > config.future_s:
+            return Finding(Hold.clock_jump, self._name, f"{what} is {ahead_s:.3f} s newer than its observation.")
+        try:
+            check_age(what, frame.time_ns, observation.time_ns, config.camera_stale_s, config.future_s)
+        except InvalidData as error:
+            return Finding(Hold.stale_camera, self._name, str(error))
+        streak = self._streak
+        if streak is not None and streak.count >= config.repeated_frames and self._went_far(streak):
+            return Finding(
+                Hold.frozen_camera,
+                self._name,
+                f"camera '{self._name}' repeats its picture: {streak.count} new frames are all the same"
+                + (" while the robot moved." if not config.repeats_while_still else "."),
+            )
+        return None
+
+    def _compare(self, image: np.ndarray, state: np.ndarray) -> None:
+        streak, sample = self._streak, image[::_SAMPLE, ::_SAMPLE]
+        same = streak is not None and np.array_equal(streak.sample, sample)
+        if streak is not None and same and streak.whole is not None:
+            same = np.array_equal(streak.whole, image)
+        if streak is None or not same:
+            began = state.copy()
+            self._streak = _Streak(sample.copy(), None, began, began, began)
+            return
+        if streak.whole is None:
+            # Copied only now: a driver may reuse its memory, and a living camera seldom gets here.
+            streak.whole = image.copy()
+            streak.low, streak.high, streak.last = state.copy(), state.copy(), state.copy()
+            return
+        moved = bool((np.abs(state - streak.last) > self._config.moving * self._range).any())
+        streak.count += moved or self._config.repeats_while_still
+        streak.last = state.copy()
+        streak.low, streak.high = np.minimum(streak.low, state), np.maximum(streak.high, state)
+
+    def _went_far(self, streak: _Streak) -> bool:
+        far = streak.high - streak.low >= self._config.repeated_span * self._range
+        return self._config.repeats_while_still or bool(far.any())

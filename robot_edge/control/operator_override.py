@@ -1,0 +1,86 @@
+"""A person's hands on one robot, through the operator page."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from wire.clock import Clock
+from wire.messages.all import Operator
+from wire.types import RobotSpec
+
+log = logging.getLogger(__name__)
+
+COMMAND_FRESH_S = 0.3
+"""a command older than this is a released key or a lost link: the robot holds"""
+
+
+class Human:
+    """Remembers whether a person has taken over and what the person's last command was."""
+
+    def __init__(self, spec: RobotSpec, clock: Clock) -> None:
+        self._spec = spec
+        self._clock = clock
+        self.in_control = False
+        self.linked = True
+        self.operator = ""
+        self._absolute = np.array([dimension.meaning == "absolute" for dimension in spec.action])
+        self._forget()
+
+    def _forget(self) -> None:
+        self._command: np.ndarray | None = None
+        self._last: np.ndarray | None = None
+        self._keeps = self._absolute.copy()
+        self._heard_ns = 0
+
+    def hear(self, wish: Operator) -> bool:
+        """Take in one wish; True when it is a new takeover."""
+        match wish.kind:
+            case "take_over" if self.in_control and self.linked and wish.operator == self.operator:
+                # Said again, as to a control process that might be new: what the person commands goes on.
+                return False
+            case "take_over":
+                new = not self.in_control
+                self.in_control, self.linked, self.operator = True, True, wish.operator
+                self._forget()
+                return new
+            case "hand_back":
+                self.in_control, self.linked, self.operator = False, True, ""
+                self._forget()
+            case "drop_link":
+                self.linked, self._command = False, None
+            case "command" if self.in_control:
+                self._take_command(wish)
+            case _:
+                log.warning("wish '%s' for robot '%s' ignored.", wish.kind, wish.robot)
+        return False
+
+    def command(self, executed: np.ndarray) -> np.ndarray | None:
+        """float32[da] while a key is down and its command is fresh, else None.
+
+        `executed`, float32[da], is what the robot did last: dimensions that are set rather than moved (a gripper) keep
+        it until the person changes them.
+        """
+        if self._command is None or self._clock.now_ns() - self._heard_ns > COMMAND_FRESH_S * 1e9:
+            return None
+        return np.where(self._keeps, executed, self._command)
+
+    def _take_command(self, wish: Operator) -> None:
+        action = np.asarray(wish.action, np.float32)
+        if action.shape != (self._spec.action_dim,) or not np.isfinite(action).all():
+            log.warning(
+                "robot '%s': command %s ignored: not %d finite numbers.",
+                wish.robot,
+                wish.action,
+                self._spec.action_dim,
+            )
+            return
+        self.linked = True
+        set_by_person = self._absolute & (action != self._last) if self._last is not None else self._absolute & False
+        self._keeps = self._keeps & ~set_by_person
+        # A released key comes as zeros in the moving dimensions: that is a hold, not something to imitate.
+        acts = np.any(action[~self._absolute] != 0) or np.any(set_by_person)
+        self._command = action if acts else None
+        self._last = action
+        self._heard_ns = self._clock.now_ns()

@@ -1,0 +1,70 @@
+"""`vla-fleet replay`: the same decisions again, a table, a Rerun recording."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from robot_edge.flight_recorder.file import starts
+from robot_edge.flight_recorder.replay import MakeLoop, replay
+from robot_edge.flight_recorder.show import show
+from robot_edge.flight_recorder.view import write_rerun
+
+
+def replay_command(
+    path: Path,
+    make_loop: MakeLoop,
+    first: int | None = None,
+    last: int | None = None,
+    rrd: Path | None = None,
+    table: bool = False,
+    boot: str = "",
+) -> int:
+    """Replay ticks [first, last] of a flight and say what came out: 0 when all decisions are the same, 1 otherwise.
+
+    `path`: a flight file or a robot's directory of them; `boot`: which start of the process, the newest by default.
+    Raises `ConfigError`, `Corrupt` or `StorageError` with what to do.
+    """
+    found = starts(path)
+    if len(found) > 1 and not boot:
+        print(f"{path} holds {len(found)} starts of the control process; this is the newest. The others: --boot NAME")
+        for start in found[:-1]:
+            began = datetime.datetime.fromtimestamp(start.started_unix_ns / 1e9)
+            print(f"  {start.boot}, begun {began:%Y-%m-%d %H:%M:%S}")
+    if table:
+        show(path, sys.stdout, first, last, boot)
+    if rrd is not None:
+        ticks = write_rerun(path, rrd, first, last, boot)
+        print(f"{ticks} ticks written for Rerun; look at them with: rerun {rrd}")
+    with _quiet():
+        result = replay(path, make_loop, first, last, boot=boot)
+    for note in result.notes:
+        print(f"note: {note}")
+    robot = f"robot '{result.header.name}', start {result.header.boot}"
+    if not result.differences:
+        print(f"{robot}: ticks {result.first_tick} to {result.last_tick}: {result.ticks} decided again, all the same.")
+        return 0
+    print(
+        f"{robot}: tick {result.differences[0].tick} is decided otherwise now, after {result.ticks - 1} that are not:"
+    )
+    for difference in result.differences:
+        print(f"  {difference.what}: recorded {difference.recorded}, replayed {difference.replayed}")
+    return 1
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """A loop that is played to warns of what went wrong in the flight, as if it went wrong now."""
+    loggers = [logging.getLogger("robot_edge"), logging.getLogger("hal")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,202 @@
+"""Flight files: frames of (length, crc32, kind, bytes), one after the other; the first is the header.
+
+A file is only ever appended to. What a kill or a full disk left half written at its end is cut off on reading.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import numpy as np
+
+from robot_edge.flight_recorder.events import (
+    DIGEST_BYTES,
+    FORMAT,
+    Gap,
+    Header,
+    Picture,
+    Reference,
+    SnapshotRecord,
+    TickRecord,
+    stand_in,
+)
+from wire.errors import ConfigError, Corrupt, storage_error
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"VLAFLY1\n"
+SUFFIX = ".flight"
+_FRAME = struct.Struct("<IIc")
+_MAX_FRAME = 1 << 30
+_MADE = 16
+HEADER, SNAPSHOT, TICKS, ARRAY, PICTURE, GAP = b"H", b"S", b"T", b"A", b"P", b"G"
+_ticks = msgspec.msgpack.Decoder(list[TickRecord])
+
+
+def frame(kind: bytes, payload: bytes) -> bytes:
+    """One frame: its length, checksum, kind and payload."""
+    return _FRAME.pack(len(payload), zlib.crc32(payload, kind[0]), kind) + payload
+
+
+def frames(file: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """(kind, payload) of every whole frame of an opened flight file. Raises `Corrupt` when it is none."""
+    if file.read(len(MAGIC)) != MAGIC:
+        raise Corrupt(f"{file.name} is not a flight file of this version of vla-fleet.")
+    while True:
+        head = file.read(_FRAME.size)
+        if len(head) < _FRAME.size:
+            return
+        size, crc, kind = _FRAME.unpack(head)
+        payload = file.read(size) if size <= _MAX_FRAME else b""
+        if len(payload) < size or size > _MAX_FRAME or zlib.crc32(payload, kind[0]) != crc:
+            return
+        yield kind, payload
+
+
+@dataclass
+class Start:
+    """One start of a control process: its files in order."""
+
+    boot: str
+    started_unix_ns: int
+    files: list[Path] = field(default_factory=list)
+
+
+def starts(path: Path) -> list[Start]:
+    """What a file or a directory of flight files holds, oldest start first.
+
+    Raises `ConfigError` when there is none, `Corrupt` for a file that is no flight file.
+    """
+    if path.is_dir():
+        paths = sorted(path.glob(f"*{SUFFIX}"))
+    elif path.exists():
+        paths = [path]
+    else:
+        raise ConfigError(f"there is no flight at {path}.")
+    found: dict[str, Start] = {}
+    order: list[tuple[int, int, Path, str]] = []
+    for one in paths:
+        header = read_header(one)
+        if header is None:
+            continue
+        order.append((header.started_unix_ns, header.file, one, header.boot))
+    for started, _, one, boot in sorted(order):
+        found.setdefault(boot, Start(boot, started)).files.append(one)
+    if not found:
+        raise ConfigError(f"there is no flight in {path}: it holds no file '*{SUFFIX}' with a whole header.")
+    return list(found.values())
+
+
+def read_header(path: Path) -> Header | None:
+    """The header of a flight file, None when it was cut off before its end."""
+    try:
+        with path.open("rb") as file:
+            first = next(frames(file), None)
+    except OSError as error:
+        raise storage_error(error, "reading a flight", path) from error
+    if first is None:
+        return None
+    return _header(path, *first)
+
+
+def _header(path: Path, kind: bytes, payload: bytes) -> Header:
+    try:
+        if kind != HEADER:
+            raise Corrupt(f"{path} does not begin with a header.")
+        seen = msgspec.msgpack.decode(payload)
+        if not isinstance(seen, dict):
+            raise Corrupt(f"{path} does not begin with a header.")
+        if seen.get("format") != FORMAT:
+            raise ConfigError(
+                f"{path} has format {seen.get('format')}, this vla-fleet reads {FORMAT}: it was recorded by "
+                f"vla-fleet {seen.get('program')}; use that one."
+            )
+        return msgspec.convert(seen, Header)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"{path}: its header cannot be read: {error}.") from error
+
+
+@dataclass
+class Record:
+    """A snapshot, tick, picture or gap."""
+
+    what: SnapshotRecord | TickRecord | Picture | Gap
+    _file: Reading
+
+    @property
+    def large(self) -> list[np.ndarray]:
+        """The arrays it refers to."""
+        references = getattr(self.what, "references", ())
+        return [self._file.array(reference) for reference in references]
+
+
+class Reading:
+    """Goes through the records of one file."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `Corrupt`, `ConfigError` or `StorageError` for a file that cannot be read."""
+        self.path = path
+        header = read_header(path)
+        if header is None:
+            raise Corrupt(f"{path} was cut off before the end of its header; nothing was recorded in it.")
+        self.header = header
+        self._arrays: dict[bytes, bytes] = {}
+        self._made: dict[Reference, np.ndarray] = {}
+
+    def __iter__(self) -> Iterator[Record]:
+        try:
+            with self.path.open("rb") as file:
+                whole = 0
+                for kind, payload in frames(file):
+                    whole = file.tell()
+                    yield from self._records(kind, payload)
+                torn = self.path.stat().st_size - whole
+                if torn:
+                    log.warning("%s: its last %d bytes are not whole and left out.", self.path, torn)
+        except OSError as error:
+            raise storage_error(error, "reading a flight", self.path) from error
+        except (msgspec.MsgspecError, zlib.error) as error:
+            raise Corrupt(f"{self.path}: a record cannot be read: {error}.") from error
+
+    def _records(self, kind: bytes, payload: bytes) -> Iterator[Record]:
+        if kind == TICKS:
+            for tick in _ticks.decode(zlib.decompress(payload)):
+                yield Record(tick, self)
+        elif kind == SNAPSHOT:
+            yield Record(msgspec.msgpack.decode(zlib.decompress(payload), type=SnapshotRecord), self)
+        elif kind == ARRAY:
+            self._arrays[payload[:DIGEST_BYTES]] = payload[DIGEST_BYTES:]
+        elif kind == PICTURE:
+            yield Record(msgspec.msgpack.decode(payload, type=Picture), self)
+        elif kind == GAP:
+            yield Record(msgspec.msgpack.decode(payload, type=Gap), self)
+
+    def array(self, reference: Reference) -> np.ndarray:
+        """A large array, or what stands in for an image. Raises `Corrupt` when its bytes are missing."""
+        known = self._made.pop(reference, None)
+        if known is None:
+            known = self._make(reference)
+        # A frame comes again in every tick until the next one.
+        self._made[reference] = known
+        if len(self._made) > _MADE:
+            del self._made[next(iter(self._made))]
+        return known
+
+    def _make(self, reference: Reference) -> np.ndarray:
+        data = self._arrays.get(reference.digests[0]) if reference.digests else None
+        try:
+            if data is not None:
+                return np.frombuffer(zlib.decompress(data), reference.dtype).reshape(reference.shape).copy()
+            if reference.dtype == "|u1" and len(reference.shape) == 3 and math.prod(reference.shape) < _MAX_FRAME:
+                return stand_in(reference)
+        except (ValueError, TypeError, zlib.error) as error:
+            raise Corrupt(f"{self.path}: an array of {reference.dtype} {reference.shape}: {error}.") from error
+        raise Corrupt(f"{self.path}: an array of {reference.dtype} {reference.shape} is missing.")

@@ -1,0 +1,331 @@
+"""The recorder's other thread: takes ticks out of a bounded queue and puts them on disk.
+
+It holds Python's lock for microseconds at a time: digests, JPEGs, compression and writing release it, and between two
+ticks it steps aside, so that the control thread never waits for it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import threading
+import time
+import zlib
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+
+from hal.driver_host.priority import ordinary
+from robot_edge.flight_recorder.events import (
+    Gap,
+    Header,
+    Picture,
+    Raised,
+    Reference,
+    SnapshotRecord,
+    TickRecord,
+    is_image,
+    refer,
+)
+from robot_edge.flight_recorder.file import ARRAY, GAP, HEADER, MAGIC, PICTURE, SNAPSHOT, SUFFIX, TICKS, frame
+from wire.clock import clock_name
+from wire.errors import StorageError, storage_error
+from wire.transport.frame_ring import SharedFrame
+from wire.types import Frame
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 4
+"""ticks written before the lock is offered: a fifth of a millisecond"""
+_KNOWN = 16
+"""arrays whose digests are remembered: a frame comes again in every tick until the next one"""
+
+
+@dataclass(frozen=True, slots=True)
+class FlightConfig:
+    """How much is recorded and kept."""
+
+    file_bytes: int = 64 * 2**20
+    """a file that passes this is followed by the next one"""
+    files: int = 8
+    """so many of a robot are kept, the newest"""
+    frames_hz: float = 2.0
+    """pictures a second and camera kept for people; 0: none. Decisions are replayed without them"""
+    frames_px: int = 320
+    """longest side of such a picture"""
+    jpeg_quality: int = 80
+    flush_s: float = 0.5
+    """a killed process loses at most what it recorded in this time"""
+    queue_ticks: int = 1000
+    """ticks that may wait for a slow disk"""
+    queue_bytes: int = 64 * 2**20
+    """and bytes of them, with their images"""
+    snapshot_ticks: int = 3000
+    """after so many ticks the loop's state is noted again, if no episode ended before"""
+    boundary_ticks: int = 500
+    """after so many ticks the next end of an episode is where it is noted again: little is under way then"""
+    copy_bytes: int = 256 * 2**10
+    """a frame up to this size is copied in its tick, as a driver may use its memory again; larger ones must stay as
+    they are for a few seconds, or only their digests, which health checks are replayed from, come out wrong"""
+    retry_s: float = 5.0
+    """how long a disk that refused is left alone"""
+
+
+@dataclass(slots=True)
+class Item:
+    """What the control thread hands over: a tick, a snapshot or a gap."""
+
+    kind: type[TickRecord] | type[SnapshotRecord] | type[Gap]
+    tick: int
+    data: bytes = b""
+    count: int = 0
+    large: list[np.ndarray] | tuple[()] = ()
+    mode: str = ""
+    reason: str = ""
+    error: Raised | None = None
+    images: dict[str, Frame] = field(default_factory=dict)
+    """the newest frames by camera"""
+    left_out: tuple[str, ...] = ()
+    """of a snapshot"""
+    last: int = 0
+    """of a gap"""
+    size: int = 0
+
+
+class Writer:
+    """Runs from `start` to `close`. `offer` never blocks."""
+
+    def __init__(self, directory: Path, header: Header, config: FlightConfig) -> None:
+        """Touches nothing yet."""
+        self.config = config
+        self.failure = ""
+        """why nothing is written now, '' while all is well"""
+        self.full = False
+        """the file has reached its size; it ends before the next snapshot"""
+        self._directory = directory
+        self._header = msgspec.structs.replace(
+            header, program=program(), clock=clock_name(), started_unix_ns=time.time_ns()
+        )
+        self._queue: deque[Item] = deque()
+        self._offered = self._taken = 0
+        self._closing = threading.Event()
+        self._hurry = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flight-recorder", daemon=True)
+        self._file: BinaryIO | None = None
+        self._bytes = 0
+        self._useful = False
+        self._files = 0
+        self._retry_at = 0.0
+        self._known: OrderedDict[int, tuple[np.ndarray, Reference]] = OrderedDict()
+        self._stored: set[bytes] = set()
+        self._block: list[TickRecord] = []
+        self._pictured: dict[str, int] = {}
+        self._cv2: Any = _opencv() if config.frames_hz > 0 else None
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def offer(self, item: Item) -> bool:
+        """Hand over an item; False when there is no room or the disk refuses: then it is lost."""
+        waiting = len(self._queue)
+        if waiting >= self.config.queue_ticks or self._offered - self._taken > self.config.queue_bytes:
+            return False
+        self._offered += item.size
+        self._queue.append(item)
+        if waiting == self.config.queue_ticks // 2:
+            self._hurry.set()
+        return True
+
+    def close(self, patience_s: float = 5.0) -> None:
+        """Write what waits and end the thread."""
+        self._closing.set()
+        self._hurry.set()
+        if self._thread.is_alive():
+            self._thread.join(patience_s)
+
+    # --- the other thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        ordinary()
+        while True:
+            closing = self._closing.is_set()
+            try:
+                self._drain()
+            except StorageError as error:
+                self._fail(error)
+            except OSError as error:
+                self._fail(storage_error(error, "recording the flight", self._directory))
+            except Exception as error:  # a recorder that breaks must neither be silent nor stop a robot
+                log.exception("robot '%s': the flight recorder failed.", self._header.name)
+                self._fail(StorageError(f"the flight recorder failed: {error!r}"))
+            if closing:
+                if self._file is not None:
+                    self._file.close()
+                return
+            self._hurry.wait(self.config.flush_s)
+            self._hurry.clear()
+
+    def _drain(self) -> None:
+        if self.failure and time.monotonic() < self._retry_at:
+            self._forget()
+            return
+        taken = 0
+        while self._queue:
+            item = self._queue.popleft()
+            self._taken += item.size
+            if self._file is None and item.kind is not SnapshotRecord:
+                continue
+            self._take(item)
+            # A few ticks' work, then the control thread may have Python's lock if it waits for it.
+            taken += 1
+            if taken % _AT_ONCE == 0:
+                time.sleep(0)
+        self._flush()
+
+    def _forget(self) -> None:
+        while self._queue:
+            self._taken += self._queue.popleft().size
+
+    def _take(self, item: Item) -> None:
+        if item.kind is Gap:
+            self._flush()
+            self._write(frame(GAP, self._encoder.encode(Gap(item.tick, item.last, item.reason))))
+            return
+        if item.kind is SnapshotRecord:
+            self._flush()
+            if self._file is None or self._bytes >= self.config.file_bytes:
+                self._open()
+            snapshot = SnapshotRecord(item.tick, item.data, self._references(item), item.left_out)
+            self._write(frame(SNAPSHOT, zlib.compress(self._encoder.encode(snapshot), 1)))
+            self._useful = True
+            self.failure = ""
+            return
+        references = self._references(item)
+        self._block.append(TickRecord(item.tick, item.count, item.data, references, item.mode, item.reason, item.error))
+        if self._cv2 is not None:
+            self._film(item.tick, item.images)
+        if len(self._block) >= 64:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._block and self._file is not None:
+            block, self._block = self._block, []
+            self._write(frame(TICKS, zlib.compress(self._encoder.encode(block), 1)))
+
+    def _references(self, item: Item) -> tuple[Reference, ...]:
+        return tuple(self._refer(array, item) for array in item.large)
+
+    def _refer(self, array: np.ndarray, item: Item) -> Reference:
+        known = self._known.get(id(array))
+        if known is not None:
+            return known[1]
+        reference = refer(array)
+        shared = (frame for frame in item.images.values() if isinstance(frame, SharedFrame))
+        if any(frame.image is array and not frame.intact for frame in shared):
+            raise StorageError("frames were overwritten before they were digested: this computer or its disk is busy.")
+        self._known[id(array)] = (array, reference)
+        if len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
+        digest = reference.digests[0]
+        if not is_image(array) and digest not in self._stored:
+            self._stored.add(digest)
+            data = zlib.compress(np.ascontiguousarray(array).data.cast("B"), 1)
+            self._write(frame(ARRAY, digest + data))
+        return reference
+
+    def _film(self, tick: int, images: dict[str, Frame]) -> None:
+        """Keep a JPEG of each camera's frame when it is time for one."""
+        for camera, shot in images.items():
+            last = self._pictured.get(camera)
+            if last is not None and 0 <= shot.time_ns - last < 1e9 / self.config.frames_hz:
+                continue
+            image = shot.image
+            if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+                continue
+            self._pictured[camera] = shot.time_ns
+            scale = self.config.frames_px / max(image.shape[:2])
+            if scale < 1:
+                size = (max(1, round(image.shape[1] * scale)), max(1, round(image.shape[0] * scale)))
+                image = self._cv2.resize(image, size, interpolation=self._cv2.INTER_AREA)
+            quality = [self._cv2.IMWRITE_JPEG_QUALITY, self.config.jpeg_quality]
+            ok, jpeg = self._cv2.imencode(".jpg", image[..., ::-1], quality)
+            if ok and (not isinstance(shot, SharedFrame) or shot.intact):
+                self._write(frame(PICTURE, self._encoder.encode(Picture(tick, camera, shot.time_ns, jpeg.tobytes()))))
+
+    def _open(self) -> None:
+        """Begin the next file, and drop the oldest ones of this robot."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        header = msgspec.structs.replace(self._header, file=self._files)
+        began = datetime.datetime.fromtimestamp(header.started_unix_ns / 1e9, datetime.UTC)
+        name = f"{began:%Y%m%d-%H%M%S-%f}-{_safe(header.boot)}-{self._files:05d}{SUFFIX}"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        old = sorted(self._directory.glob(f"*{SUFFIX}"))
+        for path in old[: max(0, len(old) - self.config.files + 1)]:
+            path.unlink(missing_ok=True)
+        # Without a buffer of its own: what was written is the kernel's, whatever becomes of this process.
+        self._file = (self._directory / name).open("xb", buffering=0)
+        self._files += 1
+        self._bytes = 0
+        self._useful = False
+        self._stored = set()
+        self._known.clear()
+        self._pictured = {}
+        self.full = False
+        self._write(MAGIC + frame(HEADER, self._encoder.encode(header)))
+
+    def _write(self, data: bytes) -> None:
+        assert self._file is not None
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+        self._bytes += len(data)
+        self.full = self._bytes >= self.config.file_bytes
+
+    def _fail(self, error: StorageError) -> None:
+        """Give up the file; try a new one later. What waits is lost: the robot has long gone on."""
+        self._block = []
+        self._retry_at = time.monotonic() + self.config.retry_s
+        if not self.failure:
+            log.warning(
+                "robot '%s': the flight recorder pauses, the robot goes on: %s Trying again every %g s.",
+                self._header.name,
+                error,
+                self.config.retry_s,
+            )
+        self.failure = str(error)
+        if self._file is not None:
+            self._file.close()
+            if not self._useful:
+                # A file that never got beyond its header would push an older, whole one out.
+                Path(self._file.name).unlink(missing_ok=True)
+            self._file = None
+        self._forget()
+
+
+def program() -> str:
+    """The version of vla-fleet that runs."""
+    try:
+        return version("vla-fleet")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _opencv() -> Any:
+    try:
+        import cv2
+    except ImportError as error:
+        log.info("flights are recorded without pictures (%s); decisions can be replayed all the same.", error)
+        return None
+    return cv2
+
+
+def _safe(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)

@@ -1,0 +1,253 @@
+"""Where `think` runs: in the inference process, in another one on the same computer, or on another machine.
+
+Whoever asks goes on acting meanwhile; latents are taken when they are there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from policies.interface.policy import Policy
+from robot_edge.inference.latents import Thought, seen_ns
+from robot_edge.runtime.shared_frames import intact, without_previews
+from robot_edge.uplink.segments import encode_jpeg
+from wire.clock import Clock
+from wire.errors import ConfigError, InvalidData
+from wire.messages.all import LoadWeights, Refusal, ThinkReply, ThinkRequest
+from wire.transport.channel import Channel
+from wire.types import Frame, Observation, PolicyVersion
+
+
+class SlowPath(Protocol):
+    """Turns observations into latents at its own pace."""
+
+    immediate: bool
+    """whether a thought is there when `ask` returns"""
+
+    @property
+    def problem(self) -> str:
+        """Why no thought comes, '' when nothing is known to be wrong."""
+        ...
+
+    def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
+        """`version`, whose weights lie at `path`, has been loaded into `policy` and will be asked for."""
+        ...
+
+    def ask(self, observation: Observation, versions: tuple[int, ...]) -> None:
+        """Think about `observation` with the first of `versions` that is there, unless there is enough to do.
+
+        Raises what `Policy.think` raises when it runs here.
+        """
+        ...
+
+    def take(self) -> list[Thought]:
+        """Thoughts that were finished since the last call, oldest first."""
+        ...
+
+    def close(self) -> None:
+        """Give lines back."""
+        ...
+
+
+class InlineSlowPath:
+    """Thinks at once, in the process that acts: for small policies."""
+
+    immediate = True
+    problem = ""
+
+    def __init__(self, *policies: Policy) -> None:
+        self._policies = list(policies)
+        self._thoughts: list[Thought] = []
+
+    def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
+        if not any(policy is known for known in self._policies):
+            self._policies.append(policy)
+
+    def ask(self, observation: Observation, versions: tuple[int, ...]) -> None:
+        there = {policy.version: policy for policy in self._policies}
+        for version in versions:
+            if version in there:
+                self._thoughts.append(think(there[version], observation))
+                return
+
+    def take(self) -> list[Thought]:
+        taken, self._thoughts = self._thoughts, []
+        return taken
+
+    def close(self) -> None:
+        self._thoughts.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    number: int
+    sent_ns: int
+    seen_ns: int
+    made_from_ns: int
+    task: str
+
+
+class ProcessSlowPath:
+    """Thinks in another process of this computer, which loads the same weights (`think_server.ThinkProcess`).
+
+    One thought is under way at a time; what cannot be sent or is not answered is asked again with newer frames.
+    """
+
+    immediate = False
+
+    def __init__(self, line: Channel, clock: Clock, patience_s: float = 2.0) -> None:
+        """`patience_s`: an answer that has not come by then is given up, at least the longest thought."""
+        self.problem = ""
+        self._line = line
+        self._clock = clock
+        self._patience_ns = int(patience_s * 1e9)
+        # The answer to a predecessor of this process must never look like one to us.
+        self._number = clock.now_ns()
+        self._asked: _Asked | None = None
+        self._weights: dict[int, LoadWeights] = {}
+        self._thoughts: list[Thought] = []
+
+    def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
+        # A version that comes back is the newest again.
+        self._weights.pop(version.number, None)
+        self._weights[version.number] = LoadWeights(version, path)
+        while len(self._weights) > 2:
+            del self._weights[next(iter(self._weights))]
+        self._line.send(self._weights[version.number])
+
+    def ask(self, observation: Observation, versions: tuple[int, ...]) -> None:
+        self._listen()
+        now_ns = self._clock.now_ns()
+        if self._asked is not None:
+            if now_ns - self._asked.sent_ns < self._patience_ns:
+                return
+            self.problem = f"no answer within {self._patience_ns / 1e9:g} s"
+        self._number += 1
+        if not self._line.send(self._request(self._number, observation, versions)):
+            self._asked, self.problem = None, self._unreachable()
+            return
+        self._asked = _Asked(self._number, now_ns, seen_ns(observation), observation.time_ns, observation.task)
+
+    def take(self) -> list[Thought]:
+        self._listen()
+        taken, self._thoughts = self._thoughts, []
+        return taken
+
+    def close(self) -> None:
+        self._line.close()
+
+    def _listen(self) -> None:
+        while (message := self._line.recv()) is not None:
+            if isinstance(message, ThinkReply):
+                self._answered(message)
+            elif isinstance(message, Refusal):
+                self.problem = message.reason
+
+    def _answered(self, reply: ThinkReply) -> None:
+        asked = self._asked
+        if asked is None or reply.number != asked.number:
+            return
+        self._asked, self.problem = None, reply.error
+        if reply.latent is not None:
+            self._thoughts.append(Thought(reply.latent, asked.seen_ns, asked.made_from_ns, asked.task))
+        # A thinker that was killed and came back has nothing.
+        for number, load in self._weights.items():
+            if number not in reply.versions:
+                self._line.send(load)
+
+    def _request(self, number: int, observation: Observation, versions: tuple[int, ...]) -> ThinkRequest:
+        return ThinkRequest(number, versions, observation)
+
+    def _unreachable(self) -> str:
+        return "the thinking process is not there, or does not keep up"
+
+
+class RemoteSlowPath(ProcessSlowPath):
+    """Thinks on another machine (`think_server.ThinkServer`), which gets its weights from the gateway itself."""
+
+    def __init__(self, line: Channel, clock: Clock, patience_s: float = 2.0, jpeg_quality: int = 95) -> None:
+        """`jpeg_quality` of the images on the wire, that of the recorder by default; 0 sends every pixel as it is."""
+        super().__init__(line, clock, patience_s)
+        self._quality = jpeg_quality
+
+    def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
+        """Nothing to send: a path on this computer means nothing there."""
+
+    def _request(self, number: int, observation: Observation, versions: tuple[int, ...]) -> ThinkRequest:
+        plain = without_previews(observation)
+        if not self._quality:
+            return ThinkRequest(number, versions, plain)
+        jpeg = {camera: encode_jpeg(frame.image, self._quality) for camera, frame in plain.images.items()}
+        if not intact(observation):
+            raise InvalidData("camera frames were overwritten while they were encoded: keep more of them (keep_s).")
+        images = {camera: Frame(frame.time_ns, frame.image[:0]) for camera, frame in plain.images.items()}
+        return ThinkRequest(number, versions, Observation(plain.time_ns, plain.state, images, plain.task), jpeg)
+
+    def _unreachable(self) -> str:
+        return getattr(self._line, "refusal", "") or "the link to the think server is down"
+
+
+class PacedSlowPath:
+    """Makes another slow path slow: at most `hz` thoughts a second, each visible `latency_s` after it was asked for.
+
+    Time is the given clock's, so it can be simulated; whoever acts is never stopped for it.
+    """
+
+    immediate = False
+
+    def __init__(self, inner: SlowPath, clock: Clock, hz: float, latency_s: float | None = None) -> None:
+        """`latency_s`: a whole period when it is not given, as of a model that does nothing else."""
+        if not hz > 0 or (latency_s is not None and latency_s < 0):
+            raise ConfigError(f"a slow path of {hz:g} Hz and {latency_s} s: give a positive pace and no negative time.")
+        self._inner = inner
+        self._clock = clock
+        self._period_ns = round(1e9 / hz)
+        self._latency_ns = self._period_ns if latency_s is None else round(latency_s * 1e9)
+        self._next_ns: int | None = None
+        self._asked_ns = 0
+        self._coming: deque[tuple[int, Thought]] = deque()
+
+    @property
+    def problem(self) -> str:
+        return self._inner.problem
+
+    def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
+        self._inner.adopt(policy, version, path)
+
+    def ask(self, observation: Observation, versions: tuple[int, ...]) -> None:
+        self._collect()
+        now_ns = self._clock.now_ns()
+        if self._next_ns is not None and now_ns < self._next_ns:
+            return
+        # On the grid as long as it is asked often enough: the mean pace is what was wanted.
+        late_ns = 0 if self._next_ns is None else now_ns - self._next_ns
+        self._next_ns = now_ns - (late_ns if late_ns < self._period_ns else 0) + self._period_ns
+        self._asked_ns = now_ns
+        self._inner.ask(observation, versions)
+        self._collect()
+
+    def take(self) -> list[Thought]:
+        self._collect()
+        taken, now_ns = [], self._clock.now_ns()
+        while self._coming and self._coming[0][0] <= now_ns:
+            taken.append(self._coming.popleft()[1])
+        return taken
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _collect(self) -> None:
+        self._coming.extend((self._asked_ns + self._latency_ns, thought) for thought in self._inner.take())
+
+
+def think(policy: Policy, observation: Observation) -> Thought:
+    """`policy`'s thought about `observation`.
+
+    Raises what `Policy.think` raises, and `InvalidData` when the frames were overwritten meanwhile.
+    """
+    latent = policy.think(observation)
+    if not intact(observation):
+        raise InvalidData("camera frames were overwritten while the policy looked at them: keep more of them (keep_s).")
+    return Thought(latent, seen_ns(observation), observation.time_ns, observation.task)

@@ -1,0 +1,343 @@
+"""The ROS 2 edge node: a managed (lifecycle) node that keeps the edge processes of one robot.
+
+    configure    parameters, keys and recipe are checked, the driver can be made, a ROS 2 robot's topics are there
+    activate     driver, control, inference and uplink start; the node starts the dead ones again
+    deactivate   they end in order: control first, so the robot holds; then the spool drains
+    cleanup      forgets what was configured
+    error        an edge that cannot go on is put away, the node is unconfigured again and says why
+    shutdown     as deactivate, for good
+
+The robot's data never passes through this process, which may die and come back; the edge processes end when it dies.
+Written for Kilted; Jazzy and Humble have the same interfaces.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from rcl_interfaces.msg import ParameterDescriptor, SetParametersResult
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.executors import MultiThreadedExecutor
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.signals import SignalHandlerOptions
+from std_msgs.msg import Header
+from std_srvs.srv import Trigger
+
+from robot_edge.control.mode import Hold, Mode
+from robot_edge.ros2.diagnostics import Diagnosis, diagnose
+from robot_edge.ros2.operator import Desk
+from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, read_parameters
+from robot_edge.ros2.topics import Endpoint, missing
+from robot_edge.runtime.process_group import EdgeProcesses, lines
+from wire.errors import FleetError, RobotError
+from wire.messages.all import EdgeStatus
+from wire.transport.zmq_channel import ZmqPair
+
+log = logging.getLogger(__name__)
+
+NAME = "edge_node"
+_WATCH_S = 0.1
+_TELL_S = 1.0
+_CONFIRM_S = 2.0
+"""how long a wish may take until control's status shows it"""
+_RETRY_S = (2.0, 30.0)
+"""shortest and longest pause before an autostarted node tries again"""
+_BY_PERSON = (Hold.operator_idle, Hold.operator_lost)
+
+SUCCESS, FAILURE, ERROR = (
+    TransitionCallbackReturn.SUCCESS,
+    TransitionCallbackReturn.FAILURE,
+    TransitionCallbackReturn.ERROR,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a checked set of parameters comes to."""
+
+    edge: EdgeProcesses
+    endpoints: tuple[Endpoint, ...] = ()
+    """what a ROS 2 robot must offer before it can be driven, by absolute names"""
+
+
+Prepare = Callable[[EdgeParameters, str], Prepared]
+"""(parameters, the node's namespace) to what they come to; raises `FleetError` that names what is wrong"""
+
+_WISHES: dict[str, Callable[[EdgeStatus], bool]] = {
+    "estop": lambda status: status.mode == Mode.estop,
+    "release_estop": lambda status: status.mode != Mode.estop,
+    "take_over": lambda status: status.mode not in (Mode.policy, Mode.script, Mode.reset),
+    "hand_back": lambda status: status.mode != Mode.human and status.reason not in _BY_PERSON,
+}
+"""service: what a status must show for the wish to have come true"""
+
+
+class EdgeNode(LifecycleNode):
+    """See the top of this file."""
+
+    def __init__(self, prepare: Prepare, **options: Any) -> None:
+        """`prepare` makes the edge processes; `options` go to `rclpy.lifecycle.LifecycleNode`."""
+        super().__init__(NAME, **options)
+        for name, default in DEFAULTS.items():
+            # A command line makes numbers of digits: `-p delay:=4` must not be refused for its type.
+            described = ParameterDescriptor(name=name, description=DESCRIPTIONS[name], dynamic_typing=True)
+            self.declare_parameter(name, default, described)
+        self.phase = "unconfigured"
+        """primary state of the life cycle, or stopping"""
+        self.reason = ""
+        """what went wrong last; '' after a transition that went well"""
+        self.ended = False
+        self._prepare = prepare
+        self._prepared: Prepared | None = None
+        self._desk: Desk | None = None
+        self._robot = ""
+        self._give_up_after = 0
+        self._failing = False
+        self._stopped = False
+        self._asked_to_end = False
+        self._autostart = self.get_parameter("autostart").value is True
+        self._pause_s, self._next_start_s = _RETRY_S[0], 0.0
+        self._told: Diagnosis | None = None
+        self._next_tell_s = 0.0
+        self.add_on_set_parameters_callback(self._may_set)
+        self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        # Transitions and this timer share the default group, so that never two of them run at once. The others go on
+        # during a transition: an edge that drains takes seconds, and an emergency stop must not wait for it.
+        self.create_timer(_WATCH_S, self._watch)
+        self.create_timer(_WATCH_S, self._tell, callback_group=MutuallyExclusiveCallbackGroup())
+        stops = MutuallyExclusiveCallbackGroup()
+        people = MutuallyExclusiveCallbackGroup()
+        for kind in _WISHES:
+            self.create_service(
+                Trigger,
+                f"~/{kind}",
+                self._service(kind),
+                callback_group=stops if kind == "estop" else people,
+            )
+
+    def ask_to_end(self) -> None:
+        """Shut down in order at the next turn."""
+        self._asked_to_end = True
+
+    # --- transitions ----------------------------------------------------------------------------------------------
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        return self._attempt("configure", self._configure)
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        return self._attempt("activate", self._activate)
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        if self._failing or self._attempt("deactivate", self._put_away) != SUCCESS:
+            return ERROR
+        self.phase, self.reason, self._autostart = "inactive", "", False
+        return SUCCESS
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._prepared = None
+        self.phase, self.reason, self._autostart = "unconfigured", "", False
+        return SUCCESS
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._put_away()
+        self._prepared = None
+        self.phase, self._autostart = "finalized", False
+        return SUCCESS
+
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Puts the edge away; the reason stays in the diagnostics until the next attempt."""
+        reason, self._failing = self.reason, False
+        self._attempt("put the edge away", self._put_away)
+        self.reason = reason or self.reason
+        self._prepared = None
+        self.phase = "unconfigured"
+        self._retry_later()
+        return SUCCESS
+
+    def _attempt(self, what: str, work: Callable[[], None]) -> TransitionCallbackReturn:
+        try:
+            work()
+        except FleetError as error:
+            self.reason = f"cannot {what}: {error}"
+            self.get_logger().error(self.reason)
+            return FAILURE
+        except Exception as error:  # rclpy would drop it without a word
+            self.reason = f"cannot {what}: {type(error).__name__}: {error}"
+            log.exception("%s", self.reason)
+            self.get_logger().error(self.reason)
+            return ERROR
+        self.reason = ""
+        return SUCCESS
+
+    def _configure(self) -> None:
+        given = {name: self.get_parameter(name).value for name in DEFAULTS}
+        parameters = read_parameters(given, self.get_namespace())
+        self._robot = parameters.name
+        prepared = self._prepare(parameters, self.get_namespace())
+        self._await_robot(prepared.endpoints, parameters.wait_for_robot_s)
+        self._prepared, self.phase, self._give_up_after = prepared, "inactive", parameters.give_up_after
+
+    def _await_robot(self, endpoints: tuple[Endpoint, ...], patience_s: float) -> None:
+        deadline_s = time.monotonic() + patience_s
+        while problem := missing(endpoints, self):
+            if time.monotonic() >= deadline_s or self._asked_to_end:
+                raise RobotError(f"robot '{self._robot}': {problem}")
+            time.sleep(0.1)
+
+    def _activate(self) -> None:
+        self._refuse_when_stopped()
+        assert self._prepared is not None
+        edge = self._prepared.edge
+        edge.start()
+        self._desk = Desk(self._robot, ZmqPair(lines(edge.place)["uplink-desk"], bind=False))
+        if self._stopped:
+            # Asked for while the processes were being started.
+            self._put_away()
+            self.phase = "inactive"
+            self._refuse_when_stopped()
+        self.phase = "active"
+        self._pause_s = _RETRY_S[0]
+        self.get_logger().info(f"robot '{self._robot}': the edge processes start.")
+
+    def _refuse_when_stopped(self) -> None:
+        if self._stopped:
+            raise RobotError(f"robot '{self._robot}' is stopped; call ~/release_estop first.")
+
+    def _put_away(self) -> None:
+        """Stop the edge processes, in order, and leave the desk. The robot holds afterwards."""
+        self.phase = "stopping"
+        desk, self._desk = self._desk, None
+        if self._prepared is not None:
+            self._prepared.edge.stop()
+        if desk is not None:
+            desk.close()
+
+    # --- turns ----------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        if self.phase == "finalized" and self._asked_to_end:
+            for timer in self.timers:
+                timer.cancel()
+            self.ended = True
+        elif self.phase == "finalized":
+            return
+        elif self._asked_to_end:
+            self.trigger_shutdown()
+        elif self.phase == "active":
+            assert self._prepared is not None
+            for role in self._prepared.edge.turn():
+                self.get_logger().warning(f"robot '{self._robot}': its {role} process died and is started again.")
+            if given_up := self._given_up(self._prepared.edge):
+                self._fail(given_up)
+        elif self._autostart and time.monotonic() >= self._next_start_s:
+            self._start()
+
+    def _given_up(self, edge: EdgeProcesses) -> str:
+        """Why the edge cannot go on; '' when it can."""
+        most = max((child.deaths_in_a_row for child in edge.children.children.values()), default=0)
+        return edge.trouble if 0 < self._give_up_after <= most else edge.failed
+
+    def _fail(self, reason: str) -> None:
+        """An active node goes to ErrorProcessing by a deactivation that fails."""
+        self.reason = reason
+        self.get_logger().error(f"robot '{self._robot}' cannot go on: {reason}")
+        self._failing = True
+        self.trigger_deactivate()
+
+    def _start(self) -> None:
+        if (self.phase == "unconfigured" and self.trigger_configure() != SUCCESS) or self.trigger_activate() != SUCCESS:
+            self._retry_later()
+
+    def _retry_later(self) -> None:
+        self._next_start_s = time.monotonic() + self._pause_s
+        self._pause_s = min(_RETRY_S[1], 2 * self._pause_s)
+
+    def _tell(self) -> None:
+        """Publish the diagnosis once a second, and at once when it changes."""
+        desk, prepared = self._desk, self._prepared
+        if desk is not None:
+            desk.turn()
+            for event in desk.events():
+                self.get_logger().info(f"robot '{self._robot}': {event.kind}: {event.detail}")
+        status, age_s = (desk.status, desk.age_s) if desk is not None else (None, 0.0)
+        processes = prepared.edge.trouble if prepared is not None else ""
+        found = diagnose(self.phase, self.reason, status, age_s, processes)
+        now_s = time.monotonic()
+        changed = self._told is None or found[:2] != self._told[:2]
+        if not changed and now_s < self._next_tell_s:
+            return
+        self._told, self._next_tell_s = found, now_s + _TELL_S
+        entry = DiagnosticStatus(
+            level=bytes([found.level]),
+            name=f"{self.get_fully_qualified_name().lstrip('/')}: edge",
+            message=found.message,
+            hardware_id=self._robot,
+            values=[KeyValue(key=key, value=value) for key, value in found.values.items()],
+        )
+        header = Header(stamp=self.get_clock().now().to_msg())
+        self._diagnostics.publish(DiagnosticArray(header=header, status=[entry]))
+
+    # --- services and parameters ----------------------------------------------------------------------------------
+
+    def _service(self, kind: str) -> Callable[[Trigger.Request, Trigger.Response], Trigger.Response]:
+        def answer(request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+            problem = self._wish(kind)
+            response.success = not problem
+            response.message = problem or f"robot '{self._robot}': {kind}"
+            return response
+
+        return answer
+
+    def _wish(self, kind: str) -> str:
+        """Carry out one wish; '' or why it did not come true."""
+        if kind == "release_estop":
+            self._stopped = False
+        desk = self._desk
+        if desk is not None:
+            return desk.wish(kind, _WISHES[kind], _CONFIRM_S)
+        if kind == "estop":
+            # Nothing moves now. It shall not begin to, either.
+            self._stopped = True
+            return ""
+        if kind == "release_estop":
+            return ""
+        return f"the node is {self.phase}: no edge process runs; activate it first."
+
+    def _may_set(self, parameters: list[Any]) -> SetParametersResult:
+        ours = [parameter.name for parameter in parameters if parameter.name in DEFAULTS]
+        if ours and self.phase != "unconfigured":
+            reason = f"'{ours[0]}' can be set while the node is unconfigured, not {self.phase}; clean it up first."
+            return SetParametersResult(successful=False, reason=reason)
+        return SetParametersResult(successful=True)
+
+
+def run_edge_node(prepare: Prepare, arguments: list[str] | None = None) -> int:
+    """Spin an `EdgeNode` until SIGINT or SIGTERM, then shut it down in order; the exit status."""
+    # Our own handlers: rclpy's would take the context away before the edge is stopped. They are there before the node:
+    # it can be seen, and asked to end, before it is whole.
+    asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: asked.append(number))
+    rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        node = EdgeNode(prepare)
+        executor = MultiThreadedExecutor(num_threads=5)
+        executor.add_node(node)
+        while not node.ended:
+            if asked:
+                node.ask_to_end()
+            executor.spin_once(timeout_sec=0.2)
+        # The callback that ended it may still be on its way out; it must not find the executor gone.
+        executor.spin_once(timeout_sec=0.2)
+        executor.shutdown()
+        node.destroy_node()
+    finally:
+        rclpy.try_shutdown()
+    return 0

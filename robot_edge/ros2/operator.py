@@ -1,0 +1,78 @@
+"""The edge node's seat at the desk beside its robot: hears the uplink, sends wishes and sees whether they came true.
+
+The other end is `robot_edge.uplink.local_operator.DeskLine`; nothing here needs the gateway.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from wire.messages.all import EdgeEvent, EdgeStatus, Operator
+from wire.transport.channel import Channel
+
+_LOOK_S = 0.02
+_EVENTS = 100
+
+
+class Desk:
+    """May be used by several threads. `channel` is closed with it."""
+
+    def __init__(self, robot: str, channel: Channel, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.robot = robot
+        self.status: EdgeStatus | None = None
+        self._channel = channel
+        self._now_s = now_s
+        self._since_s = now_s()
+        self._events: deque[EdgeEvent] = deque(maxlen=_EVENTS)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def turn(self) -> None:
+        """Hear what has come."""
+        with self._lock:
+            while not self._closed and (message := self._channel.recv()) is not None:
+                if isinstance(message, EdgeStatus):
+                    self.status, self._since_s = message, self._now_s()
+                elif isinstance(message, EdgeEvent):
+                    self._events.append(message)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the newest status, or since this desk was set up when there is none."""
+        return self._now_s() - self._since_s
+
+    def events(self) -> list[EdgeEvent]:
+        """What happened since the last call."""
+        with self._lock:
+            events = list(self._events)
+            self._events.clear()
+        return events
+
+    def wish(self, kind: str, came_true: Callable[[EdgeStatus], bool], patience_s: float) -> str:
+        """Send a wish and wait until a newer status shows that it `came_true`; '' then, else what went wrong."""
+        deadline_s = self._now_s() + patience_s
+        before = self.status
+        sent = False
+        while self._now_s() < deadline_s:
+            if not sent:
+                sent = self._send(Operator(self.robot, kind, operator="ros"))
+            self.turn()
+            if sent and self.status is not None and self.status is not before and came_true(self.status):
+                return ""
+            time.sleep(_LOOK_S)
+        if not sent:
+            return f"robot '{self.robot}': its uplink process does not listen; is the edge running?"
+        return f"robot '{self.robot}': '{kind}' was sent, but control did not confirm it within {patience_s:.1f} s"
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._channel.close()
+
+    def _send(self, wish: Operator) -> bool:
+        with self._lock:
+            return not self._closed and self._channel.send(wish)

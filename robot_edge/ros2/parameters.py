@@ -1,0 +1,118 @@
+"""The parameters of the ROS 2 edge node: names, defaults, what they mean, and how plain values become a checked set.
+
+Knows nothing of rclpy, so that launch files, documents and tests can be held against it anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from wire.errors import ConfigError, nearest
+from wire.transport.keys import check_name
+
+DEFAULT_NAME = "robot-0"
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeParameters:
+    """What the node is told. The defaults are those of `vla-fleet edge`; '' and 0 leave what the recipe says."""
+
+    name: str = ""
+    gateway: str = "tcp://127.0.0.1:5760"
+    recipe: str = "pixels"
+    keys: str = ""
+    data: str = ""
+    site: str = ""
+    operator: bool = False
+    strategy: str = ""
+    delay: str = ""
+    speed_up: int = 0
+    think: str = ""
+    robot: str = ""
+    robot_config: str = ""
+    policy: str = ""
+    policy_config: str = ""
+    wait_for_robot_s: float = 10.0
+    give_up_after: int = 8
+    autostart: bool = False
+
+
+DESCRIPTIONS = {
+    "name": "name of this robot, under which its key is filed; default: the last part of the namespace, else robot-0",
+    "gateway": "address of the gateway, tcp://HOST:PORT",
+    "recipe": "which robot and policy: a name from `vla-fleet recipes`, or module:function",
+    "keys": "directory with this robot's key and the gateway's public key; default: DATA/keys",
+    "data": "directory for the spool, the weight cache and logs; default: ~/.ros/vla_fleet/RECIPE",
+    "site": "where the robot stands",
+    "operator": "whether the scripted operator corrects, for simulated robots that have one",
+    "strategy": "how actions that come late are dealt with, as `vla-fleet edge --strategy`",
+    "delay": "inject latency in control ticks: 4, random:2-8 or burst:2,12,0.05",
+    "speed_up": "execute every q-th action",
+    "think": "address of a think server that runs the slow path, tcp://HOST:PORT; default: this computer",
+    "robot": "another driver for the recipe's robot, such as ros2",
+    "robot_config": "that driver's configuration: a JSON file, or JSON",
+    "policy": "another policy than the recipe's, KIND:PLACE, as `vla-fleet edge --policy`",
+    "policy_config": "that policy's configuration: a JSON file, or JSON",
+    "wait_for_robot_s": "how long configure waits for the topics of a ROS 2 robot, in seconds",
+    "give_up_after": "deaths in a row of one edge process after which the node goes to its error state; 0: never",
+    "autostart": "configure and activate without being asked, and again after an error: for a plain `ros2 run`",
+}
+"""every parameter, in the order of `EdgeParameters`"""
+
+_DEFAULTS = EdgeParameters()
+DEFAULTS: dict[str, Any] = {field.name: getattr(_DEFAULTS, field.name) for field in fields(EdgeParameters)}
+
+
+def read_parameters(given: Mapping[str, Any], namespace: str = "/") -> EdgeParameters:
+    """The checked set from plain values; `namespace` is the node's, which names a robot that has no name.
+
+    A number is taken where text is wanted, because a command line makes numbers of digits. Raises `ConfigError` that
+    names the parameter.
+    """
+    for name in given:
+        if name not in DEFAULTS:
+            raise ConfigError(f"edge_node has no parameter '{name}'.{nearest(name, DEFAULTS)}")
+    values = {name: _typed(name, value) for name, value in {**DEFAULTS, **given}.items()}
+    values["name"] = check_name(values["name"] or namespace.rpartition("/")[2] or DEFAULT_NAME)
+    if "://" not in values["gateway"]:
+        raise ConfigError(f"parameter 'gateway' is '{values['gateway']}'; give an address as tcp://HOST:PORT.")
+    for name in ("speed_up", "wait_for_robot_s", "give_up_after"):
+        if not values[name] >= 0:
+            raise ConfigError(f"parameter '{name}' is {values[name]}; give 0 or more.")
+    return EdgeParameters(**values)
+
+
+def _typed(name: str, value: Any) -> Any:
+    wanted = type(DEFAULTS[name])
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if wanted is str and number:
+        return str(value)
+    if wanted is float and number:
+        return float(value)
+    if type(value) is not wanted:
+        raise ConfigError(
+            f"parameter '{name}' is {value!r}, of type {type(value).__name__}; it must be a {wanted.__name__}."
+        )
+    return value
+
+
+def usage(program: str) -> str:
+    """What `--help` prints."""
+    width = max(map(len, DESCRIPTIONS)) + 2
+    lines = [f"  {name:{width}}{text} [{DEFAULTS[name]!r}]" for name, text in DESCRIPTIONS.items()]
+    return "\n".join(
+        [
+            f"usage: {program} [--ros-args -r __ns:=/NAMESPACE -p PARAMETER:=VALUE --params-file FILE ...]",
+            "",
+            "A managed (lifecycle) ROS 2 node that keeps the edge processes of one robot.",
+            "",
+            "parameters [default]:",
+            *lines,
+            "",
+            "services: ~/change_state and the other lifecycle services; std_srvs/Trigger: ~/estop, ~/release_estop,",
+            "  ~/take_over, ~/hand_back",
+            "topics: /diagnostics (diagnostic_msgs/DiagnosticArray), ~/transition_event",
+        ]
+    )

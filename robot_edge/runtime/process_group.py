@@ -1,0 +1,255 @@
+"""The processes of one robot computer and the small one that keeps them running.
+
+Control, inference, uplink and, where a recipe asks for them, driver and slow path are separate so that each may die and
+come back while the others go on; control and uplink share nothing but messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from hal.driver_host.priority import real_time
+from hal.driver_host.watchdog import Bound, CallLimits
+from hal.interfaces.robot import ROBOT
+from robot_edge.control.loop import ControlLoop
+from robot_edge.flight_recorder.recorder import FlightRecorder
+from robot_edge.inference.latent_server import ThinkProcess
+from robot_edge.inference.server import Inference
+from robot_edge.runtime.forking import start_fork, start_program
+from robot_edge.runtime.lifecycle import Lifeline
+from robot_edge.runtime.rejection_log import RefusalTail
+from robot_edge.runtime.run_directory import run_directory
+from robot_edge.runtime.supervisor import Child, Supervisor
+from robot_edge.uplink.server import Uplink
+from wire.clock import clock_name
+from wire.errors import RobotError
+from wire.messages.all import Hello, Stop
+from wire.transport.channel import Channel
+from wire.transport.shared_channel import SharedChannel
+from wire.transport.zmq_channel import ZmqClient, ZmqPair, wait_any
+from wire.types import RobotSpec
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.04
+"""how often the uplink looks what control has recorded: three ticks at 80 Hz; a wake-up costs more than a step"""
+_RECORD_BYTES = 4 * 2**20
+DRAIN_S = 15.0
+"""how long an edge that is asked to stop waits for the gateway to take what is left; the rest stays in the spool"""
+
+
+def lines(directory: Path) -> dict[str, str]:
+    """Local endpoints: `<server>-<client>`, the server binds."""
+    return {
+        "uplink-inference": f"ipc://{directory}/uplink-inference",
+        "uplink-desk": f"ipc://{directory}/uplink-desk",
+    }
+
+
+def record_line(directory: Path, spec: RobotSpec, *, uplink: bool) -> SharedChannel:
+    """The uplink's or control's end of the line between them, over which all that is recorded goes.
+
+    Both look at their own pace: at every tick, and every `POLL_S`. There is room for half a second of pictures with
+    previews of four times their size.
+    """
+    pictures = sum(camera.height * camera.width * 3 for camera in spec.cameras)
+    return SharedChannel(
+        directory / "uplink-control", bind=uplink, capacity_bytes=_RECORD_BYTES + 40 * pictures, polls=True
+    )
+
+
+def control_hello(loop: ControlLoop, tasks: tuple[str, ...], site: str = "") -> Hello:
+    """How control introduces its robot to the uplink, which passes it on to the gateway."""
+    return Hello(loop.name, "edge", clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec, tasks, site)
+
+
+def run_control(
+    loop: ControlLoop,
+    uplink: Channel,
+    tasks: tuple[str, ...],
+    flight: FlightRecorder | None = None,
+    site: str = "",
+) -> None:
+    """The control process: tick until asked to stop; the first tick connects the robot. `flight` records each tick.
+
+    `site`: where the robot stands.
+    """
+    lifeline = Lifeline()
+    loop.driver.disconnected()
+    hello = control_hello(loop, tasks, site)
+    # Imports leave so many objects behind that one full collection takes longer than a tick; they will not go away.
+    gc.collect()
+    gc.freeze()
+    real_time()
+    next_hello = 0.0
+    # A driver in this process may block, or the line to one in another.
+    bound = Bound(CallLimits(2 * (loop.config.driver.reset_s + loop.config.driver.stuck_s)))
+    try:
+        while not (lifeline.cut or loop.stopping):
+            # Repeated, because an uplink that was killed and came back knows nothing.
+            if time.monotonic() >= next_hello:
+                uplink.send(hello)
+                next_hello = time.monotonic() + 2.0
+            if flight is None:
+                loop.tick()
+            else:
+                flight.tick(loop)
+            bound.renew()
+    finally:
+        bound.lift()
+        loop.close()
+        uplink.send(Stop())
+
+
+def run_inference(inference: Inference, lines: list[Any]) -> None:
+    """The inference process; a message on one of `lines` wakes it."""
+    lifeline = Lifeline()
+    next_hello = 0.0
+    while not lifeline.cut:
+        if time.monotonic() >= next_hello:
+            inference.hello()
+            next_hello = time.monotonic() + 2.0
+        wait_any(lines, 0.1)
+        inference.turn()
+
+
+def run_thinker(thinker: ThinkProcess, line: Any) -> None:
+    """The slow path in a process of its own."""
+    lifeline = Lifeline()
+    while not lifeline.cut:
+        wait_any([line], 0.1)
+        thinker.turn()
+
+
+def run_uplink(uplink: Uplink, gateway: ZmqClient, *local: ZmqPair) -> None:
+    """The uplink process; asked to stop, it stays until the spool is empty or `DRAIN_S` have passed.
+
+    `local`: its lines to other processes of this computer but control; a message on any of them wakes it.
+    """
+    lifeline = Lifeline()
+    while not lifeline.cut:
+        wait_any([gateway, *local], POLL_S)
+        uplink.turn()
+    uplink.turn()
+    uplink.control_gone()
+    deadline = time.monotonic() + DRAIN_S
+    while not uplink.drained and time.monotonic() < deadline:
+        wait_any([gateway], 0.02)
+        uplink.turn()
+    if not uplink.drained:
+        log.warning("robot '%s': %d segments stay in the spool until next time.", uplink.name, len(uplink.spool))
+    uplink.report_drained()
+    uplink.close()
+
+
+class EdgeProcesses:
+    """The processes of one robot, for whoever keeps them: a command line, a ROS 2 node.
+
+    `turn` a few times a second between `start` and `stop`, which may each be called again; as a context manager it
+    starts and stops.
+    """
+
+    def __init__(
+        self, name: str, commands: dict[str, list[str]], logs: Path, unforked: frozenset[str] = frozenset()
+    ) -> None:
+        """Only stores. Each of `commands` (by role: robot, control, inference, thinker, uplink) gets `--run-dir DIR`
+        added, where their lines meet; `logs`: directory of one log for each; `unforked`: roles that are always started
+        as new programs, where the others may be forks of this process (`robot_edge.runtime.forking`)."""
+        self.name = name
+        self.children = Supervisor([])
+        self._commands = commands
+        self._logs = logs
+        self._unforked = unforked
+        self._held = contextlib.ExitStack()
+        self._place: Path | None = None
+
+    @property
+    def place(self) -> Path:
+        """The directory where the lines of the running processes meet (`lines`). Raises `RobotError` while none run."""
+        if self._place is None:
+            raise RobotError(f"robot '{self.name}': its processes do not run; call start() first.")
+        return self._place
+
+    def log_file(self, role: str) -> Path:
+        """Where the process of that role writes what it says."""
+        return self._logs / f"{self.name}.{role}.log"
+
+    @property
+    def failed(self) -> str:
+        """Which process was given up and why; '' as long as all are tried again, as a robot's are for ever."""
+        return next((child.failed for child in self.children.children.values() if child.failed), "")
+
+    @property
+    def trouble(self) -> str:
+        """How a process that does not run steadily ended last, with its last word, '' while all do."""
+        return next((child.trouble for child in self.children.children.values() if child.trouble), "")
+
+    def start(self) -> None:
+        """Start them all. Raises `StorageError` when there is no room for their lines or logs."""
+        if self._place is not None:
+            return
+        self._place = self._held.enter_context(run_directory())
+        self.children = Supervisor([self._child(role, command) for role, command in self._commands.items()])
+        try:
+            for child in self.children.children:
+                self.children.start(child)
+        except BaseException:
+            self.stop()
+            raise
+
+    def turn(self) -> list[str]:
+        """Start the dead ones again; roles of those that died since the last call."""
+        return [child.removeprefix(f"{self.name}.") for child in self.children.turn()]
+
+    def stop(self) -> None:
+        """End them in order: control first, for its last words go through the uplink, which then drains."""
+        if self._place is None:
+            return
+        control = f"{self.name}.control"
+        self.children.stop([child for child in self.children.children if child == control], 5.0)
+        self.children.stop([child for child in self.children.children if child != control], DRAIN_S + 5.0)
+        self._place = None
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def _child(self, role: str, command: list[str]) -> Child:
+        return Child(
+            f"{self.name}.{role}",
+            [*command, "--run-dir", str(self.place)],
+            self.log_file(role),
+            environment={ROBOT: self.name},
+            nice={"robot": -10, "control": -10, "inference": -5}.get(role, 0),
+            # A robot that is switched off for an hour comes back by itself.
+            give_up_after=0,
+            start=start_program if role in self._unforked else start_fork,
+        )
+
+
+def run_edge(edge: EdgeProcesses) -> int:
+    """Start the processes of one robot and keep them running until asked to stop; the exit status.
+
+    What a person must know and only the inference process says comes to this terminal too: versions it refuses.
+    """
+    lifeline = Lifeline()
+    refusals = RefusalTail(edge.name, edge.log_file("inference"))
+    with edge:
+        while not lifeline.cut:
+            edge.turn()
+            if edge.failed:
+                return 1
+            for line in refusals.lines():
+                log.error("%s", line)
+            time.sleep(0.1)
+    return 0

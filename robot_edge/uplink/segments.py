@@ -1,0 +1,90 @@
+"""Steps and frames into segments: the unit that is spooled, sent and acknowledged."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import cv2
+import numpy as np
+
+from wire.errors import InvalidData
+from wire.messages.all import ACTORS, CameraFrames, Segment
+from wire.types import Episode, Step
+
+
+def encode_jpeg(image: np.ndarray, quality: int) -> bytes:
+    """JPEG of `image`, uint8[h, w, 3] RGB."""
+    ok, data = cv2.imencode(".jpg", image[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])
+    if not ok:
+        raise InvalidData(f"an image of shape {image.shape} and dtype {image.dtype} cannot be encoded as JPEG.")
+    return data.tobytes()
+
+
+class SegmentBuilder:
+    """Collects the steps of one episode and cuts them into segments of at most `max_steps`."""
+
+    def __init__(self, episode: Episode, max_steps: int, jpeg_quality: int = 95) -> None:
+        self.episode = episode
+        self._max_steps = max_steps
+        self._quality = jpeg_quality
+        self._index = 0
+        self._steps: list[Step] = []
+        self._frames: dict[str, deque[tuple[int, bytes]]] = {}
+
+    def frame(self, camera: str, time_ns: int, image: np.ndarray) -> bytes:
+        """A frame that the next steps refer to; given once. The JPEG that is kept of it."""
+        jpeg = encode_jpeg(image, self._quality)
+        self._frames.setdefault(camera, deque()).append((time_ns, jpeg))
+        return jpeg
+
+    def step(self, step: Step) -> Segment | None:
+        """Add a step; returns the segment before it when that one is full."""
+        full = len(self._steps) >= self._max_steps
+        segment = self._cut("", False, self._steps[-1].time_ns, step.frames) if full else None
+        self._steps.append(step)
+        return segment
+
+    def end(self, outcome: str, now_ns: int) -> Segment | None:
+        """The last segment, or None for an episode without a step."""
+        return self._cut(outcome, True, now_ns, None) if self._steps else None
+
+    def _cut(self, outcome: str, last: bool, closed_ns: int, next_frames: dict[str, int] | None) -> Segment:
+        steps, self._steps = self._steps, []
+        frames = {}
+        for camera, queue in self._frames.items():
+            # The frame that only the step to come refers to goes with that step's segment.
+            newest = (
+                steps[-1].frames.get(camera, -1)
+                if next_frames is not None
+                else max(t for t, _ in queue)
+                if queue
+                else -1
+            )
+            taken = []
+            while queue and queue[0][0] <= newest:
+                taken.append(queue.popleft())
+            frames[camera] = CameraFrames(np.array([t for t, _ in taken], np.int64), tuple(data for _, data in taken))
+        segment = Segment(
+            id=f"{self.episode.id}/{self._index}",
+            episode=self.episode,
+            index=self._index,
+            first_tick=steps[0].tick,
+            last=last,
+            outcome=outcome,
+            closed_ns=closed_ns,
+            times_ns=np.array([s.time_ns for s in steps], np.int64),
+            state=np.stack([s.state for s in steps]).astype(np.float32, copy=False),
+            proposed=np.stack([s.proposed for s in steps]).astype(np.float32, copy=False),
+            executed=np.stack([s.executed for s in steps]).astype(np.float32, copy=False),
+            actor=np.array([ACTORS.index(s.actor.value) for s in steps], np.uint8),
+            chunk_tick=np.array([s.chunk_tick for s in steps], np.int32),
+            delay_ticks=np.array([s.delay_ticks for s in steps], np.int16),
+            version=np.array([s.version for s in steps], np.int32),
+            reward=np.array([s.reward for s in steps], np.float32),
+            terminated=np.array([s.terminated for s in steps], bool),
+            truncated=np.array([s.truncated for s in steps], bool),
+            frame_times_ns={c: np.array([s.frames.get(c, -1) for s in steps], np.int64) for c in steps[0].frames},
+            frames=frames,
+        )
+        self._index += 1
+        return segment

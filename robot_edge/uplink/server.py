@@ -1,0 +1,390 @@
+"""The uplink process: makes what control recorded durable, sends it, and brings weights, jobs and wishes down.
+
+One outbound line to the gateway. When it is cut the robot works on and the spool grows; when it is back the spool
+drains. Nothing is forgotten before it is acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from robot_edge.uplink.local_operator import DeskLine, Wishes, drain
+from robot_edge.uplink.segments import SegmentBuilder, encode_jpeg
+from robot_edge.uplink.spool import Spool
+from robot_edge.uplink.weight_client import WeightClient
+from wire.clock import Clock, clock_name
+from wire.errors import StorageError
+from wire.messages.all import (
+    Ack,
+    Announce,
+    Applied,
+    EdgeEvent,
+    EdgeStatus,
+    EpisodeEnded,
+    EpisodeStarted,
+    FrameTaken,
+    Heartbeat,
+    Hello,
+    Introduce,
+    Job,
+    LoadWeights,
+    Message,
+    Nack,
+    Operator,
+    Preview,
+    Refusal,
+    RequestPreviews,
+    Segment,
+    StepTaken,
+    Stop,
+    WeightBytes,
+    Welcome,
+)
+from wire.transport.channel import Channel
+
+log = logging.getLogger(__name__)
+
+_WINDOW = 8
+_RESEND_S = 5.0
+_HEARTBEAT_S = 1.0
+_PREVIEW_S = 0.1
+"""between two pictures for people while somebody looks"""
+_UNWATCHED_S = 1.0
+"""the same while nobody does: a page that is opened has something to show"""
+_LARGER_NS = 1_000_000_000
+"""for so long after a larger picture no small one is sent in its place"""
+_EVENTS = 100
+"""newest events kept while the gateway cannot be reached"""
+
+
+class Uplink:
+    """`turn` does all there is to do now and returns."""
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        gateway: Channel,
+        control: Channel,
+        inference: Channel,
+        clock: Clock,
+        segment_steps: int = 80,
+    ) -> None:
+        """`directory` is this robot's own: spool and weight cache. Raises `StorageError`."""
+        self.name = name
+        self.spool = Spool(directory / "spool.sqlite")
+        self.weights = WeightClient(directory / "weights", gateway, clock)
+        self.stopping = False
+        self.refused = ""
+        self.desk: DeskLine | None = None
+        """another process of this computer that watches the robot and may stop or drive it"""
+        self._gateway = gateway
+        self._control = control
+        self._inference = inference
+        self._clock = clock
+        self._segment_steps = segment_steps
+        self._builder: SegmentBuilder | None = None
+        self._unspooled: list[Segment] = []
+        self._hello: Hello | None = None
+        self._welcomed = False
+        self._watched = False
+        self._job: Job | None = None
+        self._applied: Applied | None = None
+        self._in_flight: dict[str, int] = {}
+        self._sent_row = 0
+        self._progress_ns = clock.now_ns()
+        self._next_heartbeat_ns = 0
+        self._next_preview_ns: dict[str, int] = {}
+        self._larger_ns: dict[str, int] = {}
+        self._control_done = False
+        self._control_pid = self._inference_pid = 0
+        self._storage_fault = ""
+        self._last_status: EdgeStatus | None = None
+        self._greeted_control = False
+        self._unknown_episode = ""
+        self._acknowledged: list[str] = []
+        self._wishes = Wishes(name, directory)
+        self._events: deque[EdgeEvent] = deque(maxlen=_EVENTS)
+
+    @property
+    def drained(self) -> bool:
+        """Control has finished and everything it recorded is acknowledged."""
+        return self._control_done and not self._unspooled and len(self.spool) == 0
+
+    def turn(self) -> None:
+        for message in drain(self._control):
+            self._from_control(message)
+        for message in drain(self._inference):
+            self._from_inference(message)
+        for message in drain(self._gateway):
+            self._from_gateway(message)
+        for wish in self.desk.wishes() if self.desk is not None else ():
+            self._pass_on(wish)
+        self._spool_waiting()
+        self._send_segments()
+        self._send_events()
+        self.weights.turn()
+        self._greet()
+
+    def stop(self) -> None:
+        """Ask control to finish; `drained` turns true when all is safe in the cloud."""
+        if not self.stopping:
+            self.stopping = True
+            self._control.send(Stop())
+
+    def control_gone(self) -> None:
+        """Control's process has ended: what it recorded last is all there will be."""
+        if self._builder is not None:
+            self._close_segment(self._builder.end("aborted", self._clock.now_ns()))
+            self._builder = None
+        self._control_done = True
+
+    def report_drained(self) -> None:
+        """Tell the gateway the final counters of the spool."""
+        if self._last_status is not None:
+            self._send_status(self._last_status)
+
+    def close(self) -> None:
+        self.spool.close()
+
+    # --- from this computer ---------------------------------------------------------------------------------------
+
+    def _from_control(self, message: Message) -> None:
+        match message:
+            case StepTaken(episode_id=episode_id, step=step):
+                if self._builder is not None and self._builder.episode.id == episode_id:
+                    self._close_segment(self._builder.step(step))
+                elif episode_id != self._unknown_episode:
+                    self._unknown_episode = episode_id
+                    self._say_new()
+            case FrameTaken():
+                self._frame(message)
+            case EpisodeStarted(episode=episode):
+                if self._builder is not None:
+                    self._close_segment(self._builder.end("aborted", self._clock.now_ns()))
+                self._builder = SegmentBuilder(episode, self._segment_steps)
+            case EpisodeEnded(episode_id=episode_id, outcome=outcome, ended_ns=ended_ns):
+                if self._builder is not None and self._builder.episode.id == episode_id:
+                    self._close_segment(self._builder.end(outcome, ended_ns))
+                    self._builder = None
+            case EdgeStatus():
+                self._last_status = message
+                self._send_status(message)
+            case EdgeEvent():
+                self._keep_event(message)
+            case Hello():
+                self._hello = msgspec.structs.replace(message, name=self.name, clock=clock_name())
+                self._welcomed, self._next_heartbeat_ns = False, 0
+                self._control_done = False
+                if message.pid != self._control_pid:
+                    self._control_pid = message.pid
+                    if not self._greeted_control:
+                        self._greeted_control = True
+                        self._say_new()
+                for waiting in (*self._wishes.standing(), self._job, self._applied):
+                    if waiting is not None:
+                        self._control.send(waiting)
+                if self._storage_fault:
+                    self._control.send(Nack(self._storage_fault))
+                self._control.send(RequestPreviews(self._watched))
+            case Stop():
+                self._control_done = True
+            case _:
+                log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
+
+    def _say_new(self) -> None:
+        """Tell control that what an earlier uplink had not yet spooled of its episode is gone."""
+        self._control.send(Hello(self.name, "uplink", clock_name(), self._clock.now_ns(), os.getpid()))
+
+    def _send_events(self) -> None:
+        while self._welcomed and self._events and self._gateway.send(self._events[0]):
+            self._events.popleft()
+
+    def _keep_event(self, event: EdgeEvent) -> None:
+        self._events.append(event)
+        if self.desk is not None:
+            self.desk.tell(event)
+
+    def _send_status(self, status: EdgeStatus) -> None:
+        whole = msgspec.structs.replace(
+            status,
+            steps_recorded=self.spool.steps_recorded,
+            spooled=len(self.spool) + len(self._unspooled),
+            control_pid=self._control_pid,
+            inference_pid=self._inference_pid,
+            uplink_pid=os.getpid(),
+        )
+        if self.desk is not None:
+            self.desk.tell(whole)
+        # A gateway that does not know this robot yet must first hear its name.
+        if self._welcomed:
+            self._gateway.send(whole)
+
+    def _from_inference(self, message: Message) -> None:
+        match message:
+            case Hello():
+                self._inference_pid = message.pid
+                self._offer_weights()
+            case Applied():
+                self._applied = message
+                self._control.send(message)
+                if self._welcomed:
+                    self._gateway.send(message)
+            case EdgeEvent():
+                self._keep_event(message)
+            case _:
+                log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
+
+    def _frame(self, message: FrameTaken) -> None:
+        camera, frame = message.camera, message.frame
+        jpeg = None
+        if self._builder is not None and self._builder.episode.id == message.episode_id:
+            jpeg = self._builder.frame(camera, frame.time_ns, frame.image)
+        if not self._welcomed or frame.time_ns < self._next_preview_ns.get(camera, 0):
+            return
+        if frame.preview is not None:
+            self._larger_ns[camera] = frame.time_ns
+            jpeg = encode_jpeg(frame.preview, 80)
+        elif 0 <= frame.time_ns - self._larger_ns.get(camera, -_LARGER_NS) < _LARGER_NS:
+            return
+        pause_s = _PREVIEW_S if self._watched else _UNWATCHED_S
+        self._next_preview_ns[camera] = frame.time_ns + int(pause_s * 1e9)
+        self._gateway.send(Preview(self.name, camera, frame.time_ns, jpeg or encode_jpeg(frame.image, 80)))
+
+    def _watch(self, watched: bool) -> None:
+        """Somebody looks at the page, or nobody does any more."""
+        if watched != self._watched:
+            self._watched = watched
+            self._next_preview_ns.clear()
+            self._control.send(RequestPreviews(watched))
+
+    def _close_segment(self, segment: Segment | None) -> None:
+        if segment is not None:
+            self._unspooled.append(segment)
+            self._spool_waiting()
+
+    def _forget(self) -> None:
+        """Drop what is acknowledged; what a full disk does not let go of stays until there is room again."""
+        try:
+            self.spool.forget(tuple(self._acknowledged))
+        except StorageError as error:
+            log.error("robot '%s': %s", self.name, error)
+        else:
+            self._acknowledged = []
+
+    def _spool_waiting(self) -> None:
+        """Write what is not yet durable; when the disk does not take it the robot holds and nothing is dropped."""
+        while self._unspooled:
+            try:
+                self.spool.put(self._unspooled[0])
+            except StorageError as error:
+                if not self._storage_fault:
+                    log.error("robot '%s' holds: %s", self.name, error)
+                    self._storage_fault = str(error)
+                    self._control.send(Nack(self._storage_fault))
+                return
+            self._unspooled.pop(0)
+            if self._storage_fault:
+                log.info("robot '%s': the spool takes segments again.", self.name)
+                self._storage_fault = ""
+                self._control.send(Nack(""))
+
+    # --- to and from the gateway ----------------------------------------------------------------------------------
+
+    def _from_gateway(self, message: Message) -> None:
+        match message:
+            case Ack(segments=segments, quarantined=quarantined):
+                if quarantined:
+                    log.error(
+                        "robot '%s': the gateway put aside %s as not valid; see its log.",
+                        self.name,
+                        quarantined,
+                    )
+                done = (*segments, *quarantined)
+                self._acknowledged += done
+                self._forget()
+                for segment_id in done:
+                    self._in_flight.pop(segment_id, None)
+                self._progress_ns = self._clock.now_ns()
+            case Nack(reason=reason):
+                log.warning("robot '%s': the gateway cannot store now: %s", self.name, reason)
+                self._progress_ns = self._clock.now_ns()
+            case Announce(version=version):
+                if self.weights.announced(version):
+                    self._offer_weights()
+            case WeightBytes():
+                if self.weights.received(message):
+                    self._offer_weights()
+            case Job():
+                self._job = message
+                self._control.send(message)
+            case Operator():
+                self._pass_on(message)
+            case Welcome(watched=watched):
+                self._watch(watched)
+                if not self._welcomed:
+                    self._welcomed = True
+                    self.refused = ""
+                    if self._applied is not None:
+                        self._gateway.send(self._applied)
+                    self._resend_all()
+            case Introduce():
+                self._welcomed, self._next_heartbeat_ns = False, 0
+            case Refusal(reason=reason):
+                if reason != self.refused:
+                    log.error("robot '%s' is refused by the gateway: %s", self.name, reason)
+                self.refused = reason
+            case Stop():
+                self.stop()
+            case _:
+                log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
+
+    def _pass_on(self, wish: Operator) -> None:
+        self._wishes.remember(wish)
+        self._control.send(wish)
+
+    def _greet(self) -> None:
+        now_ns = self._clock.now_ns()
+        if self._hello is None or now_ns < self._next_heartbeat_ns:
+            return
+        self._next_heartbeat_ns = now_ns + int(_HEARTBEAT_S * 1e9)
+        if self._welcomed:
+            sent = self._gateway.send(Heartbeat(now_ns))
+        else:
+            sent = self._gateway.send(msgspec.structs.replace(self._hello, sent_ns=now_ns))
+        if not sent:
+            # The line is down: introduce ourselves again when it is back, to a gateway that may be a new one.
+            self._welcomed = False
+
+    def _send_segments(self) -> None:
+        if not self._welcomed:
+            return
+        now_ns = self._clock.now_ns()
+        if self._in_flight and now_ns - self._progress_ns > _RESEND_S * 1e9:
+            self._resend_all()
+        if self._sent_row >= self.spool.newest:
+            return
+        room = _WINDOW - len(self._in_flight)
+        for row, segment_id in self.spool.waiting(self._sent_row, room) if room > 0 else ():
+            segment = self.spool.get(row)
+            if segment is None or not self._gateway.send(segment):
+                return
+            if not self._in_flight:
+                self._progress_ns = now_ns
+            self._in_flight[segment_id] = row
+            self._sent_row = row
+
+    def _resend_all(self) -> None:
+        self._in_flight.clear()
+        self._sent_row = 0
+        self._progress_ns = self._clock.now_ns()
+
+    def _offer_weights(self) -> None:
+        if self.weights.ready is not None:
+            version, path = self.weights.ready
+            self._inference.send(LoadWeights(version, str(path)))

@@ -1,0 +1,102 @@
+"""Fetches announced weights in parts, checks them whole, and puts them on disk for inference."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+from wire.clock import Clock
+from wire.errors import storage_error
+from wire.messages.all import FetchWeights, WeightBytes
+from wire.transport.channel import Channel
+from wire.types import PolicyVersion
+
+log = logging.getLogger(__name__)
+
+_PART = 256 * 1024
+_PATIENCE_S = 2.0
+
+
+class WeightClient:
+    """Follows announcements; `ready` names the version announced last that is here, whole and checked.
+
+    An announcement may go back to an older version: a measurement asks for it, or the newer one was no good.
+    """
+
+    def __init__(self, directory: Path, channel: Channel, clock: Clock, keep: int = 3) -> None:
+        """`directory` keeps the `keep` versions that came last; what a crash left half-written there is removed."""
+        self._directory = directory
+        self._channel = channel
+        self._clock = clock
+        self._keep = keep
+        self._wanted: PolicyVersion | None = None
+        self._parts = bytearray()
+        self._asked_ns = 0
+        self.ready: tuple[PolicyVersion, Path] | None = None
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for stale in directory.glob("*.tmp"):
+                stale.unlink()
+        except OSError as error:
+            raise storage_error(error, "preparing the weight cache", directory) from error
+
+    def announced(self, version: PolicyVersion) -> bool:
+        """This version is to act. It replaces a fetch under way; True when its weights are ready at once."""
+        current = self._wanted.number if self._wanted else self.ready[0].number if self.ready else 0
+        if version.number == current:
+            return False
+        if self.ready is not None and self.ready[0].number == version.number:
+            # Called back before its successor was here.
+            self._wanted = None
+            return False
+        path = self._path(version)
+        if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == version.sha256:
+            self._wanted, self.ready = None, (version, path)
+            return True
+        self._wanted, self._parts = version, bytearray()
+        self._ask()
+        return False
+
+    def received(self, part: WeightBytes) -> bool:
+        """Take in a part; True when a version has just become ready."""
+        wanted = self._wanted
+        if wanted is None or part.number != wanted.number or part.offset != len(self._parts):
+            return False
+        self._parts += part.data
+        if len(self._parts) < wanted.size_bytes and part.data:
+            self._ask()
+            return False
+        data, self._parts = bytes(self._parts), bytearray()
+        if hashlib.sha256(data).hexdigest() != wanted.sha256:
+            log.error("version %d arrived with the wrong hash; it is fetched again.", wanted.number)
+            self._ask()
+            return False
+        path = self._path(wanted)
+        try:
+            temporary = path.with_suffix(".tmp")
+            temporary.write_bytes(data)
+            temporary.rename(path)
+            others = [file for file in self._directory.glob("*.safetensors") if file != path]
+            for old in sorted(others, key=lambda file: file.stat().st_mtime_ns)[: len(others) + 1 - self._keep]:
+                old.unlink()
+        except OSError as error:
+            # The robot goes on with the version it has; the next announcement tries again.
+            log.error("%s", storage_error(error, f"keeping version {wanted.number}", path))
+            self._wanted = None
+            return False
+        self._wanted, self.ready = None, (wanted, path)
+        return True
+
+    def turn(self) -> None:
+        """Ask again for what did not come."""
+        if self._wanted is not None and self._clock.now_ns() - self._asked_ns > _PATIENCE_S * 1e9:
+            self._ask()
+
+    def _ask(self) -> None:
+        assert self._wanted is not None
+        self._asked_ns = self._clock.now_ns()
+        self._channel.send(FetchWeights(self._wanted.number, len(self._parts), _PART))
+
+    def _path(self, version: PolicyVersion) -> Path:
+        return self._directory / f"{version.number:08d}-{version.sha256[:12]}.safetensors"

@@ -1,0 +1,392 @@
+import time
+
+import msgspec
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from cloud_learner.buffer.ledger import commit as ledger_commit
+from cloud_learner.buffer.ledger.control import summarise_control
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import ClockOffsetRow, Intervention, Journaled, Totals
+from cloud_learner.buffer.synthetic import fake_episode, fake_spec
+from wire.errors import InvalidData
+from wire.messages.all import ACTORS, Evaluation
+
+SPEC = fake_spec()
+POLICY, HUMAN, SCRIPT, HOLD = range(4)
+replace = msgspec.structs.replace
+
+
+@pytest.fixture
+def ledger(ledger_place):
+    ledger = Ledger.open(ledger_place)
+    ledger.see_robot("r1", SPEC, "clock", 5)
+    yield ledger
+    ledger.close()
+
+
+def _commit(ledger, segment):
+    return ledger.commit_segment(segment, Journaled(1, 200 * segment.index, 100, "0" * 64), 10, 11)
+
+
+def _steps(actors, index, first_tick, of, last=False):
+    """A segment of these actors, cut out of a fake episode."""
+    whole = fake_episode(SPEC, of.id, steps=max(1, len(actors)), segment_steps=5000, actor=actors or [HOLD])[0]
+    arrays = {
+        name: array[: len(actors)]
+        for name in whole.__struct_fields__
+        if isinstance(array := getattr(whole, name), np.ndarray)
+    }
+    return replace(
+        whole,
+        **arrays,
+        id=f"{of.id}/{index}",
+        episode=of,
+        index=index,
+        first_tick=first_tick,
+        last=last,
+        outcome="failure" if last else "",
+    )
+
+
+# --- entering -------------------------------------------------------------------------------------------------------
+
+
+def test_a_segment_is_entered_once_and_in_commit_order(ledger):
+    segments = fake_episode(SPEC, "e1", steps=200)
+    assert [_commit(ledger, segment) for segment in segments] == [1, 2, 3]
+    assert [_commit(ledger, segment) for segment in segments] == [None] * 3
+    rows = ledger.segments_after(0)
+    assert [(row.row, row.id, row.first_tick, row.steps, row.last, row.outcome) for row in rows] == [
+        (1, "e1/0", 0, 80, False, ""),
+        (2, "e1/1", 80, 80, False, ""),
+        (3, "e1/2", 160, 40, True, "success"),
+    ]
+    assert (rows[0].robot, rows[0].task, rows[0].episode, rows[0].spec_hash) == ("r1", "drawer-open", "e1", SPEC.hash)
+    assert rows[0].frames == len(segments[0].frames["camera0"].encoded) == 20
+    assert rows[0].reward_sum == pytest.approx(segments[0].reward.astype(np.float64).sum(), abs=1e-12)
+    assert (rows[0].closed_ns, rows[0].received_ns, rows[0].committed_ns) == (segments[0].closed_ns, 10, 11)
+    assert ledger.segments_after(1, limit=1) == rows[1:2]
+    assert ledger.segment("e1/2") == rows[2]
+    assert ledger.segment("e1/3") is None
+    assert ledger.segments_of("e1") == rows
+    assert ledger.newest_row() == 3
+
+
+def test_an_episode_adds_up_whatever_the_order(ledger):
+    for number, order in enumerate([(0, 1, 2), (2, 1, 0), (1, 2, 0)]):
+        segments = fake_episode(SPEC, f"e{number}", steps=200, seed=3)
+        for index in order:
+            _commit(ledger, segments[index])
+    episodes = [ledger.episode(f"e{number}") for number in range(3)]
+    whole = np.concatenate([segment.actor for segment in fake_episode(SPEC, "e", steps=200, seed=3)])
+    control = summarise_control(whole)
+    for number, episode in enumerate(episodes):
+        assert (episode.number, episode.steps, episode.outcome) == (number + 1, 200, "success")
+        assert (episode.segments, episode.bytes, episode.newest_row) == (3, 300, 3 * number + 3)
+        assert (episode.committed_ns, episode.pruned_ns) == (11, 0)
+        assert abs(time.time_ns() - episode.wall_ns) < 60e9
+        assert episode.human_steps == control.human_steps
+        assert episode.interventions == control.takeovers
+    assert control.takeovers > 0
+    assert [episode.id for episode in ledger.episodes(limit=2)] == ["e2", "e1"]
+    assert ledger.episodes("nobody") == ()
+    assert (ledger.episodes_of_robot("r1"), ledger.episodes_of_robot("nobody")) == (3, 0)
+    assert [row.first_tick for row in ledger.segments_of("e1")] == [0, 80, 160]
+
+
+def test_counters_equal_a_count_by_hand_whatever_comes(ledger):
+    """Segments of random lengths in random order, some over the same ticks, some without a step."""
+    rng = np.random.default_rng(2)
+    expected = dict.fromkeys(("steps", "human_steps", "interventions", "duplicated_steps", "missing_steps"), 0)
+    for number in range(12):
+        tangled = number % 3 == 0
+        of = fake_episode(SPEC, f"e{number}", steps=1)[0].episode
+        parts, tick = [], 0
+        for index in range(int(rng.integers(1, 9))):
+            actors = rng.choice([POLICY, HUMAN, SCRIPT, HOLD, HOLD], int(rng.integers(0, 30))).tolist()
+            first = int(rng.integers(0, 60)) if tangled else tick
+            parts.append(_steps(actors, index, first, of))
+            tick = first + len(actors)
+        for part in rng.permutation(len(parts)).tolist():
+            _commit(ledger, parts[part])
+        ticks = [tick for part in parts for tick in range(part.first_tick, part.first_tick + part.steps)]
+        actors = np.concatenate([part.actor for part in parts])
+        whole = summarise_control(actors)
+        episode = ledger.episode(of.id)
+        assert (episode.steps, episode.human_steps) == (len(ticks), whole.human_steps)
+        assert episode.interventions == whole.takeovers
+        expected["steps"] += len(ticks)
+        expected["human_steps"] += whole.human_steps
+        expected["interventions"] += whole.takeovers
+        expected["duplicated_steps"] += len(ticks) - len(set(ticks))
+        expected["missing_steps"] += max([part.first_tick + part.steps for part in parts]) - len(set(ticks))
+        totals = ledger.totals()
+        assert {name: getattr(totals, name) for name in expected} == expected
+        found = ledger.check_ticks()
+        assert (found.duplicated_steps, found.missing_steps) == (totals.duplicated_steps, totals.missing_steps)
+    assert min(expected.values()) > 0
+
+
+def test_totals_count_each_robot_and_see_what_is_double_or_missing(ledger):
+    assert ledger.totals() == Totals()
+    assert ledger.robot_totals() == {}
+    assert ledger.check_ticks().missing_steps == 0
+    for segment in fake_episode(SPEC, "e1", steps=200):
+        _commit(ledger, segment)
+    for segment in fake_episode(SPEC, "e2", robot="r2", steps=100, actor=[HUMAN] * 100)[1:]:
+        _commit(ledger, segment)
+    totals = ledger.totals()
+    assert (totals.segments, totals.episodes, totals.steps, totals.newest_row) == (4, 2, 220, 4)
+    assert (totals.bytes, totals.duplicated_steps, totals.missing_steps) == (400, 0, 80)
+    by_robot = ledger.robot_totals()
+    assert set(by_robot) == {"r1", "r2"}
+    assert by_robot["r1"].steps == 200
+    assert by_robot["r2"].human_steps == 20
+    # an edge with a bug cuts the same ticks twice: [40, 120) again, and [150, 170) within
+    for index, (begin, steps) in enumerate([(40, 80), (150, 20)], start=3):
+        wrong = fake_episode(SPEC, "e1", steps=steps)[0]
+        _commit(ledger, replace(wrong, id=f"e1/{index}", index=index, first_tick=begin))
+    assert ledger.totals().duplicated_steps == 100
+    assert ledger.robot_totals()["r1"].missing_steps == 0
+
+
+def test_shares_are_counted_by_task_source_and_outcome(ledger):
+    for number, (task, source, finished) in enumerate(
+        [("b", "online", True), ("a", "demonstration", True), ("b", "online", False), ("b", "online", True)]
+    ):
+        options = {"task": task, "source": source, "finished": finished, "actor": [POLICY, HUMAN] * 20}
+        for segment in fake_episode(SPEC, f"e{number}", steps=40, **options):
+            _commit(ledger, segment)
+    assert ledger.shares() == (
+        ("a", "demonstration", "success", 1, 40, 20, 0),
+        ("b", "online", "", 1, 40, 20, 20),
+        ("b", "online", "success", 2, 80, 40, 40),
+    )
+
+
+def test_an_episode_cannot_change_its_facts(ledger):
+    segments = fake_episode(SPEC, "e1", steps=200)
+    _commit(ledger, segments[0])
+    for change in ({"robot": "r2"}, {"task": "other"}, {"source": "evaluation"}, {"seed": 9}):
+        episode = replace(segments[1].episode, **change)
+        with pytest.raises(InvalidData, match=next(iter(change))):
+            _commit(ledger, replace(segments[1], episode=episode))
+    stranger = fake_episode(fake_spec(state_dim=7), "e9")[0]
+    with pytest.raises(InvalidData, match="unknown"):
+        _commit(ledger, stranger)
+    with pytest.raises(InvalidData, match="another segment of index 0"):
+        _commit(ledger, replace(segments[0], id="e1/other"))
+    with pytest.raises(InvalidData, match="index"):
+        _commit(ledger, replace(segments[1], index=2**40))
+    with pytest.raises(InvalidData, match="4097 steps"):
+        _commit(ledger, _steps([POLICY] * 4097, 1, 80, segments[0].episode))
+    assert ledger.totals().segments == 1
+    assert ledger.episode("e9") is None
+    assert _commit(ledger, segments[1]) == ledger.newest_row()
+
+
+def test_what_fails_leaves_nothing(ledger, monkeypatch):
+    segments = fake_episode(SPEC, "e1", steps=200)
+    _commit(ledger, segments[0])
+    before = ledger.segments_after(0), ledger.episodes(), ledger.totals()
+
+    def fail(_result):
+        raise RuntimeError("cut off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_commit, "inserted_key", fail)
+        for segment in (segments[1], fake_episode(SPEC, "e2")[0]):
+            with pytest.raises(RuntimeError, match="cut off"):
+                _commit(ledger, segment)
+    assert (ledger.segments_after(0), ledger.episodes(), ledger.totals()) == before
+    assert _commit(ledger, segments[1]) is not None
+
+
+@pytest.mark.slow
+def test_the_work_of_a_commit_does_not_grow(tmp_path):
+    """Counted in instructions of SQLite's virtual machine: a long episode, of which the robot held a part."""
+    ledger = Ledger.open(tmp_path / "ledger.sqlite")
+    ledger.see_robot("r1", SPEC, "clock", 5)
+    count = 0
+
+    def tick():
+        nonlocal count
+        count += 1
+
+    engine = ledger._database._engine
+    sa.event.listen(engine, "connect", lambda raw, _record: raw.set_progress_handler(tick, 1))
+    engine.dispose()
+    of = fake_episode(SPEC, "e", steps=1)[0].episode
+    costs = []
+    for index in range(300):
+        actors = [HOLD] * 4 if 50 < index < 250 else [POLICY, HUMAN]
+        count = 0
+        _commit(ledger, _steps(actors, index, 4 * index, of))
+        costs.append(count)
+    assert costs[0] > 100
+    # deeper trees, but no walk over the episode; the first after the long hold may look back over it once
+    assert np.median(costs[255:]) < 1.3 * np.median(costs[5:50])
+    assert np.median(costs[60:240]) < 1.3 * np.median(costs[5:50])
+    ledger.close()
+
+
+# --- interventions --------------------------------------------------------------------------------------------------
+
+
+def test_interventions_are_found_where_they_were(ledger):
+    of = fake_episode(SPEC, "e", steps=1)[0].episode
+    _commit(ledger, _steps([HUMAN, POLICY, HOLD, HUMAN, HOLD], 0, 0, of))
+    _commit(ledger, _steps([HOLD], 1, 5, of))
+    _commit(ledger, _steps([SCRIPT, HOLD, POLICY, POLICY, SCRIPT], 2, 6, of, last=True))
+    # the first began under a person, the second went on with a script after a hold
+    assert ledger.interventions("e") == (Intervention(3, 4, "human"), Intervention(10, 1, "script"))
+    assert ledger.episode("e").interventions == 2
+    assert ledger.interventions("nothing") == ()
+    for segment in fake_episode(SPEC, "d", source="demonstration", actor=[POLICY, SCRIPT] * 100):
+        _commit(ledger, segment)
+    assert ledger.interventions("d") == ()
+    assert (ledger.episode("d").interventions, ledger.episode("d").human_steps) == (0, 100)
+
+
+def test_as_many_interventions_are_found_as_were_counted(ledger):
+    rng = np.random.default_rng(4)
+    found = 0
+    for number in range(6):
+        segments = fake_episode(SPEC, f"e{number}", steps=300, segment_steps=int(rng.integers(20, 90)), seed=number)
+        for segment in segments:
+            _commit(ledger, segment)
+        whole = np.concatenate([segment.actor for segment in segments])
+        found += len(ledger.interventions(f"e{number}"))
+        assert len(ledger.interventions(f"e{number}")) == ledger.episode(f"e{number}").interventions
+        for one in ledger.interventions(f"e{number}"):
+            stretch = whole[one.first_tick : one.first_tick + one.ticks]
+            assert ACTORS[stretch[0]] == one.actor
+            assert stretch[-1] in (HUMAN, SCRIPT)
+            assert POLICY not in stretch
+    assert found > 6
+
+
+# --- index ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_index_says_of_every_step_who_acted_with_which_version(ledger):
+    other = fake_spec(state_dim=7)
+    ledger.see_robot("r2", other, "clock", 6)
+    rng = np.random.default_rng(3)
+    committed = []
+    for number in range(5):
+        source = "demonstration" if number == 1 else "online"
+        for segment in fake_episode(SPEC, f"e{number}", steps=170, seed=number, source=source, finished=number != 4):
+            changed = rng.integers(0, 3, segment.steps).cumsum().astype(np.int32)
+            committed.append(replace(segment, version=changed))
+            _commit(ledger, committed[-1])
+        for segment in fake_episode(other, f"other{number}", robot="r2", steps=100):
+            _commit(ledger, segment)
+    empty = _steps([], 3, 170, replace(committed[-1].episode, id="e4"), last=True)
+    committed.append(replace(empty, outcome="aborted"))
+    _commit(ledger, committed[-1])
+
+    found = ledger.index(0, SPEC.hash)
+    kinds = {
+        "row": "i8", "episode": "i8", "index": "i4", "first_tick": "i8", "steps": "i4", "frames": "i4",
+        "reward_sum": "f8", "last": "?", "outcome": "i1", "run_offsets": "i8", "runs": "i4",
+    }  # fmt: skip
+    assert {name: getattr(found, name).dtype for name in kinds} == kinds
+    rows = {row.id: row for row in ledger.segments_after(0)}
+    assert found.row.tolist() == [rows[segment.id].row for segment in committed]
+    assert found.index.tolist() == [segment.index for segment in committed]
+    assert found.first_tick.tolist() == [segment.first_tick for segment in committed]
+    assert found.steps.tolist() == [segment.steps for segment in committed]
+    assert found.last.tolist() == [segment.last for segment in committed]
+    assert found.frames.tolist() == [len(segment.frames["camera0"].encoded) for segment in committed]
+    outcome = {"": -1, "success": 0, "failure": 1, "aborted": 2}
+    assert found.outcome.tolist() == [outcome[segment.outcome] for segment in committed]
+    for n, segment in enumerate(committed):
+        assert found.reward_sum[n] == pytest.approx(segment.reward.astype(np.float64).sum(), abs=1e-12)
+        first, count, actor, version = found.runs[found.run_offsets[n] : found.run_offsets[n + 1]].T
+        assert np.array_equal(np.repeat(actor, count), segment.actor)
+        assert np.array_equal(np.repeat(version, count), segment.version)
+        assert first.tolist() == (np.cumsum(count) - count).tolist()
+        facts = found.episodes[int(found.episode[n])]
+        assert (facts.id, facts.source) == (segment.episode.id, segment.episode.source)
+        assert (facts.robot, facts.task, facts.seed) == ("r1", "drawer-open", segment.episode.seed)
+    # as few runs as there can be
+    changes = sum(
+        int(((np.diff(s.actor.astype(int)) != 0) | (np.diff(s.version) != 0)).sum()) + bool(s.steps) for s in committed
+    )
+    assert len(found.runs) == changes
+    assert set(found.episodes) == set(found.episode.tolist())
+
+    # piece by piece it is the same
+    pieces, after = [], 0
+    while len(piece := ledger.index(after, SPEC.hash, limit=4).row):
+        pieces += piece.tolist()
+        after = pieces[-1]
+    assert pieces == found.row.tolist()
+    late = ledger.index(int(found.row[-3]), SPEC.hash)
+    assert late.row.tolist() == found.row[-2:].tolist()
+    assert set(late.episodes) == set(late.episode.tolist())
+    nothing = ledger.index(ledger.newest_row(), SPEC.hash)
+    assert (len(nothing.row), nothing.run_offsets.tolist(), nothing.runs.shape) == (0, [0], (0, 4))
+    assert nothing.episodes == {}
+    assert {name: getattr(nothing, name).dtype for name in kinds} == kinds
+
+
+# --- robots, measurements, events -----------------------------------------------------------------------------------
+
+
+def test_robots_specs_and_clock_offsets(ledger):
+    ledger.see_robot("trainer", None, "clock", 6)
+    ledger.set_clock_offset("r1", -1234, 70)
+    ledger.see_robot("r1", None, "other clock", 9)
+    robot = ledger.robot("r1")
+    assert (robot.clock_offset_ns, robot.first_seen_ns, robot.last_seen_ns) == (-1234, 5, 9)
+    assert (robot.clock, robot.spec_hash) == ("other clock", SPEC.hash)
+    assert ledger.spec(SPEC.hash) == SPEC
+    assert ledger.spec("nothing") is None
+    assert [robot.name for robot in ledger.robots()] == ["r1", "trainer"]
+    assert ledger.robot("nobody") is None
+    # a robot that was rebuilt brings another spec; data of the old one can still be read
+    ledger.see_robot("r1", fake_spec(2), "clock", 10)
+    assert ledger.robot("r1").spec_hash == fake_spec(2).hash
+    assert ledger.spec(SPEC.hash) == SPEC
+    # offsets are kept as they change
+    ledger.set_clock_offset("r1", -1234, 80)
+    ledger.set_clock_offset("r1", -1200)
+    ledger.set_clock_offset("nobody", 5)
+    assert ledger.clock_offsets("r1") == (ClockOffsetRow(1, "r1", 70, -1234), ClockOffsetRow(2, "r1", 0, -1200))
+    assert ledger.robot("r1").clock_offset_ns == -1200
+    assert ledger.clock_offsets("nobody") == ()
+
+
+def test_measurements_applied_and_events(ledger):
+    measured = Evaluation(1, {"b": 0.5, "a": 1.0}, 20, 1_000_000, "cadence", 77, 1.5)
+    assert ledger.add_evaluation(measured, 5)
+    assert not ledger.add_evaluation(measured, 6)
+    (row,) = ledger.evaluations()
+    assert (row.success, row.wall_ns, row.duration_s) == ({"a": 1.0, "b": 0.5}, 5, 1.5)
+    assert ledger.note_applied("r1", 1, 10, 20)
+    assert not ledger.note_applied("r1", 1, 10, 30)
+    assert ledger.note_applied("a robot", 1, 10, 25)
+    assert [row.applied_ns for row in ledger.applied()] == [25, 20]
+    ledger.add_event(1, "r1", "estop", "pressed")
+    ledger.add_event(2, "r1", "refused", "a name with \0 in it")
+    assert [event.detail for event in ledger.events()] == ["pressed", "a name with \N{SYMBOL FOR NULL} in it"]
+    assert [event.id for event in ledger.events(after_id=1)] == [2]
+    assert ledger.events(limit=1)[0].time_ns == 1
+
+
+def test_labels_are_kept_with_who_gave_them(ledger):
+    _commit(ledger, fake_episode(SPEC, "e1")[0])
+    assert ledger.add_label("e1", "quality", "good", "anna", 5) == 1
+    assert ledger.add_label("e1", "quality", "bad", "otto", 6) == 2
+    rows = ledger.labels("e1")
+    assert [(row.episode, row.key, row.value, row.author, row.time_ns) for row in rows] == [
+        ("e1", "quality", "good", "anna", 5),
+        ("e1", "quality", "bad", "otto", 6),
+    ]
+    assert ledger.labels("e2") == ()
+    with pytest.raises(InvalidData, match="'e2'"):
+        ledger.add_label("e2", "quality", "good", "anna", 5)

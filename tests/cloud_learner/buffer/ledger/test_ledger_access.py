@@ -1,0 +1,249 @@
+"""Who may open a ledger, who waits for whom, and what is said when something is wrong with it."""
+
+import contextlib
+import sqlite3
+import threading
+import traceback
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from cloud_learner.buffer.ledger import commit as ledger_commit
+from cloud_learner.buffer.ledger.control import summarise_control
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import Journaled, Totals
+from cloud_learner.buffer.synthetic import fake_episode, fake_spec
+from wire.errors import ConfigError, Corrupt, DiskFull, InvalidData, NotWritable, StorageError
+
+SPEC = fake_spec()
+
+
+@pytest.fixture
+def ledger(ledger_place):
+    ledger = Ledger.open(ledger_place)
+    ledger.see_robot("r1", SPEC, "clock", 5)
+    yield ledger
+    ledger.close()
+
+
+def _commit(ledger, segment):
+    return ledger.commit_segment(segment, Journaled(1, 0, 100, "0" * 64), 10, 11)
+
+
+# --- several at once ------------------------------------------------------------------------------------------------
+
+
+def test_others_read_while_the_gateway_writes(ledger, ledger_place):
+    reader = Ledger.open(ledger_place, read_only=True)
+    for number, segment in enumerate(fake_episode(SPEC, "e1", steps=200), start=1):
+        _commit(ledger, segment)
+        assert reader.totals().segments == number
+    with pytest.raises(NotWritable, match="reading only"):
+        reader.add_event(1, "r1", "no")
+    with pytest.raises(NotWritable, match="reading only"), reader.exclusive():
+        pass
+    # not only this class says no
+    with pytest.raises(NotWritable), reader._database._explained(), reader._database._reader.begin() as connection:
+        connection.execute(sa.text("DELETE FROM segments"))
+    ledger.close()
+    # the last writer may have tidied up behind it; readers still come in
+    assert Ledger.open(ledger_place, read_only=True).totals().segments == 3
+    reader.close()
+
+
+def test_rows_appear_in_the_order_of_their_numbers(ledger):
+    """A reader that has seen row n never finds a smaller one later: who comes second waits for the first to commit."""
+    first, second = (fake_episode(SPEC, name, steps=40)[0] for name in ("a", "b"))
+    with ledger._database.writing() as connection:
+        row = ledger_commit.commit_segment(connection, first, Journaled(1, 0, 1, "0" * 64), 1, 2)
+        late = []
+        thread = threading.Thread(target=lambda: late.append(_commit(ledger, second)))
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+        assert (late, ledger.newest_row()) == ([], 0)
+    thread.join(30)
+    assert late == [row + 1]
+    assert [found.id for found in ledger.segments_after(0)] == ["a/0", "b/0"]
+
+
+def test_many_threads_commit_and_one_follows(ledger):
+    episodes = [fake_episode(SPEC, f"e{n}", steps=60, segment_steps=6, seed=n) for n in range(4)]
+    failures, seen, after = [], [], 0
+
+    def commit(segments):
+        try:
+            for segment in segments:
+                assert _commit(ledger, segment) is not None
+        except Exception as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=commit, args=(segments,)) for segments in episodes]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads) or after < ledger.newest_row():
+        found = ledger.index(after, SPEC.hash)
+        seen += found.row.tolist()
+        after = seen[-1] if seen else 0
+    assert failures == []
+    assert seen == sorted(seen)
+    assert len(seen) == len(set(seen)) == 40
+    assert ledger.totals().duplicated_steps == ledger.totals().missing_steps == 0
+    assert ledger.totals().interventions == sum(
+        summarise_control(np.concatenate([s.actor for s in segments])).takeovers for segments in episodes
+    )
+
+
+def test_a_reader_sees_one_state_however_long_it_looks(ledger):
+    _commit(ledger, fake_episode(SPEC, "e1", steps=40)[0])
+    with ledger._database.reading() as connection:
+        query = sa.text("SELECT count(*) FROM segments")
+        assert connection.scalar(query) == 1
+        _commit(ledger, fake_episode(SPEC, "e2", steps=40)[0])
+        assert connection.scalar(query) == 1
+    assert ledger.totals().segments == 2
+
+
+def test_two_open_a_new_ledger_at_once(ledger_place):
+    opened, failures = [], []
+
+    def open_it():
+        try:
+            opened.append(Ledger.open(ledger_place))
+        except Exception as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=open_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    assert [ledger.totals() for ledger in opened] == [Totals()] * 4
+    for ledger in opened:
+        ledger.close()
+
+
+# --- opening --------------------------------------------------------------------------------------------------------
+
+
+def test_a_ledger_of_another_format_is_refused(ledger, ledger_place):
+    with ledger._database.writing() as connection:
+        connection.execute(sa.text("UPDATE meta SET value = '99' WHERE key = 'format'"))
+    for read_only in (False, True):
+        with pytest.raises(StorageError, match="has format 99, this vla-fleet reads format 2"):
+            Ledger.open(ledger_place, read_only=read_only)
+    with ledger._database.writing() as connection:
+        connection.execute(sa.text("DROP TABLE meta"))
+    with pytest.raises(StorageError, match="format unknown"):
+        Ledger.open(ledger_place)
+
+
+def test_there_must_be_something_to_read(ledger_place):
+    with pytest.raises(StorageError, match="start the gateway"):
+        Ledger.open(ledger_place, read_only=True)
+
+
+def test_a_commit_is_on_the_device(ledger, ledger_place):
+    with ledger._database.writing() as connection:
+        if "://" in ledger_place:
+            assert connection.scalar(sa.text("SHOW synchronous_commit")) == "on"
+            assert connection.scalar(sa.text("SHOW transaction_isolation")) == "read committed"
+            return
+        names = ("journal_mode", "synchronous", "foreign_keys")
+        pragmas = {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in names}
+        assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+def test_files_that_are_no_ledger_are_named(tmp_path):
+    with sqlite3.connect(tmp_path / "other.sqlite") as raw:
+        raw.execute("create table t (x)")
+    with pytest.raises(StorageError, match="format unknown"):
+        Ledger.open(tmp_path / "other.sqlite")
+    (tmp_path / "text.sqlite").write_text("this is no database" * 100)
+    with pytest.raises(Corrupt, match=r"text\.sqlite"):
+        Ledger.open(tmp_path / "text.sqlite")
+    # directories are made, and any name will do
+    path = tmp_path / "name with ? and # and %" / "ledger.sqlite"
+    ledger = Ledger.open(path)
+    assert ledger.place == str(path)
+    ledger.close()
+    assert path.exists()
+    with contextlib.closing(Ledger.open(f"sqlite:///{tmp_path}/name.sqlite")) as ledger:
+        assert ledger.place == str(tmp_path / "name.sqlite")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        Ledger.open(tmp_path / "file" / "ledger.sqlite")
+
+
+def test_a_full_disk_is_said_and_survived(tmp_path):
+    ledger = Ledger.open(tmp_path / "ledger.sqlite")
+    ledger.see_robot("r1", SPEC, "clock", 5)
+    engine = ledger._database._engine
+    limit = lambda raw, _record: raw.execute("PRAGMA max_page_count=1")  # noqa: E731
+    sa.event.listen(engine, "connect", limit)
+    engine.dispose()
+    with pytest.raises(DiskFull, match=r"no space left for .*ledger\.sqlite"):
+        for index in range(10_000):
+            ledger.add_event(index, "r1", "kind", "x" * 1000)
+    sa.event.remove(engine, "connect", limit)
+    engine.dispose()
+    for segment in fake_episode(SPEC, "e1"):
+        assert _commit(ledger, segment)
+    ledger.close()
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_password_is_shown_to_nobody(postgres_url):
+    secret = "sesame-4711"
+    url = postgres_url.replace("fleet@", f"fleet:{secret}@")
+    ledger = Ledger.open(url)
+    assert secret not in ledger.place + repr(ledger)
+    assert ledger.place.startswith("postgresql://fleet@/")
+    with pytest.raises(InvalidData, match="out of range") as raised:
+        ledger.see_robot("r1", None, "clock", 2**70)
+    ledger.close()
+    texts = ["".join(traceback.format_exception(raised.value))]
+    for wrong in (
+        f"postgresql://fleet:{secret}@127.0.0.1:1/x",
+        f"postgresql://fleet@127.0.0.1:1/x?password={secret}",
+        f"postgresql://fleet:{secret}@127.0.0.1:port/x",
+        f"mysql://fleet:{secret}@host/x",
+        f"postgresql+other://fleet:{secret}@host/x",
+    ):
+        with pytest.raises((StorageError, ConfigError)) as raised:
+            Ledger.open(wrong)
+        texts += ["".join(traceback.format_exception(raised.value)), repr(raised.value)]
+    assert secret not in "".join(texts)
+    assert "ledger postgresql://fleet@127.0.0.1:1/x: " in texts[1]
+
+
+@pytest.mark.slow
+def test_connections_that_broke_are_replaced(postgres_server, postgres_url):
+    ledger = Ledger.open(postgres_url)
+    ledger.see_robot("r1", SPEC, "clock", 5)
+    segments = fake_episode(SPEC, "e1", steps=200)
+    _commit(ledger, segments[0])
+    end_all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'vla-fleet%'"
+    postgres_server.execute(end_all)
+    assert _commit(ledger, segments[1]) is not None
+    # in the middle of a transaction nothing of it is kept
+    with pytest.raises(StorageError), ledger._database.writing() as connection:
+        ledger_commit.commit_segment(connection, segments[2], Journaled(1, 0, 1, "0" * 64), 1, 2)
+        postgres_server.execute(end_all)
+    assert ledger.totals().segments == 2
+    assert _commit(ledger, segments[2]) is not None
+    ledger.close()
+
+
+@pytest.mark.slow
+def test_a_text_that_cannot_be_stored_is_invalid_data(postgres_url):
+    ledger = Ledger.open(postgres_url)
+    ledger.see_robot("r1", SPEC, "clock", 5)
+    with pytest.raises(InvalidData, match="NUL"):
+        _commit(ledger, fake_episode(SPEC, "e1", task="a\0b")[0])
+    ledger.close()

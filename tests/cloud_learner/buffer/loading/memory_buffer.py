@@ -1,0 +1,303 @@
+"""A buffer in memory and a planner that does anything it may."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+
+from cloud_learner.buffer.check import OUTCOMES
+from cloud_learner.buffer.sampling.plan import Plan
+from cloud_learner.buffer.synthetic import fake_jpeg
+from wire.errors import InvalidData
+from wire.messages.all import ACTORS, CameraFrames, Segment
+from wire.types import CameraSpec, Dimension, Episode, RobotSpec
+
+HUMAN, POLICY, SCRIPT, HOLD = (ACTORS.index(name) for name in ("human", "policy", "script", "hold"))
+TASKS = {"drawer-open": "open the drawer", "door-open": "open the door"}
+
+
+class Index(msgspec.Struct, frozen=True, eq=False):
+    row: np.ndarray
+    episode: np.ndarray
+    index: np.ndarray
+    first_tick: np.ndarray
+    steps: np.ndarray
+    frames: np.ndarray
+    reward_sum: np.ndarray
+    last: np.ndarray
+    outcome: np.ndarray
+    run_offsets: np.ndarray
+    runs: np.ndarray
+    episodes: dict
+
+
+class Found(msgspec.Struct, frozen=True):
+    segments: dict[int, Segment]
+    damaged: dict[int, str]
+    elsewhere: tuple[int, ...] = ()
+
+
+class MemoryBuffer:
+    """Ledger and store at once."""
+
+    def __init__(self, spec: RobotSpec) -> None:
+        self.spec = spec
+        self.segments: dict[int, Segment] = {}
+        """by ledger row, all that live"""
+        self.stored: dict[int, Segment] = {}
+        """all that can still be read"""
+        self.numbers: dict[str, int] = {}
+        """by episode id"""
+        self.damaged: set[int] = set()
+        """cannot be read, but the ledger does not know yet"""
+        self.elsewhere: set[int] = set()
+        self.reads: list[int] = []
+        self.version = 0
+        self._row = self._generation = 0
+
+    def add(self, *segments: Segment) -> list[int]:
+        rows = []
+        for segment in segments:
+            self._row += 1
+            self.segments[self._row] = self.stored[self._row] = segment
+            self.numbers.setdefault(segment.episode.id, len(self.numbers) + 1)
+            rows.append(self._row)
+        return rows
+
+    def prune(self, episode: str) -> None:
+        self.segments = {row: s for row, s in self.segments.items() if s.episode.id != episode}
+        self._generation += 1
+
+    def until(self, row: int) -> MemoryBuffer:
+        """A copy as it was when `row` was the newest."""
+        copy = MemoryBuffer(self.spec)
+        copy.segments = {r: s for r, s in self.segments.items() if r <= row}
+        copy.stored = dict(copy.segments)
+        copy.numbers = {
+            id: n for id, n in self.numbers.items() if any(s.episode.id == id for s in copy.segments.values())
+        }
+        copy._row = row
+        return copy
+
+    def generation(self) -> int:
+        return self._generation
+
+    def newest_version(self):
+        return SimpleNamespace(version=SimpleNamespace(number=self.version))
+
+    def places(self, rows: Sequence[int]):
+        return {row: SimpleNamespace(journal=1 if row in self.elsewhere else None) for row in rows}
+
+    def index(self, after: int, spec_hash: str, limit: int | None = None) -> Index:
+        chosen = [(row, s) for row, s in self.segments.items() if row > after and s.episode.spec_hash == spec_hash]
+        chosen = chosen[:limit]
+        runs, offsets = [], [0]
+        for _, s in chosen:
+            change = np.flatnonzero((np.diff(s.actor) != 0) | (np.diff(s.version) != 0)) + 1
+            firsts = np.r_[0, change] if s.steps else np.zeros(0, np.int64)
+            counts = np.diff(np.r_[firsts, s.steps])[: len(firsts)]
+            runs += [(f, c, s.actor[f], s.version[f]) for f, c in zip(firsts.tolist(), counts.tolist(), strict=True)]
+            offsets.append(len(runs))
+        ep = {self.numbers[s.episode.id]: s.episode for _, s in chosen}
+        return Index(
+            row=np.array([row for row, _ in chosen], np.int64),
+            episode=np.array([self.numbers[s.episode.id] for _, s in chosen], np.int64),
+            index=np.array([s.index for _, s in chosen], np.int32),
+            first_tick=np.array([s.first_tick for _, s in chosen], np.int64),
+            steps=np.array([s.steps for _, s in chosen], np.int32),
+            frames=np.array([sum(len(f.encoded) for f in s.frames.values()) for _, s in chosen], np.int32),
+            reward_sum=np.array([s.reward.sum(dtype=np.float64) for _, s in chosen]),
+            last=np.array([s.last for _, s in chosen], bool),
+            outcome=np.array([OUTCOMES.index(s.outcome) if s.last else -1 for _, s in chosen], np.int8),
+            run_offsets=np.array(offsets, np.int64),
+            runs=np.array(runs, np.int32).reshape(-1, 4),
+            episodes=ep,
+        )
+
+    def read(self, rows: Sequence[int]) -> Found:
+        self.reads += rows
+        there = [row for row in rows if row in self.stored and row not in self.elsewhere]
+        return Found(
+            {row: self.stored[row] for row in there if row not in self.damaged},
+            {row: "it is damaged" for row in there if row in self.damaged},
+            tuple(row for row in rows if row in self.elsewhere),
+        )
+
+
+# --- episodes ---------------------------------------------------------------------------------------------------------
+
+
+def robot(cameras: Sequence[tuple[int, int, float]]) -> RobotSpec:
+    """A robot of 40 Hz with cameras of (height, width, rate)."""
+    return RobotSpec(
+        embodiment="fake",
+        state=tuple(Dimension(f"s{i}", "m", -1.0, 1.0) for i in range(3)),
+        action=tuple(Dimension(f"a{i}", "m", -1.0, 1.0) for i in range(2)),
+        cameras=tuple(CameraSpec(f"camera{i}", h, w, rate) for i, (h, w, rate) in enumerate(cameras)),
+        control_hz=40.0,
+    )
+
+
+def record(
+    spec: RobotSpec,
+    name: str,
+    lengths: Sequence[int],
+    seed: int,
+    *,
+    source: str = "online",
+    task: str = "drawer-open",
+    finished: bool = True,
+    early: bool = False,
+) -> list[Segment]:
+    """An episode of segments of these `lengths`, random in all that it may be.
+
+    `early`: some frames come with the segment before the one whose steps saw them first.
+    """
+    rng = np.random.default_rng([seed, len(lengths)])
+    total, ends = sum(lengths), np.cumsum(lengths)
+    times = 10**12 + np.arange(total, dtype=np.int64) * spec.period_ns
+    actor = rng.integers(0, 4, total + 1)[np.cumsum(rng.random(total) < 0.15)].astype(np.uint8)
+    version = np.cumsum(rng.random(total) < 0.1).astype(np.int32)
+    seen, images = {}, {}
+    for c, camera in enumerate(spec.cameras):
+        fresh = rng.random(total) < camera.rate_hz / spec.control_hz
+        fresh[:1] = True
+        taken = times - rng.integers(1000, spec.period_ns // 2) - c
+        seen[camera.name] = taken[np.maximum.accumulate(np.where(fresh, np.arange(total), 0))]
+        images[camera.name] = {
+            int(time): fake_jpeg(camera.height, camera.width, rng) for time in np.unique(seen[camera.name])
+        }
+    state = rng.normal(size=(total, spec.state_dim)).astype(np.float32)
+    executed = rng.normal(size=(total, spec.action_dim)).astype(np.float32)
+    reward = rng.normal(size=total).astype(np.float32)
+    delay = rng.integers(-1, 9, total).astype(np.int16)
+    episode = Episode(name, "r1", spec.hash, task, seed, source, 10**12)
+    outcome = OUTCOMES[int(rng.integers(3))]
+    found = []
+    brought: dict[str, set[int]] = {camera.name: set() for camera in spec.cameras}
+    for index, (end, length) in enumerate(zip(ends.tolist(), lengths, strict=True)):
+        here = slice(end - length, end)
+        frames = {}
+        for camera in spec.cameras:
+            until = min(total, end + int(rng.integers(0, 6))) if early else end
+            new = sorted(set(seen[camera.name][:until].tolist()) - brought[camera.name])
+            brought[camera.name] |= set(new)
+            frames[camera.name] = CameraFrames(np.array(new, np.int64), tuple(images[camera.name][t] for t in new))
+        last = finished and index == len(lengths) - 1
+        found.append(
+            Segment(
+                id=f"{name}/{index}",
+                episode=episode,
+                index=index,
+                first_tick=end - length,
+                last=last,
+                outcome=outcome if last else "",
+                closed_ns=10**12,
+                times_ns=times[here],
+                state=state[here],
+                proposed=executed[here],
+                executed=executed[here],
+                actor=actor[here],
+                chunk_tick=np.zeros(length, np.int32),
+                delay_ticks=delay[here],
+                version=version[here],
+                reward=reward[here],
+                terminated=np.zeros(length, bool),
+                truncated=np.zeros(length, bool),
+                frame_times_ns={name: values[here] for name, values in seen.items()},
+                frames=frames,
+            )
+        )
+    return found
+
+
+# --- a planner --------------------------------------------------------------------------------------------------------
+
+
+class ChaosPlanner:
+    """Admits and releases random neighbours within its budget, and draws anywhere in what it holds."""
+
+    most_blocks = 6
+
+    def __init__(self, universe, target, cost, budget_bytes, batch, seed, echo=8.0, newest_version=0):
+        self.universe, self.target, self.cost = universe, target, cost
+        self.budget, self.batch, self.seed = budget_bytes, batch, seed
+        self.number, self.held, self.drop = 0, [], []
+        self.readmit = False
+        self.noted = []
+        self.refresh(newest_version)
+
+    def refresh(self, newest_version):
+        self.known = len(self.universe)
+
+    def rebuild(self, newest_version):
+        self.refresh(newest_version)
+        gone = [block for block in self.held if any(self.universe.gone[s] for s in block)]
+        self.held = [block for block in self.held if block not in gone]
+        self.drop += gone
+
+    def note(self, task, online, loss):
+        self.noted.append((task, online, loss))
+
+    def next(self):
+        rng = np.random.default_rng([self.seed, self.number])
+        eligible = self._eligible()
+        if not eligible:
+            raise InvalidData("there is no step to learn from yet")
+        admit = list(self.held) if self.readmit else []
+        self.readmit = False
+        population = sorted(eligible)
+        for _ in range(int(rng.integers(1, 4))):
+            first = population[int(rng.integers(len(population)))]
+            block, at = [first], int(self.universe.following[first])
+            while 0 <= at < self.known and rng.random() < 0.5:
+                block.append(at)
+                at = int(self.universe.following[at])
+            if self._size([*self.held, block]) <= self.budget and len(self.held) < self.most_blocks:
+                self.held.append(tuple(block))
+                admit.append(tuple(block))
+        there = [s for s in dict.fromkeys(s for block in self.held for s in block) if s in eligible]
+        segments = np.array([there[i] for i in rng.integers(0, len(there), self.batch)], np.int64)
+        offsets = np.array([rng.choice(eligible[s]) for s in segments.tolist()], np.int64)
+        release = [block for block in self.held if rng.random() < 0.4][: len(self.held) - 1]
+        for block in release:
+            self.held.remove(block)
+        # at least one block with something to draw stays or comes next time: the budget allows one at any time
+        plan = Plan(self.number, tuple(self.drop), tuple(admit), segments, offsets, tuple(release))
+        self.number, self.drop = self.number + 1, []
+        return plan
+
+    def state(self):
+        rows = self.universe.row
+        return {
+            "number": self.number,
+            "known": int(rows[self.known - 1]) if self.known else 0,
+            "held": [[int(rows[s]) for s in block] for block in self.held],
+        }
+
+    def restore(self, state):
+        self.number = state["number"]
+        self.known = int(np.searchsorted(self.universe.row, state["known"], "right"))
+        self.held = [tuple(self.universe.find(np.array(block)).tolist()) for block in state["held"]]
+        self.readmit = True
+        return True
+
+    def _size(self, blocks):
+        return int(self.cost(np.unique([s for block in blocks for s in block])).sum())
+
+    def _eligible(self):
+        found = {}
+        u = self.universe
+        for s in range(self.known):
+            if u.gone[s]:
+                continue
+            offsets = []
+            for r in range(int(u.run_offsets[s]), int(u.run_offsets[s + 1])):
+                if self.target.starts(u.run_actor[r : r + 1], bool(u.demonstration[s]))[0]:
+                    offsets += range(u.run_first[r], u.run_first[r] + u.run_count[r])
+            if offsets:
+                found[s] = offsets
+        return found

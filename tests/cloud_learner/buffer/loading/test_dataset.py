@@ -1,0 +1,664 @@
+"""Feeds on a buffer in memory, with a planner that does whatever it may."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cloud_learner.buffer.loading.config import FeedConfig
+from cloud_learner.buffer.loading.dataset import Feed
+from cloud_learner.buffer.loading.decoding.loader import Fresh
+from cloud_learner.buffer.sampling.plan import Plan, Planner
+from cloud_learner.buffer.sampling.target import OnlineShare, Recent, TaskMix, imitation, uniform
+from tests.cloud_learner.buffer.loading.memory_buffer import TASKS, ChaosPlanner, MemoryBuffer, record, robot
+from tests.cloud_learner.buffer.loading.reference import Reference
+from wire.errors import ConfigError, Corrupt, InvalidData, StorageError
+from wire.messages.all import CameraFrames
+
+CAMERAS = {
+    "none": [],
+    "one": [(16, 16, 20.0)],
+    "two": [(16, 16, 20.0), (16, 16, 10.0)],
+    "two shapes": [(16, 16, 20.0), (8, 24, 40.0)],
+}
+
+
+def config(**options) -> FeedConfig:
+    defaults = {"tasks": TASKS, "target": uniform(), "batch": 8, "cache_bytes": 4_000_000, "prefetch": 0, "lead": 3}
+    return FeedConfig(**(defaults | options))
+
+
+def copied(batch):
+    return {
+        k: {c: i.copy() for c, i in v.items()} if isinstance(v, dict) else list(v) if k == "instructions" else v.copy()
+        for k, v in batch.items()
+    }
+
+
+def same(a, b) -> bool:
+    if a.keys() != b.keys():
+        return False
+    for name in a:
+        if isinstance(a[name], dict):
+            if a[name].keys() != b[name].keys() or any(not np.array_equal(a[name][c], b[name][c]) for c in a[name]):
+                return False
+        elif name == "instructions":
+            if a[name] != b[name]:
+                return False
+        elif not (
+            a[name].dtype == b[name].dtype and np.array_equal(a[name], b[name], equal_nan=a[name].dtype.kind == "f")
+        ):
+            return False
+    return True
+
+
+class Watched(Feed):
+    """Knows what the buffer held when the plan of the last batch was made."""
+
+    def __init__(self, buffer, settings, planner=ChaosPlanner):
+        self.buffer = buffer
+        self.references = {}
+        self.now = None
+        watched = self
+
+        class Noting(planner):
+            def next(self):
+                plan = super().next()
+                u = watched.universe
+                episodes = u.episode_numbers[u.episode[plan.segments]].tolist()
+                ticks = (u.first_tick[plan.segments] + plan.offsets).tolist()
+                watched.references[plan.number] = watched.now, list(zip(episodes, ticks, strict=True))
+                return plan
+
+        super().__init__(buffer, buffer, buffer.spec, settings, planner=Noting)
+        self.made = []
+        take = self._maker.take
+
+        def counted():
+            number = self._pending[0].number
+            batch = take()
+            self.made.append(number)
+            return batch
+
+        self._maker.take = counted
+        self.look()
+
+    def look(self):
+        """The buffer changed and is refreshed from."""
+        c = self.config
+        self.now = Reference(self.buffer, c.target, c.horizon, c.ticks_ahead, self.newest_row, c.max_offset, c.rolled)
+
+    def refresh(self, limit=None):
+        found = super().refresh(limit)
+        self.look()
+        return found
+
+    def check(self, batch):
+        """That it is the batch that was planned; draws that cannot be read are replaced by the next that can."""
+        reference, planned = self.references[self.made[-1]]
+        able = [at in reference.starts for at in planned]
+        drawn = []
+        for i in range(len(planned)):
+            episode, tick = next(
+                planned[k % len(planned)] for k in range(i, 2 * len(planned)) if able[k % len(planned)]
+            )
+            assert batch["episode"][i] == episode
+            drawn.append(tick)
+            if self.config.ticks_per_frame == 1 and not self.config.max_offset:
+                assert batch["tick"][i] == tick
+        for i in range(len(batch["episode"])):
+            for j in range(self.config.ticks_per_frame) if self.config.ticks_per_frame > 1 else [None]:
+                reference.check(batch, i, j, drawn[i] if self.config.max_offset else None, drawn[i])
+
+
+@pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+@pytest.mark.slow
+def test_every_window_is_what_brute_force_finds(planner, data):
+    draw = data.draw
+    spec = robot(CAMERAS[draw(st.sampled_from(list(CAMERAS)))])
+    buffer = MemoryBuffer(spec)
+    settings = config(
+        target=draw(st.sampled_from([uniform(), imitation()])),
+        horizon=draw(st.sampled_from([1, 2, 5, 16, 33])),
+        ticks_ahead=draw(st.sampled_from([(), (1,), (3, 12), (40,)])),
+        ticks_per_frame=draw(st.sampled_from([1, 1, 3])),
+        max_offset=draw(st.sampled_from([0, 1, 7, 30])),
+        rolled=draw(st.sampled_from([(), (True, False, True), (False, False, False)])),
+        later=draw(st.booleans()),
+        history=draw(st.sampled_from([0, 0, 1, 3, 25])),
+        prefetch=draw(st.sampled_from([0, 2])),
+        batch=draw(st.sampled_from([1, 6])),
+        seed=draw(st.integers(0, 1000)),
+    )
+    coming = []
+    for e in range(draw(st.integers(1, 4))):
+        lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=8))
+        finished = draw(st.booleans())
+        if finished and draw(st.booleans()):
+            lengths.append(0)
+        coming += record(
+            spec,
+            f"e{e}",
+            lengths,
+            e,
+            source=draw(st.sampled_from(["online", "demonstration"])),
+            task=draw(st.sampled_from(list(TASKS))),
+            finished=finished,
+            early=draw(st.booleans()),
+        )
+    missing = draw(st.sets(st.integers(0, len(coming) - 1), max_size=2))
+    coming = [segment for number, segment in enumerate(coming) if number not in missing]
+    order = draw(st.permutations(range(len(coming)))) if draw(st.booleans()) else list(range(len(coming)))
+    queue = [coming[i] for i in order]
+    damaged = draw(st.sets(st.integers(1, max(1, len(queue))), max_size=2))
+    with Watched(buffer, settings, planner) as feed:
+        while True:
+            some, queue = queue[: (n := draw(st.integers(1, 6)))], queue[n:]
+            rows = buffer.add(*some)
+            buffer.damaged |= damaged & set(rows)
+            if draw(st.booleans()):
+                for row, segment in zip(rows, some, strict=True):
+                    if row not in damaged:
+                        feed.offer(row, segment)
+            feed.refresh(draw(st.sampled_from([None, 2])))
+            if draw(st.integers(0, 5)) == 0:
+                buffer.prune(draw(st.sampled_from(["e0", "e1"])))
+                feed.refresh()
+            for _ in range(draw(st.integers(0, 5))):
+                try:
+                    batch = feed.next()
+                except (InvalidData, Corrupt):
+                    break
+                feed.check(batch)
+            if not queue:
+                break
+        assert feed.stats.bytes <= settings.cache_bytes
+
+
+# --- the same batches, however they are made --------------------------------------------------------------------------
+
+
+def fleet(spec, episodes=12, seed=0):
+    """Episodes of both sources and tasks, some unfinished, in an order in which several robots may have sent them."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for e in range(episodes):
+        lengths = rng.integers(1, 50, int(rng.integers(1, 6))).tolist()
+        source = "demonstration" if e % 3 == 0 else "online"
+        found.append(
+            record(
+                spec,
+                f"e{e}",
+                lengths,
+                seed + e,
+                source=source,
+                task=list(TASKS)[e % 2],
+                finished=e % 4 != 1,
+                early=True,
+            )
+        )
+    queue = []
+    while any(found):
+        queue.append(found[int(rng.choice([i for i, left in enumerate(found) if left]))].pop(0))
+    return queue
+
+
+def life(feed, buffer, queue, batches=40, start=0):
+    """Batches of a feed whose buffer grows meanwhile, always after the same batches."""
+    made = []
+    for number in range(start, batches):
+        if number % 4 == 0:
+            rows = buffer.add(*queue[number : number + 4])
+            for row in rows[::2]:
+                feed.offer(row, buffer.segments[row])
+            feed.refresh()
+        if number % 7 == 0:
+            feed.note("drawer-open", True, 0.5 + number)
+        made.append(copied(feed.next()))
+    return made
+
+
+ADAPTIVE = uniform(Recent(0.2, 20), mix=TaskMix(online=OnlineShare(at_least=1)))
+
+
+@pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
+@pytest.mark.parametrize(
+    ("ticks_per_frame", "offsets"), [(1, {}), (4, {"history": 2}), (4, {"max_offset": 9, "later": True})]
+)
+@pytest.mark.slow
+def test_prefetching_changes_no_batch(planner, ticks_per_frame, offsets):
+    spec = robot(CAMERAS["two"])
+    made = []
+    for prefetch in (0, 1, 2):
+        buffer = MemoryBuffer(spec)
+        queue = fleet(spec)
+        buffer.add(*queue[:5])
+        options = config(
+            prefetch=prefetch,
+            ticks_per_frame=ticks_per_frame,
+            seed=3,
+            target=ADAPTIVE,
+            cache_bytes=700_000,
+            batch=32,
+            **offsets,
+        )
+        with Feed(buffer, buffer, spec, options, planner=planner) as feed:
+            made.append(life(feed, buffer, queue[5:]))
+    for other in made[1:]:
+        assert all(same(a, b) for a, b in zip(made[0], other, strict=True))
+    # another seed gives others
+    buffer = MemoryBuffer(spec)
+    buffer.add(*queue[:5])
+    with Feed(
+        buffer, buffer, spec, config(seed=4, ticks_per_frame=ticks_per_frame, **offsets), planner=planner
+    ) as feed:
+        feed.refresh()
+        assert not same(copied(feed.next()), made[0][0])
+
+
+@pytest.mark.parametrize("stop", [1, 9, 22])
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
+@pytest.mark.parametrize("offsets", [{}, {"max_offset": 8, "rolled": (True, True, False), "later": True, "history": 3}])
+@pytest.mark.slow
+def test_a_feed_goes_on_where_it_stopped(planner, stop, prefetch, offsets):
+    spec = robot(CAMERAS["two shapes"])
+    buffer, queue = MemoryBuffer(spec), fleet(spec)
+    buffer.add(*queue[:5])
+    options = config(
+        prefetch=prefetch,
+        ticks_per_frame=2,
+        lead=5,
+        target=ADAPTIVE,
+        cache_bytes=700_000,
+        batch=32,
+        echo=4.0,
+        **offsets,
+    )
+    with Feed(buffer, buffer, spec, options, planner=planner) as feed:
+        made = life(feed, buffer, queue[5:], stop)
+        state = msgspec.json.decode(msgspec.json.encode(feed.state()))
+        drawn = set(state["drawn"])
+        assert drawn == {int(e) for batch in made for e in batch["episode"]}
+        expect = life(feed, buffer, queue[5:], stop + 25, start=stop)
+    # the buffer as it was when it stopped
+    again = buffer.until(state["watermark"])
+    with Feed(again, again, spec, options, planner=planner) as feed:
+        assert feed.restore(state)
+        assert feed.drawn_episodes() == drawn
+        assert feed.drawn_episodes() == set()
+        found = life(feed, again, queue[5:], stop + 25, start=stop)
+    assert all(same(a, b) for a, b in zip(expect, found, strict=True))
+    # a buffer that has grown since: what is planned already, and until the next refresh, is the same
+    with Feed(buffer, buffer, spec, options, planner=planner) as feed:
+        assert feed.restore(state)
+        found = [copied(feed.next()) for _ in range(-stop % 4)]
+    assert all(same(a, b) for a, b in zip(expect, found, strict=False))
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*record(spec, "e", [20], 0))
+    with Feed(buffer, buffer, spec, config(), planner=ChaosPlanner) as feed:
+        with pytest.raises(InvalidData, match="format None"):
+            feed.restore({})
+        feed.refresh()
+        with pytest.raises(InvalidData, match="before the first refresh"):
+            feed.restore(feed.state())
+        state = feed.state()
+    offsets = config(max_offset=3)
+    with (
+        Feed(buffer, buffer, spec, offsets, planner=ChaosPlanner) as feed,
+        pytest.raises(InvalidData, match=r"offsets None, this feed has \[3, \[\], False\]"),
+    ):
+        feed.restore(state)
+    with Feed(buffer, buffer, spec, offsets, planner=ChaosPlanner) as feed:
+        feed.refresh()
+        state = feed.state()
+    with (
+        Feed(buffer, buffer, spec, config(), planner=ChaosPlanner) as feed,
+        pytest.raises(InvalidData, match=r"offsets \[3, \[\], False\], this feed has None"),
+    ):
+        feed.restore(state)
+
+
+# --- what may go wrong ------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_work_is_refused():
+    for wrong in (
+        {"batch": 0},
+        {"horizon": 0},
+        {"lead": 2, "prefetch": 2},
+        {"ticks_ahead": (3, 3)},
+        {"ticks_ahead": (0,)},
+        {"seed": -1},
+        {"workers": -1},
+        {"max_offset": -1},
+        {"history": -1},
+    ):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            config(**wrong)
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    with pytest.raises(ConfigError, match="place of the buffer"):
+        Feed(buffer, buffer, spec, config(workers=1), planner=ChaosPlanner)
+    with pytest.raises(ConfigError, match="rolled names 2 state dimensions, robot 'fake' has 3"):
+        Feed(buffer, buffer, spec, config(rolled=(True, False)), planner=ChaosPlanner)
+    with pytest.raises(ConfigError, match="does not hold one frame"):
+        Feed(buffer, buffer, spec, config(cache_bytes=100), planner=ChaosPlanner)
+
+
+def test_nothing_to_learn_from_is_said_and_goes_away():
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    with Feed(buffer, buffer, spec, config(prefetch=2), planner=ChaosPlanner) as feed:
+        assert feed.refresh() == 0
+        for _ in range(2):
+            with pytest.raises(InvalidData, match="no step to learn from"):
+                feed.next()
+        buffer.add(*record(spec, "e", [30], 1))
+        assert feed.refresh() == 1
+        assert feed.next()["state"].shape == (8, 3)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_store_that_fails_for_a_while_loses_no_batch(prefetch):
+    spec = robot(CAMERAS["one"])
+    made = []
+    for failing in (False, True):
+        buffer = MemoryBuffer(spec)
+        buffer.add(*fleet(spec))
+        read, calls = buffer.read, [0]
+
+        def flaky(rows, read=read, calls=calls):
+            calls[0] += 1
+            if failing and calls[0] % 3:
+                raise StorageError("the store is away.")
+            return read(rows)
+
+        buffer.read = flaky
+        with Feed(buffer, buffer, spec, config(prefetch=prefetch), planner=ChaosPlanner) as feed:
+            feed.refresh()
+            batches, failures = [], 0
+            while len(batches) < 10:
+                try:
+                    batches.append(copied(feed.next()))
+                except StorageError as error:
+                    assert "is away" in str(error)
+                    failures += 1
+            assert (failures > 0) == failing
+            made.append(batches)
+    assert all(same(a, b) for a, b in zip(*made, strict=True))
+
+
+def test_segments_and_frames_that_cannot_be_read_are_named_once_and_left_out(caplog):
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    segments = record(spec, "e", [20, 20, 20], 5)
+    frames = segments[2].frames["camera0"]
+    broken = CameraFrames(frames.times_ns, (b"\xff\xd8\xff nothing", *frames.encoded[1:]))
+    buffer.add(*segments[:2], msgspec.structs.replace(segments[2], frames={"camera0": broken}))
+    buffer.damaged.add(2)
+    with caplog.at_level(logging.ERROR), Watched(buffer, config()) as feed:
+        feed.refresh()
+        feed.look()
+        for _ in range(30):
+            feed.check(feed.next())
+        stats = feed.stats
+    assert stats.damaged > 0
+    assert stats.unreadable_frames > 0
+    assert stats.replaced > 0
+    named = [r.getMessage() for r in caplog.records]
+    assert len(named) == 2
+    assert any("row 2 is left out" in m and "damaged" in m for m in named)
+    assert any("row 3 cannot be decoded" in m for m in named)
+
+
+def test_when_nothing_at_all_can_be_read_it_says_so():
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    buffer.damaged.update(buffer.add(*record(spec, "e", [20, 20], 5)))
+    with Feed(buffer, buffer, spec, config(), planner=ChaosPlanner) as feed:
+        feed.refresh()
+        with pytest.raises(Corrupt, match="buffer verify"):
+            feed.next()
+
+
+def test_what_lies_in_another_journal_is_loaded_when_it_was_sealed():
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*record(spec, "a", [30], 1))
+    buffer.elsewhere.update(buffer.add(*record(spec, "b", [30], 2)))
+    with Feed(buffer, buffer, spec, config(batch=16), planner=HoldAll) as feed:
+        feed.refresh()
+        assert {int(e) for _ in range(10) for e in feed.next()["episode"]} == {1}
+        assert feed.stats.damaged == 0
+        feed.refresh()
+        assert {int(e) for _ in range(10) for e in feed.next()["episode"]} == {1}
+        buffer.elsewhere.clear()
+        feed.refresh()
+        assert {int(e) for _ in range(10) for e in feed.next()["episode"]} == {1, 2}
+
+
+class HoldAll(ChaosPlanner):
+    """Admits everything once, and draws anywhere."""
+
+    def next(self):
+        rng = np.random.default_rng([self.seed, self.number])
+        eligible = self._eligible()
+        fresh = tuple((s,) for s in eligible if (s,) not in self.held)
+        self.held += fresh
+        there = list(eligible)
+        segments = np.array([there[i] for i in rng.integers(0, len(there), self.batch)], np.int64)
+        offsets = np.array([rng.choice(eligible[s]) for s in segments.tolist()], np.int64)
+        self.number += 1
+        return Plan(self.number - 1, (), fresh, segments, offsets, ())
+
+
+def test_a_cache_that_is_too_small_says_so_and_is_never_exceeded():
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    with Feed(buffer, buffer, spec, config(cache_bytes=30_000, lead=1), planner=HoldAll) as feed:
+        for e in range(20):
+            buffer.add(*record(spec, f"e{e}", [20], e))
+        feed.refresh()
+        with pytest.raises(ConfigError, match="cache_bytes"):
+            feed.next()
+        assert feed.stats.bytes <= 30_000
+
+
+@pytest.mark.parametrize("cameras", ["one", "two shapes"])
+@pytest.mark.parametrize("cache_bytes", [250_000, 600_000])
+@pytest.mark.slow
+def test_whatever_is_planned_stays_within_the_cache(cameras, cache_bytes):
+    spec = robot(CAMERAS[cameras])
+    buffer, queue = MemoryBuffer(spec), fleet(spec, episodes=30)
+    options = config(cache_bytes=cache_bytes, batch=64, echo=3.0, target=imitation())
+    most = 0
+    with Feed(buffer, buffer, spec, options) as feed:
+        for number in range(120):
+            if number % 10 == 0:
+                for row, segment in zip(buffer.add(*queue[:12]), queue[:12], strict=False):
+                    feed.offer(row, segment)
+                del queue[:12]
+                feed.refresh()
+            feed.next()
+            assert feed._arena.bytes <= cache_bytes
+            assert feed.stats.bytes <= cache_bytes
+            most = max(most, feed.stats.bytes)
+        # all of it is used where not everything fits
+        assert most > 0.5 * min(cache_bytes, 500_000)
+        assert feed.stats.loaded > len(buffer.segments)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_fault_in_the_code_is_raised_where_a_batch_is_asked_for(prefetch, monkeypatch):
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*record(spec, "e", [20], 0))
+    monkeypatch.setattr(buffer, "read", lambda rows: 1 / 0)
+    feed = Feed(buffer, buffer, spec, config(prefetch=prefetch), planner=ChaosPlanner)
+    feed.refresh()
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            feed.next()
+    feed.close()
+    with pytest.raises(InvalidData, match="closed"):
+        feed.next()
+
+
+def test_damage_that_the_ledger_learns_of_later_takes_neighbours_back():
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    rows = buffer.add(*record(spec, "e", [8, 8, 8, 8], 3))
+    with Watched(
+        buffer,
+        config(target=uniform(), batch=32),
+    ) as feed:
+        feed.refresh()
+        for _ in range(10):
+            feed.check(feed.next())
+        del buffer.segments[rows[2]], buffer.stored[rows[2]]
+        buffer._generation += 1
+        feed.refresh()
+        for _ in range(10):
+            # plans made before may still show what is gone
+            feed.next()
+        for _ in range(10):
+            feed.check(feed.next())
+
+
+# --- what it tells ----------------------------------------------------------------------------------------------------
+
+
+def test_fresh_segments_are_not_read_again():
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    other = robot(CAMERAS["two"])
+    with Feed(buffer, buffer, spec, config(), planner=HoldAll) as feed:
+        for segment in record(spec, "e", [10, 10, 10, 10], 0):
+            (row,) = buffer.add(segment)
+            feed.offer(row, segment)
+        feed.offer(99, record(other, "o", [10], 0)[0])
+        feed.refresh()
+        feed.next()
+        assert buffer.reads == []
+        assert feed.stats.from_gateway >= 4
+        assert feed.stats.loaded == 4
+
+
+def test_fresh_segments_take_no_more_than_they_may():
+    spec = robot(CAMERAS["one"])
+    fresh = Fresh(20_000)
+    segments = record(spec, "e", [20] * 8, 0)
+    for row, segment in enumerate(segments):
+        fresh.add(row, segment)
+    kept = fresh.get(range(8))
+    assert 1 <= len(kept) < 8
+    assert max(kept) == 7
+    assert sum(sum(len(j) for f in s.frames.values() for j in f.encoded) for s in kept.values()) < 20_000
+
+
+def test_finished_episodes_and_states():
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    segments = [
+        *record(spec, "a", [10, 10], 0, source="demonstration"),
+        *record(spec, "b", [10], 1, source="demonstration", finished=False),
+        *record(spec, "c", [10, 10, 10], 2)[1:],
+        *record(spec, "d", [10, 10], 3),
+    ]
+    buffer.add(*segments)
+    with Feed(buffer, buffer, spec, config(target=imitation()), planner=HoldAll) as feed:
+        assert feed.examples().states.shape == (0, 3)
+        assert feed.refresh(limit=4) == 4
+        assert (feed.finished("demonstration"), feed.finished("online"), feed.newest_row) == (1, 0, 4)
+        assert feed.refresh() == 3
+        assert (feed.finished("demonstration"), feed.finished("online"), feed.newest_row) == (1, 1, 7)
+        table = [imitation().starts(s.actor, s.episode.source == "demonstration") for s in segments]
+        expect = np.concatenate([s.state[able] for s, able in zip(segments, table, strict=True)])
+        np.testing.assert_array_equal(np.sort(feed.examples().states, 0), np.sort(expect, 0))
+        assert 0 < len(feed.examples(steps=len(expect) // 3).states) < len(expect)
+
+
+def test_example_chunks_are_what_was_executed_in_runs_that_are_all_imitable():
+    spec, horizon = robot([]), 4
+    buffer = MemoryBuffer(spec)
+    segments = [
+        *record(spec, "a", [40, 3, 25], 0, source="demonstration"),
+        *(s for e in range(6) for s in record(spec, f"b{e}", [30, 30], 1 + e)),
+    ]
+    buffer.add(*segments)
+    allowed, runs = [], 0
+    for s in segments:
+        able = imitation().starts(s.actor, s.episode.source == "demonstration")
+        allowed += [s.executed[t : t + horizon] for t in range(s.steps - horizon + 1) if able[t : t + horizon].all()]
+        runs += int((able[1:] & ~able[:-1]).sum()) if s.episode.source == "online" else 0
+    assert runs > 3, "people must come and go, or nothing would be shown"
+    with Feed(buffer, buffer, spec, config(target=imitation(), horizon=horizon), planner=HoldAll) as feed:
+        assert feed.examples().chunks.shape == (0, horizon, spec.action_dim)
+        feed.refresh()
+        chunks = feed.examples().chunks
+        assert chunks.dtype == np.float32
+        # every second start of those that are allowed, so that neighbours overlap by half
+        assert len(allowed) / 3 < len(chunks) < len(allowed)
+        known = {chunk.tobytes() for chunk in np.stack(allowed)}
+        assert {chunk.tobytes() for chunk in chunks} <= known
+
+
+@pytest.mark.parametrize("options", [{}, {"history": 3}])
+def test_a_state_fits_only_feeds_with_the_same_history(options):
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*fleet(spec))
+    with Feed(buffer, buffer, spec, config(**options), planner=HoldAll) as feed:
+        feed.refresh()
+        feed.next()
+        state = feed.state()
+        assert ("history" in state["settings"]) == bool(options)
+    with (
+        Feed(buffer, buffer, spec, config(history=5), planner=HoldAll) as other,
+        pytest.raises(InvalidData, match="history"),
+    ):
+        other.restore(state)
+
+
+def test_two_ranks_share_the_episodes():
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*fleet(spec))
+    there = {episode for episode, _ in Reference(buffer, uniform(), 16).starts}
+    assert len(there) > 8
+    drawn = []
+    for rank in range(2):
+        with Feed(buffer, buffer, spec, config(rank=rank, world=2), planner=HoldAll) as feed:
+            feed.refresh()
+            for _ in range(60):
+                feed.next()
+            drawn.append(feed.drawn_episodes())
+    assert drawn[0] | drawn[1] == there
+    assert not drawn[0] & drawn[1]
+
+
+def test_a_closed_feed_can_be_closed_again_and_an_iterator_goes_on():
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*fleet(spec))
+    feed = Feed(buffer, buffer, spec, config(prefetch=2), planner=ChaosPlanner)
+    feed.refresh()
+    numbers = [int(batch["tick"][0]) for batch, _ in zip(feed, range(5), strict=False)]
+    assert len(numbers) == 5
+    assert feed.stats.batches >= 5
+    feed.close()
+    feed.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "batches"]

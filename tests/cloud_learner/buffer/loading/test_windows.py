@@ -1,0 +1,162 @@
+"""Gathering from a pool that is filled by hand; what whole feeds deliver is checked in `test_feed`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cloud_learner.buffer.loading.layout import Layout
+from cloud_learner.buffer.loading.step_cache import Pool
+from cloud_learner.buffer.loading.windows import Draws, Shape, Slot, gather, settle, spread
+from cloud_learner.buffer.sampling.target import imitation
+from tests.cloud_learner.buffer.loading.memory_buffer import HUMAN, POLICY, robot
+from wire.errors import ConfigError
+
+SPEC = robot([(4, 4, 20.0)])
+
+
+def filled(horizon=4, ahead=(), frames=(0, 0, 0, 1, 1, 2), actor=(1, 1, 1, 1, 0, 1), after=(1, 1)):
+    """One segment of an online episode, ledger row 7: by default a human acts at all steps but the fifth."""
+    shape = Shape(horizon, tuple(ahead))
+    plan = Layout.of(SPEC, shape.lookahead, imitation().starts, imitation().continues)
+    pool = Pool(plan)
+    steps = np.zeros(len(actor) + min(len(after), shape.lookahead), plan.record)
+    everybody = np.array([*actor, *after], np.uint8)[: len(steps)]
+    steps["actor"] = everybody
+    steps["eligible"] = steps["continues"] = everybody == HUMAN
+    steps["state"] = np.arange(len(steps))[:, None]
+    steps["executed"] = 10 + np.arange(len(steps))[:, None]
+    steps["reward"] = 1
+    steps["frame"] = -1
+    steps["frame"][: len(actor), 0] = frames
+    pool.insert(7, steps, len(actor))
+    return pool, plan, shape
+
+
+def draws(offsets, segment=7):
+    n = len(offsets)
+    return Draws(
+        segment=np.full(n, segment, np.int64),
+        offset=np.array(offsets, np.int64),
+        first_tick=np.full(n, 100, np.int64),
+        task=np.zeros(n, np.int64),
+        online=np.ones(n, bool),
+        outcome=np.full(n, 1, np.int8),
+        episode=np.full(n, 5, np.int64),
+        return_after=np.full(n, 2.5),
+    )
+
+
+def one(offset, slot=None, ticks=1, **options):
+    pool, plan, shape = filled(**options)
+    shape = Shape(shape.horizon, shape.ticks_ahead, ticks)
+    asked = draws([offset])
+    positions, rows = settle(pool, asked)
+    pictures = [np.arange(10, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)]
+    rng = np.random.default_rng(0)
+    return gather(pool, pictures, plan, asked.take(positions), rows, shape, ["do it"], slot or Slot(), rng)
+
+
+def test_a_window_ends_at_the_first_step_that_may_not_be_continued_over():
+    assert POLICY == 0
+    batch = one(1, ahead=(1, 9))
+    assert batch["mask"].tolist() == [[1, 1, 1, 0]]
+    assert batch["valid"].tolist() == [[1, 1, 1, 1]]
+    assert batch["actions"][0, :, 0].tolist() == [11, 12, 13, 0]
+    assert batch["reward"].tolist() == [[1, 1, 1, 0]]
+    assert batch["ahead"][0, :, 0].tolist() == [2, 3]
+    assert batch["return_to_go"].tolist() == [5 + 2.5]
+    assert (batch["tick"][0], batch["episode"][0], batch["outcome"][0], batch["online"][0]) == (101, 5, 1, True)
+    assert (batch["images"]["camera0"] == 0).all()
+    assert batch["instructions"] == ["do it"]
+
+
+def test_a_window_goes_on_into_what_follows_and_ends_with_it():
+    batch = one(5, horizon=5)
+    assert batch["actions"][0, :, 0].tolist() == [15, 16, 17, 0, 0]
+    assert batch["mask"].tolist() == batch["valid"].tolist() == [[1, 1, 1, 0, 0]]
+    # no more than the look-ahead is there, and no more is needed
+    assert one(5, horizon=2)["mask"].tolist() == [[1, 1]]
+
+
+def test_groups_are_the_eligible_steps_behind_one_image():
+    seen = {tuple(one(3, ticks=50, frames=(0, 0, 0, 1, 1, 1))["tick"][0].tolist()) for _ in range(1)}
+    assert {tick for ticks in seen for tick in ticks} == {103, 105}
+    batch = one(0, ticks=300)
+    ticks, counts = np.unique(batch["tick"], return_counts=True)
+    assert ticks.tolist() == [100, 101, 102]
+    assert counts.min() > 60
+    assert batch["state"].shape == (1, 300, 3)
+    assert batch["images"]["camera0"].shape == (1, 4, 4, 3)
+    np.testing.assert_array_equal(batch["state"][0, :, 0], batch["tick"][0] - 100)
+    np.testing.assert_allclose(batch["return_to_go"][0], 6 - (batch["tick"][0] - 100) + 2.5)
+
+
+def test_spreading_stays_within_the_group():
+    pool, _, _ = filled()
+    rows = pool.first_rows(np.array([7, 7])) + np.array([1, 5])
+    found = spread(pool, rows, np.array([1, 5]), 40, np.random.default_rng(1)) - (rows - np.array([1, 5]))[:, None]
+    assert set(found[0].tolist()) == {0, 1, 2}
+    assert set(found[1].tolist()) == {5}
+
+
+def test_draws_that_cannot_be_used_are_replaced_by_the_next_that_can():
+    pool, _, _ = filled(frames=(0, -1, 0, 1, 1, -2))
+    positions, rows = settle(pool, draws([0, 1, 2, 4, 5]))
+    assert positions.tolist() == [0, 2, 2, 0, 0]
+    assert (rows - pool.first_rows(np.array([7]))[0]).tolist() == [0, 2, 2, 0, 0]
+    mixed = Draws(
+        *(np.concatenate([getattr(draws([0]), n), getattr(draws([0], 8), n)]) for n in Draws.__struct_fields__)
+    )
+    assert settle(pool, mixed)[0].tolist() == [0, 0]
+    assert settle(pool, draws([1, 5])) is None
+    assert settle(pool, draws([0], segment=8)) is None
+    pool.drop(7)
+    assert settle(pool, draws([0])) is None
+
+
+def test_a_slot_is_used_again_and_its_arrays_are_aligned():
+    slot = Slot()
+    first = one(1, slot)
+    second = one(0, slot)
+    for name in ("state", "actions", "mask", "valid", "reward", "tick", "task", "return_to_go"):
+        assert np.shares_memory(first[name], second[name]), name
+    for array in (*second["images"].values(), second["actions"]):
+        assert array.ctypes.data % 64 == 0
+    assert slot.array("state", (3, 2), np.float32).shape == (3, 2)
+    assert not np.shares_memory(slot.array("a", (4,), np.int8), slot.array("b", (4,), np.int8))
+
+
+def test_pinned_slots_ask_torch_for_page_locked_memory(monkeypatch):
+    torch = pytest.importorskip("torch")
+    asked, empty = [], torch.empty
+
+    def noted(*size, pin_memory=False, **options):
+        asked.append(pin_memory)
+        return empty(*size, **options)
+
+    monkeypatch.setattr(torch, "empty", noted)
+    array = Slot(pin=True).array("x", (5, 7), np.float32)
+    array[...] = 3
+    assert asked == [True, True]
+    assert array.shape == (5, 7)
+
+
+def test_page_locked_memory_that_is_not_there_is_refused(monkeypatch):
+    torch = pytest.importorskip("torch")
+
+    def refused(*size, **options):
+        raise RuntimeError("no accelerator")
+
+    monkeypatch.setattr(torch, "empty", refused)
+    with pytest.raises(ConfigError, match="pin=False"):
+        Slot(pin=True)
+
+
+def test_draws_survive_being_packed():
+    asked = draws([1, 2])
+    asked.return_after[0] = np.nan
+    back = Draws.unpack(asked.pack())
+    for name in Draws.__struct_fields__:
+        np.testing.assert_array_equal(getattr(back, name), getattr(asked, name))
+        assert getattr(back, name).dtype == getattr(asked, name).dtype

@@ -1,0 +1,333 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cloud_learner.buffer.ledger import commit as ledger_commit
+from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.maintenance import maintenance as upkeep
+from cloud_learner.buffer.maintenance.maintenance import Retention
+from cloud_learner.buffer.maintenance.shard_writer import seal
+from cloud_learner.buffer.synthetic import same_segment
+from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer
+from wire.errors import StorageError
+
+pytest_plugins = ["tests.s3"]
+
+DAY = 24 * 3600 * 10**9
+
+
+@pytest.fixture(params=["local", pytest.param("cloud", marks=pytest.mark.slow)])
+def buffer(request, tmp_path):
+    """On this machine's disk, or with its ledger in PostgreSQL and its shards in an object store."""
+    urls = {}
+    if request.param == "cloud":
+        urls = {"ledger": request.getfixturevalue("postgres_url"), "store": request.getfixturevalue("s3")}
+    buffer = Buffer(BufferPlace(tmp_path / "data", **urls))
+    yield buffer
+    buffer.ledger.close()
+
+
+@pytest.fixture
+def local(tmp_path):
+    buffer = Buffer(BufferPlace(tmp_path / "data"))
+    yield buffer
+    buffer.ledger.close()
+
+
+def _force(buffer):
+    return seal(buffer.store, buffer.ledger, 2000, force=True)
+
+
+def _key(buffer, spec, name, column=""):
+    """The object of one array in the newest shard."""
+    number = max(shard.number for shard in buffer.ledger.shards(spec.hash))
+    return f"{spec.hash}/{name}/c/{number}{column}"
+
+
+def _whole(buffer):
+    return list(upkeep.verify(buffer.store, buffer.ledger))
+
+
+# --- verify -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_buffer_has_nothing_to_say(buffer):
+    assert _whole(buffer) == []
+    buffer.add_episode("e0", steps=300)
+    _force(buffer)
+    buffer.add_episode("e1", steps=300)
+    buffer.add_episode("o", OTHER, steps=300)
+    assert _whole(buffer) == []
+    ledger, reader = buffer.place.open_reader()
+    assert list(upkeep.verify(reader, ledger)) == []
+    ledger.close()
+
+
+@pytest.mark.slow
+def test_only_the_segments_that_are_hit_are_named_and_the_rest_serves_on(buffer):
+    rows = buffer.add_episode("e0", steps=2000, segment_steps=100)
+    other = buffer.add_episode("o", OTHER, steps=200)
+    _force(buffer)
+    key = _key(buffer, SPEC, "reward")
+    good = buffer.store.objects.get(key)
+    # in the data of the fourth chunk of 256 rows, somewhere
+    index = np.frombuffer(good[: 16 * 16], "<u8").reshape(-1, 2)
+    at = int(index[3, 0] + index[3, 1] // 2)
+    buffer.store.objects.put(key, good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+    hit = {
+        row
+        for row, place in buffer.ledger.places(rows).items()
+        if place.first_row + 100 > 768 and place.first_row < 1024
+    }
+    assert len(hit) == 4
+    findings = _whole(buffer)
+    assert [finding.damage for finding in findings] == [True] * 5
+    assert key in findings[0].text and {finding.row for finding in findings[1:]} == hit
+    assert all(f"segment {buffer.segments[finding.row].id} " in finding.text for finding in findings[1:])
+    # nothing was changed
+    assert not any(place.damaged for place in buffer.ledger.places(rows).values())
+
+    generation = buffer.ledger.generation()
+    repaired = list(upkeep.verify(buffer.store, buffer.ledger, repair=True))
+    assert {finding.row for finding in repaired if finding.row} == hit
+    assert buffer.ledger.generation() > generation
+    found = buffer.store.read(rows + other, verify=True)
+    assert set(found.damaged) == hit and set(found.segments) == set(rows + other) - hit
+    assert all(same_segment(segment, buffer.segments[row]) for row, segment in found.segments.items())
+    index = buffer.ledger.index(0, SPEC.hash)
+    assert set(index.row.tolist()) == set(rows) - hit
+    (copy,) = (buffer.place.data / "quarantine").iterdir()
+    assert copy.read_bytes() != good and len(copy.read_bytes()) == len(good)
+    # what is whole lies elsewhere now; the old shard may go and then all is well
+    upkeep.drop_dead(buffer.store, buffer.ledger)
+    assert [finding for finding in _whole(buffer) if finding.damage] == []
+    buffer.check(sorted(set(rows + other) - hit))
+
+
+def test_objects_that_are_gone_or_torn_and_damage_where_nothing_lies(local):
+    rows = local.add_episode("e0", steps=300)
+    _force(local)
+    key = _key(local, SPEC, "state", "/0")
+    good = local.store.objects.get(key)
+    for bad in (good[:-1], b""):
+        local.store.objects.put(key, bad)
+        findings = _whole(local)
+        assert findings[0].damage and key in findings[0].text
+        assert {finding.row for finding in findings if finding.row} <= set(rows)
+    local.store.objects.delete(key)
+    findings = _whole(local)
+    assert "is gone" in findings[0].text and {finding.row for finding in findings if finding.row} == set(rows)
+    # bytes behind the last chunk belong to nobody: the object is not what was written, yet nothing is lost
+    local.store.objects.put(key, good + b"more")
+    findings = _whole(local)
+    assert [finding.row for finding in findings] == [0] and findings[0].damage
+    repaired = list(upkeep.verify(local.store, local.ledger, repair=True))
+    assert [finding.damage for finding in repaired] == [True, False]
+    upkeep.drop_dead(local.store, local.ledger)
+    assert _whole(local) == []
+    local.check()
+
+
+def test_a_damaged_record_of_the_journal_is_set_aside(local):
+    rows = local.add_episode("e0", steps=320)
+    place = local.ledger.places(rows)[rows[1]]
+    path = local.place.journal / f"{place.journal:08d}.journal"
+    data = bytearray(path.read_bytes())
+    data[place.offset + 60] ^= 1
+    path.write_bytes(data)
+    assert set(local.store.read(rows).damaged) == {rows[1]}
+    assert [(finding.damage, finding.row) for finding in _whole(local)] == [(True, rows[1])]
+    list(upkeep.verify(local.store, local.ledger, repair=True))
+    (copy,) = (local.place.data / "quarantine").iterdir()
+    assert copy.name == "e0-1.record" and bytes(data[place.offset : place.offset + 44]) == copy.read_bytes()[:44]
+    assert _whole(local) == []
+    # sealing goes on without it
+    assert _force(local).segments == 3
+    local.check([row for row in rows if row != rows[1]])
+
+
+def test_the_sealer_sets_a_damaged_record_aside_by_itself(local, caplog):
+    rows = local.add_episode("e0", steps=320)
+    place = local.ledger.places(rows)[rows[3]]
+    path = local.place.journal / f"{place.journal:08d}.journal"
+    path.write_bytes(path.read_bytes()[: place.offset + 50])
+    assert _force(local).segments == 3
+    assert "e0/3" in caplog.text
+    assert [copy.name for copy in (local.place.data / "quarantine").iterdir()] == ["e0-3.record"]
+    local.check(rows[:3])
+    assert set(local.store.read(rows).damaged) == {rows[3]}
+
+
+def test_a_journal_file_that_is_gone_waits_for_a_person(local, caplog):
+    rows = local.add_episode("e0", steps=160)
+    path = local.place.journal / "00000001.journal"
+    path.rename(path.with_suffix(".away"))
+    assert _force(local).segments == 0
+    assert "file 1, which is gone" in caplog.text
+    assert [finding.row for finding in _whole(local)] == rows
+    # somebody brings it back
+    path.with_suffix(".away").rename(path)
+    assert _force(local).segments == 2
+    local.check()
+
+
+def test_metadata_is_checked_and_can_be_written_again(buffer):
+    import zarr
+
+    buffer.add_episode("e0", steps=300)
+    _force(buffer)
+    first = buffer.ledger.shards()[0].number * 4096
+    key, group = f"{SPEC.hash}/state/zarr.json", f"{SPEC.hash}/zarr.json"
+    described = buffer.store.objects.get(key)
+    assert str(first + 300).encode() in described
+    buffer.store.objects.put(key, described.replace(str(first + 300).encode(), str(first + 299).encode()))
+    buffer.store.objects.delete(group)
+    findings = _whole(buffer)
+    assert [finding.damage for finding in findings] == [True, True]
+    assert key in findings[1].text + findings[0].text
+    buffer.check()
+    list(upkeep.verify(buffer.store, buffer.ledger, repair=True))
+    assert _whole(buffer) == []
+    opened = zarr.open_group(buffer.store.objects.zarr(), path=SPEC.hash, mode="r")
+    assert (opened["state"][first : first + 80] == buffer.segments[1].state).all()
+
+
+def test_orphans_are_named(local):
+    local.add_episode("e0", steps=160)
+    local.store.objects.put("stray/object", b"x")
+    (finding,) = _whole(local)
+    assert not finding.damage and "stray/object" in finding.text
+
+
+# --- prune, drop and compact ------------------------------------------------------------------------------------------
+
+
+def _ids(ledger):
+    return {row.id for row in ledger.episodes(limit=1000) if not row.pruned_ns}
+
+
+def _policy_only(steps):
+    return [0] * steps
+
+
+@pytest.fixture
+def filled(local, monkeypatch):
+    """Episodes of four days, and others of the first one."""
+
+    def on_day(day, name, **options):
+        # only the ledger's clock on the wall: how old something is must not depend on when the machine was started
+        monkeypatch.setattr(ledger_commit, "time", SimpleNamespace(time_ns=lambda: day * DAY))
+        local.add_episode(name, steps=160, **options)
+
+    policy = {"actor": _policy_only(160)}
+    for n in range(4):
+        on_day(n + 1, f"policy{n}", **policy)
+    on_day(1, "demo", source="demonstration")
+    on_day(1, "helped", actor=[0] * 80 + [1] * 80)
+    on_day(1, "running", finished=False, **policy)
+    return local
+
+
+def test_what_is_too_old_is_forgotten_but_never_what_people_did(filled):
+    everything = _ids(filled.ledger)
+    retention = Retention(max_age_s=2.5 * 24 * 3600)
+    would = upkeep.prune(filled.ledger, retention, 5 * DAY, dry_run=True)
+    assert (would.episodes, would.segments) == (3, 6) and _ids(filled.ledger) == everything
+    assert upkeep.prune(filled.ledger, retention, 5 * DAY) == would
+    assert _ids(filled.ledger) == everything - {"policy0", "policy1", "running"}
+    assert upkeep.prune(filled.ledger, retention, 5 * DAY).episodes == 0
+    nothing_kept = Retention(max_age_s=2.5 * 24 * 3600, keep_human=False, keep_demonstrations=False)
+    upkeep.prune(filled.ledger, nothing_kept, 5 * DAY)
+    assert _ids(filled.ledger) == {"policy2", "policy3"}
+
+
+def test_the_oldest_go_until_the_rest_fits(filled):
+    size = {row.id: row.bytes for row in filled.ledger.episodes(limit=100)}
+    everything = set(size)
+    budget = sum(size.values()) - size["policy0"] - 1
+    pruned = upkeep.prune(filled.ledger, Retention(max_bytes=budget), 5 * DAY)
+    assert pruned.bytes == size["policy0"] + size["policy1"]
+    assert _ids(filled.ledger) == everything - {"policy0", "policy1"}
+    upkeep.prune(filled.ledger, Retention(max_bytes=0), 5 * DAY)
+    assert _ids(filled.ledger) == {"demo", "helped"}
+
+
+def test_outcomes_decide_and_an_episode_that_runs_stays(filled):
+    everything = _ids(filled.ledger)
+    assert upkeep.prune(filled.ledger, Retention(drop_outcomes=("failure",)), 5 * DAY).episodes == 0
+    upkeep.prune(filled.ledger, Retention(max_bytes=0, keep_outcomes=("success",)), DAY + 10**9)
+    assert _ids(filled.ledger) == everything
+    upkeep.prune(filled.ledger, Retention(drop_outcomes=("success",)), 5 * DAY)
+    assert _ids(filled.ledger) == {"demo", "helped", "running"}
+
+
+def test_the_room_of_forgotten_episodes_comes_back(buffer):
+    kept = []
+    for n in range(6):
+        rows = buffer.add_episode(f"e{n}", OTHER, steps=1300, segment_steps=325)
+        kept += rows if n % 3 == 2 else []
+    _force(buffer)
+    assert len(buffer.ledger.shards()) == 2
+    buffer.ledger.prune([f"e{n}" for n in range(6) if n % 3 != 2], 9)
+    before = sum(1 for key in buffer.store.objects.list() if "/c/" in key)
+    done = upkeep.compact(buffer.store, buffer.ledger, 3000)
+    assert (done.read_shards, done.written_shards) == (2, 1) and done.freed_bytes > 0
+    assert sum(1 for key in buffer.store.objects.list() if "/c/" in key) < before
+    assert [shard.live_rows for shard in buffer.ledger.shards()] == [2600]
+    buffer.check(kept)
+    assert _whole(buffer) == []
+    # it is as small as it gets
+    again = upkeep.compact(buffer.store, buffer.ledger, 3000)
+    assert (again.read_shards, again.written_shards, again.freed_bytes) == (0, 0, 0)
+    buffer.ledger.prune(["e2", "e5"], 9)
+    assert upkeep.drop_dead(buffer.store, buffer.ledger) == 1
+    assert buffer.ledger.shards() == ()
+    assert [key for key in buffer.store.objects.list() if "/c/" in key] == []
+
+
+def test_small_shards_are_written_together(local):
+    for n in range(5):
+        local.add_episode(f"e{n}", OTHER, steps=400)
+        _force(local)
+    assert len(local.ledger.shards()) == 5
+    done = upkeep.compact(local.store, local.ledger, 3000)
+    assert (done.read_shards, done.written_shards) == (5, 1)
+    local.check()
+    (shard,) = local.ledger.shards()
+    assert (shard.rows, shard.live_rows) == (2000, 2000)
+    again = upkeep.compact(local.store, local.ledger, 3000)
+    assert (again.read_shards, again.written_shards) == (0, 0)
+
+
+def test_damage_is_not_copied_when_shards_are_rewritten(local, caplog):
+    rows = []
+    for n in range(3):
+        rows += local.add_episode(f"e{n}", OTHER, steps=400)
+        _force(local)
+    key = _key(local, OTHER, "reward")
+    good = local.store.objects.get(key)
+    local.store.objects.put(key, good[:-3])
+    upkeep.compact(local.store, local.ledger, 3000)
+    assert "is damaged" in caplog.text
+    hit = set(local.store.read(rows).damaged)
+    assert hit and hit <= set(rows[10:])
+    local.check([row for row in rows if row not in hit])
+    # the old bytes are still there: with them comes the segment
+    local.store.objects.put(key, good)
+    local.check()
+    upkeep.compact(local.store, local.ledger, 3000)
+    local.check()
+
+
+def test_upkeep_waits_for_nobody_for_ever(local):
+    other, store = local.place.open_writer()
+    with local.ledger.exclusive(wait_s=0):
+        for call in (
+            lambda: upkeep.prune(other, Retention(max_bytes=0), 1, wait_s=0.05),
+            lambda: upkeep.compact(store, other, 1, wait_s=0.05),
+            lambda: upkeep.drop_dead(store, other, wait_s=0.05),
+        ):
+            with pytest.raises(StorageError):
+                call()
+    other.close()

@@ -1,0 +1,176 @@
+"""A ledger's index made up on the spot, and a reader that holds a planner to its word."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from cloud_learner.buffer.ledger.rows import EpisodeFacts, SegmentIndex
+from cloud_learner.buffer.sampling.plan import Plan
+from cloud_learner.buffer.sampling.segment_index import Universe
+
+POLICY, HUMAN, SCRIPT, HOLD = range(4)
+Run = tuple[int, int, int]
+"""steps, actor, version"""
+
+
+class Book:
+    """Segments in the order of their rows, as a ledger would index them."""
+
+    def __init__(self) -> None:
+        self.row = 0
+        self._segments: list[tuple[int, int, int, int, list[Run], float, bool, int]] = []
+        self._facts: dict[int, EpisodeFacts] = {}
+        self._next: dict[int, tuple[int, int]] = {}
+
+    def episode(self, task: str = "a", source: str = "online") -> int:
+        """A new episode's number."""
+        number = len(self._facts) + 1
+        self._facts[number] = EpisodeFacts(f"episode-{number}", "robot", task, source, number)
+        self._next[number] = (0, 0)
+        return number
+
+    def segment(
+        self,
+        episode: int,
+        runs: Sequence[Run],
+        outcome: int = -1,
+        reward: float = 0.0,
+        at: tuple[int, int] | None = None,
+    ) -> int:
+        """Its row. An outcome makes it the last; `at`: (index, first tick) when it is not the next in turn."""
+        index, tick = at or self._next[episode]
+        self._next[episode] = (index + 1, tick + sum(run[0] for run in runs))
+        self.row += 1
+        self._segments.append((self.row, episode, index, tick, list(runs), reward, outcome >= 0, outcome))
+        return self.row
+
+    def record(self, lengths: Sequence[int], task: str = "a", source: str = "demonstration", actor: int = HUMAN) -> int:
+        """A whole episode of one actor, by the steps of its segments."""
+        number = self.episode(task, source)
+        for position, steps in enumerate(lengths):
+            self.segment(number, [(steps, actor, 1)], 0 if position == len(lengths) - 1 else -1)
+        return number
+
+    def record_some(
+        self, rng: np.random.Generator, episodes: int, tasks: Sequence[str] = ("a", "b"), far: int = 60
+    ) -> None:
+        """Random ones of every kind: actors, versions, lengths and outcomes."""
+        for _ in range(episodes):
+            number = self.episode(str(rng.choice(tasks)), str(rng.choice(["online", "demonstration"])))
+            count = int(rng.integers(1, 6))
+            for position in range(count):
+                runs = [
+                    (int(rng.integers(1, far)), int(rng.integers(4)), int(rng.integers(1, 9)))
+                    for _ in range(rng.integers(0 if position == count - 1 else 1, 4))
+                ]
+                self.segment(number, runs, int(rng.integers(3)) if position == count - 1 else -1, float(rng.random()))
+
+    def prune(self, episodes: set[int]) -> None:
+        self._segments = [segment for segment in self._segments if segment[1] not in episodes]
+
+    def damage(self, rows: set[int]) -> None:
+        self._segments = [segment for segment in self._segments if segment[0] not in rows]
+
+    def index(self, after: int = 0, until: int = 2**62) -> SegmentIndex:
+        chosen = [segment for segment in self._segments if after < segment[0] <= until]
+        runs, offsets = [], [0]
+        for segment in chosen:
+            at = 0
+            for steps, actor, version in segment[4]:
+                runs.append((at, steps, actor, version))
+                at += steps
+            offsets.append(len(runs))
+        steps = [sum(run[0] for run in segment[4]) for segment in chosen]
+        columns = list(zip(*chosen, strict=True)) or [[]] * 8
+        return SegmentIndex(
+            row=np.array(columns[0], np.int64),
+            episode=np.array(columns[1], np.int64),
+            index=np.array(columns[2], np.int32),
+            first_tick=np.array(columns[3], np.int64),
+            steps=np.array(steps, np.int32),
+            frames=np.array(steps, np.int32),
+            reward_sum=np.array(columns[5], np.float64),
+            last=np.array(columns[6], bool),
+            outcome=np.array(columns[7], np.int8),
+            run_offsets=np.array(offsets, np.int64),
+            runs=np.array(runs, np.int32).reshape(-1, 4),
+            episodes={number: self._facts[number] for number in columns[1]},
+        )
+
+    def universe(self, tasks: tuple[str, ...] = ("a", "b")) -> Universe:
+        universe = Universe(tasks)
+        universe.extend(self.index())
+        return universe
+
+
+def by_step(universe: Universe, bytes_per_step: int = 1000):
+    """A cost for the planner: int64[k] bytes of int64[k] segments."""
+    return lambda segments: universe.steps[segments].astype(np.int64) * bytes_per_step
+
+
+class Reader:
+    """Carries plans out as the feed does, and counts what was drawn."""
+
+    def __init__(self, universe: Universe, cost, budget: int) -> None:
+        self.universe, self.cost, self.budget = universe, cost, budget
+        self.holders: Counter[int] = Counter()
+        self.held: Counter[tuple[int, ...]] = Counter()
+        self.drawn: Counter[tuple[int, int]] = Counter()
+        self.loads = 0
+        self.peak = 0
+
+    def carry_out(self, plan: Plan, batch: int) -> None:
+        self._let_go(plan.drop)
+        for block in plan.admit:
+            assert block and len(set(block)) == len(block)
+            self.held[block] += 1
+            for segment in block:
+                self.loads += not self.holders[segment]
+                self.holders[segment] += 1
+        used = int(self.cost(np.array(sorted(+self.holders), np.int64)).sum())
+        self.peak = max(self.peak, used)
+        assert used <= self.budget, f"plan {plan.number}: {used} bytes admitted of {self.budget}"
+        assert plan.segments.shape == plan.offsets.shape == (batch,)
+        assert (plan.offsets >= 0).all() and (plan.offsets < self.universe.steps[plan.segments]).all()
+        for segment, offset in zip(plan.segments.tolist(), plan.offsets.tolist(), strict=True):
+            assert self.holders[segment], f"plan {plan.number}: segment {segment} is drawn but not in memory"
+            self.drawn[segment, offset] += 1
+        self._let_go(plan.release)
+
+    def counts(self) -> np.ndarray:
+        """int64 draws of each step of the universe, segment after segment."""
+        first = np.concatenate([[0], np.cumsum(self.universe.steps, dtype=np.int64)])
+        counts = np.zeros(first[-1], np.int64)
+        for (segment, offset), count in self.drawn.items():
+            counts[first[segment] + offset] = count
+        return counts
+
+    def _let_go(self, blocks) -> None:
+        for block in blocks:
+            assert self.held[block] > 0, f"{block} leaves but was never admitted"
+            self.held[block] -= 1
+            for segment in block:
+                self.holders[segment] -= 1
+                assert self.holders[segment] >= 0
+
+
+def per_step(universe: Universe, by_run: np.ndarray) -> np.ndarray:
+    """A value of each run, for each step of the universe, segment after segment."""
+    values = np.zeros(int(universe.steps.sum()))
+    first = np.concatenate([[0], np.cumsum(universe.steps, dtype=np.int64)])
+    for run, value in enumerate(by_run.tolist()):
+        begin = first[universe.run_segment[run]] + universe.run_first[run]
+        values[begin : begin + universe.run_count[run]] = value
+    return values
+
+
+def same(one: Plan, other: Plan) -> bool:
+    """Whether two plans draw the same steps."""
+    return (
+        one.number == other.number
+        and np.array_equal(one.segments, other.segments)
+        and np.array_equal(one.offsets, other.offsets)
+    )

@@ -1,0 +1,281 @@
+import hashlib
+import os
+import subprocess
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+
+from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.maintenance.shard_writer import SealPolicy, seal
+from cloud_learner.buffer.store.objects import LocalObjects
+from cloud_learner.buffer.store.shard import Item, encode_shard
+from cloud_learner.buffer.store.store import SegmentStore
+from cloud_learner.buffer.synthetic import fake_episode, same_segment
+from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer
+from wire import codec
+from wire.errors import DiskFull, InvalidData, StorageError
+from wire.messages.all import CameraFrames
+
+pytest_plugins = ["tests.s3"]
+
+
+@pytest.fixture(params=["local", pytest.param("cloud", marks=pytest.mark.slow)])
+def buffer(request, tmp_path):
+    """On this machine's disk, or with its ledger in PostgreSQL and its shards in an object store."""
+    urls = {}
+    if request.param == "cloud":
+        urls = {"ledger": request.getfixturevalue("postgres_url"), "store": request.getfixturevalue("s3")}
+    buffer = Buffer(BufferPlace(tmp_path / "data", **urls))
+    yield buffer
+    buffer.ledger.close()
+
+
+@pytest.fixture
+def local(tmp_path):
+    buffer = Buffer(BufferPlace(tmp_path / "data"))
+    yield buffer
+    buffer.ledger.close()
+
+
+def test_a_segment_is_there_from_the_moment_it_was_taken_until_it_lies_in_a_shard(buffer):
+    rows = buffer.add_episode("e0", steps=300) + buffer.add_episode("e1", OTHER, steps=300)
+    assert rows == [1, 2, 3, 4, 5, 6, 7, 8]
+    buffer.check()
+    ledger, reader = buffer.place.open_reader()
+    buffer.check(store=reader)
+    assert set(buffer.where().values()) == {"journal"}
+    done = seal(buffer.store, buffer.ledger, 2000, force=True)
+    assert (done.shards, done.segments, done.rows) == (2, 8, 600)
+    assert "journal" not in buffer.where().values()
+    buffer.check()
+    buffer.check(store=reader)
+    assert set(reader.read(rows, verify=True).segments) == set(rows)
+    buffer.reopen()
+    buffer.check()
+    ledger.close()
+
+
+def test_a_segment_comes_twice_and_is_stored_once(local):
+    segments = fake_episode(SPEC, "e", steps=160)
+    assert [local.store.append(segment, 1, 2) for segment in segments] == [1, 2]
+    assert [local.store.append(segment, 1, 2) for segment in segments] == [None, None]
+    local.reopen()
+    assert local.store.append(segments[0], 1, 2) is None
+    assert len(local.ledger.segments_after(0)) == 2
+
+
+def test_the_ledger_has_the_size_and_hash_of_the_canonical_record(local):
+    (segment,) = fake_episode(SPEC, "e", steps=20)
+    brought = msgspec.structs.replace(segment, frames={"camera1": segment.frames["camera1"]})
+    row = local.store.append(brought, 1, 2)
+    empty = CameraFrames(np.zeros(0, np.int64), ())
+    canonical = msgspec.structs.replace(segment, frames={"camera0": empty, "camera1": segment.frames["camera1"]})
+    payload = codec.encode(canonical)
+    known = local.ledger.segment("e/0")
+    assert (known.bytes, known.sha256) == (len(payload), hashlib.sha256(payload).hexdigest())
+    assert same_segment(local.store.read([row]).segments[row], canonical)
+
+
+def test_what_may_not_be_stored_leaves_no_row(local):
+    (segment,) = fake_episode(SPEC, "e", steps=20)
+    stranger = msgspec.structs.replace(segment.episode, spec_hash="0123456789abcdef")
+    with pytest.raises(InvalidData, match="say hello"):
+        local.store.append(msgspec.structs.replace(segment, episode=stranger), 1, 2)
+    image = segment.frames["camera0"].encoded[0]
+    many = {**segment.frames, "camera0": CameraFrames(np.arange(5000), (image,) * 5000)}
+    with pytest.raises(InvalidData, match="larger than a shard"):
+        local.store.append(msgspec.structs.replace(segment, frames=many), 1, 2)
+    assert local.ledger.newest_row() == 0
+    assert local.store.append(segment, 1, 2) == 1
+
+
+def test_rows_that_nobody_knows_are_absent(local):
+    rows = local.add_episode("e", steps=80)
+    found = local.store.read([*rows, 77, *rows])
+    assert list(found.segments) == rows and found.damaged == {}
+    assert local.store.read([]).segments == {}
+
+
+def test_leftovers_of_a_crash_go_when_the_next_writer_opens(buffer):
+    rows = buffer.add_episode("e0", steps=160)
+    before = sorted(buffer.store.objects.list())
+    # a shard that was written but never committed
+    number = buffer.ledger.reserve_shard(SPEC.hash, 5)
+    items = [Item(row, "0" * 64, buffer.segments[row]) for row in rows]
+    encoded = encode_shard(SPEC, number, items)
+    for key, data in list(encoded.objects.items())[3:]:
+        buffer.store.objects.put(key, data)
+    # one of which deleting had begun
+    seal(buffer.store, buffer.ledger, 2000, force=True)
+    (sealed,) = {place.shard for place in buffer.ledger.places(rows).values()}
+    buffer.ledger.prune(["e0"], 7)
+    buffer.ledger.mark_dropping(SPEC.hash, sealed)
+    buffer.store.objects.delete(f"{SPEC.hash}/actor/c/{sealed}")
+    # a file of which half was written
+    if isinstance(buffer.store.objects, LocalObjects):
+        half = buffer.store.objects.root / ".writing" / "1-2-3.part"
+        half.parent.mkdir(exist_ok=True)
+        half.write_bytes(b"half")
+    buffer.reopen()
+    assert buffer.ledger.shards() == ()
+    left = {key for key in buffer.store.objects.list() if not key.endswith("zarr.json")}
+    assert left == {key for key in before if not key.endswith("zarr.json")} == {"store.json"}
+    if isinstance(buffer.store.objects, LocalObjects):
+        assert not half.exists()
+    fresh = buffer.add_episode("e1", steps=160)
+    seal(buffer.store, buffer.ledger, 3000, force=True)
+    buffer.check(fresh)
+
+
+def test_a_store_of_another_format_is_refused(local):
+    local.store.objects.put("store.json", b'{"format": 9}')
+    local.ledger.close()
+    with pytest.raises(StorageError, match=r"format 9, this vla-fleet reads format 2"):
+        local.place.open_writer()
+    local.store.objects.put("store.json", b"[1]")
+    with pytest.raises(StorageError, match=r"store\.json"):
+        local.place.open_writer()
+
+
+def test_a_reader_finds_what_moves_while_it_reads(local, monkeypatch):
+    """Between the ledger's answer and the reading, segments are sealed, rewritten and forgotten."""
+    rows = local.add_episode("e0", steps=320)
+    gone = local.add_episode("e1", steps=320)
+    ledger, reader = local.place.open_reader()
+    asked = ledger.places
+    moves = [
+        lambda: (seal(local.store, local.ledger, 2000, force=True), local.reopen()),
+        lambda: _rewrite_all(local, rows + gone),
+        lambda: (local.ledger.prune(["e1"], 5), _rewrite_all(local, rows)),
+    ]
+
+    def ask_and_move(wanted):
+        answer = asked(wanted)
+        if moves:
+            moves.pop(0)()
+        return answer
+
+    monkeypatch.setattr(ledger, "places", ask_and_move)
+    found = reader.read(rows + gone)
+    assert moves == []
+    assert found.damaged == {} and set(found.segments) == set(rows)
+    assert all(same_segment(found.segments[row], local.segments[row]) for row in rows)
+    ledger.close()
+
+
+def _rewrite_all(buffer, rows):
+    from cloud_learner.buffer.maintenance.compact import drop_dead, rewrite
+
+    with buffer.ledger.exclusive(wait_s=5):
+        rewrite(buffer.store, buffer.ledger, SPEC, rows, 9)
+    drop_dead(buffer.store, buffer.ledger)
+
+
+@pytest.mark.slow
+def test_readers_and_a_sealer_at_the_same_time(local):
+    failures, stop = [], threading.Event()
+    ledger, reader = local.place.open_reader()
+
+    def read():
+        chance = np.random.default_rng(0)
+        while not stop.is_set():
+            rows = list(local.segments)
+            if rows:
+                try:
+                    local.check(chance.choice(rows, 5).tolist(), reader)
+                except AssertionError as error:
+                    failures.append(error)
+                    return
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for thread in readers:
+        thread.start()
+    for n in range(12):
+        local.add_episode(f"e{n}", steps=160)
+        seal(local.store, local.ledger, 2000, force=n % 2 == 0)
+    stop.set()
+    for thread in readers:
+        thread.join()
+    assert failures == []
+    local.check()
+    ledger.close()
+
+
+def test_a_journal_of_another_machine_is_no_damage(local, tmp_path):
+    rows = local.add_episode("e0", steps=160)
+    there = BufferPlace(tmp_path / "other", store=local.place.store_place)
+    store = SegmentStore(there.journal, LocalObjects(tmp_path / "data" / "store"), local.ledger)
+    found = store.read(rows)
+    assert found.elsewhere == tuple(rows) and found.segments == {} and found.damaged == {}
+    # and whoever seals there leaves it alone
+    assert seal(store, local.ledger, 5000, force=True).shards == 0
+    seal(local.store, local.ledger, 5000, force=True)
+    local.check(store=store)
+
+
+def test_a_full_disk_loses_nothing_that_was_taken(local, monkeypatch):
+    rows = local.add_episode("e0", steps=160)
+    write = os.pwrite
+
+    def full(descriptor, data, at):
+        if len(data) > 100:
+            write(descriptor, data[:50], at)
+        raise OSError(28, "No space left on device")
+
+    (segment,) = fake_episode(SPEC, "e1", steps=80)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        for _ in range(3):
+            with pytest.raises(StorageError, match="no space left"):
+                local.store.append(segment, 1, 2)
+    local.check(rows)
+    local.add([segment])
+    local.check()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A directory that holds 3 MB and no more."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", disk], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk):
+    buffer = Buffer(BufferPlace(small_disk / "data"))
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(500_000))
+    for number in range(1000):
+        try:
+            buffer.add_episode(f"e{number}", steps=320)
+        except DiskFull:
+            break
+    taken = dict(buffer.segments)
+    assert len(taken) > 20
+    for _ in range(3):
+        with pytest.raises(DiskFull):
+            seal(buffer.store, buffer.ledger, 2000, force=True)
+        buffer.check()
+    # somebody makes a little room: what was begun goes, and sealing gives more room than it takes
+    ballast.unlink()
+    buffer.reopen()
+    assert len(buffer.ledger.segments_after(0, limit=10**6)) == len(taken)
+    buffer.check()
+    done = seal(buffer.store, buffer.ledger, 2000, SealPolicy(), force=True)
+    assert done.segments == len(taken)
+    buffer.check()
+    buffer.add_episode("afterwards", steps=80)
+    buffer.check()
+    buffer.ledger.close()
+
+
+def test_what_a_reader_opens_must_be_there(tmp_path):
+    with pytest.raises(StorageError):
+        BufferPlace(tmp_path / "nothing").open_reader()
+    assert not (tmp_path / "nothing").exists()

@@ -1,0 +1,137 @@
+"""A gateway with its scheduler, robots that report, and whoever calls."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.gateway.ingest import Ingest
+from cloud_learner.gateway.server import Gateway
+from cloud_learner.gateway.weight_store import WeightStore
+from cloud_learner.operator.desk import Desk
+from cloud_learner.operator.view import FleetView
+from tests.cloud_learner.fake_edge import SPEC, FakeEdge
+from wire.clock import ManualClock
+from wire.messages.all import (
+    Answer,
+    Hello,
+    ListFleet,
+    Message,
+    Operator,
+    Publish,
+    WeightBytes,
+)
+from wire.messages.fleet import JobRequest, JobState, RobotState
+from wire.transport.channel import Channel
+from wire.transport.memory_channel import MemoryClient, MemoryServer
+from wire.types import PolicyVersion
+
+TASKS = ("reach", "push")
+
+
+class Hall:
+    """A gateway on a data directory with a clock that the test moves."""
+
+    def __init__(self, root: Path, clock: ManualClock | None = None, server: MemoryServer | None = None) -> None:
+        self.root = root
+        self.clock = clock or ManualClock(10**9)
+        self.server = server or MemoryServer()
+        self.ledger, store = BufferPlace(root).open_writer()
+        ingest = Ingest(root, self.ledger, store, self.clock)
+        ingest.open()
+        self.view = FleetView(self.clock)
+        self.desk = Desk(self.view, clock=self.clock)
+        weights = WeightStore.open(root / "weights", self.ledger)
+        self.gateway = Gateway(
+            self.server, self.ledger, ingest, weights, self.view, TASKS, SPEC, self.clock, lambda: self.clock.now_ns()
+        )
+        self.edges: list[FakeEdge] = []
+        self.calls = 0
+
+    def killed(self) -> Hall:
+        """Another gateway on the same data, as after a kill -9."""
+        self.ledger.close()
+        again = Hall(self.root, self.clock, self.server)
+        again.edges = self.edges
+        return again
+
+    def edge(self, name: str, **options: object) -> FakeEdge:
+        edge = FakeEdge(name.partition("@")[0], self.server.connect(name), self.clock, **options)  # type: ignore[arg-type]
+        edge.hello()
+        self.edges.append(edge)
+        self.gateway.turn()
+        edge.turn()
+        edge.between()
+        return edge
+
+    def pass_time(self, seconds: float, work: bool = False) -> None:
+        """Robots report five times a second; with `work` each runs an episode every second."""
+        for tick in range(round(5 * seconds)):
+            self.clock.advance(200_000_000)
+            for edge in self.edges:
+                edge.turn()
+                edge.between()
+                if edge.welcomed:
+                    edge.status()
+                if work and tick % 5 == 0:
+                    edge.episode()
+            self.gateway.turn()
+        for edge in self.edges:
+            edge.turn()
+
+    def peer(self, name: str = "console") -> MemoryClient:
+        peer = self.server.connect(name)
+        key = name.partition("@")[0]
+        peer.send(Hello(key, key.partition("-")[0].rstrip("0123456789"), "c", 1, 99))
+        self.gateway.turn()
+        assert self.hear(peer)
+        return peer
+
+    def hear(self, peer: Channel) -> list[Message]:
+        found = []
+        while (message := peer.recv()) is not None:
+            found.append(message)
+        return found
+
+    def ask(self, peer: MemoryClient, message: Message) -> Answer:
+        peer.send(message)
+        self.gateway.turn()
+        return next(m for m in self.hear(peer) if isinstance(m, Answer))
+
+    def robots(self, peer: MemoryClient) -> dict[str, RobotState]:
+        return {robot.name: robot for robot in self.ask(peer, ListFleet(1)).robots}
+
+    def jobs(self, peer: MemoryClient) -> dict[str, JobState]:
+        return {job.request.id: job for job in self.ask(peer, ListFleet(1)).jobs}
+
+    def publish(self, number: int) -> None:
+        trainer = self.server.connect("trainer")
+        trainer.send(Hello("trainer", "trainer", "c", 1))
+        data = b"weights %d" % number
+        version = PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), number - 1, 10, 20, 3)
+        trainer.send(Publish(version))
+        trainer.send(WeightBytes(number, 0, data))
+        self.gateway.turn()
+
+    def lease(self, robot: str) -> tuple[str, str] | None:
+        lease = self.gateway._dispatcher.leases.of(robot, self.clock.now_ns())
+        return (lease.holder, lease.purpose) if lease else None
+
+
+def canary(version: int = 0, episodes: int = 3, **more: object) -> JobRequest:
+    fields: dict = {"id": "canary", "kind": "evaluation", "tasks": (), "robots": 1, "episodes": episodes}
+    return JobRequest(**(fields | {"version": version} | more))
+
+
+def page(hall: Hall, operator: int, kind: str, robot: str = "robot-0", **more: object) -> None:
+    hall.desk.hear(operator, msgspec.json.encode({"type": kind, "robot": robot, **more}))
+    hall.gateway.turn()
+    for edge in hall.edges:
+        edge.turn()
+
+
+def wishes(edge: FakeEdge) -> list[str]:
+    return [message.kind for message in edge.heard if isinstance(message, Operator)]

@@ -1,0 +1,396 @@
+"""People at the gateway: who drives a robot, and who stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cloud_learner.dispatch.hall import Hall, page, wishes
+from wire.errors import Refused
+from wire.messages.all import AcquireLease, Operator, Preempted, ReleaseLease, RenewLease
+
+
+@pytest.fixture
+def hall(tmp_path: Path) -> Iterator[Hall]:
+    made = Hall(tmp_path)
+    yield made
+    made.ledger.close()
+
+
+def test_taking_over_at_the_page_is_a_lease_and_handing_back_gives_the_job_back(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    me = hall.desk.join()
+    told = edge.job
+    page(hall, me, "take_over")
+    assert hall.lease("robot-0") == (f"web-{me}", "operator")
+    hall.pass_time(40.0)
+    assert hall.lease("robot-0") == (f"web-{me}", "operator")
+    assert edge.job is told  # its episodes go on under the person's hand
+    page(hall, me, "command", action=[0, 0, 0, 0])
+    page(hall, me, "hand_back")
+    hall.pass_time(1.0)
+    assert wishes(edge) == ["take_over", "command", "hand_back"]
+    assert hall.lease("robot-0") == ("main", "rollout")
+    assert told is not None and edge.job is not None and edge.job.id == told.id
+
+
+def test_a_page_that_leaves_leaves_the_robot_to_people(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    me, you = hall.desk.join(), hall.desk.join()
+    page(hall, me, "take_over")
+    hall.desk.leave(me)
+    hall.pass_time(40.0)
+    assert wishes(edge) == ["take_over", "drop_link"]
+    assert hall.lease("robot-0") == (f"dropped:web-{me}", "operator")
+    assert hall.desk.control(you) == {"robot-0": "dropped"}
+    page(hall, you, "take_over")
+    assert hall.lease("robot-0") == (f"web-{you}", "operator")
+    page(hall, you, "hand_back")
+    hall.pass_time(1.0)
+    assert hall.lease("robot-0") == ("main", "rollout")
+
+
+def test_a_page_of_before_a_kill_has_dropped_its_robot(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    me = hall.desk.join()
+    page(hall, me, "take_over")
+    hall = hall.killed()
+    hall.pass_time(30.0)
+    assert wishes(edge) == ["take_over", "drop_link"]
+    assert hall.lease("robot-0") == (f"dropped:web-{me}", "operator")
+    again = hall.desk.join()
+    assert hall.desk.control(again) == {"robot-0": "dropped"}
+    page(hall, again, "hand_back")
+    hall.pass_time(1.0)
+    assert hall.lease("robot-0") == ("main", "rollout") and wishes(edge)[-1] == "hand_back"
+    hall.ledger.close()
+
+
+def test_a_stop_outranks_everybody_until_it_is_released(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    teleoperator = hall.peer("teleoperator")
+    lease = hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 1000.0)).lease
+    assert lease is not None
+    teleoperator.send(Operator("robot-0", "take_over"))
+    hall.pass_time(1.0)
+    hall.hear(teleoperator)
+    me = hall.desk.join()
+    page(hall, me, "estop")
+    assert hall.lease("robot-0") == (f"web-{me}", "estop")
+    (ended,) = [m for m in hall.hear(teleoperator) if isinstance(m, Preempted)]
+    assert ended.lease.number == lease.number and "for estop" in ended.reason
+    hall.pass_time(30.0)
+    assert edge.mode == "estop" and hall.lease("robot-0") == (f"web-{me}", "estop")
+    assert hall.robots(hall.peer())["robot-0"].health == "stopped"
+    refused = hall.ask(teleoperator, AcquireLease(2, "robot-0", "teleoperation", 80, 1.0)).refused
+    assert f"is stopped by 'web-{me}'. Release the stop first." in refused
+    page(hall, me, "take_over")
+    assert hall.desk.refused(me) == [f"robot-0 is stopped by 'web-{me}'. Release the stop first."]
+    assert hall.desk.control(me) == {}
+    page(hall, me, "release_estop")
+    # it was being driven, by somebody who has lost it: it waits for a person
+    assert hall.lease("robot-0") == ("dropped:teleoperator", "operator")
+    page(hall, me, "hand_back")
+    hall.pass_time(10.0)
+    assert hall.lease("robot-0") == ("main", "rollout")
+
+
+def test_a_stop_beside_the_robot_is_a_lease_too(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    edge.mode = "estop"
+    hall.pass_time(30.0)
+    assert hall.lease("robot-0") == ("beside the robot", "estop")
+    edge.mode = "policy"
+    hall.pass_time(10.0)
+    assert hall.lease("robot-0") == ("main", "rollout")
+
+
+def test_a_teleoperator_drives_only_what_it_holds(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    teleoperator = hall.peer("teleoperator")
+    rest = (0.0, 0.0, 0.0, 0.0)
+    assert "is held by 'main'" in hall.ask(teleoperator, Operator("robot-0", "take_over")).refused
+    lease = hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 0, 1.0)).lease
+    assert lease is not None and lease.priority == 80
+    assert "has not taken" in hall.ask(teleoperator, Operator("robot-0", "command", rest)).refused
+    teleoperator.send(Operator("robot-0", "take_over", operator="forged"))
+    teleoperator.send(Operator("robot-0", "command", rest))
+    hall.gateway.turn()
+    for bad, words in (
+        (Operator("robot-0", "command", (9.0, 0.0, 0.0, 0.0)), "outside [-1, 1]"),
+        (Operator("robot-0", "command", (0.0,)), "1 numbers"),
+        (Operator("robot-0", "command", (float("nan"), 0.0, 0.0, 0.0)), "no number to act on"),
+        (Operator("robot-0", "drop_link"), "kind: a teleoperator cannot ask for 'drop_link'"),
+    ):
+        assert words in hall.ask(teleoperator, bad).refused
+    hall.pass_time(0.4)
+    assert [type(m).__name__ for m in hall.hear(teleoperator)] == ["EdgeStatus"] * 2  # it sees what it drives
+    # another one cannot, but anybody may stop
+    other = hall.peer("teleoperator-2")
+    assert "is held by 'teleoperator'" in hall.ask(other, Operator("robot-0", "command", rest)).refused
+    hall.ask(teleoperator, ReleaseLease(2, "robot-0", lease.number))
+    hall.pass_time(1.0)
+    assert wishes(edge) == ["take_over", "command", "hand_back"]
+    assert all(m.operator == "teleoperator" for m in edge.heard if isinstance(m, Operator))
+    assert hall.lease("robot-0") == ("main", "rollout")
+
+
+def test_a_teleoperator_that_vanishes_leaves_the_robot_holding(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    teleoperator = hall.peer("teleoperator")
+    hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 1.0))
+    teleoperator.send(Operator("robot-0", "take_over"))
+    hall.pass_time(2.0)
+    assert wishes(edge) == ["take_over", "drop_link"]
+    assert hall.lease("robot-0") == ("dropped:teleoperator", "operator")
+    assert any(isinstance(m, Preempted) for m in hall.hear(teleoperator))
+    # the next one finds it free for people
+    other = hall.peer("teleoperator-2")
+    assert hall.ask(other, AcquireLease(1, "robot-0", "teleoperation", 80, 1.0)).lease is not None
+    hall.pass_time(3.0)
+    assert hall.lease("robot-0") == ("dropped:teleoperator", "operator")
+    me = hall.desk.join()
+    page(hall, me, "hand_back")
+    hall.pass_time(5.0)
+    assert hall.lease("robot-0") == ("main", "rollout")
+
+
+def test_a_teleoperator_that_comes_back_drives_on(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    teleoperator = hall.peer("teleoperator")
+    hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 1.0))
+    teleoperator.send(Operator("robot-0", "take_over"))
+    hall.pass_time(3.0)
+    lease = hall.ask(teleoperator, AcquireLease(2, "robot-0", "teleoperation", 80, 30.0)).lease
+    assert lease is not None
+    teleoperator.send(Operator("robot-0", "take_over"))
+    hall.pass_time(5.0)
+    assert hall.ask(teleoperator, RenewLease(3, "robot-0", lease.number)).refused == ""
+    assert wishes(edge) == ["take_over", "drop_link", "take_over"]
+    # it may stop the robot itself, and let it go on
+    teleoperator.send(Operator("robot-0", "estop"))
+    hall.pass_time(5.0)
+    assert hall.lease("robot-0") == ("teleoperator", "estop")
+    assert "stopped by 'teleoperator'" in hall.ask(teleoperator, AcquireLease(4, "robot-0", "drive", 80, 1.0)).refused
+    teleoperator.send(Operator("robot-0", "release_estop"))
+    hall.pass_time(1.0)
+    assert hall.lease("robot-0") == ("dropped:teleoperator", "operator")
+    assert wishes(edge)[3:] == ["estop", "drop_link", "release_estop"] or wishes(edge)[3:] == [
+        "drop_link",
+        "estop",
+        "release_estop",
+    ]
+
+
+def test_a_page_cannot_take_what_a_teleoperator_drives_and_a_console_can_end_it(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    teleoperator, console, me = hall.peer("teleoperator"), hall.peer(), hall.desk.join()
+    hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 100.0))
+    teleoperator.send(Operator("robot-0", "take_over"))
+    hall.pass_time(1.0)
+    assert hall.desk.control(me) == {"robot-0": "other"}
+    with pytest.raises(Refused, match=r"held by 'teleoperator' \(teleoperation\)"):
+        page(hall, me, "take_over")
+    hall.hear(teleoperator)
+    assert hall.ask(console, ReleaseLease(1, "robot-0", 0)).refused == ""
+    (ended,) = [m for m in hall.hear(teleoperator) if isinstance(m, Preempted)]
+    assert "'console' released it by force" in ended.reason
+    hall.pass_time(1.0)
+    assert wishes(edge)[-1] == "hand_back" and hall.lease("robot-0") == ("main", "rollout")
+
+
+# --- stops that get lost ----------------------------------------------------------------------------------------------
+
+
+def test_a_stop_that_was_lost_is_sent_again_until_the_robot_shows_it(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    teleoperator = hall.peer("teleoperator")
+    teleoperator.send(Operator("robot-0", "estop"))
+    hall.gateway.turn()
+    hall.hear(edge.channel)  # lost on its way
+    for _ in range(30):
+        # the robot works on and hears nothing
+        hall.clock.advance(200_000_000)
+        edge.status()
+        hall.gateway.turn()
+        lost = [m for m in hall.hear(edge.channel) if isinstance(m, Operator)]
+        assert [(m.kind, m.operator) for m in lost] == [("estop", "teleoperator")]
+        assert hall.lease("robot-0") == ("teleoperator", "estop")
+    hall.pass_time(0.4)
+    assert edge.mode == "estop"
+    told = wishes(edge)
+    hall.pass_time(10.0)
+    assert wishes(edge) == told and hall.lease("robot-0") == ("teleoperator", "estop")
+    # what was shown once may be released beside the robot
+    edge.mode = "policy"
+    hall.pass_time(10.0)
+    assert hall.lease("robot-0") == ("main", "rollout") and wishes(edge) == told
+
+
+def test_a_stop_is_not_sent_faster_than_it_can_be_heard(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    page(hall, hall.desk.join(), "estop")
+    hall.hear(edge.channel)
+    for _ in range(50):
+        hall.clock.advance(20_000_000)
+        edge.mode = "policy"
+        edge.status()
+        hall.gateway.turn()
+    assert len([m for m in hall.hear(edge.channel) if isinstance(m, Operator)]) == 10
+
+
+def test_a_page_stops_a_robot_without_a_link_when_it_is_back(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    hall.server.cut.add("robot-0")
+    me = hall.desk.join()
+    page(hall, me, "estop")
+    texts = [event["text"] for event in hall.view.snapshot()["events"]]
+    assert any("estop did not reach the robot; it is sent again as soon as the robot is back" in t for t in texts)
+    hall.pass_time(60.0)
+    assert wishes(edge) == [] and hall.lease("robot-0") == (f"web-{me}", "estop")
+    hall.server.cut.clear()
+    edge.hello()
+    hall.gateway.turn()
+    edge.turn()
+    assert edge.mode == "estop"  # before it has reported anything
+    hall.pass_time(5.0)
+    assert hall.lease("robot-0") == (f"web-{me}", "estop")
+    page(hall, me, "release_estop")
+    hall.pass_time(5.0)
+    assert edge.mode == "policy" and hall.lease("robot-0") == ("main", "rollout")
+
+
+def test_a_report_from_before_the_release_does_not_confirm_the_next_stop(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    me = hall.desk.join()
+    page(hall, me, "estop")
+    hall.pass_time(3.0)
+    edge.status()  # on its way while the stop is released and set again
+    page(hall, me, "release_estop")
+    hall.desk.hear(me, b'{"type": "estop", "robot": "robot-0"}')
+    hall.gateway.turn()
+    hall.hear(edge.channel)
+    edge.mode = "policy"
+    hall.pass_time(5.0)
+    assert edge.mode == "estop" and hall.lease("robot-0") == (f"web-{me}", "estop")
+
+
+def test_stopping_once_more_counts_from_then_on(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    me, you = hall.desk.join(), hall.desk.join()
+    page(hall, me, "estop")
+    hall.pass_time(3.0)
+    edge.mode = "policy"  # released beside the robot, and nobody heard of it yet
+    hall.desk.hear(you, b'{"type": "estop", "robot": "robot-0"}')
+    hall.gateway.turn()
+    hall.hear(edge.channel)
+    hall.pass_time(5.0)
+    assert edge.mode == "estop" and hall.lease("robot-0") == (f"web-{me}", "estop")
+
+
+def test_a_stop_is_sent_again_after_a_restart_of_the_gateway(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    me = hall.desk.join()
+    page(hall, me, "estop")
+    edge.mode = "policy"  # it never heard of it
+    hall = hall.killed()
+    hall.pass_time(10.0)
+    assert edge.mode == "estop" and hall.lease("robot-0") == (f"web-{me}", "estop")
+    # confirmed now: it ends where it is released
+    edge.mode = "policy"
+    hall.pass_time(10.0)
+    assert hall.lease("robot-0") == ("main", "rollout")
+    hall.ledger.close()
+
+
+def test_a_stop_beside_the_robot_that_ended_with_the_gateway_away_is_over(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    edge.mode = "estop"
+    hall.pass_time(3.0)
+    hall = hall.killed()
+    edge.mode = "policy"
+    hall.pass_time(10.0)
+    assert "estop" not in wishes(edge) and hall.lease("robot-0") == ("main", "rollout")
+    hall.ledger.close()
+
+
+def test_a_new_control_process_is_told_of_the_stop(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    me = hall.desk.join()
+    page(hall, me, "estop")
+    hall.pass_time(3.0)
+    edge.pid += 1
+    edge.mode, edge.job = "reset", None
+    edge.hello()
+    hall.pass_time(5.0)
+    assert edge.mode == "estop" and hall.lease("robot-0") == (f"web-{me}", "estop")
+
+
+def test_a_teleoperator_stops_a_robot_that_is_not_back_since_a_restart(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    hall = hall.killed()
+    hall.edges = []
+    hall.server.cut.add("robot-0")
+    teleoperator = hall.peer("teleoperator")
+    assert "no link to the gateway now; it hears of it" in hall.ask(teleoperator, Operator("robot-0", "estop")).refused
+    assert hall.lease("robot-0") == ("teleoperator", "estop")
+    assert "there is no robot 'robot-9'" in hall.ask(teleoperator, Operator("robot-9", "estop")).refused
+    hall = hall.killed()  # the stop is kept
+    hall.server.cut.clear()
+    hall.edges = [edge]
+    hall.pass_time(20.0)
+    assert edge.mode == "estop" and hall.lease("robot-0") == ("teleoperator", "estop")
+    hall.ledger.close()
+
+
+def test_a_teleoperator_stops_a_robot_whose_spec_is_not_known_yet(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    hall = hall.killed()
+    teleoperator = hall.peer("teleoperator")
+    assert "said what its actions mean" in hall.ask(teleoperator, Operator("robot-0", "take_over")).refused
+    teleoperator.send(Operator("robot-0", "estop"))
+    hall.gateway.turn()
+    assert hall.hear(teleoperator) == []
+    edge.turn()
+    assert edge.mode == "estop" and hall.lease("robot-0") == ("teleoperator", "estop")
+    hall.ledger.close()
+
+
+def test_who_stopped_a_robot_releases_it_by_another_line_and_nobody_else_does(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    first, again, other = hall.peer("teleoperator@4"), hall.peer("teleoperator"), hall.peer("teleoperator-2")
+    refused = hall.ask(again, Operator("robot-0", "release_estop")).refused
+    assert refused == "release_estop: 'robot-0' is not stopped."
+    first.send(Operator("robot-0", "estop"))
+    hall.pass_time(3.0)
+    assert hall.lease("robot-0") == ("teleoperator@4", "estop")
+    refused = hall.ask(other, Operator("robot-0", "release_estop")).refused
+    assert "is stopped by 'teleoperator@4', not by 'teleoperator-2'. Release the stop at the page" in refused
+    number = hall.gateway._dispatcher.leases.all()[0].number
+    assert "Release the stop" in hall.ask(again, ReleaseLease(1, "robot-0", number)).refused
+    assert "until it is released" in hall.ask(again, RenewLease(2, "robot-0", number)).refused
+    again.send(Operator("robot-0", "release_estop"))
+    hall.pass_time(5.0)
+    assert edge.mode == "policy" and hall.lease("robot-0") == ("main", "rollout")

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cloud_learner.operator.desk import Desk
+from cloud_learner.operator.view import MAX_WISHES, FleetView
+from tests.cloud_learner.operator.fakes import arm_spec, edge_status, robot_state
+from wire.clock import ManualClock
+from wire.errors import ProtocolError, Refused
+from wire.messages.all import Operator
+from wire.types import Meaning
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def view(clock: ManualClock) -> FleetView:
+    view = FleetView(clock)
+    for name in ("r1", "r2"):
+        view.robot_seen(name, arm_spec())
+        view.status(edge_status(name))
+    return view
+
+
+@pytest.fixture
+def desk(view: FleetView, clock: ManualClock) -> Desk:
+    return Desk(view, clock=clock)
+
+
+def say(desk: Desk, operator: int, kind: str, robot: str = "r1", **more: object) -> str:
+    return desk.hear(operator, json.dumps({"type": kind, "robot": robot, **more}))
+
+
+def kinds(view: FleetView) -> list[tuple[str, str]]:
+    return [(wish.robot, wish.kind) for wish in view.wishes()]
+
+
+def test_the_whole_way_of_one_intervention(desk: Desk, view: FleetView):
+    me = desk.join()
+    say(desk, me, "take_over")
+    assert desk.control(me) == {"r1": "you"}
+    assert desk.control() == {"r1": "other"}
+    say(desk, me, "command", action=[0, 0.5, -1, 1], sequence=4)
+    say(desk, me, "hand_back")
+    take, command, back = view.wishes()
+    assert (take.kind, command.kind, back.kind) == ("take_over", "command", "hand_back")
+    assert (command.action, command.sequence, command.operator) == ((0.0, 0.5, -1.0, 1.0), 4, f"web-{me}")
+    assert desk.control(me) == {}
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        ([0, 0, 0], "3 numbers for r1, whose actions have 4"),
+        ([0] * 5, "5 numbers"),
+        ([0, 1.01, 0, 0], "'dy' = 1.01, outside [-1, 1] cm/step"),
+        ([0, -1e300, 0, 0], "outside"),
+    ],
+)
+def test_commands_outside_the_spec_are_refused(desk: Desk, view: FleetView, action: list, words: str):
+    me = desk.join()
+    say(desk, me, "take_over")
+    view.wishes()
+    with pytest.raises(Refused) as caught:
+        say(desk, me, "command", action=action)
+    assert words in str(caught.value)
+    assert view.wishes() == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "",
+        "hello",
+        "[]",
+        "{}",
+        '{"type": "explode", "robot": "r1"}',
+        '{"type": "estop"}',
+        '{"type": "estop", "robot": 3}',
+        '{"type": "estop", "robot": "r1", "also": 1}',
+        '{"type": "command", "robot": "r1", "action": [NaN, 0, 0, 0]}',
+        '{"type": "command", "robot": "r1", "action": [1e999, 0, 0, 0]}',
+        '{"type": "command", "robot": "r1", "action": ["1", 0, 0, 0]}',
+        '{"type": "command", "robot": "r1", "action": null}',
+        b"\xff\xfe",
+        "[" * 10_000,
+        '{"type": "estop", "robot": "' + "r" * 20_000 + '"}',
+    ],
+)
+def test_what_is_no_message_does_nothing(desk: Desk, view: FleetView, data: str | bytes):
+    me = desk.join()
+    say(desk, me, "take_over")
+    view.wishes()
+    with pytest.raises(ProtocolError):
+        desk.hear(me, data)
+    assert view.wishes() == []
+
+
+def test_an_unknown_robot_is_named_with_the_nearest(desk: Desk, view: FleetView):
+    with pytest.raises(Refused, match=r"no robot 'r11'. Did you mean 'r1'\?"):
+        say(desk, desk.join(), "estop", "r11")
+    assert view.wishes() == []
+
+
+def test_one_operator_per_robot(desk: Desk, view: FleetView):
+    me, you = desk.join(), desk.join()
+    say(desk, me, "take_over")
+    view.wishes()
+    for kind, more in (
+        ("take_over", {}),
+        ("hand_back", {}),
+        ("release_estop", {}),
+        ("command", {"action": [0, 0, 0, 0]}),
+    ):
+        with pytest.raises(Refused, match="driven from another page"):
+            say(desk, you, kind, **more)
+    assert view.wishes() == []
+    say(desk, you, "estop")  # anybody may stop
+    say(desk, you, "take_over", "r2")
+    assert desk.control(you) == {"r1": "other", "r2": "you"}
+    say(desk, me, "hand_back")
+    say(desk, you, "take_over")
+    assert desk.control(you)["r1"] == "you"
+
+
+def test_commands_need_a_take_over(desk: Desk, view: FleetView):
+    with pytest.raises(Refused, match="not under your control"):
+        say(desk, desk.join(), "command", action=[0, 0, 0, 0])
+    assert view.wishes() == []
+
+
+def test_a_silent_page_loses_its_robots(desk: Desk, view: FleetView, clock: ManualClock):
+    me, you = desk.join(), desk.join()
+    say(desk, me, "take_over")
+    say(desk, me, "take_over", "r2")
+    clock.advance(200_000_000)
+    desk.hear(me, '{"type": "heartbeat"}')
+    clock.advance(300_000_000)
+    assert desk.expire() == {}
+    clock.advance(1)
+    view.wishes()
+    assert desk.expire() == {me: ["r1", "r2"]}
+    assert kinds(view) == [("r1", "drop_link"), ("r2", "drop_link")]
+    assert desk.expire() == {}
+    assert desk.control(me) == {"r1": "dropped", "r2": "dropped"}
+    with pytest.raises(Refused, match="not under your control"):
+        say(desk, me, "command", action=[0, 0, 0, 0])
+    say(desk, you, "hand_back")  # somebody must be able to let the policy go on
+    assert desk.control(me) == {"r2": "dropped"}
+    say(desk, me, "take_over", "r2")
+    assert desk.control(me) == {"r2": "you"}
+
+
+def test_a_page_that_leaves_drops_its_robots(desk: Desk, view: FleetView):
+    me = desk.join()
+    say(desk, me, "take_over")
+    view.wishes()
+    assert desk.leave(me) == ["r1"]
+    assert kinds(view) == [("r1", "drop_link")]
+    assert desk.leave(desk.join()) == []
+
+
+def test_a_lost_robot_cannot_be_taken_and_a_stop_warns(desk: Desk, view: FleetView, clock: ManualClock):
+    me = desk.join()
+    clock.advance(3_000_000_000)
+    with pytest.raises(Refused, match="no link"):
+        say(desk, me, "take_over")
+    assert "may not reach it" in say(desk, me, "estop")
+    assert kinds(view) == [("r1", "estop")]
+
+
+def test_robots_that_keys_cannot_drive(desk: Desk, view: FleetView):
+    me = desk.join()
+    view.robot_seen("r3", arm_spec(Meaning.absolute))
+    view.status(edge_status("r4"))
+    view.status(edge_status("r3"))
+    with pytest.raises(Refused, match="absolute target"):
+        say(desk, me, "take_over", "r3")
+    with pytest.raises(Refused, match="not said what its actions mean"):
+        say(desk, me, "take_over", "r4")
+
+
+def test_a_gateway_that_does_not_listen_is_named(desk: Desk, view: FleetView):
+    me = desk.join()
+    for i in range(MAX_WISHES):
+        view.wish(Operator(f"x{i}", "take_over"))
+    with pytest.raises(Refused, match="takes no wishes now"):
+        say(desk, me, "take_over")
+    assert desk.control(me) == {}
+
+
+def test_what_the_gateway_refuses_is_let_go_without_a_word_to_the_robot(desk: Desk, view: FleetView):
+    me = desk.join()
+    say(desk, me, "take_over")
+    (wish,) = view.wishes()
+    view.refuse(wish, "r1 is held by somebody else.")
+    assert desk.refused(me) == ["r1 is held by somebody else."]
+    assert desk.control(me) == {}
+    assert view.wishes() == []
+
+
+def test_robots_that_are_driven_elsewhere_or_were_dropped_are_known(desk: Desk, view: FleetView):
+    me = desk.join()
+    view.fleet((robot_state("r1", "teleoperator", "teleoperation"), robot_state("r2", "dropped:web-9", "operator")), ())
+    assert desk.control(me) == {"r1": "other", "r2": "dropped"}
+    with pytest.raises(Refused, match=r"r1 is held by 'teleoperator' \(teleoperation\)"):
+        say(desk, me, "take_over")
+    say(desk, me, "take_over", "r2")
+    assert desk.control(me) == {"r1": "other", "r2": "you"}
+    view.fleet((robot_state("r1", "main"), robot_state("r2", f"web-{me}", "operator")), ())
+    assert desk.control(me) == {"r2": "you"}
+    say(desk, me, "take_over")  # a job gives way to a person

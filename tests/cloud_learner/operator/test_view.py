@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import json
+import math
+import threading
+
+import numpy as np
+
+from cloud_learner.operator import view as view_module
+from cloud_learner.operator.cards import not_drivable
+from cloud_learner.operator.view import FleetView
+from tests.cloud_learner.operator.fakes import arm_spec, edge_status, job_state, robot_state
+from wire.clock import ManualClock
+from wire.messages.all import Applied, Evaluation, Operator, Preview, TrainerStatus
+from wire.types import Dimension, Meaning, PolicyVersion
+
+SECOND_NS = 1_000_000_000
+
+
+def evaluation(number: int, rate: float, label: str = "cadence", duration_s: float = 0.0) -> Evaluation:
+    return Evaluation(number, {"b": rate, "a": rate / 2}, 10, 0, label, 0, duration_s)
+
+
+def version(number: int) -> PolicyVersion:
+    return PolicyVersion(number, "ab" * 32, 10, number - 1, 100 * number, 0, 0)
+
+
+def test_snapshot_of_an_empty_fleet_is_json():
+    snapshot = FleetView(ManualClock()).snapshot()
+    assert json.loads(json.dumps(snapshot, allow_nan=False)) == snapshot
+    assert snapshot["robots"] == []
+    assert snapshot["trainer"] is None
+    assert snapshot["version"] is None
+
+
+def test_a_robot_is_shown_as_its_status_says():
+    view = FleetView(ManualClock(), instructions={"drawer-open": "open the drawer"})
+    view.robot_seen("r1", arm_spec())
+    assert view.snapshot()["robots"][0]["link"] == "waiting"
+    view.status(edge_status("r1", mode="hold", reason="no fresh chunk", late_p99_s=math.nan))
+    view.episode_done("r1", "drawer-open", "success", 30)
+    robot = view.snapshot()["robots"][0]
+    json.dumps(robot, allow_nan=False)
+    assert (robot["mode"], robot["reason"], robot["link"]) == ("hold", "no fresh chunk", "ok")
+    assert (robot["task"], robot["instruction"]) == ("drawer-open", "open the drawer")
+    assert (robot["version"], robot["episodes"], robot["interventions"]) == (3, 12, 2)
+    assert robot["missed_percent"] == 0.5
+    assert robot["late_p99_s"] is None
+    assert robot["recent"] == [{"task": "drawer-open", "outcome": "success", "human_steps": 30}]
+    assert robot["spec"]["cameras"] == ["front"]
+
+
+def test_a_silent_robot_is_lost_once_and_comes_back():
+    clock = ManualClock()
+    view = FleetView(clock)
+    view.robot_seen("r1", arm_spec())
+    view.status(edge_status("r1"))
+    clock.advance(2 * SECOND_NS)
+    assert view.snapshot()["robots"][0]["link"] == "ok"
+    clock.advance(1)
+    assert view.snapshot()["robots"][0]["link"] == "lost"
+    assert view.lost("r1")
+    view.snapshot()
+    view.status(edge_status("r1"))
+    assert view.snapshot()["robots"][0]["link"] == "ok"
+    assert [e["text"] for e in view.snapshot()["events"]] == ["connected", "no word for 2 s", "back after 2.0 s"]
+
+
+def test_mode_changes_become_events():
+    view = FleetView(ManualClock())
+    for mode in ("policy", "human", "hold", "human", "policy", "estop", "hold", "hold"):
+        view.status(edge_status("r1", mode=mode))
+    texts = [event["text"] for event in view.snapshot()["events"]]
+    assert texts == ["a person took over", "handed back", "emergency stop", "emergency stop released"]
+
+
+def test_curve_is_in_order_of_time_and_thinned_at_its_limit():
+    clock = ManualClock()
+    view = FleetView(clock)
+    clock.advance(100 * SECOND_NS)
+    view.evaluation(evaluation(2, 0.8, duration_s=10.0))
+    view.evaluation(evaluation(1, 0.4), t_s=50.0)
+    curve = view.snapshot()["curve"]
+    assert [(p["t_s"], p["version"]) for p in curve] == [(50.0, 1), (90.0, 2)]
+    assert curve[1]["tasks"] == {"a": 0.4, "b": 0.8}
+    assert math.isclose(curve[1]["mean"], 0.6)
+    for i in range(2000):
+        view.evaluation(evaluation(i + 3, 0.5), t_s=100.0 + i)
+    curve = view.snapshot()["curve"]
+    assert len(curve) <= view_module.MAX_CURVE_POINTS
+    assert (curve[0]["version"], curve[-1]["version"]) == (1, 2002)
+
+
+def test_before_and_after_stand_beside_the_curve():
+    view = FleetView(ManualClock())
+    view.evaluation(evaluation(1, 0.2, "before"))
+    view.evaluation(evaluation(9, 1.0, "after"))
+    view.evaluation(Evaluation(9, {}, 0, 0, "cadence", 0, 0.0))
+    snapshot = view.snapshot()
+    assert snapshot["curve"] == []
+    assert snapshot["measured"]["before"]["version"] == 1
+    assert snapshot["measured"]["after"]["mean"] == 0.75
+
+
+def test_totals_and_latencies():
+    clock = ManualClock()
+    view = FleetView(clock, steps_stored=1000)
+    view.stored(80, 0.1)
+    view.stored(80, 0.3)
+    view.stored(40, math.nan)
+    view.version(version(4))
+    clock.advance(SECOND_NS // 2)
+    view.applied(Applied("r1", 4, 0))
+    view.applied(Applied("r1", 99, 0))
+    totals = view.snapshot()["totals"]
+    assert totals == {"steps_stored": 1200, "ingest_p50_s": 0.2, "applied_p50_s": 0.5}
+    assert view.snapshot()["version"]["number"] == 4
+
+
+def test_trainer_with_no_loss_yet_is_json():
+    clock = ManualClock()
+    view = FleetView(clock)
+    view.trainer(TrainerStatus(0, math.nan, 0.0, 0, 0, "waiting"))
+    view.trainer(TrainerStatus(50, 0.25, 12.0, 300, 4, "online"))
+    view.trainer(TrainerStatus(60, math.inf, 12.0, 300, 4, "online"))
+    clock.advance(3 * SECOND_NS)
+    trainer = view.snapshot()["trainer"]
+    assert (trainer["phase"], trainer["gradient_steps"], trainer["loss"], trainer["age_s"]) == ("online", 60, None, 3.0)
+    assert [event["text"] for event in view.snapshot()["events"]] == ["trainer is waiting", "trainer is online"]
+
+
+def test_events_are_bounded():
+    view = FleetView(ManualClock())
+    for i in range(10_000):
+        view.refused(f"r{i}", "unknown key")
+    events = view.snapshot()["events"]
+    assert len(events) == view_module.MAX_EVENTS
+    assert events[-1] == {"t_s": 0.0, "kind": "refused", "robot": "r9999", "text": "refused: unknown key"}
+
+
+def test_only_the_newest_picture_is_kept():
+    view = FleetView(ManualClock())
+    for data in (b"1", b"2"):
+        view.preview(Preview("r1", "front", 0, data))
+    serial, pictures = view.previews(0)
+    assert pictures == [("r1", "front", b"2")]
+    assert view.previews(serial) == (serial, [])
+    view.preview(Preview("r1", "wrist", 0, b"3"))
+    assert view.previews(serial)[1] == [("r1", "wrist", b"3")]
+
+
+def test_wishes_come_once_in_order_and_only_the_newest_command_waits():
+    view = FleetView(ManualClock())
+    for wish in (
+        Operator("r1", "take_over"),
+        Operator("r1", "command", (0.1,), 1),
+        Operator("r2", "estop"),
+        Operator("r1", "command", (0.2,), 2),
+        Operator("r1", "hand_back"),
+    ):
+        assert view.wish(wish)
+    wishes = [(w.robot, w.kind, w.sequence) for w in view.wishes()]
+    assert wishes == [("r1", "take_over", 0), ("r2", "estop", 0), ("r1", "command", 2), ("r1", "hand_back", 0)]
+    assert view.wishes() == []
+
+
+def test_a_stop_finds_room_in_a_full_queue():
+    view = FleetView(ManualClock())
+    for i in range(view_module.MAX_WISHES):
+        assert view.wish(Operator("r1" if i < 10 else f"x{i}", ("take_over", "command")[i % 2]))
+    assert not view.wish(Operator("r1", "hand_back"))
+    assert view.wish(Operator("r1", "estop"))
+    assert [w.kind for w in view.wishes() if w.robot == "r1"] == ["estop"]
+
+
+def test_which_robots_keys_can_drive():
+    assert not_drivable(arm_spec()) == ""
+    assert not_drivable(arm_spec(Meaning.velocity)) == ""
+    assert "'dx' is an absolute target" in not_drivable(arm_spec(Meaning.absolute))
+    assert "not said" in not_drivable(None)
+    low = arm_spec()
+    dimension = Dimension("dx", "cm/step", 0.5, 1.0, Meaning.delta)
+    assert "no rest" in not_drivable(type(low)("arm", low.state, (dimension,), (), 80.0))
+
+
+def test_many_threads_may_use_it_at_once():
+    view = FleetView()
+    errors: list[BaseException] = []
+
+    def feed(name: str) -> None:
+        try:
+            for i in range(200):
+                view.robot_seen(f"{name}-{i % 7}", arm_spec())
+                view.status(edge_status(f"{name}-{i % 7}", state=np.zeros(4, np.float32)))
+                view.preview(Preview(f"{name}-{i % 7}", "front", 0, b"x"))
+                view.snapshot()
+                view.previews(0)
+                view.wish(Operator(name, "estop"))
+                view.wishes()
+        except BaseException as error:  # noqa: BLE001 - shown by the assertion below
+            errors.append(error)
+
+    threads = [threading.Thread(target=feed, args=(f"t{i}",)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(view.snapshot()["robots"]) == 28
+
+
+def test_a_robot_is_shown_as_a_resource_with_the_job_it_has():
+    view = FleetView(ManualClock())
+    view.robot_seen("r1", arm_spec())
+    assert view.snapshot()["robots"][0]["health"] == "starting"
+    well, unwell = robot_state("r1", "main"), robot_state("r2", health="draining", reason="blocks")
+    view.fleet((well, unwell), (job_state("canary", note="waits"),))
+    snapshot = view.snapshot()
+    (card,) = snapshot["robots"]  # r2 has not said hello here
+    assert (card["health"], card["health_reason"], card["job"], card["site"]) == ("ready", "", "main", "lab")
+    assert card["lease"] == {"holder": "main", "purpose": "rollout", "priority": 10, "number": 3}
+    (job,) = snapshot["jobs"]
+    assert (job["id"], job["phase"], job["episodes"], job["wanted"]) == ("canary", "running", 4, 10)
+    assert json.loads(json.dumps(snapshot, allow_nan=False)) == snapshot
+    assert view.leases() == {"r1": well.lease}
+
+
+def test_a_canary_stands_beside_the_curve():
+    view = FleetView(ManualClock())
+    view.evaluation(evaluation(3, 0.8, "canary"))
+    assert view.snapshot()["curve"] == []
+    assert view.snapshot()["measured"]["canary"]["version"] == 3
+
+
+def test_a_refused_wish_reaches_only_who_wished():
+    view = FleetView(ManualClock())
+    view.refuse(Operator("r1", "take_over", operator="web-1"), "taken")
+    view.refuse(Operator("r1", "release_estop", operator="web-2"), "not yours")
+    assert view.refusals("web-1") == [("r1", "taken")]
+    assert view.refusals("web-2") == [("", "not yours")]
+    assert view.refusals("web-1") == []
+    for _ in range(1000):
+        view.refuse(Operator("r1", "take_over", operator="web-3"), "taken")
+    assert len(view.refusals("web-3")) == view_module.MAX_EVENTS
+
+
+def test_what_robots_do_on_their_own_stands_beside_the_measured_figure():
+    view = FleetView(ManualClock())
+    assert view.snapshot()["unaided"] is None
+    view.episode_done("demonstrator", "drawer-open", "success", 90)
+    view.episode_done("r1", "drawer-open", "success", 0, version=3, practised=True)
+    view.episode_done("r1", "drawer-open", "success", 20, version=4, practised=True)
+    assert view.snapshot()["unaided"] == {"success": 0.5, "episodes": 2, "versions": [3, 4]}
+    view.evaluation(evaluation(3, 0.8, "minute 4"))
+    assert view.snapshot()["curve"] == [], "it has other scenes than the curve"

@@ -1,0 +1,151 @@
+"""Checkpoints: whole or not there, two kept, damage noticed and passed over."""
+
+import logging
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from cloud_learner.algorithms.hg_dagger import HGDagger
+from cloud_learner.training import checkpoint
+from cloud_learner.training.learner import Learner
+from policies.conformance.check import example_batch
+from policies.flow import FlowConfig, FlowPolicy
+from wire.errors import Corrupt, DiskFull, StorageError
+from wire.types import Dimension, RobotSpec
+
+SPEC = RobotSpec("small", (Dimension("x", "m", -1.0, 1.0),), (Dimension("dx", "cm", -1.0, 1.0),), (), 20.0)
+CONFIG = HGDagger(batch=4, warmup_steps=3, draws=2)
+
+
+def learner(seed=0):
+    return Learner(FlowPolicy(SPEC, FlowConfig(1, 1, horizon=2, width=8, layers=2), seed), CONFIG, seed)
+
+
+def train(subject, first, count):
+    return [subject.step(example_batch(SPEC, 2, seed)) for seed in range(first, first + count)]
+
+
+def numbers(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_resume_continues_bit_for_bit(tmp_path):
+    torch.set_num_threads(1)
+    first = learner()
+    train(first, 0, 5)
+    checkpoint.save(tmp_path, first.state(), {"version": 7, "newest_segment": 12})
+    expected = train(first, 5, 5)
+    second = learner(seed=3)
+    found = checkpoint.load_newest(tmp_path)
+    assert found.meta == {"version": 7, "newest_segment": 12}
+    second.restore(found.state)
+    assert second.gradient_steps == 5
+    assert train(second, 5, 5) == expected
+    assert second.weights() == first.weights()
+
+
+def test_none_is_not_an_error(tmp_path):
+    assert checkpoint.load_newest(tmp_path) is None
+    assert checkpoint.load_newest(tmp_path / "missing") is None
+
+
+def test_the_last_two_are_kept(tmp_path):
+    subject = learner()
+    for number in range(4):
+        checkpoint.save(tmp_path / "deep" / "er", subject.state(), {"number": number})
+    assert numbers(tmp_path / "deep" / "er") == ["00000003", "00000004"]
+    assert checkpoint.load_newest(tmp_path / "deep" / "er").meta == {"number": 3}
+
+
+def cut(path):
+    tensors = path / "learner.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-5])
+
+
+def flip(path):
+    tensors = path / "learner.safetensors"
+    data = bytearray(tensors.read_bytes())
+    data[len(data) // 2] ^= 1
+    tensors.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut,
+        flip,
+        lambda path: (path / "learner.safetensors").unlink(),
+        lambda path: (path / "checkpoint.json").unlink(),
+        lambda path: (path / "checkpoint.json").write_text('{"form'),
+        lambda path: (path / "checkpoint.json").write_text("{}"),
+        lambda path: (path / "learner.safetensors").write_bytes(b""),
+    ],
+)
+def test_a_torn_checkpoint_falls_back_to_the_one_before(tmp_path, caplog, damage):
+    subject = learner()
+    checkpoint.save(tmp_path, subject.state(), {"number": 1})
+    damage(checkpoint.save(tmp_path, subject.state(), {"number": 2}))
+    with caplog.at_level(logging.WARNING):
+        assert checkpoint.load_newest(tmp_path).meta == {"number": 1}
+    assert "00000002" in caplog.text
+    assert "Falling back" in caplog.text
+    # the next one takes a new number and the damaged one goes with time
+    checkpoint.save(tmp_path, subject.state(), {"number": 3})
+    assert checkpoint.load_newest(tmp_path).meta == {"number": 3}
+    assert numbers(tmp_path) == ["00000002", "00000003"]
+
+
+def test_all_damaged_is_an_error_with_a_way_out(tmp_path):
+    cut(checkpoint.save(tmp_path, learner().state(), {}))
+    with pytest.raises(Corrupt, match="Move them away"):
+        checkpoint.load_newest(tmp_path)
+
+
+def test_a_checkpoint_that_was_never_finished_is_ignored_and_removed(tmp_path):
+    unfinished = tmp_path / ".writing-00000009"
+    unfinished.mkdir()
+    (unfinished / "learner.safetensors").write_bytes(b"half")
+    assert checkpoint.load_newest(tmp_path) is None
+    checkpoint.save(tmp_path, learner().state(), {})
+    assert numbers(tmp_path) == ["00000001"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_a_full_disk_leaves_the_earlier_checkpoints(tmp_path, monkeypatch, call):
+    subject = learner()
+    checkpoint.save(tmp_path, subject.state(), {"number": 1})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, full)
+        with pytest.raises(DiskFull, match="writing a checkpoint"):
+            checkpoint.save(tmp_path, subject.state(), {"number": 2})
+    assert numbers(tmp_path) == ["00000001"]
+    assert checkpoint.load_newest(tmp_path).meta == {"number": 1}
+
+
+def test_another_format_is_not_taken_for_damage(tmp_path):
+    path = checkpoint.save(tmp_path, learner().state(), {})
+    record = path / "checkpoint.json"
+    record.write_text(record.read_text().replace('"format":1', '"format":2'))
+    with pytest.raises(StorageError, match="format 2"):
+        checkpoint.load_newest(tmp_path)
+
+
+def test_moments_and_random_state_are_in_it(tmp_path):
+    subject = learner()
+    train(subject, 0, 1)
+    checkpoint.save(tmp_path, subject.state(), {})
+    names = checkpoint.load_newest(tmp_path).state.tensors.keys()
+    for name in (
+        "optimizer/exp_avg/fast.latent.weight",
+        "optimizer/step/fast.latent.bias",
+        "random/cpu",
+        "average/normalizer.std",
+    ):
+        assert name in names
+    assert np.isfinite(train(subject, 1, 1)).all()

@@ -1,0 +1,147 @@
+"""`vla-fleet buffer` on a real buffer, as a person types it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.maintenance.shard_writer import seal
+from cloud_learner.buffer.synthetic import fake_episode, fake_spec
+from fleet.cli.__main__ import app
+from fleet.config.data_directory import DataDirectory
+from wire.errors import ConfigError
+from wire.types import PolicyVersion
+
+SPEC = fake_spec(1, size=16)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Three finished episodes in a shard, one in the journal, one policy version trained on the first."""
+    root = tmp_path / "data"
+    ledger, store = BufferPlace(root).open_writer()
+    ledger.see_robot("r1", SPEC, "clock", 1)
+    for number, (source, actor) in enumerate((("demonstration", 2), ("online", 0), ("online", 1))):
+        episode = fake_episode(SPEC, f"e{number}", source=source, actor=[actor] * 100, steps=100, seed=number)
+        for segment in episode:
+            assert store.append(segment, 5, 6) is not None
+    assert seal(store, ledger, 7, force=True).shards == 1
+    for segment in fake_episode(SPEC, "e3", actor=[0] * 40, steps=40, seed=3, finished=False):
+        store.append(segment, time.monotonic_ns(), time.monotonic_ns())
+    numbers = [ledger.episode(f"e{n}").number for n in range(2)]  # type: ignore[union-attr]
+    ledger.commit_version(PolicyVersion(1, "ab", 2, 0, 10, 5, 2), "1.safetensors", numbers[:1])
+    ledger.commit_version(PolicyVersion(2, "cd", 2, 1, 20, 5, 4), "2.safetensors", numbers[1:])
+    store.close()
+    ledger.close()
+    return root
+
+
+def run(*arguments: object, status: int = 0) -> str:
+    result = CliRunner().invoke(app, ["buffer", *map(str, arguments)])
+    if isinstance(result.exception, Exception) and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def test_stats_say_what_is_there(data: Path) -> None:
+    text = run("stats", "--data", data)
+    assert "4 episodes, 340 steps of 1 robots" in text
+    assert "2 policy versions, the newest is 2." in text
+    found = json.loads(run("stats", "--data", data, "--json"))
+    assert (found["segments"], found["shards"], found["journal_segments"]) == (7, 1, 1)
+    assert {(s["source"], s["outcome"]): s["episodes"] for s in found["shares"]} == {
+        ("demonstration", "success"): 1,
+        ("online", "success"): 2,
+        ("online", ""): 1,
+    }
+    assert found["bytes_per_step"] > 0
+
+
+def test_verify_names_damage_and_repair_lets_the_rest_serve_on(data: Path) -> None:
+    assert "all whole" in run("verify", "--data", data)
+    (victim,) = (data / "store").glob("*/state/c/0/0")
+    bytes_ = bytearray(victim.read_bytes())
+    bytes_[len(bytes_) // 3] ^= 255
+    victim.write_bytes(bytes_)
+    text = run("verify", "--data", data, status=1)
+    assert "DAMAGED" in text
+    assert "state" in text
+    run("verify", "--data", data, "--repair", status=1)
+    assert "all whole" in run("verify", "--data", data)
+    ledger, store = BufferPlace(data).open_reader()
+    rows = [row.row for row in ledger.segments_after(0) if not row.damaged]
+    assert len(rows) < 7
+    assert len(store.read(rows, verify=True).segments) == len(rows) > 0
+    ledger.close()
+
+
+def test_prune_keeps_what_people_did_and_compact_gives_room_back(data: Path) -> None:
+    assert "1 episodes" in run("prune", "--data", data, "--max-size", "0", "--dry-run")
+    assert "would be forgotten" in run("prune", "--data", data, "--max-size", "0", "--dry-run")
+    assert "1 episodes" in run("prune", "--data", data, "--max-size", "0")
+    found = json.loads(run("stats", "--data", data, "--json"))
+    assert found["pruned_episodes"] == 1
+    run("prune", "--data", data, "--max-size", "0", "--no-keep-human", "--no-keep-demonstrations")
+    run("compact", "--data", data)
+    found = json.loads(run("stats", "--data", data, "--json"))
+    # the unfinished episode came just now: it may still be running
+    assert (found["episodes"], found["shards"]) == (1, 0)
+    assert "all whole" in run("verify", "--data", data)
+
+
+def test_lineage_goes_both_ways(data: Path) -> None:
+    assert run("lineage", "--data", data, "--version", "2").split() == ["e0", "e1"]
+    assert run("lineage", "--data", data, "--episode", "e0").split() == ["1", "2"]
+    assert run("lineage", "--data", data, "--episode", "e1").split() == ["2"]
+    with pytest.raises(ConfigError, match="no episode 'x'"):
+        run("lineage", "--data", data, "--episode", "x")
+    with pytest.raises(ConfigError, match="either --version NUMBER or --episode ID"):
+        run("lineage", "--data", data)
+
+
+def test_tail_shows_the_newest_segments(data: Path) -> None:
+    lines = run("tail", "--data", data, "-n", "2", "--no-follow").splitlines()
+    assert len(lines) == 2
+    assert "e3/0" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prune"], "nothing to forget by"),
+        (["prune", "--max-size", "lots"], "--max-size 'lots': give a number"),
+        (["prune", "--max-age", "-3d"], "is negative"),
+        (["export-lerobot", "out", "--spec", "nope"], "--spec must name one robot spec"),
+        (["import-lerobot", "nowhere"], "there is no LeRobot dataset at nowhere"),
+        (["import-lerobot", "nowhere", "--scale", "a"], "write NAME=VALUE"),
+    ],
+)
+def test_wrong_options_say_what_to_do(data: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(arguments[0], *arguments[1:], "--data", data)
+
+
+def test_no_buffer_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no data directory"):
+        run("stats", "--data", tmp_path / "none")
+
+
+def test_where_the_buffer_is_can_be_said_once(tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    directory = DataDirectory(tmp_path / "fleet")
+    directory.keep_buffer_at("", f"file://{tmp_path}/shards")
+    assert directory.buffer.store_place == f"file://{tmp_path}/shards"
+    assert directory.buffer.ledger_place == str(tmp_path / "fleet" / "ledger.sqlite")
+    ledger, store = directory.buffer.open_writer()
+    store.close()
+    ledger.close()
+    directory.keep_buffer_at("", "")
+    directory.keep_buffer_at("", f"file://{tmp_path}/shards")
+    with pytest.raises(ConfigError, match="choose a fresh --data"):
+        directory.keep_buffer_at("", "s3://elsewhere/else")

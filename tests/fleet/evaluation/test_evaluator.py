@@ -1,0 +1,163 @@
+"""The evaluator: fetches, measures on its own seeds, reports, and keeps its cadence."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet.evaluation.evaluator import Evaluator, EvaluatorConfig
+from fleet.evaluation.injected_delay import FixedDelay
+from fleet.evaluation.rollout import Conditions, rollout
+from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot
+from robot_edge.chunking.strategies.aligned import AlignedSchedule
+from wire.clock import ManualClock
+from wire.messages.all import (
+    Announce,
+    Evaluate,
+    Evaluation,
+    FetchWeights,
+    Hello,
+    Introduce,
+    Message,
+    WeightBytes,
+    Welcome,
+)
+from wire.transport.memory_channel import MemoryServer
+from wire.types import ActionChunk, Latent, Observation, PolicyVersion, Prefix, Trained
+
+TASKS = ("go-left", "go-up")
+SECOND = 1_000_000_000
+
+
+class Knowing:
+    """Plays the expert when its weights say so, else stands still."""
+
+    horizon = 16
+    trained = Trained()
+    corrector = None
+
+    def __init__(self, robot: FakeRobot) -> None:
+        self.spec, self.version, self._expert, self.good = robot.spec, 0, FakeExpert(robot), False
+
+    def think(self, observation: Observation) -> Latent:
+        return Latent(np.zeros(0, np.float32), observation.time_ns, self.version)
+
+    def act(self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None) -> ActionChunk:
+        wanted = self._expert.propose(observation) if self.good else np.zeros(4, np.float32)
+        return ActionChunk(np.tile(wanted, (16, 1)), tick, 1, self.version, 0, 0)
+
+    def load(self, weights: bytes, version: int) -> None:
+        self.good, self.version = weights == b"good", version
+
+
+class Bench:
+    def __init__(self, root: Path, only: Evaluate | None = None) -> None:
+        self.clock = ManualClock(SECOND)
+        self.server = MemoryServer()
+        self.robot = FakeRobot(FakeConfig(tasks=TASKS))
+        self.robot.connect()
+        self.said: list[Message] = []
+        self.weights: dict[int, bytes] = {}
+        self.evaluator = Evaluator(
+            "evaluator",
+            self.robot,
+            Knowing(self.robot),
+            lambda trained: AlignedSchedule(4),
+            TASKS,
+            self.server.connect("evaluator"),
+            root,
+            self.clock,
+            EvaluatorConfig(episodes=2, every_s=10.0, max_ticks=60),
+            only,
+        )
+
+    def announce(self, number: int, data: bytes) -> None:
+        self.weights[number] = data
+        version = PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), 0, 0, 0, 0)
+        self.server.send("evaluator", Announce(version, 1))
+
+    def turn(self, rounds: int = 20) -> None:
+        for _ in range(rounds):
+            self.evaluator.turn()
+            while (item := self.server.recv()) is not None:
+                message = item[1]
+                self.said.append(message)
+                if isinstance(message, FetchWeights):
+                    data = self.weights[message.number][message.offset :]
+                    self.server.send("evaluator", WeightBytes(message.number, message.offset, data))
+                if isinstance(message, Hello):
+                    self.server.send("evaluator", Welcome("c", 1, 1))
+
+    def found(self) -> list[Evaluation]:
+        return [m for m in self.said if isinstance(m, Evaluation)]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.robot.close()
+
+
+def test_versions_are_measured_on_the_same_held_out_seeds(bench: Bench) -> None:
+    bench.announce(1, b"bad")
+    bench.turn()
+    bench.clock.advance(11 * SECOND)
+    bench.announce(2, b"good")
+    bench.turn()
+    first, second = bench.found()
+    assert (first.number, first.success) == (1, {"go-left": 0.0, "go-up": 0.0})
+    assert (second.number, second.success) == (2, {"go-left": 1.0, "go-up": 1.0})
+    assert first.first_seed == second.first_seed == 1_000_000
+    assert (first.label, first.episodes) == ("cadence", 2)
+
+
+def test_the_cadence_is_kept_and_nothing_is_measured_twice(bench: Bench) -> None:
+    bench.announce(1, b"bad")
+    bench.turn(60)
+    assert len(bench.found()) == 1
+    bench.announce(2, b"good")
+    bench.turn(60)
+    assert len(bench.found()) == 1
+    bench.clock.advance(11 * SECOND)
+    bench.turn(60)
+    assert [e.number for e in bench.found()] == [1, 2]
+
+
+def test_one_version_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Evaluate(3, 4, 2_000_000, "after"))
+    bench.announce(5, b"bad")
+    bench.turn()
+    assert bench.found() == []
+    assert not bench.evaluator.done
+    bench.clock.advance(2 * SECOND)
+    bench.turn()
+    assert any(isinstance(m, Evaluate) and m.number == 3 for m in bench.said)
+    bench.announce(3, b"good")
+    bench.turn()
+    assert bench.evaluator.done
+    (found,) = bench.found()
+    assert (found.number, found.episodes, found.label, found.first_seed) == (3, 4, "after", 2_000_000)
+    bench.robot.close()
+
+
+def test_a_gateway_that_restarted_is_greeted_again(bench: Bench) -> None:
+    bench.turn(2)
+    greetings = len([m for m in bench.said if isinstance(m, Hello)])
+    bench.server.send("evaluator", Introduce())
+    bench.turn(2)
+    assert len([m for m in bench.said if isinstance(m, Hello)]) == greetings + 1
+
+
+def test_a_rollout_is_deterministic_and_late_chunks_only_cost_time(bench: Bench) -> None:
+    policy = Knowing(bench.robot)
+    policy.load(b"good", 1)
+    results = [
+        rollout(bench.robot, policy, AlignedSchedule(4), "go-left", 5, max_ticks, Conditions(delay=FixedDelay(delay)))
+        for max_ticks, delay in ((60, 0), (60, 0), (60, 3), (2, 0))
+    ]
+    assert results == [True, True, True, False]

@@ -1,0 +1,117 @@
+"""Versions that a robot refuses come to where people look: the lines of `up`, its report, the terminal of `edge`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from fleet.cli.up_options import Options
+from fleet.config.data_directory import DataDirectory
+from fleet.config.recipes import get_recipe
+from fleet.launch import supplies
+from fleet.launch.run_counters import Meters
+from fleet.launch.up import Up
+from fleet.tools.report import make_report
+from robot_edge.runtime import process_group as edge_module
+from robot_edge.runtime.process_group import run_edge
+from robot_edge.runtime.rejection_log import Refusals, RefusalTail, not_taken, read_refusal
+from wire.transport.memory_channel import MemoryServer
+
+WHY = "these weights are of another network."
+
+
+def test_a_reason_is_told_once_for_each_robot() -> None:
+    refusals = Refusals()
+    assert refusals.line("left", not_taken(2, WHY)) == f"left refuses version 2: {WHY}"
+    assert refusals.line("left", not_taken(3, WHY)) == "", "another version, the same reason"
+    assert refusals.line("right", not_taken(3, WHY)) == f"right refuses version 3: {WHY}"
+    assert refusals.line("left", not_taken(4, "torn")) == "left refuses version 4: torn"
+    assert refusals.line("left", "refused: no key of that name") == ""
+    assert read_refusal(not_taken(7, "first line\nsecond line")) == (7, "first line")
+
+
+def test_up_says_what_a_robot_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    up = Up(Options("fake", None, None, tmp_path, 0, True, None, 0, 0, "127.0.0.1", True))
+    said: list[str] = []
+    screen = {"say": lambda self, text: said.append(text), "show": lambda self, *shown: None}
+    up.screen = type("Screen", (), screen)()
+    up.backend = type("Backend", (), {"parts": {}})()
+    events = [
+        {"t_s": 1.0, "kind": "refused", "robot": "robot-0", "text": not_taken(2, WHY)},
+        {"t_s": 2.0, "kind": "refused", "robot": "thief", "text": "refused: its key is unknown"},
+    ]
+    snapshot: dict[str, Any] = {"robots": [], "events": events, "version": None}
+    monkeypatch.setattr(up, "snapshot", lambda: snapshot)
+    up._look()
+    events.append({"t_s": 3.0, "kind": "refused", "robot": "robot-0", "text": not_taken(3, WHY)})
+    up._look()
+    assert said == [f"robot-0 refuses version 2: {WHY}"]
+
+
+def test_the_report_counts_them_by_robot(tmp_path: Path) -> None:
+    recipe, data = get_recipe("fake"), DataDirectory(tmp_path)
+    gateway, _, ledger, _ = supplies.make_gateway(recipe, data, MemoryServer())
+    assert make_report(data, recipe, Meters(), 1.0)["versions_refused"] == {}
+    for number in (2, 2, 3):
+        gateway._note("robot-0", "refused", not_taken(number, WHY))
+    gateway._note("robot-1", "refused", "refused: its key is unknown")
+    gateway._note("robot-0", "hold", not_taken(9, "no refusal"))
+    gateway._note("robot-0", "refused", not_taken(2, "torn"))
+    ledger.close()
+    found = make_report(data, recipe, Meters(), 1.0)["versions_refused"]
+    assert found == {"robot-0": {"versions": 2, "reason": "torn"}}
+
+
+def test_a_log_is_read_from_where_it_ends_now(tmp_path: Path) -> None:
+    log_file = tmp_path / "arm.inference.log"
+    assert RefusalTail("arm", log_file).lines() == []
+    log_file.write_text(f"{not_taken(1, 'of yesterday')}\n")
+    tail = RefusalTail("arm", log_file)
+    with log_file.open("a") as log:
+        log.write("12:00 ERROR robot_edge.inference.weight_swapper: ")
+        log.write(f"robot 'arm' stays on version 1: {not_taken(2, WHY)}\nversion 3 is not")
+        log.flush()
+        assert tail.lines() == [f"arm refuses version 2: {WHY}"]
+        log.write(" taken: torn\n")
+        log.flush()
+        assert tail.lines() == ["arm refuses version 3: torn"]
+    assert tail.lines() == []
+
+
+class TalkingEdge:
+    """An edge whose inference process refuses a version in its first turn; it is asked to end in the third."""
+
+    name = "arm"
+    failed = ""
+
+    def __init__(self, log_file: Path) -> None:
+        self._file = log_file
+        self.turns = 0
+
+    def log_file(self, role: str) -> Path:
+        assert role == "inference"
+        return self._file
+
+    def turn(self) -> None:
+        self.turns += 1
+        if self.turns == 1:
+            self._file.write_text(f"{not_taken(2, WHY)}\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def test_the_terminal_of_an_edge_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    edge: Any = TalkingEdge(tmp_path / "log")
+    monkeypatch.setattr(edge_module, "Lifeline", lambda: type("L", (), {"cut": property(lambda _: edge.turns > 2)})())
+    with caplog.at_level(logging.ERROR, "robot_edge.runtime.process_group"):
+        assert run_edge(edge) == 0
+    assert [record.getMessage() for record in caplog.records] == [f"arm refuses version 2: {WHY}"]

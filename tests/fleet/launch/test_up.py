@@ -1,0 +1,160 @@
+"""`vla-fleet up` over a backend that does as it is told: robots come, go and fail, and the job goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.cli.up_options import Options
+from fleet.config.overrides import Tuning
+from fleet.launch.backend import Part, PartState
+from fleet.launch.process_specs import Parts
+from fleet.launch.up import Up
+from wire.errors import ConfigError, FleetError
+from wire.transport.keys import load_pair
+
+
+class FakeBackend:
+    def __init__(self) -> None:
+        self.parts: dict[str, PartState] = {}
+        self.there: dict[str, str] = {}
+        self.started: list[Part] = []
+        self.stopped: list[str] = []
+        self.says: list[str] = []
+
+    def robots(self) -> Mapping[str, str]:
+        return self.there
+
+    def start(self, part: Part) -> None:
+        self.started.append(part)
+        self.parts[part.name] = PartState(running=True, starts=1)
+
+    def turn(self) -> list[str]:
+        said, self.says = self.says, []
+        return said
+
+    def stop(self, names: list[str], grace_s: float) -> None:
+        self.stopped += names
+
+
+class FakeScreen:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def _options(tmp_path: Path) -> Options:
+    return Options(
+        recipe="fake",
+        robots=None,
+        minutes=None,
+        data=tmp_path,
+        seed=0,
+        headless=True,
+        report=None,
+        port=0,
+        web_port=0,
+        web_host="127.0.0.1",
+        operator=True,
+    )
+
+
+@pytest.fixture
+def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Up:
+    made = Up(_options(tmp_path))
+    made.backend, made.screen = FakeBackend(), FakeScreen()  # type: ignore[assignment]
+    made.parts = Parts("fake", "tcp://127.0.0.1:5760", 0, operated=True, tuning=Tuning())
+    monkeypatch.setattr(made, "_look", lambda: None)
+    return made
+
+
+def test_robots_are_put_to_work_when_they_join_and_once(up: Up) -> None:
+    up.backend.there = {"arm-1": "lab"}
+    up._meet()
+    up.backend.there = {"arm-1": "lab", "arm-2": ""}
+    up._meet()
+    assert [part.name for part in up.backend.started] == ["arm-1", "arm-2"]
+    assert all(part.role == "edge" and part.give_up_after == 0 for part in up.backend.started)
+    assert load_pair(up.data.keys, "arm-2"), "its key was made"
+
+    up.backend.there = {"arm-2": ""}
+    up._meet()
+    up.backend.there = {"arm-1": "shed", "arm-2": ""}
+    up._meet()
+    assert len(up.backend.started) == 2, "its edge waits for it"
+    assert up.screen.said == [
+        "arm-1 is there, on lab",
+        "arm-1 is lost: its node has gone. It works again when the node is back.",
+        "arm-1 is there, on shed",
+    ]
+
+
+def test_a_robot_that_fails_is_named_and_the_job_goes_on(up: Up) -> None:
+    up.backend.there = {"arm-1": ""}
+    up._meet()
+    up.backend.parts["arm-1"] = PartState(failed="arm-1 ended", trouble="arm-1 ended")
+    up.backend.says = ["arm-1 ended with exit status 1: no usable secret key"]
+    up._rest(0.0, None)
+    assert up.screen.said == ["arm-1 ended with exit status 1: no usable secret key"]
+
+
+def test_a_trainer_that_fails_ends_the_job(up: Up) -> None:
+    up.backend.start(up.parts.make_trainer())
+    up.backend.parts["trainer"] = PartState(failed="trainer ended with exit status 1: no torch")
+    with pytest.raises(FleetError, match="no torch"):
+        up._rest(0.0, None)
+
+
+def test_robots_wait_for_the_think_server_and_follow_it(up: Up) -> None:
+    up.options = replace(up.options, think_server=True)
+    up.backend.there = {"arm-1": ""}
+    up.backend.start(up.parts.make_thinker())
+    up._meet()
+    assert [part.name for part in up.backend.started] == ["thinker"], "nobody knows yet where to think"
+    for address in ("tcp://10.0.0.1:1", "tcp://10.0.0.1:1", "tcp://10.0.0.2:1"):
+        up.backend.parts["thinker"] = PartState(running=True, starts=1, address=address)
+        up._meet()
+    first, moved = up.backend.started[1:]
+    assert first.words[first.words.index("--think") + 1] == "tcp://10.0.0.1:1"
+    assert moved.words[moved.words.index("--think") + 1] == "tcp://10.0.0.2:1"
+    assert up.backend.stopped == ["arm-1"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"backend": "slurm"}, "--backend slurm: there are local and ray"),
+        ({"ray_address": "auto"}, "--ray-address auto needs --backend ray"),
+        (
+            {"backend": "ray", "ray_address": "auto", "robots": 2},
+            "--robots 2 with --ray-address auto: the cluster's nodes say which robots there are",
+        ),
+        ({"measure_at": (4.0,)}, "--measure-at needs --report FILE"),
+        ({"measure_at": (4.0,), "report": Path("r.json"), "minutes": 3.0}, "--measure-at 4: the run must take"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(tmp_path: Path, changed: dict, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        Up(replace(_options(tmp_path), **changed))
+
+
+def test_the_version_of_a_minute_is_measured_at_the_end_beside_the_first_and_the_newest(up: Up, monkeypatch) -> None:
+    up.options = replace(up.options, report=Path("report.json"), minutes=10.0, measure_at=(2.0, 4.0))
+    for minutes, newest in ((1.9, 7), (2.0, 8), (2.1, 9), (3.9, 14), (4.1, 15), (10.0, 30)):
+        up._newest_version = newest
+        up._mark(minutes)
+    monkeypatch.setattr(up, "snapshot", lambda: {"version": {"number": 30}})
+    monkeypatch.setattr(up, "_ended", lambda name: True)
+    up._measure()
+    words = [(part.name, part.words[part.words.index("--version") + 1]) for part in up.backend.started]
+    assert words == [
+        ("evaluator-before", "1"),
+        ("evaluator-after", "30"),
+        ("evaluator-minute-2", "8"),
+        ("evaluator-minute-4", "15"),
+    ]

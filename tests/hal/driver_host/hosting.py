@@ -1,0 +1,117 @@
+"""A robot that writes down what it is told, and a control process to kill: processes of test_host."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from hal.driver_host.proxy import HostedRobot
+from hal.driver_host.server import CallLimits, run_host
+from hal.drivers.fake import FakeConfig, FakeRobot, Faults, fake_spec
+from hal.interfaces.robot import Feedback
+from wire.types import CameraSpec, Frame, Observation, RobotSpec
+
+HZ = 50.0
+PERIOD_S = 1 / HZ
+LOG = "VLA_FLEET_TEST_LOG"
+BLOCK = "VLA_FLEET_TEST_BLOCK"
+"""environment variable: a file called like a fault of the fake robot, which is there while the file is"""
+FAKE = fake_spec(FakeConfig(control_hz=HZ))
+
+
+class NotingRobot(FakeRobot):
+    """Notes each call with its time, and what it executed, one line each."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeConfig(control_hz=HZ, image_px=16, preview_px=24))
+        self._notes = Path(os.environ[LOG]).open("a", buffering=1)  # noqa: SIM115 - until the process ends
+
+    def write(self, action: np.ndarray) -> Feedback:
+        feedback = super().write(action)
+        self.note("write", *feedback.executed)
+        return feedback
+
+    def reset(self, task: str, seed: int) -> None:
+        time.sleep(6 * PERIOD_S)
+        super().reset(task, seed)
+        self.note("reset")
+
+    def close(self) -> None:
+        super().close()
+        self.note("close")
+
+    def note(self, *words: object) -> None:
+        self._notes.write(" ".join(map(str, (time.monotonic_ns(), *words))) + "\n")
+
+
+class BlockingRobot(FakeRobot):
+    """Blocks where and while the file `BLOCK` says: its first word is the call."""
+
+    def __init__(self) -> None:
+        config = FakeConfig(control_hz=HZ, image_px=16, preview_px=24)
+        call = os.environ[BLOCK].rpartition("/")[2]
+        super().__init__(replace(config, faults=Faults(**{call: True}, only_while=os.environ[BLOCK])))
+
+
+LARGE = RobotSpec("painter", FAKE.state, FAKE.action, (CameraSpec("front", 480, 640, 10.0),), HZ)
+
+
+class Painter:
+    """A new large picture of one colour at each read, which its time tells: the number of the picture, modulo 256."""
+
+    def __init__(self) -> None:
+        self.spec = LARGE
+        self._count = 0
+
+    def connect(self) -> None: ...
+
+    def reset(self, task: str, seed: int) -> None: ...
+
+    def read(self) -> Observation:
+        self._count += 1
+        frame = Frame(self._count, np.full((480, 640, 3), self._count % 256, np.uint8))
+        return Observation(self._count, np.zeros(4, np.float32), {"front": frame}, "any")
+
+    def write(self, action: np.ndarray) -> Feedback:
+        return Feedback(action)
+
+    def close(self) -> None: ...
+
+
+def blocking_host(path: Path) -> None:
+    """Host it, until it blocks for too long."""
+    run_host(BlockingRobot(), path, lambda: False, limits=CallLimits(quick_s=0.3, slow_s=0.6))
+
+
+def until_held(robot: HostedRobot, times: int = 1) -> None:
+    """Until the host has held the robot that often, as nobody commands it."""
+    while robot.held < times:
+        time.sleep(4 * PERIOD_S)
+        robot.read()
+
+
+def control(path: Path, value: float, fresh: bool) -> None:
+    """Attach and move x by `value` in every period until somebody ends this process."""
+    robot = HostedRobot(FakeRobot(FakeConfig(control_hz=HZ, image_px=16, preview_px=24)).spec, path)
+    robot.connect()
+    if fresh:
+        robot.reset("go-left", 1)
+    deadline = time.monotonic()
+    while True:
+        robot.read()
+        robot.write(np.array([value, 0, 0, 0], np.float32))
+        deadline += PERIOD_S
+        time.sleep(max(0, deadline - time.monotonic()))
+
+
+if __name__ == "__main__" and len(sys.argv) == 2:
+    blocking_host(Path(sys.argv[1]))
+elif __name__ == "__main__" and sys.argv[1] == "paint":
+    run_host(Painter(), Path(sys.argv[2]), lambda: False)
+elif __name__ == "__main__":
+    control(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "fresh")

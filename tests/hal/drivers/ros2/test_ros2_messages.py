@@ -1,0 +1,163 @@
+"""Numbers and pictures in ROS 2 messages, and what is said of messages that do not fit."""
+
+from __future__ import annotations
+
+import array
+
+import numpy as np
+import pytest
+
+from hal.drivers.fake import FakeConfig, fake_spec
+from tests.ros import needs_ros
+from wire.errors import ConfigError, InvalidData
+from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+
+pytestmark = needs_ros
+
+from hal.drivers.ros2 import messages as m  # noqa: E402
+from hal.drivers.ros2.config import ImageTopic, Ros2Config, Target, robot_spec  # noqa: E402
+
+ARM = RobotSpec(
+    "arm",
+    (Dimension("elbow", "rad", -3.0, 3.0), Dimension("elbow_speed", "rad/s", -9.0, 9.0)),
+    (
+        Dimension("elbow", "rad", -3.0, 3.0),
+        Dimension("wheel", "rad/s", -5.0, 5.0, Meaning.velocity),
+    ),
+    (CameraSpec("front", 4, 6, 30.0),),
+    50.0,
+)
+
+
+def reader(**more: dict[str, str]) -> m.StateReader:
+    return m.StateReader("/arm/joint_states", ARM.state, more.get("joints", {}), more.get("fields", {}))
+
+
+def test_a_state_is_read_by_name_in_any_order_from_the_field_that_is_asked_for() -> None:
+    message = m.joint_state(["other", "elbow"], [9.0, 1.5], 3)
+    message.velocity = [8.0, -2.5]
+    read = reader(joints={"elbow_speed": "elbow"}, fields={"elbow_speed": "velocity"})
+    assert read.read(message).tolist() == [1.5, -2.5]
+    # the order may change while it runs
+    message.name, message.position, message.velocity = ["elbow", "other"], [1.0, 0.0], [2.0, 0.0]
+    assert read.read(message).tolist() == [1.0, 2.0]
+    assert m.stamp_ns(message) == 3
+
+
+@pytest.mark.parametrize(
+    ("names", "position", "said"),
+    [
+        (["elbow"], [1.0], "no joint elbow_speed; it has elbow"),
+        (["elbow", "elbow_speed"], [1.0], "joint 'elbow_speed' has no position: 1 of them for 2 joints"),
+        (["elbow", "elbow", "elbow_speed"], [1.0, 2.0, 3.0], "stands twice"),
+        ([], [], "it has none"),
+    ],
+)
+def test_joint_states_that_do_not_fit_are_named(names: list[str], position: list[float], said: str) -> None:
+    with pytest.raises(InvalidData, match="'/arm/joint_states'") as raised:
+        reader().read(m.joint_state(names, position, 1))
+    assert said in str(raised.value)
+
+
+def test_a_command_keeps_every_bit_of_its_numbers() -> None:
+    spec = fake_spec(FakeConfig())
+    action = np.random.default_rng(0).uniform(-1, 1, 4).astype(np.float32)
+    message = m.command(spec, {}, action, 1_700_000_000_123_456_789)
+    assert m.stamp_ns(message) == 1_700_000_000_123_456_789
+    assert list(message.joint_names) == ["move_x", "move_y", "move_z", "gripper_effort"]
+    assert message.points[0].time_from_start.nanosec == 12_500_000
+    assert len(message.points[0].velocities) == 0
+    assert m.read_command(message, spec, "c").tobytes() == action.tobytes()
+
+
+def test_velocities_travel_as_velocities() -> None:
+    message = m.command(ARM, {}, np.array([1.0, -2.0], np.float32), 1)
+    point = message.points[0]
+    assert np.isnan(point.positions[1])
+    assert np.isnan(point.velocities[0])
+    assert m.read_command(message, ARM, "c").tolist() == [1.0, -2.0]
+    wheels = RobotSpec("base", ARM.state, ARM.action[1:], (), 50.0)
+    assert len(m.command(wheels, {}, np.zeros(1, np.float32), 1).points[0].positions) == 0
+
+
+def test_a_command_for_another_robot_is_named() -> None:
+    good = m.command(ARM, {}, np.zeros(2, np.float32), 1)
+    with pytest.raises(InvalidData, match="this robot has move_x"):
+        m.read_command(good, fake_spec(FakeConfig()), "joint_trajectory")
+    good.points = [*good.points, *good.points]
+    with pytest.raises(InvalidData, match="2 points; send one"):
+        m.read_command(good, ARM, "joint_trajectory")
+    good.points = good.points[:1]
+    good.points[0].velocities = []
+    with pytest.raises(InvalidData, match="0 velocities for 2 joints; 'wheel'"):
+        m.read_command(good, ARM, "joint_trajectory")
+
+
+def test_what_was_executed_needs_every_dimension() -> None:
+    executed, more = m.read_executed(m.joint_state(["b", "reward", "a"], [2.0, 0.5, 1.0], 1), ["a", "b"])
+    assert executed.tolist() == [1.0, 2.0]
+    assert more == {"reward": 0.5}
+    with pytest.raises(InvalidData, match="without b"):
+        m.read_executed(m.joint_state(["a"], [1.0], 1), ["a", "b"])
+
+
+def test_pictures_of_every_encoding_become_rgb() -> None:
+    for encoding, channels in (("rgb8", 3), ("bgr8", 3), ("mono8", 1)):
+        pixels = np.random.default_rng(1).integers(0, 255, (4, 6 * channels + 2), np.uint8)
+        message = m.interface(m.IMAGE)()
+        message.height, message.width, message.encoding, message.step = 4, 6, encoding, pixels.shape[1]
+        message.data = array.array("B", pixels.tobytes())
+        seen = m.picture(message, "t")
+        own = pixels[:, : 6 * channels].reshape(4, 6, channels)
+        wanted = {"rgb8": own, "bgr8": own[..., ::-1], "mono8": np.repeat(own, 3, axis=2)}[encoding]
+        assert np.array_equal(seen, wanted), encoding
+        assert seen.flags.c_contiguous
+
+
+def test_pictures_that_do_not_fit_are_named() -> None:
+    message = m.raw_image("front", np.zeros((4, 6, 3), np.uint8), 1)
+    assert np.array_equal(m.picture(message, "t"), np.zeros((4, 6, 3), np.uint8))
+    message.encoding = "16UC1"
+    with pytest.raises(InvalidData, match="encoding '16UC1' is none of rgb8, bgr8, mono8"):
+        m.picture(message, "/front")
+    message.encoding, message.height = "rgb8", 5
+    with pytest.raises(InvalidData, match="72 bytes in rows of 18 for 5x6 'rgb8'; that takes 90"):
+        m.picture(message, "/front")
+    broken = m.compressed_image("front", 90, np.zeros((4, 6, 3), np.uint8), 1)
+    broken.data = broken.data[:10]
+    with pytest.raises(InvalidData, match="no JPEG or PNG"):
+        m.picture(broken, "/front")
+
+
+def test_a_jpeg_comes_back_nearly_as_it_was_and_may_be_shrunk() -> None:
+    spec = CameraSpec("front", 24, 32, 30.0)
+    ramp = np.zeros((48, 64, 3), np.uint8)
+    ramp[..., 0], ramp[..., 2] = np.linspace(0, 255, 64), 40
+    seen = m.picture(m.compressed_image("front", 95, ramp, 1), "t")
+    assert np.abs(seen.astype(int) - ramp).mean() < 3
+    assert m.fitted(seen, spec, True, "t").shape == (24, 32, 3)
+    with pytest.raises(InvalidData, match="48x64; camera 'front' of the spec has 24x32"):
+        m.fitted(seen, spec, False, "t")
+
+
+def test_a_configuration_is_checked_against_its_spec(tmp_path) -> None:
+    import msgspec
+
+    path = tmp_path / "arm.json"
+    path.write_bytes(msgspec.json.encode(ARM))
+    assert robot_spec(Ros2Config(str(path))) == ARM
+    with pytest.raises(ConfigError, match=r"spec .*gone.json"):
+        robot_spec(Ros2Config(str(tmp_path / "gone.json")))
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="is not a robot spec"):
+        robot_spec(Ros2Config(str(path)))
+    with pytest.raises(ConfigError, match=r"cameras: the spec of 'arm' has no 'frant'. Did you mean 'front'"):
+        robot_spec(Ros2Config(ARM, cameras={"frant": ImageTopic()}))
+    with pytest.raises(ConfigError, match="targets are only used with deltas"):
+        Ros2Config(ARM, targets={"elbow": Target("elbow")})
+    with pytest.raises(ConfigError, match="stepped needs executed"):
+        Ros2Config(ARM, stepped=True)
+    with pytest.raises(ConfigError, match="stepped needs stamps: header"):
+        Ros2Config(ARM, stepped=True, executed=True, stamps="arrival")
+    with pytest.raises(ConfigError, match="say which state dimension move_x, move_y, move_z"):
+        robot_spec(Ros2Config(fake_spec(FakeConfig()), deltas="integrated"))

@@ -1,0 +1,112 @@
+"""Clocks that drift, stand still and jump; stamps that come late, twice and out of order."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from hal.drivers.ros2.time import ClockMap, FrameStore, StampOrder, read_together
+from wire.types import Frame
+
+S = 1_000_000_000
+MS = 1_000_000
+
+
+def test_ros_time_becomes_machine_time_and_follows_small_corrections() -> None:
+    clock = ClockMap(simulated=False, jump_s=0.5)
+    assert clock.note(1000 * S, 5 * S) == ""
+    assert clock.to_machine(999 * S) == 4 * S
+    # read noise does not move what a stamp is mapped to
+    assert clock.note(1001 * S + 20_000, 6 * S) == ""
+    assert clock.to_machine(999 * S) == 4 * S
+    # the system clock was slewed by 2 ms
+    assert clock.note(1002 * S + 2 * MS, 7 * S) == ""
+    assert clock.to_machine(1002 * S + 2 * MS) == 7 * S
+
+
+def test_a_jump_of_the_system_clock_is_named_once_in_either_direction() -> None:
+    clock = ClockMap(simulated=False, jump_s=0.5)
+    clock.note(1000 * S, 5 * S)
+    assert clock.note(1003 * S, 6 * S) == "this computer's system clock jumped by +2.000 s"
+    assert clock.note(1004 * S, 7 * S) == ""
+    assert clock.to_machine(1004 * S) == 7 * S
+    assert clock.note(904 * S, 8 * S) == "this computer's system clock jumped by -101.000 s"
+    assert clock.note(905 * S, 9 * S) == ""
+
+
+def test_a_simulation_may_be_slow_or_paused_but_its_clock_going_back_is_named() -> None:
+    clock = ClockMap(simulated=True, jump_s=0.5)
+    assert clock.note(10 * S, 100 * S) == ""
+    assert clock.note(11 * S, 104 * S) == ""
+    assert clock.note(11 * S, 120 * S) == ""
+    assert clock.to_machine(11 * S) == 120 * S
+    assert clock.note(0, 121 * S).startswith("the ROS clock (/clock) jumped by -")
+
+
+def test_late_and_repeated_messages_are_dropped_and_counted() -> None:
+    order = StampOrder(jump_s=0.5)
+    said = [order.take(stamp * MS) for stamp in (100, 110, 110, 105, 120)]
+    assert said == ["fresh", "fresh", "repeated", "late", "fresh"]
+    assert (order.counts.fresh, order.counts.late, order.counts.repeated, order.counts.jumps) == (3, 1, 1, 0)
+
+
+def test_messages_that_were_held_up_are_no_jump_and_going_back_is_one() -> None:
+    order = StampOrder(jump_s=0.5)
+    assert [order.take(stamp * S) for stamp in (1, 9, 19)] == ["fresh"] * 3
+    assert order.take(2 * S) == "jumped"
+    assert order.jump_s == -17.0
+    assert order.take(3 * S) == "fresh"
+
+
+def test_a_sender_that_starts_again_a_little_behind_is_believed_after_a_few_messages() -> None:
+    order = StampOrder(jump_s=0.5)
+    order.take(1000 * MS)
+    said = [order.take((800 + tick) * MS) for tick in range(6)]
+    assert said == ["late"] * 4 + ["jumped", "fresh"]
+    # messages that overtake each other are not a sender that starts again
+    order = StampOrder(jump_s=0.5)
+    order.take(1000 * MS)
+    assert {order.take((900 - tick) * MS) for tick in range(8)} == {"late"}
+
+
+def test_a_state_gets_the_newest_picture_that_is_not_newer() -> None:
+    store = FrameStore(keep=3)
+    frames = {stamp: Frame(stamp, np.full((1, 1, 3), stamp, np.uint8)) for stamp in (10, 20, 30, 40)}
+    assert store.at(10) is None
+    assert all(store.add(stamp, frames[stamp]) for stamp in (10, 30, 20))
+    assert not store.add(20, frames[10])
+    assert store.at(29) == (20, frames[20])
+    assert store.at(30) == (30, frames[30])
+    assert store.at(9) is None
+    store.add(40, frames[40])
+    assert store.at(19) is None, "the oldest makes room"
+    store.clear_before(30)
+    assert store.at(29) is None
+    assert store.newest() == (40, frames[40])
+    assert store.since(40)
+    assert not store.since(41)
+    store.clear()
+    assert store.newest() is None
+
+
+def test_two_clocks_are_read_as_of_one_moment() -> None:
+    ros_ns, machine_ns = read_together(time.monotonic_ns)
+    assert abs(ros_ns - machine_ns) < 50 * MS
+
+
+def test_rclpy_is_imported_behind_one_door_and_only_when_it_is_opened() -> None:
+    root = Path(__file__).resolve().parents[4]
+    named = [str(path.relative_to(root)) for path in sorted((root / "hal").rglob("*.py")) if _imports_rclpy(path)]
+    assert named == ["hal/drivers/ros2/wrapper.py"]
+    code = "import sys, hal.drivers.ros2.robot, hal.drivers.ros2.sim_node; print('rclpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.strip() == "False"
+
+
+def _imports_rclpy(path: Path) -> bool:
+    return re.search(r"^\s*(import|from) rclpy\b", path.read_text(), re.MULTILINE) is not None

@@ -1,0 +1,89 @@
+"""A robot of all three meanings and a plant that moves it, counting what its guard lets through."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hal.interfaces.dynamics import Coupling
+from hal.safety.bounds import limit_action, rest_action
+from hal.safety.limiter import Guard, SafetyLimits, braked, limited, moved, standing
+from wire.errors import InvalidData
+from wire.types import Dimension, Meaning, RobotSpec
+
+HZ = 80.0
+P = 1 / HZ
+SPEC = RobotSpec(
+    embodiment="bench",
+    state=(
+        Dimension("x", "m", -9.0, 9.0),
+        Dimension("angle", "rad", -9.0, 9.0),
+        Dimension("joint", "rad", -9.0, 9.0),
+    ),
+    action=(
+        Dimension("move", "cm/step", -1.0, 1.0, Meaning.delta),
+        Dimension("spin", "rad/s", -2.0, 2.0, Meaning.velocity),
+        Dimension("joint", "rad", 0.2, 3.0, Meaning.absolute),
+    ),
+    cameras=(),
+    control_hz=HZ,
+)
+MIDDLE = np.array([0.0, 0.0, 1.0], np.float32)
+STATE = np.array([0.0, 0.0, 1.0], np.float32)
+LIMITS = SafetyLimits(
+    velocity={"move": 30.0, "spin": 1.0, "joint": 4.0},
+    acceleration={"move": 200.0, "spin": 6.0, "joint": 40.0},
+    workspace={"x": (-0.25, 0.3), "angle": (-0.5, 0.4), "joint": (0.5, 2.5)},
+    moves=(Coupling("move", "x", 0.01), Coupling("spin", "angle", -1.0)),
+)
+ACTIONS = [d.name for d in SPEC.action]
+
+
+def with_one(index: int, value: float) -> np.ndarray:
+    action = MIDDLE.copy()
+    action[index] = np.float32(value)
+    return action
+
+
+def near(bound: float) -> list[np.float32]:
+    """Just below, at and just above `bound`, in float32 and further away."""
+    at = np.float32(bound)
+    ways = np.float32(-np.inf), np.float32(np.inf)
+    return [
+        at,
+        *(np.nextafter(at, way) for way in ways),
+        *(np.float32(bound + x) for x in np.linspace(-0.05, 0.05, 21)),
+    ]
+
+
+class Plant:
+    """A robot that moves as `SpecMotion` says, and counts what its guard let through."""
+
+    def __init__(self, guard: Guard, limits: SafetyLimits, spec: RobotSpec = SPEC) -> None:
+        self.guard, self.limits, self.spec = guard, limits, spec
+        self.moving = standing(rest_action(spec, STATE))
+        self.place = STATE[:2].astype(np.float64)
+
+    @property
+    def state(self) -> np.ndarray:
+        return np.array([*self.place, self.moving.executed[2]], np.float32)
+
+    def do(self, wanted: np.ndarray) -> np.ndarray:
+        """One period of whatever is asked for; every limit is checked."""
+        try:
+            action = limited(self.guard, self.moving, wanted, self.state)
+        except InvalidData:
+            action = braked(self.guard, self.moving, self.state)
+        before, self.moving = self.moving, moved(self.guard, self.moving, action)
+        assert action.dtype == np.float32
+        assert np.array_equal(limit_action(self.spec, action), action), "within its bounds"
+        for index, name in enumerate(ACTIONS):
+            speed, tiny = self.moving.speed[index], 1e-9
+            fastest = self.limits.velocity.get(name, np.inf)
+            assert abs(speed) <= fastest * (1 + tiny), f"velocity of {name}"
+            change = abs(speed - before.speed[index]) / P
+            assert change <= self.limits.acceleration.get(name, np.inf) * (1 + 1e-6), f"acceleration of {name}"
+        self.place += np.array([0.01 * float(action[0]), -float(action[1]) * P])
+        for at, name in zip((*self.place, float(action[2])), ("x", "angle", "joint"), strict=True):
+            low, high = self.limits.workspace.get(name, (-np.inf, np.inf))
+            assert low - 1e-6 <= at <= high + 1e-6, f"workspace of {name}"
+        return action

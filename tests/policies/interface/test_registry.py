@@ -1,0 +1,168 @@
+"""Policies by name: what is parsed, what is refused and in which words, and that nothing heavy is loaded for it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.interface import registry
+from policies.interface.registry import (
+    POLICIES,
+    Hints,
+    PolicyChoice,
+    hints,
+    known_policies,
+    make_policy,
+    parse_policy,
+    same_network,
+)
+from tests.samples import spec
+from wire.errors import ConfigError, PolicyError, SpecMismatch
+from wire.types import RobotSpec
+
+
+@pytest.fixture
+def kinds(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """`echo`, whose `made` keeps what it was asked for, and some that are broken."""
+    from policies.flow.policy import FlowPolicy
+    from policies.flow.presets import state_network
+
+    echo: Any = types.ModuleType("echo_kind")
+    echo.made = []
+
+    def make(place: str, config: dict[str, Any], robot: RobotSpec, seed: int) -> FlowPolicy:
+        echo.made.append((place, config, seed))
+        return FlowPolicy(robot, state_network(robot), seed)
+
+    echo.make, echo.hints = make, lambda place, config, robot: Hints(horizon=16, batch=len(config))
+    half: Any = types.ModuleType("half_kind")
+    half.make = make
+    monkeypatch.setitem(sys.modules, "echo_kind", echo)
+    monkeypatch.setitem(sys.modules, "half_kind", half)
+    points = [
+        EntryPoint("echo", "echo_kind", POLICIES),
+        EntryPoint("half", "half_kind", POLICIES),
+        EntryPoint("gone", "no_such_module", POLICIES),
+        EntryPoint("flow", "echo_kind", POLICIES),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    yield echo
+
+
+def test_a_choice_is_a_kind_a_place_and_a_configuration(kinds: Any) -> None:
+    assert parse_policy("echo:small", '{"a": 1}') == PolicyChoice("echo", "small", {"a": 1})
+    assert str(parse_policy("echo:owner/name:v2")) == "echo:owner/name:v2"
+    assert str(parse_policy("echo")) == "echo"
+    assert {"echo", "flow", "lerobot", "tokens"} <= set(known_policies())
+
+
+def test_a_place_that_is_there_means_the_same_everywhere(
+    kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert parse_policy("echo:run").place == str(tmp_path / "run")
+    assert parse_policy("echo:owner/name").place == "owner/name"
+    kinds.absolute = lambda place: f"<{place}>"
+    assert parse_policy("echo:run").place == "<run>"
+
+
+def test_a_configured_path_that_is_there_means_the_same_everywhere(
+    kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    text = '{"vlm": "models", "word": "models", "gone": "nowhere"}'
+    assert parse_policy("echo:small", text).config["vlm"] == "models", "it was not said to be a path"
+    kinds.PATHS = ("vlm", "gone", "left out")
+    found = parse_policy("echo:small", text).config
+    assert found == {"vlm": str(tmp_path / "models"), "word": "models", "gone": "nowhere"}
+
+
+@pytest.mark.parametrize(
+    ("text", "config", "words"),
+    [
+        ("ecko:small", "", "Did you mean 'echo'"),
+        ("", "", "Known: "),
+        ("echo:small", "{", "configuration of policy 'echo:small': not JSON"),
+        ("echo:small", "[1]", "must be an object of its fields, not a list"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(kinds: Any, text: str, config: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_policy(text, config)
+
+
+@pytest.mark.parametrize(("kind", "words"), [("gone", "no_such_module"), ("half", "has no hints")])
+def test_a_broken_kind_is_named_with_its_owner(kinds: Any, kind: str, words: str) -> None:
+    with pytest.raises(PolicyError, match=words):
+        parse_policy(f"{kind}:x")
+
+
+def test_a_package_cannot_take_the_place_of_a_kind_that_is_built_in(kinds: Any) -> None:
+    found = registry._found(registry.entry_points(group=POLICIES))
+    assert found["flow"].value == "policies.flow.factory"
+
+
+def test_a_policy_is_made_for_a_robot_with_its_seed_and_device(kinds: Any) -> None:
+    robot = spec(camera=False)
+    choice = parse_policy("echo:small", '{"a": 1}')
+    policy = make_policy(choice, robot, 7, "cuda")
+    assert policy.spec == robot
+    assert kinds.made == [("small", {"a": 1, "runtime": {"device": "cuda"}}, 7)]
+    assert choice.config == {"a": 1}, "a choice is not changed"
+    assert hints(choice, robot) == Hints(horizon=16, batch=1)
+    make_policy(parse_policy("echo", '{"runtime": {"device": "cpu"}}'), robot, 0, "cuda")
+    assert kinds.made[-1][1] == {"runtime": {"device": "cpu"}}, "what is configured holds"
+
+
+def test_a_policy_for_another_robot_is_refused(kinds: Any) -> None:
+    made = kinds.make
+    kinds.make = lambda place, config, other, seed: made(place, config, spec(camera=False, control_hz=10.0), seed)
+    with pytest.raises(SpecMismatch, match="policy 'echo:small' was made for another robot"):
+        make_policy(parse_policy("echo:small"), spec(camera=False), 0)
+
+
+@pytest.mark.parametrize(
+    ("library", "text", "words"),
+    [
+        ("tokenizers", "tokens:fast", r"needs the library tokenizers.*'vla-fleet\[vlm\]'"),
+        ("scipy", "tokens:residual_vq", r"needs the library scipy.*'vla-fleet\[vlm\]'"),
+        (
+            "transformers",
+            "echo:transformers",
+            r"needs the library transformers.*'vla-fleet\[vlm\]'",
+        ),
+        ("lerobot", "echo:lerobot", r"needs the library lerobot.*'vla-fleet\[lerobot\]'"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
+    library: str, text: str, words: str, kinds: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    kinds.make = lambda place, config, robot, seed: importlib.import_module(place)
+    with pytest.raises(ConfigError, match=words):
+        make_policy(parse_policy(text), spec(camera=False), 0)
+
+
+def test_a_library_that_nobody_knows_is_left_to_its_kind(kinds: Any) -> None:
+    kinds.make = lambda place, config, robot, seed: importlib.import_module(place)
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        make_policy(parse_policy("echo:no_such_library"), spec(camera=False), 0)
+
+
+def test_where_a_policy_runs_does_not_make_it_another_network() -> None:
+    one = PolicyChoice("echo", "small", {"horizon": 8})
+    there = PolicyChoice("echo", "small", {"horizon": 8, "runtime": {"device": "cuda"}})
+    assert same_network(one, there)
+    assert not same_network(one, PolicyChoice("echo", "small", {"horizon": 16}))
+    assert not same_network(one, PolicyChoice("echo", "large", {"horizon": 8}))
+    assert not same_network(one, None)
+    assert same_network(None, None)

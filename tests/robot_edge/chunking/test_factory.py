@@ -1,0 +1,106 @@
+"""The default follows the checkpoint; what does not fit is refused with the reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hal.interfaces.dynamics import SpecMotion
+from robot_edge.chunking.delay_estimate import DelayForecast
+from robot_edge.chunking.factory import Strategy, check_strategy, make_schedule, resolve
+from robot_edge.chunking.strategies.aligned import AlignedSchedule
+from robot_edge.chunking.strategies.ensemble import EnsembleSchedule
+from robot_edge.chunking.strategies.future_state import FutureStateSchedule
+from robot_edge.chunking.strategies.naive import NaiveSchedule
+from robot_edge.chunking.strategies.residual import ResidualSchedule
+from robot_edge.chunking.strategies.rtc import RtcSchedule
+from robot_edge.chunking.strategies.sync import SyncSchedule
+from tests.robot_edge.chunking.simulated import LINE, Simulated, reply_to
+from wire.errors import ConfigError
+from wire.types import Trained
+
+MOTION = SpecMotion(LINE)
+ALL = Trained(8, True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("trained", "motion", "chosen"),
+    [
+        (Trained(), None, Strategy.aligned),
+        (Trained(), MOTION, Strategy.aligned),
+        (Trained(8, True), MOTION, Strategy.future_state),
+        (Trained(8, True), None, Strategy.aligned),
+        (Trained(0, True), MOTION, Strategy.aligned),
+        (Trained(8, False, True), MOTION, Strategy.rtc_trained),
+        (Trained(8, True, True), None, Strategy.rtc_trained),
+        (ALL, MOTION, Strategy.future_state),
+    ],
+)
+def test_the_default_follows_the_checkpoint(trained: Trained, motion: SpecMotion | None, chosen: Strategy) -> None:
+    assert resolve("auto", trained, motion) is chosen
+
+
+@pytest.mark.parametrize(
+    ("strategy", "trained", "motion", "parts"),
+    [
+        ("future_state", Trained(8, False), MOTION, ["state_aligned False", "max_offset", "'aligned'"]),
+        ("future_state", Trained(0, True), MOTION, ["trained_max_delay 0", "max_offset"]),
+        ("future_state", Trained(8, True, True), None, ["no motion", "SpecMotion", "'rtc_trained'"]),
+        ("rtc_trained", Trained(8, True), MOTION, ["prefix_trained False", "'future_state'"]),
+        ("residual", Trained(8, True, True), MOTION, ["residual_trained False", "corrector"]),
+    ],
+)
+def test_a_mismatch_is_refused_with_the_reason(
+    strategy: str, trained: Trained, motion: SpecMotion | None, parts: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_schedule(strategy, LINE, trained, motion, execute_ticks=8)
+    for part in (f"'{strategy}'", *parts, "'auto'"):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [
+        ("sync", SyncSchedule),
+        ("naive", NaiveSchedule),
+        ("aligned", AlignedSchedule),
+        ("ensemble", EnsembleSchedule),
+        ("future_state", FutureStateSchedule),
+        ("rtc_guided", RtcSchedule),
+        ("rtc_trained", RtcSchedule),
+        ("residual", ResidualSchedule),
+        ("auto", FutureStateSchedule),
+    ],
+)
+def test_each_name_has_its_schedule(strategy: str, kind: type) -> None:
+    assert type(make_schedule(strategy, LINE, ALL, MOTION, execute_ticks=8)) is kind
+
+
+@pytest.mark.parametrize("strategy", ["sync", "naive", "aligned", "ensemble", "rtc_guided"])
+def test_what_needs_no_training_takes_any_checkpoint(strategy: str) -> None:
+    make_schedule(strategy, LINE, Trained(), None, execute_ticks=8)
+
+
+def test_an_unknown_name_gets_help() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'future_state'"):
+        check_strategy("future-state")
+
+
+@pytest.mark.parametrize("wrong", [{"execute_ticks": 0}, {"speed_up": 0}, {"patience_ticks": 0}])
+def test_numbers_below_one_are_refused(wrong: dict) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        make_schedule("aligned", LINE, Trained(), None, **{"execute_ticks": 8, **wrong})
+
+
+def test_delays_are_handed_on_to_the_next_schedule() -> None:
+    forecast = DelayForecast()
+    for strategy in ("aligned", "future_state"):
+        schedule = make_schedule(strategy, LINE, ALL, MOTION, execute_ticks=8, forecast=forecast)
+        policy = lambda request: reply_to(request, np.zeros((16, 1), np.float32))  # noqa: E731
+        simulated = Simulated(schedule, [5], LINE, policy, np.zeros(2, np.float32))
+        rows = simulated.run(20)
+        if strategy == "future_state":
+            assert rows[0].request is not None
+            assert rows[0].request.first_tick == 5
+    assert forecast.ticks == 5

@@ -1,0 +1,190 @@
+"""The state a chunk is asked for is the state the robot has when it begins, whoever and whatever acts meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from hal.interfaces.dynamics import SpecMotion
+from hal.safety.limiter import Safety, SafetyLimits
+from robot_edge.chunking.action_predictor import Foresight
+from robot_edge.chunking.factory import make_schedule
+from tests.robot_edge.chunking.simulated import LINE, Simulated, asked, reply_to, starved
+from wire.messages.all import ChunkReply, ChunkRequest
+from wire.types import Trained
+
+TRAINED = Trained(trained_max_delay=8, state_aligned=True)
+
+
+def drive(state: np.ndarray, action: np.ndarray) -> np.ndarray:
+    return np.array([state[0] + action[0], state[1] + 0.01], np.float32)
+
+
+def restless(request: ChunkRequest) -> ChunkReply:
+    """Another speed in each chunk and each action, some beyond the limits of the robot."""
+    rng = np.random.default_rng(request.tick)
+    return reply_to(request, rng.uniform(-1.5, 1.5, (16, 1)).astype(np.float32))
+
+
+def simulate(delays: list[int | None], policy=restless, **options) -> Simulated:
+    schedule = make_schedule("future_state", LINE, TRAINED, SpecMotion(LINE), execute_ticks=8, **options)
+    return Simulated(
+        schedule, delays, LINE, policy, np.zeros(2, np.float32), drive, limit=lambda action: np.clip(action, -1, 1)
+    )
+
+
+def at(simulated: Simulated, ticks: int) -> dict[int, float]:
+    """x by tick."""
+    places = {}
+    for _ in range(ticks):
+        places[simulated.now] = float(simulated.state[0])
+        simulated.run(1)
+    return places
+
+
+@pytest.mark.parametrize("delays", [[0], [1], [3], [8], [2, 7, 4, 1, 8, 3] * 20])
+def test_the_state_asked_for_is_the_state_that_comes(delays: list[int | None]) -> None:
+    simulated = simulate(delays)
+    places = at(simulated, 150)
+    requests = [row.request for row in simulated.rows if row.request]
+    assert len(requests) > 10
+    assert max(abs(places[r.tick] - places[r.first_tick]) for r in requests[:-2]) > 0.5 or delays == [0]
+    for request in requests:
+        if request.first_tick in places:
+            assert request.state[0] == pytest.approx(places[request.first_tick], abs=1e-4)
+            # what the motion does not foretell stays as it was seen
+            assert request.state[1] == request.observation.state[1]
+            assert request.observation.state[0] == pytest.approx(places[request.tick], abs=1e-6)
+
+
+def test_the_first_chunk_of_an_episode_is_for_a_robot_that_stands_still() -> None:
+    simulated = simulate([4])
+    simulated.state = np.array([3.0, 0.0], np.float32)
+    rows = simulated.run(5)
+    assert rows[0].request.state.tolist() == [3.0, 0.0]
+    assert rows[4].action is not None
+
+
+def test_a_robot_without_actions_is_reckoned_to_hold() -> None:
+    """The running chunk ends before the next one can begin."""
+    simulated = simulate([8], policy=lambda request: reply_to(request, np.full((3, 1), 0.5, np.float32)))
+    places = at(simulated, 60)
+    assert starved(simulated.rows)
+    for request in (row.request for row in simulated.rows if row.request):
+        if request.first_tick in places:
+            assert request.state[0] == pytest.approx(places[request.first_tick], abs=1e-5)
+
+
+def test_limits_of_motion_are_reckoned_with() -> None:
+    """Velocity and acceleration limits change what is executed at every splice, and while it brakes."""
+    limits = SafetyLimits(velocity={"x": 40.0}, acceleration={"x": 500.0})
+    simulated = simulate([6], safety=limits, policy=lambda r: reply_to(r, restless(r).chunk.actions[:9]))
+    safety = Safety(LINE, limits)
+
+    def limited(action: np.ndarray) -> np.ndarray:
+        executed = safety.limit(action, simulated.last, simulated.state)
+        safety.note(executed, simulated.last)
+        return executed
+
+    simulated.limit = limited
+    places = at(simulated, 120)
+    wanted = np.array([row.action[0] if row.action is not None else 0 for row in simulated.rows])
+    done = np.array([row.executed[0] for row in simulated.rows])
+    assert np.abs(wanted - done).max() > 0.3
+    assert np.abs(np.diff(done)).max() <= 500 / 50 / 50 + 1e-6
+    compared = 0
+    for request in (row.request for row in simulated.rows if row.request):
+        if request.first_tick in places:
+            compared += 1
+            assert request.state[0] == pytest.approx(places[request.first_tick], abs=1e-4)
+    assert compared > 10
+
+
+class TestSomebodyElseActs:
+    def test_what_was_asked_for_is_void_and_asked_again_at_once(self) -> None:
+        simulated = simulate([6])
+        simulated.run(40)
+        while simulated.rows[-1].request is None:
+            simulated.run(1)
+        void = simulated.rows[-1].request
+        now = simulated.now
+        simulated.takeover = {now: np.ones(1), now + 1: np.ones(1)}
+        rows = simulated.run(20)
+        assert rows[0].request is None
+        again = rows[1].request
+        assert again is not None
+        assert again.first_tick == again.tick
+        assert again.state[0] == again.observation.state[0]
+        used = {row.chunk.first_tick for row in rows if row.chunk}
+        assert void.first_tick not in used
+        assert again.first_tick in used
+
+    def test_there_is_always_a_proposal_to_hand_back_to(self) -> None:
+        simulated = simulate([6])
+        simulated.run(30)
+        simulated.takeover = dict.fromkeys(range(30, 200), np.full(1, 0.9))
+        rows = simulated.run(170)
+        assert starved(rows) == []
+        # and no request at every tick for it
+        assert len(asked(rows)) < 170 / 5
+        after = simulated.run(60)
+        assert starved(after) == []
+        assert [row.request.first_tick - row.tick for row in after if row.request][-3:] == [6] * 3
+
+    def test_a_small_difference_is_no_other_will(self) -> None:
+        simulated = simulate([6])
+        simulated.run(30)
+        simulated.limit = lambda action: np.clip(action, -0.99, 0.99)
+        rows = simulated.run(60)
+        assert all(row.request.first_tick - row.tick == 6 for row in rows if row.request)
+
+    def test_small_differences_that_add_up_are(self) -> None:
+        simulated = simulate([8], policy=lambda request: reply_to(request, np.full((16, 1), 0.9, np.float32)))
+        simulated.run(30)
+        simulated.limit = lambda action: action - 0.1
+        rows = simulated.run(40)
+        ahead = [row.request.first_tick - row.tick for row in rows if row.request]
+        assert set(ahead) == {0, 8}
+        # a void request is followed by one that cannot be, so the robot goes on
+        assert all(0 in pair for pair in itertools.pairwise(ahead))
+        assert len(starved(rows)) < len(rows) / 3
+
+
+@pytest.mark.parametrize("delay", [0, 2, 4, 8])
+def test_it_does_not_repeat_a_motion_that_is_under_way(delay: int) -> None:
+    """A policy that goes straight to a goal and stops there; late, it only works knowing what is on its way."""
+
+    def straight(request: ChunkRequest) -> ChunkReply:
+        way = float(request.observation.state[1] - request.state[0])
+        steps = (
+            np.clip(way - 0.25 * np.arange(16), 0, 0.25) if way > 0 else -np.clip(-way - 0.25 * np.arange(16), 0, 0.25)
+        )
+        return reply_to(request, steps[:, None].astype(np.float32))
+
+    overshoot = {}
+    for strategy in ("naive", "aligned", "future_state"):
+        schedule = make_schedule(strategy, LINE, TRAINED, SpecMotion(LINE), execute_ticks=8)
+        simulated = Simulated(
+            schedule,
+            [delay],
+            LINE,
+            straight,
+            np.array([0, 5], np.float32),
+            lambda state, action: np.array([state[0] + action[0], state[1]], np.float32),
+        )
+        overshoot[strategy] = max(at(simulated, 80).values()) - 5
+    assert overshoot["future_state"] == pytest.approx(0, abs=1e-5)
+    assert (overshoot["naive"] > 0.4) == (delay > 0)
+    assert overshoot["aligned"] <= overshoot["naive"] + 1e-5
+
+
+def test_walls_are_reckoned_with_where_the_robot_will_be() -> None:
+    limits = SafetyLimits(workspace={"x": (-1.0, 2.0)})
+    foresight = Foresight(LINE, limits, SpecMotion(LINE))
+    foresight.executed(0, np.array([0.5], np.float32))
+    coming = foresight.coming([np.array([0.8], np.float32)] * 4, np.array([0.5, 0], np.float32))
+    # from 0.5 there are 1.5 left: two whole steps no longer fit
+    assert coming.sum() == pytest.approx(1.5, abs=1e-4)
+    assert coming[0, 0] == pytest.approx(0.8, abs=1e-6)

@@ -1,0 +1,61 @@
+"""Every q-th action, with any strategy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hal.interfaces.dynamics import SpecMotion
+from robot_edge.chunking.factory import make_schedule
+from tests.robot_edge.chunking.simulated import LINE, SPEC, Simulated, reply_to
+from wire.messages.all import ChunkReply, ChunkRequest
+from wire.types import Trained
+
+Q = 2
+
+
+def test_plans_are_shorter_and_keep_their_ticks() -> None:
+    schedule = make_schedule("aligned", SPEC, Trained(), None, execute_ticks=4, speed_up=Q)
+    rows = Simulated(schedule, [2]).run(20)
+    for row in rows[2:]:
+        index = row.tick - row.chunk.first_tick
+        # index i of a chunk stands for actions 2i and 2i + 1; of absolute ones the last counts
+        assert row.said[0] == row.chunk.first_tick + 2 * index + 1
+    assert [row.tick for row in rows if row.request] == [0, 4, 8, 12, 16]
+
+
+def test_the_state_asked_for_is_where_the_faster_robot_will_be() -> None:
+    def small(request: ChunkRequest) -> ChunkReply:
+        rng = np.random.default_rng(request.tick)
+        return reply_to(request, rng.uniform(-0.8, 0.8, (16, 1)).astype(np.float32))
+
+    schedule = make_schedule("future_state", LINE, Trained(8, True), SpecMotion(LINE), execute_ticks=4, speed_up=Q)
+    simulated = Simulated(
+        schedule,
+        [3],
+        LINE,
+        small,
+        np.zeros(2, np.float32),
+        lambda state, action: np.array([state[0] + action[0], 0], np.float32),
+    )
+    places = []
+    for _ in range(80):
+        places.append(float(simulated.state[0]))
+        simulated.run(1)
+    requests = [row.request for row in simulated.rows if row.request and row.request.first_tick < 80]
+    assert len(requests) > 10
+    for request in requests:
+        assert request.state[0] == pytest.approx(places[request.first_tick], abs=1e-5)
+
+
+def test_a_prefix_is_at_the_pace_the_policy_knows() -> None:
+    """Two ticks of delay are four of the policy's actions."""
+    schedule = make_schedule("rtc_trained", SPEC, Trained(8, False, True), None, execute_ticks=4, speed_up=Q)
+    rows = Simulated(schedule, [2]).run(30)
+    late = [row for row in rows[1:] if row.request]
+    assert len(late) > 4
+    for row in late:
+        prefix = row.request.prefix
+        assert prefix.committed == len(prefix.actions) == 4
+        running = rows[row.tick - 1].chunk.first_tick
+        assert prefix.actions[:, 0].tolist() == [running + 2 * (row.tick - running) + i for i in range(4)]

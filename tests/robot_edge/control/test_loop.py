@@ -1,0 +1,280 @@
+"""The control loop against the fake robot, tick by tick, with a test as uplink and inference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, Faults
+from robot_edge.chunking.strategies.aligned import AlignedSchedule
+from robot_edge.control.loop import ControlLoop, LoopConfig
+from robot_edge.control.mode import Hold, Mode
+from robot_edge.control.takeover_gate import Gate, GateConfig
+from wire.clock import ManualClock
+from wire.messages.all import (
+    Applied,
+    ChunkReply,
+    ChunkRequest,
+    EdgeEvent,
+    EdgeStatus,
+    EpisodeEnded,
+    EpisodeStarted,
+    FrameTaken,
+    Hello,
+    Job,
+    Message,
+    Nack,
+    Operator,
+    StepTaken,
+    Stop,
+)
+from wire.transport.memory_channel import memory_pair
+from wire.types import ActionChunk, Actor, Step
+
+
+class Bench:
+    """A loop whose other processes are played by the test."""
+
+    def __init__(self, config: FakeConfig | None = None, *, operated: bool = False, **limits: int) -> None:
+        self.clock = ManualClock()
+        self.robot = FakeRobot(config or FakeConfig(), self.clock)
+        self.robot.connect()
+        self.uplink, uplink = memory_pair()
+        self.inference, inference = memory_pair()
+        self.loop = ControlLoop(
+            "robot-0",
+            "boot",
+            self.robot,
+            uplink,
+            inference,
+            lambda trained: AlignedSchedule(8),
+            self.clock,
+            LoopConfig(**{"max_ticks": 30, "tail_ticks": 2, **limits}),
+            FakeExpert(self.robot) if operated else None,
+            Gate(GateConfig(min_ticks=5)) if operated else None,
+        )
+        self.said: list[Message] = []
+        self.asked: list[ChunkRequest] = []
+        self.scenes: list[str] = []
+        """episodes that inference heard of"""
+        self.answer: np.ndarray | None = np.zeros(4, np.float32)
+        """the action of every chunk; None: inference is silent"""
+
+    def ready(self) -> Bench:
+        self.uplink.send(Job("j", FAKE_TASKS, 500_000))
+        self.uplink.send(Applied("robot-0", 3, 0))
+        return self
+
+    def tick(self, count: int = 1) -> Bench:
+        for _ in range(count):
+            self.loop.tick()
+            while (request := self.inference.recv()) is not None:
+                if isinstance(request, EpisodeStarted):
+                    self.scenes.append(request.episode.id)
+                    continue
+                assert isinstance(request, ChunkRequest)
+                self.asked.append(request)
+                if self.answer is not None:
+                    actions = np.tile(self.answer, (16, 1)).astype(np.float32)
+                    chunk = ActionChunk(actions, request.first_tick, 12_500_000, 3, 0, 0)
+                    self.inference.send(ChunkReply(chunk, tick=request.tick))
+            while (message := self.uplink.recv()) is not None:
+                self.said.append(message)
+        return self
+
+    def steps(self) -> list[Step]:
+        return [m.step for m in self.said if isinstance(m, StepTaken)]
+
+    def outcomes(self) -> list[str]:
+        return [m.outcome for m in self.said if isinstance(m, EpisodeEnded)]
+
+
+def test_a_robot_holds_until_it_has_a_job_and_a_version() -> None:
+    bench = Bench().tick()
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.no_job)
+    bench.uplink.send(Job("j", FAKE_TASKS, 500_000))
+    bench.tick()
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.no_version)
+    assert bench.steps() == []
+    bench.uplink.send(Applied("robot-0", 3, 0))
+    bench.tick(3)
+    assert bench.loop.mode is Mode.policy
+    assert bench.steps()
+
+
+def test_every_tick_of_an_episode_is_recorded_in_order_with_who_acted() -> None:
+    bench = Bench().ready().tick(35)
+    episode = next(m.episode for m in bench.said if isinstance(m, EpisodeStarted))
+    steps = bench.steps()[:30]
+    assert [s.tick for s in steps] == list(range(30))
+    assert steps[0].actor is Actor.hold
+    assert {s.actor for s in steps[1:]} == {Actor.policy}
+    assert {s.version for s in steps} == {3}
+    assert {s.delay_ticks for s in steps[1:]} == {1}
+    assert [s.truncated for s in steps] == [False] * 29 + [True]
+    assert bench.outcomes()[0] == "failure"
+    assert (episode.task, episode.seed) == (FAKE_TASKS[0], 500_000)
+    second = [m.episode for m in bench.said if isinstance(m, EpisodeStarted)][1]
+    assert (second.task, second.seed) == (FAKE_TASKS[1], 500_001)
+    assert second.id != episode.id
+    assert bench.scenes == [episode.id, second.id]
+
+
+def test_frames_are_sent_once_and_before_the_steps_that_saw_them() -> None:
+    bench = Bench().ready().tick(20)
+    known: set[int] = set()
+    for message in bench.said:
+        if isinstance(message, FrameTaken):
+            assert message.frame.time_ns not in known
+            known.add(message.frame.time_ns)
+        if isinstance(message, StepTaken):
+            assert set(message.step.frames.values()) <= known
+    assert len(known) == 5
+
+
+def test_without_fresh_actions_the_robot_stands_still_and_comes_back() -> None:
+    bench = Bench(max_ticks=500).ready()
+    bench.answer = np.full(4, 0.5, np.float32)
+    bench.tick(10)
+    assert bench.loop.mode is Mode.policy
+    bench.answer = None
+    bench.tick(20)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.no_action)
+    last = bench.steps()[-1]
+    assert last.actor is Actor.hold
+    # a delta action is never repeated; the gripper keeps what it was told
+    assert last.executed.tolist() == [0, 0, 0, 0.5]
+    bench.answer = np.zeros(4, np.float32)
+    bench.tick(45)
+    assert bench.loop.mode is Mode.policy
+
+
+def test_what_is_recorded_is_what_was_executed() -> None:
+    bench = Bench().ready()
+    bench.answer = np.array([5.0, -5.0, 0.1, 0.0], np.float32)
+    bench.tick(5)
+    step = bench.steps()[-1]
+    assert step.proposed.tolist() == pytest.approx([5.0, -5.0, 0.1, 0.0])
+    assert step.executed.tolist() == pytest.approx([1.0, -1.0, 0.1, 0.0])
+
+
+def test_an_action_that_is_not_a_number_brings_hold() -> None:
+    bench = Bench().ready()
+    bench.answer = np.array([np.nan, 0, 0, 0], np.float32)
+    bench.tick(5)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.bad_action)
+    assert np.isfinite(bench.steps()[-1].executed).all()
+
+
+@pytest.mark.parametrize("faults", [Faults(nan_state=True, from_tick=5), Faults(raise_on_read=True, from_tick=5)])
+def test_a_robot_that_reports_nonsense_holds_with_the_reason(faults: Faults, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(replace(FakeConfig(), faults=faults)).ready().tick(15)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.bad_observation)
+    assert "hold:" in caplog.text
+    assert all(np.isfinite(s.state).all() for s in bench.steps())
+
+
+def test_a_robot_that_never_answers_is_held_and_the_operator_told() -> None:
+    bench = Bench(replace(FakeConfig(), faults=Faults(raise_on_read=True))).ready().tick(3)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.bad_observation)
+    (event,) = [m for m in bench.said if isinstance(m, EdgeEvent)]
+    assert event.kind == "hold" and "does not answer" in event.detail
+
+
+def test_a_camera_that_stands_still_brings_hold() -> None:
+    bench = Bench(replace(FakeConfig(), faults=Faults(frozen_camera=True)), max_ticks=200).ready()
+    bench.tick(60)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.stale_camera)
+
+
+def test_the_scripted_operator_takes_over_when_the_policy_goes_wrong() -> None:
+    bench = Bench(operated=True).ready()
+    bench.answer = -np.ones(4, np.float32)
+    bench.tick(25)
+    actors = [s.actor for s in bench.steps()]
+    assert Actor.script in actors
+    assert actors.index(Actor.script) >= 3
+    status = [m for m in bench.said if isinstance(m, EdgeStatus)][-1]
+    assert status.interventions >= 1
+
+
+def test_a_person_outranks_the_scripted_operator_and_pauses_the_time_limit() -> None:
+    bench = Bench(operated=True).ready()
+    bench.answer = -np.ones(4, np.float32)
+    bench.tick(3)
+    bench.uplink.send(Operator("robot-0", "take_over"))
+    for _ in range(60):
+        bench.uplink.send(Operator("robot-0", "command", (0.0, 0.0, 0.3, 0.0)))
+        bench.tick()
+    assert bench.loop.mode is Mode.human
+    assert bench.outcomes() == []
+    assert {s.actor for s in bench.steps()[5:]} == {Actor.human}
+    bench.uplink.send(Operator("robot-0", "hand_back"))
+    bench.tick(40)
+    assert bench.outcomes() == ["failure"] or bench.outcomes() == ["success"]
+
+
+def test_estop_ends_the_episode_and_nothing_starts_until_it_is_released() -> None:
+    bench = Bench().ready().tick(5)
+    bench.uplink.send(Operator("robot-0", "estop"))
+    bench.tick(10)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.estop, Hold.estop)
+    assert bench.outcomes() == ["aborted"]
+    bench.uplink.send(Operator("robot-0", "take_over"))
+    bench.uplink.send(Operator("robot-0", "command", (1.0, 0.0, 0.0, 0.0)))
+    bench.tick(5)
+    assert bench.loop.mode is Mode.estop
+    bench.uplink.send(Operator("robot-0", "hand_back"))
+    bench.uplink.send(Operator("robot-0", "release_estop"))
+    bench.tick(5)
+    assert bench.loop.mode is Mode.policy
+
+
+def test_a_spool_that_cannot_be_written_holds_the_robot() -> None:
+    bench = Bench().ready().tick(5)
+    bench.uplink.send(Nack("the disk is full"))
+    bench.tick(2)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.storage)
+    bench.uplink.send(Nack(""))
+    bench.tick(2)
+    assert bench.loop.mode is Mode.policy
+
+
+def test_a_new_uplink_ends_the_running_episode() -> None:
+    bench = Bench().ready().tick(5)
+    bench.uplink.send(Hello("robot-0", "uplink", "", 1))
+    bench.tick(2)
+    assert bench.outcomes() == ["aborted"]
+    assert len([m for m in bench.said if isinstance(m, EpisodeStarted)]) == 2
+
+
+def test_stop_ends_the_episode() -> None:
+    bench = Bench().ready().tick(5)
+    bench.uplink.send(Stop())
+    bench.tick()
+    assert bench.loop.stopping
+    assert bench.outcomes() == ["aborted"]
+    bench.loop.close()
+
+
+class Deaf:
+    """A line with nobody at the other end."""
+
+    def send(self, message: Message) -> bool:
+        return False
+
+    def recv(self, timeout_s: float = 0.0) -> Message | None:
+        return None
+
+    def close(self) -> None:
+        return
+
+
+def test_without_a_recorder_the_robot_holds_and_memory_does_not_grow() -> None:
+    bench = Bench(max_ticks=10_000).ready().tick(5)
+    bench.loop.log.recorder._channel = Deaf()
+    bench.tick(200)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.no_recorder)
+    assert len(bench.loop.log.recorder._waiting) < 40

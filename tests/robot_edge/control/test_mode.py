@@ -1,0 +1,107 @@
+"""Who is in control, over everything that can be known, against the rules written down a second time."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from robot_edge.control.mode import TABLE, Hold, Known, Mode, decide
+
+FLAGS = (
+    "estop",
+    "recorder_ok",
+    "storage_ok",
+    "safe",
+    "human",
+    "human_linked",
+    "human_command_fresh",
+    "resetting",
+    "script",
+    "trained",
+    "slow_path_ok",
+    "action_ready",
+)
+UNFIT = (
+    Hold.none,
+    Hold.bad_observation,
+    Hold.stale_state,
+    Hold.stale_camera,
+    Hold.frozen_camera,
+    Hold.clock_jump,
+    Hold.no_robot,
+    Hold.no_reset,
+)
+
+
+def all_that_can_be_known():
+    for values in itertools.product((False, True), repeat=len(FLAGS)):
+        for version, unfit in itertools.product((0, 7), (Hold.none, Hold.clock_jump)):
+            yield Known(**dict(zip(FLAGS, values, strict=True)), version=version, unfit=unfit)
+
+
+def test_every_combination_follows_the_rules() -> None:
+    seen = set()
+    for known in all_that_can_be_known():
+        mode, reason = decide(known)
+        seen.add((mode, reason))
+        fit = known.recorder_ok and known.storage_ok and known.safe and known.unfit is Hold.none
+        commanded = known.human_linked and known.human_command_fresh
+        # e-stop always wins, and nothing else is called one
+        assert (mode is Mode.estop) == known.estop
+        # a hold has a reason, and whoever moves has none
+        assert (reason is not Hold.none) == (mode in (Mode.hold, Mode.estop))
+        # nobody moves without alive, fresh and valid
+        moves = mode in (Mode.human, Mode.reset, Mode.script, Mode.policy)
+        assert not moves or (fit and not known.estop)
+        # a person beats reset, script and policy; a person who is silent holds the robot
+        assert (mode is Mode.human) == (known.human and commanded and fit and not known.estop)
+        assert not (known.human and mode in (Mode.reset, Mode.script, Mode.policy))
+        # a reset beats script and policy, the script the policy
+        free = fit and not known.estop and not known.human
+        assert (mode is Mode.reset) == (free and known.resetting)
+        assert (mode is Mode.script) == (free and not known.resetting and known.script)
+        # the policy moves only if nobody else wants to, and if all it needs is there
+        needs = known.version > 0 and known.trained and known.slow_path_ok and known.action_ready
+        assert (mode is Mode.policy) == (free and not known.resetting and not known.script and needs)
+    holds = {reason for mode, reason in seen if mode is Mode.hold}
+    # reasons that the loop itself gives, or that are other ways of being unfit
+    by_the_loop = {Hold.none, Hold.estop, Hold.no_job, Hold.other_version, Hold.bad_action}
+    assert set(Hold) - holds == (by_the_loop | set(UNFIT)) - {Hold.clock_jump}
+
+
+@pytest.mark.parametrize("unfit", UNFIT[1:])
+def test_what_is_unfit_is_the_reason(unfit: Hold) -> None:
+    fine = {"version": 3, "action_ready": True}
+    assert decide(Known(**fine, unfit=unfit)) == (Mode.hold, unfit)
+    assert decide(Known(**fine, unfit=unfit, human=True, human_command_fresh=True)) == (Mode.hold, unfit)
+    assert decide(Known(**fine, unfit=unfit, estop=True)) == (Mode.estop, Hold.estop)
+    assert decide(Known(**fine)) == (Mode.policy, Hold.none)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"recorder_ok": False}, Hold.no_recorder),
+        ({"storage_ok": False}, Hold.storage),
+        ({"safe": False}, Hold.safety),
+        ({"human": True, "human_linked": False}, Hold.operator_lost),
+        ({"human": True}, Hold.operator_idle),
+        ({"version": 0}, Hold.no_version),
+        ({"trained": False}, Hold.untrained),
+        ({"slow_path_ok": False}, Hold.slow_path_lost),
+        ({"action_ready": False}, Hold.no_action),
+    ],
+)
+def test_one_thing_missing_is_named(change: dict, reason: Hold) -> None:
+    assert decide(Known(**{"version": 3, "action_ready": True, **change})) == (Mode.hold, reason)
+
+
+def test_every_row_of_the_table_is_needed() -> None:
+    first = [next(i for i, (when, _, _) in enumerate(TABLE) if when(known)) for known in all_that_can_be_known()]
+    assert set(first) == set(range(len(TABLE)))
+
+
+def test_reasons_read_differently() -> None:
+    texts = [reason.value for reason in Hold]
+    assert len(set(texts)) == len(texts)

@@ -1,0 +1,171 @@
+"""The control loop with the fake robot, recorded; the test plays uplink and inference."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, Faults
+from hal.interfaces.dynamics import Coupling, SpecMotion
+from hal.interfaces.robot import Robot, Teleoperator
+from robot_edge.chunking.base import ChunkSchedule
+from robot_edge.chunking.factory import make_schedule
+from robot_edge.chunking.strategies.aligned import AlignedSchedule
+from robot_edge.control.loop import ControlLoop, LoopConfig
+from robot_edge.control.takeover_gate import Gate, GateConfig
+from robot_edge.flight_recorder.events import Header
+from robot_edge.flight_recorder.recorder import FlightRecorder
+from robot_edge.flight_recorder.writer import FlightConfig
+from wire.clock import Clock, ManualClock
+from wire.messages.all import Applied, ChunkReply, ChunkRequest, Job, Message, Operator
+from wire.transport.channel import Channel
+from wire.transport.memory_channel import memory_pair
+from wire.types import ActionChunk, Corrector, Trained
+
+FAKE = FakeConfig(image_px=32)
+CORRECTOR = Corrector(
+    (np.full((4, 4 + 900 + 4 + 2), 1e-3, np.float32),), (np.zeros(4, np.float32),), np.zeros(4), np.ones(4), 3
+)
+
+
+def make_loop(
+    header: Header, robot: Robot, uplink: Channel, inference: Channel, clock: Clock, operator: Teleoperator | None
+) -> ControlLoop:
+    """As the program would: from the header and the borders alone."""
+    return ControlLoop(
+        header.name,
+        header.boot,
+        robot,
+        uplink,
+        inference,
+        lambda trained: _schedule(header, trained),
+        clock,
+        LoopConfig(max_ticks=header.config["max_ticks"], tail_ticks=2),
+        operator,
+        Gate(GateConfig(min_ticks=5)) if operator else None,
+    )
+
+
+def _schedule(header: Header, trained: Trained) -> ChunkSchedule:
+    settings = dict(header.settings)
+    if "replan_ticks" in settings:
+        return AlignedSchedule(settings["replan_ticks"])
+    motion = SpecMotion(header.spec, [Coupling(f"move_{axis}", axis, 0.01) for axis in "xyz"])
+    return make_schedule(settings.pop("strategy"), header.spec, trained, motion, **settings)
+
+
+class Lossy:
+    """A line that takes no message while `full`."""
+
+    def __init__(self, inner: Channel) -> None:
+        self._inner = inner
+        self.full = False
+
+    def send(self, message: Message) -> bool:
+        return not self.full and self._inner.send(message)
+
+    def recv(self, timeout_s: float = 0.0) -> Message | None:
+        return self._inner.recv(timeout_s)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Bench:
+    """A recorded loop; `fly` ticks it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        fake: FakeConfig = FAKE,
+        *,
+        operated: bool = False,
+        settings: dict[str, Any] | None = None,
+        **config: float,
+    ) -> None:
+        self.clock = ManualClock(1_000_000)
+        self.robot = FakeRobot(fake, self.clock)
+        self.robot.connect()
+        self.uplink, uplink = memory_pair()
+        self.inference, inference = memory_pair()
+        self.up, self.inf = Lossy(uplink), Lossy(inference)
+        self.header = Header(
+            "robot-0",
+            "boot",
+            self.robot.spec,
+            {"max_ticks": 60},
+            "aligned",
+            settings or {"replan_ticks": 6},
+            operated=operated,
+        )
+        self.flight = FlightRecorder(directory, self.header, replace(FlightConfig(flush_s=0.05), **config))
+        self.loop = make_loop(
+            self.header,
+            self.flight.robot(self.robot),
+            self.flight.line("uplink", self.up),
+            self.flight.line("inference", self.inf),
+            self.flight.clock(self.clock),
+            self.flight.operator(FakeExpert(self.robot) if operated else None),
+        )
+        self.flight.start()
+        self.rng = np.random.default_rng(0)
+        self.sent: list[Message] = []
+        self.modes: list[str] = []
+        self._late: list[tuple[int, ChunkReply]] = []
+        self._ticks: Iterator[int] = itertools.count(1)
+
+    def ready(self, trained: Trained = Trained()) -> Bench:
+        self.uplink.send(Job("j", FAKE_TASKS, 500_000))
+        self.uplink.send(Applied("robot-0", 3, 0, trained))
+        return self
+
+    def fly(self, count: int) -> Bench:
+        """Answers come 0 to 7 ticks late, in any order; ticks start up to 3 ms late."""
+        for _ in range(count):
+            tick = next(self._ticks)
+            self.clock.advance(int(self.rng.integers(0, 3_000_000)))
+            self.flight.tick(self.loop)
+            self.modes.append(self.loop.mode.value)
+            while (request := self.inference.recv()) is not None:
+                if not isinstance(request, ChunkRequest):
+                    continue
+                actions = self.rng.uniform(-1, 1, (16, 4)).astype(np.float32)
+                chunk = ActionChunk(actions, request.first_tick, self.robot.spec.period_ns, 3, 0, 0)
+                latent = np.full(900, tick / 100, np.float32) if request.residual else None
+                reply = ChunkReply(chunk, "", request.tick, latent, CORRECTOR if request.residual else None)
+                self._late.append((tick + int(self.rng.integers(0, 8)), reply))
+            for due in [late for late in self._late if late[0] <= tick]:
+                self._late.remove(due)
+                self.inference.send(due[1])
+            while (message := self.uplink.recv()) is not None:
+                self.sent.append(message)
+        return self
+
+    def say(self, kind: str, *action: float) -> Bench:
+        self.uplink.send(Operator("robot-0", kind, action))
+        return self
+
+    def land(self) -> Bench:
+        self.flight.close()
+        return self
+
+
+def eventful(directory: Path, **config: float) -> Bench:
+    """Episodes with late answers, the scripted operator, a person, an e-stop, NaN from a joint, lines that are full."""
+    fake = replace(FAKE, faults=Faults(nan_state=True, from_tick=45))
+    bench = Bench(directory, fake, operated=True, **config).fly(3).ready().fly(30)
+    bench.say("take_over")
+    for _ in range(5):
+        bench.say("command", 0.0, 0.0, 0.3, 0.0).fly(1)
+    bench.say("hand_back").fly(20).say("estop").fly(6).say("release_estop").fly(8)
+    bench.inf.full = True
+    bench.fly(8)
+    bench.inf.full, bench.up.full = False, True
+    bench.fly(26)
+    bench.up.full = False
+    return bench.fly(20).say("estop").fly(3).say("release_estop").fly(20).land()

@@ -1,0 +1,350 @@
+"""What was decided is decided again; what is not is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from hal.drivers.fake import FakeConfig
+from robot_edge.chunking.strategies.aligned import AlignedSchedule
+from robot_edge.control.loop import ControlLoop
+from robot_edge.control.mode import Hold
+from robot_edge.flight_recorder.command import replay_command
+from robot_edge.flight_recorder.events import Header, Picture, Raised, Read, SnapshotRecord, TickRecord, Written
+from robot_edge.flight_recorder.file import MAGIC, TICKS, _ticks, frame, frames
+from robot_edge.flight_recorder.replay import Played, records, replay
+from tests.robot_edge.flight_recorder.bench import FAKE, Bench, eventful, make_loop
+from wire.errors import ConfigError, Corrupt, FleetError, RobotError, RobotGone
+from wire.types import Frame, Observation, Trained
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def flights(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.flight"))
+
+
+@pytest.fixture(scope="module")
+def flown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """(directory, ticks) of an eventful flight."""
+    directory = tmp_path_factory.mktemp("flight")
+    bench = eventful(directory)
+    assert bench.flight.lost == 0
+    return directory, bench.flight.ticks
+
+
+def test_an_eventful_flight_is_decided_again_to_the_last_bit(flown: tuple[Path, int]) -> None:
+    directory, ticks = flown
+    seen: list[Played] = []
+    result = replay(directory, make_loop, on_tick=seen.append)
+    assert (result.differences, result.notes) == ([], [])
+    assert (result.first_tick, result.last_tick, result.ticks) == (1, ticks, ticks)
+    assert [played.tick for played in seen] == list(range(1, ticks + 1))
+    assert {played.mode for played in seen} == {"policy", "script", "human", "hold", "estop"}
+    reasons = {played.reason for played in seen}
+    assert {Hold.no_recorder, Hold.bad_observation, Hold.no_action, Hold.estop} <= reasons
+    # the robot was moved, so there was something to compare
+    written = [event.action for played in seen for event in played.events if isinstance(event, Written)]
+    assert len(written) > 80
+    assert np.abs(np.array(written)).max() > 0.5
+
+
+def test_a_stretch_begins_at_the_snapshot_before_it(flown: tuple[Path, int]) -> None:
+    directory, ticks = flown
+    for first in (2, 30, 65, 90, ticks - 5, ticks):
+        last = min(ticks, first + 25)
+        result = replay(directory, make_loop, first, last)
+        assert result.differences == [], first
+        assert (result.first_tick, result.last_tick) == (first, last)
+
+
+def test_another_rule_of_decision_is_named(flown: tuple[Path, int]) -> None:
+    def other(header: Header, *borders: object) -> ControlLoop:
+        return make_loop(msgspec.structs.replace(header, settings={"replan_ticks": 3}), *borders)  # type: ignore[arg-type]
+
+    result = replay(flown[0], other)
+    assert result.differences
+    assert result.differences[0].what == "order of calls"
+    assert result.differences[0].replayed == "inference.Sent"
+
+
+def rewritten(path: Path, tick: int, old: bytes, new: bytes) -> None:
+    """Change bytes of one tick of a flight; the checksums are made anew."""
+    with path.open("rb") as file:
+        found = list(frames(file))
+    out = [MAGIC]
+    for kind, payload in found:
+        if kind == TICKS:
+            block = []
+            for record in _ticks.decode(zlib.decompress(payload)):
+                if record.tick == tick:
+                    assert old in record.events
+                    # the first place is what the robot said; what the loop made of it comes later
+                    record = msgspec.structs.replace(record, events=record.events.replace(old, new, 1))
+                block.append(record)
+            payload = zlib.compress(msgspec.msgpack.encode(block))
+        out.append(frame(kind, payload))
+    path.write_bytes(b"".join(out))
+
+
+def test_one_flipped_bit_of_a_state_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = Bench(tmp_path).ready().fly(60).land()
+    (path,) = flights(tmp_path)
+    found: list[Observation] = []
+    replay(
+        path, make_loop, 33, 33, lambda p: found.extend(e.observation for e in p.events if hasattr(e, "observation"))
+    )
+    state = found[0].state
+    flipped = bytearray(state.tobytes())
+    flipped[5] ^= 1
+    rewritten(path, 33, state.tobytes(), bytes(flipped))
+    result = replay(path, make_loop)
+    assert bench.flight.ticks == 60
+    difference = result.differences[0]
+    assert difference.tick == result.last_tick == 33
+    assert difference.what.endswith("state[1]")
+    assert difference.recorded == pytest.approx(state[1], abs=1e-4)
+    assert difference.recorded != difference.replayed
+    assert replay_command(path, make_loop, 10, 50) == 1
+    out = capsys.readouterr().out
+    assert "tick 33 is decided otherwise now, after 23 that are not" in out
+    assert "state[1]: recorded" in out
+    assert replay_command(path, make_loop, 10, 32) == 0
+    assert "23 decided again, all the same" in capsys.readouterr().out
+
+
+def test_a_torn_end_is_cut_off(tmp_path: Path) -> None:
+    Bench(tmp_path).ready().fly(80).land()
+    (path,) = flights(tmp_path)
+    whole = path.read_bytes()
+    reached = set()
+    for size in range(len(whole) - 400, len(whole), 57):
+        path.write_bytes(whole[:size])
+        result = replay(path, make_loop)
+        assert result.differences == []
+        reached.add(result.last_tick)
+    assert max(reached) < 80
+    path.write_bytes(whole + b"\xff" * 40)
+    assert replay(path, make_loop).last_tick == 80
+    path.write_bytes(whole[:20])
+    with pytest.raises(ConfigError, match="no file"):
+        replay(path, make_loop)
+    path.write_bytes(b"something else")
+    with pytest.raises(Corrupt, match="not a flight file"):
+        replay(path, make_loop)
+
+
+def test_damage_anywhere_cuts_the_flight_there(tmp_path: Path) -> None:
+    Bench(tmp_path).ready().fly(150).land()
+    (path,) = flights(tmp_path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(1)
+    reached = []
+    for place in rng.integers(len(MAGIC) + 1500, len(whole), 12):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x10
+        path.write_bytes(damaged)
+        try:
+            result = replay(path, make_loop)
+        except FleetError:
+            continue
+        assert result.differences == []
+        reached.append(result.last_tick)
+    assert reached and max(reached) < 150
+
+
+def test_a_frozen_camera_is_found_again_though_no_pixel_was_kept(tmp_path: Path) -> None:
+    """The same picture with new times, from a tick on: health compares pixels, the replay stand-ins."""
+
+    bench = Bench(tmp_path, FakeConfig(image_px=32, camera_every_ticks=1), frames_hz=0.0)
+    film = bench.robot._film
+    bench.ready().fly(8)
+    image = bench.robot._frame.image  # type: ignore[union-attr]
+    bench.robot._film = lambda: msgspec.structs.replace(film(), image=image.copy())  # type: ignore[method-assign]
+    bench.fly(50).land()
+    reasons: list[str] = []
+    result = replay(tmp_path, make_loop, on_tick=lambda played: reasons.append(played.reason))
+    assert result.differences == []
+    assert Hold.frozen_camera in reasons
+
+
+class SerialGone(OSError):
+    """What a driver's own library raises."""
+
+
+@pytest.mark.parametrize("call", ["connect", "reset", "read", "write"])
+@pytest.mark.parametrize(
+    "error", [RobotError("the arm does not answer"), RobotGone("its host ended"), SerialGone("gone")]
+)
+def test_a_robot_that_fails_and_is_tried_again_is_replayed(tmp_path: Path, call: str, error: Exception) -> None:
+    bench = Bench(tmp_path, FakeConfig(image_px=32), operated=True, queue_ticks=5000).ready()
+    bench.loop.driver.disconnected()
+    works, failing = getattr(bench.robot, call), [call == "connect"]
+
+    def fails(*given: object) -> object:
+        if failing[0]:
+            raise error
+        return works(*given)
+
+    setattr(bench.robot, call, fails)
+    bench.fly(20)
+    failing[0] = True
+    bench.fly(270)
+    assert bench.modes[-1] == "hold"
+    assert bench.loop.driver.trouble or call == "reset"
+    failing[0] = False
+    bench.fly(400).land()
+    assert {"policy", "script"} & set(bench.modes[-60:])
+    seen: list[Played] = []
+    assert replay(tmp_path, make_loop, on_tick=seen.append).differences == []
+    assert seen[-1].tick == 690
+
+
+def test_a_tick_that_ended_with_an_error_is_replayed(tmp_path: Path) -> None:
+    def broken(loop: ControlLoop) -> ControlLoop:
+        listen = loop._listen
+
+        def failing() -> None:
+            listen()
+            if loop.rate.ticks == 4:
+                raise RobotError("a bug of ours")
+
+        loop._listen = failing  # type: ignore[method-assign]
+        return loop
+
+    bench = Bench(tmp_path, FakeConfig(image_px=32)).ready()
+    broken(bench.loop)
+    with pytest.raises(RobotError, match="a bug of ours"):
+        bench.fly(5)
+    bench.land()
+    seen: list[Played] = []
+    result = replay(tmp_path, lambda *borders: broken(make_loop(*borders)), on_tick=seen.append)
+    assert (result.differences, seen[-1].tick) == ([], 4)
+    last = [record.what for record in records(tmp_path)[1] if isinstance(record.what, TickRecord)][-1]
+    assert isinstance(last.error, Raised) and last.error.kind == "RobotError"
+    (differs,) = replay(tmp_path, make_loop).differences[-1:]
+    assert differs.tick == 4
+
+
+def test_what_was_not_recorded_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no flight"):
+        replay(tmp_path / "nothing", make_loop)
+    Bench(tmp_path).ready().fly(10).land()
+    with pytest.raises(ConfigError, match="ticks 90 to 95 were not recorded; the last tick looked at is 10"):
+        replay(tmp_path, make_loop, 90, 95)
+    with pytest.raises(ConfigError, match="no start 'other'; it holds boot"):
+        replay(tmp_path, make_loop, boot="other")
+
+
+_PILOT = """
+import sys, time
+from pathlib import Path
+from tests.robot_edge.flight_recorder.bench import Bench
+bench = Bench(Path(sys.argv[1]), flush_s=0.05).ready()
+while True:
+    bench.fly(1)
+    print(bench.flight.ticks, flush=True)
+    time.sleep(0.005)
+"""
+
+
+def test_a_killed_process_leaves_a_flight_that_replays(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _PILOT, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        ticks = 0
+        while ticks < 100:
+            ticks = int(process.stdout.readline())
+        os.kill(process.pid, signal.SIGKILL)
+    result = replay(tmp_path, make_loop)
+    assert result.differences == []
+    # at most what 50 ms brought is lost, and a slow machine's thread a little more
+    assert result.last_tick > 60
+
+
+def test_pictures_are_kept_at_their_rate(tmp_path: Path) -> None:
+    """60 ticks at 80 Hz are 0.75 s."""
+    Bench(tmp_path, FAKE, frames_hz=8.0, frames_px=16).ready().fly(60).land()
+    pictures = [r.what for r in records(tmp_path)[1] if isinstance(r.what, Picture)]
+    assert 5 <= len(pictures) <= 8
+    import cv2
+
+    image = cv2.imdecode(np.frombuffer(pictures[0].jpeg, np.uint8), cv2.IMREAD_COLOR)
+    assert image.shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize(("boundary_ticks", "snapshots"), [(0, 4), (100, 2), (1000, 1)])
+def test_episodes_that_end_soon_after_each_other_share_a_snapshot(
+    tmp_path: Path, boundary_ticks: int, snapshots: int
+) -> None:
+    """Three episodes of 60 ticks end within 200."""
+    Bench(tmp_path, boundary_ticks=boundary_ticks).ready().fly(200).land()
+    found = [r.what.tick for r in records(tmp_path)[1] if isinstance(r.what, SnapshotRecord)]
+    assert len(found) == snapshots
+    assert replay(tmp_path, make_loop, 150, 160).differences == []
+
+
+def test_a_new_schedule_of_another_class_is_brought_back(tmp_path: Path) -> None:
+    """The loop makes its schedule when weights come; a new loop has another one until the snapshot is read."""
+    bench = Bench(tmp_path, snapshot_ticks=20).ready().fly(70).land()
+    kinds = set()
+    result = replay(tmp_path, make_loop, 50, 60, lambda p: kinds.add(type(p.loop.planner.schedule)))  # type: ignore[attr-defined]
+    assert result.differences == []
+    assert kinds == {AlignedSchedule} == {type(bench.loop.planner.schedule)}
+
+
+STRATEGIES = [
+    ("sync", {}),
+    ("naive", {}),
+    ("aligned", {"speed_up": 2}),
+    ("ensemble", {}),
+    ("future_state", {}),
+    ("rtc_guided", {}),
+    ("rtc_trained", {}),
+    ("residual", {}),
+]
+
+
+@pytest.mark.parametrize(("strategy", "more"), STRATEGIES)
+def test_every_strategy_can_be_taken_up_in_the_middle(tmp_path: Path, strategy: str, more: dict[str, int]) -> None:
+    """Snapshots every 17 ticks carry each strategy's plans, forecasts and reckoning."""
+    trained = Trained(8, state_aligned=True, prefix_trained=True, residual_trained=True)
+    settings = {"strategy": strategy, "execute_ticks": 6, **more}
+    bench = Bench(tmp_path, settings=settings, snapshot_ticks=16).ready(trained).fly(110).land()
+    assert len({mode for mode in bench.modes if mode == "policy"}) == 1
+    assert replay(tmp_path, make_loop).differences == []
+    for first in (25, 60, 100):
+        seen: list[Played] = []
+        assert replay(tmp_path, make_loop, first, first + 10, on_tick=seen.append).differences == []
+        assert [played.tick for played in seen] == list(range(first, min(first + 10, 110) + 1))
+
+
+def test_a_driver_may_use_a_frames_memory_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FakeConfig(image_px=32, camera_every_ticks=1), flush_s=0.3).ready()
+    memory = np.zeros((32, 32, 3), np.uint8)
+    film = bench.robot._film
+
+    def again() -> Frame:
+        frame = film()
+        memory[...] = frame.image
+        memory[0, 0, 0] = bench.flight.ticks % 251
+        return Frame(frame.time_ns, memory)
+
+    bench.robot._film = again  # type: ignore[method-assign]
+    bench.fly(60).land()
+    images: list[bytes] = []
+
+    def look(played: Played) -> None:
+        images.extend(e.observation.images["front"].image.tobytes() for e in played.events if isinstance(e, Read))  # type: ignore[union-attr]
+
+    assert replay(tmp_path, make_loop, on_tick=look).differences == []
+    assert len(set(images)) > 50

@@ -1,0 +1,502 @@
+"""Thinking elsewhere: in another process, on another machine, slowly; and what happens when that one dies."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from robot_edge.inference.latent_encoder import InlineSlowPath, PacedSlowPath, ProcessSlowPath, RemoteSlowPath
+from robot_edge.inference.latent_server import Thinker, ThinkProcess, ThinkServer
+from robot_edge.inference.server import Inference, SlowConfig
+from robot_edge.runtime.shared_frames import FramedChannel
+from tests.robot_edge.inference.thinking import Scripted, seen, version
+from wire.clock import ManualClock, MonotonicClock
+from wire.errors import ConfigError
+from wire.messages.all import (
+    Announce,
+    ChunkReply,
+    ChunkRequest,
+    FetchWeights,
+    Heartbeat,
+    Hello,
+    Introduce,
+    LoadWeights,
+    Refusal,
+    ThinkReply,
+    ThinkRequest,
+    WeightBytes,
+    Welcome,
+)
+from wire.transport.channel import Channel
+from wire.transport.frame_ring import FrameRing
+from wire.transport.keys import load_pair, load_public, make_keys
+from wire.transport.memory_channel import MemoryServer, memory_pair
+from wire.transport.shared_channel import SharedChannel
+from wire.transport.zmq_channel import ZmqClient
+from wire.types import Frame, Observation, PolicyVersion
+
+MS = 1_000_000
+
+
+# --- a given pace ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hz", [1.0, 2.0, 5.0])
+def test_a_given_pace_on_a_simulated_clock(hz: float) -> None:
+    clock, policy = ManualClock(), Scripted()
+    policy.load(b"good", 1)
+    slow = PacedSlowPath(InlineSlowPath(policy), clock, hz)
+    asked: dict[int, int] = {}
+    for _ in range(1000):
+        now = clock.now_ns()
+        before = len(policy.thoughts)
+        slow.ask(seen(now), (1,))
+        if len(policy.thoughts) > before:
+            asked[now] = now
+        for thought in slow.take():
+            # Visible a period after it was asked for, at the next moment that somebody looks.
+            assert 0 <= now - asked.pop(thought.seen_ns) - round(1e9 / hz) < 10 * MS
+        clock.advance(10 * MS)
+    assert abs(len(policy.thoughts) - 10 * hz) <= 1
+    assert len(asked) <= 2
+
+
+def test_latency_and_pace_are_apart() -> None:
+    clock, policy = ManualClock(), Scripted()
+    policy.load(b"good", 1)
+    slow = PacedSlowPath(InlineSlowPath(policy), clock, 10.0, latency_s=0.25)
+    came = []
+    for _ in range(100):
+        slow.ask(seen(clock.now_ns()), (1,))
+        came += [(clock.now_ns() - thought.seen_ns) // MS for thought in slow.take()]
+        clock.advance(10 * MS)
+    assert came == [250] * 8
+
+
+@pytest.mark.parametrize(("hz", "latency_s"), [(0.0, None), (-1.0, 0.1), (1.0, -0.1)])
+def test_a_pace_that_cannot_be(hz: float, latency_s: float | None) -> None:
+    with pytest.raises(ConfigError, match="positive pace"):
+        PacedSlowPath(InlineSlowPath(), ManualClock(), hz, latency_s)
+
+
+# --- another process, by hand ----------------------------------------------------------------------------------------
+
+
+class Beside:
+    """A slow path and a thinking process, turned by hand."""
+
+    def __init__(self) -> None:
+        near, self.far = memory_pair()
+        self.clock = ManualClock(1000)
+        self.slow = ProcessSlowPath(near, self.clock, patience_s=1.0)
+        self.files = {"v1": b"1", "v2": b"2", "bad": b"bad"}
+        self.restart()
+
+    def restart(self) -> None:
+        self.thinker = Thinker(Scripted)
+        self.process = ThinkProcess(self.far, self.thinker, self.files.__getitem__)
+
+    def adopt(self, number: int, path: str = "") -> None:
+        self.slow.adopt(Scripted(), version(number), path or f"v{number}")
+
+
+def test_a_thought_comes_back_with_what_was_asked() -> None:
+    beside = Beside()
+    beside.adopt(1)
+    beside.slow.ask(seen(70, "push"), (1,))
+    assert beside.slow.take() == []
+    beside.process.turn()
+    (thought,) = beside.slow.take()
+    assert (thought.seen_ns, thought.made_from_ns, thought.task) == (70, 80, "push")
+    assert (thought.latent.version, thought.latent.data[0]) == (1, ord("1"))
+    assert beside.slow.take() == []
+
+
+def test_one_thought_at_a_time_and_again_when_it_is_lost() -> None:
+    beside = Beside()
+    beside.adopt(1)
+    for frame in (10, 20, 30):
+        beside.slow.ask(seen(frame), (1,))
+    lost = [beside.far.recv() for _ in range(4)]
+    assert [type(message) for message in lost] == [LoadWeights, ThinkRequest, type(None), type(None)]
+    beside.clock.advance(1000 * MS)
+    beside.slow.ask(seen(40), (1,))
+    assert beside.slow.problem == "no answer within 1 s"
+    # An answer to the question that was given up is not taken for one to the new question.
+    request = lost[1]
+    assert isinstance(request, ThinkRequest)
+    late = Scripted()
+    late.load(b"1", 1)
+    beside.far.send(ThinkReply(request.number, late.think(seen(10)), (1,)))
+    assert beside.slow.take() == []
+    beside.process.turn()
+    beside.process.turn()
+    assert beside.slow.take() == []
+    assert "but has none" in beside.slow.problem
+
+
+def test_a_thinker_that_forgot_everything_is_told_again() -> None:
+    beside = Beside()
+    beside.adopt(1)
+    beside.slow.ask(seen(10), (1,))
+    beside.process.turn()
+    assert len(beside.slow.take()) == 1
+    beside.restart()
+    beside.slow.ask(seen(20), (1,))
+    beside.process.turn()
+    assert beside.slow.take() == []
+    assert beside.slow.problem == "asked to think with version 1, but has none."
+    beside.slow.ask(seen(30), (1,))
+    beside.process.turn()
+    (thought,) = beside.slow.take()
+    assert thought.seen_ns == 30
+    assert beside.slow.problem == ""
+
+
+def test_the_wanted_version_first_and_the_old_one_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    beside = Beside()
+    thinker, files = beside.thinker, beside.files
+    thinker.load(version(1), lambda: files["v1"])
+    assert thinker.answer(ThinkRequest(1, (2, 1), seen(10))).latent.version == 1  # type: ignore[union-attr]
+    assert not thinker.load(version(2), lambda: files["bad"])
+    assert "version 2 is not thought with: no weights" in caplog.text
+    assert not thinker.load(version(2), lambda: Path("/nowhere/at/all").read_bytes())
+    assert thinker.load(version(2), lambda: files["v2"])
+    assert not thinker.load(version(3), lambda: files["bad"])
+    assert thinker.versions == (1, 2)
+    for wanted in ((2, 1), (1,), (2,)):
+        latent = thinker.answer(ThinkRequest(1, wanted, seen(10))).latent
+        assert latent is not None
+        assert (latent.version, latent.data[0]) == (wanted[0], ord(str(wanted[0])))
+    thinker.load(version(3), lambda: b"3")
+    assert thinker.versions == (2, 3)
+    reply = thinker.answer(ThinkRequest(9, (1,), seen(10)))
+    assert (reply.number, reply.latent, reply.versions) == (9, None, (2, 3))
+    assert reply.error == "asked to think with version 1, but has 2 or 3."
+    # The same number from another history takes the place of the one that had it.
+    thinker.load(version(3, "other"), lambda: b"X")
+    latent = thinker.answer(ThinkRequest(1, (3,), seen(10))).latent
+    assert latent is not None
+    assert (thinker.versions, latent.data[0]) == ((2, 3), ord("X"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (ThinkRequest(1, (1,), Observation(1, np.zeros(3, np.float32), {}, "")), "state of shape"),
+        (ThinkRequest(1, (1,), Observation(1, np.zeros(4, np.float32), {}, "")), "no image of camera 'front'"),
+        (ThinkRequest(1, (1,), seen(1), {"front": b"no picture"}), "'front' is no JPEG"),
+        (ThinkRequest(1, (1,), seen(1), {"front": b""}), "'front' is no JPEG"),
+        (ThinkRequest(1, (1,), seen(1), {"wrist": b"x"}), "camera 'wrist' without its time"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_answered_with_the_reason(request_: ThinkRequest, words: str) -> None:
+    thinker = Thinker(Scripted)
+    thinker.load(version(1), lambda: b"1")
+    assert words in thinker.answer(request_).error
+
+
+# --- a think server --------------------------------------------------------------------------------------------------
+
+
+def smooth(frame_ns: int, value: int) -> Observation:
+    image = np.full((8, 8, 3), value, np.uint8)
+    return Observation(frame_ns, np.zeros(4, np.float32), {"front": Frame(frame_ns, image, image)}, "reach")
+
+
+class Served:
+    """A think server between a gateway and robots, all in memory."""
+
+    def __init__(self, weights: Path) -> None:
+        self.gateway, end = memory_pair()
+        self.robots = MemoryServer()
+        self.clock = ManualClock()
+        self.made: list[Scripted] = []
+        self.server = ThinkServer("thinker-0", self.robots, end, Thinker(self.make), weights, self.clock)
+        self.data = b"weights of version 7"
+
+    def make(self) -> Scripted:
+        self.made.append(Scripted())
+        return self.made[-1]
+
+    def line(self, name: str, quality: int) -> RemoteSlowPath:
+        return RemoteSlowPath(self.robots.connect(name), self.clock, jpeg_quality=quality)
+
+    def publish(self) -> None:
+        made = PolicyVersion(7, hashlib.sha256(self.data).hexdigest(), len(self.data), 0, 0, 0, 0)
+        self.gateway.send(Announce(made, 1))
+        self.server.turn()
+        while (message := self.gateway.recv()) is not None:
+            if isinstance(message, FetchWeights):
+                self.gateway.send(WeightBytes(7, message.offset, self.data[message.offset :]))
+        self.server.turn()
+
+
+def test_a_think_server_follows_the_gateway(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    served.server.turn()
+    hello = served.gateway.recv()
+    assert isinstance(hello, Hello)
+    assert (hello.name, hello.role) == ("thinker-0", "thinker")
+    served.gateway.send(Refusal("no"))
+    served.server.turn()
+    assert served.server.refused == "no"
+    served.gateway.send(Welcome("gateway", 1, 2))
+    served.clock.advance(2_000 * MS)
+    served.server.turn()
+    assert served.server.refused == ""
+    assert isinstance(served.gateway.recv(), Heartbeat)
+    served.gateway.send(Introduce())
+    served.server.turn()
+    assert isinstance(served.gateway.recv(), Hello)
+    served.publish()
+    assert served.server._thinker.versions == (7,)
+
+
+@pytest.mark.parametrize("quality", [0, 95])
+def test_several_robots_are_served_in_turn(tmp_path: Path, quality: int) -> None:
+    served = Served(tmp_path)
+    served.publish()
+    lines = {name: served.line(name, quality) for name in ("robot-0", "robot-1", "robot-2")}
+    for at, line in enumerate(lines.values()):
+        line.ask(smooth(100 + at, 40 * at), (7,))
+    for _ in lines:
+        served.server.turn()
+    assert not served.server.busy
+    for at, line in enumerate(lines.values()):
+        (thought,) = line.take()
+        assert thought.seen_ns == 100 + at
+        assert abs(thought.latent.data[2] - 40 * at) <= (2 if quality else 0)
+    assert served.made[-1].thoughts == [100, 101, 102]
+
+
+def test_a_robot_that_asks_much_does_not_push_in(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    served.publish()
+    eager, patient = served.robots.connect("eager"), served.robots.connect("patient")
+    eager.send(ThinkRequest(1, (7,), seen(1)))
+    patient.send(ThinkRequest(1, (7,), seen(2)))
+    for number in range(2, 6):
+        eager.send(ThinkRequest(number, (7,), seen(number)))
+    eager.send(Heartbeat(1))
+    served.server.turn()
+    served.server.turn()
+    assert served.made[-1].thoughts == [5, 2]
+    assert isinstance(eager.recv(), Refusal)
+
+
+# --- real processes --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def running(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait(60)
+        process.stdout.close()  # type: ignore[union-attr]
+
+
+class Robot:
+    """Inference with a slow path elsewhere, asked about new frames as control would."""
+
+    def __init__(self, slow: ProcessSlowPath, fallback: str, ring: FrameRing | None = None, place: Path | None = None):
+        near, far = memory_pair()
+        self.control: Channel = near
+        if ring is not None and place is not None:
+            self.control = FramedChannel(near, FrameRing(place / "frames", Scripted.spec, write=True))
+            far = FramedChannel(far, ring)  # type: ignore[assignment]
+        self.uplink, uplink = memory_pair()
+        self.policy = Scripted()
+        config = SlowConfig(max_age_s=0.4, fallback=fallback)
+        self.inference = Inference("r", self.policy, far, uplink, MonotonicClock(), slow=slow, config=config)
+        self.tick = 0
+
+    def load(self, number: int, path: Path) -> None:
+        path.write_bytes(bytes([number]))
+        self.uplink.send(LoadWeights(version(number), str(path)))
+        self.inference.turn()
+
+    def ask(self) -> ChunkReply:
+        self.tick += 1
+        now = time.monotonic_ns()
+        made = seen(now, time_ns=now)
+        self.control.send(ChunkRequest(self.tick, made, self.tick, made.state))
+        self.inference.turn()
+        reply = self.control.recv()
+        assert isinstance(reply, ChunkReply)
+        return reply
+
+    @property
+    def slow_path_stands(self) -> bool:
+        """Whether the last chunk was made from a thought of elsewhere."""
+        last, number = self.inference._seen, self.policy.version
+        return last is not None and self.inference._fresh(last, number) is not None
+
+    def until(self, wanted: Callable[[ChunkReply], bool], within_s: float = 60.0) -> ChunkReply:
+        deadline = time.monotonic() + within_s
+        while not wanted(reply := self.ask()):
+            assert time.monotonic() < deadline, reply
+            time.sleep(0.01)
+        return reply
+
+
+BESIDE = """
+import sys
+from pathlib import Path
+from robot_edge.runtime.shared_frames import FramedChannel
+from robot_edge.inference.latent_server import Thinker, ThinkProcess
+from tests.robot_edge.inference.thinking import Scripted
+from wire.transport.frame_ring import FrameRing
+from wire.transport.shared_channel import SharedChannel
+from wire.transport.zmq_channel import wait_any
+place = Path(sys.argv[1])
+line = FramedChannel(SharedChannel(place / "think", bind=True), FrameRing(place / "frames", Scripted.spec, write=False))
+process = ThinkProcess(line, Thinker(Scripted))
+print("ready", flush=True)
+while True:
+    wait_any([line], 0.1)
+    process.turn()
+"""
+
+
+def test_a_thinking_process_that_is_killed_and_comes_back(tmp_path: Path) -> None:
+    """Frames lie in shared memory, weights on disk: the successor needs neither a word from control nor a restart."""
+    ring = FrameRing(tmp_path / "frames", Scripted.spec, write=False)
+    line = FramedChannel(SharedChannel(tmp_path / "think", bind=False), ring)
+    robot = Robot(ProcessSlowPath(line, MonotonicClock(), patience_s=0.3), "hold", ring, tmp_path)
+    with running(BESIDE, str(tmp_path)) as process:
+        robot.load(3, tmp_path / "weights")
+        assert robot.until(lambda reply: reply.chunk is not None).chunk.version == 3  # type: ignore[union-attr]
+        process.kill()
+        process.wait(60)
+        silent = robot.until(lambda reply: reply.chunk is None)
+        assert "the slow path is silent for 0.4" in silent.error
+        robot.until(lambda reply: "not there" in reply.error)
+    with running(BESIDE, str(tmp_path)):
+        robot.until(lambda reply: reply.chunk is not None)
+    assert robot.policy.thoughts == [], "nothing was thought here"
+    robot.inference.close()
+
+
+SERVER = """
+import sys
+from pathlib import Path
+from robot_edge.inference.latent_server import Thinker, ThinkServer
+from tests.robot_edge.inference.thinking import Scripted, version
+from wire.clock import MonotonicClock
+from wire.transport.memory_channel import memory_pair
+from wire.transport.zmq_channel import ZmqServer
+place, endpoint, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+thinker = Thinker(Scripted)
+thinker.load(version(number), lambda: bytes([number]))
+robots = ZmqServer(endpoint, place / "keys")
+server = ThinkServer("thinker-0", robots, memory_pair()[0], thinker, place / "cache", MonotonicClock())
+print("ready", flush=True)
+while True:
+    robots.socket.poll(20)
+    server.turn()
+"""
+
+
+def free_endpoint() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.slow
+def test_the_link_to_a_think_server_dies_and_is_mended(tmp_path: Path) -> None:
+    """Real ZeroMQ with keys on loopback: chunks from there, then the fallbacks, then chunks from there again."""
+    keys, endpoint = tmp_path / "keys", free_endpoint()
+    make_keys(keys, ["gateway", "robot-hold", "robot-local"])
+    robots = {}
+    for fallback in ("hold", "local"):
+        name = f"robot-{fallback}"
+        line = ZmqClient(endpoint, name, load_pair(keys, name), load_public(keys, "gateway"))
+        robots[fallback] = robot = Robot(RemoteSlowPath(line, MonotonicClock(), patience_s=1.5), fallback)
+        robot.load(3, tmp_path / "weights")
+    holding, local = robots["hold"], robots["local"]
+    thoughts = local.policy.thoughts
+
+    with running(SERVER, str(tmp_path), endpoint, "3") as server:
+        holding.until(lambda reply: reply.chunk is not None)
+        local.until(lambda _: local.slow_path_stands)
+        here = len(thoughts)
+        for _ in range(10):
+            assert holding.ask().chunk is not None
+            assert local.ask().chunk is not None
+            time.sleep(0.01)
+        assert len(thoughts) == here, "nothing is thought here while the link stands"
+        server.kill()
+        server.wait(60)
+        holding.until(lambda reply: "the slow path is silent" in reply.error)
+        holding.until(lambda reply: "link to the think server is down" in reply.error)
+        local.until(lambda reply: reply.chunk is not None and len(thoughts) > here + 5)
+        assert local.ask().chunk is not None
+    with running(SERVER, str(tmp_path), endpoint, "3"):
+        holding.until(lambda reply: reply.chunk is not None)
+        local.until(lambda _: local.slow_path_stands)
+    assert holding.policy.thoughts == []
+    for robot in robots.values():
+        robot.inference.close()
+
+
+def test_a_new_version_waits_for_a_think_server_that_has_it(tmp_path: Path) -> None:
+    """The server is slower to fetch it: the robot goes on with the old version and both switch together."""
+    served = Served(tmp_path)
+    thinker = served.server._thinker
+    thinker.load(version(1), lambda: bytes([1]))
+    near, far = memory_pair()
+    uplink, inference_uplink = memory_pair()
+    clock = MonotonicClock()
+    inference = Inference(
+        "r", Scripted(), far, inference_uplink, clock, spare=Scripted(), slow=served.line("robot-0", 0), read=weights_of
+    )
+    made: list[int] = []
+
+    def ask(tick: int) -> None:
+        observation = seen(1000 + tick, time_ns=2000 + tick)
+        near.send(ChunkRequest(tick, observation, tick, observation.state))
+        inference.turn()
+        served.server.turn()
+        reply = near.recv()
+        assert isinstance(reply, ChunkReply)
+        made.append(reply.chunk.version if reply.chunk else 0)
+
+    uplink.send(LoadWeights(version(1), "1"))
+    deadline = time.monotonic() + 60
+    while not made or made[-1] != 1:
+        ask(len(made))
+        assert time.monotonic() < deadline
+    uplink.send(LoadWeights(version(2), "2"))
+    while inference._swap.waiting is None:
+        ask(len(made))
+        assert time.monotonic() < deadline
+    started = len(made)
+    for _ in range(20):
+        ask(len(made))
+    assert set(made[started:]) == {1}
+    thinker.load(version(2), lambda: bytes([2]))
+    for _ in range(4):
+        ask(len(made))
+    assert made[-1] == 2
+    assert 0 not in made[started:]
+    inference.close()
+
+
+def weights_of(path: str) -> bytes:
+    return bytes([int(path)])

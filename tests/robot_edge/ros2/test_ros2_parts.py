@@ -1,0 +1,336 @@
+"""The parts of the ROS 2 edge node that need no ROS 2: parameters, diagnosis, the desk, what a robot must offer."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from robot_edge.control.mode import Hold
+from robot_edge.ros2.diagnostics import ERROR, OK, STALE, WARN, diagnose
+from robot_edge.ros2.operator import Desk
+from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, read_parameters, usage
+from robot_edge.ros2.topics import Endpoint, missing
+from robot_edge.uplink.local_operator import DeskLine
+from wire.errors import ConfigError
+from wire.messages.all import EdgeEvent, EdgeStatus
+from wire.transport.memory_channel import memory_pair
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+
+
+def test_every_parameter_is_described_in_order() -> None:
+    assert list(DESCRIPTIONS) == list(DEFAULTS)
+    text = usage("edge_node")
+    for name in DEFAULTS:
+        assert f"\n  {name} " in text
+
+
+def test_defaults_are_a_checked_set() -> None:
+    assert read_parameters({}) == EdgeParameters(name="robot-0")
+
+
+@pytest.mark.parametrize(
+    ("given", "namespace", "name"),
+    [
+        ("", "/", "robot-0"),
+        ("", "/left", "left"),
+        ("", "/cell/arm_3", "arm_3"),
+        ("lab-7", "/left", "lab-7"),
+        (7, "/", "7"),
+    ],
+)
+def test_a_robot_is_named_or_called_like_its_namespace(given: Any, namespace: str, name: str) -> None:
+    assert read_parameters({"name": given}, namespace).name == name
+
+
+def test_digits_are_text_where_text_is_wanted_and_whole_seconds_are_seconds() -> None:
+    found = read_parameters({"delay": 4, "wait_for_robot_s": 3})
+    assert found.delay == "4"
+    assert found.wait_for_robot_s == 3.0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"recipee": "fake"}, "no parameter 'recipee'. Did you mean 'recipe'?"),
+        ({"operator": "yes"}, "parameter 'operator' is 'yes', of type str; it must be a bool"),
+        ({"speed_up": 1.5}, "parameter 'speed_up' is 1.5, of type float; it must be a int"),
+        ({"speed_up": True}, "parameter 'speed_up' is True"),
+        ({"recipe": True}, "parameter 'recipe' is True"),
+        ({"speed_up": -1}, "parameter 'speed_up' is -1; give 0 or more"),
+        ({"wait_for_robot_s": float("nan")}, "parameter 'wait_for_robot_s' is nan"),
+        ({"gateway": "gateway-host"}, "parameter 'gateway' is 'gateway-host'; give an address as tcp://HOST:PORT"),
+        ({"name": "../robot"}, "'../robot' cannot be a name"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_parameters(given)
+    assert said in str(refused.value)
+
+
+def test_no_part_but_the_node_itself_imports_rclpy() -> None:
+    modules = "ros2_parameters", "ros2_diagnostics", "ros2_desk", "ros2_topics"
+    code = f"import sys; {'; '.join(f'import robot_edge.{name}' for name in modules)}; print('rclpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.slow
+def test_rclpy_is_imported_in_two_files() -> None:
+    rooms = ("wire", "hal", "policies", "robot_edge", "cloud_learner", "fleet", "benchmarks")
+    found = set()
+    for path in (path for room in rooms for path in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            if any(module.split(".")[0] == "rclpy" for module in modules):
+                found.add(str(path.relative_to(ROOT)))
+    assert found == {"hal/drivers/ros2/wrapper.py", "robot_edge/ros2/node.py"}
+
+
+# --- diagnosis --------------------------------------------------------------------------------------------------------
+
+
+def status(mode: str = "policy", reason: str = "", **more: Any) -> EdgeStatus:
+    plain = {
+        "robot": "left",
+        "time_ns": 1,
+        "task": "reach",
+        "episode": "left-1",
+        "tick": 3,
+        "state": np.zeros(2, np.float32),
+        "version": 5,
+        "ticks": 100,
+        "missed_ticks": 2,
+        "late_p99_s": 0.0015,
+        "starved_ticks": 0,
+        "episodes": 4,
+        "interventions": 1,
+        "steps_recorded": 90,
+        "spooled": 6,
+    }
+    return EdgeStatus(mode=mode, reason=reason, **{**plain, **more})
+
+
+def test_a_robot_at_work_is_fine_and_says_what_it_does() -> None:
+    found = diagnose("active", "", status(), 0.1)
+    assert found[:2] == (OK, "policy: reach")
+    expected = {"mode": "policy", "version": "5", "missed_ticks": "2", "late_p99_ms": "1.500", "spooled": "6"}
+    assert expected.items() <= found.values.items()
+    assert all(isinstance(value, str) for value in found.values.values())
+
+
+@pytest.mark.parametrize("reason", [Hold.no_job, Hold.no_version, Hold.no_action])
+def test_a_robot_that_has_nothing_to_do_is_fine(reason: Hold) -> None:
+    assert diagnose("active", "", status("hold", reason), 0.1)[:2] == (OK, f"the robot holds: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "says"),
+    [
+        (diagnose("active", "", status("hold", Hold.stale_camera), 0.1), WARN, "a camera stands still"),
+        (diagnose("active", "", status("estop", Hold.estop), 0.1), WARN, "~/release_estop"),
+        (diagnose("active", "", status("hold", "x", trouble="the arm does not answer"), 0.1), ERROR, "does not answer"),
+        (diagnose("active", "", status(), 0.1, "left.uplink ended with signal SIGKILL"), WARN, "left.uplink ended"),
+        (diagnose("active", "", None, 1.0), WARN, "starting"),
+        (diagnose("active", "", None, 61.0, "left.control ended"), STALE, "61 s since its start: left.control ended"),
+        (diagnose("active", "", status(), 9.0), STALE, "nothing for 9 s"),
+        (diagnose("active", "", status(), 9.0, "left.uplink ended"), STALE, "left.uplink ended"),
+        (diagnose("unconfigured", "cannot configure: no key", None, 0.0), ERROR, "no key"),
+        (diagnose("inactive", "", None, 0.0), OK, "inactive"),
+    ],
+)
+def test_what_is_wrong_comes_first(found: Any, level: int, says: str) -> None:
+    assert found.level == level
+    assert says in found.message
+
+
+# --- the desk ---------------------------------------------------------------------------------------------------------
+
+
+class Robot:
+    """The uplink's end of the desk line, with a control that does what it is told."""
+
+    def __init__(self) -> None:
+        ours, self.theirs = memory_pair()
+        self.line = DeskLine("left", ours)
+        self.mode = "policy"
+        self.deaf = False
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self) -> None:
+        while not self.ended.wait(0.01):
+            for wish in self.line.wishes():
+                if not self.deaf:
+                    self.mode = {"estop": "estop", "release_estop": "hold"}.get(wish.kind, self.mode)
+            self.line.tell(status(self.mode))
+
+    def __enter__(self) -> Robot:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.ended.set()
+        self.thread.join()
+
+
+def test_a_wish_is_carried_out_and_seen() -> None:
+    with Robot() as robot:
+        desk = Desk("left", robot.theirs)
+        assert desk.wish("estop", lambda status: status.mode == "estop", 5.0) == ""
+        assert desk.status is not None
+        assert desk.status.mode == "estop"
+        assert desk.wish("release_estop", lambda status: status.mode != "estop", 5.0) == ""
+
+
+def test_a_wish_that_control_does_not_hear_is_not_called_done() -> None:
+    with Robot() as robot:
+        robot.deaf = True
+        desk = Desk("left", robot.theirs)
+        problem = desk.wish("estop", lambda status: status.mode == "estop", 0.3)
+    assert problem == "robot 'left': 'estop' was sent, but control did not confirm it within 0.3 s"
+
+
+def test_what_was_so_before_does_not_count_as_the_wish_come_true() -> None:
+    ours, theirs = memory_pair()
+    DeskLine("left", ours).tell(status("estop"))
+    desk = Desk("left", theirs)
+    desk.turn()
+    assert "did not confirm" in desk.wish("estop", lambda status: status.mode == "estop", 0.2)
+
+
+def test_nobody_at_the_other_end_is_said() -> None:
+    class Nobody:
+        def send(self, message: object) -> bool:
+            return False
+
+        def recv(self, timeout_s: float = 0.0) -> None:
+            return None
+
+        def close(self) -> None:
+            return None
+
+    problem = Desk("left", Nobody()).wish("estop", lambda status: True, 0.1)
+    assert "does not listen" in problem
+
+
+def test_a_closed_desk_hears_nothing_and_may_be_closed_again() -> None:
+    ours, theirs = memory_pair()
+    desk = Desk("left", theirs)
+    desk.close()
+    desk.close()
+    DeskLine("left", ours).tell(status())
+    desk.turn()
+    assert desk.status is None
+
+
+def test_events_are_told_once_and_the_age_is_that_of_the_newest_status() -> None:
+    now_s = 10.0
+    ours, theirs = memory_pair()
+    desk = Desk("left", theirs, lambda: now_s)
+    now_s = 12.0
+    assert desk.age_s == 2.0
+    line = DeskLine("left", ours)
+    line.tell(EdgeEvent("left", 1, "hold", "a camera stands still"))
+    line.tell(msgspec.structs.replace(status(), tick=9))
+    desk.turn()
+    now_s = 13.0
+    assert desk.age_s == 1.0
+    assert desk.status is not None
+    assert desk.status.tick == 9
+    assert [event.detail for event in desk.events()] == ["a camera stands still"]
+    assert desk.events() == []
+
+
+def test_threads_may_wish_at_once() -> None:
+    with Robot() as robot:
+        desk = Desk("left", robot.theirs)
+        problems: list[str] = []
+
+        def wish(kind: str) -> None:
+            problems.append(desk.wish(kind, lambda status: True, 5.0))
+
+        threads = [threading.Thread(target=wish, args=(kind,)) for kind in ("estop", "take_over", "hand_back")]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 60
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+    assert problems == ["", "", ""]
+
+
+# --- what a robot must offer ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Info:
+    topic_type: str
+
+
+@dataclass
+class Graph:
+    """What a node sees: names to types."""
+
+    publishers: dict[str, str] = field(default_factory=dict)
+    subscriptions: dict[str, str] = field(default_factory=dict)
+    services: dict[str, str] = field(default_factory=dict)
+
+    def get_publishers_info_by_topic(self, topic_name: str, no_mangle: bool = False) -> list[Info]:
+        return [Info(kind) for name, kind in self.publishers.items() if name == topic_name]
+
+    def get_subscriptions_info_by_topic(self, topic_name: str, no_mangle: bool = False) -> list[Info]:
+        return [Info(kind) for name, kind in self.subscriptions.items() if name == topic_name]
+
+    def get_service_names_and_types(self) -> list[tuple[str, list[str]]]:
+        return [(name, [kind]) for name, kind in self.services.items()]
+
+    def get_topic_names_and_types(self, no_demangle: bool = False) -> list[tuple[str, list[str]]]:
+        return [(name, [kind]) for name, kind in {**self.publishers, **self.subscriptions}.items()]
+
+
+STATE = Endpoint("publisher", "/left/joint_states", "sensor_msgs/msg/JointState")
+COMMAND = Endpoint("subscription", "/left/joint_trajectory", "trajectory_msgs/msg/JointTrajectory")
+RESET = Endpoint("service", "/left/reset", "std_srvs/srv/Trigger")
+WHOLE = Graph({STATE.name: STATE.type}, {COMMAND.name: COMMAND.type}, {RESET.name: RESET.type})
+
+
+def test_a_robot_with_everything_lacks_nothing() -> None:
+    assert missing((STATE, COMMAND, RESET), WHOLE) == ""
+    assert missing((), Graph()) == ""
+
+
+def test_everything_that_lacks_is_named_with_its_type() -> None:
+    said = missing((STATE, COMMAND, RESET), Graph())
+    for endpoint in (STATE, COMMAND, RESET):
+        assert f"{endpoint.name} ({endpoint.type})" in said
+    assert "ROS_DOMAIN_ID" in said
+
+
+def test_a_robot_in_another_namespace_is_pointed_to() -> None:
+    said = missing((STATE,), Graph({"/right/joint_states": STATE.type, "/chatter": "std_msgs/msg/String"}))
+    assert "/right/joint_states" in said
+    assert "check the namespace" in said
+    assert "/chatter" not in said
+
+
+def test_another_type_is_not_enough() -> None:
+    said = missing((STATE,), Graph({STATE.name: "std_msgs/msg/String"}))
+    assert "only of type std_msgs/msg/String" in said
+
+
+def test_a_listener_is_no_publisher() -> None:
+    assert "nobody publishes" in missing((STATE,), Graph({}, {STATE.name: STATE.type}))

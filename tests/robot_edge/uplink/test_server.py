@@ -1,0 +1,464 @@
+"""The uplink: durable before sent, resent until acknowledged, weights and wishes passed on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from robot_edge.uplink.local_operator import DeskLine
+from robot_edge.uplink.server import Uplink
+from tests import samples
+from wire.clock import ManualClock, clock_name
+from wire.errors import DiskFull
+from wire.messages.all import (
+    Ack,
+    Announce,
+    Applied,
+    EdgeEvent,
+    EdgeStatus,
+    EpisodeEnded,
+    EpisodeStarted,
+    FetchWeights,
+    FrameTaken,
+    Hello,
+    Introduce,
+    Job,
+    LoadWeights,
+    Message,
+    Nack,
+    Operator,
+    Preview,
+    RequestPreviews,
+    Segment,
+    StepTaken,
+    WeightBytes,
+    Welcome,
+)
+from wire.transport.memory_channel import MemoryServer, memory_pair
+from wire.types import Frame, PolicyVersion
+
+SECOND = 1_000_000_000
+
+
+class Desk:
+    """An uplink with a test at the other end of each of its lines."""
+
+    def __init__(self, root: Path, segment_steps: int = 10) -> None:
+        self.clock = ManualClock(SECOND)
+        self.server = MemoryServer()
+        self.control, control = memory_pair()
+        self.inference, inference = memory_pair()
+        line = self.server.connect("robot-0")
+        self.uplink = Uplink("robot-0", root / "edge", line, control, inference, self.clock, segment_steps)
+
+    def hello(self) -> None:
+        self.control.send(Hello("robot-0", "edge", "c", 1, 77, samples.spec(), ("reach",)))
+        self.uplink.turn()
+        self.server.send("robot-0", Welcome(clock_name(), 1, 1))
+        self.uplink.turn()
+
+    def record(self, steps: int, number: int = 0, end: bool = True) -> None:
+        episode = samples.episode(number=number)
+        self.control.send(EpisodeStarted(episode))
+        for tick in range(steps):
+            if tick % 4 == 0:
+                self.control.send(FrameTaken(episode.id, "front", Frame(10 * tick + 1, samples.image(tick))))
+            self.control.send(StepTaken(episode.id, samples.step(tick, frame_ns=10 * (tick - tick % 4) + 1)))
+        if end:
+            self.control.send(EpisodeEnded(episode.id, "success", 5))
+        self.uplink.turn()
+
+    def received(self, kind: type | None = None) -> list[Message]:
+        found = []
+        while (item := self.server.recv()) is not None:
+            if kind is None or isinstance(item[1], kind):
+                found.append(item[1])
+        return found
+
+    def to_control(self) -> list[Message]:
+        return self.heard(self.control)
+
+    def heard(self, channel) -> list[Message]:
+        found = []
+        while (message := channel.recv()) is not None:
+            found.append(message)
+        return found
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    made.uplink.close()
+
+
+def segments(messages: list[Message]) -> list[Segment]:
+    return [message for message in messages if isinstance(message, Segment)]
+
+
+def test_steps_become_segments_that_are_sent_once_and_forgotten_when_acknowledged(desk: Desk) -> None:
+    desk.hello()
+    desk.record(25)
+    sent = segments(desk.received())
+    assert [s.steps for s in sent] == [10, 10, 5]
+    assert [s.last for s in sent] == [False, False, True]
+    assert [s.outcome for s in sent] == ["", "", "success"]
+    assert [s.first_tick for s in sent] == [0, 10, 20]
+    desk.uplink.turn()
+    assert segments(desk.received()) == []
+    desk.server.send("robot-0", Ack(tuple(s.id for s in sent)))
+    desk.uplink.turn()
+    assert len(desk.uplink.spool) == 0
+    assert desk.uplink.spool.steps_recorded == 25
+
+
+def test_each_frame_travels_once_with_the_first_segment_that_saw_it(desk: Desk) -> None:
+    desk.hello()
+    desk.record(25)
+    sent = segments(desk.received())
+    times = [t for s in sent for t in s.frames["front"].times_ns.tolist()]
+    assert times == [10 * t + 1 for t in range(0, 25, 4)]
+    known: set[int] = set()
+    for s in sent:
+        known |= set(s.frames["front"].times_ns.tolist())
+        assert set(s.frame_times_ns["front"].tolist()) <= known
+
+
+def test_nothing_leaves_before_the_gateway_knows_the_robot(desk: Desk) -> None:
+    desk.record(5)
+    assert segments(desk.received()) == []
+    assert len(desk.uplink.spool) == 1
+    desk.hello()
+    assert len(segments(desk.received())) == 1
+
+
+def test_what_is_not_acknowledged_is_sent_again(desk: Desk) -> None:
+    desk.hello()
+    desk.record(5)
+    first = segments(desk.received())
+    desk.clock.advance(4 * SECOND)
+    desk.uplink.turn()
+    assert segments(desk.received()) == []
+    desk.clock.advance(2 * SECOND)
+    desk.uplink.turn()
+    again = segments(desk.received())
+    assert [s.id for s in again] == [s.id for s in first]
+
+
+def test_a_gateway_that_cannot_store_is_asked_again_later(desk: Desk) -> None:
+    desk.hello()
+    desk.record(5)
+    desk.received()
+    desk.server.send("robot-0", Nack("the disk is full"))
+    desk.uplink.turn()
+    assert len(desk.uplink.spool) == 1
+    desk.clock.advance(6 * SECOND)
+    desk.uplink.turn()
+    assert len(segments(desk.received())) == 1
+
+
+def test_a_gateway_that_restarted_is_told_who_this_is_and_gets_everything_again(desk: Desk) -> None:
+    desk.hello()
+    desk.record(5)
+    desk.received()
+    desk.server.send("robot-0", Introduce())
+    desk.uplink.turn()
+    assert any(isinstance(m, Hello) for m in desk.received())
+    desk.server.send("robot-0", Welcome(clock_name(), 1, 1))
+    desk.uplink.turn()
+    assert len(segments(desk.received())) == 1
+
+
+def test_a_spool_survives_the_process(desk: Desk, tmp_path: Path) -> None:
+    desk.hello()
+    desk.record(5)
+    again = Desk(tmp_path)
+    again.hello()
+    assert len(segments(again.received())) == 1
+    again.uplink.close()
+
+
+def test_quarantined_segments_are_forgotten_with_a_word(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.hello()
+    desk.record(5)
+    sent = segments(desk.received())
+    desk.server.send("robot-0", Ack((), (sent[0].id,)))
+    desk.uplink.turn()
+    assert len(desk.uplink.spool) == 0
+    assert "not valid" in caplog.text
+
+
+def test_a_full_disk_holds_the_robot_and_drops_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.hello()
+    desk.to_control()
+    put = desk.uplink.spool.put
+
+    def full(segment: Segment) -> None:
+        raise DiskFull("the disk is full")
+
+    monkeypatch.setattr(desk.uplink.spool, "put", full)
+    desk.record(5)
+    told = desk.to_control()
+    assert [m.reason for m in told if isinstance(m, Nack)] == ["the disk is full"]
+    monkeypatch.setattr(desk.uplink.spool, "put", put)
+    desk.uplink.turn()
+    assert [m.reason for m in desk.to_control() if isinstance(m, Nack)] == [""]
+    assert len(segments(desk.received())) == 1
+
+
+def test_an_episode_that_control_never_ended_is_closed_as_aborted(desk: Desk) -> None:
+    desk.hello()
+    desk.record(5, end=False)
+    desk.record(5, number=1, end=False)
+    desk.uplink.control_gone()
+    desk.uplink.turn()
+    sent = segments(desk.received())
+    assert [s.outcome for s in sent] == ["aborted", "aborted"]
+    assert not desk.uplink.drained
+    desk.server.send("robot-0", Ack(tuple(s.id for s in sent)))
+    desk.uplink.turn()
+    assert desk.uplink.drained
+
+
+def test_a_new_uplink_in_the_middle_of_an_episode_says_so(desk: Desk) -> None:
+    desk.control.send(StepTaken("an episode it never heard of", samples.step(3)))
+    desk.uplink.turn()
+    assert any(isinstance(m, Hello) and m.role == "uplink" for m in desk.to_control())
+
+
+def version(number: int, data: bytes) -> PolicyVersion:
+    return PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), number - 1, 10, 10, 1)
+
+
+def test_weights_are_fetched_in_parts_checked_and_offered_whole(desk: Desk) -> None:
+    desk.hello()
+    data = bytes(range(256)) * 2000
+    desk.server.send("robot-0", Announce(version(1, data), 5))
+    offered: list[Message] = []
+    for _ in range(10):
+        desk.uplink.turn()
+        for request in desk.received(FetchWeights):
+            assert isinstance(request, FetchWeights)
+            part = data[request.offset : request.offset + request.size]
+            desk.server.send("robot-0", WeightBytes(1, request.offset, part))
+        offered += desk.heard(desk.inference)
+    assert len(offered) == 1
+    assert isinstance(offered[0], LoadWeights)
+    assert Path(offered[0].path).read_bytes() == data
+    # a new inference process is offered them again, and what it applied is passed on
+    desk.inference.send(Hello("robot-0", "inference", "", 1, 42))
+    desk.inference.send(Applied("robot-0", 1, 9))
+    desk.uplink.turn()
+    assert any(isinstance(m, LoadWeights) for m in desk.heard(desk.inference))
+    assert any(isinstance(m, Applied) for m in desk.to_control())
+    assert len(desk.received(Applied)) == 1
+
+
+def test_weights_with_a_wrong_hash_are_never_offered(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.hello()
+    good, bad = b"good" * 100, b"evil" * 100
+    desk.server.send("robot-0", Announce(version(1, good), 5))
+    desk.uplink.turn()
+    desk.server.send("robot-0", WeightBytes(1, 0, bad))
+    desk.uplink.turn()
+    assert desk.heard(desk.inference) == []
+    assert "wrong hash" in caplog.text
+    desk.server.send("robot-0", WeightBytes(1, 0, good))
+    desk.uplink.turn()
+    assert len(desk.heard(desk.inference)) == 1
+
+
+def fetch(desk: Desk, number: int, data: bytes) -> list[int]:
+    """Announce and bring; the numbers that inference is offered."""
+    desk.server.send("robot-0", Announce(version(number, data), 5))
+    desk.uplink.turn()
+    if desk.received(FetchWeights):
+        desk.server.send("robot-0", WeightBytes(number, 0, data))
+        desk.uplink.turn()
+    return [m.version.number for m in desk.heard(desk.inference) if isinstance(m, LoadWeights)]
+
+
+def test_a_measurement_goes_back_to_an_older_version_and_on_to_the_newest(desk: Desk) -> None:
+    desk.hello()
+    for number in range(4, 9):
+        assert fetch(desk, number, b"%d" % number) == [number]
+    assert fetch(desk, 2, b"2") == [2], "fetched, though three newer ones are kept"
+    ready = desk.uplink.weights.ready
+    assert ready is not None and ready[1].read_bytes() == b"2"
+    assert fetch(desk, 8, b"8") == [8], "it is still here"
+    assert fetch(desk, 8, b"8") == []
+
+
+def test_a_version_that_is_called_back_before_the_next_one_was_here_stays(desk: Desk) -> None:
+    desk.hello()
+    assert fetch(desk, 3, b"3") == [3]
+    desk.server.send("robot-0", Announce(version(4, b"4"), 5))
+    desk.server.send("robot-0", Announce(version(3, b"3"), 5))
+    desk.server.send("robot-0", WeightBytes(4, 0, b"4"))
+    desk.uplink.turn()
+    assert desk.heard(desk.inference) == []
+    assert desk.uplink.weights.ready is not None and desk.uplink.weights.ready[0].number == 3
+
+
+def test_a_desk_beside_the_robot_hears_it_and_stops_it_without_a_gateway(desk: Desk, tmp_path: Path) -> None:
+    beside, line = memory_pair()
+    desk.uplink.desk = DeskLine("robot-0", line)
+    desk.control.send(Hello("robot-0", "edge", "c", 1, 77, samples.spec(), ("reach",)))
+    state = samples.step(0).state
+    desk.control.send(EdgeStatus("robot-0", 1, "policy", "", "reach", "e", 1, state, 1, 1, 0, 0.0, 0, 0, 0, 0, 0))
+    desk.control.send(EdgeEvent("robot-0", 1, "hold", "the arm does not answer"))
+    desk.inference.send(EdgeEvent("robot-0", 1, "refused", "version 3"))
+    desk.uplink.turn()
+    heard = desk.heard(beside)
+    assert [m.control_pid for m in heard if isinstance(m, EdgeStatus)] == [77]
+    assert [m.kind for m in heard if isinstance(m, EdgeEvent)] == ["hold", "refused"]
+    beside.send(Operator("robot-1", "release_estop"))
+    beside.send(Hello("desk", "desk", "c", 1))
+    beside.send(Operator("robot-0", "estop"))
+    desk.uplink.turn()
+    assert [m.kind for m in desk.to_control() if isinstance(m, Operator)] == ["estop"]
+    # and the stop is remembered like any other
+    again = Desk(tmp_path)
+    again.hello()
+    assert [m.kind for m in again.to_control() if isinstance(m, Operator)] == ["estop"]
+    again.uplink.close()
+
+
+def test_a_lost_part_is_asked_for_again_and_a_newer_version_replaces_the_fetch(desk: Desk) -> None:
+    desk.hello()
+    desk.server.send("robot-0", Announce(version(1, b"old"), 5))
+    desk.uplink.turn()
+    assert len(desk.received(FetchWeights)) == 1
+    desk.clock.advance(3 * SECOND)
+    desk.uplink.turn()
+    assert len(desk.received(FetchWeights)) == 1
+    desk.server.send("robot-0", Announce(version(2, b"new"), 5))
+    desk.server.send("robot-0", WeightBytes(1, 0, b"old"))
+    desk.server.send("robot-0", WeightBytes(2, 0, b"new"))
+    desk.uplink.turn()
+    offered = desk.heard(desk.inference)
+    assert [m.version.number for m in offered if isinstance(m, LoadWeights)] == [2]
+
+
+def test_jobs_and_wishes_reach_control_and_a_new_control_hears_the_job_again(desk: Desk) -> None:
+    desk.hello()
+    desk.server.send("robot-0", Job("j", ("reach",), 5))
+    desk.server.send("robot-0", Operator("robot-0", "take_over"))
+    desk.uplink.turn()
+    kinds = [type(m) for m in desk.to_control()]
+    assert Job in kinds
+    assert Operator in kinds
+    desk.control.send(Hello("robot-0", "edge", "c", 1, 78, samples.spec(), ("reach",)))
+    desk.uplink.turn()
+    assert any(isinstance(m, Job) for m in desk.to_control())
+
+
+def test_control_that_says_hello_again_still_knows_that_its_driver_vanished(desk: Desk) -> None:
+    def told(*kinds: str) -> list[str]:
+        for kind in kinds:
+            desk.server.send("robot-0", Operator("robot-0", kind, operator="web-1"))
+        desk.uplink.turn()
+        desk.to_control()
+        desk.control.send(Hello("robot-0", "edge", "c", 1, 77, samples.spec(), ("reach",)))
+        desk.uplink.turn()
+        return [m.kind for m in desk.to_control() if isinstance(m, Operator)]
+
+    desk.hello()
+    assert told("drop_link") == []
+    assert told("take_over") == ["take_over"]
+    assert told("drop_link") == ["take_over", "drop_link"]
+    assert told("take_over") == ["take_over"]
+    assert told("drop_link", "command") == ["take_over"]
+    assert told("drop_link", "hand_back") == []
+
+
+def test_status_carries_the_spool_and_previews_are_thinned(desk: Desk) -> None:
+    desk.hello()
+    desk.record(5)
+    desk.control.send(
+        EdgeStatus("robot-0", 1, "policy", "", "reach", "e", 1, samples.step(0).state, 1, 1, 0, 0.0, 0, 0, 0, 0, 0)
+    )
+    for n in range(6):
+        desk.control.send(FrameTaken("e", "front", Frame(SECOND + n * 20_000_000, samples.image(n))))
+    desk.uplink.turn()
+    received = desk.received()
+    status = next(m for m in received if isinstance(m, EdgeStatus))
+    assert (status.steps_recorded, status.spooled, status.control_pid) == (5, 1, 77)
+    assert len([m for m in received if isinstance(m, Preview) and m.time_ns >= SECOND]) == 1
+
+
+def test_a_control_process_that_is_started_again_still_knows_of_the_stop(desk: Desk, tmp_path: Path) -> None:
+    desk.hello()
+    desk.server.send("robot-0", Operator("robot-0", "take_over"))
+    desk.server.send("robot-0", Operator("robot-0", "estop"))
+    desk.uplink.turn()
+    desk.to_control()
+    desk.control.send(Hello("robot-0", "edge", "c", 1, 78, samples.spec(), ("reach",)))
+    desk.uplink.turn()
+    assert [m.kind for m in desk.to_control() if isinstance(m, Operator)] == ["estop", "take_over"]
+    # and when the whole edge was started again
+    again = Desk(tmp_path)
+    again.hello()
+    assert [m.kind for m in again.to_control() if isinstance(m, Operator)] == ["estop"]
+    again.server.send("robot-0", Operator("robot-0", "release_estop"))
+    again.uplink.turn()
+    again.uplink.close()
+    third = Desk(tmp_path)
+    third.hello()
+    assert [m for m in third.to_control() if isinstance(m, Operator)] == []
+    third.uplink.close()
+
+
+def test_a_full_disk_that_cannot_even_forget_keeps_what_is_acknowledged(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.hello()
+    desk.record(25)
+    ids = tuple(s.id for s in segments(desk.received()))
+    forget = desk.uplink.spool.forget
+
+    def full(some: tuple[str, ...]) -> None:
+        raise DiskFull("the disk is full")
+
+    monkeypatch.setattr(desk.uplink.spool, "forget", full)
+    desk.server.send("robot-0", Ack(ids[:2]))
+    desk.uplink.turn()
+    assert len(desk.uplink.spool) == 3
+    monkeypatch.setattr(desk.uplink.spool, "forget", forget)
+    desk.server.send("robot-0", Ack(ids[2:]))
+    desk.uplink.turn()
+    assert len(desk.uplink.spool) == 0
+
+
+def test_pictures_for_people_follow_whether_somebody_looks(desk: Desk) -> None:
+    def shown(at_s: float, preview: bool = False) -> list[Preview]:
+        for n in range(20):
+            larger = samples.image(n) if preview and n % 2 == 0 else None
+            time_ns = int(at_s * SECOND) + n * 50_000_000
+            desk.control.send(FrameTaken("e", "front", Frame(time_ns, samples.image(n), larger)))
+        desk.uplink.turn()
+        return [m for m in desk.received() if isinstance(m, Preview)]
+
+    def asked() -> list[bool]:
+        return [m.wanted for m in desk.to_control() if isinstance(m, RequestPreviews)]
+
+    desk.hello()
+    assert asked() == [False]
+    assert len(shown(10)) == 1
+    desk.server.send("robot-0", Welcome(clock_name(), 1, 1, watched=True))
+    desk.uplink.turn()
+    assert asked() == [True]
+    # small pictures until the first larger one; then only those, until they have been gone for a second
+    assert len(shown(11)) == 10
+    assert len(shown(12, preview=True)) == 10
+    assert len(shown(13)) == 1
+    # a control process that is started again is told
+    desk.control.send(Hello("robot-0", "edge", "c", 1, 78, samples.spec(), ("reach",)))
+    desk.uplink.turn()
+    assert asked() == [True]
+    desk.server.send("robot-0", Welcome(clock_name(), 1, 1))
+    desk.uplink.turn()
+    assert asked() == [False]

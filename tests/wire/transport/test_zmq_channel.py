@@ -1,0 +1,190 @@
+"""Real sockets on loopback: authentication, reconnection, refusals that name the robot."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tests import samples
+from wire.errors import ConfigError
+from wire.messages.all import Ack, Heartbeat, Hello, Message, Refusal, Welcome
+from wire.transport.keys import KeyPair, check_name, load_pair, load_public, make_keys
+from wire.transport.zmq_channel import ZmqClient, ZmqPair, ZmqServer, wait_any
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    make_keys(tmp_path / "keys", ["gateway", "robot-0", "robot-1"])
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def server(keys: Path) -> Iterator[ZmqServer]:
+    channel = ZmqServer("tcp://127.0.0.1:*", keys)
+    yield channel
+    channel.close()
+
+
+@pytest.fixture
+def connect(keys: Path, server: ZmqServer) -> Iterator[Callable[..., ZmqClient]]:
+    made: list[ZmqClient] = []
+
+    def make(name: str, pair: KeyPair | None = None, public: bytes | None = None) -> ZmqClient:
+        channel = ZmqClient(
+            server.endpoint, name, pair or load_pair(keys, name), public or load_public(keys, "gateway")
+        )
+        made.append(channel)
+        return channel
+
+    yield make
+    for channel in made:
+        channel.close()
+
+
+def exchange(
+    server: ZmqServer, client: ZmqClient, message: Message, seconds: float = 60.0
+) -> tuple[str, Message] | None:
+    """Send until the server has it."""
+    deadline = time.monotonic() + seconds
+    sent = False
+    while time.monotonic() < deadline:
+        sent = sent or client.send(message)
+        if (received := server.recv(0.02)) is not None:
+            return received
+        client._watch()
+    return None
+
+
+def answer(client: ZmqClient, server: ZmqServer, seconds: float = 60.0) -> Message | None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        server.recv(0.0)
+        if (message := client.recv(0.02)) is not None:
+            return message
+    return None
+
+
+def test_both_ways(server: ZmqServer, connect: Callable[..., ZmqClient]) -> None:
+    client = connect("robot-0")
+    received = exchange(server, client, samples.segment())
+    assert received is not None
+    assert received[0] == "robot-0"
+    assert server.send("robot-0", Ack(("a/0",)))
+    reply = answer(client, server)
+    assert isinstance(reply, Ack)
+    assert reply.segments == ("a/0",)
+    assert not server.send("nobody", Ack(()))
+
+
+def test_an_unknown_key_is_refused_by_name_and_disturbs_nobody(
+    server: ZmqServer, connect: Callable[..., ZmqClient], caplog: pytest.LogCaptureFixture
+) -> None:
+    good = connect("robot-0")
+    assert exchange(server, good, Heartbeat(1)) is not None
+    stranger = connect("robot-9", KeyPair(*zmq.curve_keypair()))
+    assert exchange(server, stranger, Hello("robot-9", "edge", "c", 1), 1.0) is None
+    refusal = answer(stranger, server)
+    assert isinstance(refusal, Refusal)
+    assert "'robot-9' is refused" in refusal.reason
+    assert [name for name, _ in server.refused()] == ["robot-9"]
+    assert "refused 'robot-9' from 127.0.0.1" in caplog.text
+    # what a stranger says afterwards is not even read
+    stranger.send(samples.segment())
+    assert server.recv(0.2) is None
+    received = exchange(server, good, Heartbeat(2))
+    assert received is not None
+    assert received[0] == "robot-0"
+
+
+def test_a_key_speaks_only_for_its_own_name(keys: Path, server: ZmqServer, connect: Callable[..., ZmqClient]) -> None:
+    imposter = connect("robot-1", load_pair(keys, "robot-0"))
+    received = exchange(server, imposter, Heartbeat(1))
+    assert received is not None
+    assert received[0] == "robot-0"
+
+
+def test_another_gateways_key_gets_no_line(server: ZmqServer, connect: Callable[..., ZmqClient]) -> None:
+    client = connect("robot-0", public=zmq.curve_keypair()[0])
+    assert exchange(server, client, Heartbeat(1), 1.0) is None
+    assert "its gateway has another key" in client.refusal
+
+
+def test_a_peer_without_a_key_is_refused(server: ZmqServer) -> None:
+    context = zmq.Context()
+    bare = context.socket(zmq.DEALER)
+    bare.setsockopt(zmq.LINGER, 0)
+    bare.connect(server.endpoint)
+    bare.send(b"hello")
+    try:
+        assert server.recv(1.0) is None
+        refused = server.refused()
+    finally:
+        bare.close()
+        context.term()
+    assert [name for name, _ in refused] == ["unknown"]
+
+
+def test_a_peer_that_comes_back_is_found_under_its_name(server: ZmqServer, connect: Callable[..., ZmqClient]) -> None:
+    assert exchange(server, connect("robot-0"), Heartbeat(1)) is not None
+    second = connect("robot-0")
+    assert exchange(server, second, Heartbeat(2)) is not None
+    assert server.send("robot-0", Welcome("c", 1, 2))
+    assert isinstance(answer(second, server), Welcome)
+
+
+def test_garbage_from_a_known_peer_is_dropped_with_its_name(
+    keys: Path, server: ZmqServer, connect: Callable[..., ZmqClient], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = connect("robot-0")
+    assert exchange(server, client, Heartbeat(1)) is not None
+    client.socket.send(b"\x01garbage")
+    assert isinstance(answer(client, server), Refusal)
+    assert "dropped a message of 'robot-0'" in caplog.text
+    assert exchange(server, client, Heartbeat(2)) is not None
+
+
+def test_a_port_in_use_says_which_option_to_change(keys: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=r"cannot listen on .*--port"):
+            ZmqServer(f"tcp://127.0.0.1:{taken.getsockname()[1]}", keys)
+
+
+def test_missing_keys_say_how_to_make_them(keys: Path) -> None:
+    with pytest.raises(ConfigError, match="vla-fleet keys robot-7"):
+        load_pair(keys, "robot-7")
+    with pytest.raises(ConfigError, match="copy it from the gateway"):
+        load_public(keys, "robot-7")
+    assert (keys / "robot-0.key_secret").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("name", ["", "../etc", "a/b", ".hidden", "x" * 65, "two words"])
+def test_names_that_are_no_names(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a name"):
+        check_name(name)
+
+
+def test_a_local_line_never_blocks_and_survives_a_restart(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/line"
+    client = ZmqPair(endpoint, bind=False)
+    assert not client.send(Heartbeat(1))
+    for number in range(2):
+        server = ZmqPair(endpoint, bind=True)
+        deadline = time.monotonic() + 60
+        while not client.send(Heartbeat(number)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        wait_any([server], 5.0)
+        message = server.recv()
+        assert isinstance(message, Heartbeat)
+        assert message.sent_ns == number
+        server.close()
+        deadline = time.monotonic() + 60
+        while client.send(Heartbeat(99)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    client.close()

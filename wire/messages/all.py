@@ -1,0 +1,388 @@
+"""Everything two processes may say to each other, one frozen type each.
+
+`Message` is the tagged union the codec accepts; a message that is not in it cannot be sent. Grouped by who speaks.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from wire.messages.fleet import (
+    AcquireLease,
+    Answer,
+    CancelJob,
+    ListFleet,
+    Preempted,
+    ReleaseLease,
+    RenewLease,
+    SubmitJob,
+)
+from wire.messages.local import (
+    ChunkReply,
+    ChunkRequest,
+    EpisodeEnded,
+    EpisodeStarted,
+    Framed,
+    FrameTaken,
+    LoadWeights,
+    RequestPreviews,
+    StepTaken,
+    TaggedMessage,
+    ThinkReply,
+    ThinkRequest,
+)
+from wire.types import Episode, PolicyVersion, RobotSpec, Trained
+
+# --- anyone to the gateway -------------------------------------------------------------------------------------------
+
+
+class Hello(TaggedMessage, frozen=True, eq=False):
+    """The first message of a connection, repeated until the gateway answers `Welcome` or `Refusal`."""
+
+    name: str
+    role: str
+    """edge, trainer, evaluator, demonstrator, thinker, console or teleoperator"""
+    clock: str
+    sent_ns: int
+    pid: int = 0
+    spec: RobotSpec | None = None
+    tasks: tuple[str, ...] = ()
+    site: str = ""
+    """where the robot stands"""
+
+
+class Heartbeat(TaggedMessage, frozen=True, eq=False):
+    """Keeps a connection and carries one clock sample."""
+
+    sent_ns: int
+
+
+class FetchWeights(TaggedMessage, frozen=True, eq=False):
+    """Ask for bytes [offset, offset + size) of a version."""
+
+    number: int
+    offset: int
+    size: int
+
+
+# --- an edge to the gateway ------------------------------------------------------------------------------------------
+
+
+class CameraFrames(msgspec.Struct, frozen=True, eq=False):
+    """The frames of one camera that a segment brings, each once."""
+
+    times_ns: np.ndarray
+    """int64[F]"""
+    encoded: tuple[bytes, ...]
+    """F JPEG images, RGB"""
+
+
+class Segment(TaggedMessage, frozen=True, eq=False):
+    """Steps [first_tick, first_tick + T) of one episode: the unit that is spooled, sent and acknowledged."""
+
+    id: str
+    """`<episode id>/<index>`; a segment that comes twice is stored once"""
+    episode: Episode
+    index: int
+    first_tick: int
+    last: bool
+    """whether the episode ends with it"""
+    outcome: str
+    """'' until the last segment, then success, failure or aborted"""
+    closed_ns: int
+    """when its last step had been recorded"""
+    times_ns: np.ndarray
+    """int64[T]"""
+    state: np.ndarray
+    """float32[T, ds]"""
+    proposed: np.ndarray
+    """float32[T, da]"""
+    executed: np.ndarray
+    """float32[T, da]"""
+    actor: np.ndarray
+    """uint8[T], index into `ACTORS`"""
+    chunk_tick: np.ndarray
+    """int32[T]"""
+    delay_ticks: np.ndarray
+    """int16[T]"""
+    version: np.ndarray
+    """int32[T]"""
+    reward: np.ndarray
+    """float32[T]"""
+    terminated: np.ndarray
+    """bool[T]"""
+    truncated: np.ndarray
+    """bool[T]"""
+    frame_times_ns: dict[str, np.ndarray]
+    """int64[T] by camera: the time of the frame each step saw"""
+    frames: dict[str, CameraFrames]
+    """by camera; a step may refer to a frame that an earlier segment of the episode brought"""
+
+    @property
+    def steps(self) -> int:
+        return len(self.times_ns)
+
+
+ACTORS = ("policy", "human", "script", "hold")
+"""`Segment.actor` holds indices into this tuple."""
+
+
+class EdgeStatus(TaggedMessage, frozen=True, eq=False):
+    """What a robot is doing, several times a second. Counters only grow while the edge's spool lives."""
+
+    robot: str
+    time_ns: int
+    mode: str
+    """estop, hold, reset, policy, script or human"""
+    reason: str
+    """why it holds, '' when it does not"""
+    task: str
+    episode: str
+    tick: int
+    state: np.ndarray
+    """float32[ds]"""
+    version: int
+    """policy version that acts"""
+    ticks: int
+    missed_ticks: int
+    late_p99_s: float
+    starved_ticks: int
+    episodes: int
+    interventions: int
+    steps_recorded: int
+    """steps ever written to this edge's spool"""
+    spooled: int
+    """segments that wait for an acknowledgement"""
+    control_pid: int = 0
+    inference_pid: int = 0
+    uplink_pid: int = 0
+    job: str = ""
+    """id of the job it works on, '' when it has none"""
+    job_episodes: int = 0
+    """episodes of that job it has finished, aborted ones left out"""
+    trouble: str = ""
+    """what its driver or a health check says is wrong, '' when nothing is"""
+
+
+class Preview(TaggedMessage, frozen=True, eq=False):
+    """The newest camera picture for people; never stored, dropped when the line is slow."""
+
+    robot: str
+    camera: str
+    time_ns: int
+    jpeg: bytes
+
+
+class Applied(TaggedMessage, frozen=True, eq=False):
+    """The robot's inference now runs this version."""
+
+    robot: str
+    number: int
+    applied_ns: int
+    trained: Trained = Trained()
+
+
+class EdgeEvent(TaggedMessage, frozen=True, eq=False):
+    """Something happened on a robot that a person should hear of, and that is kept."""
+
+    robot: str
+    time_ns: int
+    kind: str
+    """hold, recovered, refused, ..."""
+    detail: str
+
+
+# --- the gateway to an edge ------------------------------------------------------------------------------------------
+
+
+class Welcome(TaggedMessage, frozen=True, eq=False):
+    """The connection stands."""
+
+    clock: str
+    received_ns: int
+    echo_ns: int
+    """`sent_ns` of the message this answers"""
+    watched: bool = False
+    """somebody looks at the operator page: pictures for people are worth drawing and sending"""
+
+
+class Refusal(TaggedMessage, frozen=True, eq=False):
+    """The connection is refused; `reason` says why and what to do."""
+
+    reason: str
+
+
+class Introduce(TaggedMessage, frozen=True, eq=False):
+    """The gateway does not know this peer, for it may just have started: say `Hello` again."""
+
+
+class Ack(TaggedMessage, frozen=True, eq=False):
+    """These segments are on disk and committed; the edge may forget them."""
+
+    segments: tuple[str, ...]
+    quarantined: tuple[str, ...] = ()
+    """kept aside because they were not valid; the gateway's log says why"""
+
+
+class Nack(TaggedMessage, frozen=True, eq=False):
+    """Nothing can be stored now; keep the segments and try again later."""
+
+    reason: str
+
+
+class Job(TaggedMessage, frozen=True, eq=False):
+    """What a robot is to work on until further notice: it goes on when the line is cut. It changes jobs between two
+    episodes."""
+
+    id: str
+    tasks: tuple[str, ...]
+    """task names; the robot takes them in turn. None: rest"""
+    first_seed: int
+    """seed of its first episode; training and held-out seeds never meet"""
+    kind: str = "rollout"
+    """rollout, evaluation or teleoperation"""
+    episodes: int = 0
+    """rest after so many; 0: until further notice"""
+    version: int = 0
+    """evaluation: the policy version that must act; 0: the newest"""
+    lease: int = 0
+    """number of the lease the robot is held by"""
+
+
+class Announce(TaggedMessage, frozen=True, eq=False):
+    """A new policy version can be fetched."""
+
+    version: PolicyVersion
+    announced_ns: int
+
+
+class WeightBytes(TaggedMessage, frozen=True, eq=False):
+    """Part of a version's weights: fetched from the gateway, or published to it."""
+
+    number: int
+    offset: int
+    data: bytes
+
+
+class Operator(TaggedMessage, frozen=True, eq=False):
+    """A person's wish for one robot, from the page."""
+
+    robot: str
+    kind: str
+    """take_over, hand_back, command, estop, release_estop or drop_link"""
+    action: tuple[float, ...] = ()
+    """with `command`: the action to hold until the next command, within the spec's limits"""
+    sequence: int = 0
+    operator: str = "web"
+
+
+class Stop(TaggedMessage, frozen=True, eq=False):
+    """Finish the running episode's record, drain the spool and exit."""
+
+
+class Fresh(TaggedMessage, frozen=True, eq=False):
+    """To trainers: a segment that was just committed as ledger row `row`, so that they need not read it back."""
+
+    row: int
+    segment: Segment
+
+
+# --- the trainer and the evaluator -----------------------------------------------------------------------------------
+
+
+class Publish(TaggedMessage, frozen=True, eq=False):
+    """The trainer offers a version; its bytes follow as `WeightBytes`, in order."""
+
+    version: PolicyVersion
+    trained: tuple[int, ...] = ()
+    """numbers of the episodes that were first trained on since the version's parent"""
+
+
+class Published(TaggedMessage, frozen=True, eq=False):
+    """The version is on disk, committed and announced."""
+
+    number: int
+
+
+class TrainerStatus(TaggedMessage, frozen=True, eq=False):
+    """How learning goes."""
+
+    gradient_steps: int
+    loss: float
+    steps_per_s: float
+    imitated_steps: int
+    cached_segments: int
+    phase: str
+    """waiting, pretraining or online"""
+
+
+class Evaluate(TaggedMessage, frozen=True, eq=False):
+    """Ask the evaluator to measure a version on held-out seeds [first_seed, first_seed + episodes) of each task."""
+
+    number: int
+    episodes: int
+    first_seed: int
+    label: str
+
+
+class Evaluation(TaggedMessage, frozen=True, eq=False):
+    """Measured success of a version on held-out seeds."""
+
+    number: int
+    success: dict[str, float]
+    """by task name, 0 to 1"""
+    episodes: int
+    """per task"""
+    first_seed: int
+    label: str
+    """cadence, before or after"""
+    started_ns: int
+    duration_s: float
+
+
+Message = (
+    Hello
+    | Heartbeat
+    | FetchWeights
+    | Segment
+    | EdgeStatus
+    | Preview
+    | Applied
+    | EdgeEvent
+    | Welcome
+    | Refusal
+    | Introduce
+    | Ack
+    | Nack
+    | Job
+    | Announce
+    | WeightBytes
+    | Operator
+    | Stop
+    | Fresh
+    | Publish
+    | Published
+    | TrainerStatus
+    | Evaluate
+    | Evaluation
+    | ListFleet
+    | SubmitJob
+    | CancelJob
+    | AcquireLease
+    | RenewLease
+    | ReleaseLease
+    | Answer
+    | Preempted
+    | ChunkRequest
+    | ChunkReply
+    | ThinkRequest
+    | ThinkReply
+    | Framed
+    | LoadWeights
+    | RequestPreviews
+    | EpisodeStarted
+    | StepTaken
+    | FrameTaken
+    | EpisodeEnded
+)

@@ -1,0 +1,165 @@
+"""What is said about robots as resources: jobs, leases and the state of the fleet.
+
+A client of the gateway (a command line, a teleoperator, a Ray cluster) sends a call and gets exactly one `Answer`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from wire.messages.local import TaggedMessage
+from wire.types import Lease, RobotSpec
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What a robot is and can do: what a job may ask for."""
+
+    embodiment: str
+    spec_hash: str
+    state_dim: int
+    action_dim: int
+    meanings: tuple[str, ...]
+    """of its action dimensions, each once, sorted: absolute, delta, velocity"""
+    control_hz: float
+    cameras: tuple[str, ...] = ()
+    site: str = ""
+    """where it stands, '' when nobody said"""
+    tasks: tuple[str, ...] = ()
+    """task names it can do; none: whatever it is asked"""
+
+
+class Requirement(msgspec.Struct, frozen=True):
+    """What a job needs of a robot. '', 0 and () ask for nothing."""
+
+    embodiment: str = ""
+    spec_hash: str = ""
+    meanings: tuple[str, ...] = ()
+    """only these"""
+    cameras: tuple[str, ...] = ()
+    """at least these"""
+    site: str = ""
+    tasks: tuple[str, ...] = ()
+    """at least one of these"""
+    robots: tuple[str, ...] = ()
+    """one of these, by name"""
+
+
+class JobRequest(msgspec.Struct, frozen=True):
+    """Work for robots."""
+
+    id: str
+    """a name of the submitter's choice; submitting it again changes nothing"""
+    kind: str
+    """rollout, evaluation or teleoperation"""
+    tasks: tuple[str, ...]
+    robots: int = 0
+    """on so many robots at once; 0: on all there are"""
+    episodes: int = 0
+    """done after so many, over all its robots; 0: until it is cancelled. An evaluation: of each task"""
+    requirement: Requirement = Requirement()
+    priority: int = 0
+    """0: the usual one of its kind"""
+    version: int = 0
+    """evaluation: of this policy version; 0: the newest"""
+    first_seed: int = 0
+    """evaluation: of its first episode; 0: where the held-out seeds begin"""
+    submitter: str = ""
+
+
+class JobState(msgspec.Struct, frozen=True):
+    """A job and how far it is."""
+
+    request: JobRequest
+    phase: str
+    """waiting, running, done or cancelled"""
+    robots: tuple[str, ...] = ()
+    """that work on it now"""
+    episodes: int = 0
+    """finished"""
+    successes: int = 0
+    note: str = ""
+    """why it waits, '' while it runs"""
+    submitted_ns: int = 0
+    started_ns: int = 0
+    ended_ns: int = 0
+
+
+class RobotState(msgspec.Struct, frozen=True):
+    """A robot as the fleet sees it now."""
+
+    name: str
+    capabilities: Capabilities
+    health: str
+    """starting, ready, degraded, draining, lost or stopped"""
+    reason: str = ""
+    """why it is not ready"""
+    load: float = 0.0
+    """share of its time, over the last minute, in which it worked"""
+    lease: Lease | None = None
+    job: str = ""
+    since_ns: int = 0
+    """when it came to this health"""
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+
+class ListFleet(TaggedMessage, frozen=True, eq=False):
+    """Ask for all robots and jobs."""
+
+    call: int
+
+
+class SubmitJob(TaggedMessage, frozen=True, eq=False):
+    call: int
+    request: JobRequest
+
+
+class CancelJob(TaggedMessage, frozen=True, eq=False):
+    call: int
+    job: str
+
+
+class AcquireLease(TaggedMessage, frozen=True, eq=False):
+    """Ask for a robot for oneself; a lease of lower priority ends for it."""
+
+    call: int
+    robot: str
+    purpose: str
+    priority: int
+    ttl_s: float
+
+
+class RenewLease(TaggedMessage, frozen=True, eq=False):
+    """The holder lives: the lease runs on for its time to live."""
+
+    call: int
+    robot: str
+    number: int
+
+
+class ReleaseLease(TaggedMessage, frozen=True, eq=False):
+    """Give a robot back. `number` 0: whoever holds it, for a person who knows what that means."""
+
+    call: int
+    robot: str
+    number: int
+
+
+class Answer(TaggedMessage, frozen=True, eq=False):
+    """To every call: what it asked for, or why not."""
+
+    call: int
+    refused: str = ""
+    lease: Lease | None = None
+    robots: tuple[RobotState, ...] = ()
+    jobs: tuple[JobState, ...] = ()
+    specs: dict[str, RobotSpec] = msgspec.field(default_factory=dict)
+    """with `ListFleet`: by spec hash"""
+
+
+class Preempted(TaggedMessage, frozen=True, eq=False):
+    """To the holder of a lease that has ended before its time."""
+
+    lease: Lease
+    reason: str

@@ -1,0 +1,112 @@
+"""What the processes of one robot computer say to each other, and a robot to the one that thinks for it."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from wire.types import ActionChunk, Corrector, Episode, Frame, Latent, Observation, PolicyVersion, Prefix, Step
+
+
+class TaggedMessage(msgspec.Struct, frozen=True, eq=False, tag=True):
+    """Base of every message: its name travels with it."""
+
+
+class ChunkRequest(TaggedMessage, frozen=True, eq=False):
+    """Control asks inference for a chunk."""
+
+    tick: int
+    """control tick at which `observation` was made; the answer names it"""
+    observation: Observation
+    """as it was seen"""
+    first_tick: int
+    """tick that the chunk's first action is for, `tick` or later"""
+    state: np.ndarray
+    """float32[ds]: the state the robot will be in at `first_tick`, the one seen when that is `tick`"""
+    prefix: Prefix | None = None
+    residual: bool = False
+    """also answer with the latent and the corrector"""
+    moved_ticks: int = -1
+    """for so many ticks before `tick` the robot has moved without standing still; -1: not known"""
+
+
+class ChunkReply(TaggedMessage, frozen=True, eq=False):
+    """Inference answers; `error` is '' or why there is no chunk."""
+
+    chunk: ActionChunk | None
+    error: str = ""
+    tick: int = -1
+    """`ChunkRequest.tick`"""
+    latent: np.ndarray | None = None
+    """what the chunk was made from, when it was asked for"""
+    corrector: Corrector | None = None
+    silent: bool = False
+    """there is no chunk because the slow path does not answer"""
+
+
+class ThinkRequest(TaggedMessage, frozen=True, eq=False):
+    """Asks for the latent of an observation, in another process or on another machine."""
+
+    number: int
+    """the answer names it"""
+    versions: tuple[int, ...]
+    """policy versions that are of use, the most wanted first; the first that is there is asked to think"""
+    observation: Observation
+    jpeg: dict[str, bytes] = {}
+    """by camera: the image as JPEG where `observation` has an empty one in its place"""
+
+
+class ThinkReply(TaggedMessage, frozen=True, eq=False):
+    """The latent, or why there is none."""
+
+    number: int
+    """`ThinkRequest.number`"""
+    latent: Latent | None
+    versions: tuple[int, ...]
+    """policy versions that the answering side has"""
+    error: str = ""
+
+
+class Framed(TaggedMessage, frozen=True, eq=False):
+    """A request whose images lie in shared memory, where `wire.transport.frame_ring.FrameRing` finds them by number."""
+
+    message: ChunkRequest | ThinkRequest
+    """its observation has no images"""
+    frames: dict[str, int]
+    """by camera"""
+
+
+class LoadWeights(TaggedMessage, frozen=True, eq=False):
+    """The uplink tells inference that verified weights lie at `path`."""
+
+    version: PolicyVersion
+    path: str
+
+
+class RequestPreviews(TaggedMessage, frozen=True, eq=False):
+    """The uplink tells control whether anybody looks at the robot's larger pictures."""
+
+    wanted: bool
+
+
+class EpisodeStarted(TaggedMessage, frozen=True, eq=False):
+    episode: Episode
+
+
+class StepTaken(TaggedMessage, frozen=True, eq=False):
+    episode_id: str
+    step: Step
+
+
+class FrameTaken(TaggedMessage, frozen=True, eq=False):
+    """A frame for the record (`image`) or for people (`preview`); sent once."""
+
+    episode_id: str
+    camera: str
+    frame: Frame
+
+
+class EpisodeEnded(TaggedMessage, frozen=True, eq=False):
+    episode_id: str
+    outcome: str
+    ended_ns: int

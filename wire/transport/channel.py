@@ -1,0 +1,42 @@
+"""How messages travel. Two small interfaces; ZeroMQ and in-memory versions keep them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from wire.messages.all import Message
+
+FURTHER = "@"
+"""stands between a name and a number in the peer's name of a second line; no name has it"""
+
+
+class Channel(Protocol):
+    """One end of a line between two processes. Nothing here ever blocks longer than asked."""
+
+    def send(self, message: Message) -> bool:
+        """Queue `message`; False when the queue is full or nobody is there (the caller decides what that means)."""
+        ...
+
+    def recv(self, timeout_s: float = 0.0) -> Message | None:
+        """The next message, or None after `timeout_s`."""
+        ...
+
+    def close(self) -> None:
+        """Give the line back; queued messages get a short while to leave."""
+        ...
+
+
+class ServerChannel(Protocol):
+    """The end that many named peers connect to. Names are authenticated, not claimed."""
+
+    def send(self, peer: str, message: Message) -> bool:
+        """Queue `message` for `peer`; False when that peer is gone or its queue is full."""
+        ...
+
+    def recv(self, timeout_s: float = 0.0) -> tuple[str, Message] | None:
+        """The next message and who sent it, or None after `timeout_s`."""
+        ...
+
+    def close(self) -> None:
+        """Give the port back."""
+        ...

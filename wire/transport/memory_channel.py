@@ -1,0 +1,105 @@
+"""Channels within one process, for fast and deterministic tests.
+
+Every message passes the real codec, so what works here is also valid on the wire. A line can be cut and mended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from wire.codec import decode, encode
+from wire.messages.all import Message
+from wire.transport.channel import FURTHER
+
+
+class MemoryServer:
+    """The many-peers end. `connect(name)` makes a client."""
+
+    def __init__(self) -> None:
+        self._inbox: deque[tuple[str, bytes]] = deque()
+        self._outboxes: dict[str, deque[bytes]] = {}
+        self.cut: set[str] = set()
+        """names of peers whose line is down: messages of either direction are lost"""
+        self._adopted: dict[str, str] = {}
+
+    def connect(self, name: str) -> MemoryClient:
+        """A client under `name`; "name@2" is a second line of one name."""
+        self._outboxes[name] = deque()
+        return MemoryClient(name, self)
+
+    def send(self, peer: str, message: Message) -> bool:
+        if peer not in self._outboxes or peer in self.cut:
+            return False
+        self._outboxes[peer].append(encode(message))
+        return True
+
+    def recv(self, timeout_s: float = 0.0) -> tuple[str, Message] | None:
+        if not self._inbox:
+            return None
+        peer, data = self._inbox.popleft()
+        return self._adopted.get(peer, peer), decode(data)
+
+    def adopt(self, peer: str) -> str:
+        """Make the further line `peer` ("name@2") the line of its name, which is returned."""
+        name = peer.partition(FURTHER)[0]
+        if peer != name and peer in self._outboxes:
+            self._outboxes[name] = self._outboxes[peer]
+            self._adopted[peer] = name
+        return name
+
+    def place(self, peer: str) -> str:
+        """Where `peer` is: in this process."""
+        return f"memory:{peer}" if peer in self._outboxes else ""
+
+    def refused(self) -> list[tuple[str, str]]:
+        """Nobody is ever refused: there are no keys within one process."""
+        return []
+
+    def close(self) -> None:
+        self._outboxes.clear()
+
+
+class MemoryClient:
+    """One peer's end."""
+
+    def __init__(self, name: str, server: MemoryServer) -> None:
+        self._name = name
+        self._server = server
+
+    def send(self, message: Message) -> bool:
+        if self._name in self._server.cut:
+            return False
+        self._server._inbox.append((self._name, encode(message)))
+        return True
+
+    def recv(self, timeout_s: float = 0.0) -> Message | None:
+        outbox = self._server._outboxes.get(self._name)
+        return decode(outbox.popleft()) if outbox else None
+
+    def close(self) -> None:
+        self._server._outboxes.pop(self._name, None)
+
+
+def memory_pair() -> tuple[MemoryPairEnd, MemoryPairEnd]:
+    """Two ends of one line."""
+    there: deque[bytes] = deque()
+    back: deque[bytes] = deque()
+    return MemoryPairEnd(there, back), MemoryPairEnd(back, there)
+
+
+class MemoryPairEnd:
+    """One end of `memory_pair`."""
+
+    def __init__(self, outbox: deque[bytes], inbox: deque[bytes]) -> None:
+        self._outbox = outbox
+        self._inbox = inbox
+
+    def send(self, message: Message) -> bool:
+        self._outbox.append(encode(message))
+        return True
+
+    def recv(self, timeout_s: float = 0.0) -> Message | None:
+        return decode(self._inbox.popleft()) if self._inbox else None
+
+    def close(self) -> None:
+        self._outbox.clear()
