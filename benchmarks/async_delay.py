@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.async_statistics import bootstrap, shown, wilson
-from benchmarks.table import Goal, Result, run
+from benchmarks.table import Goal, Result, require_simulation, run
 from cloud_learner.buffer.place import BufferPlace
 from hal.drivers.metaworld import MetaWorldConfig, metaworld_spec, track_config
 from hal.drivers.metaworld_motion import metaworld_motion
@@ -271,6 +271,7 @@ def _say(size: Size, seed: int, what: str, begun: float) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """See the head of this file."""
+    require_simulation()
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--keep", type=Path)
     own, others = parser.parse_known_args(arguments)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.table import Goal, Result, interval, run
+from benchmarks.table import Goal, Result, interval, require_simulation, run
 from fleet.recipes import get_recipe
 from fleet.rehearsal import Rehearsal, success
 
@@ -154,4 +154,5 @@ def _success(rehearsal: Rehearsal, size: Size) -> float:
 
 
 if __name__ == "__main__":
+    require_simulation()
     sys.exit(run("corrections", measure))

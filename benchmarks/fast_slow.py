@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.async_statistics import shown, wilson
-from benchmarks.table import Goal, Result, run
+from benchmarks.table import Goal, Result, require_simulation, run
 from cloud_learner.buffer.place import BufferPlace
 from hal.drivers.metaworld import CONTROL_HZ, MetaWorldConfig, metaworld_spec
 from hal.drivers.metaworld_motion import metaworld_motion
@@ -297,6 +297,7 @@ def _act_ms(size: Size, weights: bytes, acts: int = 200) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     """See the head of this file."""
+    require_simulation()
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--keep", type=Path)
     own, others = parser.parse_known_args(arguments)

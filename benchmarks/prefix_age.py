@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.prefix_scene import INSTRUCTIONS, MOVING, NEAR_M, SPEC, STILL, Demonstrations, Square, demonstrate
-from benchmarks.table import Goal, Result, interval, run
+from benchmarks.table import Goal, Result, interval, require, run
 
 if TYPE_CHECKING:
     from policies.base import Examples
@@ -353,6 +353,7 @@ def _parameters(size: Size) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """See the head of this file."""
+    require("torch", "lerobot", "transformers", extra="lerobot")
     return run("prefix_age", measure, arguments)
 
 
