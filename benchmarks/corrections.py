@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.table import Goal, Result, interval, run
+from benchmarks.common.table import Goal, Result, interval, require_simulation, run
 from fleet.config.recipes import get_recipe
 from fleet.evaluation.in_process_fleet import Rehearsal, success
 
@@ -154,4 +154,5 @@ def _success(rehearsal: Rehearsal, size: Size) -> float:
 
 
 if __name__ == "__main__":
+    require_simulation()
     sys.exit(run("corrections", measure))

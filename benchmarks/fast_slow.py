@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.async_delay.statistics import shown, wilson
-from benchmarks.common.table import Goal, Result, run
+from benchmarks.common.table import Goal, Result, require_simulation, run
 from cloud_learner.buffer.location import BufferPlace
 from hal.drivers.metaworld.dynamics import metaworld_motion
 from hal.drivers.metaworld.robot import CONTROL_HZ, MetaWorldConfig, metaworld_spec
@@ -297,6 +297,7 @@ def _act_ms(size: Size, weights: bytes, acts: int = 200) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     """See the head of this file."""
+    require_simulation()
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--keep", type=Path)
     own, others = parser.parse_known_args(arguments)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.common.cpu import Others
-from benchmarks.common.table import Goal, Result, interval, run
+from benchmarks.common.table import Goal, Result, interval, require_simulation, run
 from cloud_learner.algorithms import hg_dagger
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.buffer.loading.config import FeedConfig
@@ -260,4 +260,5 @@ def _speeds(size: Size, times: dict[int, dict[str, float]]) -> list[dict[str, An
 
 
 if __name__ == "__main__":
+    require_simulation()
     sys.exit(run("packing", measure))

@@ -95,7 +95,7 @@ def _options(words: Sequence[str]) -> list[str]:
     options, workers = [word for word in words if word != "--quick"], WORKERS
     if len(options) < len(words):
         # none of these waits
-        options, workers = [*QUICK, *options], os.cpu_count() or 1
+        options, workers = [*QUICK, *options], len(os.sched_getaffinity(0))
     if not any(word.startswith("-n") or word.split("=")[0] in _SERIAL for word in options):
         options = ["-n", str(workers), *options]
     return options

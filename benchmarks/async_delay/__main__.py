@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.async_delay.statistics import bootstrap, shown, wilson
-from benchmarks.common.table import Goal, Result, run
+from benchmarks.common.table import Goal, Result, require_simulation, run
 from cloud_learner.buffer.location import BufferPlace
 from hal.drivers.metaworld.dynamics import metaworld_motion
 from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec, track_config
@@ -271,6 +271,7 @@ def _say(size: Size, seed: int, what: str, begun: float) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """See the head of this file."""
+    require_simulation()
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--keep", type=Path)
     own, others = parser.parse_known_args(arguments)

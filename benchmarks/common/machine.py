@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import platform
 import statistics
+import subprocess
 import time
+from pathlib import Path
 
 from fleet.config.machine import describe_machine
 
@@ -17,6 +19,19 @@ def label() -> str:
     """Processor, cores, vector instructions, system, and the calibration figure."""
     system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
     return f"{describe_machine()}, {system}; calibration {calibration_ms():.1f} ms"
+
+
+@functools.cache
+def commit(directory: Path = Path(__file__).parent) -> str:
+    """Short hash of what is checked out in `directory`, with a + when files were changed; ? outside of git.
+
+    A benchmark asks before it measures: what is checked out later is asked for in vain.
+    """
+    words = ["git", "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"]
+    try:
+        return subprocess.run(words, cwd=directory, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "?"
 
 
 @functools.cache

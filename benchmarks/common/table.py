@@ -54,6 +54,11 @@ def require(*modules: str, extra: str) -> None:
         raise SystemExit(f"this benchmark needs {', '.join(missing)}: pip install -e '.[{extra}]'")
 
 
+def require_simulation(*more: str) -> None:
+    """`require` what trains in simulated scenes, and the modules `more`: of a whole fleet `fastapi` as well."""
+    require("torch", "cv2", "metaworld", *more, extra="learner,sim,web")
+
+
 def end_in_order() -> None:
     """Whoever ends the benchmark, by SIGTERM or Ctrl-C, ends what it started: both raise, so that it is cleaned up."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -28,7 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.table import Goal, Result, end_in_order, run
+from benchmarks.common.machine import commit
+from benchmarks.common.table import Goal, Result, end_in_order, require_simulation, run
 from benchmarks.edge_cost import counting
 from fleet.launch.backend import free_port
 
@@ -203,6 +204,7 @@ def _cards(port: int) -> list[dict[str, Any]]:
 def measure(checkouts: dict[str, Path], seconds: float, rounds: int) -> Result:
     """`checkouts` by column, `now` among them: each is run `rounds` times, in turn."""
     found: dict[str, list[Cost]] = {name: [] for name in checkouts}
+    commits = {name: commit(path) for name, path in checkouts.items()}
     for _ in range(rounds):
         for name, checkout in checkouts.items():
             found[name].append(fleet_cost(checkout, seconds, free_port("127.0.0.1")))
@@ -225,7 +227,7 @@ def measure(checkouts: dict[str, Path], seconds: float, rounds: int) -> Result:
         "once they act; a mean over robots and runs. Physics, drawing and operator: in the running driver.",
         "Copies: calls in the running processes that move a picture, or the larger one for people, and its bytes; the "
         "page is closed. Not counted: what drawing, encoding and packing for the line to the uplink move.",
-        *(f"{name}: {path.name}" for name, path in checkouts.items() if name != "now"),
+        f"Commits: {', before '.join(commits[name] for name in ('now', 'before') if name in commits)}.",
     ]
     more = {"Copies and bytes moved for each new picture": copy_rows(means)}
     return Result("What a control tick costs on a robot's computer", rows, goals, notes, more)
@@ -246,6 +248,7 @@ def copy_rows(costs: dict[str, Cost]) -> list[dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """See the head of this file."""
+    require_simulation("fastapi")
     end_in_order()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.edge_cost", add_help=False)
     parser.add_argument("--before", type=Path, help="another checkout of this program, to compare with")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,8 +21,8 @@ import numpy as np
 
 from benchmarks.common import table
 from benchmarks.common.cpu import Others
-from benchmarks.common.machine import calibration_ms, label
-from benchmarks.common.table import Goal, Result, end_in_order, render
+from benchmarks.common.machine import calibration_ms, commit, label
+from benchmarks.common.table import Goal, Result, end_in_order, render, require_simulation
 from benchmarks.main_job.run import Wanted, run_once
 from fleet.config.machine import describe_machine
 
@@ -45,6 +44,7 @@ def measure(quick: bool) -> Result:
 
 def survey(wanted: Wanted, seeds: list[int]) -> tuple[Result, list[Report]]:
     """This commit's row with its goals, and the reports it was made from."""
+    commit()  # it may be another one afterwards
     calibration_ms()  # before anything else runs
     others, runs = Others(), []
     for seed in seeds:
@@ -64,7 +64,7 @@ def survey(wanted: Wanted, seeds: list[int]) -> tuple[Result, list[Report]]:
 def row_of(wanted: Wanted, runs: list[Report]) -> dict[str, Any]:
     """What is kept of a commit."""
     return {
-        "commit": _commit(),
+        "commit": commit(),
         "date": time.strftime("%Y-%m-%d"),
         "machine": describe_machine(),
         "calibration ms": round(calibration_ms(), 1),
@@ -152,6 +152,7 @@ def keep(result: Result) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """1 when a goal does not hold."""
+    require_simulation("fastapi")
     parser = argparse.ArgumentParser(prog=COMMAND)
     parser.add_argument("--recipe", default="pixels")
     parser.add_argument("--minutes", type=float, help="of robots at work; default: 10, of `state` 5")
@@ -247,21 +248,6 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 def _goals_are_of(result: Result) -> str:
     row = result.rows[0]
     return f"The goals are those of commit {row['commit']}, recipe `{row['recipe']}`."
-
-
-def _commit() -> str:
-    """Short hash of what is checked out, with a + when files were changed since; ? outside of git."""
-    try:
-        told = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "?"
-    return told.stdout.strip()
 
 
 if __name__ == "__main__":

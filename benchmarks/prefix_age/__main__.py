@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.common.table import Goal, Result, interval, run
+from benchmarks.common.table import Goal, Result, interval, require, run
 from benchmarks.prefix_age.scene import INSTRUCTIONS, MOVING, NEAR_M, SPEC, STILL, Demonstrations, Square, demonstrate
 
 if TYPE_CHECKING:
@@ -354,6 +354,7 @@ def _parameters(size: Size) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """See the head of this file."""
+    require("torch", "lerobot", "transformers", extra="lerobot")
     return run("prefix_age", measure, arguments)
 
 

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.cpu import Others
-from benchmarks.common.table import Goal, Result, end_in_order, run
+from benchmarks.common.machine import commit
+from benchmarks.common.table import Goal, Result, end_in_order, require_simulation, run
 from benchmarks.restart.job import Job, NotWithin, working
 from benchmarks.restart.kinds import KINDS, Kind
 
@@ -43,6 +44,7 @@ def measure(quick: bool, before: Path | None, recipe: str, drill: bool) -> Resul
     """Starts of both checkouts in turn, kills in one and in the other, then the drill."""
     robots, times = (1, 1) if quick else (3, 3)
     others = Others()
+    commits = f"Commit {commit()}" + (f", before {commit(before)}." if before else ".")
     roots = [HERE] if before is None else [HERE, before.resolve()]
     # The first of all waits for the disk: the median is of a warm one.
     starts: list[list[dict[str, float]]] = [[] for _ in roots]
@@ -73,6 +75,7 @@ def measure(quick: bool, before: Path | None, recipe: str, drill: bool) -> Resul
         "kind of process.",
         "Working means: " + "; ".join(f"{kind.name}: {kind.means}" for kind in KINDS) + ".",
         "Memory is the proportional set size of all processes, shared pages counted once.",
+        commits,
         others.note(),
     ]
     if drill:
@@ -169,6 +172,7 @@ def _directory() -> Iterator[Path]:
 
 def main(arguments: list[str] | None = None) -> int:
     """See the head of this file."""
+    require_simulation("fastapi")
     end_in_order()
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--before", type=Path)

@@ -45,6 +45,21 @@ def _part(position: int) -> Works:
     return works
 
 
+def _acts(job: Job, pid: int, before: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
+    """The policy moves the robot, by more than the rest of what the last process had decided."""
+    alive = _part(1)(job, pid, before)
+    ticks: set[int] = set()
+
+    def check(now: dict[str, Any]) -> bool:
+        card = _card(now)
+        if alive(now) and card["mode"] == "policy":
+            ticks.add(card["ticks"])
+        # Two reports: the first may have been on its way already.
+        return len(ticks) > 1
+
+    return check
+
+
 def _moves(card: dict[str, Any]) -> bool:
     return card["mode"] in WORKING and card["link"] == "ok"
 
@@ -86,7 +101,7 @@ def _evaluator(job: Job, pid: int, before: dict[str, Any]) -> Callable[[dict[str
 
 KINDS = (
     Kind("trainer", ("trainer",), _trainer, "a gradient step after those of its checkpoint"),
-    Kind("inference", ("edge-part", "inference", ROBOT), _part(1), "the robot moves by its actions"),
+    Kind("inference", ("edge-part", "inference", ROBOT), _acts, "the policy moves the robot again"),
     Kind("control", ("edge-part", "control", ROBOT), _part(0), "the robot moves"),
     Kind("driver", ("edge-part", "robot", ROBOT), _driver, "the robot moves in a new scene"),
     Kind("uplink", ("edge-part", "uplink", ROBOT), _part(2), "the gateway hears the robot move"),

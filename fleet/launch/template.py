@@ -167,6 +167,9 @@ class _Line:
                 data, descriptors, _, _ = socket.recv_fds(self._line, _LARGEST, 1)
             except BlockingIOError:
                 return
+            except ConnectionResetError:
+                # It ended with something of ours unread. What it had said before is still there, and comes now.
+                continue
             except OSError:
                 data, descriptors = b"", []
             if not data:
@@ -217,7 +220,8 @@ class _Part:
         self._descriptor = descriptor
         if self._status is not None:
             # It was ended before it began.
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         self.pid = pid
 
     def ended(self, status: int) -> None:
@@ -324,12 +328,15 @@ class _Server:
         if not can_fork(request.command):
             log.error("'%s' cannot be forked here: parts start as new programs.", " ".join(request.command[1:4]))
             sys.exit(_UNABLE)
-        pid = fork(request.command, request.environment, output, request.niceness, self._parent)
+
+        def begun(pid: int) -> None:
+            descriptor = os.pidfd_open(pid)
+            self._children[descriptor] = pid, request.number
+            self._poll.register(descriptor, select.POLLIN)
+            self._say(_Started(request.number, pid), descriptor)
+
+        fork(request.command, request.environment, output, request.niceness, self._parent, begun)
         os.close(output)
-        descriptor = os.pidfd_open(pid)
-        self._children[descriptor] = pid, request.number
-        self._poll.register(descriptor, select.POLLIN)
-        self._say(_Started(request.number, pid), descriptor)
 
     def _reap(self, descriptor: int) -> None:
         self._poll.unregister(descriptor)

@@ -75,7 +75,7 @@ def pack(tensors: Mapping[str, torch.Tensor], header: Header) -> bytes:
 
 
 def pack_module(module: nn.Module, header: Header) -> bytes:
-    """A file of what training changes in `module` (`policies.interface.trainable.published`) and the hash of the rest."""
+    """A file of what training changes in `module` (`policies.interface.trainable`), and the hash of the rest."""
     return pack(published(module), msgspec.structs.replace(header, base=base_sha256(module)))
 
 

@@ -201,11 +201,20 @@ def _descriptors() -> frozenset[int]:
 # --- the fork ---------------------------------------------------------------------------------------------------------
 
 
-def fork(command: list[str], environment: Mapping[str, str], output: int, niceness: int, parent: int) -> int:
+def fork(
+    command: list[str],
+    environment: Mapping[str, str],
+    output: int,
+    niceness: int,
+    parent: int,
+    begun: Callable[[int], None] = lambda pid: None,
+) -> int:
     """Fork this process for a command that it `can_fork`; the child's process id.
 
-    `parent`: descriptor (pidfd) of the process whose end the child does not survive. Raises `OSError`.
+    `parent`: descriptor (pidfd) of the process whose end the child does not survive. `begun` is told the child's
+    process id before the child does anything; a child nobody was told of ends with this process. Raises `OSError`.
     """
+    waits, goes = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     # A signal must find either the parent's handlers in the parent or none in the child.
@@ -213,9 +222,15 @@ def fork(command: list[str], environment: Mapping[str, str], output: int, nicene
     try:
         pid = os.fork()
         if pid == 0:
+            os.close(goes)
+            if not os.read(waits, 1):
+                os._exit(1)
             _become(command, environment, output, niceness, parent, mask)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    with os.fdopen(goes, "wb"), os.fdopen(waits):
+        begun(pid)
+        os.write(goes, b"1")
     return pid
 
 

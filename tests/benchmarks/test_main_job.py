@@ -72,7 +72,7 @@ def test_a_quarter_without_an_episode_is_no_figure_and_no_goal_held() -> None:
 def test_one_row_is_kept_for_each_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "RESULTS", tmp_path)
     for commit, success in (("aaaaaaa", 0.5), ("bbbbbbb", 0.6), ("aaaaaaa", 0.7)):
-        monkeypatch.setattr(main_job, "_commit", lambda commit=commit: commit)
+        monkeypatch.setattr(main_job, "commit", lambda commit=commit: commit)
         monkeypatch.setattr(main_job, "run_once", lambda wanted, seed, success=success: report(seed, success))
         assert main_job.main(["--seeds", "5", "--write", "--json", str(tmp_path / "out.json")]) == 1
     rows = json.loads((tmp_path / "main_job.json").read_text())["rows"]

@@ -129,6 +129,35 @@ def test_what_waits_for_a_template_that_dies_is_started_as_a_program(house: Hous
     assert waits.wait(30.0) == 4
 
 
+def test_what_a_template_said_before_it_died_is_heard(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as deaf:
+        deaf.setattr("fleet.launch.template._Line.read", lambda line: None)
+        stays = house.start("stay")
+        until(lambda: house.log.exists() and "here" in house.log.read_text())
+        template = house.template.pid
+        os.kill(template, signal.SIGSTOP)
+        # It never reads this request, so that the line is reset.
+        other = house.start("exit", "6")
+        os.kill(template, signal.SIGKILL)
+        until(lambda: ") Z " in Path(f"/proc/{template}/stat").read_text())
+    assert other.wait(30.0) == 6
+    assert stays.poll() is None
+    assert house.log.read_text().count("here") == 1, "it is not begun a second time"
+    assert parent(stays.pid) != os.getpid()
+
+
+def test_a_fork_nobody_was_told_of_ends_with_its_template(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\nfrom tests.robot_edge.runtime import part\nfrom robot_edge.runtime.forking import fork\n"
+        "fork([sys.executable, '-m', part.__name__, 'stay'], {}, 1, 0, os.pidfd_open(os.getppid()),\n"
+        "     lambda pid: (print(pid, flush=True), os._exit(0)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    pid, *said = done.stdout.splitlines()
+    assert said == [], done.stderr
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
 def test_roles_it_knows_nothing_of_are_programs(house: House) -> None:
     assert isinstance(house.start("exit", "0", role="stranger"), subprocess.Popen)
 
