@@ -130,19 +130,24 @@ def _of_frame(message: Any) -> int:
 
 
 def _count() -> None:
-    for method in ("step", "reset"):
-        _wrap(f"hal.drivers.metaworld.simulation:Simulation.{method}", _timed("physics"))
-    for method in ("propose", "progress"):
-        _wrap(f"hal.drivers.metaworld.expert:MetaWorldExpert.{method}", _timed("operator"))
-    _wrap("hal.driver_host.protocol:PictureBoard._write", _seeing(lambda given: given[0][1] == "image"))
-    _wrap("hal.driver_host.protocol:PictureBoard._write", _copying("board", lambda given, _: given[1].nbytes))
-    _wrap("hal.driver_host.frames:FrameWriter._put", _seeing(lambda given: True))
-    _wrap("hal.driver_host.protocol:PictureReader._copy", _copying("reader", lambda _, picture: picture.nbytes))
-    for module in ("robot_edge.runtime.shared_frames", "wire.transport.frame_ring"):
-        _wrap(f"{module}:FrameRing.put", _putting)
-    for line in ("wire.transport.shared_channel:SharedChannel", "wire.transport.zmq_channel:ZmqPair"):
-        _wrap(f"{line}.send", _copying("send", lambda given, sent: _of_frame(given[0]) if sent else 0))
-        _wrap(f"{line}.recv", _copying("recv", lambda _, message: _of_frame(message)))
+    # Each stands twice: in the modules of today, and in those of checkouts to compare with.
+    for simulation in ("hal.drivers.metaworld.simulation", "hal.drivers.metaworld_sim"):
+        for method in ("step", "reset"):
+            _wrap(f"{simulation}:Simulation.{method}", _timed("physics"))
+    for expert in ("hal.drivers.metaworld.expert", "hal.drivers.metaworld_expert"):
+        for method in ("propose", "progress"):
+            _wrap(f"{expert}:MetaWorldExpert.{method}", _timed("operator"))
+    _wrap("hal.host_line:PictureBoard._write", _seeing(lambda given: given[0][1] == "image"))
+    _wrap("hal.host_line:PictureBoard._write", _copying("board", lambda given, _: given[1].nbytes))
+    _wrap("hal.host_line:PictureReader._copy", _copying("reader", lambda _, picture: picture.nbytes))
+    for frames in ("hal.driver_host.frames", "hal.host_frames"):
+        _wrap(f"{frames}:FrameWriter._put", _seeing(lambda given: True))
+    for ring in ("wire.transport.frame_ring", "wire.frame_ring", "robot_edge.frames"):
+        _wrap(f"{ring}:FrameRing.put", _putting)
+    for line in ("shared_channel:SharedChannel", "zmq_channel:ZmqPair"):
+        for place in ("wire.transport", "wire"):
+            _wrap(f"{place}.{line}.send", _copying("send", lambda given, sent: _of_frame(given[0]) if sent else 0))
+            _wrap(f"{place}.{line}.recv", _copying("recv", lambda _, message: _of_frame(message)))
 
 
 if __name__ == "sitecustomize" and PLACE in os.environ:
