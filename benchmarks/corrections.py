@@ -24,14 +24,14 @@ import numpy as np
 
 from benchmarks.common.table import Goal, Result, interval, require_simulation, run
 from fleet.config.recipes import get_recipe
-from fleet.evaluation.in_process_fleet import Rehearsal, success
+from fleet.evaluation.in_process_fleet import InProcessFleet, success
 
 HELD_OUT = 3_000_000
 ARMS = ("online", "offline", "no corrections")
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class CorrectionsSize:
     """How much of everything, for one recipe."""
 
     recipe: str
@@ -44,8 +44,8 @@ class Size:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-FULL = (Size("pixels", 4_000, 4_000, 20), Size("state", 12_000, 6_000, 40))
-QUICK = (Size("state", 2_500, 600, 5, robots=2, seeds=(0,)),)
+FULL = (CorrectionsSize("pixels", 4_000, 4_000, 20), CorrectionsSize("state", 12_000, 6_000, 40))
+QUICK = (CorrectionsSize("state", 2_500, 600, 5, robots=2, seeds=(0,)),)
 
 
 def measure(quick: bool) -> Result:
@@ -96,7 +96,7 @@ def measure(quick: bool) -> Result:
     )
 
 
-def _seed(size: Size, seed: int) -> dict[str, dict[str, Any]]:
+def _seed(size: CorrectionsSize, seed: int) -> dict[str, dict[str, Any]]:
     """All arms of one seed."""
     import torch
 
@@ -110,10 +110,10 @@ def _seed(size: Size, seed: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def _arm(size: Size, seed: int, arm: str, expert_steps: int) -> dict[str, Any]:
+def _arm(size: CorrectionsSize, seed: int, arm: str, expert_steps: int) -> dict[str, Any]:
     recipe = replace(get_recipe(size.recipe), checkpoint_every_s=1e9)
     with tempfile.TemporaryDirectory(prefix="vla-fleet-bench-") as directory:
-        rehearsal = Rehearsal(
+        rehearsal = InProcessFleet(
             Path(directory),
             recipe,
             robots=size.robots if arm == "online" else 0,
@@ -131,7 +131,7 @@ def _arm(size: Size, seed: int, arm: str, expert_steps: int) -> dict[str, Any]:
     return found
 
 
-def _train(rehearsal: Rehearsal, size: Size, arm: str) -> dict[str, Any]:
+def _train(rehearsal: InProcessFleet, size: CorrectionsSize, arm: str) -> dict[str, Any]:
     trainer, pretrain = rehearsal.trainer, rehearsal.recipe.algorithm.pretrain_steps
     while trainer.learner.gradient_steps < pretrain:
         trainer.turn()
@@ -148,7 +148,7 @@ def _train(rehearsal: Rehearsal, size: Size, arm: str) -> dict[str, Any]:
     }
 
 
-def _success(rehearsal: Rehearsal, size: Size) -> float:
+def _success(rehearsal: InProcessFleet, size: CorrectionsSize) -> float:
     weights = rehearsal.trainer.learner.weights()
     return float(np.mean(list(success(rehearsal.recipe, weights, size.episodes, HELD_OUT).values())))
 

@@ -33,14 +33,14 @@ import numpy as np
 
 from benchmarks.async_delay.statistics import shown, wilson
 from benchmarks.common.table import Goal, Result, require_simulation, run
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from hal.drivers.metaworld.dynamics import metaworld_motion
 from hal.drivers.metaworld.robot import CONTROL_HZ, MetaWorldConfig, metaworld_spec
 from hal.drivers.metaworld.tasks import PIXEL_TASKS
 from wire.types import Latent, Observation
 
 if TYPE_CHECKING:
-    from benchmarks.async_delay.rollout import Stage, Thinker
+    from benchmarks.async_delay.rollout import SimulatedThinker, Stage
     from policies.flow import FlowPolicy
 
 HELD_OUT = 3_000_000
@@ -56,7 +56,7 @@ ACT_DELAY_TICKS = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class FastSlowSize:
     """How much of everything."""
 
     tasks: tuple[str, ...]
@@ -75,9 +75,9 @@ class Size:
         return MetaWorldConfig(tasks=self.tasks, observation="pixels")
 
 
-FULL = Size(PIXEL_TASKS, 15, 8_000, 10)
+FULL = FastSlowSize(PIXEL_TASKS, 15, 8_000, 10)
 """until more steps change nothing: after 2,500 ages are not understood yet"""
-QUICK = Size(("drawer-open",), 4, 40, 1, 120, (0,), (2.0,))
+QUICK = FastSlowSize(("drawer-open",), 4, 40, 1, 120, (0,), (2.0,))
 
 
 class Paced:
@@ -179,7 +179,7 @@ def _cell(kind: str, hz: float) -> str:
     return f"{kind}, {hz:g} Hz"
 
 
-def _seed(size: Size, seed: int, root: Path) -> dict[str, list[dict[str, float]]]:
+def _seed(size: FastSlowSize, seed: int, root: Path) -> dict[str, list[dict[str, float]]]:
     """Every episode by cell; what is already in `root` is not measured again."""
     import torch
 
@@ -207,7 +207,7 @@ def _seed(size: Size, seed: int, root: Path) -> dict[str, list[dict[str, float]]
     return found
 
 
-def _checkpoint(size: Size, seed: int, kind: str, home: Path) -> bytes:
+def _checkpoint(size: FastSlowSize, seed: int, kind: str, home: Path) -> bytes:
     from benchmarks.async_delay.data import Pushes, demonstrate
     from benchmarks.async_delay.policy import Training, train
     from cloud_learner.algorithms import hg_dagger
@@ -221,23 +221,23 @@ def _checkpoint(size: Size, seed: int, kind: str, home: Path) -> bytes:
     begun = time.monotonic()
     if not (home / "recorded").exists():
         pushes = Pushes(share=0.6, strength=(0.3, 0.6))
-        demonstrate(BufferPlace(recorded), config, size.demonstrations, 150, 10_000 * seed, pushes)
+        demonstrate(BufferLocation(recorded), config, size.demonstrations, 150, 10_000 * seed, pushes)
         (home / "recorded").touch()
         sys.stderr.write(f"seed {seed}: demonstrations ({time.monotonic() - begun:.0f} s)\n")
     begun = time.monotonic()
     network = pixels_network(spec, max_offset=MAX_OFFSET if kind == KINDS[0] else 0)
     training = Training(size.gradient_steps, hg_dagger.pixels())
-    weights = train(BufferPlace(recorded), spec, size.tasks, network, metaworld_motion(config), training, seed)
+    weights = train(BufferLocation(recorded), spec, size.tasks, network, metaworld_motion(config), training, seed)
     kept.write_bytes(weights)
     sys.stderr.write(f"seed {seed}: trained '{kind}' ({time.monotonic() - begun:.0f} s)\n")
     return weights
 
 
-def evaluate(size: Size, weights: bytes, kind: str, hz: float) -> list[dict[str, float]]:
+def evaluate(size: FastSlowSize, weights: bytes, kind: str, hz: float) -> list[dict[str, float]]:
     """Success, ticks, of them before the first action and without one after it, and chunks of each held-out episode."""
     from benchmarks.async_delay.rollout import AtOnce, Stage
     from policies.flow import FlowPolicy
-    from robot_edge.chunking.delay_estimate import DelayForecast
+    from robot_edge.chunking.delay_estimate import DelayEstimator
     from robot_edge.chunking.factory import make_schedule
 
     spec = metaworld_spec(size.config)
@@ -252,9 +252,9 @@ def evaluate(size: Size, weights: bytes, kind: str, hz: float) -> list[dict[str,
         metaworld_motion(size.config),
         execute_ticks=EXECUTE_TICKS if fast else policy.horizon,
         patience_ticks=4 * delay,
-        forecast=DelayForecast(first=delay),
+        forecast=DelayEstimator(first=delay),
     )
-    thinker: Thinker = Paced(policy, stage, hz) if fast else AtOnce(policy)
+    thinker: SimulatedThinker = Paced(policy, stage, hz) if fast else AtOnce(policy)
     found = []
     try:
         for task in size.tasks:
@@ -274,7 +274,7 @@ def evaluate(size: Size, weights: bytes, kind: str, hz: float) -> list[dict[str,
     return found
 
 
-def _act_ms(size: Size, weights: bytes, acts: int = 200) -> float:
+def _act_ms(size: FastSlowSize, weights: bytes, acts: int = 200) -> float:
     """Median time of an act of the fast path."""
     from benchmarks.async_delay.rollout import Stage
     from policies.flow import FlowPolicy

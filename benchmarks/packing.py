@@ -35,13 +35,13 @@ from benchmarks.common.cpu import Others
 from benchmarks.common.table import Goal, Result, interval, require_simulation, run
 from cloud_learner.algorithms import hg_dagger
 from cloud_learner.algorithms.hg_dagger import HGDagger
-from cloud_learner.buffer.loading.config import FeedConfig
-from cloud_learner.buffer.loading.dataset import Feed, open_feed
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.loading.config import DatasetConfig
+from cloud_learner.buffer.loading.dataset import ReplayDataset, open_dataset
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.sampling.target import imitation
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import PIXEL_TASKS, get_recipe
-from fleet.evaluation.in_process_fleet import Rehearsal, success
+from fleet.evaluation.in_process_fleet import InProcessFleet, success
 from hal.drivers.metaworld.dynamics import metaworld_motion
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _WARM_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class PackingArm:
     """What one gradient step looks at."""
 
     name: str
@@ -69,7 +69,7 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class PackingSize:
     """How much of everything."""
 
     images: int
@@ -91,8 +91,8 @@ class Size:
     tasks: tuple[str, ...] = PIXEL_TASKS
 
 
-FULL = Size(32, (2, 4, 8, 16), 8, 30, 45.0, 10, 6, (0, 1))
-QUICK = Size(8, (4,), 4, 10, 4.0, 1, 1, (0,), tasks=PIXEL_TASKS[:1])
+FULL = PackingSize(32, (2, 4, 8, 16), 8, 30, 45.0, 10, 6, (0, 1))
+QUICK = PackingSize(8, (4,), 4, 10, 4.0, 1, 1, (0,), tasks=PIXEL_TASKS[:1])
 
 
 def measure(quick: bool) -> Result:
@@ -100,7 +100,7 @@ def measure(quick: bool) -> Result:
     return compare(QUICK if quick else FULL)
 
 
-def compare(size: Size) -> Result:
+def compare(size: PackingSize) -> Result:
     """Both tables for `size`."""
     others = Others()
     times = step_times(size)
@@ -146,19 +146,19 @@ def compare(size: Size) -> Result:
     )
 
 
-def arms(images: int, offsets: int) -> tuple[Arm, Arm, Arm]:
+def arms(images: int, offsets: int) -> tuple[PackingArm, PackingArm, PackingArm]:
     """The three ways to learn from `images` images with `offsets` offsets behind each."""
-    return Arm(PACKED, images, offsets), Arm(APART, images * offsets, 1), Arm(FEWER, images, 1)
+    return PackingArm(PACKED, images, offsets), PackingArm(APART, images * offsets, 1), PackingArm(FEWER, images, 1)
 
 
-def step_times(size: Size) -> dict[int, dict[str, float]]:
+def step_times(size: PackingSize) -> dict[int, dict[str, float]]:
     """Median seconds of a gradient step, by k and name of the arm."""
     with tempfile.TemporaryDirectory(prefix="vla-fleet-bench-") as directory:
         recipe, place = demonstrated(Path(directory), size, 0)
         return {k: _time(recipe, place, arms(size.images, k), size.timed_steps) for k in size.offsets}
 
 
-def train(size: Size, seed: int, arm: Arm, checkpoints: Sequence[int]) -> list[float]:
+def train(size: PackingSize, seed: int, arm: PackingArm, checkpoints: Sequence[int]) -> list[float]:
     """Held-out success after each of these growing numbers of gradient steps."""
     found: dict[int, float] = {}
     with tempfile.TemporaryDirectory(prefix="vla-fleet-bench-") as directory, ExitStack() as opened:
@@ -173,7 +173,7 @@ def train(size: Size, seed: int, arm: Arm, checkpoints: Sequence[int]) -> list[f
     return [found[steps] for steps in checkpoints]
 
 
-def demonstrated(root: Path, size: Size, seed: int) -> tuple[Recipe, BufferPlace]:
+def demonstrated(root: Path, size: PackingSize, seed: int) -> tuple[Recipe, BufferLocation]:
     """`pixels` with offsets and late answers, and a buffer in `root` that holds its demonstrations."""
     recipe = get_recipe("pixels")
     recipe = replace(
@@ -190,7 +190,7 @@ def demonstrated(root: Path, size: Size, seed: int) -> tuple[Recipe, BufferPlace
         cache_bytes=2**26,
         cache_workers=0,
     )
-    rehearsal = Rehearsal(root, recipe, robots=0, seed=seed, first_demonstration_seed=seed * 10_000)
+    rehearsal = InProcessFleet(root, recipe, robots=0, seed=seed, first_demonstration_seed=seed * 10_000)
     rehearsal.close()
     return replace(recipe, cache_bytes=2**31), rehearsal.data.buffer
 
@@ -201,7 +201,7 @@ def _policy(spec: RobotSpec, seed: int) -> LearnedPolicy:
     return FlowPolicy(spec, pixels_network(spec, max_offset=MAX_OFFSET), seed)
 
 
-def _begin(recipe: Recipe, place: BufferPlace, arm: Arm, seed: int) -> tuple[Learner, Feed]:
+def _begin(recipe: Recipe, place: BufferLocation, arm: PackingArm, seed: int) -> tuple[Learner, ReplayDataset]:
     """A learner that has seen nothing yet, normalised, and its batches."""
     import torch
 
@@ -210,7 +210,7 @@ def _begin(recipe: Recipe, place: BufferPlace, arm: Arm, seed: int) -> tuple[Lea
     torch.set_num_threads(1)
     algorithm: HGDagger = replace(hg_dagger.pixels(), batch=arm.images, ticks_per_frame=arm.offsets)
     policy = recipe.make_policy(recipe.spec, seed)
-    config = FeedConfig(
+    config = DatasetConfig(
         tasks=recipe.instructions,
         target=imitation(),
         batch=arm.images,
@@ -223,13 +223,13 @@ def _begin(recipe: Recipe, place: BufferPlace, arm: Arm, seed: int) -> tuple[Lea
         cache_bytes=recipe.cache_bytes,
         prefetch=0,
     )
-    feed = open_feed(place, recipe.spec, config)
+    feed = open_dataset(place, recipe.spec, config)
     feed.refresh()
     policy.fit(feed.examples())
     return Learner(policy, algorithm, seed), feed
 
 
-def _time(recipe: Recipe, place: BufferPlace, chosen: Sequence[Arm], steps: int) -> dict[str, float]:
+def _time(recipe: Recipe, place: BufferLocation, chosen: Sequence[PackingArm], steps: int) -> dict[str, float]:
     """Median seconds of a gradient step of each arm, one step of each in turn."""
     found: dict[str, list[float]] = {arm.name: [] for arm in chosen}
     with ExitStack() as opened:
@@ -245,7 +245,7 @@ def _time(recipe: Recipe, place: BufferPlace, chosen: Sequence[Arm], steps: int)
     return {name: float(np.median(times)) for name, times in found.items()}
 
 
-def _speeds(size: Size, times: dict[int, dict[str, float]]) -> list[dict[str, Any]]:
+def _speeds(size: PackingSize, times: dict[int, dict[str, float]]) -> list[dict[str, Any]]:
     return [
         {
             "k": k,

@@ -38,7 +38,7 @@ PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class OverheadArm:
     """One way from driver to robot."""
 
     name: str
@@ -48,28 +48,28 @@ class Arm:
     """the camera's pictures; everything else always is"""
 
 
-DIRECT = Arm("direct", topics=False)
-OURS = Arm("ROS 2, our profile, reliable", own_profile=True)
+DIRECT = OverheadArm("direct", topics=False)
+OURS = OverheadArm("ROS 2, our profile, reliable", own_profile=True)
 ARMS = (
     DIRECT,
-    Arm("ROS 2, default, best effort", reliable=False),
-    Arm("ROS 2, default, reliable"),
+    OverheadArm("ROS 2, default, best effort", reliable=False),
+    OverheadArm("ROS 2, default, reliable"),
     OURS,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class OverheadSize:
     """How much of everything."""
 
-    arms: tuple[Arm, ...] = ARMS
+    arms: tuple[OverheadArm, ...] = ARMS
     rates_hz: tuple[float, ...] = (50.0, 100.0)
     seconds: float = 4.0
     rounds: int = 3
 
 
-FULL = Size()
-QUICK = Size(rates_hz=(100.0,), seconds=1.0, rounds=1)
+FULL = OverheadSize()
+QUICK = OverheadSize(rates_hz=(100.0,), seconds=1.0, rounds=1)
 
 
 class BenchArm:
@@ -120,10 +120,10 @@ def measure(quick: bool) -> Result:
     return compare(QUICK if quick else FULL)
 
 
-def compare(size: Size) -> Result:
+def compare(size: OverheadSize) -> Result:
     """The table for `size`, which must have the direct arm and ours."""
     others = Others()
-    found: dict[tuple[Arm, float], list[dict[str, float]]] = {}
+    found: dict[tuple[OverheadArm, float], list[dict[str, float]]] = {}
     for _ in range(size.rounds):
         for rate_hz in size.rates_hz:
             for arm in size.arms:
@@ -164,11 +164,11 @@ def compare(size: Size) -> Result:
 
 
 def _row(
-    arm: Arm,
+    arm: OverheadArm,
     rate_hz: float,
-    figures: dict[tuple[Arm, float], dict[str, float]],
-    lost: dict[tuple[Arm, float], float],
-    shown: dict[tuple[Arm, float], float],
+    figures: dict[tuple[OverheadArm, float], dict[str, float]],
+    lost: dict[tuple[OverheadArm, float], float],
+    shown: dict[tuple[OverheadArm, float], float],
 ) -> dict[str, Any]:
     mine, direct = figures[arm, rate_hz], figures[DIRECT, rate_hz]
     pair = {
@@ -189,7 +189,7 @@ def _row(
     }
 
 
-def _apart(arm: Arm, rate_hz: float, seconds: float) -> dict[str, float]:
+def _apart(arm: OverheadArm, rate_hz: float, seconds: float) -> dict[str, float]:
     """One run of one arm in processes of its own: Fast DDS reads its profile once a process."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
@@ -238,7 +238,7 @@ def _serve(rate_hz: float, environment: dict[str, str], stop: Event) -> None:
         node.close()
 
 
-def _drive(arm: Arm, rate_hz: float, seconds: float, environment: dict[str, str], answer: Connection) -> None:
+def _drive(arm: OverheadArm, rate_hz: float, seconds: float, environment: dict[str, str], answer: Connection) -> None:
     _prepare(environment)
     robot: Robot = BenchArm(rate_hz)
     if arm.topics:

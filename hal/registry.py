@@ -18,9 +18,9 @@ import msgspec
 
 from hal.interfaces.camera import Camera
 from hal.interfaces.robot import Robot, Teleoperator
-from hal.interfaces.teleop import Device
+from hal.interfaces.teleop import TeleopDevice
 from wire.clock import Clock
-from wire.errors import ConfigError, FleetError, RobotError, nearest
+from wire.errors import ConfigError, FleetError, RobotError, suggest
 
 ROBOTS = "vla_fleet.robots"
 OPERATORS = "vla_fleet.operators"
@@ -52,7 +52,7 @@ _BUILT_IN = (
     EntryPoint("gamepad", "hal.teleop.gamepad:Gamepad", TELEOPERATORS),
     EntryPoint("keyboard", "hal.teleop.keyboard:Keyboard", TELEOPERATORS),
     EntryPoint("lerobot", "hal.drivers.lerobot.teleop:LeRobotTeleop", TELEOPERATORS),
-    EntryPoint("script", "hal.teleop.script:Script", TELEOPERATORS),
+    EntryPoint("script", "hal.teleop.script:ScriptedDevice", TELEOPERATORS),
 )
 
 _registered: dict[str, dict[str, Callable[..., Any]]] = {group: {} for group in _NOUNS}
@@ -117,7 +117,7 @@ def make_camera(kind: str, config: Any = None) -> Camera:
     return _call(CAMERAS, kind, config)
 
 
-def make_teleoperator(kind: str, config: Any = None) -> Device:
+def make_teleoperator(kind: str, config: Any = None) -> TeleopDevice:
     """The device called `kind` that a person teleoperates with, not connected yet. Errors as `make_robot`."""
     return _call(TELEOPERATORS, kind, config)
 
@@ -134,7 +134,7 @@ def read_config(kind: str, given: Mapping[str, Any], group: str = ROBOTS) -> Any
     fields = set(_fields(wanted))
     for name in given:
         if fields and name not in fields:
-            raise ConfigError(f"{what}: its configuration has no '{name}'.{nearest(name, fields)}")
+            raise ConfigError(f"{what}: its configuration has no '{name}'.{suggest(name, fields)}")
     try:
         return msgspec.convert(dict(given), wanted)
     except msgspec.ValidationError as error:
@@ -189,7 +189,7 @@ def _maker(group: str, kind: str) -> Callable[..., Any]:
     found = _found(group)
     if kind not in found:
         raise ConfigError(
-            f"no {_NOUNS[group]} '{kind}'.{nearest(kind, found)} Known: {', '.join(sorted(found)) or 'none'}. "
+            f"no {_NOUNS[group]} '{kind}'.{suggest(kind, found)} Known: {', '.join(sorted(found)) or 'none'}. "
             f"A package adds one by an entry point in the group '{group}'."
         )
     return _load(found[kind])

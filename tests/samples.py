@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.interface.policy import Examples
+from policies.interface.policy import NormalizationData
 from wire.messages.all import CameraFrames, Segment
 from wire.types import (
     ActionChunk,
     Actor,
     CameraSpec,
+    CommandType,
     Dimension,
     Episode,
     Frame,
-    Meaning,
     Observation,
     RobotSpec,
     Step,
@@ -26,8 +26,8 @@ def spec(camera: bool = True, control_hz: float = 80.0) -> RobotSpec:
         embodiment="sample",
         state=tuple(Dimension(name, "m", -1.0, 1.0) for name in ("x", "y", "z", "grip")),
         action=(
-            *(Dimension(name, "cm/step", -1.0, 1.0, Meaning.delta) for name in ("dx", "dy", "dz")),
-            Dimension("grip", "effort", -1.0, 1.0, Meaning.absolute),
+            *(Dimension(name, "cm/step", -1.0, 1.0, CommandType.delta) for name in ("dx", "dy", "dz")),
+            Dimension("grip", "effort", -1.0, 1.0, CommandType.absolute),
         ),
         cameras=(CameraSpec("front", 8, 8, 20.0),) if camera else (),
         control_hz=control_hz,
@@ -93,6 +93,6 @@ def segment(index: int = 0, steps: int = 4, last: bool = True, of: Episode | Non
     )
 
 
-def states_only(states: np.ndarray) -> Examples:
+def states_only(states: np.ndarray) -> NormalizationData:
     """Examples without a chunk."""
-    return Examples(np.asarray(states, np.float32), np.zeros((0, 1, 1), np.float32))
+    return NormalizationData(np.asarray(states, np.float32), np.zeros((0, 1, 1), np.float32))

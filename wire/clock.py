@@ -51,7 +51,7 @@ class ManualClock:
         self._now_ns += duration_ns
 
 
-class UnpacedClock(ManualClock):
+class SimulatedClock(ManualClock):
     """Begins with the machine's time and then only moves by being slept on: a loop runs as fast as the machine allows,
     and what it stamps is as far apart as if it had run at its rate."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wire.errors import ConfigError, ProtocolError, TooLarge
+from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
 from wire.messages.all import Message
 
 PROTOCOL_VERSION = 1
@@ -60,7 +60,7 @@ _last: tuple[Message | None, bytes] = None, b""
 
 
 def encode(message: Message) -> bytes:
-    """Bytes of `message`. Raises `TooLarge` above the cap.
+    """Bytes of `message`. Raises `MessageTooLargeError` above the cap.
 
     What is sent may be recorded too: the same small message is not encoded twice in a row.
     """
@@ -70,7 +70,7 @@ def encode(message: Message) -> bytes:
         return data
     data = bytes([PROTOCOL_VERSION]) + _encoder.encode(message)
     if len(data) > MAX_MESSAGE_BYTES:
-        raise TooLarge(
+        raise MessageTooLargeError(
             f"a {type(message).__name__} of {len(data)} bytes is above the cap of {MAX_MESSAGE_BYTES};"
             " send it in parts."
         )
@@ -85,7 +85,7 @@ def decode(data: bytes | memoryview) -> Message:
     Raises `ProtocolError` for anything that is not a message of this protocol version.
     """
     if len(data) > MAX_MESSAGE_BYTES:
-        raise TooLarge(f"{len(data)} bytes received, above the cap of {MAX_MESSAGE_BYTES}.")
+        raise MessageTooLargeError(f"{len(data)} bytes received, above the cap of {MAX_MESSAGE_BYTES}.")
     if len(data) < 2:
         raise ProtocolError(f"{len(data)} bytes are no message.")
     if data[0] != PROTOCOL_VERSION:

@@ -21,7 +21,7 @@ from typing import BinaryIO
 import msgspec
 
 from wire import codec
-from wire.errors import ConfigError, Corrupt, InvalidData, TooLarge, WireError, storage_error
+from wire.errors import ConfigError, CorruptDataError, InvalidDataError, MessageTooLargeError, WireError, storage_error
 from wire.messages.all import Segment
 from wire.types import Episode, RobotSpec
 
@@ -51,14 +51,15 @@ _header = msgspec.msgpack.Decoder(EpisodeHeader)
 def write_episode(path: Path, header: EpisodeHeader, segments: Iterable[Segment]) -> int:
     """Write the file whole or not at all, on the device when this returns; its size in bytes.
 
-    Raises `InvalidData` when the segments are no whole episode, `TooLarge`, `DiskFull`, `NotWritable`, `StorageError`.
+    Raises `InvalidDataError` when the segments are no whole episode, `MessageTooLargeError`, `DiskFullError`,
+    `NotWritableError`, `StorageError`.
     """
     temporary = path.with_name(path.name + ".part")
     try:
         with open(temporary, "wb") as file:
             file.write(MAGIC)
             _write(file, msgspec.msgpack.encode(header), path)
-            for segment in _in_order(segments, header, InvalidData, path):
+            for segment in _in_order(segments, header, InvalidDataError, path):
                 _write(file, codec.encode(segment), path)
             file.write(_END)
             file.flush()
@@ -73,22 +74,26 @@ def write_episode(path: Path, header: EpisodeHeader, segments: Iterable[Segment]
 
 
 def read_header(path: Path) -> EpisodeHeader:
-    """The beginning of the file. Raises `ConfigError` when there is no such file, `Corrupt` when it is damaged."""
+    """The beginning of the file. Raises `ConfigError` when there is no such file, `CorruptDataError` when it is
+    damaged.
+    """
     with _opened(path) as file:
         return _read_header(file, path)
 
 
 def read_episode(path: Path) -> tuple[EpisodeHeader, tuple[Segment, ...]]:
-    """All of the file, in memory. Raises `ConfigError`, `TooLarge`, and `Corrupt` when anything in it is not whole."""
+    """All of the file, in memory. Raises `ConfigError`, `MessageTooLargeError`, and `CorruptDataError` when anything in
+    it is not whole.
+    """
     with _opened(path) as file:
         header = _read_header(file, path)
-        return header, tuple(_in_order(_segments(file, path), header, Corrupt, path))
+        return header, tuple(_in_order(_segments(file, path), header, CorruptDataError, path))
 
 
 def _opened(path: Path) -> BinaryIO:
     try:
         if path.stat().st_size > MAX_EPISODE_BYTES:
-            raise TooLarge(f"{path} is larger than the {MAX_EPISODE_BYTES} bytes an episode file may have.")
+            raise MessageTooLargeError(f"{path} is larger than the {MAX_EPISODE_BYTES} bytes an episode file may have.")
         return open(path, "rb")
     except OSError as error:
         raise ConfigError(
@@ -108,7 +113,7 @@ def _read_header(file: BinaryIO, path: Path) -> EpisodeHeader:
     try:
         return _header.decode(data)
     except (msgspec.DecodeError, ConfigError) as error:
-        raise Corrupt(f"{path}: its header cannot be read: {error}. Export it again.") from error
+        raise CorruptDataError(f"{path}: its header cannot be read: {error}. Export it again.") from error
 
 
 def _segments(file: BinaryIO, path: Path) -> Iterator[Segment]:
@@ -116,16 +121,16 @@ def _segments(file: BinaryIO, path: Path) -> Iterator[Segment]:
         try:
             segment = codec.decode(data)
         except WireError as error:
-            raise Corrupt(f"{path}: a segment cannot be read: {error}") from error
+            raise CorruptDataError(f"{path}: a segment cannot be read: {error}") from error
         if not isinstance(segment, Segment):
-            raise Corrupt(f"{path}: a {type(segment).__name__} stands where a segment must. Export it again.")
+            raise CorruptDataError(f"{path}: a {type(segment).__name__} stands where a segment must. Export it again.")
         yield segment
     if file.read(1):
-        raise Corrupt(f"{path} goes on after its end. Export it again.")
+        raise CorruptDataError(f"{path} goes on after its end. Export it again.")
 
 
 def _in_order(
-    segments: Iterable[Segment], header: EpisodeHeader, wrong: type[InvalidData | Corrupt], path: Path
+    segments: Iterable[Segment], header: EpisodeHeader, wrong: type[InvalidDataError | CorruptDataError], path: Path
 ) -> Iterator[Segment]:
     """The segments as they come; raises `wrong` at the first that does not go on where the one before ended."""
     tick = 0
@@ -156,7 +161,7 @@ def _in_order(
 
 def _write(file: BinaryIO, data: bytes, path: Path) -> None:
     if file.tell() + len(data) > MAX_EPISODE_BYTES - 64:
-        raise TooLarge(f"{path}: the episode is larger than {MAX_EPISODE_BYTES} bytes.")
+        raise MessageTooLargeError(f"{path}: the episode is larger than {MAX_EPISODE_BYTES} bytes.")
     file.write(_RECORD.pack(len(data), zlib.crc32(data)))
     file.write(data)
 
@@ -165,13 +170,13 @@ def _read(file: BinaryIO, limit: int, path: Path) -> bytes:
     """The next record's bytes, b'' at the end mark."""
     head = file.read(_RECORD.size)
     if len(head) < _RECORD.size:
-        raise Corrupt(f"{path} ends in the middle: copy or export it again.")
+        raise CorruptDataError(f"{path} ends in the middle: copy or export it again.")
     length, crc = _RECORD.unpack(head)
     if length > limit:
-        raise Corrupt(f"{path}: a record of {length} bytes; at most {limit} are accepted. Export it again.")
+        raise CorruptDataError(f"{path}: a record of {length} bytes; at most {limit} are accepted. Export it again.")
     data = file.read(length)
     if len(data) < length:
-        raise Corrupt(f"{path} ends in the middle: copy or export it again.")
+        raise CorruptDataError(f"{path} ends in the middle: copy or export it again.")
     if zlib.crc32(data) != crc:
-        raise Corrupt(f"{path} is damaged: the checksum of a record differs. Copy or export it again.")
+        raise CorruptDataError(f"{path} is damaged: the checksum of a record differs. Copy or export it again.")
     return data

@@ -44,19 +44,19 @@ class ProtocolError(WireError):
     """Bytes that are not a message of this protocol."""
 
 
-class TooLarge(WireError):
+class MessageTooLargeError(WireError):
     """A message above the size cap."""
 
 
-class Refused(WireError):
+class RejectedError(WireError):
     """The other side said no."""
 
 
-class SpecMismatch(FleetError):
+class SpecMismatchError(FleetError):
     """Data or a policy made for another robot."""
 
 
-class InvalidData(FleetError):
+class InvalidDataError(FleetError):
     """A value that must not be stored or executed."""
 
 
@@ -64,15 +64,15 @@ class StorageError(FleetError):
     """Something wrong with what is on disk."""
 
 
-class DiskFull(StorageError):
+class DiskFullError(StorageError):
     """No room left on the device."""
 
 
-class NotWritable(StorageError):
+class NotWritableError(StorageError):
     """A directory or file that may not be written."""
 
 
-class Corrupt(StorageError):
+class CorruptDataError(StorageError):
     """Bytes on disk that do not match their checksum."""
 
 
@@ -84,7 +84,7 @@ class RenderError(RobotError):
     """A simulated camera cannot draw."""
 
 
-class RobotGone(RobotError):
+class RobotDisconnectedError(RobotError):
     """The process that has the driver is gone, and with it the scene."""
 
 
@@ -96,7 +96,7 @@ class WeightsError(PolicyError):
     """Weights that do not match their hash or their network."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, known: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` for the known word closest to `word`, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" Did you mean '{close[0]}'?" if close else ""
@@ -105,7 +105,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def storage_error(error: OSError, what: str, where: object) -> StorageError:
     """The `StorageError` that says what `error` means for `what` at `where`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(f"{what}: no space left for {where}. Free some room or choose another --data directory.")
+        return DiskFullError(f"{what}: no space left for {where}. Free some room or choose another --data directory.")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return NotWritable(f"{what}: {where} may not be written. Fix its permissions or choose another --data.")
+        return NotWritableError(f"{what}: {where} may not be written. Fix its permissions or choose another --data.")
     return StorageError(f"{what}: {where}: {error.strerror or error}.")

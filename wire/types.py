@@ -13,14 +13,14 @@ from enum import StrEnum
 import msgspec
 import numpy as np
 
-from wire.errors import ConfigError, SpecMismatch
+from wire.errors import ConfigError, SpecMismatchError
 
 MAX_NAME = 100
 MAX_PIXELS = 16_384
 SLOWEST_HZ, FASTEST_HZ = 1e-3, 1e5
 
 
-class Meaning(StrEnum):
+class CommandType(StrEnum):
     """What a number of a state or action dimension means to the robot."""
 
     absolute = "absolute"
@@ -47,7 +47,7 @@ class Dimension(msgspec.Struct, frozen=True):
     unit: str
     low: float
     high: float
-    meaning: Meaning = Meaning.absolute
+    meaning: CommandType = CommandType.absolute
 
 
 class CameraSpec(msgspec.Struct, frozen=True):
@@ -125,7 +125,7 @@ class RobotSpec(msgspec.Struct, frozen=True):
         return np.array([d.high for d in self.action], np.float32)
 
     def require(self, other: RobotSpec, what: str) -> None:
-        """Raise `SpecMismatch` that names the first difference if `other` is another spec."""
+        """Raise `SpecMismatchError` that names the first difference if `other` is another spec."""
         if self.hash == other.hash:
             return
         for field in self.__struct_fields__:
@@ -137,7 +137,7 @@ class RobotSpec(msgspec.Struct, frozen=True):
                         mine, theirs = next(pair for pair in zip(mine, theirs, strict=True) if pair[0] != pair[1])
                     else:
                         mine, theirs = names
-                raise SpecMismatch(
+                raise SpecMismatchError(
                     f"{what}: made for robot spec {self.hash} ('{self.embodiment}'), but got {other.hash} "
                     f"('{other.embodiment}'); '{field}' differs: {mine} against {theirs}. "
                     "Use weights and data of this robot, or start a fresh --data directory."
@@ -202,7 +202,7 @@ class Prefix(msgspec.Struct, frozen=True, eq=False):
     the policy reads the committed actions as input, as it was trained to (arXiv 2512.05964)"""
 
 
-class Corrector(msgspec.Struct, frozen=True, eq=False):
+class ResidualPolicy(msgspec.Struct, frozen=True, eq=False):
     """A small network that corrects single actions; `policies.common.residual_policy` runs it without torch."""
 
     weights: tuple[np.ndarray, ...]
@@ -216,7 +216,7 @@ class Corrector(msgspec.Struct, frozen=True, eq=False):
     version: int
 
 
-class Trained(msgspec.Struct, frozen=True):
+class PolicyCapabilities(msgspec.Struct, frozen=True):
     """What a checkpoint was trained for."""
 
     trained_max_delay: int = 0
@@ -226,7 +226,7 @@ class Trained(msgspec.Struct, frozen=True):
     prefix_trained: bool = False
     """whether training conditioned on actions already committed"""
     residual_trained: bool = False
-    """whether it brings a `Corrector`"""
+    """whether it brings a `ResidualPolicy`"""
 
 
 class Step(msgspec.Struct, frozen=True, eq=False):

@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.async_delay.statistics import bootstrap, shown, wilson
 from benchmarks.common.table import Goal, Result, require_simulation, run
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from hal.drivers.metaworld.dynamics import metaworld_motion
 from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec, track_config
 from hal.drivers.metaworld.track import EPISODE_TICKS, track_score
@@ -59,7 +59,7 @@ TASKS = ("track", "push")
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class AsyncDelaySize:
     """How much of everything, for one task."""
 
     task: str
@@ -76,10 +76,10 @@ class Size:
         return track_config() if self.task == "track" else MetaWorldConfig(tasks=(self.task,), observation="state")
 
 
-FULL = (Size("track", 300, 4_000, 40, EPISODE_TICKS), Size("push", 150, 4_000, 40, 200))
+FULL = (AsyncDelaySize("track", 300, 4_000, 40, EPISODE_TICKS), AsyncDelaySize("push", 150, 4_000, 40, 200))
 QUICK = (
-    Size("track", 30, 300, 2, EPISODE_TICKS, (0,), (0, 4)),
-    Size("push", 10, 300, 2, 120, (0,), (0, 4)),
+    AsyncDelaySize("track", 30, 300, 2, EPISODE_TICKS, (0,), (0, 4)),
+    AsyncDelaySize("push", 10, 300, 2, 120, (0,), (0, 4)),
 )
 
 
@@ -107,11 +107,11 @@ def measure(quick: bool, keep: Path | None = None) -> Result:
     )
 
 
-def _title(size: Size) -> str:
+def _title(size: AsyncDelaySize) -> str:
     return f"{size.task}: share of episodes that succeed"
 
 
-def _table(size: Size, runs: list[dict[str, list[float]]]) -> list[dict[str, Any]]:
+def _table(size: AsyncDelaySize, runs: list[dict[str, list[float]]]) -> list[dict[str, Any]]:
     rows = []
     for strategy, checkpoint in STRATEGIES:
         row: dict[str, Any] = {"strategy": strategy, "checkpoint": checkpoint}
@@ -124,7 +124,7 @@ def _table(size: Size, runs: list[dict[str, list[float]]]) -> list[dict[str, Any
     return rows
 
 
-def _goals(size: Size, found: dict[tuple[Size, int], dict[str, list[float]]]) -> list[Goal]:
+def _goals(size: AsyncDelaySize, found: dict[tuple[AsyncDelaySize, int], dict[str, list[float]]]) -> list[Goal]:
     """Of the moving target."""
     runs = [found[size, seed] for seed in size.seeds]
 
@@ -152,7 +152,7 @@ def _goals(size: Size, found: dict[tuple[Size, int], dict[str, list[float]]]) ->
     ]
 
 
-def _notes(sizes: tuple[Size, ...]) -> list[str]:
+def _notes(sizes: tuple[AsyncDelaySize, ...]) -> list[str]:
     return [
         *(
             f"`{size.task}`: {len(size.seeds)} training seed(s), {size.episodes} held-out episodes for each seed and "
@@ -173,7 +173,7 @@ def _cell(strategy: str, checkpoint: str, delay: int) -> str:
     return f"{strategy}, {checkpoint}, {delay}"
 
 
-def _seed(size: Size, seed: int, root: Path) -> dict[str, list[float]]:
+def _seed(size: AsyncDelaySize, seed: int, root: Path) -> dict[str, list[float]]:
     """Scores of every episode by cell; what is already in `root` is not measured again."""
     import torch
 
@@ -211,7 +211,7 @@ def keep_settings(path: Path, settings: dict[str, Any]) -> None:
     path.write_text(text)
 
 
-def _checkpoint(size: Size, seed: int, checkpoint: str, home: Path) -> bytes:
+def _checkpoint(size: AsyncDelaySize, seed: int, checkpoint: str, home: Path) -> bytes:
     from benchmarks.async_delay.data import demonstrate
     from benchmarks.async_delay.policy import Training, train
     from policies.flow import state_network
@@ -223,7 +223,7 @@ def _checkpoint(size: Size, seed: int, checkpoint: str, home: Path) -> bytes:
     begun = time.monotonic()
     recorded = home / "demonstrations"
     if not (home / "recorded").exists():
-        demonstrate(BufferPlace(recorded), config, size.demonstrations, size.max_ticks, 10_000 * seed)
+        demonstrate(BufferLocation(recorded), config, size.demonstrations, size.max_ticks, 10_000 * seed)
         (home / "recorded").touch()
         _say(size, seed, f"{size.demonstrations} demonstrations", begun)
     begun = time.monotonic()
@@ -234,17 +234,17 @@ def _checkpoint(size: Size, seed: int, checkpoint: str, home: Path) -> bytes:
     network = msgspec.structs.replace(network, predict="action")
     motion = metaworld_motion(config)
     training = Training(size.gradient_steps)
-    weights = train(BufferPlace(recorded), spec, config.tasks, network, motion, training, seed)
+    weights = train(BufferLocation(recorded), spec, config.tasks, network, motion, training, seed)
     kept.write_bytes(weights)
     _say(size, seed, f"{size.gradient_steps} gradient steps ({checkpoint})", begun)
     return weights
 
 
-def evaluate(size: Size, stage: Stage, weights: bytes, strategy: str, delay: int) -> list[float]:
+def evaluate(size: AsyncDelaySize, stage: Stage, weights: bytes, strategy: str, delay: int) -> list[float]:
     """The score of each held-out episode. The same arguments give the same scores."""
     from benchmarks.async_delay.rollout import AtOnce
     from policies.flow import FlowPolicy
-    from robot_edge.chunking.delay_estimate import DelayForecast
+    from robot_edge.chunking.delay_estimate import DelayEstimator
     from robot_edge.chunking.factory import make_schedule
 
     spec = metaworld_spec(size.config)
@@ -255,7 +255,7 @@ def evaluate(size: Size, stage: Stage, weights: bytes, strategy: str, delay: int
         policy.trained,
         metaworld_motion(size.config),
         execute_ticks=EXECUTE_TICKS,
-        forecast=DelayForecast(first=delay),
+        forecast=DelayEstimator(first=delay),
     )
     scores = []
     for number in range(size.episodes):
@@ -264,7 +264,7 @@ def evaluate(size: Size, stage: Stage, weights: bytes, strategy: str, delay: int
     return scores
 
 
-def _say(size: Size, seed: int, what: str, begun: float) -> None:
+def _say(size: AsyncDelaySize, seed: int, what: str, begun: float) -> None:
     sys.stderr.write(f"{size.task}, seed {seed}: {what} ({time.monotonic() - begun:.0f} s)\n")
     sys.stderr.flush()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from hal.drivers.metaworld.expert import MetaWorldExpert
 from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
@@ -60,7 +60,7 @@ def pushed(pushes: Pushes, rng: np.random.Generator) -> Iterator[np.ndarray | No
 
 
 def demonstrate(
-    place: BufferPlace,
+    place: BufferLocation,
     config: MetaWorldConfig,
     episodes: int,
     max_ticks: int,

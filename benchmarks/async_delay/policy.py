@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
-from cloud_learner.buffer.loading.config import FeedConfig
-from cloud_learner.buffer.loading.dataset import open_feed
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.loading.config import DatasetConfig
+from cloud_learner.buffer.loading.dataset import open_dataset
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.sampling.target import imitation
 from cloud_learner.training.learner import Learner
 from hal.drivers.metaworld.tasks import instruction
-from hal.interfaces.dynamics import Motion
+from hal.interfaces.dynamics import DynamicsModel
 from policies.flow import FlowConfig, FlowPolicy
 from wire.types import RobotSpec
 
@@ -26,18 +26,18 @@ class Training:
 
 
 def train(
-    place: BufferPlace,
+    place: BufferLocation,
     spec: RobotSpec,
     tasks: tuple[str, ...],
     network: FlowConfig,
-    motion: Motion,
+    motion: DynamicsModel,
     training: Training,
     seed: int,
 ) -> bytes:
     """The averaged weights after `training.steps` of imitation on the demonstrations in `place`."""
     policy = FlowPolicy(spec, network, seed)
     algorithm = training.algorithm
-    config = FeedConfig(
+    config = DatasetConfig(
         tasks={task: instruction(task) for task in tasks},
         target=imitation(),
         batch=algorithm.batch,
@@ -52,7 +52,7 @@ def train(
         prefetch=0,
     )
     learner = Learner(policy, algorithm, seed)
-    with open_feed(place, spec, config) as feed:
+    with open_dataset(place, spec, config) as feed:
         feed.refresh()
         policy.fit(feed.examples())
         while learner.gradient_steps < training.steps:

@@ -15,8 +15,8 @@ import numpy as np
 from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
 from hal.safety.bounds import hold_action, limit_action
 from policies.interface.policy import Policy
-from robot_edge.chunking.base import ChunkSchedule
-from robot_edge.inference.infer_chunk import answer
+from robot_edge.chunking.base import ChunkScheduler
+from robot_edge.inference.infer_chunk import infer_chunk
 from wire.clock import ManualClock
 from wire.messages.all import ChunkReply
 from wire.types import Latent, Observation
@@ -38,7 +38,7 @@ class Run:
     """that were made for it"""
 
 
-class Thinker(Protocol):
+class SimulatedThinker(Protocol):
     """The slow path of one robot."""
 
     def begin(self) -> None:
@@ -82,8 +82,8 @@ class Stage:
     def play(
         self,
         policy: Policy,
-        thinker: Thinker,
-        schedule: ChunkSchedule,
+        thinker: SimulatedThinker,
+        schedule: ChunkScheduler,
         task: str,
         seed: int,
         max_ticks: int,
@@ -111,7 +111,7 @@ class Stage:
                     schedule.offer(ChunkReply(None, "nothing is thought yet", request.tick), tick)
                 else:
                     chunks += 1
-                    coming.append((tick + delay_ticks, answer(policy, latent, request)))
+                    coming.append((tick + delay_ticks, infer_chunk(policy, latent, request)))
                 if latent is not None and not delay_ticks:
                     schedule.offer(coming.popleft()[1], tick)
             chosen = schedule.action(tick, observation)

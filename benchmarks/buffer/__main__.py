@@ -24,8 +24,8 @@ from benchmarks.buffer.ours import Ours, cache_for_all, feed_config, fill, small
 from benchmarks.buffer.peers import Contender, Flat, LeRobot, TorchRL, versions
 from benchmarks.common.cpu import Others, cpu_seconds
 from benchmarks.common.table import Goal, Result, require, run
-from cloud_learner.buffer.loading.config import FeedConfig
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.loading.config import DatasetConfig
+from cloud_learner.buffer.location import BufferLocation
 
 ECHO = 8.0
 RAM = "array in RAM"
@@ -34,7 +34,7 @@ KINDS = {4: "cameras 20 Hz", 1: "a frame per step"}
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class BufferSize:
     """How much of everything."""
 
     episodes: int = 160
@@ -51,8 +51,8 @@ class Size:
     peers: bool = True
 
 
-FULL = Size()
-QUICK = Size(
+FULL = BufferSize()
+QUICK = BufferSize(
     episodes=4,
     frames=24,
     batch=32,
@@ -94,14 +94,14 @@ def measure(quick: bool) -> Result:
 # --- sampling ---------------------------------------------------------------------------------------------------------
 
 
-def _sampling(folder: Path, size: Size, scale: Scale) -> list[dict[str, Any]]:
+def _sampling(folder: Path, size: BufferSize, scale: Scale) -> list[dict[str, Any]]:
     """One row for each contender."""
-    place = BufferPlace(folder / "ours")
+    place = BufferLocation(folder / "ours")
     _say(f"{KINDS[scale.steps_per_frame]}: {scale.steps:,} steps, {scale.decoded_bytes / 1e9:.2f} GB of frames")
     raw = fill(place, scale)
     spec = scale.spec()
 
-    def config(cache: int, echo: float = ECHO) -> FeedConfig:
+    def config(cache: int, echo: float = ECHO) -> DatasetConfig:
         ahead = {"workers": size.workers} if size.workers else {"prefetch": 0}
         return feed_config(cache, size.batch, echo, **ahead)
 
@@ -150,7 +150,7 @@ class Speed:
     """samples per second of processor time, of all processes: other work on the machine hardly changes it"""
 
 
-def _rounds(contenders: list[Contender], size: Size) -> list[list[Speed]]:
+def _rounds(contenders: list[Contender], size: BufferSize) -> list[list[Speed]]:
     """Speeds by contender and round."""
     speeds: list[list[Speed]] = [[] for _ in contenders]
     for number in range(size.rounds):
@@ -162,7 +162,7 @@ def _rounds(contenders: list[Contender], size: Size) -> list[list[Speed]]:
     return speeds
 
 
-def _turn(one: Contender, size: Size) -> Speed:
+def _turn(one: Contender, size: BufferSize) -> Speed:
     """One contender now."""
     for _ in range(one.ahead):
         one.batch()
@@ -231,7 +231,7 @@ def _growth_goals(found: list[At]) -> list[Goal]:
     return goals
 
 
-def _notes(size: Size, grown: list[At]) -> list[str]:
+def _notes(size: BufferSize, grown: list[At]) -> list[str]:
     return [
         f"A sample is a window of {HORIZON} actions with the two frames of 128x128x3 that its first step saw; batches "
         f"of {size.batch}. {size.rounds} rounds in which all take turns of {size.turn_s} s; medians. What somebody has "

@@ -25,9 +25,9 @@ import numpy as np
 from benchmarks.buffer.data import CAMERAS, JPEG_QUALITY, SEGMENT_STEPS, Scale, encoded_frames, motion, segments
 from benchmarks.buffer.ours import CLOCK, ROBOT, feed_config
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.loading.dataset import open_feed
-from cloud_learner.buffer.location import BufferPlace
-from cloud_learner.buffer.maintenance.shard_writer import Sealer, seal
+from cloud_learner.buffer.loading.dataset import open_dataset
+from cloud_learner.buffer.location import BufferLocation
+from cloud_learner.buffer.maintenance.shard_writer import ShardWriter, seal
 from cloud_learner.buffer.store.store import SegmentStore
 from robot_edge.uplink.segments import encode_jpeg
 from wire.messages.all import ACTORS, Segment
@@ -88,7 +88,7 @@ def _take_turns(folder: Path, growth: Growth, scale: Scale, found: list[At]) -> 
     for _ in range(growth.openings):
         for at in found:
             _open(folder / str(at.episodes), scale.spec(), at)
-    writers = [BufferPlace(folder / str(at.episodes)).open_writer() for at in found]
+    writers = [BufferLocation(folder / str(at.episodes)).open_writer() for at in found]
     fresh = [_fresh_segments(scale) for _ in found]
     for _ in range(growth.rounds):
         for _ in range(growth.appends):
@@ -141,9 +141,9 @@ def _fill(data: Path, spec: RobotSpec, sizes: tuple[int, ...]) -> Iterator[int]:
     patterns = _short_episodes(spec)
     done = 0
     for size in sizes:
-        ledger, store = BufferPlace(data).open_writer()
+        ledger, store = BufferLocation(data).open_writer()
         ledger.see_robot(ROBOT, spec, CLOCK, time.monotonic_ns())
-        sealer = Sealer(store, ledger, every_s=1.0)
+        sealer = ShardWriter(store, ledger, every_s=1.0)
         sealer.start()
         for number in range(done, size):
             now_ns = time.monotonic_ns()
@@ -234,7 +234,7 @@ def _open(data: Path, spec: RobotSpec, at: At) -> None:
 def _open_to_read(data: Path, spec: RobotSpec) -> tuple[float, int]:
     """(seconds until the first batch was planned, segments)"""
     before = time.perf_counter()
-    feed = open_feed(BufferPlace(data), spec, feed_config(256 << 20, 256, 8.0, prefetch=0))
+    feed = open_dataset(BufferLocation(data), spec, feed_config(256 << 20, 256, 8.0, prefetch=0))
     feed.refresh()
     feed.planner.next()
     took = time.perf_counter() - before
@@ -245,7 +245,7 @@ def _open_to_read(data: Path, spec: RobotSpec) -> tuple[float, int]:
 
 def _open_to_write(data: Path) -> float:
     before = time.perf_counter()
-    ledger, store = BufferPlace(data).open_writer()
+    ledger, store = BufferLocation(data).open_writer()
     took = time.perf_counter() - before
     store.close()
     ledger.close()

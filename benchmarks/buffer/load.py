@@ -1,9 +1,9 @@
 """Does sampling hold its speed while a fleet writes, and is every sample whole?
 
 One process takes in what 20 robots record, 80 steps a second each, through the gateway's own `Ingest`, and seals it.
-This one samples from the same buffer with a `Feed` and looks at every sample: its state, all its actions and its
-pictures must be those of one stretch of one episode. Writing pauses and goes on in turns, so that both speeds are of
-the same minutes.
+This one samples from the same buffer with a `ReplayDataset` and looks at every sample: its state, all its actions and
+its pictures must be those of one stretch of one episode. Writing pauses and goes on in turns, so that both speeds are
+of the same minutes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from benchmarks.buffer.data import segments as segments_of
 from benchmarks.buffer.ours import CLOCK, feed_config
 from benchmarks.common.cpu import Others
 from benchmarks.common.table import Goal, Result, run
-from cloud_learner.buffer.loading.dataset import Feed, open_feed
-from cloud_learner.buffer.location import BufferPlace
-from cloud_learner.buffer.maintenance.shard_writer import Sealer, seal
+from cloud_learner.buffer.loading.dataset import ReplayDataset, open_dataset
+from cloud_learner.buffer.location import BufferLocation
+from cloud_learner.buffer.maintenance.shard_writer import ShardWriter, seal
 from cloud_learner.gateway.ingest import Ingest
 from robot_edge.uplink.segments import encode_jpeg
 from wire import codec
@@ -44,7 +44,7 @@ _REFRESH_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class LoadSize:
     """How much of everything."""
 
     robots: int = 20
@@ -62,14 +62,14 @@ class Size:
     echo: float = 8.0
 
 
-FULL = Size()
-QUICK = Size(
+FULL = LoadSize()
+QUICK = LoadSize(
     robots=2, turns=1, writing_s=1.5, idle_s=0.5, before=2, cache_bytes=96 << 20, batch=32, workers=0, warm_s=0.2
 )
 SCALE = Scale(1, EPISODE_SEGMENTS * SEGMENT_STEPS // 4, 4)
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenLoad(msgspec.Struct, frozen=True):
     """What the writing process says in the end."""
 
     segments: int
@@ -102,10 +102,10 @@ def measure(quick: bool) -> Result:
     logging.basicConfig(level=logging.WARNING)
     size = QUICK if quick else FULL
     with tempfile.TemporaryDirectory(prefix="vla-fleet-bench-") as name:
-        return _measure(BufferPlace(Path(name)), size)
+        return _measure(BufferLocation(Path(name)), size)
 
 
-def _measure(place: BufferPlace, size: Size) -> Result:
+def _measure(place: BufferLocation, size: LoadSize) -> Result:
     context = multiprocessing.get_context("spawn")
     going, stop = context.Event(), context.Event()
     ours, theirs = context.Pipe()
@@ -118,7 +118,7 @@ def _measure(place: BufferPlace, size: Size) -> Result:
     idle: list[float] = []
     loaded: list[float] = []
     config = feed_config(size.cache_bytes, size.batch, size.echo, workers=size.workers)
-    with open_feed(place, SCALE.spec(), config) as feed:
+    with open_dataset(place, SCALE.spec(), config) as feed:
         feed.refresh()
         _sample(feed, ours, size.warm_s, checked)
         for turn in range(size.turns + 1):
@@ -130,7 +130,7 @@ def _measure(place: BufferPlace, size: Size) -> Result:
             sys.stderr.write(f"alone {idle[-1]:,.0f} samples/s, beside writing {loaded[-1]:,.0f}\n")
         stop.set()
         going.set()
-        while not isinstance(written := _receive(feed, ours), Written):
+        while not isinstance(written := _receive(feed, ours), WrittenLoad):
             pass
         feed.refresh()
         stats = feed.stats
@@ -170,7 +170,7 @@ def _measure(place: BufferPlace, size: Size) -> Result:
     )
 
 
-def _notes(size: Size, written: Written, checked: Checked, stats: Any) -> list[str]:
+def _notes(size: LoadSize, written: WrittenLoad, checked: Checked, stats: Any) -> list[str]:
     p50_ms, p99_ms = written.accept_ms
     return [
         f"{size.turns} turns of {size.writing_s:.0f} s of writing and {size.turns + 1} of {size.idle_s:.0f} s without. "
@@ -187,7 +187,7 @@ def _notes(size: Size, written: Written, checked: Checked, stats: Any) -> list[s
 # --- sampling ---------------------------------------------------------------------------------------------------------
 
 
-def _sample(feed: Feed, inbox: Connection, seconds: float, checked: Checked) -> float:
+def _sample(feed: ReplayDataset, inbox: Connection, seconds: float, checked: Checked) -> float:
     """Samples per second, as a trainer would take them: with what is fresh, and all of them looked at."""
     before = refreshed = time.perf_counter()
     batches = samples = 0
@@ -204,10 +204,10 @@ def _sample(feed: Feed, inbox: Connection, seconds: float, checked: Checked) -> 
     return samples / (time.perf_counter() - before)
 
 
-def _receive(feed: Feed, inbox: Connection) -> Written | None:
+def _receive(feed: ReplayDataset, inbox: Connection) -> WrittenLoad | None:
     """A fresh segment, or the end."""
     got = inbox.recv()
-    if isinstance(got, Written):
+    if isinstance(got, WrittenLoad):
         return got
     row, data = got
     segment = codec.decode(data)
@@ -236,13 +236,13 @@ def check(batch: Mapping[str, Any], checked: Checked) -> None:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _write(place: BufferPlace, size: Size, going: Event, stop: Event, outbox: Connection) -> None:
+def _write(place: BufferLocation, size: LoadSize, going: Event, stop: Event, outbox: Connection) -> None:
     """The gateway's part: everything is taken in when it is due, while `going`."""
     ledger, store = place.open_writer()
     names = [f"robot-{number:02d}" for number in range(size.robots)]
     for name in names:
         ledger.see_robot(name, SCALE.spec(), CLOCK, time.monotonic_ns())
-    painted = Painter()
+    painted = PicturePainter()
     for number in range(size.before):
         for segment in painted.episode(number, names[number % size.robots], "demonstration"):
             store.append(segment, time.monotonic_ns(), time.monotonic_ns())
@@ -256,7 +256,7 @@ def _write(place: BufferPlace, size: Size, going: Event, stop: Event, outbox: Co
         coming.append(iter([segment for episode in mine for segment in episode]))
     ingest = Ingest(place.data, ledger, store)
     ingest.open()
-    sealer = Sealer(store, ledger, every_s=1.0)
+    sealer = ShardWriter(store, ledger, every_s=1.0)
     sealer.start()
     outbox.send("ready")
     took: list[float] = []
@@ -288,10 +288,12 @@ def _write(place: BufferPlace, size: Size, going: Event, stop: Event, outbox: Co
     store.close()
     ledger.close()
     p50, p99 = (np.quantile(took, [0.5, 0.99]) * 1e3).tolist()
-    outbox.send(Written(sent, int(writing_s / every_s), pictures, used_s / writing_s, (p50, p99), latest * 1e3, others))
+    outbox.send(
+        WrittenLoad(sent, int(writing_s / every_s), pictures, used_s / writing_s, (p50, p99), latest * 1e3, others)
+    )
 
 
-class Painter:
+class PicturePainter:
     """Episodes that say in every part to whom it belongs."""
 
     def __init__(self) -> None:

@@ -10,9 +10,9 @@ import msgspec
 
 from benchmarks.buffer.data import HORIZON, TASK, Raw, Scale, make
 from benchmarks.buffer.peers import folder_bytes
-from cloud_learner.buffer.loading.config import FeedConfig
-from cloud_learner.buffer.loading.dataset import open_feed
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.loading.config import DatasetConfig
+from cloud_learner.buffer.loading.dataset import open_dataset
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.sampling.target import uniform
 from wire.errors import ConfigError
@@ -25,7 +25,7 @@ _STEADY_BATCHES = 150
 _STEADY_GROWTH = 1.02
 
 
-def fill(place: BufferPlace, scale: Scale) -> Raw:
+def fill(place: BufferLocation, scale: Scale) -> Raw:
     """Put `scale` through journal and ledger, then all of it into shards; the same data flat."""
     ledger, store = place.open_writer()
     ledger.see_robot(ROBOT, scale.spec(), CLOCK, time.monotonic_ns())
@@ -44,9 +44,9 @@ def fill(place: BufferPlace, scale: Scale) -> Raw:
     return raw
 
 
-def feed_config(cache_bytes: int, batch: int, echo: float, **more: Any) -> FeedConfig:
+def feed_config(cache_bytes: int, batch: int, echo: float, **more: Any) -> DatasetConfig:
     """What a trainer asks for that learns from every step."""
-    return FeedConfig(
+    return DatasetConfig(
         tasks={TASK: "open the drawer"},
         target=uniform(),
         batch=batch,
@@ -60,13 +60,13 @@ def feed_config(cache_bytes: int, batch: int, echo: float, **more: Any) -> FeedC
 class Ours:
     """A feed with loading processes and batches gathered ahead."""
 
-    def __init__(self, name: str, place: BufferPlace, spec: RobotSpec, config: FeedConfig) -> None:
+    def __init__(self, name: str, place: BufferLocation, spec: RobotSpec, config: DatasetConfig) -> None:
         self.name = name
         self.stored_bytes = folder_bytes(place.data)
         self.cache_bytes = config.cache_bytes
         self.ahead = config.lead + config.prefetch
         self._batch = config.batch
-        self.feed = open_feed(place, spec, config)
+        self.feed = open_dataset(place, spec, config)
         self.feed.refresh()
         universe = self.feed.universe
         self.stored_steps = int(universe.steps.sum())
@@ -98,7 +98,7 @@ class Ours:
         self.feed.close()
 
 
-def cache_for_all(place: BufferPlace, spec: RobotSpec, scale: Scale, config: FeedConfig) -> int:
+def cache_for_all(place: BufferLocation, spec: RobotSpec, scale: Scale, config: DatasetConfig) -> int:
     """Bytes of cache in which everything fits: frames, steps, and what is set aside for what may come."""
     cache = scale.decoded_bytes
     while not _resident(place, spec, msgspec.structs.replace(config, cache_bytes=cache)):
@@ -106,7 +106,7 @@ def cache_for_all(place: BufferPlace, spec: RobotSpec, scale: Scale, config: Fee
     return cache
 
 
-def smallest_cache(place: BufferPlace, spec: RobotSpec, config: FeedConfig) -> int:
+def smallest_cache(place: BufferLocation, spec: RobotSpec, config: DatasetConfig) -> int:
     """The least bytes of cache that a feed accepts, to within an eighth or so."""
     cache = 1 << 20
     while True:
@@ -117,9 +117,9 @@ def smallest_cache(place: BufferPlace, spec: RobotSpec, config: FeedConfig) -> i
             cache += max(cache // 8, 1 << 16)
 
 
-def _resident(place: BufferPlace, spec: RobotSpec, config: FeedConfig) -> bool:
+def _resident(place: BufferLocation, spec: RobotSpec, config: DatasetConfig) -> bool:
     """Whether all may stay in memory with this cache. Raises `ConfigError` if nothing can be done with it."""
-    with open_feed(place, spec, msgspec.structs.replace(config, workers=0, prefetch=0)) as feed:
+    with open_dataset(place, spec, msgspec.structs.replace(config, workers=0, prefetch=0)) as feed:
         feed.refresh()
         feed.planner.next()
         return feed.planner.stats.sweeping_strata == 0

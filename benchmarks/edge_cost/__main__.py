@@ -111,7 +111,7 @@ def fleet_cost(checkout: Path, seconds: float, port: int) -> Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CostSample:
     """What one robot has used up to a moment."""
 
     pids: dict[str, int]
@@ -123,7 +123,7 @@ class Sample:
     ticks: int
 
 
-def cost(before: Sample, now: Sample) -> Cost:
+def cost(before: CostSample, now: CostSample) -> Cost:
     """What a robot used between two moments."""
     spent_us = {
         what: 1e6 * (now.spent_s[what] - before.spent_s[what]) / (now.ticks - before.ticks) for what in now.spent_s
@@ -172,7 +172,7 @@ def holder(lock: Path) -> int:
     raise RuntimeError(f"no process holds {lock}: is that robot's part running?")
 
 
-def _sample(data: Path, port: int) -> dict[str, Sample]:
+def _sample(data: Path, port: int) -> dict[str, CostSample]:
     """By robot."""
     found = {}
     for card in _cards(port):
@@ -181,7 +181,7 @@ def _sample(data: Path, port: int) -> dict[str, Sample]:
         counted = {part: counting.read(data / "counters", pid) for part, pid in pids.items()}
         spent |= {what: counted["robot"][what] for what in counting.TIMED}
         spent["drawing"] = cpu_s(pids["robot"], main=False)
-        found[card["name"]] = Sample(pids, spent, counted, card["ticks"])
+        found[card["name"]] = CostSample(pids, spent, counted, card["ticks"])
     return found
 
 

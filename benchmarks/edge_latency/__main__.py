@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.common.cpu import Others
 from benchmarks.common.table import Goal, Result, end_in_order, require, run
-from benchmarks.edge_latency.arm import PERIOD_NS, Record
+from benchmarks.edge_latency.arm import PERIOD_NS, ArmRecord
 from benchmarks.edge_latency.children import Children, trainers
 from benchmarks.edge_latency.measure import Measured, measure
 from benchmarks.edge_latency.ours import WRITE_AFTER_S
@@ -103,7 +103,7 @@ def _all(place: Path, durations: Durations) -> Found:
     found: Found = {}
     load: Children | None = None
 
-    def one(edge: str, condition: str, go: Callable[[Path, Moving], tuple[Record, Own]]) -> None:
+    def one(edge: str, condition: str, go: Callable[[Path, Moving], tuple[ArmRecord, Own]]) -> None:
         here = place / f"{len(found):02d}"
         here.mkdir()
         begun = time.monotonic()
@@ -119,7 +119,7 @@ def _all(place: Path, durations: Durations) -> Found:
             *(figures.missed, figures.starved, figures.slots, np.median(figures.touch_ms)),
         )
 
-    def theirs(settings: LeRobotSettings, seconds: float) -> Callable[[Path, Moving], tuple[Record, Own]]:
+    def theirs(settings: LeRobotSettings, seconds: float) -> Callable[[Path, Moving], tuple[ArmRecord, Own]]:
         return lambda here, moving: (run_lerobot(here, model, seconds, moving, settings), Own())
 
     def each(condition: str, sync: float, usual: float, own: float) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 CONTROL_HZ = 50.0
 PERIOD_NS = 20_000_000
@@ -40,7 +40,7 @@ _FRAME_NS = round(1e9 / CAMERA_HZ)
 def arm_spec() -> RobotSpec:
     """The stand-in arm, as this project names it. Marks are `delta`: a robot that holds says 0."""
     joints = tuple(Dimension(name, "deg", -180.0, 180.0) for name in JOINTS)
-    marks = tuple(Dimension(name, "1", -1.5, 1.5, Meaning.delta) for name in ACTION[len(JOINTS) :])
+    marks = tuple(Dimension(name, "1", -1.5, 1.5, CommandType.delta) for name in ACTION[len(JOINTS) :])
     return RobotSpec(
         embodiment="stand-in-arm",
         state=(*joints, Dimension(STATE[-1], "1", -1.0, 1.0)),
@@ -59,7 +59,7 @@ def switches(seed: int, duration_s: float, least_s: float = 1.2, most_s: float =
 
 
 @dataclass(slots=True)
-class Record:
+class ArmRecord:
     """What happened at the robot, in ns of the monotonic clock."""
 
     switches_ns: np.ndarray
@@ -83,7 +83,7 @@ class Record:
         new.rename(path)
 
     @classmethod
-    def load(cls, path: Path) -> Record:
+    def load(cls, path: Path) -> ArmRecord:
         with np.load(path) as file:
             return cls(
                 file["switches_ns"],
@@ -100,7 +100,7 @@ class Arm:
         """`path`: where `save` will write the record; next to it, a file says that the first action has come."""
         self._path = path
         self._start_ns = time.monotonic_ns()
-        self.record = Record(self._start_ns + switches(seed, longest_s))
+        self.record = ArmRecord(self._start_ns + switches(seed, longest_s))
         self._switches = self.record.switches_ns.tolist()
         self._phases = np.linspace(0, 2 * np.pi, len(JOINTS), endpoint=False)
         self._background = {

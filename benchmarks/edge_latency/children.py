@@ -17,7 +17,7 @@ from robot_edge.runtime.lifecycle import PARENT
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Failed(RuntimeError):
+class ChildFailedError(RuntimeError):
     """A child process ended or did not do what was waited for; says which, and the end of its log."""
 
 
@@ -61,19 +61,19 @@ class Children:
         return log
 
     def wait_for(self, name: str, log: Path, text: str, timeout_s: float) -> None:
-        """Return when `text` stands in `log`. Raises `Failed`."""
+        """Return when `text` stands in `log`. Raises `ChildFailedError`."""
         deadline = time.monotonic() + timeout_s
         while text not in log.read_text(errors="replace"):
             self.check()
             if time.monotonic() > deadline:
-                raise Failed(f"{name} did not say '{text}' within {timeout_s:.0f} s{_tail(log)}")
+                raise ChildFailedError(f"{name} did not say '{text}' within {timeout_s:.0f} s{_tail(log)}")
             time.sleep(0.1)
 
     def check(self) -> None:
-        """Raises `Failed` when a child has ended by itself."""
+        """Raises `ChildFailedError` when a child has ended by itself."""
         for name, child in self._running.items():
             if child.poll() is not None:
-                raise Failed(f"{name} ended by itself with status {child.returncode}{self._last(name)}")
+                raise ChildFailedError(f"{name} ended by itself with status {child.returncode}{self._last(name)}")
 
     def rest(self, seconds: float) -> None:
         """Sleep, and look after the children meanwhile."""
@@ -131,7 +131,7 @@ def trainers(place: Path, model: Path) -> Iterator[Children]:
 
 
 def die_with_parent() -> None:
-    """For a child that has no `Lifeline`, or may be paused: end it when the benchmark is killed. On Linux only."""
+    """For a child that has no `ShutdownSignal`, or may be paused: end it when the benchmark is killed (Linux)."""
     if sys.platform == "linux":
         # 1 is PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

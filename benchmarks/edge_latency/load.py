@@ -14,14 +14,14 @@ import torch
 from benchmarks.edge_latency.arm import ACTION, CAMERAS, PX, STATE, TASK
 from benchmarks.edge_latency.children import die_with_parent
 from benchmarks.edge_latency.vla import HEAD, load
-from robot_edge.runtime.lifecycle import Lifeline
+from robot_edge.runtime.lifecycle import ShutdownSignal
 
 _BATCH = 8
 
 
 def main(model: Path) -> None:
     """Prints `ready` after the first step."""
-    lifeline = Lifeline()
+    lifeline = ShutdownSignal()
     # as `vla-fleet up` starts its trainer
     os.nice(5)
     die_with_parent()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.edge_latency.arm import PERIOD_NS, Record
+from benchmarks.edge_latency.arm import PERIOD_NS, ArmRecord
 
 _EARLY_NS = PERIOD_NS // 4
 """an action that comes this little before its slot still belongs to it"""
@@ -61,7 +61,7 @@ class Measured:
         }
 
 
-def measure(record: Record, warm_s: float = 2.0) -> Measured:
+def measure(record: ArmRecord, warm_s: float = 2.0) -> Measured:
     """Figures of `record` from `warm_s` after the policy's first action on. Raises `ValueError` when it never acted."""
     writes, marks = np.array(record.writes_ns, np.int64), np.array(record.marks, np.float64).reshape(-1, 2)
     # a weighted mean of several chunks leans to the newest; a hold says 0

@@ -20,26 +20,26 @@ import numpy as np
 
 from benchmarks.edge_latency.arm import TASK, Arm, arm_spec
 from hal.driver_host.priority import real_time
-from hal.driver_host.proxy import HostedRobot
+from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import run_host
 from hal.interfaces.robot import Feedback
-from robot_edge.chunking.base import ChunkSchedule
+from robot_edge.chunking.base import ChunkScheduler
 from robot_edge.chunking.factory import make_schedule
 from robot_edge.control.loop import ControlLoop, LoopConfig
-from robot_edge.flight_recorder.events import Header
+from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.inference.latent_encoder import ProcessSlowPath
-from robot_edge.inference.latent_server import Thinker, ThinkProcess
+from robot_edge.inference.latent_server import LatentEncoder, LatentWorker
 from robot_edge.inference.server import Inference
-from robot_edge.runtime.lifecycle import Lifeline
+from robot_edge.runtime.lifecycle import ShutdownSignal
 from robot_edge.runtime.process_group import lines, record_line, run_control, run_inference, run_thinker
-from robot_edge.runtime.shared_frames import FramedChannel
+from robot_edge.runtime.shared_frames import SharedFrameChannel
 from wire.clock import MonotonicClock
-from wire.messages.all import Applied, EdgeStatus, Hello, Job, LoadWeights
+from wire.messages.all import EdgeStatus, Hello, Job, LoadWeights, VersionActivated
 from wire.transport.frame_ring import FrameRing, ring_path
 from wire.transport.shared_channel import SharedChannel
 from wire.transport.zmq_channel import ZmqPair
-from wire.types import Frame, Observation, PolicyVersion, Trained
+from wire.types import Frame, Observation, PolicyCapabilities, PolicyVersion
 
 NAME, STRATEGY = "arm", "auto"
 EXECUTE = 1
@@ -96,7 +96,7 @@ class UplinkStandIn:
             if isinstance(said, EdgeStatus):
                 self.status = said
         while (message := self._inference.recv()) is not None:
-            if isinstance(message, Applied):
+            if isinstance(message, VersionActivated):
                 self.applied.append((message.number, message.applied_ns))
                 self._control.send(message)
             elif isinstance(message, Hello):
@@ -120,19 +120,19 @@ class UplinkStandIn:
         self._inference.close()
 
 
-def _schedule(trained: Trained) -> ChunkSchedule:
+def _schedule(trained: PolicyCapabilities) -> ChunkScheduler:
     return make_schedule(STRATEGY, arm_spec(), trained, None, execute_ticks=EXECUTE)
 
 
-def _line(run_directory: Path, name: str, *, bind: bool, polls: bool = False) -> FramedChannel:
+def _line(run_directory: Path, name: str, *, bind: bool, polls: bool = False) -> SharedFrameChannel:
     """One end of a line through shared memory; the driver's host alone writes frames."""
     ring = FrameRing(ring_path(run_directory / "robot", arm_spec()), arm_spec(), write=False)
-    return FramedChannel(SharedChannel(run_directory / name, bind=bind, polls=polls), ring)
+    return SharedFrameChannel(SharedChannel(run_directory / name, bind=bind, polls=polls), ring)
 
 
 def robot(run_directory: Path, record: Path) -> None:
     """The process that has the driver, and holds the robot if control dies."""
-    lifeline = Lifeline()
+    lifeline = ShutdownSignal()
     run_host(StandInRobot(record), run_directory / "robot", lambda: lifeline.cut)
 
 
@@ -141,13 +141,13 @@ def control(run_directory: Path, record: Path) -> None:
     uplink = record_line(run_directory, arm_spec(), uplink=False)
     inference = _line(run_directory, "inference-control", bind=False, polls=True)
     config = LoopConfig(max_ticks=10**9, write_after_s=WRITE_AFTER_S)
-    header = Header(NAME, "0", arm_spec(), msgspec.to_builtins(config), STRATEGY)
+    header = FlightHeader(NAME, "0", arm_spec(), msgspec.to_builtins(config), STRATEGY)
     flight = FlightRecorder(record.parent / "flight", header)
     flight.start()
     loop = ControlLoop(
         NAME,
         "0",
-        flight.robot(HostedRobot(arm_spec(), run_directory / "robot", (TASK,))),
+        flight.robot(RobotProxy(arm_spec(), run_directory / "robot", (TASK,))),
         flight.line("uplink", uplink),
         flight.line("inference", inference),
         _schedule,
@@ -185,7 +185,7 @@ def think(run_directory: Path, model: Path) -> None:
     # it keeps two versions; building a network would hold it up while weights are swapped
     policies = [EdgeVla(model), EdgeVla(model)]
     line = _line(run_directory, "thinker", bind=False)
-    run_thinker(ThinkProcess(line, Thinker(lambda: policies.pop())), line)
+    run_thinker(LatentWorker(line, LatentEncoder(lambda: policies.pop())), line)
     line.close()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.edge_latency.arm import LAMP_PX, LIT, MARKS, arm_spec
 from benchmarks.edge_latency.vla import offline
-from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, Trained
+from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy
 
 _SIGN_BYTES = 1
 """behind the latent's own bytes: 1 for a lit lamp, else 0"""
@@ -32,11 +32,11 @@ class EdgeVla:
         self.version = 0
 
     @property
-    def trained(self) -> Trained:
+    def trained(self) -> PolicyCapabilities:
         return self.policy.trained
 
     @property
-    def corrector(self) -> Corrector | None:
+    def corrector(self) -> ResidualPolicy | None:
         return None
 
     def load(self, weights: bytes, version: int) -> None:

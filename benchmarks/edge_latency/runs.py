@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.edge_latency.arm import CONTROL_HZ, TASK, Record
-from benchmarks.edge_latency.children import Children, Failed
+from benchmarks.edge_latency.arm import CONTROL_HZ, TASK, ArmRecord
+from benchmarks.edge_latency.children import ChildFailedError, Children
 from benchmarks.edge_latency.ours import UplinkStandIn
 from benchmarks.edge_latency.vla import CHUNK
 from fleet.launch.backend import free_port
@@ -41,7 +41,7 @@ USUAL = LeRobotSettings("lerobot async, as it comes")
 FASTEST = LeRobotSettings("lerobot async, made fast", threshold=1.0, aggregate="latest_only", least_latency_s=0.0)
 
 
-def run_sync(place: Path, model: Path, seconds: float, moving: Moving) -> Record:
+def run_sync(place: Path, model: Path, seconds: float, moving: Moving) -> ArmRecord:
     """The synchronous loop."""
     record = place / "record.npz"
     with Children(place) as children:
@@ -51,7 +51,7 @@ def run_sync(place: Path, model: Path, seconds: float, moving: Moving) -> Record
     return _recorded(record, "the synchronous loop")
 
 
-def run_lerobot(place: Path, model: Path, seconds: float, moving: Moving, settings: LeRobotSettings) -> Record:
+def run_lerobot(place: Path, model: Path, seconds: float, moving: Moving, settings: LeRobotSettings) -> ArmRecord:
     """`policy_server` and `robot_client`, ended with Ctrl-C as a user ends them."""
     record, address = place / "record.npz", ("127.0.0.1", free_port("127.0.0.1"))
     with Children(place) as children:
@@ -99,7 +99,9 @@ class Own(NamedTuple):
     """how late control woke, to 1% of the period"""
 
 
-def run_ours(place: Path, model: Path, seconds: float, moving: Moving, swap_every_s: float = 0.0) -> tuple[Record, Own]:
+def run_ours(
+    place: Path, model: Path, seconds: float, moving: Moving, swap_every_s: float = 0.0
+) -> tuple[ArmRecord, Own]:
     """Driver, control, inference and thinking: the record, and what they say of themselves."""
     record, weights = place / "record.npz", model / "version.safetensors"
     with Children(place) as children, _run_directory() as run_directory:
@@ -126,7 +128,9 @@ def run_ours(place: Path, model: Path, seconds: float, moving: Moving, swap_ever
                     moving()
                     begun, next_swap = now, now + (swap_every_s or float("inf"))
                 if begun is None and now > deadline:
-                    raise Failed(f"our control did not begin to act within {START_S:.0f} s; see the logs in {place}.")
+                    raise ChildFailedError(
+                        f"our control did not begin to act within {START_S:.0f} s; see the logs in {place}."
+                    )
                 if uplink.ready and not uplink.applied and now > announced + 5.0:
                     uplink.swap(number, weights)
                     announced = now
@@ -154,15 +158,15 @@ def _until_moving(children: Children, record: Path, seconds: float, moving: Movi
     while not _started(record):
         children.rest(0.1)
         if time.monotonic() > deadline:
-            raise Failed(f"no action came within {START_S:.0f} s; see the logs in {record.parent}.")
+            raise ChildFailedError(f"no action came within {START_S:.0f} s; see the logs in {record.parent}.")
     moving()
     children.rest(seconds)
 
 
-def _recorded(record: Path, who: str) -> Record:
+def _recorded(record: Path, who: str) -> ArmRecord:
     if not record.exists():
-        raise Failed(f"{who} ended without a record; see the logs in {record.parent}.")
-    return Record.load(record)
+        raise ChildFailedError(f"{who} ended without a record; see the logs in {record.parent}.")
+    return ArmRecord.load(record)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.edge_latency.arm import PERIOD_NS, TASK, Arm
 from benchmarks.edge_latency.vla import HEAD, load
-from robot_edge.runtime.lifecycle import Lifeline
+from robot_edge.runtime.lifecycle import ShutdownSignal
 from wire.clock import MonotonicClock
 
 EXECUTE = 25
@@ -22,7 +22,7 @@ EXECUTE = 25
 
 def main(model: Path, record: Path) -> None:
     """Each action lasts one control period from when it is sent; while the policy thinks, the arm gets none."""
-    lifeline, clock = Lifeline(), MonotonicClock()
+    lifeline, clock = ShutdownSignal(), MonotonicClock()
     policy, before, after = load(model)
     arm = Arm(record)
     while not lifeline.cut:

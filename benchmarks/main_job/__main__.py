@@ -23,7 +23,7 @@ from benchmarks.common import table
 from benchmarks.common.cpu import Others
 from benchmarks.common.machine import calibration_ms, commit, label
 from benchmarks.common.table import Goal, Result, end_in_order, render, require_simulation
-from benchmarks.main_job.run import Wanted, run_once
+from benchmarks.main_job.run import MainJobOptions, run_once
 from fleet.config.machine import describe_machine
 
 NAME, COMMAND = "main_job", "python -m benchmarks.main_job"
@@ -38,11 +38,11 @@ Report = dict[str, Any]
 def measure(quick: bool) -> Result:
     """One short run of `state`, or three of `pixels`."""
     if quick:
-        return survey(Wanted("state", 0.5, 2, None), [0])[0]
-    return survey(Wanted("pixels", MINUTES["pixels"], 3, DURING), [0, 1, 2])[0]
+        return survey(MainJobOptions("state", 0.5, 2, None), [0])[0]
+    return survey(MainJobOptions("pixels", MINUTES["pixels"], 3, DURING), [0, 1, 2])[0]
 
 
-def survey(wanted: Wanted, seeds: list[int]) -> tuple[Result, list[Report]]:
+def survey(wanted: MainJobOptions, seeds: list[int]) -> tuple[Result, list[Report]]:
     """This commit's row with its goals, and the reports it was made from."""
     commit()  # it may be another one afterwards
     calibration_ms()  # before anything else runs
@@ -61,7 +61,7 @@ def survey(wanted: Wanted, seeds: list[int]) -> tuple[Result, list[Report]]:
     return Result("The main job, by commit", [row], goals_of(wanted, runs), notes, costs_of([row])), runs
 
 
-def row_of(wanted: Wanted, runs: list[Report]) -> dict[str, Any]:
+def row_of(wanted: MainJobOptions, runs: list[Report]) -> dict[str, Any]:
     """What is kept of a commit."""
     return {
         "commit": commit(),
@@ -93,7 +93,7 @@ def row_of(wanted: Wanted, runs: list[Report]) -> dict[str, Any]:
     }
 
 
-def goals_of(wanted: Wanted, runs: list[Report]) -> list[Goal]:
+def goals_of(wanted: MainJobOptions, runs: list[Report]) -> list[Goal]:
     """The goals of a recipe; those of success only for runs that take as long as they are for."""
     found = []
     end = [run["success_after"] or 0.0 for run in runs]
@@ -167,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
         recipe, minutes = "state", 0.5
     minutes = MINUTES.get(recipe, 10.0) if minutes is None else minutes
     end_in_order()
-    wanted = Wanted(recipe, minutes, options.robots, DURING if minutes > DURING else None)
+    wanted = MainJobOptions(recipe, minutes, options.robots, DURING if minutes > DURING else None)
     result, runs = survey(wanted, options.seeds)
     shown = Result(result.title, list(map(_plain, result.rows)), result.goals, result.notes, result.more)
     sys.stdout.write(render(shown, COMMAND))

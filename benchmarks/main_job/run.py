@@ -27,7 +27,7 @@ _END_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class MainJobOptions:
     """What is run."""
 
     recipe: str
@@ -37,7 +37,7 @@ class Wanted:
     """minutes; None: only at the beginning and at the end"""
 
 
-def run_once(wanted: Wanted, seed: int) -> dict[str, Any]:
+def run_once(wanted: MainJobOptions, seed: int) -> dict[str, Any]:
     """The report of one run in a fresh data directory, and what was seen from outside under `outside`.
 
     `cpu_s` and `cpu_ms_per_tick` by kind of process and `cores` altogether, of the time robots worked; `gradient_steps`

@@ -29,7 +29,7 @@ from benchmarks.common.machine import label
 from benchmarks.common.table import Goal, Result, render
 from benchmarks.policies import cases
 from benchmarks.policies.cases import Case, Variant
-from benchmarks.policies.row import Job
+from benchmarks.policies.row import RowJob
 from benchmarks.policies.together import ALONE
 from policies.common.runtime import Runtime
 
@@ -38,7 +38,7 @@ _LIMIT_S = 1800.0
 _FAST = Runtime(dtype="bfloat16", compile=True)
 
 
-class Plan(msgspec.Struct, frozen=True):
+class BenchmarkPlan(msgspec.Struct, frozen=True):
     """What is measured."""
 
     device: str
@@ -54,15 +54,15 @@ class Plan(msgspec.Struct, frozen=True):
     """whether `parallel` has the sizes that the goal speaks of"""
 
 
-def plan(device: str, size: str, quick: bool) -> Plan:
+def plan(device: str, size: str, quick: bool) -> BenchmarkPlan:
     """The rows for a device, in real or in tiny sizes."""
     variants: tuple[tuple[Case, tuple[Variant, ...]], ...]
     if size == "tiny" or quick:
         variants = ((cases.FLOW_SMALL, (cases.BFLOAT16, cases.INT8)),)
-        return Plan(device, cases.QUICK, variants, cases.TINY_VLM, Runtime(dtype="bfloat16"), 0.5, False)
+        return BenchmarkPlan(device, cases.QUICK, variants, cases.TINY_VLM, Runtime(dtype="bfloat16"), 0.5, False)
     if device.startswith("cuda"):
-        return Plan(device, cases.ON_CUDA, cases.VARIANTS_ON_CUDA, cases.LARGE_3B, _FAST, 10.0, True)
-    return Plan(device, cases.ON_CPU, cases.VARIANTS_ON_CPU, cases.FLOW_MEDIUM, Runtime(int8=True), 3.0, False)
+        return BenchmarkPlan(device, cases.ON_CUDA, cases.VARIANTS_ON_CUDA, cases.LARGE_3B, _FAST, 10.0, True)
+    return BenchmarkPlan(device, cases.ON_CPU, cases.VARIANTS_ON_CPU, cases.FLOW_MEDIUM, Runtime(int8=True), 3.0, False)
 
 
 def measure(quick: bool, device: str = "cpu", size: str = "full") -> Result:
@@ -70,22 +70,22 @@ def measure(quick: bool, device: str = "cpu", size: str = "full") -> Result:
     return survey(plan(device, size, quick))
 
 
-def survey(chosen: Plan) -> Result:
+def survey(chosen: BenchmarkPlan) -> Result:
     """Measure everything that `chosen` names; what cannot be measured is named with its reason."""
     others, notes = Others(), []
     rows: list[dict[str, Any]] = []
     effects: list[dict[str, Any]] = []
-    jobs = [(Job(case, chosen.device, chosen.seconds), rows) for case in chosen.rows]
-    jobs += [(Job(case, chosen.device, chosen.seconds, these), effects) for case, these in chosen.variants]
+    jobs = [(RowJob(case, chosen.device, chosen.seconds), rows) for case in chosen.rows]
+    jobs += [(RowJob(case, chosen.device, chosen.seconds, these), effects) for case, these in chosen.variants]
     parallel: list[dict[str, Any]] = []
-    jobs.append((Job(chosen.parallel, chosen.device, chosen.seconds, (), True, chosen.runtime), parallel))
+    jobs.append((RowJob(chosen.parallel, chosen.device, chosen.seconds, (), True, chosen.runtime), parallel))
     for number, (job, found) in enumerate(jobs, 1):
         why = job.case.missing()
         begun = time.monotonic()
         if not why:
             try:
                 found += child(job)
-            except RowFailed as error:
+            except RowFailedError as error:
                 why = str(error)
         if why:
             notes.append(f"Not measured: {job.case.name}{' at both paces' if job.parallel else ''}: {why}.")
@@ -103,21 +103,21 @@ def survey(chosen: Plan) -> Result:
     return Result("Policies: sizes, speed, memory", rows, goals, [*notes, *said, others.note()], _filled(more))
 
 
-class RowFailed(Exception):
+class RowFailedError(Exception):
     """A row's process did not bring a result."""
 
 
-def child(job: Job) -> list[dict[str, Any]]:
-    """Rows that a process of their own measured. Raises `RowFailed` with the last thing it said."""
+def child(job: RowJob) -> list[dict[str, Any]]:
+    """Rows that a process of their own measured. Raises `RowFailedError` with the last thing it said."""
     command = [sys.executable, "-m", "benchmarks.policies.row", msgspec.json.encode(job).decode()]
     root = Path(__file__).resolve().parents[2]
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=_LIMIT_S)
     except subprocess.TimeoutExpired as error:
-        raise RowFailed(f"not done after {_LIMIT_S:.0f} s") from error
+        raise RowFailedError(f"not done after {_LIMIT_S:.0f} s") from error
     if done.returncode:
         said = done.stderr.strip().splitlines()
-        raise RowFailed(f"exit {done.returncode}: {said[-1][:300] if said else 'it said nothing'}")
+        raise RowFailedError(f"exit {done.returncode}: {said[-1][:300] if said else 'it said nothing'}")
     rows: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
     return rows
 
@@ -138,7 +138,7 @@ def _goals(parallel: Sequence[dict[str, Any]]) -> list[Goal]:
     ]
 
 
-def _explained(chosen: Plan) -> list[str]:
+def _explained(chosen: BenchmarkPlan) -> list[str]:
     cuda = chosen.device.startswith("cuda")
     memory = "allocated on the GPU at most" if cuda else "resident at most, beyond what the imported libraries take"
     notes = [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 if TYPE_CHECKING:
     from lerobot.policies.pretrained import PreTrainedPolicy
@@ -58,7 +58,7 @@ THREE_B = Dims(1152, 4304, 27, 16, 384, 14, 3, 3072, 8192, 24, 24, 8, 49280)
 def arm(pixels: int = 96) -> RobotSpec:
     """Seven joints, 50 Hz, two cameras at 25 Hz."""
     joints = tuple(Dimension(f"joint_{i}", "rad", -3.0, 3.0) for i in range(7))
-    moves = tuple(Dimension(f"joint_{i}", "rad", -3.0, 3.0, Meaning.absolute) for i in range(7))
+    moves = tuple(Dimension(f"joint_{i}", "rad", -3.0, 3.0, CommandType.absolute) for i in range(7))
     cameras = tuple(CameraSpec(name, pixels, pixels, 25.0) for name in ("front", "wrist"))
     return RobotSpec(f"arm-{pixels}", joints, moves, cameras, 50.0)
 
@@ -66,7 +66,7 @@ def arm(pixels: int = 96) -> RobotSpec:
 def blind() -> RobotSpec:
     """39 state numbers and no camera, as the `state` recipe has."""
     state = tuple(Dimension(f"x_{i}", "m", -1.0, 1.0) for i in range(39))
-    action = tuple(Dimension(f"u_{i}", "1", -1.0, 1.0, Meaning.delta) for i in range(4))
+    action = tuple(Dimension(f"u_{i}", "1", -1.0, 1.0, CommandType.delta) for i in range(4))
     return RobotSpec("blind", state, action, (), 80.0)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MIB = 2**20
 
 
-class Job(msgspec.Struct, frozen=True):
+class RowJob(msgspec.Struct, frozen=True):
     """What the process is to do."""
 
     case: Case
@@ -46,7 +46,7 @@ class Job(msgspec.Struct, frozen=True):
 
 def main(argument: str) -> int:
     """Do the job in `argument` and print what was found."""
-    job = msgspec.json.decode(argument, type=Job)
+    job = msgspec.json.decode(argument, type=RowJob)
     prepare(job.device)
     with tempfile.TemporaryDirectory(prefix="policies-") as directory:
         found = work(job, Path(directory))
@@ -65,7 +65,7 @@ def prepare(device: str) -> None:
         torch.set_num_threads(1)
 
 
-def work(job: Job, place: Path) -> list[dict[str, Any]]:
+def work(job: RowJob, place: Path) -> list[dict[str, Any]]:
     """Rows of whichever table the job is for."""
     written = job.case.write(place)
     if job.parallel:
@@ -75,10 +75,10 @@ def work(job: Job, place: Path) -> list[dict[str, Any]]:
     return [measure(job, place, written)]
 
 
-def measure(job: Job, place: Path, written: str) -> dict[str, Any]:
+def measure(job: RowJob, place: Path, written: str) -> dict[str, Any]:
     """Sizes, times and memory of one policy in float32."""
     case, runtime = job.case, on(job.device, job.runtime)
-    before = Memory(job.device)
+    before = MemoryFigures(job.device)
     policy = case.make(place, written, runtime)
     parameters = list(policy.module.parameters())
     thinking, acting = paces(policy, job.seconds)
@@ -104,7 +104,7 @@ def measure(job: Job, place: Path, written: str) -> dict[str, Any]:
     }
 
 
-def compare(job: Job, place: Path, written: str) -> Iterator[dict[str, Any]]:
+def compare(job: RowJob, place: Path, written: str) -> Iterator[dict[str, Any]]:
     """Each variant against float32, acting in turn, with the same noise."""
     for variant in job.variants:
         sys.stderr.write(f"  {job.case.name}: {variant.name}\n")
@@ -176,7 +176,7 @@ def training_step_ms(policy: LearnedPolicy, case: Case, seconds: float) -> float
     return 1e3 * statistics.median(_repeat(step, seconds, 2))
 
 
-class Memory:
+class MemoryFigures:
     """Peak of what a process, or the device it uses, holds beyond what it held when this was made."""
 
     def __init__(self, device: str) -> None:

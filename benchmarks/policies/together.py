@@ -30,7 +30,7 @@ _START_S, _FOREVER = 1800.0, float("inf")
 T = TypeVar("T")
 
 
-class Done(Protocol):
+class TogetherFigures(Protocol):
     """An event of threads or of processes."""
 
     def is_set(self) -> bool: ...
@@ -122,7 +122,7 @@ def _warm(call: Callable[[], T]) -> T:
     return call()
 
 
-def _thinking(policy: LearnedPolicy, seconds: float, done: Done) -> list[float]:
+def _thinking(policy: LearnedPolicy, seconds: float, done: TogetherFigures) -> list[float]:
     """Seconds of each thought, one after the other; at least one."""
     seen = [example_observation(policy.spec, seed, TASK) for seed in range(4)]
     found: list[float] = []

@@ -35,8 +35,8 @@ from benchmarks.common.table import Goal, Result, interval, require, run
 from benchmarks.prefix_age.scene import INSTRUCTIONS, MOVING, NEAR_M, SPEC, STILL, Demonstrations, Square, demonstrate
 
 if TYPE_CHECKING:
-    from policies.interface.policy import Examples
-    from policies.lerobot.tiny import Size as NetworkSize
+    from policies.interface.policy import NormalizationData
+    from policies.lerobot.tiny import TinySize as NetworkSize
 
 HELD_OUT = 1_000_000
 EXECUTE = 4
@@ -50,7 +50,7 @@ SCENES = {STILL: "square stands still", MOVING: "square circles"}
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class PrefixAgeSize:
     """How much of everything."""
 
     seeds: tuple[int, ...] = (0, 1)
@@ -77,23 +77,23 @@ class Size:
 
     @property
     def network(self) -> NetworkSize:
-        from policies.lerobot.tiny import Size as NetworkSize
+        from policies.lerobot.tiny import TinySize as NetworkSize
 
         return NetworkSize(hidden=64, layers=2, vision_hidden=64, vision_layers=1, patch_px=32, scale=1)
 
 
-FULL = Size()
-QUICK = Size((0,), (0, 4), 2, 40, 40, 4, 4, 8, 2, 10, 3)
+FULL = PrefixAgeSize()
+QUICK = PrefixAgeSize((0,), (0, 4), 2, 40, 40, 4, 4, 8, 2, 10, 3)
 
 
 class Model:
     """A tiny SmolVLA with its processors, many observations at once."""
 
     def __init__(self, directory: Path) -> None:
-        from policies.lerobot.checkpoint import Checkpoint
+        from policies.lerobot.checkpoint import LeRobotCheckpoint
         from policies.lerobot.partitions.smolvla import SmolVLASplit
 
-        checkpoint = Checkpoint.open(str(directory))
+        checkpoint = LeRobotCheckpoint.open(str(directory))
         self.policy = checkpoint.policy()
         self.before, self.after = checkpoint.processors()
         self.split = SmolVLASplit()
@@ -128,15 +128,15 @@ class Model:
         return np.clip(made, SPEC.action_low(), SPEC.action_high())
 
 
-def train(directory: Path, size: Size, demonstrations: Demonstrations, seed: int, max_age: int) -> Model:
+def train(directory: Path, size: PrefixAgeSize, demonstrations: Demonstrations, seed: int, max_age: int) -> Model:
     """A tiny SmolVLA after `size.gradient_steps` of AdamW; each image is 0 to `max_age` ticks older than its state."""
     import torch
 
-    from policies.interface.policy import Examples
+    from policies.interface.policy import NormalizationData
 
     horizon, width = size.horizon, SPEC.action_dim
     whole = demonstrations.actions[:, : size.demonstrated // horizon * horizon].reshape(-1, horizon, width)
-    examples = Examples(demonstrations.states.reshape(-1, SPEC.state_dim), whole)
+    examples = NormalizationData(demonstrations.states.reshape(-1, SPEC.state_dim), whole)
     _build(directory, size, seed, examples)
     model = Model(directory)
     unreached = model.split.unreached(model.policy)
@@ -159,7 +159,7 @@ def train(directory: Path, size: Size, demonstrations: Demonstrations, seed: int
     return model
 
 
-def error(model: Model, way: str, age: int, held_out: Demonstrations, size: Size, task: str) -> float:
+def error(model: Model, way: str, age: int, held_out: Demonstrations, size: PrefixAgeSize, task: str) -> float:
     """Mean absolute error of the executed actions, in shares of their range."""
     rng = np.random.default_rng(7)
     chosen = [i for i, words in enumerate(held_out.instructions) if words == INSTRUCTIONS[task]]
@@ -177,7 +177,7 @@ def error(model: Model, way: str, age: int, held_out: Demonstrations, size: Size
     return float(np.mean(np.abs(chunks[:, begin : begin + EXECUTE] - wanted) / span))
 
 
-def on_target(model: Model, way: str, age: int, size: Size, task: str) -> float:
+def on_target(model: Model, way: str, age: int, size: PrefixAgeSize, task: str) -> float:
     """Share of the ticks after `size.settle` within `NEAR_M` of the square, over all episodes."""
     robots = [Square() for _ in range(size.episodes)]
     for number, robot in enumerate(robots):
@@ -206,10 +206,10 @@ def times(directory: Path, acts: int) -> dict[str, float]:
     """Median milliseconds of think, act and the undivided prediction, each from observation to actions."""
     import torch
 
-    from policies.lerobot.checkpoint import Checkpoint
+    from policies.lerobot.checkpoint import LeRobotCheckpoint
     from policies.lerobot.policy import LeRobotPolicy
 
-    policy = LeRobotPolicy(SPEC, Checkpoint.open(str(directory)))
+    policy = LeRobotPolicy(SPEC, LeRobotCheckpoint.open(str(directory)))
     model = Model(directory)
     robot = Square()
     robot.reset(STILL, HELD_OUT)
@@ -235,7 +235,7 @@ def times(directory: Path, acts: int) -> dict[str, float]:
     return {name: float(np.median(values)) for name, values in taken.items()}
 
 
-def seed_results(size: Size, seed: int, root: Path) -> dict[str, Any]:
+def seed_results(size: PrefixAgeSize, seed: int, root: Path) -> dict[str, Any]:
     """{(way, age, task): (error, on target)} of one training seed, and the times."""
     import torch
 
@@ -277,7 +277,7 @@ def measure(quick: bool) -> Result:
     return report(size, runs)
 
 
-def report(size: Size, runs: list[dict[str, Any]]) -> Result:
+def report(size: PrefixAgeSize, runs: list[dict[str, Any]]) -> Result:
     """The tables."""
     tables: dict[str, list[dict[str, Any]]] = {}
     for task, scene in SCENES.items():
@@ -331,7 +331,7 @@ def report(size: Size, runs: list[dict[str, Any]]) -> Result:
     )
 
 
-def _build(directory: Path, size: Size, seed: int = 0, examples: Examples | None = None) -> Path:
+def _build(directory: Path, size: PrefixAgeSize, seed: int = 0, examples: NormalizationData | None = None) -> Path:
     from policies.lerobot.tiny import build_tiny
 
     return build_tiny(
@@ -347,7 +347,7 @@ def _build(directory: Path, size: Size, seed: int = 0, examples: Examples | None
     )
 
 
-def _parameters(size: Size) -> int:
+def _parameters(size: PrefixAgeSize) -> int:
     with tempfile.TemporaryDirectory() as directory:
         return sum(one.numel() for one in Model(_build(Path(directory) / "one", size)).policy.parameters())
 

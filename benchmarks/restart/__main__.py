@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.common.cpu import Others
 from benchmarks.common.machine import commit
 from benchmarks.common.table import Goal, Result, end_in_order, require_simulation, run
-from benchmarks.restart.job import Job, NotWithin, working
+from benchmarks.restart.job import FleetUnderTest, NotWithinError, working
 from benchmarks.restart.kinds import KINDS, Kind
 
 HERE = Path(__file__).resolve().parents[2]
@@ -90,7 +90,7 @@ def _start(root: Path, recipe: str, robots: int) -> dict[str, float]:
     """Seconds that `up` needs on new data, by what for."""
     with (
         _directory() as place,
-        Job(root, place / "data", "--recipe", recipe, "--robots", str(robots), log=place / "up.log") as job,
+        FleetUnderTest(root, place / "data", "--recipe", recipe, "--robots", str(robots), log=place / "up.log") as job,
     ):
         job.wait("the page", lambda now: True, TIMEOUT_S)
         page_s = time.monotonic() - job.begun_s
@@ -106,24 +106,24 @@ def _fleet(root: Path, recipe: str, robots: int, times: int) -> dict[str, float]
     with _directory() as place:
         data = place / "data"
         options = ("--recipe", recipe, "--robots", str(robots))
-        with Job(root, data, *options, log=place / "first.log") as job:
+        with FleetUnderTest(root, data, *options, log=place / "first.log") as job:
             job.wait("all robots at work", lambda now: working(now, robots), TIMEOUT_S)
             found["memory of all processes, MiB"] = job.memory_mib()
             for kind in KINDS:
                 found[f"{kind.name}, s"] = float(np.median([_kill(job, kind, robots) for _ in range(times)]))
-        with Job(root, data, *options, log=place / "again.log") as job:
+        with FleetUnderTest(root, data, *options, log=place / "again.log") as job:
             job.wait("a robot at work again", lambda now: working(now, 1), TIMEOUT_S)
             found["`up`, data there, to the first robot at work, s"] = time.monotonic() - job.begun_s
     return found
 
 
-def _kill(job: Job, kind: Kind, robots: int) -> float:
+def _kill(job: FleetUnderTest, kind: Kind, robots: int) -> float:
     """Seconds from kill -9 of one process of a kind until it works again."""
     job.wait(f"all robots at work before the {kind.name} is killed", lambda now: working(now, robots), TIMEOUT_S)
     time.sleep(_CALM_S)
     before, pid = job.snapshot(), job.pid(*kind.words)
     if before is None or not pid:
-        raise NotWithin(f"there is no {kind.name} to kill.")
+        raise NotWithinError(f"there is no {kind.name} to kill.")
     works = kind.works(job, pid, before)
     os.kill(pid, signal.SIGKILL)
     took_s = job.wait(f"the {kind.name} works again", works, TIMEOUT_S)
@@ -138,7 +138,7 @@ def _drill(recipe: str, quick: bool, result: Result) -> None:
     with _directory() as place:
         report = place / "report.json"
         options = ("--recipe", recipe, "--robots", "1" if quick else "3", "--minutes", str(minutes))
-        with Job(HERE, place / "data", *options, "--report", str(report), log=place / "drill.log") as job:
+        with FleetUnderTest(HERE, place / "data", *options, "--report", str(report), log=place / "drill.log") as job:
             job.wait("a robot at work", lambda now: working(now, 1), TIMEOUT_S)
             for _ in range(kills):
                 time.sleep(seconds / kills)
@@ -148,7 +148,7 @@ def _drill(recipe: str, quick: bool, result: Result) -> None:
                     killed.append(" ".join(words[:2]) if words[0] == "edge-part" else words[0])
             status = job.process.wait(60 * minutes + 1200.0)
         if status != 0:
-            raise NotWithin(f"`up` ended with {status}: {(place / 'drill.log').read_text()[-1500:]}")
+            raise NotWithinError(f"`up` ended with {status}: {(place / 'drill.log').read_text()[-1500:]}")
         after = json.loads(report.read_text())
     success, lost = after["success_after"], after["steps_lost"] + after["steps_duplicated"]
     keys = ("success_before", "success_after", "gradient_steps", "steps_recorded", "steps_lost", "steps_duplicated")

@@ -23,11 +23,11 @@ WORKING = ("policy", "human", "script")
 _LOOK_S = 0.02
 
 
-class NotWithin(RuntimeError):
+class NotWithinError(RuntimeError):
     """What was waited for did not come."""
 
 
-class Job:
+class FleetUnderTest:
     """The main job of the checkout `root` on the data directory `data`; a context manager that ends it."""
 
     def __init__(self, root: Path, data: Path, *options: str, log: Path) -> None:
@@ -41,7 +41,7 @@ class Job:
         self.begun_s = 0.0
         """when it was started, by the monotonic clock"""
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> FleetUnderTest:
         environment = {**os.environ, "PYTHONPATH": str(self._root), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
         # As where people work: what was compiled once is kept.
         environment["PYTHONDONTWRITEBYTECODE"] = ""
@@ -76,16 +76,16 @@ class Job:
             return None
 
     def wait(self, what: str, true: Callable[[dict[str, Any]], object], timeout_s: float) -> float:
-        """Seconds until a snapshot is `true`. Raises `NotWithin`."""
+        """Seconds until a snapshot is `true`. Raises `NotWithinError`."""
         since_s = time.monotonic()
         while (waited_s := time.monotonic() - since_s) < timeout_s:
             if self.process.poll() is not None:
-                raise NotWithin(f"`up` ended before {what}: {self._log.read_text()[-1500:]}")
+                raise NotWithinError(f"`up` ended before {what}: {self._log.read_text()[-1500:]}")
             now = self.snapshot()
             if now is not None and true(now):
                 return time.monotonic() - since_s
             time.sleep(_LOOK_S)
-        raise NotWithin(f"not within {waited_s:.0f} s: {what}; see {self._log}")
+        raise NotWithinError(f"not within {waited_s:.0f} s: {what}; see {self._log}")
 
     def processes(self) -> dict[int, list[str]]:
         """Command lines after the interpreter's own words, by process id: `up`, its template and all parts."""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.restart.job import WORKING, Job, connected
+from benchmarks.restart.job import WORKING, FleetUnderTest, connected
 
 ROBOT = "robot-0"
-Works = Callable[[Job, int, dict[str, Any]], Callable[[dict[str, Any]], bool]]
+Works = Callable[[FleetUnderTest, int, dict[str, Any]], Callable[[dict[str, Any]], bool]]
 """(job, process id, last snapshot) before the kill to whether a snapshot after it shows the work going on"""
 
 
@@ -32,7 +32,7 @@ def _card(snapshot: dict[str, Any]) -> dict[str, Any]:
 def _part(position: int) -> Works:
     """The robot works with another process of that position among those its status names."""
 
-    def works(job: Job, pid: int, before: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
+    def works(job: FleetUnderTest, pid: int, before: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
         old = _card(before)["pids"][position]  # of a supervisor's robot this is not the process that is killed
 
         def check(now: dict[str, Any]) -> bool:
@@ -45,7 +45,7 @@ def _part(position: int) -> Works:
     return works
 
 
-def _acts(job: Job, pid: int, before: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
+def _acts(job: FleetUnderTest, pid: int, before: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
     """The policy moves the robot, by more than the rest of what the last process had decided."""
     alive = _part(1)(job, pid, before)
     ticks: set[int] = set()
@@ -64,7 +64,7 @@ def _moves(card: dict[str, Any]) -> bool:
     return card["mode"] in WORKING and card["link"] == "ok"
 
 
-def _driver(job: Job, pid: int, before: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
+def _driver(job: FleetUnderTest, pid: int, before: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
     def check(now: dict[str, Any]) -> bool:
         new = job.pid("edge-part", "robot", ROBOT)
         return new not in (0, pid) and _moves(_card(now))
@@ -72,14 +72,14 @@ def _driver(job: Job, pid: int, before: dict[str, Any]) -> Callable[[dict[str, A
     return check
 
 
-def _gateway(job: Job, pid: int, before: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
+def _gateway(job: FleetUnderTest, pid: int, before: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
     def check(now: dict[str, Any]) -> bool:
         return job.pid("gateway") not in (0, pid) and _moves(_card(now))
 
     return check
 
 
-def _trainer(job: Job, pid: int, before: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
+def _trainer(job: FleetUnderTest, pid: int, before: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
     seen: set[int] = set()
 
     def check(now: dict[str, Any]) -> bool:
@@ -91,7 +91,7 @@ def _trainer(job: Job, pid: int, before: dict[str, Any]) -> Callable[[dict[str, 
     return check
 
 
-def _evaluator(job: Job, pid: int, before: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
+def _evaluator(job: FleetUnderTest, pid: int, before: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
     def check(now: dict[str, Any]) -> bool:
         new = job.pid("evaluator")
         return new not in (0, pid) and connected(new)

@@ -29,17 +29,17 @@ from benchmarks.common.table import Goal, Result, run
 from benchmarks.scheduler.arms import FirstFit, StaticRanks
 from benchmarks.scheduler.audit import Audit, Books, Timed
 from benchmarks.scheduler.bound import clairvoyant_s
-from benchmarks.scheduler.world import MEAN_DOWN_S, MEAN_UP_S, REPORT_S, SILENT, Size, scenario
+from benchmarks.scheduler.world import MEAN_DOWN_S, MEAN_UP_S, REPORT_S, SILENT, WorldSize, scenario
 from hal.resource.health import HealthConfig
 from hal.resource.lease import Priority
-from hal.resource.roster import Roster
+from hal.resource.roster import RobotRegistry
 from hal.scheduler.decision import SchedulerConfig
 from hal.scheduler.jobs import KINDS
 from hal.scheduler.scheduler import Scheduler
-from hal.scheduler.simulator import SECOND, Decider, Scenario, Scheduled, Simulator, available_ns
+from hal.scheduler.simulator import SECOND, Scenario, Scheduled, SchedulerInterface, Simulator, available_ns
 
-FULL = Size(1000, 10_000, 0.5, 0.97, 0.5, (0, 1, 2))
-QUICK = Size(120, 700, 0.5, 0.97, 0.5, (0,))
+FULL = WorldSize(1000, 10_000, 0.5, 0.97, 0.5, (0, 1, 2))
+QUICK = WorldSize(120, 700, 0.5, 0.97, 0.5, (0,))
 
 HEALTH = HealthConfig(late_after_s=REPORT_S * 1.5)
 """robots report every two seconds: a thousand of them for hours"""
@@ -55,7 +55,7 @@ def measure(quick: bool) -> Result:
     return compare(QUICK if quick else FULL)
 
 
-def compare(size: Size) -> Result:
+def compare(size: WorldSize) -> Result:
     """The scheduler on all seeds, the others on those that are compared."""
     rows, details = [], []
     shares: dict[str, list[float]] = {}
@@ -158,14 +158,14 @@ def _over_seeds(rows: list[dict[str, Any]], details: list[dict[str, Any]]) -> It
 OURS = "scheduler"
 
 
-def _ours() -> tuple[Decider, Audit, Books]:
+def _ours() -> tuple[SchedulerInterface, Audit, Books]:
     audit = Audit()
-    roster = Roster(audit, HEALTH)
+    roster = RobotRegistry(audit, HEALTH)
     scheduler = Scheduler(roster, audit)
     return Scheduled(scheduler, roster), audit, Books(scheduler, audit, 5 * SECOND)
 
 
-ARMS: dict[str, Callable[[], tuple[Decider, Audit | None, Books | None]]] = {
+ARMS: dict[str, Callable[[], tuple[SchedulerInterface, Audit | None, Books | None]]] = {
     OURS: _ours,
     "FIFO, first fit": lambda: (FirstFit(HEALTH), None, None),
     "static ranks": lambda: (StaticRanks(HEALTH), None, None),
@@ -173,7 +173,10 @@ ARMS: dict[str, Callable[[], tuple[Decider, Audit | None, Books | None]]] = {
 
 
 def _one(
-    size: Size, world: Scenario, end_ns: int, make: Callable[[], tuple[Decider, Audit | None, Books | None]]
+    size: WorldSize,
+    world: Scenario,
+    end_ns: int,
+    make: Callable[[], tuple[SchedulerInterface, Audit | None, Books | None]],
 ) -> dict[str, Any]:
     """One arm in one world."""
     decider, audit, books = make()

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections import deque
 
 from benchmarks.scheduler.world import work_s
-from hal.resource.capabilities import unmet
-from hal.resource.health import HealthConfig, Report
-from hal.resource.roster import Roster
+from hal.resource.capabilities import missing_requirements
+from hal.resource.health import HealthConfig, HealthReport
+from hal.resource.roster import RobotRegistry
 from hal.scheduler.decision import job_of
-from hal.scheduler.jobs import JobRecord, Slice
+from hal.scheduler.jobs import JobRecord, WorkUnit
 from hal.scheduler.simulator import SimulatedRobot
 from wire.messages.all import Job
 from wire.messages.fleet import Capabilities, JobRequest, Requirement
 
 
-class _Plain:
+class _PlainArm:
     """What the two simple arms share: the same watch over robots' health, work handed out in the same parts."""
 
     def __init__(self, health: HealthConfig) -> None:
-        self.roster = Roster(config=health)
+        self.roster = RobotRegistry(config=health)
         self.jobs: dict[str, JobRecord] = {}
         self.robots: dict[str, Capabilities] = {}
-        self.busy: dict[str, tuple[JobRecord, Slice, list[int]]] = {}
+        self.busy: dict[str, tuple[JobRecord, WorkUnit, list[int]]] = {}
         self.well: set[str] = set()
         self.told: list[tuple[str, Job]] = []
         self._parts = 0
@@ -31,7 +31,7 @@ class _Plain:
         self.robots[robot.name] = robot.capabilities
         self.roster.join(robot.name, robot.capabilities, now_ns, str(process))
 
-    def reported(self, robot: str, report: Report, job: str, episodes: int, now_ns: int) -> None:
+    def reported(self, robot: str, report: HealthReport, job: str, episodes: int, now_ns: int) -> None:
         self.roster.report(robot, report, now_ns)
 
     def stored(self, robot: str, job: str, task: str, seed: int, success: bool, now_ns: int) -> str:
@@ -70,10 +70,10 @@ class _Plain:
 
     def fits(self, request: JobRequest, robot: str) -> bool:
         able = self.robots[robot]
-        return not unmet(request.requirement, robot, able) and bool(set(request.tasks) & set(able.tasks))
+        return not missing_requirements(request.requirement, robot, able) and bool(set(request.tasks) & set(able.tasks))
 
 
-class FirstFit(_Plain):
+class FirstFit(_PlainArm):
     """The oldest job first; a job keeps its robots until nothing is left for them."""
 
     def __init__(self, health: HealthConfig) -> None:
@@ -136,7 +136,7 @@ class FirstFit(_Plain):
         return told
 
 
-class StaticRanks(_Plain):
+class StaticRanks(_PlainArm):
     """Robots are chosen when the job comes, those with the least work placed on them; it runs when all of them are
     free, and stops with the first that fails."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hal.resource.lease import Leases
 from hal.scheduler.scheduler import Scheduler
-from hal.scheduler.simulator import Decider
+from hal.scheduler.simulator import SchedulerInterface
 from wire.types import Lease
 
 
@@ -16,7 +16,7 @@ class Timed:
     """Notes how long a decider takes to decide, in seconds of the thread's processor time. A report renews a lease and
     is no decision; asking for the time would take longer."""
 
-    def __init__(self, decider: Decider) -> None:
+    def __init__(self, decider: SchedulerInterface) -> None:
         self._decider = decider
         self.joined, self.reported = decider.joined, decider.reported
         self.submit, self.stored, self.turn = (self._timed(c) for c in (decider.submit, decider.stored, decider.turn))

@@ -23,7 +23,7 @@ from itertools import pairwise, product
 import numpy as np
 
 from benchmarks.scheduler.world import work_s
-from hal.resource.capabilities import unmet
+from hal.resource.capabilities import missing_requirements
 from hal.scheduler.simulator import SECOND, Scenario, SimulatedRobot, available_ns
 from wire.messages.fleet import Capabilities, Requirement
 
@@ -56,7 +56,7 @@ def clairvoyant_s(world: Scenario, end_ns: int) -> float:
     fits = [
         (kind, group)
         for ((requirement, tasks), kind), (group, able) in product(kinds.items(), enumerate(groups))
-        if not unmet(requirement, "", able) and set(tasks) & set(able.tasks)
+        if not missing_requirements(requirement, "", able) and set(tasks) & set(able.tasks)
     ]
     for span, (begin_ns, stop_ns) in enumerate(spans):
         for kind in range(len(kinds)):

@@ -6,7 +6,7 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from hal.resource.capabilities import unmet
+from hal.resource.capabilities import missing_requirements
 from hal.scheduler.simulator import SECOND, Arrival, Scenario, SimulatedRobot, available_ns, outages
 from wire.messages.fleet import Capabilities, JobRequest, Requirement
 
@@ -18,7 +18,7 @@ REPORT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class WorldSize:
     """How much of everything."""
 
     robots: int
@@ -34,7 +34,7 @@ class Size:
     """seeds on which the other arms run, too"""
 
 
-def scenario(size: Size, seed: int) -> Scenario:
+def scenario(size: WorldSize, seed: int) -> Scenario:
     """Robots of many kinds, in several places, that fail twice in an hour or so; jobs in bursts, most of which fit some
     of them only."""
     drawn = random.Random(f"scheduler/{seed}")
@@ -89,7 +89,7 @@ def _request(index: int, drawn: random.Random, wanted_s: float, kinds: Collectio
             site=drawn.choices(("", "north", "south", "west"), (0.4, 0.24, 0.18, 0.18))[0],
         )
         # Nobody asks for what there is none of.
-        if any(not unmet(requirement, "", able) and tasks[0] in able.tasks for able in kinds):
+        if any(not missing_requirements(requirement, "", able) and tasks[0] in able.tasks for able in kinds):
             break
     work_s = wanted_s * drawn.uniform(0.2, 1.8)
     episodes = max(1, round(work_s / LENGTHS_S[tasks[0]]))

@@ -35,7 +35,7 @@ from benchmarks.tokenizer.bins import Bins
 from policies.tokens.config import FastConfig, ResidualVQConfig
 from policies.tokens.fast import FastTokenizer
 from policies.tokens.residual_vq import ResidualVQ
-from policies.tokens.tokenizer import ActionTokenizer, Report, report
+from policies.tokens.tokenizer import ActionTokenizer, TokenizerReport, report
 from wire.errors import ConfigError
 
 GOAL_TOKENS, GOAL_ERROR = 60, 0.01
@@ -50,7 +50,7 @@ HELD_OUT = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class TokenizerSize:
     """How much of everything."""
 
     seeds: tuple[int, ...]
@@ -67,33 +67,41 @@ class Size:
     """of residual VQ, at most"""
 
 
-FULL = Size((0, 1, 2), (48, 24), (30, 10), (50, 12), 20.0, 60.0, (0.0, 0.001, 0.003), 60)
-QUICK = Size((0,), (6, 6), (2, 1), (6, 2), 8.0, 30.0, (0.0,), 8)
+FULL = TokenizerSize((0, 1, 2), (48, 24), (30, 10), (50, 12), 20.0, 60.0, (0.0, 0.001, 0.003), 60)
+QUICK = TokenizerSize((0,), (6, 6), (2, 1), (6, 2), 8.0, 30.0, (0.0,), 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Robot:
+class TokenizedRobot:
     """A row's data."""
 
     name: str
     dimensions: int
     hz: int
-    episodes: Callable[[Size, int, int], list[np.ndarray]]
+    episodes: Callable[[TokenizerSize, int, int], list[np.ndarray]]
     """of so many episodes and a seed"""
-    counts: Callable[[Size], tuple[int, int]]
+    counts: Callable[[TokenizerSize], tuple[int, int]]
     overlap: int = 5
     """a chunk to fit on begins at every so many-th part of one"""
 
 
 ROBOTS = (
-    Robot("MetaWorld's experts", 4, 80, lambda size, n, seed: data.metaworld(n, seed), lambda size: size.metaworld, 20),
-    Robot("ALOHA, two arms", 14, 50, lambda size, n, seed: data.aloha(n, size.aloha_s, seed), lambda size: size.aloha),
-    Robot("whole body", 25, 50, lambda size, n, seed: _body(size, n, 50, JITTER, seed), lambda size: size.whole_body),
-    Robot("whole body", 25, 30, lambda size, n, seed: _body(size, n, 30, JITTER, seed), lambda size: size.whole_body),
+    TokenizedRobot(
+        "MetaWorld's experts", 4, 80, lambda size, n, seed: data.metaworld(n, seed), lambda size: size.metaworld, 20
+    ),
+    TokenizedRobot(
+        "ALOHA, two arms", 14, 50, lambda size, n, seed: data.aloha(n, size.aloha_s, seed), lambda size: size.aloha
+    ),
+    TokenizedRobot(
+        "whole body", 25, 50, lambda size, n, seed: _body(size, n, 50, JITTER, seed), lambda size: size.whole_body
+    ),
+    TokenizedRobot(
+        "whole body", 25, 30, lambda size, n, seed: _body(size, n, 30, JITTER, seed), lambda size: size.whole_body
+    ),
 )
 
 
-def _body(size: Size, episodes: int, hz: int, jitter: float, seed: int) -> list[np.ndarray]:
+def _body(size: TokenizerSize, episodes: int, hz: int, jitter: float, seed: int) -> list[np.ndarray]:
     return data.whole_body(episodes, size.whole_body_s, hz, jitter, seed)
 
 
@@ -138,10 +146,10 @@ def quantiser(chunks: np.ndarray, config: ResidualVQConfig) -> ResidualVQ:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TokenizerTrial:
     """One tokeniser on one seed."""
 
-    report: Report
+    report: TokenizerReport
     encode_ms: float
     """per chunk, many at once"""
     decode_ms: float
@@ -155,20 +163,20 @@ def measure(quick: bool) -> Result:
     return compare(QUICK if quick else FULL)
 
 
-def compare(size: Size) -> Result:
+def compare(size: TokenizerSize) -> Result:
     """Both tables."""
     rows: list[dict[str, Any]] = []
     goals: list[Goal] = []
     # the whole body with the jitter of the first table is in it already
     usual = len(ROBOTS) - 2
-    work: list[tuple[Size, int, int, float | None]] = [
+    work: list[tuple[TokenizerSize, int, int, float | None]] = [
         (size, which, seed, None) for which in range(len(ROBOTS)) for seed in size.seeds
     ]
     work += [(size, usual, seed, jitter) for jitter in size.jitters for seed in size.seeds]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(len(work), os.cpu_count() or 1), mp_context=context) as pool:
         done = list(pool.map(one_seed, *zip(*work, strict=True)))
-    found: dict[tuple[int, float | None], dict[str, list[Found]]] = {}
+    found: dict[tuple[int, float | None], dict[str, list[TokenizerTrial]]] = {}
     for (_, which, _, jitter), one in zip(work, done, strict=True):
         for name, measured in one.items():
             found.setdefault((which, jitter), {}).setdefault(name, []).append(measured)
@@ -199,7 +207,7 @@ def compare(size: Size) -> Result:
     )
 
 
-def one_seed(size: Size, which: int, seed: int, jitter: float | None) -> dict[str, Found]:
+def one_seed(size: TokenizerSize, which: int, seed: int, jitter: float | None) -> dict[str, TokenizerTrial]:
     """Every tokeniser on the data of one seed of robot `which`; with another `jitter` than the usual, only FAST."""
     robot = ROBOTS[which]
     horizon = round(robot.hz * data.CHUNK_S)
@@ -223,14 +231,14 @@ def one_seed(size: Size, which: int, seed: int, jitter: float | None) -> dict[st
     return found
 
 
-def _measured(tokenizer: ActionTokenizer, chunks: np.ndarray) -> Found:
+def _measured(tokenizer: ActionTokenizer, chunks: np.ndarray) -> TokenizerTrial:
     begun = time.perf_counter()
     tokens = tokenizer.encode_batch(chunks)
     between = time.perf_counter()
     for one in tokens:
         tokenizer.decode(one)
     ended = time.perf_counter()
-    return Found(
+    return TokenizerTrial(
         report(tokenizer, chunks),
         1e3 * (between - begun) / len(chunks),
         1e3 * (ended - between) / len(chunks),
@@ -239,7 +247,7 @@ def _measured(tokenizer: ActionTokenizer, chunks: np.ndarray) -> Found:
     )
 
 
-def _row(robot: Robot, name: str, many: list[Found]) -> dict[str, Any]:
+def _row(robot: TokenizedRobot, name: str, many: list[TokenizerTrial]) -> dict[str, Any]:
     reports = [one.report for one in many]
     return {
         "robot": robot.name,
@@ -259,7 +267,7 @@ def _row(robot: Robot, name: str, many: list[Found]) -> dict[str, Any]:
     }
 
 
-def _goals(robot: Robot, name: str, many: list[Found]) -> list[Goal]:
+def _goals(robot: TokenizedRobot, name: str, many: list[TokenizerTrial]) -> list[Goal]:
     what = f"{robot.dimensions} dimensions at {robot.hz} Hz, {name}"
     longest = max(one.report.tokens_max for one in many)
     error = max(one.report.mean_abs for one in many)
@@ -269,7 +277,7 @@ def _goals(robot: Robot, name: str, many: list[Found]) -> list[Goal]:
     ]
 
 
-def _jitters(found: dict[float, dict[str, list[Found]]]) -> list[dict[str, Any]]:
+def _jitters(found: dict[float, dict[str, list[TokenizerTrial]]]) -> list[dict[str, Any]]:
     rows = []
     for jitter, by in sorted(found.items()):
         reports = [one.report for one in by[SEARCHED]]

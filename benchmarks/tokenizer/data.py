@@ -18,7 +18,7 @@ CHUNK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BodyPart:
     """Dimensions that move together: all begin a reach at the same time."""
 
     name: str
@@ -34,31 +34,31 @@ class Part:
 
 
 WHOLE_BODY = (
-    Part("left arm", 7, (0.7, 1.8), 0.5),
-    Part("right arm", 7, (0.7, 1.8), 0.5),
-    Part("left gripper", 1, (0.3, 0.6), 2.0),
-    Part("right gripper", 1, (0.3, 0.6), 2.0),
-    Part("head", 2, (0.4, 0.9), 1.0),
-    Part("torso", 4, (1.2, 2.5), 2.0),
-    Part("base velocity", 3, (1.5, 3.0), 2.5, returns=True),
+    BodyPart("left arm", 7, (0.7, 1.8), 0.5),
+    BodyPart("right arm", 7, (0.7, 1.8), 0.5),
+    BodyPart("left gripper", 1, (0.3, 0.6), 2.0),
+    BodyPart("right gripper", 1, (0.3, 0.6), 2.0),
+    BodyPart("head", 2, (0.4, 0.9), 1.0),
+    BodyPart("torso", 4, (1.2, 2.5), 2.0),
+    BodyPart("base velocity", 3, (1.5, 3.0), 2.5, returns=True),
 )
 """25 dimensions"""
 
 ALOHA = (
-    Part("left arm", 6, (0.7, 1.8), 0.4),
-    Part("left gripper", 1, (0.3, 0.6), 1.5),
-    Part("right arm", 6, (0.7, 1.8), 0.4),
-    Part("right gripper", 1, (0.3, 0.6), 1.5),
+    BodyPart("left arm", 6, (0.7, 1.8), 0.4),
+    BodyPart("left gripper", 1, (0.3, 0.6), 1.5),
+    BodyPart("right arm", 6, (0.7, 1.8), 0.4),
+    BodyPart("right gripper", 1, (0.3, 0.6), 1.5),
 )
 """14 dimensions"""
 
 
-def minimum_jerk(parts: tuple[Part, ...], steps: int, hz: float, rng: np.random.Generator) -> np.ndarray:
+def minimum_jerk(parts: tuple[BodyPart, ...], steps: int, hz: float, rng: np.random.Generator) -> np.ndarray:
     """float64[steps, da] in [-1, 1]: reaches of all parts, s(u) = 10 u^3 - 15 u^4 + 6 u^5 of each way."""
     return np.concatenate([_part(part, steps, hz, rng) for part in parts], 1)
 
 
-def _part(part: Part, steps: int, hz: float, rng: np.random.Generator) -> np.ndarray:
+def _part(part: BodyPart, steps: int, hz: float, rng: np.random.Generator) -> np.ndarray:
     times = np.arange(steps) / hz
     gripper = part.dimensions == 1
     place = np.zeros(part.dimensions) if part.returns else _target(part, rng, gripper, None)
@@ -79,7 +79,7 @@ def _part(part: Part, steps: int, hz: float, rng: np.random.Generator) -> np.nda
     return path
 
 
-def _target(part: Part, rng: np.random.Generator, gripper: bool, place: np.ndarray | None) -> np.ndarray:
+def _target(part: BodyPart, rng: np.random.Generator, gripper: bool, place: np.ndarray | None) -> np.ndarray:
     if gripper and place is not None:
         # open or close, never quite the same
         return np.where(place > 0, -1, 1) * rng.uniform(0.7, 1.0, 1)

@@ -1,4 +1,4 @@
-"""Whether a segment may be stored: pure functions that raise `InvalidData` naming the field that is wrong."""
+"""Whether a segment may be stored: pure functions that raise `InvalidDataError` naming the field that is wrong."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import simplejpeg
 
 from cloud_learner.buffer.files import checked_name
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 from wire.messages.all import ACTORS, Segment
 from wire.types import RobotSpec
 
@@ -34,26 +34,28 @@ def check_names(segment: Segment, peer: str) -> None:
     checked_name(episode.robot, "robot")
     checked_name(episode.spec_hash, "spec hash")
     if episode.robot != peer:
-        raise InvalidData(f"it belongs to robot {episode.robot!r} but was sent by {peer!r}.")
+        raise InvalidDataError(f"it belongs to robot {episode.robot!r} but was sent by {peer!r}.")
     if segment.id != f"{episode.id}/{segment.index}":
-        raise InvalidData(f"id {segment.id[:200]!r} is not '<episode id>/<index>' of {episode.id!r}, {segment.index}.")
+        raise InvalidDataError(
+            f"id {segment.id[:200]!r} is not '<episode id>/<index>' of {episode.id!r}, {segment.index}."
+        )
     if episode.source not in SOURCES:
-        raise InvalidData(f"episode source {episode.source[:50]!r} is none of {SOURCES}.")
+        raise InvalidDataError(f"episode source {episode.source[:50]!r} is none of {SOURCES}.")
     if not 1 <= len(episode.task) <= 200:
-        raise InvalidData(f"a task name has 1 to 200 characters, this one {len(episode.task)}.")
+        raise InvalidDataError(f"a task name has 1 to 200 characters, this one {len(episode.task)}.")
     allowed = OUTCOMES if segment.last else ("",)
     if segment.outcome not in allowed:
         place = "the last segment" if segment.last else "a segment that is not the last"
-        raise InvalidData(f"outcome {segment.outcome[:50]!r} of {place} is none of {allowed}.")
+        raise InvalidDataError(f"outcome {segment.outcome[:50]!r} of {place} is none of {allowed}.")
     for name, value in (("index", segment.index), ("first_tick", segment.first_tick), ("seed", episode.seed)):
         if not 0 <= value < 2**53:
-            raise InvalidData(f"{name} {value} is negative or too large.")
+            raise InvalidDataError(f"{name} {value} is negative or too large.")
     for name, value in (("closed_ns", segment.closed_ns), ("started_ns", episode.started_ns)):
         if abs(value) > _MAX_INT64:
-            raise InvalidData(f"{name} {value} does not fit 64 bits.")
+            raise InvalidDataError(f"{name} {value} does not fit 64 bits.")
 
 
-class Before:
+class CommittedHistory:
     """What the stored segments of one episode brought: ticks and times by index, and frame times by camera."""
 
     def __init__(self) -> None:
@@ -108,51 +110,57 @@ class _Extent(msgspec.Struct, frozen=True):
     """times of the frames that its first and its last step saw, by camera"""
 
 
-def check_order(segment: Segment, before: Before) -> None:
+def check_order(segment: Segment, before: CommittedHistory) -> None:
     """That ticks and times go on where the stored neighbours of the segment end, and the episode is not endless."""
     end = segment.first_tick + segment.steps
     if end > MAX_EPISODE_STEPS:
-        raise InvalidData(
+        raise InvalidDataError(
             f"first_tick: episode {segment.episode.id!r} would have {end} steps; at most {MAX_EPISODE_STEPS} are "
             "taken. End episodes earlier (LoopConfig.max_ticks)."
         )
     if before.ended_at is not None and segment.index > before.ended_at:
-        raise InvalidData(f"index {segment.index}: episode {segment.episode.id!r} ended with {before.ended_at}.")
+        raise InvalidDataError(f"index {segment.index}: episode {segment.episode.id!r} ended with {before.ended_at}.")
     if segment.last and before.ended_at is not None:
-        raise InvalidData(f"last: episode {segment.episode.id!r} ended with segment {before.ended_at} already.")
+        raise InvalidDataError(f"last: episode {segment.episode.id!r} ended with segment {before.ended_at} already.")
     if segment.last and before.newest_index > segment.index:
-        raise InvalidData(f"last: segment {before.newest_index} of the episode is stored, which comes after it.")
+        raise InvalidDataError(f"last: segment {before.newest_index} of the episode is stored, which comes after it.")
     for camera, frames in segment.frames.items():
         if twice := before.brought(camera) & set(frames.times_ns.tolist()):
-            raise InvalidData(f"camera '{camera}': the frame of time {min(twice)} was brought before.")
+            raise InvalidDataError(f"camera '{camera}': the frame of time {min(twice)} was brought before.")
     earlier, later = before.neighbours(segment.index)
     if earlier is not None and segment.first_tick < earlier.end_tick:
-        raise InvalidData(
+        raise InvalidDataError(
             f"first_tick {segment.first_tick} is below tick {earlier.end_tick}, where the one before ends."
         )
     if later is not None and end > later.first_tick:
-        raise InvalidData(f"tick {end - 1} is stored already: the next segment begins at {later.first_tick}.")
+        raise InvalidDataError(f"tick {end - 1} is stored already: the next segment begins at {later.first_tick}.")
     if not segment.steps:
         return
     first_ns, last_ns = segment.times_ns[[0, -1]].tolist()
     if earlier is not None and earlier.last_ns is not None and first_ns <= earlier.last_ns:
-        raise InvalidData(f"times_ns runs backwards at tick {segment.first_tick}, from the segment before.")
+        raise InvalidDataError(f"times_ns runs backwards at tick {segment.first_tick}, from the segment before.")
     if later is not None and later.first_ns is not None and last_ns >= later.first_ns:
-        raise InvalidData(f"times_ns runs backwards at tick {later.first_tick}, to the segment after.")
+        raise InvalidDataError(f"times_ns runs backwards at tick {later.first_tick}, to the segment after.")
     for camera, seen in segment.frame_times_ns.items():
         if earlier is not None and camera in earlier.seen and int(seen[0]) < earlier.seen[camera][1]:
-            raise InvalidData(f"camera '{camera}': tick {segment.first_tick} saw an older frame than the tick before.")
+            raise InvalidDataError(
+                f"camera '{camera}': tick {segment.first_tick} saw an older frame than the tick before."
+            )
         if later is not None and camera in later.seen and int(seen[-1]) > later.seen[camera][0]:
-            raise InvalidData(f"camera '{camera}': tick {later.first_tick} saw an older frame than the tick before.")
+            raise InvalidDataError(
+                f"camera '{camera}': tick {later.first_tick} saw an older frame than the tick before."
+            )
 
 
 def check_steps(segment: Segment, spec: RobotSpec) -> None:
     """That every step array has the shape, type and range that `spec` and the message say."""
     t = segment.steps
     if t > MAX_STEPS or _size(segment) > MAX_BYTES:
-        raise InvalidData(f"{t} steps, {_size(segment)} bytes; at most {MAX_STEPS} steps, {MAX_BYTES} bytes are taken.")
+        raise InvalidDataError(
+            f"{t} steps, {_size(segment)} bytes; at most {MAX_STEPS} steps, {MAX_BYTES} bytes are taken."
+        )
     if t == 0 and not segment.last:
-        raise InvalidData("no steps, and the episode does not end with it.")
+        raise InvalidDataError("no steps, and the episode does not end with it.")
     for name, dtype, shape in (
         ("times_ns", "<i8", (t,)),
         ("state", "<f4", (t, spec.state_dim)),
@@ -170,19 +178,19 @@ def check_steps(segment: Segment, spec: RobotSpec) -> None:
         _require_array(array, dtype, shape, name)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             tick = segment.first_tick + int(np.argwhere(~np.isfinite(array))[0][0])
-            raise InvalidData(f"{name} is not finite at tick {tick}.")
+            raise InvalidDataError(f"{name} is not finite at tick {tick}.")
     if (np.diff(segment.times_ns) <= 0).any():
         tick = segment.first_tick + int(np.argmax(np.diff(segment.times_ns) <= 0)) + 1
-        raise InvalidData(f"times_ns does not grow at tick {tick}.")
+        raise InvalidDataError(f"times_ns does not grow at tick {tick}.")
     for name in ("terminated", "truncated"):
         flags: np.ndarray = getattr(segment, name)
         if flags[: t - 1].any() or (t and flags[-1] and not segment.last):
             tick = segment.first_tick + int(np.argmax(flags))
-            raise InvalidData(f"{name} at tick {tick}, but the episode goes on.")
+            raise InvalidDataError(f"{name} at tick {tick}, but the episode goes on.")
     if t and int(segment.actor.max()) >= len(ACTORS):
-        raise InvalidData(f"actor {int(segment.actor.max())} is none of {ACTORS}.")
+        raise InvalidDataError(f"actor {int(segment.actor.max())} is none of {ACTORS}.")
     if t and int(segment.version.min()) < 0:
-        raise InvalidData(f"version {int(segment.version.min())} is negative.")
+        raise InvalidDataError(f"version {int(segment.version.min())} is negative.")
 
 
 def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None) -> None:
@@ -192,7 +200,7 @@ def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None) -
     """
     names = {camera.name for camera in spec.cameras}
     if set(segment.frame_times_ns) != names or not set(segment.frames) <= names:
-        raise InvalidData(
+        raise InvalidDataError(
             f"frames of cameras {sorted({*segment.frame_times_ns, *segment.frames})[:20]}; "
             f"the robot has {sorted(names)}."
         )
@@ -201,19 +209,19 @@ def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None) -
         seen = segment.frame_times_ns[camera.name]
         _require_array(seen, "<i8", (segment.steps,), f"frame_times_ns of {what}")
         if (np.diff(seen) < 0).any():
-            raise InvalidData(f"{what}: a step saw an older frame than the step before.")
+            raise InvalidDataError(f"{what}: a step saw an older frame than the step before.")
         if (seen > segment.times_ns).any():
             tick = segment.first_tick + int(np.argmax(seen > segment.times_ns))
-            raise InvalidData(f"{what}: the step at tick {tick} saw a frame that was taken after it.")
+            raise InvalidDataError(f"{what}: the step at tick {tick} saw a frame that was taken after it.")
         brought: list[int] = []
         if (frames := segment.frames.get(camera.name)) is not None:
             _require_array(frames.times_ns, "<i8", (len(frames.encoded),), f"frame times of {what}")
             if (np.diff(frames.times_ns) <= 0).any():
-                raise InvalidData(f"{what}: frame times do not grow.")
+                raise InvalidDataError(f"{what}: frame times do not grow.")
             for number, image in enumerate(frames.encoded):
                 size = jpeg_size(image)
                 if size != (camera.height, camera.width, 3):
-                    raise InvalidData(
+                    raise InvalidDataError(
                         f"{what}: frame {number} is {'no JPEG image' if size is None else f'a JPEG of {size}'}, "
                         f"expected {(camera.height, camera.width, 3)}."
                     )
@@ -221,13 +229,13 @@ def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None) -
                 try:
                     simplejpeg.decode_jpeg(image, "GRAY", fastdct=True, min_height=8, min_width=8, strict=True)
                 except ValueError as error:
-                    raise InvalidData(f"{what}: frame {number} cannot be decoded: {error}.") from error
+                    raise InvalidDataError(f"{what}: frame {number} cannot be decoded: {error}.") from error
             brought = frames.times_ns.tolist()
         if known is not None:
             there = known.get(camera.name, ())
             missing = [time for time in np.unique(seen).tolist() if time not in there and time not in brought]
             if missing:
-                raise InvalidData(f"{what}: steps refer to a frame of time {missing[0]} that never came.")
+                raise InvalidDataError(f"{what}: steps refer to a frame of time {missing[0]} that never came.")
 
 
 def jpeg_size(data: bytes) -> tuple[int, int, int] | None:
@@ -257,4 +265,4 @@ def _size(segment: Segment) -> int:
 
 def _require_array(array: np.ndarray, dtype: str, shape: tuple[int, ...], what: str) -> None:
     if array.dtype.str != dtype or array.shape != shape:
-        raise InvalidData(f"{what} is {array.dtype.str}{list(array.shape)}, expected {dtype}{list(shape)}.")
+        raise InvalidDataError(f"{what} is {array.dtype.str}{list(array.shape)}, expected {dtype}{list(shape)}.")

@@ -9,7 +9,7 @@ import msgspec
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.store.store import SegmentStore
 from wire.episode_file import EpisodeHeader, write_episode
-from wire.errors import ConfigError, Corrupt, nearest
+from wire.errors import ConfigError, CorruptDataError, suggest
 
 
 class ExportedEpisode(msgspec.Struct, frozen=True):
@@ -28,15 +28,15 @@ def export_episode(
 ) -> ExportedEpisode:
     """Write the episode, pictures as the JPEGs they were stored as. `instruction`: default the task's name.
 
-    Raises `ConfigError` for an episode that is not there, not whole yet, or a file that is; `Corrupt` when it is
-    damaged; `StorageError` when it cannot be read or written now.
+    Raises `ConfigError` for an episode that is not there, not whole yet, or a file that is; `CorruptDataError` when it
+    is damaged; `StorageError` when it cannot be read or written now.
     """
     row = ledger.episode(episode_id)
     if row is None or row.pruned_ns:
         newest = [episode.id for episode in ledger.episodes(limit=200)]
         gone = "was pruned" if row is not None else "is not stored"
         raise ConfigError(
-            f"episode '{episode_id}' {gone}.{nearest(episode_id, newest)} `vla-fleet buffer tail` names the newest."
+            f"episode '{episode_id}' {gone}.{suggest(episode_id, newest)} `vla-fleet buffer tail` names the newest."
         )
     if path.exists():
         raise ConfigError(f"{path} is there already; choose another name or remove it.")
@@ -45,7 +45,7 @@ def export_episode(
     rows = [segment.row for segment in ledger.segments_of(episode_id)]
     found = store.read(rows, verify=True)
     if found.damaged:
-        raise Corrupt(
+        raise CorruptDataError(
             f"episode '{episode_id}' cannot be exported: {next(iter(found.damaged.values()))} "
             "`vla-fleet buffer verify` tells more."
         )

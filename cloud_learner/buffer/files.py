@@ -11,7 +11,7 @@ import os
 import re
 from pathlib import Path
 
-from wire.errors import InvalidData, storage_error
+from wire.errors import InvalidDataError, storage_error
 
 TEMPORARY = ".part"
 """Suffix of files that are being written."""
@@ -20,9 +20,9 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+=-]{0,127}\Z")
 
 
 def checked_name(name: str, what: str) -> str:
-    """`name` if it is safe as one component of a path; raises `InvalidData` naming `what` otherwise."""
+    """`name` if it is safe as one component of a path; raises `InvalidDataError` naming `what` otherwise."""
     if not _NAME.match(name) or ".." in name or name.endswith(TEMPORARY):
-        raise InvalidData(
+        raise InvalidDataError(
             f"{what} {name[:200]!r} cannot be a file name: use 1 to 128 letters, digits and any of _ . : @ + = -, "
             "not starting with a dot and without '..'."
         )
@@ -32,7 +32,8 @@ def checked_name(name: str, what: str) -> str:
 def write_durably(path: Path, data: bytes, what: str) -> None:
     """Write `data` to `path`, replacing what is there; it is on the device when this returns.
 
-    Raises `DiskFull`, `NotWritable` or `StorageError`; then nothing new stands at `path` and no temporary is left.
+    Raises `DiskFullError`, `NotWritableError` or `StorageError`; then nothing new stands at `path` and no temporary is
+    left.
     """
     temporary = path.with_name(path.name + TEMPORARY)
     try:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class BufferPlace:
+class BufferLocation:
     """Ledger, store and journal of one buffer. Nothing is touched before it is opened."""
 
     data: Path
@@ -69,7 +69,7 @@ class BufferPlace:
         """Ledger and store to write to, created if they are not there.
 
         A data directory in the first form is brought into the present one before; `progress` hears how that goes.
-        Raises `StorageError`, `Corrupt`, `DiskFull` or `NotWritable`.
+        Raises `StorageError`, `CorruptDataError`, `DiskFullError` or `NotWritableError`.
         """
         if not self.ledger:
             migrate.migrate(self, progress)

@@ -16,7 +16,7 @@ from wire.types import Lease
 log = logging.getLogger(__name__)
 
 
-class Book:
+class JobStore:
     """The ledger's pages about work. A lease is in it before anybody hears of it."""
 
     def __init__(self, ledger: Ledger, wall_ns: Callable[[], int] = time.time_ns) -> None:

@@ -7,14 +7,23 @@ from collections.abc import Callable
 
 import msgspec
 
-from cloud_learner.dispatch.people import PAGE, People
+from cloud_learner.dispatch.people import PAGE, OperatorControl
 from cloud_learner.operator.cards import DROPPED
 from cloud_learner.operator.desk import check_action
 from cloud_learner.operator.view import FleetView
 from hal.resource import Leases, Priority
 from hal.scheduler.scheduler import Scheduler
-from wire.errors import Refused
-from wire.messages.all import AcquireLease, Answer, EdgeStatus, Message, Operator, Preempted, ReleaseLease, RenewLease
+from wire.errors import RejectedError
+from wire.messages.all import (
+    AcquireLease,
+    EdgeStatus,
+    Message,
+    OperatorCommand,
+    Preempted,
+    ReleaseLease,
+    RenewLease,
+    Response,
+)
 from wire.transport.channel import FURTHER
 from wire.types import Lease
 
@@ -32,21 +41,25 @@ _USUAL = {"teleoperation": Priority.operator, "operator": Priority.operator}
 
 
 def wanted_priority(purpose: str, priority: int) -> int:
-    """What a lease for `purpose` is given; 0 asks for the usual. Raises `Refused`, naming the field."""
+    """What a lease for `purpose` is given; 0 asks for the usual. Raises `RejectedError`, naming the field."""
     if not purpose or len(purpose) > 60 or not purpose.isprintable():
-        raise Refused("purpose: say in up to 60 characters what the robot is needed for.")
+        raise RejectedError("purpose: say in up to 60 characters what the robot is needed for.")
     if purpose == "estop":
-        raise Refused("purpose: 'estop' is the emergency stop's own. Stop the robot at the page, or say another word.")
+        raise RejectedError(
+            "purpose: 'estop' is the emergency stop's own. Stop the robot at the page, or say another word."
+        )
     found = priority or int(_USUAL.get(purpose, MAINTENANCE))
     if not 0 < found < Priority.estop:
-        raise Refused(f"priority: {found} is not possible; give 1 to {Priority.estop - 1}, or 0 for the usual one.")
+        raise RejectedError(
+            f"priority: {found} is not possible; give 1 to {Priority.estop - 1}, or 0 for the usual one."
+        )
     return found
 
 
 def wanted_ttl_ns(ttl_s: float) -> int:
-    """A time to live as a client asks for it. Raises `Refused`, naming the field."""
+    """A time to live as a client asks for it. Raises `RejectedError`, naming the field."""
     if not SHORTEST_TTL_S <= ttl_s <= LONGEST_TTL_S:
-        raise Refused(f"ttl_s: {ttl_s:g} s is not possible; give {SHORTEST_TTL_S:g} to {LONGEST_TTL_S:g} s.")
+        raise RejectedError(f"ttl_s: {ttl_s:g} s is not possible; give {SHORTEST_TTL_S:g} to {LONGEST_TTL_S:g} s.")
     return round(ttl_s * 1e9)
 
 
@@ -56,32 +69,36 @@ def same_key(holder: str, peer: str) -> bool:
 
 
 def check_robot(robot: str) -> None:
-    """Raise `Refused` for what is too long to be a robot's name: it is not repeated in full."""
+    """Raise `RejectedError` for what is too long to be a robot's name: it is not repeated in full."""
     if len(robot) > LONGEST_ROBOT:
-        raise Refused(
+        raise RejectedError(
             f"robot: '{robot[:LONGEST_ROBOT]}' and so on cannot be a name: it has more than {LONGEST_ROBOT} characters."
         )
 
 
 def check_release(lease: Lease | None, robot: str, peer: str, number: int, is_job: Callable[[str], bool]) -> Lease:
-    """The lease that `peer` may end. Raises `Refused` for one of somebody else, unless `number` is 0."""
+    """The lease that `peer` may end. Raises `RejectedError` for one of somebody else, unless `number` is 0."""
     if lease is None:
-        raise Refused(f"robot '{robot}' is not held by anybody.")
+        raise RejectedError(f"robot '{robot}' is not held by anybody.")
     if lease.purpose == "estop":
-        raise Refused(f"robot '{robot}' is stopped by '{lease.holder}'. Release the stop at the page or at the robot.")
+        raise RejectedError(
+            f"robot '{robot}' is stopped by '{lease.holder}'. Release the stop at the page or at the robot."
+        )
     if number == 0:
         if is_job(lease.holder):
-            raise Refused(
+            raise RejectedError(
                 f"robot '{robot}' works on job '{lease.holder}'. Cancel the job, or take a lease of the robot, which "
                 "outranks it."
             )
         return lease
     if number != lease.number:
-        raise Refused(
+        raise RejectedError(
             f"lease {number} of robot '{robot}' has ended; '{lease.holder}' holds it by lease {lease.number}."
         )
     if not same_key(lease.holder, peer):
-        raise Refused(f"robot '{robot}' is held by '{lease.holder}' ({lease.purpose}). Only its holder gives it back.")
+        raise RejectedError(
+            f"robot '{robot}' is held by '{lease.holder}' ({lease.purpose}). Only its holder gives it back."
+        )
     return lease
 
 
@@ -90,7 +107,7 @@ def of_the_page(holder: str) -> bool:
     return holder.removeprefix(DROPPED).startswith(PAGE)
 
 
-class Callers:
+class ClientSessions:
     """The leases of clients, and what a teleoperator wants of a robot it holds."""
 
     def __init__(
@@ -113,18 +130,18 @@ class Callers:
         self._examined = examined
         self._known = known
         self._held: dict[str, tuple[Lease, str]] = {}
-        self.people: People
+        self.people: OperatorControl
         """set when both are made: each ends leases of the other"""
 
     # --- leases -------------------------------------------------------------------------------------------------
 
-    def acquire(self, peer: str, call: AcquireLease, now_ns: int) -> Answer:
-        """Hold a robot for `peer`. Raises `Refused`, `StorageError` is answered by the caller."""
+    def acquire(self, peer: str, call: AcquireLease, now_ns: int) -> Response:
+        """Hold a robot for `peer`. Raises `RejectedError`, `StorageError` is answered by the caller."""
         robot = call.robot
         check_robot(robot)
         priority, ttl_ns = wanted_priority(call.purpose, call.priority), wanted_ttl_ns(call.ttl_s)
         if stopped_by := self.people.stopped_by(robot):
-            raise Refused(f"robot '{robot}' is stopped by '{stopped_by}'. Release the stop first.")
+            raise RejectedError(f"robot '{robot}' is stopped by '{stopped_by}'. Release the stop first.")
         drives = priority >= Priority.operator
         if drives:
             self.people.make_room(robot, now_ns)
@@ -132,27 +149,29 @@ class Callers:
         lease, preempted = self._scheduler.take(robot, peer, call.purpose, priority, ttl_ns, now_ns, rest)
         if trouble := self._keep():
             self._scheduler.give_back(robot, lease.number, now_ns)
-            raise Refused(f"the lease cannot be noted: {trouble}")
+            raise RejectedError(f"the lease cannot be noted: {trouble}")
         if preempted is not None:
             self.ended(preempted, f"'{peer}' took it for {call.purpose} (priority {priority})", now_ns)
         self._held[robot] = (lease, peer)
-        return Answer(call.call, lease=lease)
+        return Response(call.call, lease=lease)
 
-    def renew(self, peer: str, call: RenewLease, now_ns: int) -> Answer:
-        """The holder lives. Raises `Refused` when the lease is not its own any more."""
+    def renew(self, peer: str, call: RenewLease, now_ns: int) -> Response:
+        """The holder lives. Raises `RejectedError` when the lease is not its own any more."""
         check_robot(call.robot)
         lease = self._leases.of(call.robot, now_ns)
         if lease is not None and lease.number == call.number:
             if not same_key(lease.holder, peer):
-                raise Refused(f"lease {call.number} of '{call.robot}' belongs to '{lease.holder}'.")
+                raise RejectedError(f"lease {call.number} of '{call.robot}' belongs to '{lease.holder}'.")
             if lease.purpose == "estop":
-                raise Refused(f"lease {call.number} of '{call.robot}' is its stop's, which lasts until it is released.")
+                raise RejectedError(
+                    f"lease {call.number} of '{call.robot}' is its stop's, which lasts until it is released."
+                )
         lease = self._scheduler.renew(call.robot, call.number, now_ns)
         self._held[call.robot] = (lease, peer)
-        return Answer(call.call, lease=lease)
+        return Response(call.call, lease=lease)
 
-    def release(self, peer: str, call: ReleaseLease, now_ns: int) -> Answer:
-        """Give a robot back. Raises `Refused`."""
+    def release(self, peer: str, call: ReleaseLease, now_ns: int) -> Response:
+        """Give a robot back. Raises `RejectedError`."""
         robot = call.robot
         check_robot(robot)
         lease = check_release(self._leases.of(robot, now_ns), robot, peer, call.number, self._is_job)
@@ -160,14 +179,16 @@ class Callers:
         driver = self.people.force(robot, now_ns)
         if driver:
             # Whoever gives a robot back drives it no more, nor does who had it taken away.
-            self._send(robot, Operator(robot, "hand_back", operator=peer))
+            self._send(robot, OperatorCommand(robot, "hand_back", operator=peer))
         if (left := self._leases.of(robot, now_ns)) is not None and left.number == lease.number:
             self._scheduler.give_back(robot, lease.number, now_ns)
         if other and other != peer:
             self._send(other, Preempted(lease, f"'{peer}' released it by force"))
         if of_the_page(lease.holder):
-            self._view.refuse(Operator(robot, "take_over", operator=lease.holder), f"{robot} was released by '{peer}'.")
-        return Answer(call.call, lease=lease)
+            self._view.refuse(
+                OperatorCommand(robot, "take_over", operator=lease.holder), f"{robot} was released by '{peer}'."
+            )
+        return Response(call.call, lease=lease)
 
     def ended(self, lease: Lease, reason: str, now_ns: int) -> None:
         """A lease of somebody who is not a job ended before its time: the holder hears of it, the robot holds."""
@@ -178,9 +199,9 @@ class Callers:
             self._send(peer, Preempted(lease, reason))
             self._view.event("lease", f"'{lease.holder}' lost it: {reason}", robot)
         if self.people.drop(robot, lease.holder, now_ns):
-            self._send(robot, Operator(robot, "drop_link", operator=lease.holder))
+            self._send(robot, OperatorCommand(robot, "drop_link", operator=lease.holder))
             if of_the_page(lease.holder):
-                self._view.refuse(Operator(robot, "take_over", operator=lease.holder), f"{robot}: {reason}")
+                self._view.refuse(OperatorCommand(robot, "take_over", operator=lease.holder), f"{robot}: {reason}")
 
     def restore(self, lease: Lease) -> None:
         """A client's lease of before the gateway was started again: it renews it, or loses it."""
@@ -202,8 +223,8 @@ class Callers:
         if peer.startswith("teleoperator"):
             self._send(peer, status)
 
-    def drive(self, peer: str, wish: Operator, now_ns: int) -> None:
-        """A teleoperator's wish for a robot: passed on if the robot is its own, a stop always. Raises `Refused`."""
+    def drive(self, peer: str, wish: OperatorCommand, now_ns: int) -> None:
+        """A teleoperator's wish: passed on if the robot is its own; a stop always is. Raises `RejectedError`."""
         robot, kind = wish.robot, wish.kind
         check_robot(robot)
         if kind == "estop":
@@ -211,7 +232,7 @@ class Callers:
             return
         spec = self._view.spec(robot)
         if spec is None and kind != "release_estop":
-            raise Refused(f"there is no robot '{robot}' that said what its actions mean.")
+            raise RejectedError(f"there is no robot '{robot}' that said what its actions mean.")
         lease = self._leases.of(robot, now_ns)
         mine = lease is not None and lease.priority >= Priority.operator and same_key(lease.holder, peer)
         if kind == "release_estop":
@@ -219,7 +240,9 @@ class Callers:
             self.people.release_estop(robot, now_ns)
         elif not mine:
             holder = f"is held by '{lease.holder}' ({lease.purpose})" if lease is not None else "is not held"
-            raise Refused(f"{kind[:LONGEST_ROBOT]}: '{robot}' {holder}, not by '{peer}'. Acquire its lease first.")
+            raise RejectedError(
+                f"{kind[:LONGEST_ROBOT]}: '{robot}' {holder}, not by '{peer}'. Acquire its lease first."
+            )
         elif kind == "take_over":
             assert lease is not None
             self.people.take_over(robot, lease.holder, now_ns)
@@ -228,23 +251,23 @@ class Callers:
             self.people.hand_back(robot, lease.holder, now_ns)
         elif kind == "command":
             if not same_key(self.people.driver(robot), peer):
-                raise Refused(f"command: '{peer}' has not taken '{robot}' over.")
+                raise RejectedError(f"command: '{peer}' has not taken '{robot}' over.")
             assert spec is not None
             check_action(robot, spec, wish.action)
         else:
-            raise Refused(f"kind: a teleoperator cannot ask for '{kind[:LONGEST_ROBOT]}'.")
+            raise RejectedError(f"kind: a teleoperator cannot ask for '{kind[:LONGEST_ROBOT]}'.")
         if not self._send(robot, msgspec.structs.replace(wish, operator=peer)) and kind != "command":
-            raise Refused(f"{kind}: '{robot}' has no link to the gateway now; it did not hear of it.")
+            raise RejectedError(f"{kind}: '{robot}' has no link to the gateway now; it did not hear of it.")
 
-    def _stop(self, peer: str, wish: Operator, now_ns: int) -> None:
+    def _stop(self, peer: str, wish: OperatorCommand, now_ns: int) -> None:
         """A stop goes out before anything is asked, and stands also when the robot cannot hear of it now."""
         robot = wish.robot
         sent = self._send(robot, msgspec.structs.replace(wish, operator=peer))
         if not sent and not self._known(robot):
-            raise Refused(f"estop: there is no robot '{robot}'. `robots` lists them.")
+            raise RejectedError(f"estop: there is no robot '{robot}'. `robots` lists them.")
         self.people.estop(robot, peer, now_ns)
         if not sent:
-            raise Refused(
+            raise RejectedError(
                 f"estop: '{robot}' has no link to the gateway now; it hears of it as soon as it is back. Use the stop "
                 "on the robot."
             )
@@ -252,9 +275,9 @@ class Callers:
     def _check_stopped_by(self, robot: str, peer: str) -> None:
         stopped_by = self.people.stopped_by(robot)
         if not stopped_by:
-            raise Refused(f"release_estop: '{robot}' is not stopped.")
+            raise RejectedError(f"release_estop: '{robot}' is not stopped.")
         if not same_key(stopped_by, peer):
-            raise Refused(
+            raise RejectedError(
                 f"release_estop: '{robot}' is stopped by '{stopped_by}', not by '{peer}'. Release the stop at the page "
                 "or at the robot."
             )

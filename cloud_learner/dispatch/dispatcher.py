@@ -11,29 +11,29 @@ import msgspec
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import JobRow
-from cloud_learner.dispatch.book import Book
-from cloud_learner.dispatch.calls import Callers
+from cloud_learner.dispatch.book import JobStore
+from cloud_learner.dispatch.calls import ClientSessions
 from cloud_learner.dispatch.canary import measurement
-from cloud_learner.dispatch.people import People
+from cloud_learner.dispatch.people import OperatorControl
 from cloud_learner.operator.cards import DROPPED
 from cloud_learner.operator.view import FleetView
-from hal.resource import Leases, Report, Roster, capabilities_of
+from hal.resource import Leases, Report, RobotRegistry, capabilities_of
 from hal.scheduler.decision import job_of
 from hal.scheduler.jobs import KINDS, LONGEST_NAME, Done, check_request, check_sizes
 from hal.scheduler.scheduler import Scheduler
-from wire.errors import ConfigError, Refused, StorageError, nearest
+from wire.errors import ConfigError, RejectedError, StorageError, suggest
 from wire.messages.all import (
     AcquireLease,
-    Answer,
     CancelJob,
     EdgeStatus,
     Hello,
     Job,
     ListFleet,
     Message,
-    Operator,
+    OperatorCommand,
     ReleaseLease,
     RenewLease,
+    Response,
     Segment,
     SubmitJob,
 )
@@ -70,7 +70,7 @@ class Dispatcher:
         self._send = send
         self._announce = announce
         self._wall_ns = wall_ns
-        self._book = Book(ledger, wall_ns)
+        self._book = JobStore(ledger, wall_ns)
         self._specs: dict[str, RobotSpec] = {}
         self._told: dict[str, Job] = {}
         self._told_ns: dict[str, int] = {}
@@ -91,11 +91,11 @@ class Dispatcher:
         self._before = sum(c.episodes for c in counts.values()), sum(c.successes for c in counts.values())
         leases, last_number = self._book.open()
         self.leases = Leases(last_number)
-        self.roster = Roster(self.leases)
+        self.roster = RobotRegistry(self.leases)
         # Robots keep their seeds, whatever the order they come back in.
         known = sorted((row for row in self._ledger.robots() if row.spec_hash), key=lambda row: row.first_seen_ns)
         self.scheduler = Scheduler(self.roster, self.leases, [row.name for row in known], counts)
-        self._callers = Callers(
+        self._callers = ClientSessions(
             self.leases,
             self.scheduler,
             self._view,
@@ -104,7 +104,7 @@ class Dispatcher:
             lambda robot: self.pin(robot) > 0,
             self._knows,
         )
-        self.people = People(self.leases, self.scheduler, self._callers.ended, self._send)
+        self.people = OperatorControl(self.leases, self.scheduler, self._callers.ended, self._send)
         self._callers.people = self.people
         self.scheduler.submit(JobRequest(MAIN, "rollout", self._tasks, submitter="gateway"), now_ns)
         for row in self._book.jobs():
@@ -137,7 +137,7 @@ class Dispatcher:
             return ""
         return (
             f"tasks: robot '{name}' can do {', '.join(hello.tasks)}, but this fleet works on {', '.join(self._tasks)}."
-            f"{nearest(hello.tasks[0], self._tasks)} Start it with the fleet's recipe."
+            f"{suggest(hello.tasks[0], self._tasks)} Start it with the fleet's recipe."
         )
 
     def joined(self, name: str, hello: Hello, now_ns: int) -> None:
@@ -156,7 +156,7 @@ class Dispatcher:
         self.scheduler.join(name, capabilities, now_ns, identity, spent)
         if name in self._vanished:
             self._vanished.discard(name)
-            self._send(name, Operator(name, "drop_link", operator="gateway"))
+            self._send(name, OperatorCommand(name, "drop_link", operator="gateway"))
         self.people.joined(name, anew, now_ns)
         if name in self._told:
             self._tell(name, self._told[name], now_ns)
@@ -218,8 +218,8 @@ class Dispatcher:
 
     # --- people and programs --------------------------------------------------------------------------------------
 
-    def wish(self, wish: Operator, now_ns: int) -> bool:
-        """Whether a wish of the page may go to its robot. Raises `Refused`."""
+    def wish(self, wish: OperatorCommand, now_ns: int) -> bool:
+        """Whether a wish of the page may go to its robot. Raises `RejectedError`."""
         robot, who = wish.robot, wish.operator
         match wish.kind:
             case "command":
@@ -237,32 +237,32 @@ class Dispatcher:
         self._keep()
         return True
 
-    def drive(self, peer: str, wish: Operator, now_ns: int) -> Answer | None:
+    def drive(self, peer: str, wish: OperatorCommand, now_ns: int) -> Response | None:
         """A teleoperator's wish goes to its robot; the answer when it must not."""
         try:
             self._callers.drive(peer, wish, now_ns)
-        except Refused as error:
-            return Answer(0, refused=str(error))
+        except RejectedError as error:
+            return Response(0, refused=str(error))
         return None
 
-    def answer(self, peer: str, call: CALLS, now_ns: int) -> Answer:
+    def answer(self, peer: str, call: CALLS, now_ns: int) -> Response:
         """To a call of a console or a teleoperator."""
         try:
             match call:
                 case ListFleet():
-                    return Answer(call.call, robots=self.robots(), jobs=self.jobs(), specs=dict(self._specs))
+                    return Response(call.call, robots=self.robots(), jobs=self.jobs(), specs=dict(self._specs))
                 case SubmitJob():
-                    return Answer(call.call, jobs=(self.submit(call.request, now_ns),))
+                    return Response(call.call, jobs=(self.submit(call.request, now_ns),))
                 case CancelJob():
-                    return Answer(call.call, jobs=(self.cancel(call.job, now_ns),))
+                    return Response(call.call, jobs=(self.cancel(call.job, now_ns),))
                 case AcquireLease():
                     return self._callers.acquire(peer, call, now_ns)
                 case RenewLease():
                     return self._callers.renew(peer, call, now_ns)
                 case ReleaseLease():
                     return self._callers.release(peer, call, now_ns)
-        except (Refused, ConfigError, StorageError) as error:
-            return Answer(call.call, refused=str(error))
+        except (RejectedError, ConfigError, StorageError) as error:
+            return Response(call.call, refused=str(error))
 
     def robots(self) -> tuple[RobotState, ...]:
         """Every robot as it is now, by name."""
@@ -298,14 +298,14 @@ class Dispatcher:
         return state
 
     def cancel(self, job: str, now_ns: int) -> JobState:
-        """End a job. Raises `Refused` for an unknown one and for the standing one, `StorageError`."""
+        """End a job. Raises `RejectedError` for an unknown one and for the standing one, `StorageError`."""
         if job == MAIN:
-            raise Refused(
+            raise RejectedError(
                 f"job '{MAIN}' is what the fleet does when nothing else is asked; it ends with the gateway. To keep a "
                 "robot from it, lease the robot."
             )
         if len(job) > LONGEST_NAME:
-            raise Refused(f"there is no job '{job[:64]}'. `jobs` lists them.")
+            raise RejectedError(f"there is no job '{job[:64]}'. `jobs` lists them.")
         state = self.scheduler.cancel(job, now_ns)
         self._finish_jobs()
         return state
@@ -378,7 +378,7 @@ class Dispatcher:
         """A request with what was left open filled in. Raises `ConfigError` that names the field."""
         if unknown := [task for task in request.tasks if task not in self._tasks]:
             raise ConfigError(
-                f"tasks: this fleet does not know '{unknown[0]}'.{nearest(unknown[0], self._tasks)} "
+                f"tasks: this fleet does not know '{unknown[0]}'.{suggest(unknown[0], self._tasks)} "
                 f"It knows {', '.join(self._tasks)}."
             )
         changes: dict[str, object] = {} if request.tasks else {"tasks": self._tasks}

@@ -15,8 +15,8 @@ import msgspec
 from cloud_learner.operator.cards import DROPPED
 from hal.resource import Leases, Priority
 from hal.scheduler.scheduler import Scheduler
-from wire.errors import Refused
-from wire.messages.all import EdgeStatus, Message, Operator
+from wire.errors import RejectedError
+from wire.messages.all import EdgeStatus, Message, OperatorCommand
 from wire.types import Lease
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _AGAIN_NS = 100_000_000
 """a stop is sent again no sooner"""
 
 
-class Claim(msgspec.Struct):
+class RobotClaim(msgspec.Struct):
     """What people do with one robot now."""
 
     stopped_by: str = ""
@@ -56,7 +56,7 @@ class Claim(msgspec.Struct):
         return (DROPPED if self.dropped else "") + self.driver, "operator", Priority.operator
 
 
-class People:
+class OperatorControl:
     """The claims of people on robots, and the leases that follow from them."""
 
     def __init__(
@@ -71,7 +71,7 @@ class People:
         self._scheduler = scheduler
         self._ended = ended
         self._send = send
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, RobotClaim] = {}
         self._released_ns: dict[str, int] = {}
         self._given: dict[str, int] = {}
 
@@ -88,13 +88,13 @@ class People:
     # --- wishes -------------------------------------------------------------------------------------------------
 
     def take_over(self, robot: str, who: str, now_ns: int) -> None:
-        """`who` drives from now on. Raises `Refused` when another person does, or the robot is stopped."""
+        """`who` drives from now on. Raises `RejectedError` when another person does, or the robot is stopped."""
         before = self._claims.get(robot)
         if before is not None and before.stopped_by:
-            raise Refused(f"{robot} is stopped by '{before.stopped_by}'. Release the stop first.")
+            raise RejectedError(f"{robot} is stopped by '{before.stopped_by}'. Release the stop first.")
         if before is not None and before.driver and not before.dropped and before.driver != who:
-            raise Refused(f"{robot} is driven by '{before.driver}'. Wait until it is handed back.")
-        self._claims[robot] = Claim(driver=who)
+            raise RejectedError(f"{robot} is driven by '{before.driver}'. Wait until it is handed back.")
+        self._claims[robot] = RobotClaim(driver=who)
         lease = self._leases.of(robot, now_ns)
         if lease is not None and lease.holder == who and lease.priority >= Priority.operator:
             # Their own lease holds the robot now, not one that is kept for a claim.
@@ -102,7 +102,7 @@ class People:
             return
         try:
             self._hold(robot, now_ns)
-        except Refused:
+        except RejectedError:
             if before is None:
                 del self._claims[robot]
             else:
@@ -112,13 +112,13 @@ class People:
     def hand_back(self, robot: str, who: str, now_ns: int) -> None:
         """`who` drives no more, or lets a robot go on that somebody else dropped.
 
-        Raises `Refused` while another person drives.
+        Raises `RejectedError` while another person drives.
         """
         claim = self._claims.get(robot)
         if claim is None:
             return
         if claim.driver and not claim.dropped and claim.driver != who:
-            raise Refused(f"{robot} is driven by '{claim.driver}', who has to hand it back.")
+            raise RejectedError(f"{robot} is driven by '{claim.driver}', who has to hand it back.")
         self._change(robot, msgspec.structs.replace(claim, driver="", dropped=False), now_ns)
 
     def drop(self, robot: str, who: str, now_ns: int) -> bool:
@@ -139,7 +139,7 @@ class People:
 
     def estop(self, robot: str, who: str, now_ns: int) -> None:
         """Anybody may stop a robot, whoever holds it. The caller sends the stop; here it is sent again if need be."""
-        claim = self._claims.get(robot) or Claim()
+        claim = self._claims.get(robot) or RobotClaim()
         stopped = msgspec.structs.replace(claim, stopped_ns=now_ns, confirmed=who == BESIDE, sent_ns=now_ns)
         if claim.stopped_by:
             # Whoever stops it once more may know that it was released: the robot has to show this stop too.
@@ -189,12 +189,12 @@ class People:
         elif mode == "human" and claim is None:
             lease = self._leases.of(robot, now_ns)
             if lease is None or lease.priority < Priority.operator:
-                self._change(robot, Claim(driver=BESIDE), now_ns)
+                self._change(robot, RobotClaim(driver=BESIDE), now_ns)
 
-    def _stop_again(self, robot: str, claim: Claim, now_ns: int) -> None:
+    def _stop_again(self, robot: str, claim: RobotClaim, now_ns: int) -> None:
         if now_ns - claim.sent_ns >= _AGAIN_NS:
             claim.sent_ns = now_ns
-            self._send(robot, Operator(robot, "estop", operator=claim.stopped_by))
+            self._send(robot, OperatorCommand(robot, "estop", operator=claim.stopped_by))
 
     # --- leases -------------------------------------------------------------------------------------------------
 
@@ -208,11 +208,11 @@ class People:
         """A lease of before the gateway was started again; whether it is of a page, which is gone with the old one."""
         if lease.purpose == "estop":
             # Whether the robot ever heard of it died with the old gateway; a stop beside it, it knows itself.
-            self._claims[lease.robot] = Claim(stopped_by=lease.holder, confirmed=lease.holder == BESIDE)
+            self._claims[lease.robot] = RobotClaim(stopped_by=lease.holder, confirmed=lease.holder == BESIDE)
             self._given[lease.robot] = lease.number
         elif lease.priority >= Priority.operator:
             gone = lease.holder.startswith((DROPPED, PAGE))
-            self._claims[lease.robot] = Claim(driver=lease.holder.removeprefix(DROPPED), dropped=gone)
+            self._claims[lease.robot] = RobotClaim(driver=lease.holder.removeprefix(DROPPED), dropped=gone)
             if gone or lease.holder == BESIDE:
                 self._given[lease.robot] = lease.number
             return lease.holder.startswith(PAGE)
@@ -229,7 +229,7 @@ class People:
             elif lease.number == number and lease.expires_ns - now_ns < lease.ttl_ns // 2:
                 self._scheduler.renew(robot, number, now_ns)
 
-    def _change(self, robot: str, claim: Claim, now_ns: int) -> None:
+    def _change(self, robot: str, claim: RobotClaim, now_ns: int) -> None:
         """From one claim to the next: the old lease ends, the new one begins."""
         if claim.empty:
             self._claims.pop(robot, None)
@@ -244,7 +244,7 @@ class People:
         """Take the lease of the claim; what outranks a person holds the robot as safely."""
         try:
             self._hold(robot, now_ns)
-        except Refused as error:
+        except RejectedError as error:
             self._given.setdefault(robot, 0)
             log.debug("%s", error)
 
@@ -259,7 +259,7 @@ class People:
         # Who only corrects or stops a running job leaves it its job: its episodes go on.
         try:
             lease, preempted = self._scheduler.take(robot, holder, purpose, priority, TTL_NS, now_ns, rest=False)
-        except Refused:
+        except RejectedError:
             if purpose != "estop":
                 raise
             # A robot that is not back since the gateway was started again comes back stopped.

@@ -16,14 +16,14 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.check import Before, check_frames, check_names, check_order, check_steps
+from cloud_learner.buffer.check import CommittedHistory, check_frames, check_names, check_order, check_steps
 from cloud_learner.buffer.files import make_directory, remove_leftovers, write_durably
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.store.shard import canonical
 from cloud_learner.buffer.store.store import SegmentStore
 from wire import codec
 from wire.clock import Clock, MonotonicClock
-from wire.errors import InvalidData, StorageError, storage_error
+from wire.errors import InvalidDataError, StorageError, storage_error
 from wire.messages.all import Segment
 from wire.types import RobotSpec
 
@@ -33,7 +33,7 @@ _EPISODES_REMEMBERED = 256
 Outcome = Literal["stored", "duplicate", "quarantined", "retry"]
 
 
-class Result(msgspec.Struct, frozen=True):
+class IngestResult(msgspec.Struct, frozen=True):
     """What became of a segment. All but `retry` are to be acknowledged."""
 
     outcome: Outcome
@@ -69,7 +69,7 @@ class Ingest:
         self._clock = clock or MonotonicClock()
         self._latencies: deque[float] = deque(maxlen=latencies)
         self._specs: dict[str, RobotSpec] = {}
-        self._before: OrderedDict[str, Before] = OrderedDict()
+        self._before: OrderedDict[str, CommittedHistory] = OrderedDict()
 
     def open(self) -> None:
         """Create the quarantine directory, or remove what a crash left half-written in it."""
@@ -79,7 +79,7 @@ class Ingest:
             raise storage_error(error, "quarantine", self._quarantine) from error
         remove_leftovers(self._quarantine, "quarantine")
 
-    def accept(self, peer_robot: str, segment: Segment, received_ns: int) -> Result:
+    def accept(self, peer_robot: str, segment: Segment, received_ns: int) -> IngestResult:
         """Store `segment`, sent by the authenticated `peer_robot` and received at `received_ns` of the gateway's clock.
 
         When this returns anything but `retry`, the data is on the device, once.
@@ -95,14 +95,14 @@ class Ingest:
             check_order(segment, before)
             check_frames(segment, spec, before.frames_until(segment.index))
             return self._take(segment, received_ns)
-        except InvalidData as error:
+        except InvalidDataError as error:
             return self._set_aside(peer_robot, segment, str(error))
         except (ValueError, TypeError, IndexError, OverflowError) as error:
             # Arrays of a type or shape that no edge makes: typed on the wire, but nonsense together.
             return self._set_aside(peer_robot, segment, f"malformed: {type(error).__name__}: {error}")
         except StorageError as error:
             log.error("segment %s of robot '%s' cannot be stored now: %s", segment.id, peer_robot, error)
-            return Result("retry", str(error))
+            return IngestResult("retry", str(error))
 
     def latency(self) -> Latency:
         """Percentiles over the newest segments; zeros before the first."""
@@ -111,10 +111,10 @@ class Ingest:
         p50, p99 = np.percentile(np.array(self._latencies), [50, 99]).tolist()
         return Latency(len(self._latencies), p50, p99)
 
-    def _take(self, segment: Segment, received_ns: int) -> Result:
+    def _take(self, segment: Segment, received_ns: int) -> IngestResult:
         row = self._store.append(segment, received_ns, self._clock.now_ns())
         if row is None:
-            return Result("duplicate")
+            return IngestResult("duplicate")
         robot = self._ledger.robot(segment.episode.robot)
         offset_ns = robot.clock_offset_ns if robot else 0
         self._latencies.append((self._clock.now_ns() - segment.closed_ns - offset_ns) / 1e9)
@@ -122,28 +122,28 @@ class Ingest:
             self._before.pop(segment.episode.id, None)
         else:
             self._before[segment.episode.id].add(segment)
-        return Result("stored", row=row)
+        return IngestResult("stored", row=row)
 
-    def _again(self, segment: Segment, spec: RobotSpec, sha256: str) -> Result:
+    def _again(self, segment: Segment, spec: RobotSpec, sha256: str) -> IngestResult:
         """A segment whose id is in the ledger: stored once, unless it says something else this time."""
         if hashlib.sha256(codec.encode(canonical(segment, spec))).hexdigest() != sha256:
-            raise InvalidData(f"id {segment.id!r} was stored before with other content.")
-        return Result("duplicate")
+            raise InvalidDataError(f"id {segment.id!r} was stored before with other content.")
+        return IngestResult("duplicate")
 
     def _spec(self, segment: Segment) -> RobotSpec:
         spec_hash = segment.episode.spec_hash
         spec = self._specs.get(spec_hash) or self._ledger.spec(spec_hash)
         if spec is None:
-            raise InvalidData(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
+            raise InvalidDataError(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
         self._specs[spec_hash] = spec
         return spec
 
-    def _episode(self, segment: Segment) -> Before:
+    def _episode(self, segment: Segment) -> CommittedHistory:
         """What is stored of the segment's episode; read back when this gateway has not seen it."""
         episode = segment.episode.id
         before = self._before.get(episode)
         if before is None:
-            before = Before()
+            before = CommittedHistory()
             found = self._store.read([row.row for row in self._ledger.segments_of(episode)])
             for stored in found.segments.values():
                 before.add(stored)
@@ -155,7 +155,7 @@ class Ingest:
         self._before.move_to_end(episode)
         return before
 
-    def _set_aside(self, peer: str, segment: Segment, reason: str) -> Result:
+    def _set_aside(self, peer: str, segment: Segment, reason: str) -> IngestResult:
         data = codec.encode(segment)
         # the id may be anything here: it only labels the file, the hash makes it unique
         label = re.sub(r"[^A-Za-z0-9_-]", "_", segment.id)[:100]
@@ -166,6 +166,6 @@ class Ingest:
             write_durably(self._quarantine / f"{name}.msg", data, "quarantine")
         except StorageError as error:
             log.error("segment %r of robot '%s' cannot be quarantined now: %s", segment.id, peer, error)
-            return Result("retry", str(error))
+            return IngestResult("retry", str(error))
         log.warning("segment %r of robot '%s' quarantined as %s.msg: %s", segment.id, peer, name, reason)
-        return Result("quarantined", reason)
+        return IngestResult("quarantined", reason)

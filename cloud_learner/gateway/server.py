@@ -18,31 +18,31 @@ from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock, clock_name
-from wire.errors import FleetError, Refused, SpecMismatch, StorageError
+from wire.errors import FleetError, RejectedError, SpecMismatchError, StorageError
 from wire.messages.all import (
     Ack,
-    Announce,
-    Applied,
     EdgeEvent,
     EdgeStatus,
     Evaluate,
     Evaluation,
     FetchWeights,
-    Fresh,
     Heartbeat,
     Hello,
-    Introduce,
+    HelloAck,
     Message,
     Nack,
-    Operator,
+    OperatorCommand,
     Preview,
     Publish,
     Published,
-    Refusal,
+    ReintroduceRequest,
+    Rejection,
     Segment,
+    SegmentCommitted,
     TrainerStatus,
+    VersionActivated,
+    VersionAvailable,
     WeightBytes,
-    Welcome,
 )
 from wire.transport.channel import FURTHER, ServerChannel
 from wire.types import RobotSpec
@@ -58,7 +58,7 @@ _ALIVE_NS = 3_000_000_000
 """a robot's process that was heard so lately is there; it speaks at least once a second"""
 
 
-class Door(ServerChannel, Protocol):
+class AuthenticatedServerChannel(ServerChannel, Protocol):
     """A server channel that can say whom it turned away, and that tells two lines of one name apart."""
 
     def refused(self) -> list[tuple[str, str]]: ...
@@ -73,7 +73,7 @@ class Gateway:
 
     def __init__(
         self,
-        channel: Door,
+        channel: AuthenticatedServerChannel,
         ledger: Ledger,
         ingest: Ingest,
         weights: WeightStore,
@@ -122,7 +122,7 @@ class Gateway:
             except FleetError as error:
                 log.error("a %s of '%s': %s", type(message).__name__, peer, error)
                 self._view.event("error", str(error), peer)
-                self._channel.send(peer, Refusal(str(error)))
+                self._channel.send(peer, Rejection(str(error)))
             except Exception:
                 # Whatever one peer sends, the others are served; the trace is in the log.
                 log.exception("a %s of '%s' could not be handled.", type(message).__name__, peer)
@@ -143,7 +143,7 @@ class Gateway:
             return
         role = self._roles.get(peer)
         if role is None:
-            self._channel.send(peer, Introduce())
+            self._channel.send(peer, ReintroduceRequest())
             return
         now_ns = self._heard_ns[peer] = self._clock.now_ns()
         match message:
@@ -159,14 +159,14 @@ class Gateway:
             case EdgeEvent(robot=robot, kind=kind, detail=detail) if robot == peer:
                 self._view.event(kind, detail, robot)
                 self._note(robot, kind, detail)
-            case Applied(robot=robot) if robot == peer:
+            case VersionActivated(robot=robot) if robot == peer:
                 self._applied(peer, message)
             case Heartbeat(sent_ns=sent_ns):
                 self._measure_clock(peer, sent_ns)
-                self._channel.send(peer, Welcome(clock_name(), self._clock.now_ns(), sent_ns, self._view.watched))
+                self._channel.send(peer, HelloAck(clock_name(), self._clock.now_ns(), sent_ns, self._view.watched))
             case _ if role in CALLERS and isinstance(message, CALLS):
                 self._channel.send(peer, self._dispatcher.answer(peer, message, now_ns))
-            case Operator() if role == "teleoperator":
+            case OperatorCommand() if role == "teleoperator":
                 self._drive(peer, message)
             case FetchWeights():
                 self._channel.send(peer, self._weights.serve(message))
@@ -189,7 +189,7 @@ class Gateway:
         now_ns = self._clock.now_ns()
         name = peer.partition(FURTHER)[0]
         if hello.name != name:
-            self._channel.send(peer, Refusal(f"the key of '{name}' cannot speak for '{hello.name}'."))
+            self._channel.send(peer, Rejection(f"the key of '{name}' cannot speak for '{hello.name}'."))
             return
         if hello.role != "edge" and not name.startswith(hello.role):
             self._refuse(
@@ -214,7 +214,7 @@ class Gateway:
         self._measure_clock(peer, hello.sent_ns)
         if hello.role not in CALLERS:
             self._ledger.see_robot(peer, hello.spec, hello.clock, now_ns)
-        self._channel.send(peer, Welcome(clock_name(), now_ns, hello.sent_ns, self._view.watched))
+        self._channel.send(peer, HelloAck(clock_name(), now_ns, hello.sent_ns, self._view.watched))
         if hello.role == "edge":
             self._view.robot_seen(peer, hello.spec)
             self._dispatcher.joined(peer, hello, now_ns)
@@ -228,7 +228,7 @@ class Gateway:
         if hello.spec is not None:
             try:
                 self._spec.require(hello.spec, f"the policy of this fleet and robot '{peer}'")
-            except SpecMismatch as error:
+            except SpecMismatchError as error:
                 return f"spec: {error}"
         elif hello.role == "edge":
             return f"spec: robot '{peer}' did not say what it measures and accepts. Start it with `vla-fleet edge`."
@@ -248,7 +248,7 @@ class Gateway:
             return ""
         silent_ns = now_ns - self._heard_ns.get(name, -_ALIVE_NS)
         # A welcome says nothing new to who is welcome already; a line that is gone does not take it.
-        welcome = Welcome(clock_name(), now_ns, now_ns, self._view.watched)
+        welcome = HelloAck(clock_name(), now_ns, now_ns, self._view.watched)
         if silent_ns >= _ALIVE_NS or not self._channel.send(name, welcome):
             return ""
         return (
@@ -264,7 +264,7 @@ class Gateway:
             self._refused[peer] = reason
             log.error("'%s' is refused: %s", peer, reason)
             self._view.refused(peer.partition(FURTHER)[0], reason)
-        self._channel.send(peer, Refusal(reason))
+        self._channel.send(peer, Rejection(reason))
 
     def _measure_clock(self, peer: str, sent_ns: int) -> None:
         """Offset = gateway time - robot time; the smallest sample is the one that waited least on its way."""
@@ -295,7 +295,7 @@ class Gateway:
         self._dispatcher.stored(segment, result.outcome == "duplicate", self._clock.now_ns())
         self._channel.send(peer, Ack((segment.id,)))
         if result.outcome == "stored":
-            self._pass_to_trainers(Fresh(result.row, segment))
+            self._pass_to_trainers(SegmentCommitted(result.row, segment))
             latency_s = (self._clock.now_ns() - segment.closed_ns - self._offsets_ns.get(peer, 0)) / 1e9
             self._view.stored(segment.steps, latency_s if segment.episode.source == "online" else None)
             if segment.last:
@@ -310,7 +310,7 @@ class Gateway:
                     practised=segment.episode.source == "online",
                 )
 
-    def _pass_to_trainers(self, fresh: Fresh) -> None:
+    def _pass_to_trainers(self, fresh: SegmentCommitted) -> None:
         """Spare trainers the way to the disk; one that cannot take it now reads the segment from the store."""
         if fresh.segment.episode.source == "evaluation":
             return
@@ -340,12 +340,12 @@ class Gateway:
         row = self._ledger.newest_version() if number is None else self._ledger.version(number)
         if row is None:
             if number is not None:
-                self._channel.send(peer, Refusal(f"there is no policy version {number}."))
+                self._channel.send(peer, Rejection(f"there is no policy version {number}."))
             return
         announced_ns = self._announced_ns.setdefault(row.version.number, self._clock.now_ns())
-        self._channel.send(peer, Announce(row.version, announced_ns))
+        self._channel.send(peer, VersionAvailable(row.version, announced_ns))
 
-    def _applied(self, peer: str, applied: Applied) -> None:
+    def _applied(self, peer: str, applied: VersionActivated) -> None:
         announced_ns = self._announced_ns.get(applied.number)
         if announced_ns is None:
             return
@@ -355,11 +355,11 @@ class Gateway:
 
     # --- people's wishes ------------------------------------------------------------------------------------------
 
-    def _pass_on(self, wish: Operator) -> None:
+    def _pass_on(self, wish: OperatorCommand) -> None:
         try:
             if not self._dispatcher.wish(wish, self._clock.now_ns()):
                 return
-        except Refused as error:
+        except RejectedError as error:
             self._view.refuse(wish, str(error))
             return
         sent = self._channel.send(wish.robot, wish)
@@ -370,7 +370,7 @@ class Gateway:
                 later = "; it is sent again as soon as the robot is back" if wish.kind == "estop" else ""
                 self._view.event("error", f"{wish.kind} did not reach the robot{later}", wish.robot)
 
-    def _drive(self, peer: str, wish: Operator) -> None:
+    def _drive(self, peer: str, wish: OperatorCommand) -> None:
         """A teleoperator drives a robot it holds."""
         refusal = self._dispatcher.drive(peer, wish, self._clock.now_ns())
         if refusal is not None:

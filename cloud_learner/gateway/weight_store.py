@@ -14,7 +14,7 @@ from typing import BinaryIO
 from cloud_learner.buffer.files import TEMPORARY, make_directory, move_durably, remove_leftovers, remove_quietly
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import VersionRow
-from wire.errors import Corrupt, Refused, storage_error
+from wire.errors import CorruptDataError, RejectedError, storage_error
 from wire.messages.all import FetchWeights, Publish, WeightBytes
 from wire.types import PolicyVersion
 
@@ -48,23 +48,23 @@ class WeightStore:
         """Start to receive a version.
 
         Returns the version if it is stored already, with the same hash: it can be confirmed at once, and its parts,
-        which come nevertheless, are dropped. Raises `Refused` when the number, hash or size cannot be.
+        which come nevertheless, are dropped. Raises `RejectedError` when the number, hash or size cannot be.
         """
         version = publish.version
         self._give_up(f"version {version.number} is offered instead")
         if (known := self._ledger.version(version.number)) is not None:
             if known.version.sha256 == version.sha256:
                 return known.version
-            raise Refused(
+            raise RejectedError(
                 f"policy version {version.number} is taken by {known.version.sha256[:12]}, "
                 f"{version.sha256[:12]} cannot replace it: publish it as {self._next()}."
             )
         if version.number != self._next():
-            raise Refused(f"policy version {version.number} does not follow: the next is {self._next()}.")
+            raise RejectedError(f"policy version {version.number} does not follow: the next is {self._next()}.")
         if len(version.sha256) != 64 or set(version.sha256) - set("0123456789abcdef"):
-            raise Refused(f"policy version {version.number}: {version.sha256[:80]!r} is no sha256.")
+            raise RejectedError(f"policy version {version.number}: {version.sha256[:80]!r} is no sha256.")
         if not 0 < version.size_bytes <= MAX_WEIGHTS_BYTES:
-            raise Refused(
+            raise RejectedError(
                 f"policy version {version.number}: {version.size_bytes} bytes; 1 to {MAX_WEIGHTS_BYTES} are taken."
             )
         name = f"{version.number}-{version.sha256[:12]}.safetensors"
@@ -74,21 +74,23 @@ class WeightStore:
     def receive(self, part: WeightBytes) -> PolicyVersion | None:
         """Take the next part; the version when it was the last one and everything is on disk and committed.
 
-        Raises `Refused` for a part out of order, of another version, or when the whole does not match its hash, and
-        `DiskFull` and the like; the upload is then given up and may be offered again.
+        Raises `RejectedError` for a part out of order, of another version, or when the whole does not match its hash,
+        and `DiskFullError` and the like; the upload is then given up and may be offered again.
         """
         upload = self._upload
         if upload is None or part.number != upload.version.number:
             if self._ledger.version(part.number) is not None:
                 return None
-            raise Refused(f"weights of version {part.number} were not offered, or their upload was given up.")
+            raise RejectedError(f"weights of version {part.number} were not offered, or their upload was given up.")
         version = upload.version
         if part.offset != upload.received:
             self._give_up("a part is missing")
-            raise Refused(f"weights of version {version.number}: byte {upload.received} expected, got {part.offset}.")
+            raise RejectedError(
+                f"weights of version {version.number}: byte {upload.received} expected, got {part.offset}."
+            )
         if upload.received + len(part.data) > version.size_bytes:
             self._give_up("too long")
-            raise Refused(
+            raise RejectedError(
                 f"weights of version {version.number} are longer than the {version.size_bytes} bytes offered."
             )
         try:
@@ -97,7 +99,7 @@ class WeightStore:
                 return None
             if (found := upload.digest.hexdigest()) != version.sha256:
                 self._give_up("wrong hash")
-                raise Refused(
+                raise RejectedError(
                     f"weights of version {version.number}: sha256 {found[:12]} instead of {version.sha256[:12]}."
                 )
             upload.finish()
@@ -111,12 +113,13 @@ class WeightStore:
     def serve(self, request: FetchWeights) -> WeightBytes:
         """Bytes [offset, offset + size) of a version, or fewer at its end and above `MAX_PART_BYTES`.
 
-        Raises `Refused` for an unknown version or a range outside it, `Corrupt` if its file is gone or torn.
+        Raises `RejectedError` for an unknown version or a range outside it, `CorruptDataError` if its file is gone or
+        torn.
         """
         row = self._require(request.number)
         size = row.version.size_bytes
         if not 0 <= request.offset < size or request.size < 1:
-            raise Refused(
+            raise RejectedError(
                 f"weights of version {request.number}: no bytes [{request.offset}, +{request.size}) in {size}."
             )
         wanted = min(request.size, size - request.offset, MAX_PART_BYTES)
@@ -126,21 +129,21 @@ class WeightStore:
                 file.seek(request.offset)
                 data = file.read(wanted)
         except FileNotFoundError as error:
-            raise Corrupt(f"weights file {path} is gone. Restore it from a backup.") from error
+            raise CorruptDataError(f"weights file {path} is gone. Restore it from a backup.") from error
         except OSError as error:
             raise storage_error(error, "weights file", path) from error
         if len(data) != wanted:
-            raise Corrupt(f"weights file {path} ends before its {size} bytes. Restore it from a backup.")
+            raise CorruptDataError(f"weights file {path} ends before its {size} bytes. Restore it from a backup.")
         return WeightBytes(request.number, request.offset, data)
 
     def path(self, number: int) -> Path:
-        """Where the weights of a version lie. Raises `Refused` for an unknown version."""
+        """Where the weights of a version lie. Raises `RejectedError` for an unknown version."""
         return self._root / self._require(number).path
 
     def _require(self, number: int) -> VersionRow:
         row = self._ledger.version(number)
         if row is None:
-            raise Refused(f"there is no policy version {number}; the newest is {self._next() - 1}.")
+            raise RejectedError(f"there is no policy version {number}; the newest is {self._next() - 1}.")
         return row
 
     def _next(self) -> int:

@@ -22,10 +22,10 @@ from fastapi import FastAPI, Response, WebSocket, WebSocketDisconnect
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
-from cloud_learner.operator.desk import HEARTBEAT_S, MAX_MESSAGE_BYTES, Desk, NotHeld
-from cloud_learner.operator.guard import LOCAL_HOSTS, Guard
+from cloud_learner.operator.desk import HEARTBEAT_S, MAX_MESSAGE_BYTES, OperatorSessions, RobotNotClaimedError
+from cloud_learner.operator.guard import LOCAL_HOSTS, OriginMiddleware
 from cloud_learner.operator.view import FleetView
-from wire.errors import ConfigError, FleetError, ProtocolError, Refused
+from wire.errors import ConfigError, FleetError, ProtocolError, RejectedError
 
 STATIC = Path(__file__).parent / "static"
 SNAPSHOT_PERIOD_S = 0.2
@@ -44,10 +44,10 @@ def make_app(
 
     A page that drives a robot and is silent for `heartbeat_s` loses it: the robot gets `drop_link`.
     """
-    desk = Desk(view, heartbeat_s=heartbeat_s)
+    desk = OperatorSessions(view, heartbeat_s=heartbeat_s)
     pages: dict[int, WebSocket] = {}
     app = FastAPI(title="vla-fleet", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard, hosts=tuple(hosts), any_address=any_address)
+    app.add_middleware(OriginMiddleware, hosts=tuple(hosts), any_address=any_address)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
     @app.get("/", include_in_schema=False)
@@ -92,7 +92,7 @@ async def _tell(socket: WebSocket, kind: str, text: str, **more: Any) -> None:
     await socket.send_text(msgspec.json.encode({"type": kind, "text": text, **more}).decode())
 
 
-async def _listen(socket: WebSocket, desk: Desk, number: int) -> None:
+async def _listen(socket: WebSocket, desk: OperatorSessions, number: int) -> None:
     """Hand every message of a page to the desk and answer what it refuses, until the page leaves."""
     while True:
         message = await socket.receive()
@@ -100,14 +100,14 @@ async def _listen(socket: WebSocket, desk: Desk, number: int) -> None:
             return
         try:
             warning = desk.hear(number, message.get("text") or message.get("bytes") or "")
-        except (ProtocolError, Refused) as error:
-            await _tell(socket, "not_held" if isinstance(error, NotHeld) else "error", str(error))
+        except (ProtocolError, RejectedError) as error:
+            await _tell(socket, "not_held" if isinstance(error, RobotNotClaimedError) else "error", str(error))
         else:
             if warning:
                 await _tell(socket, "warning", warning)
 
 
-async def _show(socket: WebSocket, desk: Desk, view: FleetView, number: int) -> None:
+async def _show(socket: WebSocket, desk: OperatorSessions, view: FleetView, number: int) -> None:
     """Push snapshots and new pictures. A slow page gets fewer of them, always the newest."""
     serial = 0
     sent: dict[str, int] = {}
@@ -132,7 +132,7 @@ async def _show(socket: WebSocket, desk: Desk, view: FleetView, number: int) -> 
         await asyncio.sleep(PICTURE_PERIOD_S)
 
 
-async def _watch(desk: Desk, pages: dict[int, WebSocket]) -> None:
+async def _watch(desk: OperatorSessions, pages: dict[int, WebSocket]) -> None:
     """Drop the robots of silent pages. Apart from `_show`, because sending to a frozen page may block."""
     while True:
         due_s = time.monotonic() + _WATCH_PERIOD_S

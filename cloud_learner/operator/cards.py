@@ -11,7 +11,7 @@ import msgspec
 
 from wire.messages.all import EdgeStatus
 from wire.messages.fleet import JobState, RobotState
-from wire.types import Lease, Meaning, RobotSpec
+from wire.types import CommandType, Lease, RobotSpec
 
 LOST_AFTER_S = 2.0
 """a robot without a status for this long counts as lost to people"""
@@ -21,7 +21,7 @@ DROPPED = "dropped:"
 _GRIPPER_WORDS = ("grip", "effort", "finger")
 
 
-class Seen:
+class RobotView:
     """What is known of one robot."""
 
     def __init__(self, name: str, spec: RobotSpec | None, seen_ns: int) -> None:
@@ -37,7 +37,7 @@ class Seen:
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_EPISODES)
 
 
-def make_card(robot: Seen, now_ns: int, instructions: Mapping[str, str]) -> dict[str, Any]:
+def make_card(robot: RobotView, now_ns: int, instructions: Mapping[str, str]) -> dict[str, Any]:
     """All that the page shows of a robot but its pictures: no NaN, no infinities."""
     status, spec, state = robot.status, robot.spec, robot.state
     age_s = (now_ns - robot.seen_ns) / 1e9
@@ -119,7 +119,7 @@ def not_drivable(spec: RobotSpec | None) -> str:
     if spec is None:
         return "it has not said what its actions mean yet"
     for dimension in spec.action:
-        if dimension.meaning == Meaning.absolute:
+        if dimension.meaning == CommandType.absolute:
             if not any(word in dimension.name.lower() for word in _GRIPPER_WORDS):
                 return f"its action '{dimension.name}' is an absolute target, which keys cannot give"
         elif not dimension.low <= 0 <= dimension.high:

@@ -15,8 +15,8 @@ from cloud_learner.operator.cards import DROPPED, not_drivable
 from cloud_learner.operator.view import FleetView
 from hal.resource import Priority
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ProtocolError, Refused, nearest
-from wire.messages.all import Operator
+from wire.errors import ProtocolError, RejectedError, suggest
+from wire.messages.all import OperatorCommand
 from wire.types import Lease, RobotSpec
 
 HEARTBEAT_S = 0.3
@@ -64,14 +64,14 @@ class Beat(_Wish, frozen=True, tag="heartbeat"):
     """The page is alive."""
 
 
-class NotHeld(Refused):
+class RobotNotClaimedError(RejectedError):
     """A command for a robot that this page does not hold, or no longer: a page may learn that a moment too late."""
 
 
 _decoder = msgspec.json.Decoder(TakeOver | HandBack | Command | EStop | ReleaseEStop | Beat)
 
 
-class Desk:
+class OperatorSessions:
     """Holds the claims of all open pages on robots."""
 
     def __init__(self, view: FleetView, *, heartbeat_s: float = HEARTBEAT_S, clock: Clock | None = None) -> None:
@@ -130,7 +130,8 @@ class Desk:
     def hear(self, operator: int, data: str | bytes) -> str:
         """Act on one message of a page. Returns a warning for that person, mostly ''.
 
-        Raises `ProtocolError` for what is no message and `Refused` for what must not be done; nothing happened then.
+        Raises `ProtocolError` for what is no message and `RejectedError` for what must not be done; nothing happened
+        then.
         """
         if len(data) > MAX_MESSAGE_BYTES:
             raise ProtocolError(f"a message of {len(data)} bytes is above the cap of {MAX_MESSAGE_BYTES}.")
@@ -144,7 +145,7 @@ class Desk:
         robots = self._view.robots()
         if wish.robot not in robots:
             name = wish.robot[:64]
-            raise Refused(f"There is no robot '{name}'.{nearest(name, robots)}")
+            raise RejectedError(f"There is no robot '{name}'.{suggest(name, robots)}")
         return self._act(operator, wish)
 
     def _act(self, operator: int, wish: TakeOver | HandBack | Command | EStop | ReleaseEStop) -> str:
@@ -156,7 +157,9 @@ class Desk:
                 return f"{robot} has no link to the gateway: this stop may not reach it. Use the stop on the robot."
             return ""
         if holder is not None and holder != operator:
-            raise Refused(f"{robot} is driven from another page (operator {holder}). Wait until it is handed back.")
+            raise RejectedError(
+                f"{robot} is driven from another page (operator {holder}). Wait until it is handed back."
+            )
         if isinstance(wish, TakeOver):
             self._check_take_over(robot)
             self._queue(operator, robot, "take_over")
@@ -170,23 +173,23 @@ class Desk:
             self._queue(operator, robot, "release_estop")
         else:
             if holder is None:
-                raise NotHeld(f"{robot} is not under your control. Take it over first.")
+                raise RobotNotClaimedError(f"{robot} is not under your control. Take it over first.")
             spec = self._view.spec(robot)
             if spec is None:
-                raise Refused(f"{robot} has not said what its actions mean. Wait until it is connected.")
+                raise RejectedError(f"{robot} has not said what its actions mean. Wait until it is connected.")
             check_action(robot, spec, wish.action)
             self._queue(operator, robot, "command", wish.action, wish.sequence)
         return ""
 
     def _check_take_over(self, robot: str) -> None:
         if self._view.lost(robot):
-            raise Refused(f"{robot} has no link to the gateway now. Wait until it is back, then take over.")
+            raise RejectedError(f"{robot} has no link to the gateway now. Wait until it is back, then take over.")
         lease = self._view.leases().get(robot)
         if lease is not None and _drives(lease):
-            raise Refused(f"{robot} is held by '{lease.holder}' ({lease.purpose}). Wait until it is given back.")
+            raise RejectedError(f"{robot} is held by '{lease.holder}' ({lease.purpose}). Wait until it is given back.")
         reason = not_drivable(self._view.spec(robot))
         if reason:
-            raise Refused(f"{robot} cannot be driven from this page: {reason}.")
+            raise RejectedError(f"{robot} cannot be driven from this page: {reason}.")
 
     def _drop(self, operator: int) -> list[str]:
         robots = sorted(robot for robot, who in self._holder.items() if who == operator)
@@ -197,9 +200,11 @@ class Desk:
         return robots
 
     def _queue(self, operator: int, robot: str, kind: str, action: tuple[float, ...] = (), sequence: int = 0) -> None:
-        wish = Operator(robot=robot, kind=kind, action=action, sequence=sequence, operator=_name(operator))
+        wish = OperatorCommand(robot=robot, kind=kind, action=action, sequence=sequence, operator=_name(operator))
         if not self._view.wish(wish):
-            raise Refused(f"The gateway takes no wishes now, so {robot} did not get '{kind}'. See the gateway's log.")
+            raise RejectedError(
+                f"The gateway takes no wishes now, so {robot} did not get '{kind}'. See the gateway's log."
+            )
 
 
 def _name(operator: int) -> str:
@@ -213,14 +218,16 @@ def _drives(lease: Lease) -> bool:
 
 
 def check_action(robot: str, spec: RobotSpec, action: tuple[float, ...]) -> None:
-    """Raise `Refused` unless `action` is da finite numbers within the limits of `spec`."""
+    """Raise `RejectedError` unless `action` is da finite numbers within the limits of `spec`."""
     if len(action) != spec.action_dim:
-        raise Refused(f"A command of {len(action)} numbers for {robot}, whose actions have {spec.action_dim}.")
+        raise RejectedError(f"A command of {len(action)} numbers for {robot}, whose actions have {spec.action_dim}.")
     for value, dimension in zip(action, spec.action, strict=True):
         if not math.isfinite(value):
-            raise Refused(f"A command for {robot} with '{dimension.name}' = {value}, which is no number to act on.")
+            raise RejectedError(
+                f"A command for {robot} with '{dimension.name}' = {value}, which is no number to act on."
+            )
         if not dimension.low <= value <= dimension.high:
-            raise Refused(
+            raise RejectedError(
                 f"A command for {robot} with '{dimension.name}' = {value:g}, "
                 f"outside [{dimension.low:g}, {dimension.high:g}] {dimension.unit}."
             )

@@ -28,7 +28,7 @@ SECURITY_HEADERS = {
 }
 
 
-class Guard:
+class OriginMiddleware:
     """ASGI middleware: refuses foreign hosts and foreign origins, and adds the security headers."""
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str] = LOCAL_HOSTS, any_address: bool = False) -> None:

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from cloud_learner.operator.cards import LOST_AFTER_S, Seen, finite, job_line, make_card
+from cloud_learner.operator.cards import LOST_AFTER_S, RobotView, finite, job_line, make_card
 from cloud_learner.operator.unaided import UnaidedSuccess
 from wire.clock import Clock, MonotonicClock
-from wire.messages.all import Applied, EdgeStatus, Evaluation, Operator, Preview, TrainerStatus
+from wire.messages.all import EdgeStatus, Evaluation, OperatorCommand, Preview, TrainerStatus, VersionActivated
 from wire.messages.fleet import JobState, RobotState
 from wire.types import Lease, PolicyVersion, RobotSpec
 
@@ -54,7 +54,7 @@ class FleetView:
         self._instructions = dict(instructions or {})
         self._lock = threading.Lock()
         self._started_ns = self._clock.now_ns() - int(age_s * 1e9)
-        self._robots: dict[str, Seen] = {}
+        self._robots: dict[str, RobotView] = {}
         self._previews: dict[tuple[str, str], tuple[int, bytes]] = {}
         self._preview_serial = 0
         self._pages = 0
@@ -70,7 +70,7 @@ class FleetView:
         self._applied_s: deque[float] = deque(maxlen=_SAMPLES)
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._events_revision = 0
-        self._wishes: list[Operator] = []
+        self._wishes: list[OperatorCommand] = []
         self._jobs: tuple[JobState, ...] = ()
         self._refused: dict[str, list[tuple[str, str]]] = {}
 
@@ -81,7 +81,7 @@ class FleetView:
         with self._lock:
             robot = self._robots.get(name)
             if robot is None:
-                self._robots[name] = Seen(name, spec, self._clock.now_ns())
+                self._robots[name] = RobotView(name, spec, self._clock.now_ns())
                 self._note("link", "connected", name)
             elif spec is not None:
                 robot.spec = spec
@@ -92,7 +92,7 @@ class FleetView:
             now_ns = self._clock.now_ns()
             robot = self._robots.get(status.robot)
             if robot is None:
-                robot = self._robots[status.robot] = Seen(status.robot, None, now_ns)
+                robot = self._robots[status.robot] = RobotView(status.robot, None, now_ns)
             if robot.lost:
                 self._note("link", f"back after {(now_ns - robot.seen_ns) / 1e9:.1f} s", robot.name)
             robot.lost = False
@@ -134,7 +134,7 @@ class FleetView:
             text = f"version {version.number} published at {version.gradient_steps:,} gradient steps"
             self._note("version", text, replace=True)
 
-    def applied(self, applied: Applied) -> None:
+    def applied(self, applied: VersionActivated) -> None:
         """A robot runs a version now: gives one sample of publish -> applied, both ends on the gateway's clock."""
         with self._lock:
             published_ns = self._published_ns.get(applied.number)
@@ -177,7 +177,7 @@ class FleetView:
                 if known is not None:
                     known.state = state
 
-    def refuse(self, wish: Operator, reason: str) -> None:
+    def refuse(self, wish: OperatorCommand, reason: str) -> None:
         """A wish that could not be fulfilled: whoever wished hears why."""
         with self._lock:
             waiting = self._refused.setdefault(wish.operator, [])
@@ -216,7 +216,7 @@ class FleetView:
         with self._lock:
             self._note(kind, text, robot)
 
-    def wishes(self) -> list[Operator]:
+    def wishes(self) -> list[OperatorCommand]:
         """What people wished for since the last call, oldest first."""
         with self._lock:
             wishes, self._wishes = self._wishes, []
@@ -224,7 +224,7 @@ class FleetView:
 
     # --- the page's side ----------------------------------------------------------------------------------------
 
-    def wish(self, wish: Operator) -> bool:
+    def wish(self, wish: OperatorCommand) -> bool:
         """Queue `wish`; False when the queue is full because the gateway's loop does not drain it.
 
         Of several commands in a row for one robot only the newest stays. A stop always finds room: it takes the

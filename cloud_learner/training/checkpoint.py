@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from cloud_learner.training.learner import LearnerState
 from policies.common.weights import sha256
-from wire.errors import Corrupt, StorageError, storage_error
+from wire.errors import CorruptDataError, StorageError, storage_error
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ class Checkpoint:
 def save(directory: Path, state: LearnerState, meta: dict[str, Any], keep: int = 2) -> Path:
     """Write the next checkpoint and drop all but the newest `keep`; its path.
 
-    `meta` is JSON. Raises `DiskFull`, `NotWritable` or `StorageError`; the earlier checkpoints are then untouched.
+    `meta` is JSON. Raises `DiskFullError`, `NotWritableError` or `StorageError`; the earlier checkpoints are then
+    untouched.
     """
     number = max((int(path.name) for path in _numbered(directory)), default=0) + 1
     temporary = directory / f"{_TEMPORARY}{number:08d}"
@@ -77,18 +78,18 @@ def save(directory: Path, state: LearnerState, meta: dict[str, Any], keep: int =
 def load_newest(directory: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole, or None when there is none at all.
 
-    Damaged ones are logged and passed over. Raises `Corrupt` if every one is damaged, and `StorageError` for one
-    written by another version of this program.
+    Damaged ones are logged and passed over. Raises `CorruptDataError` if every one is damaged, and `StorageError` for
+    one written by another version of this program.
     """
     damaged = []
     for path in _numbered(directory):
         try:
             return _read(path)
-        except Corrupt as error:
+        except CorruptDataError as error:
             log.warning("%s Falling back to the checkpoint before it.", error)
             damaged.append(path.name)
     if damaged:
-        raise Corrupt(
+        raise CorruptDataError(
             f"all checkpoints in {directory} are damaged ({', '.join(damaged)}). Move them away to train again from "
             "the recorded data, which is not affected."
         )
@@ -105,17 +106,17 @@ def _read(path: Path) -> Checkpoint:
             )
         data = (path / _TENSORS).read_bytes()
         if sha256(data) != record.sha256:
-            raise Corrupt(f"checkpoint {path}: {_TENSORS} ({len(data)} bytes) does not match its sha256.")
+            raise CorruptDataError(f"checkpoint {path}: {_TENSORS} ({len(data)} bytes) does not match its sha256.")
         tensors = safetensors.torch.load(data)
         texts = msgspec.json.decode(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
         state = LearnerState(tensors, json.loads(texts["learner"]))
         return Checkpoint(path, state, json.loads(texts["meta"]))
     except FileNotFoundError as error:
-        raise Corrupt(f"checkpoint {path}: {Path(error.filename).name} is missing.") from error
+        raise CorruptDataError(f"checkpoint {path}: {Path(error.filename).name} is missing.") from error
     except OSError as error:
         raise storage_error(error, "reading a checkpoint", path) from error
     except (msgspec.DecodeError, UnicodeDecodeError, json.JSONDecodeError, SafetensorError, KeyError) as error:
-        raise Corrupt(f"checkpoint {path} cannot be read: {error}.") from error
+        raise CorruptDataError(f"checkpoint {path} cannot be read: {error}.") from error
 
 
 def _numbered(directory: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from cloud_learner.algorithms import hg_dagger
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from policies.interface.policy import Batch, TrainablePolicy
 from policies.interface.trainable import base_sha256, published
-from wire.errors import InvalidData, PolicyError
+from wire.errors import InvalidDataError, PolicyError
 
 _RESUME = (
     "Train with the recipe, --policy and --policy-config (its `training` options included) that made it, or start a "
@@ -72,18 +72,18 @@ class Learner:
             self._random = self._random_state()
 
     def step(self, batch: Batch) -> float:
-        """One gradient step; its loss. Raises `InvalidData`, the weights unchanged, for one not finite."""
+        """One gradient step; its loss. Raises `InvalidDataError`, the weights unchanged, for one not finite."""
         self._optimizer.zero_grad()
         with self._own_random():
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
                 loss = hg_dagger.loss(self.policy, batch, self.config, self._rng)
             value = loss.item()
             if not math.isfinite(value):
-                raise InvalidData(self._refusal(f"the loss is {value}"))
+                raise InvalidDataError(self._refusal(f"the loss is {value}"))
             loss.backward()
         norm = nn.utils.clip_grad_norm_(self._parameters.values(), self.config.gradient_clip, foreach=True)
         if not math.isfinite(float(norm)):
-            raise InvalidData(self._refusal(f"the gradient's norm is {float(norm)} at a loss of {value}"))
+            raise InvalidDataError(self._refusal(f"the gradient's norm is {float(norm)} at a loss of {value}"))
         for group in self._optimizer.param_groups:
             group["lr"] = self.config.rate(self.gradient_steps)
         self._optimizer.step()

@@ -23,7 +23,7 @@ PATIENCE_S = 5.0
 """without progress for so long, everything is sent again"""
 
 
-class Upload:
+class WeightUploader:
     """Offers `version`, then sends its bytes. It is done when the gateway says `Published`, which its owner hears."""
 
     def __init__(

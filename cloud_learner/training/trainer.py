@@ -23,23 +23,23 @@ import numpy as np
 from cloud_learner.buffer.ledger.rows import VersionRow
 from cloud_learner.training import checkpoint
 from cloud_learner.training.learner import Learner
-from cloud_learner.training.publisher import Upload
-from policies.interface.policy import Batch, Examples
+from cloud_learner.training.publisher import WeightUploader
+from policies.interface.policy import Batch, NormalizationData
 from wire.clock import Clock, clock_name
-from wire.errors import InvalidData, StorageError
+from wire.errors import InvalidDataError, StorageError
 from wire.messages.all import (
-    Announce,
-    Fresh,
     Heartbeat,
     Hello,
-    Introduce,
+    HelloAck,
     Nack,
     Published,
-    Refusal,
+    ReintroduceRequest,
+    Rejection,
     Segment,
+    SegmentCommitted,
     Stop,
     TrainerStatus,
-    Welcome,
+    VersionAvailable,
 )
 from wire.transport.channel import Channel
 from wire.types import PolicyVersion
@@ -66,8 +66,8 @@ class TrainerConfig:
     """the first weights are published as they are; neither `fit` nor `pretrain_steps` is for them"""
 
 
-class Source(Protocol):
-    """The part of `cloud_learner.buffer.loading.dataset.Feed` that the trainer needs."""
+class BatchSource(Protocol):
+    """The part of `cloud_learner.buffer.loading.dataset.ReplayDataset` that the trainer needs."""
 
     @property
     def newest_row(self) -> int: ...
@@ -86,7 +86,7 @@ class Source(Protocol):
 
     def finished(self, source: str) -> int: ...
 
-    def examples(self) -> Examples: ...
+    def examples(self) -> NormalizationData: ...
 
     def drawn_episodes(self) -> set[int]: ...
 
@@ -114,8 +114,8 @@ class Trainer:
         self,
         name: str,
         learner: Learner,
-        fit: Callable[[Examples], None],
-        source: Source,
+        fit: Callable[[NormalizationData], None],
+        source: BatchSource,
         versions: Versions,
         gateway: Channel,
         checkpoints: Path,
@@ -141,7 +141,7 @@ class Trainer:
         self._version = 0
         self._known: set[int] = set()
         self._drawn: set[int] = set()
-        self._upload: Upload | None = None
+        self._upload: WeightUploader | None = None
         self._published_at_step = -1
         self._welcomed = False
         self._losses: deque[float] = deque(maxlen=50)
@@ -242,7 +242,7 @@ class Trainer:
         try:
             if not self._source.restore(state):
                 log.info("episodes were forgotten since the checkpoint: sampling begins a new pass.")
-        except InvalidData as error:
+        except InvalidDataError as error:
             # The weights are what matters: sampling anew costs nothing but the exact order of batches.
             log.warning("sampling begins anew: %s", error)
 
@@ -251,7 +251,7 @@ class Trainer:
         try:
             batch = self._source.next()
             loss = self.learner.step(batch)
-        except (InvalidData, StorageError) as error:
+        except (InvalidDataError, StorageError) as error:
             log.error("%s", error)
             return False
         self._losses.append(loss)
@@ -300,7 +300,7 @@ class Trainer:
         )
         self._published_at_step = self.learner.gradient_steps
         self._note_drawn()
-        self._upload = Upload(version, weights, frozenset(self._drawn), self._gateway, self._clock)
+        self._upload = WeightUploader(version, weights, frozenset(self._drawn), self._gateway, self._clock)
         self._upload.turn()
 
     def _note_drawn(self) -> None:
@@ -317,19 +317,19 @@ class Trainer:
                         self._known |= self._upload.trained
                         self._drawn -= self._upload.trained
                         self._version, self._upload = number, None
-                case Fresh(row=row, segment=segment):
+                case SegmentCommitted(row=row, segment=segment):
                     self._source.offer(row, segment)
-                case Welcome(echo_ns=echo_ns):
+                case HelloAck(echo_ns=echo_ns):
                     # A refusal of one version is not one of this trainer.
                     self._welcomed, self.refused = True, ""
                     if self._upload is not None:
                         self._upload.answered(echo_ns)
-                case Introduce():
+                case ReintroduceRequest():
                     self._welcomed, self._next_hello_ns = False, 0
-                case Announce():
+                case VersionAvailable():
                     # Its own versions, and those of the gateway it resumed with: nothing to do.
                     log.debug("version announced.")
-                case Refusal(reason=reason):
+                case Rejection(reason=reason):
                     self.refused = reason
                     log.error("trainer '%s' is refused by the gateway: %s", self._name, reason)
                     if self._upload is not None:

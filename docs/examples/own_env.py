@@ -24,7 +24,7 @@ CONFIG = fetch("reach")
 _STEP_M = 0.05
 
 
-class Guide:
+class StraightGuide:
     """Moves the hand straight to the mark: what a person would do, or a controller that knows more than the policy."""
 
     def __init__(self, robot: GymRobot) -> None:
@@ -40,7 +40,7 @@ class Guide:
         return float(np.linalg.norm(self._way_m))
 
 
-register("fetch-reach", fetch_robot, Guide)
+register("fetch-reach", fetch_robot, StraightGuide)
 
 
 def reach(seed: int = 0) -> Recipe:

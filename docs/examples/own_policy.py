@@ -15,9 +15,9 @@ from torch import nn
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import state
 from policies.common.weights import Header, load_into, pack, unpack
-from policies.interface.policy import Batch, Examples, check_observation
-from wire.errors import InvalidData, PolicyError, WeightsError
-from wire.types import ActionChunk, Latent, Observation, Prefix, RobotSpec, Trained
+from policies.interface.policy import Batch, NormalizationData, check_observation
+from wire.errors import InvalidDataError, PolicyError, WeightsError
+from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, RobotSpec
 
 
 class Regression:
@@ -25,7 +25,7 @@ class Regression:
 
     horizon, version, ticks_ahead, max_offset, history = 16, 0, (), 0, 0
     # trained for no delay, no prefix, and without a corrector of single actions; begins with random weights
-    trained, corrector, pretrained = Trained(), None, False
+    trained, corrector, pretrained = PolicyCapabilities(), None, False
 
     def __init__(self, spec: RobotSpec, seed: int) -> None:
         self.spec = spec
@@ -66,7 +66,7 @@ class Regression:
     def save(self, module: nn.Module | None = None) -> bytes:
         return pack((module or self.module).state_dict(), self.header)
 
-    def fit(self, examples: Examples) -> None:
+    def fit(self, examples: NormalizationData) -> None:
         states = self._fitting(examples.states, "states", self.spec.state_dim)
         norm = self.module[0]
         norm.running_mean.copy_(states.mean(0))
@@ -77,13 +77,13 @@ class Regression:
         actions = self._fitting(batch.get("actions"), "actions", self.horizon, self.spec.action_dim)
         mask = self._fitting(batch.get("mask"), "mask", self.horizon)
         if not mask.any():
-            raise InvalidData("training batch: its mask keeps no action.")
+            raise InvalidDataError("training batch: its mask keeps no action.")
         error = (self._chunks(states) - actions).square() * mask[..., None]
         return error.sum() / (mask.sum() * self.spec.action_dim)
 
     def _fitting(self, array: np.ndarray | None, name: str, *shape: int) -> torch.Tensor:
         if array is None or array.shape[-len(shape) :] != shape:
-            raise InvalidData(f"'{name}' must end in {shape}, not {None if array is None else array.shape}.")
+            raise InvalidDataError(f"'{name}' must end in {shape}, not {None if array is None else array.shape}.")
         return torch.from_numpy(array).reshape(-1, *shape)
 
     def _chunks(self, states: torch.Tensor) -> torch.Tensor:

@@ -23,13 +23,13 @@ from hal.registry import register
 from hal.safety.bounds import limit_action
 from robot_edge.control.loop import LoopConfig
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, RobotError, nearest
-from wire.types import Dimension, Meaning, Observation, RobotSpec
+from wire.errors import ConfigError, RobotError, suggest
+from wire.types import CommandType, Dimension, Observation, RobotSpec
 
 SPEC = RobotSpec(
     embodiment="slider",
     state=(Dimension("position", "m", -1.0, 1.0), Dimension("goal", "m", -1.0, 1.0)),
-    action=(Dimension("move", "cm/step", -1.0, 1.0, Meaning.delta), Dimension("brake", "1", 0.0, 1.0)),
+    action=(Dimension("move", "cm/step", -1.0, 1.0, CommandType.delta), Dimension("brake", "1", 0.0, 1.0)),
     cameras=(),
     control_hz=50.0,
 )
@@ -54,7 +54,7 @@ class Slider:
         if not self.connected:
             raise RobotError("the slider: reset before connect(); call connect() first.")
         if task not in self.tasks:
-            raise ConfigError(f"the slider cannot do '{task}'.{nearest(task, self.tasks)} Known: reach.")
+            raise ConfigError(f"the slider cannot do '{task}'.{suggest(task, self.tasks)} Known: reach.")
         self.position, self.goal = np.random.default_rng(seed).uniform(-0.5, 0.5, 2)
         self.ready = True
 

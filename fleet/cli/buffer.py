@@ -13,11 +13,11 @@ import msgspec
 import typer
 
 from fleet.config.data_directory import DataDirectory
-from wire.errors import ConfigError, nearest
+from wire.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     from cloud_learner.buffer.ledger.ledger import Ledger
-    from cloud_learner.buffer.lerobot.selection import LeftOut, Progress
+    from cloud_learner.buffer.lerobot.selection import LeftOut, TransferProgress
     from cloud_learner.buffer.store.store import SegmentStore
     from wire.types import RobotSpec
 
@@ -204,7 +204,7 @@ def import_lerobot(
 ) -> None:
     """Store a LeRobotDataset v3 as offline data; doing it twice stores it once."""
     from cloud_learner.buffer.lerobot.importer import import_into
-    from cloud_learner.buffer.lerobot.mapping import Mapping
+    from cloud_learner.buffer.lerobot.mapping import DatasetMapping
 
     tasks: dict[str, str] = {}
     spec = None
@@ -214,7 +214,7 @@ def import_lerobot(
         found = get_recipe(recipe)
         spec = found.spec
         tasks = {sentence: name for name, sentence in found.instructions.items()}
-    mapping = Mapping(
+    mapping = DatasetMapping(
         spec=spec,
         robot=robot,
         by_position=by_position,
@@ -249,7 +249,7 @@ def export_episode(
     typer.echo(f"{done.path}: {done.steps} steps, {done.frames} pictures, {done.bytes / 1e6:.1f} MB, {ended}.")
 
 
-def _progress(progress: Progress) -> None:
+def _progress(progress: TransferProgress) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r{progress.episodes} of {progress.of_episodes} episodes, {progress.steps} steps")
         sys.stderr.flush()
@@ -324,7 +324,7 @@ def _outcomes(given: Sequence[str] | None, option: str) -> tuple[str, ...]:
 
     for name in given or ():
         if name not in OUTCOMES:
-            raise ConfigError(f"{option} {name!r} is none of {', '.join(OUTCOMES)}.{nearest(name, OUTCOMES)}")
+            raise ConfigError(f"{option} {name!r} is none of {', '.join(OUTCOMES)}.{suggest(name, OUTCOMES)}")
     return tuple(given or ())
 
 

@@ -16,11 +16,10 @@ from types import TracebackType
 from typing import Self
 
 from wire.clock import clock_name
-from wire.errors import ConfigError, Refused, WireError, storage_error
-from wire.messages.all import Hello, Introduce, Message, Refusal, Welcome
+from wire.errors import ConfigError, RejectedError, WireError, storage_error
+from wire.messages.all import Hello, HelloAck, Message, ReintroduceRequest, Rejection
 from wire.messages.fleet import (
     AcquireLease,
-    Answer,
     CancelJob,
     JobRequest,
     JobState,
@@ -28,6 +27,7 @@ from wire.messages.fleet import (
     Preempted,
     ReleaseLease,
     RenewLease,
+    Response,
     RobotState,
     SubmitJob,
 )
@@ -66,7 +66,7 @@ def gateway_of(root: Path) -> str:
 
 
 class FleetClient:
-    """One line to the gateway; for one thread. Every method may raise `Refused`, with the gateway's reason, and
+    """One line to the gateway; for one thread. Every method may raise `RejectedError`, with the gateway's reason, and
     `WireError` when no answer comes in `answer_s`."""
 
     def __init__(
@@ -140,7 +140,7 @@ class FleetClient:
         """The robots' specs, by spec hash."""
         return self._ask(ListFleet).specs
 
-    def fleet(self) -> Answer:
+    def fleet(self) -> Response:
         """Robots, jobs and specs of one moment."""
         return self._ask(ListFleet)
 
@@ -161,7 +161,7 @@ class FleetClient:
         return self._leased(self._ask(lambda call: AcquireLease(call, robot, purpose, priority, ttl_s)))
 
     def renew(self, lease: Lease) -> Lease:
-        """Hold it longer: due well before it ends. Raises `Refused` when it is not ours any more."""
+        """Hold it longer: due well before it ends. Raises `RejectedError` when it is not ours any more."""
         return self._leased(self._ask(lambda call: RenewLease(call, lease.robot, lease.number)))
 
     def release(self, lease: Lease | str, force: bool = False) -> None:
@@ -173,7 +173,7 @@ class FleetClient:
                 number = found.number
             else:
                 holder = f"is held by '{found.holder}' ({found.purpose})" if found else "is not held by anybody"
-                raise Refused(f"'{robot}' {holder}, not by '{self.name}'. Force it only if you know who that is.")
+                raise RejectedError(f"'{robot}' {holder}, not by '{self.name}'. Force it only if you know who that is.")
         self._ask(lambda call: ReleaseLease(call, robot, number))
 
     def preempted(self) -> list[Preempted]:
@@ -190,7 +190,7 @@ class FleetClient:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, make: Callable[[int], Message]) -> Answer:
+    def _ask(self, make: Callable[[int], Message]) -> Response:
         self._call += 1
         call, deadline_s = self._call, time.monotonic() + self._answer_s
         message = make(call)
@@ -201,11 +201,11 @@ class FleetClient:
                 self._introduce(deadline_s)
                 sent = self._channel().send(message)
             heard = self._channel().recv(min(left_s, 0.2))
-            if isinstance(heard, Introduce):
+            if isinstance(heard, ReintroduceRequest):
                 sent = False
-            elif isinstance(heard, Answer) and heard.call == call:
+            elif isinstance(heard, Response) and heard.call == call:
                 if heard.refused:
-                    raise Refused(heard.refused)
+                    raise RejectedError(heard.refused)
                 return heard
             elif heard is not None:
                 self._take(heard)
@@ -220,14 +220,14 @@ class FleetClient:
                 if not self._channel().send(hello):
                     next_s = now_s + 0.02
             heard = self._channel().recv(0.02)
-            if isinstance(heard, Welcome):
+            if isinstance(heard, HelloAck):
                 return
-            if isinstance(heard, Refusal):
-                raise Refused(heard.reason)
-            if heard is not None and not isinstance(heard, Introduce):
+            if isinstance(heard, Rejection):
+                raise RejectedError(heard.reason)
+            if heard is not None and not isinstance(heard, ReintroduceRequest):
                 self._take(heard)
             if reason := getattr(self._channel(), "refusal", ""):
-                raise Refused(reason)
+                raise RejectedError(reason)
         raise WireError(
             f"no gateway answers at {self._gateway}. Start one with `vla-fleet up` or `vla-fleet gateway`, or name "
             "another with --gateway."
@@ -236,7 +236,7 @@ class FleetClient:
     def _take(self, message: Message) -> None:
         if isinstance(message, Preempted):
             self._preempted.append(message)
-        elif not isinstance(message, Welcome):
+        elif not isinstance(message, HelloAck):
             self.heard.append(message)
 
     def _channel(self) -> Channel:
@@ -245,7 +245,7 @@ class FleetClient:
         return self._line
 
     @staticmethod
-    def _leased(answer: Answer) -> Lease:
+    def _leased(answer: Response) -> Lease:
         if answer.lease is None:
             raise WireError("the gateway's answer has no lease in it: is it of another version?")
         return answer.lease

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from wire.errors import ConfigError, Refused, WireError
+from wire.errors import ConfigError, RejectedError, WireError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -196,20 +196,20 @@ def _client(gateway: str, recipe: str, data: Path | None, keys: Path | None, nam
 
 
 def _hold(fleet: FleetClient, held: Lease, ttl_s: float) -> None:
-    """Renew until interrupted. Raises `Refused` when the lease has ended, saying for whom."""
+    """Renew until interrupted. Raises `RejectedError` when the lease has ended, saying for whom."""
     next_s = time.monotonic() + ttl_s / 3
     silent = ""
     while True:
         fleet.listen(min(0.2, ttl_s / 10))
         for ended in fleet.preempted():
-            raise Refused(f"{ended.lease.robot} is not yours any more: {ended.reason}")
+            raise RejectedError(f"{ended.lease.robot} is not yours any more: {ended.reason}")
         if time.monotonic() < next_s:
             continue
         next_s = time.monotonic() + ttl_s / 3
         try:
             held = fleet.renew(held)
-        except Refused as error:
-            raise Refused(f"{held.robot} is not yours any more: {error}") from error
+        except RejectedError as error:
+            raise RejectedError(f"{held.robot} is not yours any more: {error}") from error
         except WireError as error:
             # a gateway that is started again knows the lease; until it ends there is hope
             if str(error) != silent:

@@ -16,7 +16,7 @@ from hal.interfaces.robot import Robot, Teleoperator
 from robot_edge.control.loop import ControlLoop, LoopConfig
 from robot_edge.control.takeover_gate import Gate, GateConfig
 from robot_edge.flight_recorder.command import replay_command
-from robot_edge.flight_recorder.events import Header
+from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from wire.clock import Clock
 from wire.errors import ConfigError
@@ -26,7 +26,7 @@ from wire.transport.channel import Channel
 @contextlib.contextmanager
 def recorded(recipe: Recipe, name: str, directory: Path, *, operated: bool) -> Iterator[FlightRecorder]:
     """The recorder of one start of robot `name`'s control process."""
-    header = Header(
+    header = FlightHeader(
         name=name,
         boot=secrets.token_hex(4),
         spec=recipe.spec,
@@ -49,7 +49,7 @@ def recorded(recipe: Recipe, name: str, directory: Path, *, operated: bool) -> I
 
 
 def rebuilt(
-    header: Header,
+    header: FlightHeader,
     robot: Robot,
     uplink: Channel,
     inference: Channel,

@@ -15,7 +15,7 @@ from policies.tokens.fast import FastTokenizer
 from policies.tokens.residual_vq import ResidualVQ
 from policies.tokens.tokenizer import ActionTokenizer, from_bytes
 from policies.tokens.tokenizer import report as measured
-from wire.errors import ConfigError, InvalidData, nearest, storage_error
+from wire.errors import ConfigError, InvalidDataError, storage_error, suggest
 from wire.types import RobotSpec
 
 _RESTS = 0.02
@@ -52,7 +52,7 @@ def fitted(kind: str, chunks: np.ndarray, spec: RobotSpec, error: float) -> Acti
     """
     if kind not in _KINDS:
         raise ConfigError(
-            f"--kind {kind}: there is no such tokeniser.{nearest(kind, _KINDS)} Known: {', '.join(_KINDS)}."
+            f"--kind {kind}: there is no such tokeniser.{suggest(kind, _KINDS)} Known: {', '.join(_KINDS)}."
         )
     return _KINDS[kind](chunks, _RESTS * (spec.action_high() - spec.action_low()), error or None)
 
@@ -66,13 +66,13 @@ def write(tokenizer: ActionTokenizer, path: Path) -> None:
 
 
 def read(path: Path) -> ActionTokenizer:
-    """Raises `StorageError` or `InvalidData` that names the file."""
+    """Raises `StorageError` or `InvalidDataError` that names the file."""
     try:
         return from_bytes(path.read_bytes())
     except OSError as error:
         raise storage_error(error, "reading the tokeniser", path) from error
-    except InvalidData as error:
-        raise InvalidData(f"{path}: {error}") from error
+    except InvalidDataError as error:
+        raise InvalidDataError(f"{path}: {error}") from error
 
 
 def rendered(tokenizer: ActionTokenizer, chunks: np.ndarray, as_json: bool) -> str:

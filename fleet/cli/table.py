@@ -20,7 +20,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _LINE_EVERY_S = 10.0
 
 
-class Screen:
+class Dashboard:
     """A live table on a terminal; one line every ten seconds elsewhere."""
 
     def __init__(self, page: str, recipe: Recipe, root: Path, *, headless: bool) -> None:

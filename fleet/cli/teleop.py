@@ -15,7 +15,7 @@ from wire.errors import RobotError
 
 if TYPE_CHECKING:
     from fleet.tools.teleop import Teleop
-    from hal.interfaces.teleop import Device
+    from hal.interfaces.teleop import TeleopDevice
     from wire.clock import Clock
 
 _LINES_PER_S = 5
@@ -72,7 +72,7 @@ def teleop(
         _show("")
 
 
-def make_device(kind: str, config: str, armed: bool) -> Device:
+def make_device(kind: str, config: str, armed: bool) -> TeleopDevice:
     """The device, with keys for taking over, stopping and quitting beside it where there is a terminal."""
     from fleet.config.overrides import read_json
     from hal.registry import TELEOPERATORS, make_teleoperator, read_config

@@ -12,15 +12,15 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from policies.interface.registry import PolicyChoice, same_network
-from wire.errors import ConfigError, Corrupt, DiskFull, storage_error
+from wire.errors import ConfigError, CorruptDataError, DiskFullError, storage_error
 
 if TYPE_CHECKING:
-    from cloud_learner.buffer.location import BufferPlace
+    from cloud_learner.buffer.location import BufferLocation
 
 LEAST_FREE_BYTES = 64 * 1024 * 1024
 
 
-class Identity(msgspec.Struct, frozen=True):
+class RunIdentity(msgspec.Struct, frozen=True):
     """What a data directory belongs to."""
 
     recipe: str
@@ -50,12 +50,12 @@ class DataDirectory:
         return self.root / "keys"
 
     @property
-    def buffer(self) -> BufferPlace:
+    def buffer(self) -> BufferLocation:
         """Where ledger, store and journal are: below `root`, or where `keep_buffer_at` said."""
-        from cloud_learner.buffer.location import BufferPlace
+        from cloud_learner.buffer.location import BufferLocation
 
         urls = self._buffer_urls()
-        return BufferPlace(self.root, urls.ledger, urls.store)
+        return BufferLocation(self.root, urls.ledger, urls.store)
 
     def keep_buffer_at(self, ledger: str, store: str) -> None:
         """Note the URLs of ledger and store for every process of this fleet; empty ones leave what was noted.
@@ -94,7 +94,9 @@ class DataDirectory:
         except OSError as error:
             raise storage_error(error, "reading where the buffer is", path) from error
         except msgspec.DecodeError as error:
-            raise Corrupt(f"{path} cannot be read ({error}). It names the ledger's and the store's URL.") from error
+            raise CorruptDataError(
+                f"{path} cannot be read ({error}). It names the ledger's and the store's URL."
+            ) from error
 
     @property
     def policy(self) -> Path:
@@ -120,11 +122,11 @@ class DataDirectory:
     def edge(self, name: str) -> Path:
         return self.edges / name
 
-    def prepare(self, identity: Identity) -> IO[str]:
+    def prepare(self, identity: RunIdentity) -> IO[str]:
         """Create and lock the directory; keep the returned file open as long as the lock is needed.
 
-        Raises `NotWritable`, `DiskFull`, or `ConfigError` when another fleet uses it or it holds what another recipe or
-        another policy made.
+        Raises `NotWritableError`, `DiskFullError`, or `ConfigError` when another fleet uses it or it holds what another
+        recipe or another policy made.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -141,7 +143,7 @@ class DataDirectory:
         free = shutil.disk_usage(self.root).free
         if free < LEAST_FREE_BYTES:
             lock.close()
-            raise DiskFull(
+            raise DiskFullError(
                 f"{self.root} has {free / 1e6:.0f} MB free, a fleet needs at least {LEAST_FREE_BYTES / 1e6:.0f} MB. "
                 "Free some room or choose another --data directory."
             )
@@ -152,19 +154,21 @@ class DataDirectory:
             raise
         return lock
 
-    def identity(self) -> Identity | None:
+    def identity(self) -> RunIdentity | None:
         """What the directory belongs to, None when no fleet began there. Raises `StorageError`."""
         path = self.root / "fleet.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Identity)
+            return msgspec.json.decode(path.read_bytes(), type=RunIdentity)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise storage_error(error, "reading the data directory", path) from error
         except msgspec.DecodeError as error:
-            raise Corrupt(f"{path} cannot be read ({error}). Move it away to start a fresh fleet there.") from error
+            raise CorruptDataError(
+                f"{path} cannot be read ({error}). Move it away to start a fresh fleet there."
+            ) from error
 
-    def _identify(self, identity: Identity) -> None:
+    def _identify(self, identity: RunIdentity) -> None:
         path = self.root / "fleet.json"
         self.require(identity)
         if self.identity() is None:
@@ -178,7 +182,7 @@ class DataDirectory:
             except OSError as error:
                 raise storage_error(error, "noting what the data directory belongs to", path) from error
 
-    def require(self, identity: Identity) -> None:
+    def require(self, identity: RunIdentity) -> None:
         """Raises `ConfigError` when the directory holds what another recipe or another policy made; writes nothing."""
         found = self.identity()
         if found is None:

@@ -71,7 +71,8 @@ class Tuning:
     def applied(self, recipe: Recipe) -> Recipe:
         """`recipe` with what is given here.
 
-        Raises `SpecMismatch` for a driver of another robot, `ConfigError` for a policy that cannot be used with it.
+        Raises `SpecMismatchError` for a driver of another robot, `ConfigError` for a policy that cannot be used with
+        it.
         """
         if self.robot or self.robot_config:
             recipe = self._driven(recipe)

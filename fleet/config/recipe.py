@@ -8,7 +8,7 @@ from typing import Any
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from fleet.evaluation.evaluator import EvaluatorConfig
-from hal.interfaces.dynamics import Motion
+from hal.interfaces.dynamics import DynamicsModel
 from policies.interface.policy import LearnedPolicy, Policy
 from robot_edge.control.loop import LoopConfig
 from robot_edge.control.takeover_gate import GateConfig
@@ -58,7 +58,7 @@ class Recipe:
     """think in a process of its own on the robot's computer; for policies whose `think` would hold up `act`"""
     hosted: bool = True
     """run the driver in a process of its own, which holds the robot when its control dies"""
-    motion: Motion | None = None
+    motion: DynamicsModel | None = None
     """how the robot's state follows from its actions; None: no state is rolled forward"""
     loop: LoopConfig = field(default_factory=LoopConfig)
     gate: GateConfig = field(default_factory=GateConfig)

@@ -14,11 +14,11 @@ from hal.drivers.fake import FAKE_INSTRUCTIONS, FakeConfig, FakeRobot
 from hal.drivers.metaworld.dynamics import metaworld_limits, metaworld_motion
 from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
 from hal.drivers.metaworld.tasks import instruction
-from hal.interfaces.dynamics import Coupling, SpecMotion
+from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
 from robot_edge.control.loop import LoopConfig
 from robot_edge.control.takeover_gate import GateConfig
 from robot_edge.inference.server import SlowConfig
-from wire.errors import ConfigError, nearest
+from wire.errors import ConfigError, suggest
 from wire.types import RobotSpec
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def fake(seed: int = 0) -> Recipe:
         unpaced_config=config,
         spec=robot.spec,
         make_policy=_pixels_policy,
-        motion=SpecMotion(robot.spec, [Coupling(f"move_{axis}", axis, 0.01) for axis in "xyz"]),
+        motion=SpecMotion(robot.spec, [ActionStateMapping(f"move_{axis}", axis, 0.01) for axis in "xyz"]),
         algorithm=hg_dagger.HGDagger(batch=16, pretrain_steps=20, publish_every_s=1.0),
         loop=LoopConfig(max_ticks=60),
         evaluator=EvaluatorConfig(episodes=2, every_s=5.0, final_episodes=3, max_ticks=60),
@@ -143,7 +143,7 @@ def get_recipe(name: str, seed: int = 0) -> Recipe:
         make = _load(name)
     if make is None:
         raise ConfigError(
-            f"there is no recipe '{name}'.{nearest(name, RECIPES)} Known: {', '.join(RECIPES)}, or module:function."
+            f"there is no recipe '{name}'.{suggest(name, RECIPES)} Known: {', '.join(RECIPES)}, or module:function."
         )
     try:
         recipe = make(seed)

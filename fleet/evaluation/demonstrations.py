@@ -19,7 +19,7 @@ from wire.transport.channel import Channel
 log = logging.getLogger(__name__)
 
 
-class Insistent:
+class AlwaysIntervene:
     """A gate that never hands back."""
 
     active = False

@@ -15,8 +15,8 @@ from pathlib import Path
 from fleet.evaluation.rollout import Conditions, rollout
 from hal.interfaces.robot import Robot
 from policies.interface.policy import Policy
-from robot_edge.chunking.selector import MakeSchedule, Planner
-from robot_edge.uplink.weight_subscriber import Follower
+from robot_edge.chunking.selector import ChunkSchedulerSelector, MakeSchedule
+from robot_edge.uplink.weight_subscriber import WeightSubscriber
 from wire.clock import Clock
 from wire.errors import ConfigError
 from wire.messages.all import Evaluate, Evaluation, Message
@@ -68,7 +68,7 @@ class Evaluator:
         """
         self.robot = robot
         self._policy = policy
-        self._planner = Planner(schedule)
+        self._planner = ChunkSchedulerSelector(schedule)
         self._conditions = conditions or Conditions(extra_ticks=config.delay_ticks)
         self._tasks = tasks
         self._gateway = gateway
@@ -83,7 +83,7 @@ class Evaluator:
         self._started_ns = 0
         self._wins: dict[str, int] = {}
         self.done = False
-        self._follower = Follower(
+        self._follower = WeightSubscriber(
             name,
             "evaluator",
             gateway,

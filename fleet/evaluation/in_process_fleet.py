@@ -17,7 +17,7 @@ from robot_edge.control.loop import ControlLoop
 from robot_edge.inference.server import Inference
 from robot_edge.runtime.process_group import control_hello
 from robot_edge.uplink.server import Uplink
-from wire.clock import Clock, ManualClock, UnpacedClock
+from wire.clock import Clock, ManualClock, SimulatedClock
 from wire.transport.memory_channel import MemoryServer, memory_pair
 
 _DRAIN_ROUNDS = 2000
@@ -63,7 +63,7 @@ class RehearsedRobot:
         self.uplink.control_gone()
 
 
-class Rehearsal:
+class InProcessFleet:
     """Robots, gateway and trainer on one data directory."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Rehearsal:
         """Add so many demonstrations, the tasks in turn."""
         control, uplink_end = memory_pair()
         idle, unused = memory_pair()
-        loop = supplies.make_demonstrator(self.recipe, "demonstrator", control, idle, UnpacedClock())
+        loop = supplies.make_demonstrator(self.recipe, "demonstrator", control, idle, SimulatedClock())
         line = self.server.connect("demonstrator")
         uplink = supplies.make_uplink("demonstrator", self.data.edge("demonstrator"), line, uplink_end, unused)
         first_seed = self._first_demonstration_seed + self._demonstrations
@@ -142,7 +142,7 @@ def success(recipe: Recipe, weights: bytes, episodes: int, first_seed: int, seed
     """Held-out success of `weights` by task, over `episodes` seeds each."""
     policy = recipe.make_policy(recipe.spec, seed)
     policy.load(weights, 1)
-    clock = UnpacedClock()
+    clock = SimulatedClock()
     robot = supplies.make_robot(recipe.robot, recipe.unpaced_config, clock)
     robot.connect()
     config = recipe.evaluator

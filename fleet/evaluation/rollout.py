@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from fleet.evaluation.injected_delay import Delay, FixedDelay
 from hal.interfaces.robot import Robot
 from hal.safety.bounds import rest_action
-from hal.safety.limiter import Safety, SafetyLimits
+from hal.safety.limiter import SafetyLimiter, SafetyLimits
 from policies.interface.policy import Policy
-from robot_edge.chunking.base import ChunkSchedule
-from robot_edge.inference.infer_chunk import answer
-from wire.clock import ManualClock, UnpacedClock
+from robot_edge.chunking.base import ChunkScheduler
+from robot_edge.inference.infer_chunk import infer_chunk
+from wire.clock import ManualClock, SimulatedClock
 from wire.messages.all import ChunkReply
 
 
@@ -20,7 +20,7 @@ from wire.messages.all import ChunkReply
 class Conditions:
     """How slow inference is."""
 
-    clock: ManualClock = field(default_factory=UnpacedClock)
+    clock: ManualClock = field(default_factory=SimulatedClock)
     """what the robot stamps with; it is moved by one control period per tick"""
     delay: Delay = field(default_factory=lambda: FixedDelay(0))
     """ticks between an observation and its chunk"""
@@ -32,12 +32,12 @@ class Conditions:
 
 
 def rollout(
-    robot: Robot, policy: Policy, schedule: ChunkSchedule, task: str, seed: int, max_ticks: int, conditions: Conditions
+    robot: Robot, policy: Policy, schedule: ChunkScheduler, task: str, seed: int, max_ticks: int, conditions: Conditions
 ) -> bool:
     """Whether `policy` succeeds at `task` from `seed` within `max_ticks`."""
     robot.reset(task, seed)
     schedule.reset(0)
-    safety = Safety(robot.spec, conditions.safety)
+    safety = SafetyLimiter(robot.spec, conditions.safety)
     executed, latent, thought_ns = None, None, -1
     coming: deque[tuple[int, ChunkReply]] = deque()
     for tick in range(max_ticks):
@@ -50,7 +50,7 @@ def rollout(
             seen_ns = max((frame.time_ns for frame in observation.images.values()), default=observation.time_ns)
             if latent is None or seen_ns - thought_ns > conditions.think_every_s * 1e9:
                 latent, thought_ns = policy.think(observation), seen_ns
-            reply, ticks = answer(policy, latent, request), conditions.delay.draw() + conditions.extra_ticks
+            reply, ticks = infer_chunk(policy, latent, request), conditions.delay.draw() + conditions.extra_ticks
             if ticks:
                 coming.append((tick + ticks, reply))
             else:

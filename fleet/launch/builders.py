@@ -15,9 +15,9 @@ from fleet.config.overrides import Tuning
 from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
 from hal.driver_host.priority import idle
-from robot_edge.runtime.lifecycle import Lifeline
-from wire.clock import MonotonicClock, UnpacedClock
-from wire.errors import ConfigError, Refused
+from robot_edge.runtime.lifecycle import ShutdownSignal
+from wire.clock import MonotonicClock, SimulatedClock
+from wire.errors import ConfigError, RejectedError
 from wire.messages.all import Evaluate
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 
@@ -34,7 +34,7 @@ def run_gateway(recipe_name: str, root: Path, host: str, port: int, web_host: st
     from cloud_learner.operator.app import serve
 
     recipe, data = get_recipe(recipe_name), DataDirectory(root)
-    lifeline = Lifeline()
+    lifeline = ShutdownSignal()
     channel = ZmqServer(f"tcp://{host}:{port or '*'}", data.keys, apart=True)
     gateway, view, ledger, sealer = supplies.make_gateway(recipe, data, channel)
     page = serve(view, web_host, web_port)
@@ -69,7 +69,7 @@ def run_trainer(
     """Train until asked to stop, then write a checkpoint."""
     one_thread()
     recipe, data = tuning.applied(get_recipe(recipe_name, seed)), DataDirectory(root)
-    lifeline = Lifeline()
+    lifeline = ShutdownSignal()
     with line_to(gateway, name, keys or data.keys) as channel:
         while not data.buffer.exists() and not lifeline.cut:
             time.sleep(0.1)
@@ -99,7 +99,7 @@ def run_evaluator(
     idle()
     one_thread()
     recipe, data = tuning.applied(get_recipe(recipe_name, seed)), DataDirectory(root)
-    lifeline = Lifeline()
+    lifeline = ShutdownSignal()
     config = recipe.evaluator
     only = Evaluate(version, config.final_episodes, config.final_first_seed, label) if version else None
     with line_to(gateway, name, keys or data.keys) as channel:
@@ -125,7 +125,7 @@ def run_demonstrator(
 
     recipe, data = get_recipe(recipe_name), DataDirectory(root)
     count = episodes or recipe.demonstrations * len(recipe.tasks)
-    clock = UnpacedClock()
+    clock = SimulatedClock()
     control_end, uplink_end = memory_pair()
     idle_end, unused_end = memory_pair()
     with line_to(gateway, name, keys or data.keys) as channel:
@@ -153,16 +153,16 @@ def run_think_server(
     tuning: Tuning = UNTUNED,
 ) -> None:
     """Think for robots on other machines until asked to stop."""
-    from robot_edge.inference.latent_server import Thinker, ThinkServer
+    from robot_edge.inference.latent_server import LatentEncoder, LatentServer
 
     one_thread()
     recipe, data = tuning.applied(get_recipe(recipe_name)), DataDirectory(root)
     keys = keys or data.keys
-    lifeline = Lifeline()
+    lifeline = ShutdownSignal()
     robots = ZmqServer(f"tcp://{host}:{port or '*'}", keys, THINKER)
     with line_to(gateway, THINKER, keys) as channel:
-        thinker = Thinker(lambda: recipe.make_policy(recipe.spec, os.getpid()))
-        server = ThinkServer(THINKER, robots, channel, thinker, data.edge(THINKER) / "weights", MonotonicClock())
+        thinker = LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))
+        server = LatentServer(THINKER, robots, channel, thinker, data.edge(THINKER) / "weights", MonotonicClock())
         log.info("robots that think here connect to %s", robots.endpoint)
         patience = _Patience()
         while not (lifeline.cut or server.stopping):
@@ -185,7 +185,7 @@ class _Patience:
             return
         self._since = self._since or time.monotonic()
         if time.monotonic() - self._since > REFUSED_PATIENCE_S:
-            raise Refused(reason)
+            raise RejectedError(reason)
 
 
 @contextlib.contextmanager

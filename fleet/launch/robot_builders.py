@@ -15,12 +15,12 @@ from fleet.launch import supplies
 from fleet.launch.builders import THINKER, line_to, one_thread
 from fleet.launch.preloads import of_edge
 from fleet.tools.policy_smoke_test import try_policy
-from hal.driver_host.proxy import HostedRobot
+from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import CallLimits, run_host
 from hal.registry import make_operator, make_robot
 from robot_edge.inference.latent_encoder import InlineSlowPath, ProcessSlowPath, RemoteSlowPath, SlowPath
 from robot_edge.runtime.forking import has_gpu, preload
-from robot_edge.runtime.lifecycle import PARENT, Lifeline, only_one
+from robot_edge.runtime.lifecycle import PARENT, ShutdownSignal, instance_lock
 from robot_edge.runtime.process_group import (
     EdgeProcesses,
     lines,
@@ -31,11 +31,11 @@ from robot_edge.runtime.process_group import (
     run_thinker,
     run_uplink,
 )
-from robot_edge.runtime.shared_frames import FramedChannel
-from robot_edge.uplink.keepalive import Pulse
-from robot_edge.uplink.local_operator import DeskLine
+from robot_edge.runtime.shared_frames import SharedFrameChannel
+from robot_edge.uplink.keepalive import StatusKeepalive
+from robot_edge.uplink.local_operator import LocalOperatorLink
 from wire.clock import MonotonicClock
-from wire.errors import ConfigError, nearest
+from wire.errors import ConfigError, suggest
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import FrameRing, ring_path
 from wire.transport.keys import GATEWAY, load_pair, load_public
@@ -103,7 +103,7 @@ def run_robot(
     edge = edge_processes(recipe_name, root, gateway, keys, name, operator, tuning, think, site)
     # Whoever started this as one of many has tried it.
     if tuning.policy and PARENT not in os.environ:
-        lifeline = Lifeline()
+        lifeline = ShutdownSignal()
         if not try_policy(recipe_name, tuning, 0, lambda: lifeline.cut):
             return 0
     preload(of_edge(tuning.applied(get_recipe(recipe_name)), tuning.policy))
@@ -127,8 +127,8 @@ def run_edge_part(
     recipe, data = tuning.applied(get_recipe(recipe_name)), DataDirectory(root)
     keys = keys or data.keys
     if part not in PARTS:
-        raise ConfigError(f"a robot has no part '{part}'.{nearest(part, PARTS)} It has {', '.join(PARTS)}.")
-    with only_one(data.edge(name) / f"{part}.lock"):
+        raise ConfigError(f"a robot has no part '{part}'.{suggest(part, PARTS)} It has {', '.join(PARTS)}.")
+    with instance_lock(data.edge(name) / f"{part}.lock"):
         match part:
             case "robot":
                 _driver(recipe, run_directory, operator)
@@ -145,7 +145,7 @@ def run_edge_part(
 def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
     robot = make_robot(recipe.robot, recipe.robot_config)
     operator = make_operator(recipe.robot, robot) if operated else None
-    lifeline = Lifeline()
+    lifeline = ShutdownSignal()
     patience = recipe.loop.driver
     # Control names the driver that blocks first; then its process ends.
     limits = CallLimits(patience.stuck_s, patience.reset_s + patience.stuck_s)
@@ -154,10 +154,10 @@ def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
 
 def _control(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path, operated: bool, site: str) -> None:
     clock, patience = MonotonicClock(), recipe.loop.driver
-    uplink = Pulse(record_line(run_directory, recipe.spec, uplink=False), clock)
+    uplink = StatusKeepalive(record_line(run_directory, recipe.spec, uplink=False), clock)
     hosted = None
     if recipe.hosted:
-        hosted = HostedRobot(
+        hosted = RobotProxy(
             recipe.spec,
             run_directory / _HOST,
             recipe.tasks,
@@ -166,7 +166,7 @@ def _control(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path
             meanwhile=uplink.beat,
         )
     ring = _frames(recipe, run_directory, write=hosted is None)
-    inference = FramedChannel(SharedChannel(run_directory / "inference-control", bind=False, polls=True), ring)
+    inference = SharedFrameChannel(SharedChannel(run_directory / "inference-control", bind=False, polls=True), ring)
     with recorded(recipe, name, data.edge(name) / "flight", operated=operated) as flight:
         loop = supplies.make_control(
             recipe, name, uplink, inference, clock, operated=operated, robot=hosted, operator=hosted, flight=flight
@@ -183,7 +183,7 @@ def _inference(recipe: Recipe, name: str, run_directory: Path, keys: Path, think
     one_thread()
     clock = MonotonicClock()
     ring = _frames(recipe, run_directory)
-    control = FramedChannel(SharedChannel(run_directory / "inference-control", bind=True), ring)
+    control = SharedFrameChannel(SharedChannel(run_directory / "inference-control", bind=True), ring)
     uplink = ZmqPair(lines(run_directory)["uplink-inference"], bind=False)
     policy, spare = (recipe.make_policy(recipe.spec, os.getpid()) for _ in range(2))
     line: Channel | None = None
@@ -192,7 +192,7 @@ def _inference(recipe: Recipe, name: str, run_directory: Path, keys: Path, think
         line = supplies.client(think, name, keys, THINKER)
         slow = RemoteSlowPath(line, clock)
     elif recipe.think_apart:
-        line = FramedChannel(SharedChannel(run_directory / "thinker", bind=True), ring)
+        line = SharedFrameChannel(SharedChannel(run_directory / "thinker", bind=True), ring)
         slow = ProcessSlowPath(line, clock)
     else:
         slow = InlineSlowPath(policy, spare)
@@ -206,12 +206,12 @@ def _inference(recipe: Recipe, name: str, run_directory: Path, keys: Path, think
 
 
 def _thinker(recipe: Recipe, run_directory: Path) -> None:
-    from robot_edge.inference.latent_server import Thinker, ThinkProcess
+    from robot_edge.inference.latent_server import LatentEncoder, LatentWorker
 
     one_thread()
     ring = _frames(recipe, run_directory)
-    line = FramedChannel(SharedChannel(run_directory / "thinker", bind=False), ring)
-    run_thinker(ThinkProcess(line, Thinker(lambda: recipe.make_policy(recipe.spec, os.getpid()))), line)
+    line = SharedFrameChannel(SharedChannel(run_directory / "thinker", bind=False), ring)
+    run_thinker(LatentWorker(line, LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))), line)
     line.close()
     ring.close()
 
@@ -228,7 +228,7 @@ def _uplink(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path,
     desk = ZmqPair(ends["uplink-desk"], bind=True)
     with line_to(gateway, name, keys) as channel:
         uplink = supplies.make_uplink(name, data.edge(name), channel, control, inference)
-        uplink.desk = DeskLine(name, desk)
+        uplink.desk = LocalOperatorLink(name, desk)
         run_uplink(uplink, channel, inference, desk)
     control.close()
     for line in (inference, desk):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class Meters:
+class RunCounters:
     """Fed with snapshots of the page; each control process counts from zero, so the newest value of each is kept."""
 
     def __init__(self) -> None:

@@ -9,31 +9,31 @@ from typing import TYPE_CHECKING
 
 from fleet.config.data_directory import DataDirectory
 from fleet.config.recipe import Recipe
-from fleet.evaluation.demonstrations import Insistent
+from fleet.evaluation.demonstrations import AlwaysIntervene
 from fleet.evaluation.evaluator import Evaluator
 from fleet.evaluation.injected_delay import DelayedChannel, parse_delay
 from fleet.evaluation.rollout import Conditions
 from hal.interfaces.robot import Robot, Teleoperator
 from hal.registry import make_operator, make_robot
-from robot_edge.chunking.base import ChunkSchedule
-from robot_edge.chunking.delay_estimate import DelayForecast
+from robot_edge.chunking.base import ChunkScheduler
+from robot_edge.chunking.delay_estimate import DelayEstimator
 from robot_edge.chunking.factory import make_schedule
 from robot_edge.chunking.selector import MakeSchedule
 from robot_edge.control.loop import ControlLoop
 from robot_edge.control.takeover_gate import Gate
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.uplink.server import Uplink
-from wire.clock import Clock, ManualClock, MonotonicClock, UnpacedClock
+from wire.clock import Clock, ManualClock, MonotonicClock, SimulatedClock
 from wire.messages.all import Evaluate, Evaluation
 from wire.transport.channel import Channel
 from wire.transport.keys import GATEWAY, load_pair, load_public
 from wire.transport.zmq_channel import ZmqClient
-from wire.types import Trained
+from wire.types import PolicyCapabilities
 
 if TYPE_CHECKING:
     from cloud_learner.buffer.ledger.ledger import Ledger
-    from cloud_learner.buffer.maintenance.shard_writer import Sealer
-    from cloud_learner.gateway.server import Door, Gateway
+    from cloud_learner.buffer.maintenance.shard_writer import ShardWriter
+    from cloud_learner.gateway.server import AuthenticatedServerChannel, Gateway
     from cloud_learner.operator.view import FleetView
     from cloud_learner.training.trainer import Trainer
 
@@ -47,9 +47,9 @@ def make_plan(recipe: Recipe) -> MakeSchedule:
     """The schedule of the recipe's strategy for weights that were trained in some way."""
 
     # What is known of delays outlives a change of weights.
-    forecast = DelayForecast()
+    forecast = DelayEstimator()
 
-    def make(trained: Trained) -> ChunkSchedule:
+    def make(trained: PolicyCapabilities) -> ChunkScheduler:
         return make_schedule(
             recipe.strategy,
             recipe.spec,
@@ -106,7 +106,7 @@ def make_control(
 
 
 def make_demonstrator(
-    recipe: Recipe, name: str, uplink: Channel, inference: Channel, clock: UnpacedClock
+    recipe: Recipe, name: str, uplink: Channel, inference: Channel, clock: SimulatedClock
 ) -> ControlLoop:
     """A control loop in which the scripted operator does everything, unpaced."""
     robot = make_robot(recipe.robot, recipe.unpaced_config, clock)
@@ -121,7 +121,7 @@ def make_demonstrator(
         clock,
         config,
         make_operator(recipe.robot, robot),
-        Insistent(),
+        AlwaysIntervene(),
     )
 
 
@@ -139,7 +139,7 @@ def make_uplink(
 def make_evaluator(
     recipe: Recipe, name: str, data: DataDirectory, gateway: Channel, seed: int, only: Evaluate | None = None
 ) -> Evaluator:
-    simulated = UnpacedClock()
+    simulated = SimulatedClock()
     return Evaluator(
         name,
         make_robot(recipe.robot, recipe.unpaced_config, simulated),
@@ -156,13 +156,13 @@ def make_evaluator(
 
 
 def make_gateway(
-    recipe: Recipe, data: DataDirectory, channel: Door, clock: Clock | None = None
-) -> tuple[Gateway, FleetView, Ledger, Sealer]:
+    recipe: Recipe, data: DataDirectory, channel: AuthenticatedServerChannel, clock: Clock | None = None
+) -> tuple[Gateway, FleetView, Ledger, ShardWriter]:
     """The gateway on `data`, its view for the page, the ledger to close at the end, and the sealer, not started.
 
     `clock`: that of robots which do not run in real time, for leases and health.
     """
-    from cloud_learner.buffer.maintenance.shard_writer import Sealer
+    from cloud_learner.buffer.maintenance.shard_writer import ShardWriter
     from cloud_learner.gateway.ingest import Ingest
     from cloud_learner.gateway.server import Gateway
     from cloud_learner.gateway.weight_store import WeightStore
@@ -182,7 +182,7 @@ def make_gateway(
         view.version(newest.version)
     weights = WeightStore.open(data.weights, ledger)
     gateway = Gateway(channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock or MonotonicClock())
-    return gateway, view, ledger, Sealer(store, ledger)
+    return gateway, view, ledger, ShardWriter(store, ledger)
 
 
 def _history(ledger: Ledger) -> list[tuple[Evaluation, float]]:
@@ -216,8 +216,8 @@ def make_trainer(
     clock: Clock | None = None,
 ) -> Trainer:
     """The trainer on the buffer in `data`; resumes from its newest checkpoint."""
-    from cloud_learner.buffer.loading.config import FeedConfig
-    from cloud_learner.buffer.loading.dataset import Feed
+    from cloud_learner.buffer.loading.config import DatasetConfig
+    from cloud_learner.buffer.loading.dataset import ReplayDataset
     from cloud_learner.buffer.sampling.target import OnlineShare, Recent, TaskMix, imitation
     from cloud_learner.training.learner import Learner
     from cloud_learner.training.trainer import Trainer, TrainerConfig
@@ -227,7 +227,7 @@ def make_trainer(
     place = data.buffer
     ledger, store = place.open_reader()
     mix = TaskMix(online=OnlineShare() if algorithm.adaptive_share else None)
-    config = FeedConfig(
+    config = DatasetConfig(
         tasks=recipe.instructions,
         target=imitation(Recent(algorithm.recent_share, algorithm.recent_steps), mix=mix),
         batch=algorithm.batch,
@@ -248,7 +248,7 @@ def make_trainer(
         name,
         Learner(policy, algorithm, seed),
         policy.fit,
-        Feed(ledger, store, recipe.spec, config, place),
+        ReplayDataset(ledger, store, recipe.spec, config, place),
         ledger,
         gateway,
         data.checkpoints,

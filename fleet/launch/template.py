@@ -81,7 +81,7 @@ class Template:
         """Only stores. `needs`: modules by role (`fleet.launch.preloads`)."""
         self._needs = needs
         self._log_file = log_file
-        self._line: _Line | None = None
+        self._line: _TemplateLink | None = None
 
     def __enter__(self) -> Template:
         if forks_here():
@@ -113,12 +113,12 @@ class Template:
                 self._line = self._open(first=False)
             if self._line.usable:
                 with contextlib.suppress(OSError):
-                    return _Part(self._line, command, dict(environment), output, niceness, needs)
+                    return _ForkedPart(self._line, command, dict(environment), output, niceness, needs)
             return start_program(command, environment, output, niceness)
 
         return start
 
-    def _open(self, first: bool = True) -> _Line:
+    def _open(self, first: bool = True) -> _TemplateLink:
         names = list(dict.fromkeys(name for needs in self._needs.values() for name in needs))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -136,10 +136,10 @@ class Template:
                 env={**os.environ, PARENT: str(os.getpid())},
                 start_new_session=True,
             )
-        return _Line(ours, process, usable=first)
+        return _TemplateLink(ours, process, usable=first)
 
 
-class _Line:
+class _TemplateLink:
     """To one template process, and the parts that are its children."""
 
     def __init__(self, line: socket.socket, process: subprocess.Popen[bytes], usable: bool) -> None:
@@ -149,10 +149,10 @@ class _Line:
         """whether to wait for it is no slower than to start a new program"""
         line.setblocking(False)
         self._line = line
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[int, _ForkedPart] = {}
         self._decode = msgspec.msgpack.Decoder(_Started | _Ended | _Ready).decode
 
-    def ask(self, part: _Part, request: _Request, output: int) -> None:
+    def ask(self, part: _ForkedPart, request: _Request, output: int) -> None:
         """Raises `OSError` when that is not possible now."""
         socket.send_fds(self._line, [msgspec.msgpack.encode(request)], [output])
         self._parts[request.number] = part
@@ -193,12 +193,12 @@ class _Line:
         return self.process.wait()
 
 
-class _Part:
+class _ForkedPart:
     """A `Process` that a template forks."""
 
     def __init__(
         self,
-        line: _Line,
+        line: _TemplateLink,
         command: list[str],
         environment: dict[str, str],
         output: int,

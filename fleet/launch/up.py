@@ -17,22 +17,22 @@ from types import FrameType
 from typing import Any
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from fleet.cli.table import Screen
+from fleet.cli.table import Dashboard
 from fleet.cli.up_options import EVERYWHERE, Options, check_options, free_port
-from fleet.config.data_directory import DataDirectory, Identity
+from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from fleet.launch.backend import Backend, LocalBackend, changes
 from fleet.launch.builders import THINKER
 from fleet.launch.preloads import by_role
 from fleet.launch.process_specs import AFTER, BEFORE, DEMONSTRATOR, HELPERS, Parts, measurer, minute_label
-from fleet.launch.run_counters import Meters
+from fleet.launch.run_counters import RunCounters
 from fleet.launch.template import Template
 from fleet.tools.policy_build import Building
 from fleet.tools.policy_smoke_test import try_policy
 from fleet.tools.report import write_report
 from robot_edge.runtime.process_group import DRAIN_S
-from robot_edge.runtime.rejection_log import Refusals
+from robot_edge.runtime.rejection_log import RejectionLog
 from wire.errors import ConfigError, FleetError
 from wire.transport.keys import GATEWAY, make_keys
 
@@ -45,7 +45,7 @@ CALLERS = ("console", "teleoperator")
 """keys of the command lines that ask for robots"""
 
 
-class Stopped(Exception):
+class StopRequestedError(Exception):
     """Somebody asked to stop: not an error."""
 
 
@@ -61,8 +61,8 @@ class Up:
             # What cannot work is said here, once, rather than by every part.
             self.recipe = self.tuning.applied(self.recipe)
         self.data = DataDirectory((options.data or Path("data") / self.recipe.name.replace(":", ".")).resolve())
-        self.meters = Meters()
-        self._refusals = Refusals()
+        self.meters = RunCounters()
+        self._refusals = RejectionLog()
         self._robots: dict[str, str] = {}
         self._edges: list[str] = []
         self._think = ""
@@ -75,7 +75,7 @@ class Up:
         options = self.options
         if options.report is not None and not options.report.resolve().parent.is_dir():
             raise ConfigError(f"--report {options.report}: its directory does not exist; create it first.")
-        identity = Identity(self.recipe.name, options.seed, self.recipe.spec.hash, self.tuning.choice())
+        identity = RunIdentity(self.recipe.name, options.seed, self.recipe.spec.hash, self.tuning.choice())
         self._listen()
         self.data.require(identity)
         # Before the directory is given to this policy for ever. With Ray other machines make it.
@@ -95,7 +95,7 @@ class Up:
                 self.parts = Parts(self.recipe.name, address, options.seed, options.operator, self.tuning)
                 shown = "127.0.0.1" if options.web_host in ("", *EVERYWHERE) else options.web_host
                 self.page = f"http://{shown}:{web_port}"
-                self.screen = Screen(self.page, self.recipe, self.data.root, headless=options.headless)
+                self.screen = Dashboard(self.page, self.recipe, self.data.root, headless=options.headless)
                 return self._watched(lambda: self._work(host, port, web_port))
 
     def _watched(self, work: Callable[[], None]) -> int:
@@ -103,7 +103,7 @@ class Up:
         started, status = time.monotonic(), 0
         try:
             work()
-        except Stopped:
+        except StopRequestedError:
             self.screen.say("stopping: robots finish their record, spools drain, the trainer saves …")
         except FleetError as error:
             self.screen.close()
@@ -285,7 +285,7 @@ class Up:
             until = min(until, deadline)
         while True:
             if self._asked:
-                raise Stopped
+                raise StopRequestedError
             for text in self.backend.turn():
                 self.screen.say(text)
             for name, part in self.backend.parts.items():

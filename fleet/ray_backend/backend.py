@@ -16,7 +16,7 @@ import msgspec
 from fleet.launch.backend import LocalBackend, News, Part, PartState
 from fleet.ray_backend.cluster import Cluster, Gone
 from fleet.ray_backend.host import TOKEN
-from fleet.ray_backend.resources import NEEDS, Discovery, Node, Request, Waits, discover, place
+from fleet.ray_backend.resources import NEEDS, Discovery, Node, ResourceRequest, Waits, discover, place
 from wire.errors import storage_error
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class _Placed:
 
     part: Part
     state: PartState = field(default_factory=PartState)
-    request: Request | None = None
+    request: ResourceRequest | None = None
     actor: Any = None
     question: Any = None
     asked_s: float = 0.0
@@ -175,7 +175,7 @@ class RayBackend:
         part = placed.part
         others = {name: one.request for name, one in self._placed.items() if one.request is not None}
         if part.role != "edge" and self._probes:
-            found: Request | Waits = Waits(f"{part.name} waits until the nodes have said what they have.")
+            found: ResourceRequest | Waits = Waits(f"{part.name} waits until the nodes have said what they have.")
         else:
             found = place(part, self._nodes, others)
         if isinstance(found, Waits):

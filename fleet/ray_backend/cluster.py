@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from fleet.launch.backend import Part
-from fleet.ray_backend.host import Host, look
-from fleet.ray_backend.resources import Node, Request, living, robot_resource
+from fleet.ray_backend.host import RayHost, look
+from fleet.ray_backend.resources import Node, ResourceRequest, living, robot_resource
 from wire.errors import ConfigError, WireError, storage_error
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Cluster:
         task = self._ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=self._only(node.id))
         return task.remote(data, token)
 
-    def start(self, part: Part, request: Request, data: str, environment: dict[str, str]) -> Any:
+    def start(self, part: Part, request: ResourceRequest, data: str, environment: dict[str, str]) -> Any:
         """Begin to start the actor of `part`; Ray starts it again as often as it dies."""
         self._made += 1
         options: dict[str, Any] = {
@@ -67,7 +67,7 @@ class Cluster:
         }
         if request.node:
             options["scheduling_strategy"] = self._only(request.node)
-        actor = self._ray.remote(Host).options(**options)
+        actor = self._ray.remote(RayHost).options(**options)
         return actor.remote(msgspec.to_builtins(part), data, environment)
 
     def ask(self, actor: Any) -> Any:

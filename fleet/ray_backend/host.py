@@ -1,7 +1,7 @@
 """The actor: it holds a place on a node and keeps one process there running.
 
 Ray starts the actor again when it or its node dies; the actor starts the process again when that dies; the process ends
-by itself when its actor is gone (`robot_edge.runtime.lifecycle.Lifeline`).
+by itself when its actor is gone (`robot_edge.runtime.lifecycle.ShutdownSignal`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TURN_S = 0.1
 _TROUBLE_PAUSE_S = 5.0
 
 
-class Host:
+class RayHost:
     """Runs on the part's node. What crosses to and from it are plain strings and numbers."""
 
     def __init__(self, part: dict[str, Any], data: str, environment: dict[str, str]) -> None:

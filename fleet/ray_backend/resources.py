@@ -54,7 +54,7 @@ NEEDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ResourceRequest:
     """What Ray is asked for, for one actor."""
 
     cpus: float = 0.0
@@ -124,20 +124,20 @@ def discover(nodes: Iterable[Node]) -> Discovery:
     return Discovery(robots, tuple(complaints))
 
 
-def place(part: Part, nodes: Mapping[str, Node], placed: Mapping[str, Request]) -> Request | Waits:
+def place(part: Part, nodes: Mapping[str, Node], placed: Mapping[str, ResourceRequest]) -> ResourceRequest | Waits:
     """Where `part` goes among the living `nodes`, next to the other parts' requests `placed` (by part name).
 
     An edge goes wherever its robot is; a trainer and a think server to a GPU if one is free where they can work, else
     to a CPU, near the gateway rather than far; evaluators to the node with the least of our parts.
     """
     if part.role == "edge":
-        return Request(resources={robot_resource(part.name): 1.0})
+        return ResourceRequest(resources={robot_resource(part.name): 1.0})
     need = NEEDS[part.role]
     able = [node for node in nodes.values() if node.home or _able(part, need, node)]
     with_gpu = [node for node in able if need.gpu and _free(node, placed, "GPU") >= 1]
     if with_gpu:
         best = min(with_gpu, key=lambda node: (not node.home, -node.resources["GPU"], node.host, node.id))
-        return Request(cpus=min(need.cpus, best.resources.get("CPU", 0.0)), gpus=1.0, node=best.id)
+        return ResourceRequest(cpus=min(need.cpus, best.resources.get("CPU", 0.0)), gpus=1.0, node=best.id)
     with_cpu = [node for node in able if _free(node, placed, "CPU") >= need.cpus]
     if with_cpu:
         busy = {node.id: sum(request.node == node.id for request in placed.values()) for node in with_cpu}
@@ -145,7 +145,7 @@ def place(part: Part, nodes: Mapping[str, Node], placed: Mapping[str, Request]) 
             with_cpu,
             key=lambda node: ((busy[node.id], node.home) if need.spread else (not node.home, 0), node.host, node.id),
         )
-        return Request(cpus=need.cpus, node=best.id)
+        return ResourceRequest(cpus=need.cpus, node=best.id)
     where = "sees the gateway's data directory" if need.shares_data else f"has the secret key of '{part.name}'"
     return Waits(f"{part.name} waits for a node that {where} and has {need.cpus:g} CPU free.")
 
@@ -154,7 +154,7 @@ def _able(part: Part, need: Need, node: Node) -> bool:
     return node.shares_data if need.shares_data else node.shares_data or part.name in node.keys
 
 
-def _free(node: Node, placed: Mapping[str, Request], kind: str) -> float:
+def _free(node: Node, placed: Mapping[str, ResourceRequest], kind: str) -> float:
     """What our own parts leave of it. What others on the cluster took shows when Ray lets a part wait."""
     taken = sum(
         request.gpus if kind == "GPU" else request.cpus for request in placed.values() if request.node == node.id

@@ -36,12 +36,12 @@ _ROS_MODULES = (
 )
 
 if TYPE_CHECKING:
-    from robot_edge.ros2.node import Prepared
+    from robot_edge.ros2.node import NodeSetup
 
 
-def prepare(parameters: EdgeParameters, namespace: str) -> Prepared:
+def prepare(parameters: EdgeParameters, namespace: str) -> NodeSetup:
     """The edge processes for these parameters, and what the robot must offer. Raises `FleetError`."""
-    from robot_edge.ros2.node import Prepared
+    from robot_edge.ros2.node import NodeSetup
 
     root = Path(parameters.data) if parameters.data else ros_home() / "vla_fleet" / parameters.recipe.replace(":", ".")
     root = root.absolute()
@@ -79,7 +79,7 @@ def prepare(parameters: EdgeParameters, namespace: str) -> Prepared:
         parameters.think,
         parameters.site,
     )
-    return Prepared(edge, wanted)
+    return NodeSetup(edge, wanted)
 
 
 def ros_home() -> Path:

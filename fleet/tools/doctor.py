@@ -49,7 +49,7 @@ def examine(visit: Visit, tell: Callable[[str], None], give_up: Callable[[str], 
     """Run the conformance suite. `tell` hears each check's name; `give_up` is called from another thread with a reason
     when a check never ends. Raises as `prepared`."""
     task = prepared(visit).task
-    watch = _Watch(visit.patience_s, give_up)
+    watch = _DoctorWatch(visit.patience_s, give_up)
 
     def heard(name: str) -> None:
         tell(name)
@@ -90,7 +90,7 @@ def _task(robot: Robot) -> str:
     return tasks[0]
 
 
-class _Watch:
+class _DoctorWatch:
     """Calls `give_up` when a check takes longer than `patience_s`."""
 
     def __init__(self, patience_s: float, give_up: Callable[[str], None]) -> None:

@@ -16,8 +16,8 @@ from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from fleet.launch.builders import one_thread
 from policies.conformance.check import example_observation
-from policies.interface.policy import Examples
-from wire.errors import ConfigError, Corrupt, FleetError, PolicyError, storage_error
+from policies.interface.policy import NormalizationData
+from wire.errors import ConfigError, CorruptDataError, FleetError, PolicyError, storage_error
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -158,7 +158,9 @@ def exported(root: Path, version: int, out: Path) -> int:
 
 
 def published(root: Path, version: int) -> tuple[int, bytes]:
-    """Number and weights of a version of the fleet below `root`, 0 for the newest. Raises `ConfigError`, `Corrupt`."""
+    """Number and weights of a version of the fleet below `root`, 0 for the newest. Raises `ConfigError`,
+    `CorruptDataError`.
+    """
     from cloud_learner.gateway.weight_store import WeightStore
 
     data = DataDirectory(root)
@@ -182,22 +184,22 @@ def published(root: Path, version: int) -> tuple[int, bytes]:
         store.close()
         ledger.close()
     if hashlib.sha256(weights).hexdigest() != row.version.sha256:
-        raise Corrupt(f"{path} is not what was published as version {number}. Take another version.")
+        raise CorruptDataError(f"{path} is not what was published as version {number}. Take another version.")
     return number, weights
 
 
-def recorded(root: Path, recipe: Recipe, horizon: int) -> Examples:
+def recorded(root: Path, recipe: Recipe, horizon: int) -> NormalizationData:
     """Imitable states and chunks of the buffer below `root`. Raises `ConfigError` when there are none."""
-    from cloud_learner.buffer.loading.config import FeedConfig
-    from cloud_learner.buffer.loading.dataset import Feed
+    from cloud_learner.buffer.loading.config import DatasetConfig
+    from cloud_learner.buffer.loading.dataset import ReplayDataset
     from cloud_learner.buffer.sampling.target import imitation
 
     place = DataDirectory(root).buffer
     if not place.exists():
         raise ConfigError(f"--data {root}: no fleet has recorded anything there.")
     ledger, store = place.open_reader()
-    config = FeedConfig(tasks=recipe.instructions, target=imitation(), batch=1, horizon=horizon, prefetch=0)
-    feed = Feed(ledger, store, recipe.spec, config, place)
+    config = DatasetConfig(tasks=recipe.instructions, target=imitation(), batch=1, horizon=horizon, prefetch=0)
+    feed = ReplayDataset(ledger, store, recipe.spec, config, place)
     try:
         feed.refresh()
         examples = feed.examples()

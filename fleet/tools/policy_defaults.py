@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fleet.config.recipe import Recipe
 from policies.interface.policy import LearnedPolicy
-from policies.interface.registry import Hints, PolicyChoice, hints, make_policy
+from policies.interface.registry import PolicyChoice, PolicyDefaults, hints, make_policy
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
@@ -24,7 +24,7 @@ _OF_THE_ALGORITHM = (
 
 
 def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
-    """`recipe` with the policy of `choice`, its algorithm and pace as `Hints` wants them.
+    """`recipe` with the policy of `choice`, its algorithm and pace as `PolicyDefaults` wants them.
 
     Chunks that are too short for the recipe's `replan_ticks` are replaced when they are half executed. Loads no
     network. Raises `ConfigError` for a policy that cannot be used with the recipe's robot, as far as its files tell.
@@ -51,7 +51,7 @@ def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
     )
 
 
-def _replan_ticks(recipe: Recipe, choice: PolicyChoice, wanted: Hints) -> int:
+def _replan_ticks(recipe: Recipe, choice: PolicyChoice, wanted: PolicyDefaults) -> int:
     if wanted.horizon is None:
         return recipe.replan_ticks
     ticks = wanted.horizon // recipe.speed_up

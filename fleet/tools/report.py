@@ -18,7 +18,7 @@ from fleet.config.data_directory import DataDirectory
 from fleet.config.machine import describe_machine
 from fleet.config.recipe import Recipe
 from fleet.launch.process_specs import AFTER, BEFORE, minute_label
-from fleet.launch.run_counters import Meters
+from fleet.launch.run_counters import RunCounters
 from fleet.tools.quarters import quarters
 from robot_edge.runtime.rejection_log import read_refusal
 from robot_edge.uplink.spool import Spool
@@ -33,7 +33,7 @@ def write_report(
     path: Path,
     data: DataDirectory,
     recipe: Recipe,
-    meters: Meters,
+    meters: RunCounters,
     duration_s: float,
     elsewhere: Mapping[str, int] = NOWHERE,
     measured_at: Iterable[float] = (),
@@ -53,7 +53,7 @@ def write_report(
 def make_report(
     data: DataDirectory,
     recipe: Recipe,
-    meters: Meters,
+    meters: RunCounters,
     duration_s: float,
     elsewhere: Mapping[str, int] = NOWHERE,
     measured_at: Iterable[float] = (),

@@ -14,12 +14,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hal.interfaces.teleop import Device, Intent
-from hal.teleop.pose import Hints, LetsGo, SeesRobot, held, neutral, pose_of, unknown
+from hal.interfaces.teleop import TeleopCommand, TeleopDevice
+from hal.teleop.pose import LetsGo, PoseHints, SeesRobot, held, neutral, pose_of, unknown
 from wire.clock import Clock, clock_name
-from wire.errors import ConfigError, Refused, WireError, nearest
-from wire.messages.all import EdgeStatus, Heartbeat, Hello, Introduce, Message, Operator, Refusal, Welcome
-from wire.messages.fleet import AcquireLease, Answer, ListFleet, Preempted, ReleaseLease, RenewLease
+from wire.errors import ConfigError, RejectedError, WireError, suggest
+from wire.messages.all import (
+    EdgeStatus,
+    Heartbeat,
+    Hello,
+    HelloAck,
+    Message,
+    OperatorCommand,
+    ReintroduceRequest,
+    Rejection,
+)
+from wire.messages.fleet import AcquireLease, ListFleet, Preempted, ReleaseLease, RenewLease, Response
 from wire.transport.channel import Channel
 from wire.types import Lease, RobotSpec
 
@@ -45,7 +54,7 @@ class Teleop:
     def __init__(
         self,
         channel: Channel,
-        device: Device,
+        device: TeleopDevice,
         robot: str,
         name: str,
         clock: Clock,
@@ -98,8 +107,9 @@ class Teleop:
     def turn(self) -> bool:
         """Hear, read the device, wish. False when the person is done.
 
-        Raises `Refused` when the gateway does not let us in or the robot is somebody's, `ConfigError` for a robot that
-        is not there or that the device cannot drive, `WireError` when no gateway answers, `RobotError` of the device.
+        Raises `RejectedError` when the gateway does not let us in or the robot is somebody's, `ConfigError` for a robot
+        that is not there or that the device cannot drive, `WireError` when no gateway answers, `RobotError` of the
+        device.
         """
         while (message := self._channel.recv()) is not None:
             self._hear(message)
@@ -129,7 +139,7 @@ class Teleop:
             reason = f" ({status.reason})" if status.reason else ""
             what = f"{status.mode}{reason}   {status.task}".rstrip()
         link = "no link" if self._silent or not self._welcomed else f"link {1e3 * self.link_s:.0f} ms"
-        hint = self._device.hint if isinstance(self._device, Hints) else ""
+        hint = self._device.hint if isinstance(self._device, PoseHints) else ""
         if self._barred:
             hint = f"let go, then take over again   {hint}"
         return f"{self.robot}   {what}   {link}   {'DRIVING   ' * self.driving}{hint}".rstrip()
@@ -142,16 +152,16 @@ class Teleop:
             self._say("The gateway answers again.")
         self._heard_ns, self._silent = now_ns, False
         match message:
-            case Welcome(echo_ns=echo_ns):
+            case HelloAck(echo_ns=echo_ns):
                 self._welcomed = True
                 self.link_s = (now_ns - echo_ns) / 1e9
-            case Refusal(reason=reason):
-                raise Refused(f"the gateway refuses '{self._name}': {reason}")
-            case Introduce():
+            case Rejection(reason=reason):
+                raise RejectedError(f"the gateway refuses '{self._name}': {reason}")
+            case ReintroduceRequest():
                 # A gateway that has just started: it may know our lease, or another may have come first.
                 self._welcomed = False
                 self._due_ns.clear()
-            case Answer():
+            case Response():
                 self._answered(message, now_ns)
             case Preempted(lease=lease, reason=reason) if self.lease and lease.number == self.lease.number:
                 self._given_up = True
@@ -161,7 +171,7 @@ class Teleop:
             case _:
                 log.debug("nothing is done about a %s.", type(message).__name__)
 
-    def _answered(self, answer: Answer, now_ns: int) -> None:
+    def _answered(self, answer: Response, now_ns: int) -> None:
         what, sent_ns = self._asked.pop(answer.call, ("", now_ns))
         if what:
             self.link_s = (now_ns - sent_ns) / 1e9
@@ -171,7 +181,7 @@ class Teleop:
             self.lease, self._had_it = answer.lease, True
             self._say(f"{self.robot} is yours.")
         elif what == "acquire" and not self._had_it:
-            raise Refused(f"{self.robot} cannot be had: {answer.refused or 'the gateway gave no lease'}")
+            raise RejectedError(f"{self.robot} cannot be had: {answer.refused or 'the gateway gave no lease'}")
         elif what == "acquire":
             self._given_up = True
             self._bar(f"{self.robot} cannot be had now: {answer.refused}")
@@ -186,13 +196,13 @@ class Teleop:
         elif answer.refused and not self._barred:
             self._say(answer.refused)
 
-    def _meet(self, answer: Answer) -> None:
+    def _meet(self, answer: Response) -> None:
         """Learn what the robot is."""
         names = {state.name: state for state in answer.robots}
         state = names.get(self.robot)
         if state is None:
             raise ConfigError(
-                f"the fleet has no robot '{self.robot}'.{nearest(self.robot, names)} "
+                f"the fleet has no robot '{self.robot}'.{suggest(self.robot, names)} "
                 f"There are: {', '.join(sorted(names)) or 'none'}."
             )
         spec = answer.specs.get(state.capabilities.spec_hash)
@@ -209,7 +219,7 @@ class Teleop:
         silent_s = (self._clock.now_ns() - self._heard_ns) / 1e9
         if not self._welcomed and self._spec is None:
             if why := getattr(self._channel, "refusal", ""):
-                raise Refused(why)
+                raise RejectedError(why)
             if (self._clock.now_ns() - self._begun_ns) / 1e9 > FIRST_WORD_S:
                 raise WireError(
                     f"no gateway has answered in {FIRST_WORD_S:g} s. Is it running, and is its address right?"
@@ -255,7 +265,7 @@ class Teleop:
 
     # --- the person ----------------------------------------------------------------------------------------------
 
-    def _act(self, intent: Intent) -> bool:
+    def _act(self, intent: TeleopCommand) -> bool:
         self._stop_due |= intent.estop
         if self._stop_due and self._wish("estop"):
             # The stop holds the robot now, above our own lease; it is not handed back, or it would go on by itself
@@ -303,7 +313,7 @@ class Teleop:
             self._commanded = action
 
     def _wish(self, kind: str, action: tuple[float, ...] = ()) -> bool:
-        return self._channel.send(Operator(self.robot, kind, action, self._sequence, self._name))
+        return self._channel.send(OperatorCommand(self.robot, kind, action, self._sequence, self._name))
 
     def _lose(self, why: str) -> None:
         self.lease, self.status = None, None

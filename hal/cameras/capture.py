@@ -26,7 +26,7 @@ _END_S = 1.0
 """how long closing waits for a device that does not answer"""
 
 
-class Source(Protocol):
+class CaptureDevice(Protocol):
     """A device that gives pictures one after the other, at its own pace. Used in one thread only."""
 
     def open(self) -> None:
@@ -46,12 +46,12 @@ class Source(Protocol):
 
 
 class Capture:
-    """Takes pictures of a `Source` in a thread and keeps the newest."""
+    """Takes pictures of a `CaptureDevice` in a thread and keeps the newest."""
 
     def __init__(
         self,
         spec: CameraSpec,
-        make: Callable[[], Source],
+        make: Callable[[], CaptureDevice],
         device: str,
         fit: Fit = "stretch",
         preview: tuple[int, int] = (0, 0),

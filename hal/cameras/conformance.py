@@ -25,7 +25,7 @@ def check_camera(
     make: Callable[[], Camera], seconds: float = 2.0, sleep: Callable[[float], None] = time.sleep
 ) -> Report:
     """Run every check on cameras from `make`, and watch one for `seconds`. Nothing is open when it returns."""
-    run = _Run(make, seconds, sleep)
+    run = _CameraRun(make, seconds, sleep)
     checks = []
     for rule in (run.spec, run.unready_is_refused, run.connect_twice, run.pictures, run.close_twice):
         try:
@@ -36,7 +36,7 @@ def check_camera(
     return Report(tuple(checks), run.figures)
 
 
-class _Run:
+class _CameraRun:
     """Each rule gives what is wrong, '' when nothing is."""
 
     def __init__(self, make: Callable[[], Camera], seconds: float, sleep: Callable[[float], None]) -> None:

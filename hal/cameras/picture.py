@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 from wire.types import Frame
 
 Fit = Literal["stretch", "crop"]
@@ -14,16 +14,16 @@ Fit = Literal["stretch", "crop"]
 
 
 def rgb(picture: Any) -> np.ndarray:
-    """uint8[h, w, 3] of a picture with 1, 3 or 4 channels, channels last or first. Raises `InvalidData`."""
+    """uint8[h, w, 3] of a picture with 1, 3 or 4 channels, channels last or first. Raises `InvalidDataError`."""
     image = np.asarray(picture)
     if image.dtype != np.uint8:
-        raise InvalidData(f"a picture of {image.dtype}{list(image.shape)}; it must be uint8[height, width, 3].")
+        raise InvalidDataError(f"a picture of {image.dtype}{list(image.shape)}; it must be uint8[height, width, 3].")
     if image.ndim == 2:
         image = image[:, :, None]
     if image.ndim == 3 and image.shape[2] not in (1, 3, 4) and image.shape[0] in (1, 3, 4):
         image = image.transpose(1, 2, 0)
     if image.ndim != 3 or image.shape[2] not in (1, 3, 4) or not image.size:
-        raise InvalidData(f"a picture of shape {list(image.shape)}; it must be uint8[height, width, 3].")
+        raise InvalidDataError(f"a picture of shape {list(image.shape)}; it must be uint8[height, width, 3].")
     if image.shape[2] == 1:
         image = np.repeat(image, 3, 2)
     return image[:, :, :3]

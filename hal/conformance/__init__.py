@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 
 from hal.conformance.measure import measure
-from hal.conformance.report import Check, Figure, Report
-from hal.conformance.rules import Broken, Rules
+from hal.conformance.report import ConformanceReport, Figure, RobotCheck
+from hal.conformance.rules import RuleBrokenError, Rules
 from hal.interfaces.robot import Robot
 
-__all__ = ["Check", "Figure", "Report", "check_robot"]
+__all__ = ["ConformanceReport", "Figure", "RobotCheck", "check_robot"]
 
 
 def check_robot(
@@ -33,7 +33,7 @@ def check_robot(
     move: bool = True,
     gentle: bool = False,
     tell: Callable[[str], None] = lambda name: None,
-) -> Report:
+) -> ConformanceReport:
     """Run every check on robots from `make`, each on a robot of its own.
 
     `ticks`: control periods of a run; `scale`: share of the action limits used to move; `seeded`: False for a real
@@ -48,16 +48,16 @@ def check_robot(
         tell(name)
         try:
             rule()
-            checks.append(Check(name, True))
-        except Broken as broken:
-            checks.append(Check(name, False, str(broken)))
+            checks.append(RobotCheck(name, True))
+        except RuleBrokenError as broken:
+            checks.append(RobotCheck(name, False, str(broken)))
         except Exception as error:  # noqa: BLE001 - a driver may raise anything; the report must say what
-            checks.append(Check(name, False, f"raised {type(error).__name__}: {error}"))
+            checks.append(RobotCheck(name, False, f"raised {type(error).__name__}: {error}"))
     figures: tuple[Figure, ...] = ()
     if measure_s and move:
         tell("figures")
         try:
             figures = measure(rules, measure_s)
         except Exception as error:  # noqa: BLE001 - as above
-            checks.append(Check("figures", False, f"raised {type(error).__name__}: {error}"))
-    return Report(tuple(checks), figures)
+            checks.append(RobotCheck("figures", False, f"raised {type(error).__name__}: {error}"))
+    return ConformanceReport(tuple(checks), figures)

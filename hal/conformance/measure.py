@@ -11,7 +11,7 @@ from hal.conformance.report import Figure
 from hal.conformance.rules import Closing, Rules
 from hal.interfaces.robot import Robot
 from hal.safety.bounds import hold_action
-from wire.types import Meaning, Observation, RobotSpec
+from wire.types import CommandType, Observation, RobotSpec
 
 _REST_TICKS = 10
 _STILL_TICKS = 3
@@ -32,7 +32,7 @@ def measure(rules: Rules, seconds: float, now: Callable[[], float] = time.perf_c
             Figure("connect", connected - began, "s"),
             Figure("reset", now() - connected, "s"),
         ]
-        line = _Line(robot, rules, now)
+        line = _Row(robot, rules, now)
         noise = line.rest()
         ticks = max(_REST_TICKS, round(seconds * spec.control_hz))
         first = line.ticks
@@ -43,7 +43,7 @@ def measure(rules: Rules, seconds: float, now: Callable[[], float] = time.perf_c
         return (*figures, *_stop(line, noise))
 
 
-class _Line:
+class _Row:
     """Reads and commands one robot at its rate and remembers how long everything took."""
 
     def __init__(self, robot: Robot, rules: Rules, now: Callable[[], float]) -> None:
@@ -87,7 +87,7 @@ class _Line:
         self.pose = self.robot.read().state
         measured = {d.name: value for d, value in zip(spec.state, self.pose, strict=True)}
         self.executed = np.array(
-            [measured.get(d.name, 0.0) if d.meaning is Meaning.absolute else 0.0 for d in spec.action], np.float32
+            [measured.get(d.name, 0.0) if d.meaning is CommandType.absolute else 0.0 for d in spec.action], np.float32
         )
         self._due = self._now()
         for _ in range(_REST_TICKS):
@@ -138,7 +138,7 @@ def _cameras(spec: RobotSpec, seen: list[Observation]) -> list[Figure]:
     return figures
 
 
-def _stop(line: _Line, noise: np.ndarray) -> list[Figure]:
+def _stop(line: _Row, noise: np.ndarray) -> list[Figure]:
     """How long after being told to hold the robot still moves, and how far it goes."""
     spec = line.robot.spec
     span = np.array([d.high - d.low for d in spec.state], np.float32)

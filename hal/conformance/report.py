@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class RobotCheck:
     """One rule and how the robot did."""
 
     name: str
@@ -42,10 +42,10 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ConformanceReport:
     """All checks and figures, in the order they were made."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[RobotCheck, ...]
     figures: tuple[Figure, ...] = ()
 
     @property

@@ -9,11 +9,11 @@ import numpy as np
 
 from hal.interfaces.robot import Feedback, Robot
 from hal.safety.bounds import hold_action, limit_action, rest_action
-from wire.errors import ConfigError, FleetError, InvalidData
-from wire.types import Meaning, Observation, RobotSpec
+from wire.errors import ConfigError, FleetError, InvalidDataError
+from wire.types import CommandType, Observation, RobotSpec
 
 
-class Broken(Exception):
+class RuleBrokenError(Exception):
     """A rule is broken; the text says how and what to do."""
 
 
@@ -63,7 +63,7 @@ class Rules:
         for d in (*robot.spec.state, *robot.spec.action):
             need(np.isfinite([d.low, d.high]).all(), f"'{d.name}' has no finite limits; give its real range.")
         for d in robot.spec.action:
-            still = d.meaning is Meaning.absolute or d.low <= 0 <= d.high
+            still = d.meaning is CommandType.absolute or d.low <= 0 <= d.high
             need(still, f"action '{d.name}' is a {d.meaning.value} but 0 is not within its limits: it cannot hold.")
         need(robot.spec.hash == self.make().spec.hash, "two robots of the same configuration have other specs.")
 
@@ -102,7 +102,7 @@ class Rules:
             except ConfigError as error:
                 need(wrong in str(error), f"the error does not name the task '{wrong}': {error}")
                 return
-        raise Broken(f"reset('{wrong}') must raise ConfigError with the nearest known task.")
+        raise RuleBrokenError(f"reset('{wrong}') must raise ConfigError with the nearest known task.")
 
     def read(self) -> None:
         spec = self.make().spec
@@ -117,7 +117,7 @@ class Rules:
             for camera in spec.cameras:
                 frame = observation.images.get(camera.name)
                 if frame is None:
-                    raise Broken(f"no frame of '{camera.name}'; reset() must wait for the first.")
+                    raise RuleBrokenError(f"no frame of '{camera.name}'; reset() must wait for the first.")
                 got = f"{frame.image.dtype}{list(frame.image.shape)}"
                 wanted = f"uint8[{camera.height}, {camera.width}, 3]"
                 need(got == wanted, f"'{camera.name}' gave {got}; the spec says {wanted}.")
@@ -184,7 +184,7 @@ class Rules:
                 (np.full(da, np.inf, np.float32), "infinity"),
                 (np.zeros(da + 1, np.float32), f"{da + 1} numbers"),
             ):
-                _refuses(lambda bad=bad: robot.write(bad), f"write() of {what}", InvalidData)  # type: ignore[misc]
+                _refuses(lambda bad=bad: robot.write(bad), f"write() of {what}", InvalidDataError)  # type: ignore[misc]
             observation = robot.read()
             need(bool(np.isfinite(observation.state).all()), "the state is not finite after a refused action.")
 
@@ -194,7 +194,7 @@ class Rules:
             last = robot.write(self.first(robot)).executed
             held = robot.write(hold_action(robot.spec, last)).executed
             for d, value in zip(robot.spec.action, held, strict=True):
-                moved = d.meaning is not Meaning.absolute and value != 0
+                moved = d.meaning is not CommandType.absolute and value != 0
                 need(not moved, f"told to hold, it executed {value} {d.unit} of '{d.name}'.")
 
     def deterministic(self) -> None:
@@ -281,7 +281,7 @@ def _check_executed(spec: RobotSpec, feedback: Feedback) -> None:
 
 def need(holds: bool | np.bool_, otherwise: str) -> None:
     if not holds:
-        raise Broken(otherwise)
+        raise RuleBrokenError(otherwise)
 
 
 def _refuses(call: Callable[[], object], what: str, kind: type[FleetError] = FleetError) -> None:
@@ -289,4 +289,4 @@ def _refuses(call: Callable[[], object], what: str, kind: type[FleetError] = Fle
         call()
     except kind:
         return
-    raise Broken(f"{what} must raise {kind.__name__} that says what to do.")
+    raise RuleBrokenError(f"{what} must raise {kind.__name__} that says what to do.")

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hal.driver_host.protocol import View, plain, whole
-from wire.errors import ConfigError, InvalidData, RobotError, StorageError
+from hal.driver_host.protocol import FrameView, plain, whole
+from wire.errors import ConfigError, InvalidDataError, RobotError, StorageError
 from wire.transport.frame_ring import FrameRing, ring_path, with_preview
 from wire.types import CameraSpec, Frame, RobotSpec
 
@@ -34,13 +34,13 @@ class FrameWriter:
         self._ring = FrameRing(ring_path(socket, spec), spec, write=True)
         self._previews: dict[str, FrameRing] = {}
         self._left_out: set[str] = set()
-        self._shown: dict[str, tuple[Frame, View]] = {}
+        self._shown: dict[str, tuple[Frame, FrameView]] = {}
 
-    def show(self, images: Mapping[str, Frame], what: str) -> dict[str, View]:
+    def show(self, images: Mapping[str, Frame], what: str) -> dict[str, FrameView]:
         """Put in what is new of `images` and say where it lies.
 
-        Raises `InvalidData`, which begins with `what`, for a name that is no text, a time that is none, a camera that
-        the spec does not name and an image of another shape than it says.
+        Raises `InvalidDataError`, which begins with `what`, for a name that is no text, a time that is none, a camera
+        that the spec does not name and an image of another shape than it says.
         """
         views = {}
         for name, frame in images.items():
@@ -51,29 +51,29 @@ class FrameWriter:
             views[camera] = last[1]
         return views
 
-    def _put(self, camera: str, frame: Frame, what: str) -> View:
+    def _put(self, camera: str, frame: Frame, what: str) -> FrameView:
         time_ns = whole(f"{what} a frame of camera '{camera}' with time_ns", frame.time_ns)
         try:
             number = self._ring.put(camera, Frame(time_ns, frame.image))
-        except InvalidData as error:
-            raise InvalidData(f"{what} {error}") from error
+        except InvalidDataError as error:
+            raise InvalidDataError(f"{what} {error}") from error
         if frame.preview is None:
-            return View(number)
+            return FrameView(number)
         try:
-            return View(number, self._put_preview(camera, Frame(time_ns, frame.preview)), frame.preview.shape[:2])
-        except (ConfigError, InvalidData, StorageError) as error:
+            return FrameView(number, self._put_preview(camera, Frame(time_ns, frame.preview)), frame.preview.shape[:2])
+        except (ConfigError, InvalidDataError, StorageError) as error:
             # A robot must not stand still because somebody would like to look at it.
             if camera not in self._left_out:
                 log.warning("robot '%s': larger pictures are left out: %s", self._spec.embodiment, error)
             self._left_out.add(camera)
-            return View(number)
+            return FrameView(number)
 
     def _put_preview(self, camera: str, frame: Frame) -> int:
         """The first one says what shape they have, for as long as this process lives."""
         if camera not in self._previews:
             image = frame.image
             if not isinstance(image, np.ndarray) or image.ndim != 3:
-                raise InvalidData(f"camera '{camera}' gave no uint8[H, W, 3] as preview.")
+                raise InvalidDataError(f"camera '{camera}' gave no uint8[H, W, 3] as preview.")
             self._previews[camera] = _preview_ring(self._socket, self._spec, camera, image.shape[:2], write=True)
         number = self._previews[camera].put(camera, frame)
         self._left_out.discard(camera)
@@ -88,9 +88,9 @@ class FrameReader:
         self._socket, self._spec = socket, spec
         self._ring = FrameRing(ring_path(socket, spec), spec, write=False)
         self._previews: dict[tuple[str, tuple[int, ...]], FrameRing] = {}
-        self._seen: dict[str, tuple[View, Frame]] = {}
+        self._seen: dict[str, tuple[FrameView, Frame]] = {}
 
-    def read(self, views: Mapping[str, View]) -> dict[str, Frame]:
+    def read(self, views: Mapping[str, FrameView]) -> dict[str, Frame]:
         """The frames of a reply. No more than the next reading is put in before control asks again: they stay whole.
 
         Raises `RobotError` for one that is not there.
@@ -103,7 +103,7 @@ class FrameReader:
             frames[camera] = seen[1]
         return frames
 
-    def _frame(self, camera: str, view: View) -> Frame:
+    def _frame(self, camera: str, view: FrameView) -> Frame:
         frame = self._ring.view(camera, view.number)
         if frame is None:
             raise RobotError(

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from hal.interfaces.robot import Feedback
-from wire.errors import ConfigError, FleetError, InvalidData, RobotError, storage_error
+from wire.errors import ConfigError, FleetError, InvalidDataError, RobotError, storage_error
 from wire.types import Observation, RobotSpec
 
 PACKET_BYTES = 1 << 16
@@ -32,7 +32,7 @@ _TEXT_CHARS = 2000
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
+class DriverRequest(msgspec.Struct, frozen=True, array_like=True):
     """Control asks."""
 
     number: int
@@ -53,7 +53,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     for anything before; 0: do not"""
 
 
-class View(msgspec.Struct, frozen=True, array_like=True):
+class FrameView(msgspec.Struct, frozen=True, array_like=True):
     """A camera's newest frame, by its number in the ring of frames: another number is another frame."""
 
     number: int
@@ -79,7 +79,7 @@ class Reply(msgspec.Struct, array_like=True):
     time_ns: int = 0
     state: bytes = b""
     shape: tuple[int, ...] = ()
-    views: dict[str, View] = {}
+    views: dict[str, FrameView] = {}
     task: str = ""
     reward: float = 0.0
     success: bool = False
@@ -102,8 +102,8 @@ def error_of(reply: Reply) -> FleetError:
     return known.get(reply.kind, RobotError)(reply.error)
 
 
-def saw(number: int, seen: Observation, views: dict[str, View], what: str) -> Reply:
-    """The reply to a read. Raises `InvalidData`, which begins with `what`, naming the field that cannot be sent."""
+def saw(number: int, seen: Observation, views: dict[str, FrameView], what: str) -> Reply:
+    """The reply to a read. Raises `InvalidDataError`, which begins with `what` and names the field."""
     state = np.ascontiguousarray(seen.state, np.float32)
     time_ns, task = seen.time_ns, seen.task
     if type(time_ns) is not int or time_ns.bit_length() > _TIME_BITS:
@@ -146,40 +146,42 @@ def packed(reply: Reply, held: int, executed: np.ndarray | None, what: str, call
 
 
 def whole(what: str, value: object) -> int:
-    """`value`, of numpy or not, as a packet can carry it. Raises `InvalidData` naming `what` unless it is whole."""
+    """`value`, of numpy or not, for a packet. Raises `InvalidDataError` naming `what` unless it is whole."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
         if -(2**63) <= number < 2**63:
             return number
     except TypeError:
         pass
-    raise InvalidData(f"{what} {shown(value)}; a whole number of 64 bits is expected.")
+    raise InvalidDataError(f"{what} {shown(value)}; a whole number of 64 bits is expected.")
 
 
 def real(what: str, value: object) -> float:
-    """`value`, of numpy or not, as a packet can carry it. Raises `InvalidData` naming `what` unless it is a number."""
+    """`value`, of numpy or not, as a packet can carry it. Raises `InvalidDataError` naming `what` unless it is a
+    number.
+    """
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidData(f"{what} {shown(value)}; a number is expected.") from error
+        raise InvalidDataError(f"{what} {shown(value)}; a number is expected.") from error
 
 
 def truth(what: str, value: object) -> bool:
-    """`value`, of numpy or not, as a packet can carry it. Raises `InvalidData` naming `what` if it is many."""
+    """`value`, of numpy or not, as a packet can carry it. Raises `InvalidDataError` naming `what` if it is many."""
     try:
         return bool(value)
     except (TypeError, ValueError) as error:
-        raise InvalidData(f"{what} {shown(value)}; True or False is expected.") from error
+        raise InvalidDataError(f"{what} {shown(value)}; True or False is expected.") from error
 
 
 def plain(what: str, value: object) -> str:
-    """`value` as a packet can carry it. Raises `InvalidData` naming `what` unless it is a text in Unicode."""
+    """`value` as a packet can carry it. Raises `InvalidDataError` naming `what` unless it is a text in Unicode."""
     try:
         if isinstance(value, str):
             return value.encode().decode()
     except UnicodeEncodeError:
         pass
-    raise InvalidData(f"{what} {shown(value)}; a text in Unicode is expected.")
+    raise InvalidDataError(f"{what} {shown(value)}; a text in Unicode is expected.")
 
 
 def shown(value: object) -> str:

@@ -14,8 +14,8 @@ import numpy as np
 from hal.driver_host.frames import FrameReader
 from hal.driver_host.protocol import (
     PACKET_BYTES,
+    DriverRequest,
     Reply,
-    Request,
     address,
     error_of,
     new_socket,
@@ -24,7 +24,7 @@ from hal.driver_host.protocol import (
 )
 from hal.interfaces.robot import Feedback
 from hal.safety.bounds import limit_action
-from wire.errors import RobotError, RobotGone
+from wire.errors import RobotDisconnectedError, RobotError
 from wire.types import Observation, RobotSpec
 
 _SLICE_S = 0.2
@@ -34,7 +34,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Reply).decode
 
 
-class HostedRobot:
+class RobotProxy:
     """Keeps the `Robot` protocol. When this process dies, the host holds the robot until another one attaches.
 
     Keeps the `Teleoperator` protocol too: the scripted operator runs beside the driver, whose inside it may need.
@@ -90,8 +90,8 @@ class HostedRobot:
     def connect(self) -> None:
         """Attach to the host and have it connect its driver.
 
-        Raises `RobotError` when there is no host or another process is attached, `SpecMismatch` when it hosts another
-        robot, and what the driver raises.
+        Raises `RobotError` when there is no host or another process is attached, `SpecMismatchError` when it hosts
+        another robot, and what the driver raises.
         """
         if self._socket is None:
             self._attach()
@@ -119,7 +119,7 @@ class HostedRobot:
 
     def write(self, action: np.ndarray) -> Feedback:
         """As `Robot.write`. An action that reaches the driver too late is not executed: the robot holds instead, and
-        `Feedback.executed` says so. Raises as `read`, and `InvalidData` for what is no action."""
+        `Feedback.executed` says so. Raises as `read`, and `InvalidDataError` for what is no action."""
         data = limit_action(self.spec, action).tobytes()
         self._proposed = None
         at_ns, self._expected_ns = self._expected_ns, 0
@@ -204,14 +204,14 @@ class HostedRobot:
         self._ahead = 0
 
     def _call(self, call: str, timeout_s: float, **parts: Any) -> Reply:
-        """The reply to `call`; `parts` of the `Request`."""
+        """The reply to `call`; `parts` of the `DriverRequest`."""
         line = self._line(call)
         # The number between is that of a reading that comes by itself, also after a command that failed.
         self._number += 2
         self._ahead = 0
         sent_ns = time.monotonic_ns()
         try:
-            line.send(_encode(Request(self._number, call, sent_ns, **parts)))
+            line.send(_encode(DriverRequest(self._number, call, sent_ns, **parts)))
         except BrokenPipeError:
             # A host that closed the line may have said why before.
             pass
@@ -253,7 +253,7 @@ class HostedRobot:
                 f"{self._host()}. Check the robot's cable and power; restart the host if it stays so."
             )
         self._detach()
-        return RobotGone(f"robot '{self.spec.embodiment}': {self._gone(call)} ({error.strerror}).")
+        return RobotDisconnectedError(f"robot '{self.spec.embodiment}': {self._gone(call)} ({error.strerror}).")
 
     def _receive(self, line: socket.socket, call: str, sent_ns: int, timeout_s: float) -> Reply:
         """Raises `BlockingIOError` when no reply came within `timeout_s` of `sent_ns`."""
@@ -275,7 +275,7 @@ class HostedRobot:
         data = self._packet[: line.recv_into(self._packet)]
         if not data:
             self._detach()
-            raise RobotGone(f"robot '{self.spec.embodiment}': {self._gone(call)}.")
+            raise RobotDisconnectedError(f"robot '{self.spec.embodiment}': {self._gone(call)}.")
         return _decode(data)
 
     def _gone(self, call: str) -> str:

@@ -30,8 +30,8 @@ from hal.driver_host.frames import FrameWriter
 from hal.driver_host.priority import real_time, yielding
 from hal.driver_host.protocol import (
     PACKET_BYTES,
+    DriverRequest,
     Reply,
-    Request,
     did,
     listen,
     packed,
@@ -43,11 +43,11 @@ from hal.driver_host.protocol import (
     sendable,
     shown,
 )
-from hal.driver_host.watchdog import Bound, CallLimits, Watch, interrupts
+from hal.driver_host.watchdog import CallDeadline, CallLimits, CommandWatchdog, interrupts
 from hal.interfaces.robot import Feedback, Robot, Teleoperator, request_previews
 from hal.safety.bounds import hold_action, rest_action
-from hal.safety.limiter import Safety, SafetyLimits
-from wire.errors import FleetError, InvalidData, RobotError
+from hal.safety.limiter import SafetyLimiter, SafetyLimits
+from wire.errors import FleetError, InvalidDataError, RobotError
 from wire.types import Observation
 
 log = logging.getLogger(__name__)
@@ -62,10 +62,10 @@ _TURN_S = 0.1
 _STOP_S = 2.0
 """how long coming to hold may take at the end"""
 
-_decode = msgspec.msgpack.Decoder(Request).decode
+_decode = msgspec.msgpack.Decoder(DriverRequest).decode
 
 
-class Host:
+class DriverServer:
     """One robot, and one control process at a time. `turn` again and again; `close` at the end."""
 
     def __init__(
@@ -87,9 +87,9 @@ class Host:
         self._gave = {call: f"{self._what}: {call}() gave" for call in ("read", "write")}
         self._path = path
         self._operator = operator
-        self._safety = Safety(robot.spec, safety or SafetyLimits())
-        self._watch = Watch(robot.spec.period_ns, patience_ticks)
-        self._bound = Bound(limits)
+        self._safety = SafetyLimiter(robot.spec, safety or SafetyLimits())
+        self._watch = CommandWatchdog(robot.spec.period_ns, patience_ticks)
+        self._bound = CallDeadline(limits)
         self._executed: np.ndarray | None = None
         self._seen: Observation | None = None
         self._holding = 0
@@ -97,7 +97,7 @@ class Host:
         self._shape = (robot.spec.action_dim,)
         self._listen_s = min(_TURN_S, robot.spec.period_ns / 1e9)
         self._look_ns = 0
-        self._ahead: Request | None = None
+        self._ahead: DriverRequest | None = None
         """the command whose `read_at_ns` is to come"""
         self._packet = memoryview(bytearray(PACKET_BYTES))
         self._control: socket.socket | None = None
@@ -193,12 +193,12 @@ class Host:
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             self._lose(error)
 
-    def _read_ahead(self, line: socket.socket, command: Request) -> None:
+    def _read_ahead(self, line: socket.socket, command: DriverRequest) -> None:
         """Control wants the reading at the beginning of its next period: it need not ask once more."""
         if time.monotonic_ns() < command.read_at_ns:
             return
         self._ahead = None
-        read = Request(command.number + 1, "read", previews=command.previews, propose=command.propose)
+        read = DriverRequest(command.number + 1, "read", previews=command.previews, propose=command.propose)
         try:
             line.send(self._do(read), socket.MSG_DONTWAIT)
         except OSError as error:
@@ -221,7 +221,7 @@ class Host:
             self._control.close()
         self._control, self._pid, self._ahead = None, 0, None
 
-    def _do(self, request: Request) -> bytes:
+    def _do(self, request: DriverRequest) -> bytes:
         """The reply to `request` as it is sent."""
         try:
             if request.call in _SLOW:
@@ -242,7 +242,7 @@ class Host:
             failed = Reply(request.number, text, RobotError.__name__)
         return packed(failed, self.held, self._executed, self._what)
 
-    def _call(self, request: Request) -> Reply:
+    def _call(self, request: DriverRequest) -> Reply:
         number = request.number
         match request.call:
             case "read":
@@ -300,7 +300,7 @@ class Host:
 
     # --- the robot ------------------------------------------------------------------------------------------------
 
-    def _obey(self, request: Request) -> Feedback:
+    def _obey(self, request: DriverRequest) -> Feedback:
         action = np.frombuffer(request.action, np.float32)
         late_ns = time.monotonic_ns() - request.sent_ns
         if late_ns > self._watch.patience_ns:
@@ -319,7 +319,7 @@ class Host:
         executed = np.array(done.executed, np.float32)
         if executed.shape != self._shape or not all(map(math.isfinite, executed.tolist())):
             # The robot could not be brought to hold from that.
-            raise InvalidData(
+            raise InvalidDataError(
                 f"{self._what}: write() gave {shown(executed)} as what it executed; "
                 f"float32[{self.robot.spec.action_dim}], all finite, is expected."
             )
@@ -365,9 +365,9 @@ def run_host(
     Whoever handles signals has `stop` answer: an exception out of a handler would be taken for one of the driver.
 
     A control process that is still there then gets `GRACE_S` to end by itself. With `limits` this process ends, with a
-    trace in its log and exit status 1, when the driver blocks for longer. Raises as `Host`.
+    trace in its log and exit status 1, when the driver blocks for longer. Raises as `DriverServer`.
     """
-    host = Host(robot, path, safety, patience_ticks, operator, limits)
+    host = DriverServer(robot, path, safety, patience_ticks, operator, limits)
     # A collection of all that was imported takes longer than a control period.
     gc.collect()
     gc.freeze()

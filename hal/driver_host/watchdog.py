@@ -26,7 +26,7 @@ class CallLimits:
     """connect, reset and close"""
 
 
-class Bound:
+class CallDeadline:
     """Ends this process, with a trace of where it was on standard error and exit status 1, when a driver blocks.
 
     Nothing in Python can be counted on then, for the driver may hold the interpreter: `faulthandler` watches from
@@ -88,7 +88,7 @@ def interrupts() -> Iterator[Callable[[], bool]]:
         raise KeyboardInterrupt
 
 
-class Watch:
+class CommandWatchdog:
     """When hold must be commanded. Times are ns of one monotonic clock; before the first command nothing is due."""
 
     def __init__(self, period_ns: int, patience_ticks: int) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from hal.interfaces.robot import ROBOT, Feedback
 from hal.safety.bounds import limit_action
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, RobotError, nearest
-from wire.types import CameraSpec, Dimension, Frame, Meaning, Observation, RobotSpec
+from wire.errors import ConfigError, RobotError, suggest
+from wire.types import CameraSpec, CommandType, Dimension, Frame, Observation, RobotSpec
 
 _REACH_M = 0.3
 _STEP_M = 0.01
@@ -88,7 +88,7 @@ class FakeConfig:
         for task in self.tasks:
             if task not in _GOALS:
                 raise ConfigError(
-                    f"FakeConfig: no task '{task}'.{nearest(task, _GOALS)} It knows: {', '.join(_GOALS)}."
+                    f"FakeConfig: no task '{task}'.{suggest(task, _GOALS)} It knows: {', '.join(_GOALS)}."
                 )
         if not self.tasks or self.camera_every_ticks < 1 or self.image_px < 4:
             raise ConfigError("FakeConfig: needs a task, camera_every_ticks of at least 1 and image_px of at least 4.")
@@ -105,10 +105,10 @@ def fake_spec(config: FakeConfig) -> RobotSpec:
             Dimension("gripper_opening", "1", -1.0, 1.0),
         ),
         action=(
-            Dimension("move_x", "cm/step", -1.0, 1.0, Meaning.delta),
-            Dimension("move_y", "cm/step", -1.0, 1.0, Meaning.delta),
-            Dimension("move_z", "cm/step", -1.0, 1.0, Meaning.delta),
-            Dimension("gripper_effort", "1", -1.0, 1.0, Meaning.absolute),
+            Dimension("move_x", "cm/step", -1.0, 1.0, CommandType.delta),
+            Dimension("move_y", "cm/step", -1.0, 1.0, CommandType.delta),
+            Dimension("move_z", "cm/step", -1.0, 1.0, CommandType.delta),
+            Dimension("gripper_effort", "1", -1.0, 1.0, CommandType.absolute),
         ),
         cameras=(CameraSpec("front", config.image_px, config.image_px, config.control_hz / config.camera_every_ticks),),
         control_hz=config.control_hz,
@@ -145,7 +145,7 @@ class FakeRobot:
         self._misbehave("reset")
         if task not in self.tasks:
             raise ConfigError(
-                f"robot '{self.spec.embodiment}': no task '{task}'.{nearest(task, self.tasks)} "
+                f"robot '{self.spec.embodiment}': no task '{task}'.{suggest(task, self.tasks)} "
                 f"It knows: {', '.join(self.tasks)}."
             )
         if not self._connected:
@@ -170,7 +170,9 @@ class FakeRobot:
         return self._spoil(observation)
 
     def write(self, action: np.ndarray) -> Feedback:
-        """Move the point. Raises `InvalidData` for another shape or a number that is not finite; nothing moves then."""
+        """Move the point. Raises `InvalidDataError` for another shape or a number that is not finite; nothing moves
+        then.
+        """
         self._misbehave("write")
         self._ready("write")
         executed = np.asarray(action, np.float32).copy()

@@ -19,7 +19,7 @@ from hal.interfaces.robot import Feedback
 from hal.safety.bounds import hold_action, limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.episode_file import read_episode, read_header
-from wire.errors import ConfigError, Corrupt, RobotError, nearest
+from wire.errors import ConfigError, CorruptDataError, RobotError, suggest
 from wire.messages.all import Segment
 from wire.types import Frame, Observation, RobotSpec
 
@@ -56,16 +56,18 @@ class Recording:
         return len(self.times_ns)
 
     def picture(self, camera: str, time_ns: int, path: str) -> np.ndarray:
-        """uint8[h, w, 3], RGB. Raises `Corrupt` when it is not in the recording or is no JPEG."""
+        """uint8[h, w, 3], RGB. Raises `CorruptDataError` when it is not in the recording or is no JPEG."""
         import cv2
 
         data = self._jpeg.get((camera, time_ns))
         if data is None:
-            raise Corrupt(f"{path}: the picture of '{camera}' of time {time_ns} is not in it. Export it again.")
+            raise CorruptDataError(
+                f"{path}: the picture of '{camera}' of time {time_ns} is not in it. Export it again."
+            )
         image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
         if image is None or image.shape[:2] != self._sizes[camera]:
             size = "no JPEG" if image is None else f"of {image.shape[0]}x{image.shape[1]}"
-            raise Corrupt(f"{path}: the picture of '{camera}' of time {time_ns} is {size}. Export it again.")
+            raise CorruptDataError(f"{path}: the picture of '{camera}' of time {time_ns} is {size}. Export it again.")
         return np.ascontiguousarray(image[:, :, ::-1])
 
 
@@ -78,7 +80,7 @@ class ReplayRobot:
     def __init__(self, config: ReplayConfig, clock: Clock | None = None) -> None:
         """Reads the file's header for the spec; `clock` stamps observations (default: the machine's monotonic clock).
 
-        Raises `ConfigError` when there is no such file or it is none, `Corrupt` when its header is damaged.
+        Raises `ConfigError` when there is no such file or it is none, `CorruptDataError` when its header is damaged.
         """
         if config is None:
             raise ConfigError("robot 'replay': it needs a configuration with the path of a recorded episode.")
@@ -94,7 +96,7 @@ class ReplayRobot:
         self._frames: dict[str, tuple[int, Frame]] = {}
 
     def connect(self) -> None:
-        """Read the file. Twice is once. Raises `Corrupt` when it is damaged, `RobotError` without OpenCV."""
+        """Read the file. Twice is once. Raises `CorruptDataError` when it is damaged, `RobotError` without OpenCV."""
         if self.recording is not None:
             return
         if self.spec.cameras:
@@ -112,7 +114,7 @@ class ReplayRobot:
         """To the first step. Raises `ConfigError` for another task, `RobotError` before `connect`."""
         if task not in self.tasks:
             raise ConfigError(
-                f"{self._where}: no task '{task}'.{nearest(task, self.tasks)} It shows: {', '.join(self.tasks)}."
+                f"{self._where}: no task '{task}'.{suggest(task, self.tasks)} It shows: {', '.join(self.tasks)}."
             )
         if self.recording is None:
             raise RobotError(f"{self._where}: reset before connect(); call connect() first.")
@@ -133,7 +135,7 @@ class ReplayRobot:
     def write(self, action: np.ndarray) -> Feedback:
         """Go to the next step. `success`: the last step of a recording that ended so was reached.
 
-        Raises `InvalidData` for an action that is none of this robot; it stays where it is then.
+        Raises `InvalidDataError` for an action that is none of this robot; it stays where it is then.
         """
         recording = self._ready("write")
         given = limit_action(self.spec, action)

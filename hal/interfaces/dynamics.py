@@ -1,7 +1,7 @@
 """Where a robot will be after actions that are already decided: what an asynchronous policy must start from.
 
 VLASH (arXiv 2512.01031, section 3.2) rolls the state forward to the moment a chunk begins. Here the actions *as
-executed* are integrated by what each dimension means, and a robot may bring a model of its own (`Motion`).
+executed* are integrated by what each dimension means, and a robot may bring a model of its own (`DynamicsModel`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from wire.errors import ConfigError, nearest
-from wire.types import Meaning, RobotSpec
+from wire.errors import ConfigError, suggest
+from wire.types import CommandType, RobotSpec
 
 
-class Motion(Protocol):
+class DynamicsModel(Protocol):
     """A model of one robot: how its state follows from its actions."""
 
     rolled: np.ndarray
@@ -32,7 +32,7 @@ class Motion(Protocol):
         ...
 
 
-class Coupling(msgspec.Struct, frozen=True):
+class ActionStateMapping(msgspec.Struct, frozen=True):
     """An action dimension and the state dimension it moves."""
 
     action: str
@@ -48,19 +48,19 @@ class SpecMotion:
     control period.
     """
 
-    def __init__(self, spec: RobotSpec, couplings: Sequence[Coupling] | None = None) -> None:
+    def __init__(self, spec: RobotSpec, couplings: Sequence[ActionStateMapping] | None = None) -> None:
         """Without `couplings`, action and state dimensions of one name belong together.
 
         Raises `ConfigError` for a name the spec has not, or a state dimension that two actions move.
         """
         actions, states = [d.name for d in spec.action], [d.name for d in spec.state]
         if couplings is None:
-            couplings = [Coupling(name, name) for name in actions if name in states]
+            couplings = [ActionStateMapping(name, name) for name in actions if name in states]
         for coupling in couplings:
             for what, name, known in (("action", coupling.action, actions), ("state", coupling.state, states)):
                 if name not in known:
                     raise ConfigError(
-                        f"motion of '{spec.embodiment}': no {what} dimension '{name}'.{nearest(name, known)} "
+                        f"motion of '{spec.embodiment}': no {what} dimension '{name}'.{suggest(name, known)} "
                         f"It has {', '.join(known)}."
                     )
         moved = [coupling.state for coupling in couplings]
@@ -71,17 +71,17 @@ class SpecMotion:
         meanings = [spec.action[i].meaning for i in self._from]
         period_s = spec.period_ns / 1e9
         gains = [
-            c.gain * (period_s if m is Meaning.velocity else 1.0) for c, m in zip(couplings, meanings, strict=True)
+            c.gain * (period_s if m is CommandType.velocity else 1.0) for c, m in zip(couplings, meanings, strict=True)
         ]
         self._axes = [
-            (meaning is Meaning.absolute, gain, spec.state[i].low, spec.state[i].high)
+            (meaning is CommandType.absolute, gain, spec.state[i].low, spec.state[i].high)
             for meaning, gain, i in zip(meanings, gains, self._to, strict=True)
         ]
         self.rolled = np.zeros(len(states), bool)
         self.rolled[self._to] = True
 
     def roll(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
-        """See `Motion.roll`; it needs no past."""
+        """See `DynamicsModel.roll`; it needs no past."""
         rolled = np.array(state, np.float32)
         at = rolled[self._to].tolist()
         for action in coming[:, self._from].tolist():

@@ -10,7 +10,7 @@ import numpy as np
 from wire.types import RobotSpec
 
 
-class Intent(msgspec.Struct, frozen=True, eq=False):
+class TeleopCommand(msgspec.Struct, frozen=True, eq=False):
     """What the person wants now."""
 
     engaged: bool = False
@@ -24,7 +24,7 @@ class Intent(msgspec.Struct, frozen=True, eq=False):
 
 
 @runtime_checkable
-class Device(Protocol):
+class TeleopDevice(Protocol):
     """A device; its constructor only stores its configuration."""
 
     def connect(self, spec: RobotSpec) -> None:
@@ -35,7 +35,7 @@ class Device(Protocol):
         """
         ...
 
-    def read(self) -> Intent:
+    def read(self) -> TeleopCommand:
         """What the person wants now, without waiting. Raises `RobotError` when the device is gone."""
         ...
 

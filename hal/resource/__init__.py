@@ -1,19 +1,19 @@
 """A robot as something that can be scheduled: what it can do, how it is and who holds it. Pure: no threads."""
 
-from hal.resource.capabilities import capabilities_of, unmet
-from hal.resource.health import Health, HealthConfig, HealthWatch, Report
+from hal.resource.capabilities import capabilities_of, missing_requirements
+from hal.resource.health import HealthConfig, HealthReport, HealthWatch, RobotHealth
 from hal.resource.lease import Leases, Priority
-from hal.resource.roster import Change, Roster
+from hal.resource.roster import Change, RobotRegistry
 
 __all__ = [
     "Change",
-    "Health",
     "HealthConfig",
+    "HealthReport",
     "HealthWatch",
     "Leases",
     "Priority",
-    "Report",
-    "Roster",
+    "RobotHealth",
+    "RobotRegistry",
     "capabilities_of",
-    "unmet",
+    "missing_requirements",
 ]

@@ -23,7 +23,7 @@ def capabilities_of(spec: RobotSpec, tasks: Sequence[str] = (), site: str = "") 
     )
 
 
-def unmet(requirement: Requirement, name: str, capabilities: Capabilities) -> str:
+def missing_requirements(requirement: Requirement, name: str, capabilities: Capabilities) -> str:
     """What the robot `name` lacks for `requirement`, with the field named; '' when it fits."""
     need, have = requirement, capabilities
     if need.robots and name not in need.robots:
@@ -38,12 +38,12 @@ def unmet(requirement: Requirement, name: str, capabilities: Capabilities) -> st
         return f"cameras: '{name}' has no {_list(missing)} (it has {_list(have.cameras) or 'none'})"
     if need.site and need.site != have.site:
         return f"site: '{name}' stands at '{have.site}', not at '{need.site}'"
-    if need.tasks and not able(need.tasks, have):
+    if need.tasks and not satisfies(need.tasks, have):
         return f"tasks: '{name}' can do {_list(have.tasks)}, none of {_list(need.tasks)}"
     return ""
 
 
-def able(tasks: Sequence[str], capabilities: Capabilities) -> tuple[str, ...]:
+def satisfies(tasks: Sequence[str], capabilities: Capabilities) -> tuple[str, ...]:
     """Those of `tasks` that the robot can do, in their order."""
     return tuple(task for task in tasks if not capabilities.tasks or task in capabilities.tasks)
 

@@ -11,7 +11,7 @@ from wire.errors import ConfigError
 from wire.messages.all import EdgeStatus
 
 
-class Health(StrEnum):
+class RobotHealth(StrEnum):
     """How a robot is, as far as the fleet can tell."""
 
     starting = "starting"
@@ -29,7 +29,7 @@ class Health(StrEnum):
     @property
     def works(self) -> bool:
         """Whether it may be given work."""
-        return self in (Health.starting, Health.ready, Health.degraded)
+        return self in (RobotHealth.starting, RobotHealth.ready, RobotHealth.degraded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class HealthConfig:
                 )
 
 
-class Report(msgspec.Struct, frozen=True):
+class HealthReport(msgspec.Struct, frozen=True):
     """What a robot says of itself, several times a second."""
 
     mode: str = "policy"
@@ -99,7 +99,7 @@ class Report(msgspec.Struct, frozen=True):
         return self.mode in ("policy", "script", "human", "reset")
 
     @classmethod
-    def of(cls, status: EdgeStatus) -> Report:
+    def of(cls, status: EdgeStatus) -> HealthReport:
         return cls(status.mode, status.reason, status.trouble, status.ticks, status.missed_ticks)
 
 
@@ -108,13 +108,13 @@ class HealthWatch:
 
     def __init__(self, now_ns: int, config: HealthConfig | None = None) -> None:
         self._config = config or HealthConfig()
-        self._report: Report | None = None
+        self._report: HealthReport | None = None
         self._heard_ns = now_ns
         self._unwell_ns: int | None = None
         self._well_ns: int | None = None
         self._complaint = ""
         self._drained = 0
-        self.health = Health.starting
+        self.health = RobotHealth.starting
         self.reason = "has not reported yet"
         self.since_ns = now_ns
 
@@ -123,7 +123,7 @@ class HealthWatch:
         """When it was last heard."""
         return self._heard_ns
 
-    def report(self, report: Report, now_ns: int) -> bool:
+    def report(self, report: HealthReport, now_ns: int) -> bool:
         """It reported; whether that changed its health or the reason."""
         silent_s = (now_ns - self._heard_ns) / 1e9
         last, self._report, self._heard_ns = self._report, report, now_ns
@@ -138,14 +138,14 @@ class HealthWatch:
             self._unwell_ns = None
             self._well_ns = now_ns if self._well_ns is None else self._well_ns
         if report.mode == "estop":
-            self._become(Health.stopped, report.reason or "emergency stop", now_ns)
-        elif self.health is Health.lost:
+            self._become(RobotHealth.stopped, report.reason or "emergency stop", now_ns)
+        elif self.health is RobotHealth.lost:
             if silent_s > self._config.gone_after_s:
                 self._drain(f"back after {silent_s:.0f} s of silence", now_ns)
             else:
-                self._become(Health.degraded, f"back after {silent_s:.0f} s of silence", now_ns)
-        elif self.health is Health.starting:
-            self._become(Health.ready, "", now_ns)
+                self._become(RobotHealth.degraded, f"back after {silent_s:.0f} s of silence", now_ns)
+        elif self.health is RobotHealth.starting:
+            self._become(RobotHealth.ready, "", now_ns)
         self._judge(now_ns)
         return (self.health, self.reason) != before
 
@@ -154,13 +154,13 @@ class HealthWatch:
         before = self.health, self.reason
         silent_s = (now_ns - self._heard_ns) / 1e9
         if silent_s > self._config.lost_after_s:
-            if self.health is not Health.lost:
+            if self.health is not RobotHealth.lost:
                 self._well_ns = None
-                self._become(Health.lost, "silent", now_ns)
+                self._become(RobotHealth.lost, "silent", now_ns)
         elif silent_s > self._config.late_after_s and self._report is not None:
             self._well_ns = None
-            if self.health is Health.ready:
-                self._become(Health.degraded, "reports late", now_ns)
+            if self.health is RobotHealth.ready:
+                self._become(RobotHealth.degraded, "reports late", now_ns)
         return (self.health, self.reason) != before
 
     def _judge(self, now_ns: int) -> None:
@@ -169,39 +169,39 @@ class HealthWatch:
         unwell_s = 0.0 if self._unwell_ns is None else (now_ns - self._unwell_ns) / 1e9
         well_s = -1.0 if self._well_ns is None else (now_ns - self._well_ns) / 1e9
         match self.health:
-            case Health.ready:
+            case RobotHealth.ready:
                 if unwell_s >= config.degrade_after_s:
-                    self._become(Health.degraded, self._complaint, now_ns)
+                    self._become(RobotHealth.degraded, self._complaint, now_ns)
                 elif (now_ns - self.since_ns) / 1e9 >= config.forget_s:
                     self._drained = 0
-            case Health.degraded:
+            case RobotHealth.degraded:
                 if unwell_s >= config.drain_after_s:
                     self._drain(self._complaint, now_ns)
                 elif self._unwell_ns is not None and unwell_s >= config.degrade_after_s:
-                    self._become(Health.degraded, self._complaint, now_ns)
+                    self._become(RobotHealth.degraded, self._complaint, now_ns)
                 elif well_s >= config.recover_s:
-                    self._become(Health.ready, "", now_ns)
-            case Health.draining:
+                    self._become(RobotHealth.ready, "", now_ns)
+            case RobotHealth.draining:
                 if self._unwell_ns is not None:
-                    self._become(Health.draining, self._complaint, now_ns)
+                    self._become(RobotHealth.draining, self._complaint, now_ns)
                 elif well_s >= min(config.longest_steady_s, config.steady_s * 2 ** (self._drained - 1)):
-                    self._become(Health.ready, "", now_ns)
-            case Health.stopped:
+                    self._become(RobotHealth.ready, "", now_ns)
+            case RobotHealth.stopped:
                 if well_s >= config.recover_s:
-                    self._become(Health.ready, "", now_ns)
+                    self._become(RobotHealth.ready, "", now_ns)
                 elif unwell_s >= config.drain_after_s and self._report is not None and self._report.mode != "estop":
                     self._drain(self._complaint, now_ns)
 
     def _drain(self, reason: str, now_ns: int) -> None:
         self._drained = min(self._drained + 1, 32)
-        self._become(Health.draining, reason, now_ns)
+        self._become(RobotHealth.draining, reason, now_ns)
 
-    def _become(self, health: Health, reason: str, now_ns: int) -> None:
+    def _become(self, health: RobotHealth, reason: str, now_ns: int) -> None:
         if health is not self.health:
             self.since_ns = now_ns
         self.health, self.reason = health, reason
 
-    def _complaint_of(self, last: Report | None, report: Report) -> str:
+    def _complaint_of(self, last: HealthReport | None, report: HealthReport) -> str:
         if report.mode == "estop":
             return report.reason or "emergency stop"
         if report.trouble:

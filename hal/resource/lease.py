@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import msgspec
 
-from wire.errors import ConfigError, Refused
+from wire.errors import ConfigError, RejectedError
 from wire.types import Lease
 
 
@@ -42,8 +42,8 @@ class Leases:
     ) -> tuple[Lease, Lease | None]:
         """A new lease of `robot`, and the one that ended for it.
 
-        The holder itself may ask again: its old lease ends without a preemption. Raises `Refused` when another holds
-        the robot with the same priority or a higher one, `ConfigError` for a time to live that is not positive.
+        The holder itself may ask again: its old lease ends without a preemption. Raises `RejectedError` when another
+        holds the robot with the same priority or a higher one, `ConfigError` for a time to live that is not positive.
         """
         if ttl_ns <= 0:
             raise ConfigError(f"a lease of robot '{robot}': ttl is {ttl_ns / 1e9:g} s; give more than 0.")
@@ -52,7 +52,7 @@ class Leases:
             # It ran out just now and nobody has asked yet: whoever asks for the ended ones still hears of it.
             self._ended.append(self._held.pop(robot))
         if held is not None and held.holder != holder and priority <= held.priority:
-            raise Refused(
+            raise RejectedError(
                 f"robot '{robot}' is held by '{held.holder}' for {held.purpose} (priority {held.priority}) for another "
                 f"{(held.expires_ns - now_ns) / 1e9:.1f} s unless it is renewed. Wait, or ask with a higher priority "
                 f"than {held.priority}."
@@ -70,7 +70,9 @@ class Leases:
         heapq.heappush(self._ends, (lease.expires_ns, lease.number, lease.robot))
 
     def renew(self, robot: str, number: int, now_ns: int) -> Lease:
-        """The lease runs for its time to live from now. Raises `Refused` when it has ended, or for another number."""
+        """The lease runs for its time to live from now. Raises `RejectedError` when it has ended, or for another
+        number.
+        """
         lease = self._current(robot, number, now_ns)
         # The heap keeps the old end; `expire` sees that the lease has a later one by then.
         lease = msgspec.structs.replace(lease, expires_ns=max(lease.expires_ns, now_ns + lease.ttl_ns))
@@ -78,7 +80,7 @@ class Leases:
         return lease
 
     def release(self, robot: str, number: int, now_ns: int) -> Lease:
-        """The robot is free again. `number` 0: whoever holds it. Raises `Refused` when that lease has ended."""
+        """The robot is free again. `number` 0: whoever holds it. Raises `RejectedError` when that lease has ended."""
         lease = self._current(robot, number, now_ns, whoever=number == 0)
         del self._held[robot]
         return lease
@@ -109,9 +111,9 @@ class Leases:
     def _current(self, robot: str, number: int, now_ns: int, whoever: bool = False) -> Lease:
         lease = self.of(robot, now_ns)
         if lease is None:
-            raise Refused(f"robot '{robot}' is not held by anybody: lease {number} has ended. Ask for a new one.")
+            raise RejectedError(f"robot '{robot}' is not held by anybody: lease {number} has ended. Ask for a new one.")
         if number != lease.number and not whoever:
-            raise Refused(
+            raise RejectedError(
                 f"lease {number} of robot '{robot}' has ended; '{lease.holder}' holds it by lease {lease.number}."
             )
         return lease

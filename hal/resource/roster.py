@@ -6,9 +6,9 @@ from collections import deque
 
 import msgspec
 
-from hal.resource.health import Health, HealthConfig, HealthWatch, Report
+from hal.resource.health import HealthConfig, HealthReport, HealthWatch, RobotHealth
 from hal.resource.lease import Leases
-from wire.errors import Refused
+from wire.errors import RejectedError
 from wire.messages.fleet import Capabilities, RobotState
 
 _LOOK_NS = 200_000_000
@@ -22,7 +22,7 @@ class Change(msgspec.Struct, frozen=True):
     """A robot came, left, or is better or worse."""
 
     robot: str
-    health: Health | None
+    health: RobotHealth | None
     """None: it left"""
     reason: str = ""
     joined: bool = False
@@ -64,7 +64,7 @@ class _Robot:
         self.job = ""
 
 
-class Roster:
+class RobotRegistry:
     """All robots of the fleet. Times are of one clock that does not go back."""
 
     def __init__(self, leases: Leases | None = None, config: HealthConfig | None = None) -> None:
@@ -85,12 +85,12 @@ class Roster:
     def join(self, name: str, capabilities: Capabilities, now_ns: int, identity: str = "") -> None:
         """A robot is there. Saying it again changes nothing.
 
-        `identity` tells two processes that use one name apart, '' does not. Raises `Refused` that names the field
+        `identity` tells two processes that use one name apart, '' does not. Raises `RejectedError` that names the field
         `name` while another one with this name reports.
         """
         self._now_ns = max(self._now_ns, now_ns)
         if not name:
-            raise Refused("name: a robot without a name cannot join. Give it one.")
+            raise RejectedError("name: a robot without a name cannot join. Give it one.")
         known = self._robots.get(name)
         if known is not None and known.identity == identity:
             if known.capabilities != capabilities:
@@ -99,16 +99,16 @@ class Roster:
             return
         if known is not None:
             silent_s = (now_ns - known.watch.heard_ns) / 1e9
-            reports = known.watch.health not in (Health.lost, Health.starting)
+            reports = known.watch.health not in (RobotHealth.lost, RobotHealth.starting)
             if reports and silent_s < self._config.late_after_s:
-                raise Refused(
+                raise RejectedError(
                     f"name: there is a robot '{name}' already ({known.identity or 'of the same name'}, heard "
                     f"{silent_s:.1f} s ago), and '{identity}' is another one. Give each robot a name of its own."
                 )
         self._robots[name] = _Robot(capabilities, identity, now_ns, self._config)
-        self._changes.append(Change(name, Health.starting, joined=True))
+        self._changes.append(Change(name, RobotHealth.starting, joined=True))
 
-    def report(self, name: str, report: Report, now_ns: int, job: str = "") -> None:
+    def report(self, name: str, report: HealthReport, now_ns: int, job: str = "") -> None:
         """What it says of itself; a robot that has not joined is not heard."""
         self._now_ns = max(self._now_ns, now_ns)
         robot = self._robots.get(name)
@@ -136,7 +136,7 @@ class Roster:
         changes, self._changes = self._changes, []
         return changes
 
-    def health(self, name: str) -> Health | None:
+    def health(self, name: str) -> RobotHealth | None:
         """None: it is not there."""
         robot = self._robots.get(name)
         return robot.watch.health if robot is not None else None

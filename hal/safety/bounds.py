@@ -1,7 +1,7 @@
 """Action limits, outside every policy: the last thing between a number and a motor. Pure functions.
 
-The loop's rule: `limit_action` either returns an action that may be written or raises `InvalidData`, whose text is the
-reason to hold; then `hold_action` gives what to write instead. A number that is not one is never guessed at.
+The loop's rule: `limit_action` either returns an action that may be written or raises `InvalidDataError`, whose text is
+the reason to hold; then `hold_action` gives what to write instead. A number that is not one is never guessed at.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wire.errors import InvalidData
-from wire.types import Meaning, RobotSpec
+from wire.errors import InvalidDataError
+from wire.types import CommandType, RobotSpec
 
 _REMEMBERED = 64
 _FLOAT32 = np.dtype(np.float32)
@@ -38,7 +38,7 @@ def _bounds_of(spec: RobotSpec) -> _Bounds:
     known = _bounds.get(id(spec))
     if known is None:
         sides = tuple(zip(spec.action_low().tolist(), spec.action_high().tolist(), strict=True))
-        moves = tuple(d.meaning is not Meaning.absolute for d in spec.action)
+        moves = tuple(d.meaning is not CommandType.absolute for d in spec.action)
         known = _Bounds(spec, (spec.action_dim,), sides, moves)
         if len(_bounds) >= _REMEMBERED:
             _bounds.clear()
@@ -51,7 +51,7 @@ def limit_numbers(spec: RobotSpec, action: np.ndarray) -> list[float]:
     bounds = _bounds_of(spec)
     action = np.asarray(action)
     if action.shape != bounds.shape or action.dtype.kind not in "fiu":
-        raise InvalidData(
+        raise InvalidDataError(
             f"action {action.dtype}{list(action.shape)}; robot '{spec.embodiment}' takes float32[{spec.action_dim}]: "
             f"{', '.join(d.name for d in spec.action)}."
         )
@@ -68,7 +68,7 @@ def _within(bounds: _Bounds, numbers: Sequence[float]) -> list[float]:
     if not all(map(math.isfinite, numbers)):
         spec = bounds.spec
         names = [d.name for d, number in zip(spec.action, numbers, strict=True) if not math.isfinite(number)]
-        raise InvalidData(
+        raise InvalidDataError(
             f"action is not finite in {', '.join(names)} of robot '{spec.embodiment}'; it is not executed."
         )
     return [
@@ -80,7 +80,7 @@ def _within(bounds: _Bounds, numbers: Sequence[float]) -> list[float]:
 def limit_action(spec: RobotSpec, action: np.ndarray) -> np.ndarray:
     """float32[da]: `action` clipped to the limits of each dimension, as a new array.
 
-    Raises `InvalidData` naming the dimensions if it has another shape or holds NaN or infinity.
+    Raises `InvalidDataError` naming the dimensions if it has another shape or holds NaN or infinity.
     """
     return np.array(limit_numbers(spec, action), np.float32)
 
@@ -89,8 +89,8 @@ def hold_action(spec: RobotSpec, last_executed: np.ndarray) -> np.ndarray:
     """float32[da]: the action that keeps the robot where it is.
 
     Delta and velocity dimensions are 0 (never the last delta again), absolute ones stay at `last_executed`,
-    float32[da], what the robot really did last. Within limits. Raises `InvalidData` if `last_executed` is not a valid
-    action.
+    float32[da], what the robot really did last. Within limits. Raises `InvalidDataError` if `last_executed` is not a
+    valid action.
     """
     return np.array(hold_numbers(spec, last_executed), np.float32)
 
@@ -105,8 +105,8 @@ def rest_action(spec: RobotSpec, state: np.ndarray) -> np.ndarray:
     """float32[da]: what keeps a robot where it is measured, before it has executed anything.
 
     An absolute dimension that is also measured (a state dimension of the same name) stays at `state`, float32[ds]; all
-    others are 0. Within limits. Raises `InvalidData` if one of those measurements is no number.
+    others are 0. Within limits. Raises `InvalidDataError` if one of those measurements is no number.
     """
     measured = {d.name: value for d, value in zip(spec.state, state, strict=True)}
-    still = [measured.get(d.name, 0.0) if d.meaning is Meaning.absolute else 0.0 for d in spec.action]
+    still = [measured.get(d.name, 0.0) if d.meaning is CommandType.absolute else 0.0 for d in spec.action]
     return limit_action(spec, np.array(still, np.float32))

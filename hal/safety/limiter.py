@@ -33,10 +33,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hal.interfaces.dynamics import Coupling
+from hal.interfaces.dynamics import ActionStateMapping
 from hal.safety.bounds import hold_numbers, limit_numbers, within_bounds
-from wire.errors import ConfigError, InvalidData, nearest
-from wire.types import Meaning, RobotSpec
+from wire.errors import ConfigError, InvalidDataError, suggest
+from wire.types import CommandType, RobotSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ class SafetyLimits:
     """by action dimension: units per second squared, above 0"""
     workspace: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """by state dimension: where the robot may be, in the state's unit"""
-    moves: tuple[Coupling, ...] = ()
+    moves: tuple[ActionStateMapping, ...] = ()
     """which action dimension moves which state dimension of the workspace; those of one name belong together"""
 
 
 _MORE = 1 + 1e-9
 
 
-class Moving(NamedTuple):
+class MotionState(NamedTuple):
     """What the robot was doing last."""
 
     executed: np.ndarray
@@ -66,7 +66,7 @@ class Moving(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wall:
+class WorkspaceLimit:
     """A limited state dimension and the action dimension that moves it."""
 
     action: int
@@ -94,12 +94,12 @@ class Axis:
     low: float
     """bounds of an absolute dimension, with those of the workspace; -inf for the others"""
     high: float
-    walls: tuple[Wall, ...]
+    walls: tuple[WorkspaceLimit, ...]
     """the workspace of what a delta or velocity dimension moves"""
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class CompiledLimits:
     """`SafetyLimits` of one spec: made once by `make_guard`, read at every tick."""
 
     spec: RobotSpec
@@ -113,7 +113,7 @@ class Guard:
         return any(axis.walls for axis in self.axes)
 
 
-def make_guard(spec: RobotSpec, limits: SafetyLimits) -> Guard:
+def make_guard(spec: RobotSpec, limits: SafetyLimits) -> CompiledLimits:
     """Raises `ConfigError` for a name the spec has not, a limit that is not positive, or a wall nothing moves to."""
     what = f"safety of '{spec.embodiment}'"
     actions, states = [d.name for d in spec.action], [d.name for d in spec.state]
@@ -123,8 +123,8 @@ def make_guard(spec: RobotSpec, limits: SafetyLimits) -> Guard:
             if not value > 0:
                 raise ConfigError(f"{what}: {kind} of '{name}' is {value}; give one above 0.")
     period_s = spec.period_ns / 1e9
-    absolute = np.array([d.meaning is Meaning.absolute for d in spec.action], bool)
-    scale = np.array([1.0 if d.meaning is Meaning.velocity else period_s for d in spec.action])
+    absolute = np.array([d.meaning is CommandType.absolute for d in spec.action], bool)
+    scale = np.array([1.0 if d.meaning is CommandType.velocity else period_s for d in spec.action])
     velocity = np.array([limits.velocity.get(name, np.inf) for name in actions], float)
     bound_low, bound_high = spec.action_low().astype(float), spec.action_high().astype(float)
     low, high = np.where(absolute, bound_low, -np.inf), np.where(absolute, bound_high, np.inf)
@@ -148,48 +148,54 @@ def make_guard(spec: RobotSpec, limits: SafetyLimits) -> Guard:
     braking = np.maximum(change - 2 * grain, change / 2)
     columns = (each.tolist() for each in (absolute, scale, slowest, fastest, change, braking, low, high))
     own = (tuple(wall for wall in walls if wall.action == i) for i in range(len(actions)))
-    return Guard(spec, period_s, tuple(Axis(*each) for each in zip(*columns, own, strict=True)))
+    return CompiledLimits(spec, period_s, tuple(Axis(*each) for each in zip(*columns, own, strict=True)))
 
 
-def standing(executed: np.ndarray) -> Moving:
+def at_rest(executed: np.ndarray) -> MotionState:
     """A robot that stands still where `executed`, float32[da], brought it."""
     executed = np.asarray(executed, np.float32)
-    return Moving(executed, np.zeros(len(executed)))
+    return MotionState(executed, np.zeros(len(executed)))
 
 
-def speed_of(guard: Guard, action: np.ndarray, executed: np.ndarray) -> np.ndarray:
+def speed_of(guard: CompiledLimits, action: np.ndarray, executed: np.ndarray) -> np.ndarray:
     """float64[da]: how fast each dimension moves with `action` after `executed`, both float32[da]."""
     return np.array(speeds_of(guard, action.tolist(), executed.tolist()))
 
 
-def moved(guard: Guard, moving: Moving, executed: np.ndarray) -> Moving:
+def update_motion(guard: CompiledLimits, moving: MotionState, executed: np.ndarray) -> MotionState:
     """What the robot is doing after it executed `executed`, float32[da]."""
-    return Moving(np.asarray(executed, np.float32), speed_of(guard, executed, moving.executed))
+    return MotionState(np.asarray(executed, np.float32), speed_of(guard, executed, moving.executed))
 
 
-def limited(guard: Guard, moving: Moving, action: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
+def apply_limits(
+    guard: CompiledLimits, moving: MotionState, action: np.ndarray, state: np.ndarray | None = None
+) -> np.ndarray:
     """float32[da]: what comes nearest to `action` within all limits, as a new array.
 
     `state`: float32[ds], where the robot is, for the walls of delta and velocity dimensions. Where it is not known (no
-    state, NaN) such a dimension brakes. Raises `InvalidData` for an action that is no number or has another shape.
+    state, NaN) such a dimension brakes. Raises `InvalidDataError` for an action that is no number or has another shape.
     """
     return _limited(guard, limit_numbers(guard.spec, action), moving.executed, moving.speed.tolist(), state)
 
 
-def braked(guard: Guard, moving: Moving, state: np.ndarray | None = None) -> np.ndarray:
+def brake_action(guard: CompiledLimits, moving: MotionState, state: np.ndarray | None = None) -> np.ndarray:
     """float32[da]: one period of coming to hold, as hard as acceleration allows; at once where it is not limited.
 
-    Raises `InvalidData` when what was executed last is no action of this robot.
+    Raises `InvalidDataError` when what was executed last is no action of this robot.
     """
     return _limited(guard, hold_numbers(guard.spec, moving.executed), moving.executed, moving.speed.tolist(), state)
 
 
 def brake(spec: RobotSpec, limits: SafetyLimits, last: np.ndarray, speed: np.ndarray) -> np.ndarray:
-    """`braked` without a guard at hand: `last` float32[da] was executed last, at `speed` float64[da] (`speed_of`)."""
-    return braked(make_guard(spec, limits), Moving(np.asarray(last, np.float32), np.asarray(speed, np.float64)))
+    """`brake_action` without a guard at hand: `last` float32[da] was executed last, at `speed` float64[da]
+    (`speed_of`).
+    """
+    return brake_action(
+        make_guard(spec, limits), MotionState(np.asarray(last, np.float32), np.asarray(speed, np.float64))
+    )
 
 
-class Safety:
+class SafetyLimiter:
     """One robot's guard with the memory of its speed, for a loop:
 
     `action = safety.limit(wanted, executed, state); done = robot.write(action).executed; safety.note(done, executed)`.
@@ -205,11 +211,11 @@ class Safety:
         self._speeds = [0.0] * self.guard.spec.action_dim
 
     def limit(self, action: np.ndarray, executed: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
-        """See `limited`. `executed`: float32[da], what the robot did last."""
+        """See `apply_limits`. `executed`: float32[da], what the robot did last."""
         return _limited(self.guard, limit_numbers(self.guard.spec, action), executed, self._speeds, state)
 
     def brake(self, executed: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
-        """See `braked`. `executed`: float32[da], what the robot did last."""
+        """See `brake_action`. `executed`: float32[da], what the robot did last."""
         return _limited(self.guard, hold_numbers(self.guard.spec, executed), executed, self._speeds, state)
 
     def note(self, action: np.ndarray, executed: np.ndarray) -> None:
@@ -222,20 +228,20 @@ class Safety:
         return not any(self._speeds)
 
 
-def speeds_of(guard: Guard, action: Sequence[float], executed: Sequence[float]) -> list[float]:
+def speeds_of(guard: CompiledLimits, action: Sequence[float], executed: Sequence[float]) -> list[float]:
     """`speed_of` as plain numbers."""
     pairs = zip(guard.axes, action, executed, strict=True)
     return [(now - before if axis.absolute else now) / axis.scale for axis, now, before in pairs]
 
 
 def limited_numbers(
-    guard: Guard,
+    guard: CompiledLimits,
     wanted: list[float],
     executed: Sequence[float],
     speeds: Sequence[float],
     measured: Sequence[float] | None,
 ) -> list[float]:
-    """`limited` as plain numbers that float32 has; `wanted` comes from `limit_numbers` or `hold_numbers`."""
+    """`apply_limits` as plain numbers that float32 has; `wanted` comes from `limit_numbers` or `hold_numbers`."""
     chosen, period_s = [], guard.period_s
     for i, axis in enumerate(guard.axes):
         target, speed, origin, down, up = wanted[i], speeds[i], 0.0, math.inf, math.inf
@@ -261,19 +267,21 @@ def limited_numbers(
 
 
 def _limited(
-    guard: Guard, wanted: list[float], executed: np.ndarray, speeds: list[float], state: np.ndarray | None
+    guard: CompiledLimits, wanted: list[float], executed: np.ndarray, speeds: list[float], state: np.ndarray | None
 ) -> np.ndarray:
     measured = state.tolist() if state is not None else None
     return np.array(limited_numbers(guard, wanted, executed.tolist(), speeds, measured), np.float32)
 
 
 def check_age(what: str, time_ns: int, now_ns: int, limit_s: float, ahead_s: float = 0.0) -> None:
-    """Raise `InvalidData` if `what`, of `time_ns`, is older than `limit_s` or more than `ahead_s` ahead of `now_ns`."""
+    """Raise `InvalidDataError` if `what`, of `time_ns`, is older than `limit_s` or more than `ahead_s` ahead of
+    `now_ns`.
+    """
     age_s = (now_ns - time_ns) / 1e9
     if age_s > limit_s:
-        raise InvalidData(f"{what} is {age_s * 1e3:.0f} ms old; at most {limit_s * 1e3:.0f} ms are safe.")
+        raise InvalidDataError(f"{what} is {age_s * 1e3:.0f} ms old; at most {limit_s * 1e3:.0f} ms are safe.")
     if age_s < -ahead_s:
-        raise InvalidData(
+        raise InvalidDataError(
             f"{what} is from the future: {-age_s * 1e3:.0f} ms ahead; at most {ahead_s * 1e3:.0f} ms are."
         )
 
@@ -299,7 +307,7 @@ def _nearest_allowed(
     return rounded
 
 
-def _ways_left(walls: tuple[Wall, ...], measured: Sequence[float] | None) -> tuple[float, float, bool]:
+def _ways_left(walls: tuple[WorkspaceLimit, ...], measured: Sequence[float] | None) -> tuple[float, float, bool]:
     """The way left down and up to the walls of one dimension, in action units, and whether all of it is known."""
     down, up, known = math.inf, math.inf, True
     for wall in walls:
@@ -330,7 +338,7 @@ def _grain(size: np.ndarray | float) -> np.ndarray:
     return np.spacing(np.asarray(size, np.float32)).astype(np.float64)
 
 
-def _walls(what: str, limits: SafetyLimits, actions: list[str], states: list[str]) -> list[Wall]:
+def _walls(what: str, limits: SafetyLimits, actions: list[str], states: list[str]) -> list[WorkspaceLimit]:
     for coupling in limits.moves:
         _known(f"{what}: moves", coupling.action, actions)
         _known(f"{what}: moves", coupling.state, states)
@@ -343,7 +351,7 @@ def _walls(what: str, limits: SafetyLimits, actions: list[str], states: list[str
             raise ConfigError(f"{what}: workspace of '{name}' from {low} to {high} is empty.")
         moving = [coupling for coupling in limits.moves if coupling.state == name]
         if not moving and name in actions:
-            moving = [Coupling(name, name)]
+            moving = [ActionStateMapping(name, name)]
         if not moving:
             raise ConfigError(
                 f"{what}: nothing says which action moves '{name}', so its workspace cannot be kept. "
@@ -351,10 +359,10 @@ def _walls(what: str, limits: SafetyLimits, actions: list[str], states: list[str
             )
         if len(moving) > 1:
             raise ConfigError(f"{what}: '{name}' is moved by {', '.join(c.action for c in moving)}; only one can be.")
-        walls.append(Wall(actions.index(moving[0].action), states.index(name), moving[0].gain, low, high))
+        walls.append(WorkspaceLimit(actions.index(moving[0].action), states.index(name), moving[0].gain, low, high))
     return walls
 
 
 def _known(what: str, name: str, names: list[str]) -> None:
     if name not in names:
-        raise ConfigError(f"{what} names '{name}'.{nearest(name, names)} It has {', '.join(names)}.")
+        raise ConfigError(f"{what} names '{name}'.{suggest(name, names)} It has {', '.join(names)}.")

@@ -4,7 +4,7 @@ from hal.scheduler.decision import REST, Decision, SchedulerConfig, job_of
 from hal.scheduler.jobs import Done
 from hal.scheduler.scheduler import Scheduler
 from hal.scheduler.seeds import HELD_OUT_SEEDS, TRAINING_SEEDS, lane
-from hal.scheduler.tasks import SpreadConfig, TaskCount, TaskSpread
+from hal.scheduler.tasks import SpreadConfig, TaskBalancer, TaskCount
 
 __all__ = [
     "HELD_OUT_SEEDS",
@@ -15,8 +15,8 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "SpreadConfig",
+    "TaskBalancer",
     "TaskCount",
-    "TaskSpread",
     "job_of",
     "lane",
 ]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hal.resource.capabilities import unmet
-from hal.scheduler.groups import Robot
+from hal.resource.capabilities import missing_requirements
+from hal.scheduler.groups import SchedulableRobot
 from hal.scheduler.jobs import Assignment, JobRecord
 from hal.scheduler.seeds import LANE_EPISODES
 
 
-def likely(robot: Robot) -> tuple[Assignment | None, ...]:
+def likely(robot: SchedulableRobot) -> tuple[Assignment | None, ...]:
     """What an episode of the robot may be of: the earlier job first while it has not taken up the later one."""
     if robot.assignment is not None and robot.assignment.slice.task and not robot.assignment.taken_up:
         return robot.before, robot.assignment
@@ -31,13 +31,13 @@ def belongs(assignment: Assignment, task: str, seed: int) -> bool:
     return seed in seeds and seed not in assignment.done
 
 
-def why_it_waits(job: JobRecord, robots: Iterable[Robot]) -> str:
+def why_it_waits(job: JobRecord, robots: Iterable[SchedulableRobot]) -> str:
     """A sentence for people."""
     here = [(robot, robot.kin) for robot in robots if robot.kin is not None]
     names = job.demand.names
     fit = [robot for robot, kin in here if job.demand.fits(kin) and (not names or robot.name in names)]
     if not fit:
-        reasons = (unmet(job.request.requirement, robot.name, kin.capabilities) for robot, kin in here)
+        reasons = (missing_requirements(job.request.requirement, robot.name, kin.capabilities) for robot, kin in here)
         return next(reasons, "there is no robot yet") or "tasks: no robot that fits can do any of them"
     if not any(robot.group is not None for robot in fit):
         return "no robot that fits is well and free of people"

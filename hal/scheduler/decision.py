@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hal.scheduler.groups import Robot
-from hal.scheduler.jobs import JobRecord, Slice
+from hal.scheduler.groups import SchedulableRobot
+from hal.scheduler.jobs import JobRecord, WorkUnit
 from hal.scheduler.seeds import training_stretch
 from wire.errors import ConfigError
 from wire.messages.all import Job
@@ -62,7 +62,7 @@ def job_of(wire_id: str) -> str:
     return wire_id.rpartition("/")[0] or wire_id
 
 
-def wire_job(robot: Robot, job: JobRecord, slice_: Slice, tasks: tuple[str, ...], lease: int) -> Job:
+def wire_job(robot: SchedulableRobot, job: JobRecord, slice_: WorkUnit, tasks: tuple[str, ...], lease: int) -> Job:
     """A part of a job as the robot is told it; a training seed that may be in use is counted as spent."""
     request, last = job.request, robot.wire
     same = job.standing and last is not None and job_of(last.id) == job.id

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hal.scheduler.groups import Demand, Group, Queue, Robot
+from hal.scheduler.groups import Group, JobClass, Queue, SchedulableRobot
 from hal.scheduler.jobs import Assignment, JobRecord
 from wire.messages.fleet import Capabilities
 
-Begin = Callable[[Robot, JobRecord, str, int], Assignment]
+Begin = Callable[[SchedulableRobot, JobRecord, str, int], Assignment]
 End = Callable[[Assignment, str, int], None]
 _MOST_A_LOOK = 20
 """robots of a group that jobs without an end give away at a time"""
@@ -24,16 +24,16 @@ class Dispatch:
         self._begin_job = begin
         self._end_job = end
         self._groups: dict[Capabilities, Group] = {}
-        self._demands: dict[object, Demand] = {}
+        self._demands: dict[object, JobClass] = {}
         self._named: dict[str, Queue] = {}
         """jobs that ask for a robot by name, by that name"""
         self._todo: dict[Group, None] = {}
         """groups in which a robot became free or a job came to wait"""
         self._new: dict[int, JobRecord] = {}
         """jobs that came to want a robot and may take one from others"""
-        self._asked: dict[str, Robot] = {}
+        self._asked: dict[str, SchedulableRobot] = {}
         """robots that jobs ask for by name, and that became free or whose jobs came"""
-        self._all: dict[str, Robot] = {}
+        self._all: dict[str, SchedulableRobot] = {}
         self._members = 0
         self._free = 0
         self._serial = 0
@@ -47,7 +47,7 @@ class Dispatch:
         key = (request.requirement, request.tasks, job.number if job.standing else -1)
         demand = self._demands.get(key)
         if demand is None:
-            demand = self._demands[key] = Demand(request.requirement, request.tasks, key)
+            demand = self._demands[key] = JobClass(request.requirement, request.tasks, key)
             for group in self._groups.values():
                 demand.meet(group)
         demand.jobs[job.number] = job
@@ -83,7 +83,7 @@ class Dispatch:
             self._todo.update((group, None) for group in demand.groups if group.free)
         self._new[job.number] = job
 
-    def _queues(self, demand: Demand) -> list[Queue]:
+    def _queues(self, demand: JobClass) -> list[Queue]:
         if not demand.names:
             return [group.queue for group in demand.groups]
         for name in demand.names:
@@ -95,7 +95,7 @@ class Dispatch:
 
     # --- robots ---------------------------------------------------------------------------------------------------
 
-    def kin(self, robot: Robot, capabilities: Capabilities | None) -> None:
+    def kin(self, robot: SchedulableRobot, capabilities: Capabilities | None) -> None:
         """The robot has these capabilities; None: it has left."""
         if capabilities is None:
             self.place(robot, False)
@@ -119,7 +119,7 @@ class Dispatch:
         robot.queue = self._named.get(robot.name)
         self._all[robot.name] = robot
 
-    def place(self, robot: Robot, available: bool) -> None:
+    def place(self, robot: SchedulableRobot, available: bool) -> None:
         """Whether the robot may be given work."""
         group = robot.kin if available else None
         if robot.group is group:
@@ -140,7 +140,7 @@ class Dispatch:
                 group.started(robot.assignment, self._next())
             self._freed(robot)
 
-    def _freed(self, robot: Robot) -> None:
+    def _freed(self, robot: SchedulableRobot) -> None:
         group = robot.group
         if group is None or robot.assignment is not None or robot.name in group.free:
             return
@@ -150,7 +150,7 @@ class Dispatch:
         if robot.queue is not None:
             self._asked[robot.name] = robot
 
-    def ended(self, robot: Robot, assignment: Assignment) -> None:
+    def ended(self, robot: SchedulableRobot, assignment: Assignment) -> None:
         """The robot does not work on that any more."""
         if assignment.group is not None:
             assignment.group.ended(assignment)
@@ -241,7 +241,7 @@ class Dispatch:
         """The same for what a robot works on: who has waited for it does not lose it to who has waited less."""
         return run.job.priority if run.job.standing else (now_ns - run.urgency) / self._aging_ns
 
-    def _best(self, group: Group, robot: Robot | None, now_ns: int) -> JobRecord | None:
+    def _best(self, group: Group, robot: SchedulableRobot | None, now_ns: int) -> JobRecord | None:
         """The job that a free robot of `group` is to work on; with `robot`, those that ask for it by name too."""
         found: list[JobRecord] = []
         for queue in (group.queue, robot.queue if robot is not None else None):
@@ -252,7 +252,7 @@ class Dispatch:
             found += [job for job in queue.standing.values() if job.wants(group)]
         return min(found, key=lambda job: (-self._age(job, now_ns), job.standing, *_poverty(job)), default=None)
 
-    def _begin(self, robot: Robot, job: JobRecord, reason: str, now_ns: int) -> None:
+    def _begin(self, robot: SchedulableRobot, job: JobRecord, reason: str, now_ns: int) -> None:
         group = robot.group
         assert group is not None
         del group.free[robot.name]
@@ -306,7 +306,7 @@ class Dispatch:
         of the matching, found breadth first over groups (Berge, 1957)."""
         if not self._free:
             return False
-        came: dict[Group, tuple[Group, Demand] | None] = {}
+        came: dict[Group, tuple[Group, JobClass] | None] = {}
         waits: dict[Group, JobRecord] = {}
         for group in self._groups.values():
             if not group.free and group.running and (job := self._best(group, None, now_ns)) is not None:
@@ -328,7 +328,7 @@ class Dispatch:
     def _move(
         self,
         to: Group,
-        came: dict[Group, tuple[Group, Demand] | None],
+        came: dict[Group, tuple[Group, JobClass] | None],
         waits: dict[Group, JobRecord],
         now_ns: int,
     ) -> bool:
@@ -349,7 +349,7 @@ class Dispatch:
         return True
 
 
-def _movable(group: Group, demand: Demand, other: Group) -> bool:
+def _movable(group: Group, demand: JobClass, other: Group) -> bool:
     running = group.running[demand]
     job = running[next(reversed(running))].job
     # Robots of its own kind it has anyway, and its part must be one that the others can do.

@@ -1,6 +1,6 @@
 """Indexes that keep a decision short: robots that are alike, jobs that ask for the same, and who waits for whom.
 
-Robots with equal capabilities are a `Group`; jobs with the same requirement and tasks share a `Demand`. Which demand
+Robots with equal capabilities are a `Group`; jobs with the same requirement and tasks share a `JobClass`. Which demand
 fits which group is decided once. Each group has a queue of the jobs that fit it, so a free robot looks at the head of
 one queue whatever the number of jobs, and a new job at the few groups it fits whatever the number of robots.
 """
@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterator
 
 import msgspec
 
-from hal.resource.capabilities import able, unmet
+from hal.resource.capabilities import missing_requirements, satisfies
 from hal.scheduler.jobs import Assignment, JobRecord
 from wire.messages.all import Job
 from wire.messages.fleet import Capabilities, Requirement
@@ -61,7 +61,7 @@ class Queue:
         return None
 
 
-class Robot:
+class SchedulableRobot:
     """A robot as the scheduler sees it."""
 
     def __init__(self, name: str, index: int) -> None:
@@ -94,25 +94,25 @@ class Group:
         self.number = number
         self.capabilities = capabilities
         self.queue = Queue()
-        self.free: OrderedDict[str, Robot] = OrderedDict()
+        self.free: OrderedDict[str, SchedulableRobot] = OrderedDict()
         """those without work, the longest idle first"""
         self.flexible = 0
         """demands of jobs at work or waiting that it fits: one with few is kept for them"""
         self.members = 0
         """robots that may be given work"""
-        self.running: dict[Demand, OrderedDict[str, Assignment]] = {}
+        self.running: dict[JobClass, OrderedDict[str, Assignment]] = {}
         self.victims: list[tuple[int, int, Assignment]] = []
         """heap of assignments of jobs with an end, the least urgent first; those that ended meanwhile too"""
-        self._tasks: dict[Demand, tuple[str, ...]] = {}
+        self._tasks: dict[JobClass, tuple[str, ...]] = {}
 
-    def tasks_for(self, demand: Demand) -> tuple[str, ...]:
+    def tasks_for(self, demand: JobClass) -> tuple[str, ...]:
         """The tasks of `demand` that these robots can do."""
         found = self._tasks.get(demand)
         if found is None:
-            found = self._tasks[demand] = able(demand.tasks, self.capabilities)
+            found = self._tasks[demand] = satisfies(demand.tasks, self.capabilities)
         return found
 
-    def forget(self, demand: Demand) -> None:
+    def forget(self, demand: JobClass) -> None:
         """No job asks for it any more."""
         self.flexible -= 1
         self._tasks.pop(demand, None)
@@ -146,7 +146,7 @@ class Group:
                 yield newest
 
 
-class Demand:
+class JobClass:
     """What jobs with one requirement and one set of tasks ask for; a job without an end has one of its own."""
 
     def __init__(self, requirement: Requirement, tasks: tuple[str, ...], key: Hashable) -> None:
@@ -171,7 +171,9 @@ class Demand:
 
     def meet(self, group: Group) -> bool:
         """A new group is there; whether it fits."""
-        fits = not unmet(self.requirement, "", group.capabilities) and bool(able(self.tasks, group.capabilities))
+        fits = not missing_requirements(self.requirement, "", group.capabilities) and bool(
+            satisfies(self.tasks, group.capabilities)
+        )
         if fits:
             self.groups[group] = None
             group.flexible += 1

@@ -11,12 +11,12 @@ import msgspec
 
 from hal.resource.lease import Priority
 from hal.scheduler.seeds import HELD_OUT_SEEDS, Stretch, held_out
-from wire.errors import ConfigError, nearest
+from wire.errors import ConfigError, suggest
 from wire.messages.all import Job
 from wire.messages.fleet import JobRequest, JobState
 
 if TYPE_CHECKING:
-    from hal.scheduler.groups import Demand, Group, Queue
+    from hal.scheduler.groups import Group, JobClass, Queue
 
 KINDS = ("rollout", "evaluation", "teleoperation")
 MOST_SLICE = 16
@@ -40,7 +40,7 @@ class Done(msgspec.Struct, frozen=True):
     success: bool
 
 
-class Slice(msgspec.Struct, frozen=True):
+class WorkUnit(msgspec.Struct, frozen=True):
     """What one robot is to do of a job."""
 
     episodes: int
@@ -61,10 +61,10 @@ class Work(Protocol):
     def open(self, tasks: Sequence[str]) -> bool:
         """Whether a robot that can do `tasks` can do some of it."""
 
-    def take(self, tasks: Sequence[str], robots: int) -> Slice:
+    def take(self, tasks: Sequence[str], robots: int) -> WorkUnit:
         """Some of it, for one of `robots` that share it. Only when it is open."""
 
-    def put_back(self, slice_: Slice, done: Iterable[int]) -> None:
+    def put_back(self, slice_: WorkUnit, done: Iterable[int]) -> None:
         """What was not done of a slice; `done` are the finished episodes' seeds."""
 
     def claim(self, task: str, seed: int) -> bool:
@@ -77,10 +77,10 @@ class EndlessWork:
     def open(self, tasks: Sequence[str]) -> bool:
         return True
 
-    def take(self, tasks: Sequence[str], robots: int) -> Slice:
-        return Slice(0)
+    def take(self, tasks: Sequence[str], robots: int) -> WorkUnit:
+        return WorkUnit(0)
 
-    def put_back(self, slice_: Slice, done: Iterable[int]) -> None:
+    def put_back(self, slice_: WorkUnit, done: Iterable[int]) -> None:
         pass
 
     def claim(self, task: str, seed: int) -> bool:
@@ -96,12 +96,12 @@ class CountedWork:
     def open(self, tasks: Sequence[str]) -> bool:
         return self._left > 0
 
-    def take(self, tasks: Sequence[str], robots: int) -> Slice:
+    def take(self, tasks: Sequence[str], robots: int) -> WorkUnit:
         episodes = _share(self._left, robots)
         self._left -= episodes
-        return Slice(episodes)
+        return WorkUnit(episodes)
 
-    def put_back(self, slice_: Slice, done: Iterable[int]) -> None:
+    def put_back(self, slice_: WorkUnit, done: Iterable[int]) -> None:
         self._left += slice_.episodes - len(list(done))
 
     def claim(self, task: str, seed: int) -> bool:
@@ -120,7 +120,7 @@ class ExaminedWork:
     def open(self, tasks: Sequence[str]) -> bool:
         return any(self._size[task] for task in tasks)
 
-    def take(self, tasks: Sequence[str], robots: int) -> Slice:
+    def take(self, tasks: Sequence[str], robots: int) -> WorkUnit:
         # The first of the tasks with most left: none is finished long before the others.
         task = max(tasks, key=lambda task: self._size[task])
         stretch = self._left[task].pop(0)
@@ -128,9 +128,9 @@ class ExaminedWork:
         if episodes < stretch.episodes:
             self._left[task].insert(0, Stretch(stretch.first_seed + episodes, stretch.episodes - episodes))
         self._size[task] -= episodes
-        return Slice(episodes, task, stretch.first_seed)
+        return WorkUnit(episodes, task, stretch.first_seed)
 
-    def put_back(self, slice_: Slice, done: Iterable[int]) -> None:
+    def put_back(self, slice_: WorkUnit, done: Iterable[int]) -> None:
         self._add(slice_.task, sorted(set(slice_.seeds) - set(done)))
 
     def claim(self, task: str, seed: int) -> bool:
@@ -175,7 +175,7 @@ class JobRecord:
         """when it last had no robot; for standing jobs"""
         self.assignments: dict[str, Assignment] = {}
         self.episodes = self.successes = 0
-        self.entered: Demand | None = None
+        self.entered: JobClass | None = None
         self.ahead_ns = 0
         """head start over the least of all jobs"""
         self.urgency = 0
@@ -188,7 +188,7 @@ class JobRecord:
         return self.request.id
 
     @property
-    def demand(self) -> Demand:
+    def demand(self) -> JobClass:
         """What it asks for; it must have been entered."""
         assert self.entered is not None
         return self.entered
@@ -233,7 +233,7 @@ class JobRecord:
 class Assignment:
     """A robot that works on a slice of a job, and holds a lease for it."""
 
-    def __init__(self, job: JobRecord, robot: str, slice_: Slice, wire: Job, now_ns: int) -> None:
+    def __init__(self, job: JobRecord, robot: str, slice_: WorkUnit, wire: Job, now_ns: int) -> None:
         self.job = job
         self.robot = robot
         self.slice = slice_
@@ -305,7 +305,7 @@ def check_request(request: JobRequest) -> None:
         )
     if request.kind not in KINDS:
         raise ConfigError(
-            f"{where}: kind: there is no '{request.kind}'.{nearest(request.kind, KINDS)} Known: {', '.join(KINDS)}."
+            f"{where}: kind: there is no '{request.kind}'.{suggest(request.kind, KINDS)} Known: {', '.join(KINDS)}."
         )
     if not request.tasks or not all(request.tasks):
         raise ConfigError(f"{where}: tasks: name at least one.")

@@ -16,16 +16,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from hal.resource.health import Health
+from hal.resource.health import RobotHealth
 from hal.resource.lease import Leases
-from hal.resource.roster import Change, Roster
+from hal.resource.roster import Change, RobotRegistry
 from hal.scheduler.attribution import belongs, likely, why_it_waits
 from hal.scheduler.decision import REST, Decision, SchedulerConfig, wire_job
 from hal.scheduler.dispatch import Dispatch
-from hal.scheduler.groups import Robot
-from hal.scheduler.jobs import Assignment, Done, JobRecord, Slice, check_request
-from hal.scheduler.tasks import TaskCount, TaskSpread
-from wire.errors import Refused, nearest
+from hal.scheduler.groups import SchedulableRobot
+from hal.scheduler.jobs import Assignment, Done, JobRecord, WorkUnit, check_request
+from hal.scheduler.tasks import TaskBalancer, TaskCount
+from wire.errors import RejectedError, suggest
 from wire.messages.all import Job
 from wire.messages.fleet import Capabilities, JobRequest, JobState
 from wire.types import Lease
@@ -36,7 +36,7 @@ class Scheduler:
 
     def __init__(
         self,
-        roster: Roster,
+        roster: RobotRegistry,
         leases: Leases,
         robots: Sequence[str] = (),
         counts: Mapping[str, TaskCount] | None = None,
@@ -47,22 +47,22 @@ class Scheduler:
         self._roster = roster
         self._leases = leases
         self._config = config or SchedulerConfig()
-        self._robots: dict[str, Robot] = {}
+        self._robots: dict[str, SchedulableRobot] = {}
         for name in dict.fromkeys(robots):
-            self._robots[name] = Robot(name, len(self._robots))
+            self._robots[name] = SchedulableRobot(name, len(self._robots))
         self._jobs: dict[str, JobRecord] = {}
         self._ended: list[str] = []
         self._submitted = 0
         self._tell: dict[str, Decision] = {}
         self._check: dict[str, Assignment] = {}
         """finished by the robot, not all stored"""
-        self._came: dict[str, Robot] = {}
+        self._came: dict[str, SchedulableRobot] = {}
         """joined since the last turn"""
         self._looked_ns: int | None = None
         self._dispatch = Dispatch(
             self._config.aging_s, self._config.scarce_s, self._config.most_a_turn, self._begin, self._end
         )
-        self.spread = TaskSpread(counts)
+        self.spread = TaskBalancer(counts)
 
     # --- jobs -----------------------------------------------------------------------------------------------------
 
@@ -87,10 +87,10 @@ class Scheduler:
         return self._state(job)
 
     def cancel(self, id: str, now_ns: int) -> JobState:
-        """End a job; its robots go on to others after their running episode. Raises `Refused` for an unknown one."""
+        """End a job; its robots go on to others after their running episode. Raises `RejectedError` if unknown."""
         job = self._jobs.get(id)
         if job is None:
-            raise Refused(f"there is no job '{id}'.{nearest(id, self._jobs)} `jobs` lists them.")
+            raise RejectedError(f"there is no job '{id}'.{suggest(id, self._jobs)} `jobs` lists them.")
         if job.alive:
             self._finish(job, "cancelled", now_ns)
         return self._state(job)
@@ -115,7 +115,7 @@ class Scheduler:
     def join(
         self, name: str, capabilities: Capabilities, now_ns: int, identity: str = "", seeds_spent: int = 0
     ) -> None:
-        """A robot is there; `Roster.join` says the rest. `seeds_spent`: training episodes it ever began."""
+        """A robot is there; `RobotRegistry.join` says the rest. `seeds_spent`: training episodes it ever began."""
         self._roster.join(name, capabilities, now_ns, identity)
         robot = self._robot(name)
         robot.spent = max(robot.spent, seeds_spent)
@@ -193,11 +193,12 @@ class Scheduler:
         """Lease a robot to somebody who is not a job: the lease, and the one that ended for it.
 
         `rest`: it is told to rest, so that nothing moves but what the holder moves; an operator who only corrects the
-        running job leaves it its job. Raises `Refused` for a robot that is not there or is held by as high a priority.
+        running job leaves it its job. Raises `RejectedError` for a robot that is not there or is held by as high a
+        priority.
         """
         robot = self._robots.get(name)
         if robot is None or name not in self._roster:
-            raise Refused(f"there is no robot '{name}'.{nearest(name, self._robots)} `robots` lists them.")
+            raise RejectedError(f"there is no robot '{name}'.{suggest(name, self._robots)} `robots` lists them.")
         lease, preempted = self._leases.acquire(name, holder, purpose, priority, ttl_ns, now_ns)
         self._stop(robot, f"held by {holder}", now_ns, rest)
         robot.taken = lease
@@ -205,7 +206,7 @@ class Scheduler:
         return lease, preempted
 
     def renew(self, name: str, number: int, now_ns: int) -> Lease:
-        """Raises `Refused` when the lease has ended."""
+        """Raises `RejectedError` when the lease has ended."""
         lease = self._leases.renew(name, number, now_ns)
         robot = self._robot(name)
         if robot.taken is not None:
@@ -213,7 +214,7 @@ class Scheduler:
         return lease
 
     def give_back(self, name: str, number: int, now_ns: int) -> Lease:
-        """The robot is free again; `number` 0: whoever holds it. Raises `Refused` when that lease has ended."""
+        """The robot is free again; `number` 0: whoever holds it. Raises `RejectedError` when that lease has ended."""
         lease = self._leases.release(name, number, now_ns)
         self._lease_ended(lease, "given back", now_ns)
         return lease
@@ -221,8 +222,8 @@ class Scheduler:
     # --- deciding -------------------------------------------------------------------------------------------------
 
     def turn(self, now_ns: int, changes: Sequence[Change] | None = None) -> list[Decision]:
-        """What robots are to be told now, at most one thing each. `changes`: what `Roster.turn` has just returned;
-        None: it is asked here."""
+        """What robots are to be told now, at most one thing each. `changes`: what `RobotRegistry.turn` has just
+        returned; None: it is asked here."""
         for change in self._roster.turn(now_ns) if changes is None else changes:
             self._changed(change, now_ns)
         for lease in self._leases.expire(now_ns):
@@ -245,10 +246,10 @@ class Scheduler:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _robot(self, name: str) -> Robot:
+    def _robot(self, name: str) -> SchedulableRobot:
         robot = self._robots.get(name)
         if robot is None:
-            robot = self._robots[name] = Robot(name, len(self._robots))
+            robot = self._robots[name] = SchedulableRobot(name, len(self._robots))
         return robot
 
     def _changed(self, change: Change, now_ns: int) -> None:
@@ -271,16 +272,16 @@ class Scheduler:
                 # From before a restart: the job goes on from what is known to be done of it.
                 self._leases.release(robot.name, lease.number, now_ns)
                 robot.taken = None
-        if change.health in (Health.draining, Health.stopped) and robot.assignment is not None:
-            self._stop(robot, f"{change.health}: {change.reason}", now_ns, rest=change.health is Health.draining)
+        if change.health in (RobotHealth.draining, RobotHealth.stopped) and robot.assignment is not None:
+            self._stop(robot, f"{change.health}: {change.reason}", now_ns, rest=change.health is RobotHealth.draining)
         self._place(robot)
 
-    def _place(self, robot: Robot) -> None:
+    def _place(self, robot: SchedulableRobot) -> None:
         """Among those that wait for work, or not."""
         health = self._roster.health(robot.name)
         self._dispatch.place(robot, health is not None and health.works and robot.taken is None)
 
-    def _begin(self, robot: Robot, job: JobRecord, reason: str, now_ns: int) -> Assignment:
+    def _begin(self, robot: SchedulableRobot, job: JobRecord, reason: str, now_ns: int) -> Assignment:
         """The robot works on the job from now on."""
         assert robot.group is not None
         tasks = robot.group.tasks_for(job.demand)
@@ -297,21 +298,23 @@ class Scheduler:
         self._tell[robot.name] = Decision(robot.name, wire, reason)
         return assignment
 
-    def _wire(self, robot: Robot, job: JobRecord, slice_: Slice, tasks: Sequence[str], now_ns: int) -> Job:
+    def _wire(
+        self, robot: SchedulableRobot, job: JobRecord, slice_: WorkUnit, tasks: Sequence[str], now_ns: int
+    ) -> Job:
         """The job as the robot is told it, under a new lease."""
         ttl_ns = round(self._config.ttl_s * 1e9)
         lease, _ = self._leases.acquire(robot.name, job.id, job.request.kind, job.priority, ttl_ns, now_ns)
         cycle = (slice_.task,) if slice_.task else self._cycle(robot, tasks)
         return wire_job(robot, job, slice_, cycle, lease.number)
 
-    def _cycle(self, robot: Robot, tasks: Sequence[str]) -> tuple[str, ...]:
+    def _cycle(self, robot: SchedulableRobot, tasks: Sequence[str]) -> tuple[str, ...]:
         return self.spread.cycle(tasks, robot.index)
 
-    def _exact(self, slice_: Slice, wire: Job, job: JobRecord) -> Slice:
+    def _exact(self, slice_: WorkUnit, wire: Job, job: JobRecord) -> WorkUnit:
         """A lane's end cuts a slice short; the rest goes back at once."""
         if slice_.episodes and wire.episodes < slice_.episodes:
             job.work.put_back(slice_, range(wire.episodes))
-        return Slice(wire.episodes, slice_.task, wire.first_seed)
+        return WorkUnit(wire.episodes, slice_.task, wire.first_seed)
 
     def _end(self, assignment: Assignment, reason: str, now_ns: int, rest: bool = True) -> None:
         """The robot does not work on its job any more; what it has not done goes back."""
@@ -334,7 +337,7 @@ class Scheduler:
             self._tell[robot.name] = Decision(robot.name, robot_rest, reason)
             robot.wire = robot_rest
 
-    def _stop(self, robot: Robot, reason: str, now_ns: int, rest: bool) -> None:
+    def _stop(self, robot: SchedulableRobot, reason: str, now_ns: int, rest: bool) -> None:
         if robot.assignment is not None:
             self._end(robot.assignment, reason, now_ns, rest)
         elif rest and robot.wire is not None and robot.wire.tasks:

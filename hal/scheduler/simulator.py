@@ -15,11 +15,11 @@ from typing import Protocol
 
 import msgspec
 
-from hal.resource.health import Report
-from hal.resource.roster import Roster
+from hal.resource.health import HealthReport
+from hal.resource.roster import RobotRegistry
 from hal.scheduler.decision import job_of
 from hal.scheduler.scheduler import Scheduler
-from wire.errors import Refused
+from wire.errors import RejectedError
 from wire.messages.all import Job
 from wire.messages.fleet import Capabilities, JobRequest
 
@@ -71,14 +71,14 @@ class Scenario:
     seed: int = 0
 
 
-class Decider(Protocol):
+class SchedulerInterface(Protocol):
     """What hands out work: the scheduler, or what it is compared with."""
 
     def submit(self, request: JobRequest, now_ns: int) -> None: ...
 
     def joined(self, robot: SimulatedRobot, process: int, now_ns: int) -> None: ...
 
-    def reported(self, robot: str, report: Report, job: str, episodes: int, now_ns: int) -> None: ...
+    def reported(self, robot: str, report: HealthReport, job: str, episodes: int, now_ns: int) -> None: ...
 
     def stored(self, robot: str, job: str, task: str, seed: int, success: bool, now_ns: int) -> str:
         """An episode is stored; the id of the job it counts for, '' for none."""
@@ -88,9 +88,9 @@ class Decider(Protocol):
 
 
 class Scheduled:
-    """The scheduler of this package as a `Decider`."""
+    """The scheduler of this package as a `SchedulerInterface`."""
 
-    def __init__(self, scheduler: Scheduler, roster: Roster) -> None:
+    def __init__(self, scheduler: Scheduler, roster: RobotRegistry) -> None:
         self.scheduler = scheduler
         self.roster = roster
 
@@ -100,7 +100,7 @@ class Scheduled:
     def joined(self, robot: SimulatedRobot, process: int, now_ns: int) -> None:
         self.scheduler.join(robot.name, robot.capabilities, now_ns, str(process))
 
-    def reported(self, robot: str, report: Report, job: str, episodes: int, now_ns: int) -> None:
+    def reported(self, robot: str, report: HealthReport, job: str, episodes: int, now_ns: int) -> None:
         self.roster.report(robot, report, now_ns, job_of(job))
         self.scheduler.heartbeat(robot, job, episodes, now_ns)
 
@@ -147,7 +147,9 @@ class _Body:
 class Simulator:
     """Runs a scenario. `now_ns`, `bodies` and `finished` may be read at any time."""
 
-    def __init__(self, scenario: Scenario, decider: Decider, watch: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, scenario: Scenario, decider: SchedulerInterface, watch: Callable[[int], None] | None = None
+    ) -> None:
         """`watch` is called with the time after each event that is not a mere report."""
         self.scenario = scenario
         self.decider = decider
@@ -216,7 +218,7 @@ class Simulator:
         def event() -> bool:
             try:
                 self.decider.joined(body.robot, body.process + 1, self.now_ns)
-            except Refused:
+            except RejectedError:
                 # Its earlier process was heard a moment ago and may be another robot of this name: it asks again.
                 self._at(self.now_ns + SECOND, event)
                 return False
@@ -316,8 +318,8 @@ class Simulator:
         return event
 
 
-_WORKS, _RESTS = Report("policy"), Report("hold", "no job yet")
-_TROUBLE = Report("hold", "the robot does not take commands", "the driver raises")
+_WORKS, _RESTS = HealthReport("policy"), HealthReport("hold", "no job yet")
+_TROUBLE = HealthReport("hold", "the robot does not take commands", "the driver raises")
 
 
 def outages(

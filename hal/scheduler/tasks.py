@@ -46,7 +46,7 @@ class SpreadConfig:
             )
 
 
-class TaskSpread:
+class TaskBalancer:
     """The counts of a fleet, and the shares and cycles that follow from them.
 
     The share of task t among the tasks T is

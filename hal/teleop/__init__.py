@@ -1,1 +1,1 @@
-"""Devices that a person teleoperates with (`hal.interfaces.teleop.Device`)."""
+"""Devices that a person teleoperates with (`hal.interfaces.teleop.TeleopDevice`)."""

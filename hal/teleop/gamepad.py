@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hal.interfaces.teleop import Intent
+from hal.interfaces.teleop import TeleopCommand
 from hal.teleop.pose import Jog, Jogs, check_rest, read_binding
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError
-from wire.types import Meaning, RobotSpec
+from wire.types import CommandType, RobotSpec
 
 EVENT = struct.Struct("<IhBB")
 BUTTON, AXIS, INITIAL = 1, 2, 0x80
@@ -111,7 +111,7 @@ class Gamepad(Jogs):
                 "or give its file: device='/dev/input/js1'. You may have to be in the group 'input'."
             ) from error
 
-    def read(self) -> Intent:
+    def read(self) -> TeleopCommand:
         """See `Device.read`."""
         if self._jog is None or self._spec is None:
             raise RobotError("the gamepad is read before connect(); call connect() first.")
@@ -119,10 +119,10 @@ class Gamepad(Jogs):
         pushed, self._pushed = self._pushed, set()
         if self.config.estop in pushed:
             self._engaged = False
-            return Intent(estop=True)
+            return TeleopCommand(estop=True)
         if self.config.quit in pushed:
             self._engaged = False
-            return Intent(quit=True)
+            return TeleopCommand(quit=True)
         held = self.config.dead_man < 0 or self.config.dead_man in self._down
         if self.config.dead_man in pushed:
             self._engaged = True
@@ -131,7 +131,7 @@ class Gamepad(Jogs):
             # With the dead-man button still down: it has to be pressed anew.
             self._engaged = False
         if not self._engaged:
-            return Intent()
+            return TeleopCommand()
         push = np.zeros(self._spec.action_dim)
         for number, (index, sign) in self._axes.items():
             push[index] += sign * self._beyond(self._at.get(number, 0.0))
@@ -140,9 +140,9 @@ class Gamepad(Jogs):
         if not held:
             # A released dead-man button holds; the policy goes on only when it is asked to.
             self._jog.stop()
-            return Intent(engaged=True)
+            return TeleopCommand(engaged=True)
         action = self._jog.action(push, self.config.speed)
-        return Intent(engaged=True, action=action if push.any() else None)
+        return TeleopCommand(engaged=True, action=action if push.any() else None)
 
     def close(self) -> None:
         """See `Device.close`."""
@@ -186,7 +186,7 @@ class Gamepad(Jogs):
             grips = [
                 d.name
                 for d in spec.action
-                if d.meaning is Meaning.absolute and any(word in d.name.lower() for word in _GRIPPER_WORDS)
+                if d.meaning is CommandType.absolute and any(word in d.name.lower() for word in _GRIPPER_WORDS)
             ][:1]
             movers = [d.name for d in spec.action if d.name not in grips]
             if len(movers) > len(_STICKS):

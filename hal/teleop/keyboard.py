@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hal.interfaces.teleop import Intent
+from hal.interfaces.teleop import TeleopCommand
 from hal.teleop.pose import Jog, Jogs, check_rest, read_binding
 from hal.teleop.terminal import Terminal
 from wire.clock import Clock, MonotonicClock
@@ -103,7 +103,7 @@ class Keyboard(Jogs):
         self._terminal.close()
         self._terminal.open()
 
-    def read(self) -> Intent:
+    def read(self) -> TeleopCommand:
         """See `Device.read`."""
         if self._jog is None or self._spec is None:
             raise RobotError("the keyboard is read before connect(); call connect() first.")
@@ -112,10 +112,10 @@ class Keyboard(Jogs):
             match key:
                 case "q":
                     self._engaged = False
-                    return Intent(quit=True)
+                    return TeleopCommand(quit=True)
                 case "e":
                     self._engaged = False
-                    return Intent(estop=True)
+                    return TeleopCommand(estop=True)
                 case "enter":
                     self._engaged = not self._engaged
                     self._release()
@@ -128,14 +128,14 @@ class Keyboard(Jogs):
                 case _ if key in self._moves:
                     self._press(key, now_ns)
         if not self._engaged:
-            return Intent()
+            return TeleopCommand()
         push = np.zeros(self._spec.action_dim)
         for key, until_ns in self._until_ns.items():
             if now_ns < until_ns:
                 index, sign = self._moves[key]
                 push[index] += sign
         action = self._jog.action(push, self.config.speeds[self._speed])
-        return Intent(engaged=True, action=action if push.any() else None)
+        return TeleopCommand(engaged=True, action=action if push.any() else None)
 
     def close(self) -> None:
         """Leave the terminal as it was. May be called twice."""

@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from wire.clock import Clock
-from wire.errors import ConfigError, nearest
-from wire.types import Meaning, RobotSpec
+from wire.errors import ConfigError, suggest
+from wire.types import CommandType, RobotSpec
 
 _LEASH = 0.2
 """share of a dimension's range by which a target may run ahead of the robot, which may be blocked"""
@@ -39,7 +39,7 @@ class LetsGo(Protocol):
 
 
 @runtime_checkable
-class Hints(Protocol):
+class PoseHints(Protocol):
     """A device that has something to say to the person, in a few words."""
 
     @property
@@ -51,7 +51,7 @@ def pose_of(spec: RobotSpec, state: np.ndarray) -> np.ndarray:
     (float32[ds]), 0 for deltas and velocities, NaN for what is not measured."""
     measured = {d.name: float(value) for d, value in zip(spec.state, state, strict=True)}
     nan = float("nan")
-    here = [measured.get(d.name, nan) if d.meaning is Meaning.absolute else 0.0 for d in spec.action]
+    here = [measured.get(d.name, nan) if d.meaning is CommandType.absolute else 0.0 for d in spec.action]
     return np.clip(np.array(here, np.float32), spec.action_low(), spec.action_high())
 
 
@@ -62,7 +62,7 @@ def resting(spec: RobotSpec, pose: np.ndarray) -> np.ndarray:
 
 def unknown(spec: RobotSpec) -> np.ndarray:
     """float32[da]: the pose of a robot that has not been heard of yet."""
-    still = [float("nan") if d.meaning is Meaning.absolute else 0.0 for d in spec.action]
+    still = [float("nan") if d.meaning is CommandType.absolute else 0.0 for d in spec.action]
     return np.array(still, np.float32)
 
 
@@ -79,7 +79,7 @@ class Jog:
         self._range_s = range_s
         self._low, self._high = spec.action_low(), spec.action_high()
         self._span = self._high - self._low
-        self._absolute = np.array([d.meaning is Meaning.absolute for d in spec.action])
+        self._absolute = np.array([d.meaning is CommandType.absolute for d in spec.action])
         self._pose = unknown(spec)
         self._target = resting(spec, self._pose)
         self._placed = np.zeros(spec.action_dim, bool)
@@ -124,7 +124,7 @@ def neutral(spec: RobotSpec, pose: np.ndarray, action: np.ndarray) -> np.ndarray
     are 0.
     """
     low, high = spec.action_low(), spec.action_high()
-    absolute = np.array([d.meaning is Meaning.absolute for d in spec.action])
+    absolute = np.array([d.meaning is CommandType.absolute for d in spec.action])
     with np.errstate(invalid="ignore"):
         there = np.abs(action - pose) <= _SAME * (high - low)
     # Hardly another one: should it ever be executed, nothing comes of it.
@@ -134,7 +134,7 @@ def neutral(spec: RobotSpec, pose: np.ndarray, action: np.ndarray) -> np.ndarray
 
 def held(spec: RobotSpec, action: np.ndarray) -> np.ndarray:
     """float32[da]: `action` without its deltas and velocities: a released key."""
-    absolute = np.array([d.meaning is Meaning.absolute for d in spec.action])
+    absolute = np.array([d.meaning is CommandType.absolute for d in spec.action])
     return np.where(absolute, action, 0).astype(np.float32)
 
 
@@ -144,7 +144,7 @@ def read_binding(spec: RobotSpec, text: str, where: str) -> tuple[int, float]:
     names = [d.name for d in spec.action]
     if name not in names:
         raise ConfigError(
-            f"{where} moves '{name}', which robot '{spec.embodiment}' has not.{nearest(name, names)} "
+            f"{where} moves '{name}', which robot '{spec.embodiment}' has not.{suggest(name, names)} "
             f"Its actions: {', '.join(names)}."
         )
     return names.index(name), sign
@@ -153,7 +153,7 @@ def read_binding(spec: RobotSpec, text: str, where: str) -> tuple[int, float]:
 def check_rest(spec: RobotSpec, device: str) -> None:
     """Raise `ConfigError` for a robot that cannot be told to stand: a delta or velocity whose limits leave 0 out."""
     for d in spec.action:
-        if d.meaning is not Meaning.absolute and not d.low <= 0 <= d.high:
+        if d.meaning is not CommandType.absolute and not d.low <= 0 <= d.high:
             raise ConfigError(
                 f"{device} cannot drive robot '{spec.embodiment}': 0 is outside the limits [{d.low:g}, {d.high:g}] of "
                 f"'{d.name}', so it has no rest."

@@ -21,12 +21,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hal.interfaces.teleop import Intent
+from hal.interfaces.teleop import TeleopCommand
 from hal.safety.bounds import limit_action
 from hal.teleop.pose import unknown
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, InvalidData, RobotError, nearest
-from wire.types import Meaning, RobotSpec
+from wire.errors import ConfigError, InvalidDataError, RobotError, suggest
+from wire.types import CommandType, RobotSpec
 
 TIME = "time_s"
 
@@ -50,7 +50,7 @@ class ScriptConfig:
             raise ConfigError(f"ScriptConfig: repeat must be at least 1, not {self.repeat}.")
 
 
-class Script:
+class ScriptedDevice:
     """Keeps the `Device` protocol. Its time begins with the first reading."""
 
     def __init__(self, config: ScriptConfig | None, clock: Clock | None = None) -> None:
@@ -74,22 +74,22 @@ class Script:
         """See `SeesRobot.see`."""
         self._pose = np.asarray(pose, np.float32)
 
-    def read(self) -> Intent:
+    def read(self) -> TeleopCommand:
         """See `Device.read`. Raises `RobotError` when the function fails."""
         if self._act is None or self._spec is None:
             raise RobotError("the script is read before connect(); call connect() first.")
         if self._over:
-            return Intent(quit=True)
+            return TeleopCommand(quit=True)
         now_ns = self._clock.now_ns()
         self._begun_ns = now_ns if self._begun_ns is None else self._begun_ns
         try:
             action = self._act((now_ns - self._begun_ns) / 1e9, self._pose.copy())
             if action is None:
-                return Intent(engaged=True)
-            return Intent(engaged=True, action=limit_action(self._spec, np.asarray(action, np.float32)))
+                return TeleopCommand(engaged=True)
+            return TeleopCommand(engaged=True, action=limit_action(self._spec, np.asarray(action, np.float32)))
         except StopIteration:
             self._over = True
-            return Intent(quit=True)
+            return TeleopCommand(quit=True)
         except Exception as error:
             raise RobotError(f"the script {self._name} failed: {type(error).__name__}: {error}") from error
 
@@ -161,16 +161,16 @@ def _row(spec: RobotSpec, row: Mapping[str, Any], where: str) -> tuple[float, np
         return time_s, None
     for name in given:
         if name not in names:
-            raise ConfigError(f"{where}: no action '{name}'.{nearest(name, names)} There are: {', '.join(names)}.")
+            raise ConfigError(f"{where}: no action '{name}'.{suggest(name, names)} There are: {', '.join(names)}.")
     action = []
     for d in spec.action:
-        if d.name not in given and d.meaning is Meaning.absolute:
+        if d.name not in given and d.meaning is CommandType.absolute:
             raise ConfigError(f"{where}: '{d.name}' is an absolute target; every row that moves must give it.")
         action.append(_number(given.get(d.name, 0.0), d.name, where))
     values = np.array(action, np.float32)
     try:
         limited = limit_action(spec, values)
-    except InvalidData as error:
+    except InvalidDataError as error:
         raise ConfigError(f"{where}: {error}") from error
     if not np.array_equal(limited, values):
         wrong = next(d for d, a, b in zip(spec.action, values, limited, strict=True) if a != b)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from hal.interfaces.teleop import Device, Intent
-from hal.teleop.pose import Hints, LetsGo, SeesRobot
+from hal.interfaces.teleop import TeleopCommand, TeleopDevice
+from hal.teleop.pose import LetsGo, PoseHints, SeesRobot
 from hal.teleop.terminal import Terminal
 from wire.types import RobotSpec
 
 
 class WithKeys:
-    """Keeps the `Device` protocol. Enter lets the device drive and takes that back, space holds until it is pressed
-    again, e stops, q quits."""
+    """Keeps the `TeleopDevice` protocol. Enter lets the device drive and takes that back, space holds until it is
+    pressed again, e stops, q quits."""
 
-    def __init__(self, device: Device, terminal: str = "/dev/tty", armed: bool = False) -> None:
+    def __init__(self, device: TeleopDevice, terminal: str = "/dev/tty", armed: bool = False) -> None:
         """`armed`: the device may drive from the start."""
         self._device = device
         self._terminal = Terminal(terminal)
@@ -26,12 +26,12 @@ class WithKeys:
         """What the person can do, in a few words."""
         if not self._armed:
             return "enter: take over   e: stop   q: quit"
-        own = self._device.hint if isinstance(self._device, Hints) else ""
+        own = self._device.hint if isinstance(self._device, PoseHints) else ""
         hold = "held, space: go on" if self._held else "space: hold"
         return "   ".join(filter(None, (own, hold, "enter: hand back   e: stop   q: quit")))
 
     def connect(self, spec: RobotSpec) -> None:
-        """See `Device.connect`."""
+        """See `TeleopDevice.connect`."""
         self._device.connect(spec)
         self._armed, self._held = self._begins_armed, False
         self._terminal.close()
@@ -47,14 +47,14 @@ class WithKeys:
         if isinstance(self._device, LetsGo):
             self._device.let_go()
 
-    def read(self) -> Intent:
-        """See `Device.read`."""
+    def read(self) -> TeleopCommand:
+        """See `TeleopDevice.read`."""
         for key in self._terminal.pressed():
             if key == "q":
-                return Intent(quit=True)
+                return TeleopCommand(quit=True)
             if key == "e":
                 self._armed = False
-                return Intent(estop=True)
+                return TeleopCommand(estop=True)
             if key == "enter":
                 self._armed, self._held = not self._armed, False
             elif key == "space":
@@ -65,10 +65,10 @@ class WithKeys:
         if intent.estop or intent.quit or not intent.engaged:
             return intent
         if not self._armed:
-            return Intent()
-        return Intent(engaged=True) if self._held else intent
+            return TeleopCommand()
+        return TeleopCommand(engaged=True) if self._held else intent
 
     def close(self) -> None:
-        """See `Device.close`."""
+        """See `TeleopDevice.close`."""
         self._terminal.close()
         self._device.close()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from wire.errors import InvalidData, PolicyError
+from wire.errors import InvalidDataError, PolicyError
 
 MIN_STD = 0.02
 """A dimension that hardly moved in the data must not blow up when it moves later."""
@@ -46,15 +46,15 @@ class Normalizer(nn.Module):
     def fit(self, states: np.ndarray) -> None:
         """Take the statistics of float[N, ds]; online ones go on from there.
 
-        Raises `InvalidData` for another shape, no rows or NaN.
+        Raises `InvalidDataError` for another shape, no rows or NaN.
         """
         states = np.asarray(states, np.float64)
         expected = self.mean.shape[0]
         if states.ndim != 2 or states.shape[1] != expected or not len(states):
-            raise InvalidData(f"state statistics need [N, {expected}] with N > 0, got {list(states.shape)}.")
+            raise InvalidDataError(f"state statistics need [N, {expected}] with N > 0, got {list(states.shape)}.")
         if not np.isfinite(states).all():
             rows = int((~np.isfinite(states).all(1)).sum())
-            raise InvalidData(f"state statistics: {rows} of {len(states)} rows are not finite.")
+            raise InvalidDataError(f"state statistics: {rows} of {len(states)} rows are not finite.")
         self.mean.copy_(torch.from_numpy(states.mean(0)))
         self.std.copy_(torch.from_numpy(np.maximum(states.std(0), MIN_STD)))
         if self.online:
@@ -69,15 +69,15 @@ class Normalizer(nn.Module):
         and deviation are merged by Chan, Golub and LeVeque 1983 ("Algorithms for Computing the Sample Variance",
         equations 2.1), where what was known counts at most WINDOW states, so that they keep following.
 
-        Raises `PolicyError` without `online`, `InvalidData` for another shape or NaN; nothing is changed then.
+        Raises `PolicyError` without `online`, `InvalidDataError` for another shape or NaN; nothing is changed then.
         """
         if not self.online:
             raise PolicyError("these statistics do not follow the data; make the network with online ones.")
         if not states.ndim or states.shape[-1] != self.mean.shape[0]:
-            raise InvalidData(f"state statistics need [..., {self.mean.shape[0]}], got {list(states.shape)}.")
+            raise InvalidDataError(f"state statistics need [..., {self.mean.shape[0]}], got {list(states.shape)}.")
         x = states.detach().reshape(-1, states.shape[-1]).to(self.mean64.device, torch.float64)
         if not bool(torch.isfinite(x).all()):
-            raise InvalidData("state statistics: the states of a batch are not finite.")
+            raise InvalidDataError("state statistics: the states of a batch are not finite.")
         if not len(x):
             return
         if not self.count:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wire.types import Corrector
+from wire.types import ResidualPolicy
 
 STATE_LIMIT = 5.0
 """normalised states are clamped to ± this, as `policies.common.normalizer` does"""
@@ -23,7 +23,7 @@ def input_width(state_dim: int, latent_width: int, action_dim: int) -> int:
 
 
 def correct(
-    corrector: Corrector,
+    corrector: ResidualPolicy,
     state: np.ndarray,
     latent: np.ndarray,
     action: np.ndarray,

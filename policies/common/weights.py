@@ -17,7 +17,7 @@ from torch import nn
 
 from policies.interface.trainable import base_sha256, published
 from wire.errors import WeightsError
-from wire.types import RobotSpec, Trained
+from wire.types import PolicyCapabilities, RobotSpec
 
 FORMAT = 1
 _KEY = "vla_fleet"
@@ -40,7 +40,7 @@ class Header(msgspec.Struct, frozen=True):
     """the robot the weights were trained for"""
     spec_hash: str
     trained_max_delay: int = 0
-    """see `Trained` for this and the next three"""
+    """see `PolicyCapabilities` for this and the next three"""
     state_aligned: bool = False
     prefix_trained: bool = False
     residual_trained: bool = False
@@ -49,9 +49,11 @@ class Header(msgspec.Struct, frozen=True):
     """hash of what is not in the file and must be there already (`policies.interface.trainable.base_sha256`)"""
 
     @property
-    def trained(self) -> Trained:
+    def trained(self) -> PolicyCapabilities:
         """What the weights were trained for."""
-        return Trained(self.trained_max_delay, self.state_aligned, self.prefix_trained, self.residual_trained)
+        return PolicyCapabilities(
+            self.trained_max_delay, self.state_aligned, self.prefix_trained, self.residual_trained
+        )
 
 
 def sha256(data: bytes) -> str:

@@ -24,9 +24,9 @@ from policies.conformance.data import (
 )
 from policies.interface.policy import Batch, Policy
 from wire.codec import decode, encode
-from wire.errors import InvalidData, PolicyError, WireError
+from wire.errors import InvalidDataError, PolicyError, WireError
 from wire.messages.local import ThinkReply
-from wire.types import Frame, Observation, Prefix, Trained
+from wire.types import Frame, Observation, PolicyCapabilities, Prefix
 
 CLOSE, LOOSE = 1e-4, 0.05
 """shares of its range by which an action may differ when several are made at once, as sums are taken in another order:
@@ -280,7 +280,7 @@ def refusals(make: Make, observation: Observation, batch: Batch) -> str:
     for what, call in cases:
         try:
             call()
-        except InvalidData:
+        except InvalidDataError:
             continue
         except Exception as error:  # noqa: BLE001  any other error is the fault that is looked for
             took = what.replace("took", "must raise InvalidData for", 1)
@@ -292,8 +292,8 @@ def refusals(make: Make, observation: Observation, batch: Batch) -> str:
 def training(make: Make, observation: Observation, batch: Batch) -> str:
     policy = make()
     trained, corrector, spec = policy.trained, policy.corrector, policy.spec
-    if not isinstance(trained, Trained):
-        return f"`trained` is {trained!r}, not a `Trained`"
+    if not isinstance(trained, PolicyCapabilities):
+        return f"`trained` is {trained!r}, not a `PolicyCapabilities`"
     if policy.max_offset != trained.trained_max_delay:
         return f"max_offset is {policy.max_offset}, but weights say trained_max_delay {trained.trained_max_delay}"
     if trained.residual_trained != (corrector is not None):

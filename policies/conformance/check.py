@@ -19,11 +19,11 @@ from policies.conformance.data import BothPolicies, Make, example_batch, example
 from policies.interface.policy import Batch
 from wire.types import Observation
 
-__all__ = ["CHECKS", "BothPolicies", "Check", "Make", "check_policy", "example_batch", "example_observation"]
+__all__ = ["CHECKS", "BothPolicies", "Make", "PolicyCheck", "check_policy", "example_batch", "example_observation"]
 
 
 @dataclass(frozen=True)
-class Check:
+class PolicyCheck:
     """One promise and whether the policy kept it."""
 
     name: str
@@ -36,8 +36,8 @@ def check_policy(
     make: Make,
     observation: Observation | None = None,
     batch: Batch | None = None,
-    tell: Callable[[Check], None] | None = None,
-) -> list[Check]:
+    tell: Callable[[PolicyCheck], None] | None = None,
+) -> list[PolicyCheck]:
     """Run every check on policies from `make`; both inputs default to examples for its spec.
 
     What a policy raises becomes the detail of the check that failed. `tell` hears of each check when it is done, which
@@ -55,7 +55,7 @@ def check_policy(
             detail = check(make, seen, data)
         except Exception as error:  # noqa: BLE001  a policy under test may raise anything; it is reported, not hidden
             detail = f"{type(error).__name__}: {error}"
-        results.append(Check(name, not detail, detail))
+        results.append(PolicyCheck(name, not detail, detail))
         if tell is not None:
             tell(results[-1])
     return results

@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.conformance.data import BothPolicies, Make, awake, awakened, flattened, looked_at, seeded
 from policies.interface.policy import Batch
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 from wire.types import Observation
 
 SAME = 1e-4
@@ -114,7 +114,7 @@ def refusals(make: Make, observation: Observation, batch: Batch) -> str:
     for what, bad in cases:
         try:
             _loss(policy, bad)
-        except InvalidData:
+        except InvalidDataError:
             continue
         except Exception as error:  # noqa: BLE001  any other error is the fault that is looked for
             return f"loss() of a batch with {what} must raise InvalidData, not {type(error).__name__}: {error}"

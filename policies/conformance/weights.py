@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from policies.conformance.data import Make, awakened, chunk_of, example_observation
-from policies.interface.policy import Batch, Examples
-from wire.errors import InvalidData, PolicyError, SpecMismatch, WeightsError
+from policies.interface.policy import Batch, NormalizationData
+from wire.errors import InvalidDataError, PolicyError, SpecMismatchError, WeightsError
 from wire.types import Observation
 
 
@@ -106,7 +106,7 @@ def others(make: Make, observation: Observation, batch: Batch) -> str:
     for what, bad in cases:
         try:
             policy.load(bad, version + 1)
-        except (SpecMismatch, WeightsError):
+        except (SpecMismatchError, WeightsError):
             pass
         except Exception as error:  # noqa: BLE001  any other error is the fault that is looked for
             return f"load() of weights of {what} must raise WeightsError, not {type(error).__name__}: {error}"
@@ -143,14 +143,14 @@ def statistics(make: Make, observation: Observation, batch: Batch) -> str:
     chunks = np.random.default_rng(0).uniform(
         spec.action_low(), spec.action_high(), (64, policy.horizon, spec.action_dim)
     )
-    fit(Examples(states, chunks.astype(np.float32)))
+    fit(NormalizationData(states, chunks.astype(np.float32)))
     other.load(policy.save(), policy.version)
     mine, theirs = chunk_of(policy, observation).actions, chunk_of(other, observation).actions
     if not np.array_equal(mine, theirs):
         return "what fit() took from the data does not travel with the weights: loaded elsewhere, they act differently"
     try:
-        fit(Examples(np.hstack([states, states]), chunks.astype(np.float32)))
-    except InvalidData:
+        fit(NormalizationData(np.hstack([states, states]), chunks.astype(np.float32)))
+    except InvalidDataError:
         return ""
     except Exception as error:  # noqa: BLE001  any other error is the fault that is looked for
         return f"fit() on states of another robot must raise InvalidData, not {type(error).__name__}: {error}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from policies.flow.config import Bridge, Conv, Eye, FlowConfig, Transformer, Vlm
+from policies.flow.config import Bridge, CameraEncoderConfig, Conv, FlowConfig, Transformer, Vlm
 from policies.flow.presets import pixels_network, state_network
 
 if TYPE_CHECKING:
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bridge",
+    "CameraEncoderConfig",
     "Conv",
-    "Eye",
     "FlowConfig",
     "FlowPolicy",
     "Transformer",

@@ -12,11 +12,11 @@ import torch
 
 from policies.flow.config import FlowConfig
 from policies.interface.policy import Batch
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 from wire.types import RobotSpec
 
 
-class Sample(NamedTuple):
+class FlowSample(NamedTuple):
     """A training batch as tensors; see `FlowNetwork.loss` for the shapes."""
 
     images: list[torch.Tensor]
@@ -31,10 +31,10 @@ class Sample(NamedTuple):
     seen_state: torch.Tensor | None
 
 
-def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callable[[Any], torch.Tensor]) -> Sample:
+def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callable[[Any], torch.Tensor]) -> FlowSample:
     """The parts of `batch` that a network of `config` learns from, with the k axis; see `FlowPolicy.loss`.
 
-    Raises `InvalidData` that names what does not fit.
+    Raises `InvalidDataError` that names what does not fit.
     """
     require_spec(batch, spec)
     h, ds = config.horizon, spec.state_dim
@@ -49,7 +49,7 @@ def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callab
         shapes["advantage"] = ()
     seen = ("seen_state",) if config.ego_motion else ()
     if missing := [name for name in (*shapes, *seen) if name not in batch]:
-        raise InvalidData(f"training batch: it lacks {missing}; it has {sorted(batch)}.")
+        raise InvalidDataError(f"training batch: it lacks {missing}; it has {sorted(batch)}.")
     flat = batch["state"].ndim == 2
     b, k = len(batch["state"]), 1 if flat else batch["state"].shape[1]
     tensors = {}
@@ -60,32 +60,32 @@ def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callab
         elif name in ("frame_age", "advantage") and tuple(found.shape) == (b,):
             found = found[:, None].expand(b, k)
         if tuple(found.shape) != (b, k, *shape):
-            raise InvalidData(f"training batch: {name} has shape {list(found.shape)}, expected {[b, k, *shape]}.")
+            raise InvalidDataError(f"training batch: {name} has shape {list(found.shape)}, expected {[b, k, *shape]}.")
         tensors[name] = found
     seen_state = tensor(batch["seen_state"]) if config.ego_motion else None
     if seen_state is not None and tuple(seen_state.shape) != (b, ds):
-        raise InvalidData(
+        raise InvalidDataError(
             f"training batch: seen_state has shape {list(seen_state.shape)}, expected {[b, ds]}: one of each image."
         )
     images = []
     for eye in config.eyes:
         image, expected = _image(batch, eye.name), (b, eye.height, eye.width, 3)
         if tuple(image.shape) != expected:
-            raise InvalidData(
+            raise InvalidDataError(
                 f"training batch: image of '{eye.name}' has shape {list(image.shape)}, expected {list(expected)}."
             )
         images.append(image)
     if len(batch["instructions"]) != b:
-        raise InvalidData(f"training batch: {len(batch['instructions'])} instructions for {b} images.")
+        raise InvalidDataError(f"training batch: {len(batch['instructions'])} instructions for {b} images.")
     kept = tensors["mask"].bool()
     if not kept.any():
-        raise InvalidData("training batch: its mask keeps no action, so there is nothing to imitate.")
+        raise InvalidDataError("training batch: its mask keeps no action, so there is nothing to imitate.")
     age, later, advantage = tensors.get("frame_age"), None, None
     if "later_state" in tensors:
         later = tensors["later_state"], _whole(tensors, "later_index", h)
     if "advantage" in tensors:
         advantage = _whole(tensors, "advantage", 3)
-    return Sample(
+    return FlowSample(
         [tensor(image) for image in images],
         batch["instructions"],
         tensors["state"],
@@ -100,13 +100,13 @@ def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callab
 
 
 def require_spec(batch: Batch, spec: RobotSpec) -> None:
-    """Raise `InvalidData` if a batch that says what robot it is from was recorded with another one."""
+    """Raise `InvalidDataError` if a batch that says what robot it is from was recorded with another one."""
     if "spec_hash" not in batch:
         return
     given = batch["spec_hash"]
     hashes = {given} if isinstance(given, str) else {str(one) for one in given}
     if others := sorted(hashes - {spec.hash}):
-        raise InvalidData(
+        raise InvalidDataError(
             f"training batch: spec_hash {', '.join(others[:3])}, but this policy is for robot '{spec.embodiment}' with "
             f"{spec.hash}; train it on what was recorded with that robot."
         )
@@ -116,12 +116,12 @@ def _whole(tensors: dict[str, torch.Tensor], name: str, count: int) -> torch.Ten
     """int64: whole numbers from 0 to count - 1."""
     index = tensors[name].long()
     if not bool(((index >= 0) & (index < count)).all()):
-        raise InvalidData(f"training batch: {name} must be in 0..{count - 1}.")
+        raise InvalidDataError(f"training batch: {name} must be in 0..{count - 1}.")
     return index
 
 
 def _image(batch: Batch, camera: str) -> Any:
     images = batch.get("images", {})
     if camera not in images:
-        raise InvalidData(f"training batch: no images of camera '{camera}'; it has {sorted(images)}.")
+        raise InvalidDataError(f"training batch: no images of camera '{camera}'; it has {sorted(images)}.")
     return images[camera]

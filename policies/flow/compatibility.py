@@ -7,7 +7,7 @@ import msgspec
 from policies.common.weights import Header
 from policies.flow.config import FlowConfig
 from wire.errors import ConfigError, WeightsError
-from wire.types import RobotSpec, Trained
+from wire.types import PolicyCapabilities, RobotSpec
 
 NETWORK = "flow"
 """`Header.network` of this policy's files"""
@@ -23,7 +23,7 @@ def read_config(header: Header, what: str) -> FlowConfig:
         raise WeightsError(f"{what}: the network configuration cannot be read: {error}.") from error
 
 
-def require_same(mine: FlowConfig, trained: Trained, header: Header, what: str) -> None:
+def require_same(mine: FlowConfig, trained: PolicyCapabilities, header: Header, what: str) -> None:
     """Raise `WeightsError` naming the first field in which the file's network differs from `mine`, or `trained`."""
     theirs = read_config(header, what)
     for field in FlowConfig.__struct_fields__:

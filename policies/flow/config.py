@@ -7,10 +7,10 @@ from typing import Literal
 import msgspec
 
 from wire.errors import ConfigError
-from wire.types import Trained
+from wire.types import PolicyCapabilities
 
 
-class Eye(msgspec.Struct, frozen=True):
+class CameraEncoderConfig(msgspec.Struct, frozen=True):
     """The camera an encoder looks through."""
 
     name: str
@@ -78,7 +78,7 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     action_dim: int
     horizon: int = 16
     """H"""
-    eyes: tuple[Eye, ...] = ()
+    eyes: tuple[CameraEncoderConfig, ...] = ()
     """empty: the slow path reads only the instruction"""
     stem: tuple[Conv, ...] = (Conv(32, 5, 2), Conv(48, 3, 2), Conv(48, 3, 1))
     """convolutions of each camera's encoder"""
@@ -185,6 +185,6 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError("flow policy: a vision-language backbone needs 1 layer and 1 word or more.")
 
     @property
-    def trained(self) -> Trained:
+    def trained(self) -> PolicyCapabilities:
         """What weights of this network are trained for."""
-        return Trained(self.max_offset, self.max_offset > 0, self.prefix, self.residual)
+        return PolicyCapabilities(self.max_offset, self.max_offset > 0, self.prefix, self.residual)

@@ -10,9 +10,9 @@ from policies.common.runtime import Runtime
 from policies.flow.config import FlowConfig
 from policies.flow.presets import SIZES, network
 from policies.interface.options import read_options
-from policies.interface.registry import Hints
-from policies.interface.trainable import Training
-from wire.errors import ConfigError, nearest
+from policies.interface.registry import PolicyDefaults
+from policies.interface.trainable import FinetuneConfig
+from wire.errors import ConfigError, suggest
 from wire.types import RobotSpec
 
 if TYPE_CHECKING:
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 _HINTS = {
     # what the two recipes were measured with stands in the recipes
-    "pixels": Hints(),
-    "state": Hints(),
-    "small": Hints(learning_rate=1e-3, weight_decay=1e-4, gradient_clip=1.0),
-    "medium": Hints(learning_rate=2e-4, weight_decay=1e-2, gradient_clip=1.0, publish_every_s=30.0),
-    "large": Hints(learning_rate=1e-4, weight_decay=1e-2, gradient_clip=1.0, publish_every_s=120.0, think_every_s=0.5),
+    "pixels": PolicyDefaults(),
+    "state": PolicyDefaults(),
+    "small": PolicyDefaults(learning_rate=1e-3, weight_decay=1e-4, gradient_clip=1.0),
+    "medium": PolicyDefaults(learning_rate=2e-4, weight_decay=1e-2, gradient_clip=1.0, publish_every_s=30.0),
+    "large": PolicyDefaults(
+        learning_rate=1e-4, weight_decay=1e-2, gradient_clip=1.0, publish_every_s=120.0, think_every_s=0.5
+    ),
 }
 PATHS = ("vlm",)
 """configured values that are paths; `policies.interface.registry` makes those that are there absolute"""
@@ -63,7 +65,7 @@ class FlowChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vlm_random: bool = False
     """random weights instead of those in the directory, to measure or to test"""
     runtime: Runtime = Runtime()
-    training: Training = Training()
+    training: FinetuneConfig = FinetuneConfig()
 
 
 def make(place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> FlowPolicy:
@@ -77,7 +79,7 @@ def make(place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> Flow
     )
 
 
-def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> Hints:
+def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
     """What the size is trained with. Raises `ConfigError` as `make` does, as far as files and sizes tell."""
     choice = _choice(config)
     found = _network(place, choice, spec)
@@ -102,7 +104,7 @@ def _choice(config: dict[str, Any]) -> FlowChoice:
 def _network(place: str, choice: FlowChoice, spec: RobotSpec) -> FlowConfig:
     if place not in SIZES:
         raise ConfigError(
-            f"flow policy: no size '{place}'.{nearest(place, SIZES)} Say flow:SIZE, with one of {', '.join(SIZES)}."
+            f"flow policy: no size '{place}'.{suggest(place, SIZES)} Say flow:SIZE, with one of {', '.join(SIZES)}."
         )
     vlm = None
     if choice.vlm:

@@ -22,12 +22,12 @@ from policies.flow.networks import sampling
 from policies.flow.networks.network import FlowNetwork
 from policies.flow.networks.vlm import LORA_TARGETS, Words
 from policies.interface.chunks import chunk, require_prefix, require_version, require_width
-from policies.interface.policy import Batch, Examples, check_observation
-from policies.interface.trainable import Training, first_seed, prepare
+from policies.interface.policy import Batch, NormalizationData, check_observation
+from policies.interface.trainable import FinetuneConfig, first_seed, prepare
 from wire.errors import PolicyError
-from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, RobotSpec, Trained
+from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy, RobotSpec
 
-_PLAIN, _ALL = Runtime(), Training()
+_PLAIN, _ALL = Runtime(), FinetuneConfig()
 
 
 class FlowPolicy:
@@ -42,7 +42,7 @@ class FlowPolicy:
         config: FlowConfig,
         seed: int = 0,
         runtime: Runtime = _PLAIN,
-        training: Training = _ALL,
+        training: FinetuneConfig = _ALL,
         vlm: Path | str | None = None,
         random_vlm: bool = False,
     ) -> None:
@@ -111,12 +111,12 @@ class FlowPolicy:
         return False
 
     @property
-    def trained(self) -> Trained:
+    def trained(self) -> PolicyCapabilities:
         """What weights of this network are trained for: `load` takes no others."""
         return self.config.trained
 
     @property
-    def corrector(self) -> Corrector | None:
+    def corrector(self) -> ResidualPolicy | None:
         """A copy of the network that corrects single actions on the robot, None without `config.residual`."""
         if not self.config.residual:
             return None
@@ -129,7 +129,7 @@ class FlowPolicy:
 
         With `ego_motion` it also holds the state.
 
-        Raises `InvalidData` if what it reads does not fit the spec. A camera it has no eye for may be missing.
+        Raises `InvalidDataError` if what it reads does not fit the spec. A camera it has no eye for may be missing.
         """
         return self.think_batch([observation])[0]
 
@@ -256,7 +256,7 @@ class FlowPolicy:
     def load(self, weights: bytes, version: int) -> None:
         """Take all weights of `version` at once: they are read into a fresh network, which then replaces the old one.
 
-        A frozen base is the same in both. Raises `SpecMismatch` for another robot's weights and `WeightsError` for
+        A frozen base is the same in both. Raises `SpecMismatchError` for another robot's weights and `WeightsError` for
         anything else that does not fit; the old weights stay.
         """
         what = f"weights of version {version}"
@@ -273,7 +273,7 @@ class FlowPolicy:
 
     # --- TrainablePolicy ---------------------------------------------------------------------------------------
 
-    def fit(self, examples: Examples) -> None:
+    def fit(self, examples: NormalizationData) -> None:
         """Take the statistics of the states; once, before training begins."""
         self.module.normalizer.fit(examples.states)
         refresh(self._acting, self.module)
@@ -288,7 +288,7 @@ class FlowPolicy:
         int[b, k] in 0..H-1 and `later_state` [b, k, ds], the state so many ticks after `state`. With `advantage`, if
         it is there, `advantage` int[b, k] or [b]: 0 not known, 1 bad, 2 good.
         Without the k axis, one step behind each image. If `spec_hash` is there it must be that of this robot.
-        Raises `InvalidData` that names what does not fit.
+        Raises `InvalidDataError` that names what does not fit.
         """
         sample = read_batch(batch, self.config, self.spec, self._tensor)
         return self.module.loss(

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from policies.flow.config import Bridge, Conv, Eye, FlowConfig, Transformer, Vlm
-from wire.errors import ConfigError, nearest
+from policies.flow.config import Bridge, CameraEncoderConfig, Conv, FlowConfig, Transformer, Vlm
+from wire.errors import ConfigError, suggest
 from wire.types import RobotSpec
 
 
@@ -26,7 +26,7 @@ def pixels_network(
         state_dim=spec.state_dim,
         action_dim=spec.action_dim,
         horizon=horizon,
-        eyes=tuple(Eye(camera.name, camera.height, camera.width) for camera in spec.cameras),
+        eyes=tuple(CameraEncoderConfig(camera.name, camera.height, camera.width) for camera in spec.cameras),
         # patches of 4 pixels, then a quarter of their places: 19 ms a gradient step of 64 pictures on one thread in
         # float32, where Conv(48, 8, 4), Conv(48, 3, 1) takes 51, and as good
         stem=(Conv(32, 4, 4), Conv(64, 3, 2)),
@@ -130,7 +130,7 @@ def network(
     Raises `ConfigError` for a size or a camera that is not there.
     """
     if size not in SIZES:
-        raise ConfigError(f"flow policy: no size '{size}'.{nearest(size, SIZES)} Known: {', '.join(SIZES)}.")
+        raise ConfigError(f"flow policy: no size '{size}'.{suggest(size, SIZES)} Known: {', '.join(SIZES)}.")
     seen = spec
     if cameras is not None:
         if missing := [name for name in cameras if name not in {camera.name for camera in spec.cameras}]:

@@ -10,7 +10,7 @@ from torch import nn
 from policies.common.normalizer import Normalizer
 from policies.common.residual_policy import TICKS_SCALE, input_width
 from policies.flow.config import FlowConfig
-from wire.types import Corrector
+from wire.types import ResidualPolicy
 
 _FIRST_CORRECTION = 0.05
 """the last layer starts so small that an untrained corrector changes little"""
@@ -67,14 +67,14 @@ class Residual(nn.Module):
         errors = (told - (right - action)).square().where(kept, 0.0)
         return errors.sum() / (kept.sum() * action.shape[-1]).clamp_min(1)
 
-    def export(self, normalizer: Normalizer, version: int) -> Corrector:
+    def export(self, normalizer: Normalizer, version: int) -> ResidualPolicy:
         """A copy that needs no torch."""
         linears = [_plain(layer) for layer in self.layers if not isinstance(layer, nn.SiLU)]
 
         def copied(tensor: torch.Tensor):
             return tensor.detach().float().cpu().numpy().copy()
 
-        return Corrector(
+        return ResidualPolicy(
             weights=tuple(copied(weight) for weight, _ in linears),
             biases=tuple(copied(bias) for _, bias in linears),
             mean=copied(normalizer.mean),

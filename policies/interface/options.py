@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-from wire.errors import ConfigError, nearest
+from wire.errors import ConfigError, suggest
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -32,7 +32,7 @@ def _known(error: str, kind: type[msgspec.Struct]) -> str:
         found = next((field.type for field in struct.fields if field.encode_name == name), None) if struct else None
     if unknown and (struct := _struct(found)):
         names = [field.encode_name for field in struct.fields]
-        return f"{nearest(unknown[1], names)} It has {', '.join(names)}."
+        return f"{suggest(unknown[1], names)} It has {', '.join(names)}."
     words = [str(value) for one in _members(found) if isinstance(one, inspect.LiteralType) for value in one.values]
     return f" Known: {', '.join(words)}." if words else ""
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from wire.errors import InvalidData
-from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, RobotSpec, Trained
+from wire.errors import InvalidDataError
+from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy, RobotSpec
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Examples:
+class NormalizationData:
     """What a policy may look at before its first gradient step."""
 
     states: np.ndarray
@@ -54,12 +54,12 @@ class Policy(Protocol):
         ...
 
     @property
-    def trained(self) -> Trained:
+    def trained(self) -> PolicyCapabilities:
         """What the loaded weights were trained for."""
         ...
 
     @property
-    def corrector(self) -> Corrector | None:
+    def corrector(self) -> ResidualPolicy | None:
         """The small network that corrects single actions on the robot, None when the weights have none."""
         ...
 
@@ -111,7 +111,7 @@ class LearnedPolicy(Policy, TrainablePolicy, Protocol):
         """Whether its first weights can act already: they are then published before anything is learned."""
         ...
 
-    def fit(self, examples: Examples) -> None:
+    def fit(self, examples: NormalizationData) -> None:
         """Set the normalisation, and whatever else is taken from data, before the first gradient step.
 
         Not called for a policy that is `pretrained`.
@@ -124,20 +124,20 @@ Batch = dict[str, Any]
 
 
 def check_observation(spec: RobotSpec, observation: Observation) -> None:
-    """Raise `InvalidData` naming the field if `observation` does not fit `spec`."""
+    """Raise `InvalidDataError` naming the field if `observation` does not fit `spec`."""
     if observation.state.shape != (len(spec.state),):
-        raise InvalidData(
+        raise InvalidDataError(
             f"state of shape {observation.state.shape}; robot '{spec.embodiment}' has {spec.state_dim} dimensions."
         )
     if not all(map(math.isfinite, observation.state.tolist())):
         names = [d.name for d, ok in zip(spec.state, np.isfinite(observation.state), strict=True) if not ok]
-        raise InvalidData(f"state is not finite in {names} of robot '{spec.embodiment}'.")
+        raise InvalidDataError(f"state is not finite in {names} of robot '{spec.embodiment}'.")
     for camera in spec.cameras:
         frame = observation.images.get(camera.name)
         if frame is None:
-            raise InvalidData(f"no image of camera '{camera.name}'; got {sorted(observation.images)}.")
+            raise InvalidDataError(f"no image of camera '{camera.name}'; got {sorted(observation.images)}.")
         if frame.image.shape != (camera.height, camera.width, 3) or frame.image.dtype != np.uint8:
-            raise InvalidData(
+            raise InvalidDataError(
                 f"camera '{camera.name}': {frame.image.dtype}{list(frame.image.shape)}, "
                 f"expected uint8[{camera.height}, {camera.width}, 3]."
             )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
-from wire.errors import ConfigError, FleetError, PolicyError, SpecMismatch, nearest
+from wire.errors import ConfigError, FleetError, PolicyError, SpecMismatchError, suggest
 from wire.types import RobotSpec
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _LATER = {"tokens": ("scipy", "tokenizers")}
 """by kind, libraries that are loaded only when it learns: too late to hear that they are missing"""
 
 
-class Hints(msgspec.Struct, frozen=True):
+class PolicyDefaults(msgspec.Struct, frozen=True):
     """What a kind of policy needs of the job it is put into. None: as the recipe says."""
 
     horizon: int | None = None
@@ -97,7 +97,7 @@ class Factory(Protocol):
 
     def make(self, place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> LearnedPolicy: ...
 
-    def hints(self, place: str, config: dict[str, Any], spec: RobotSpec) -> Hints: ...
+    def hints(self, place: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults: ...
 
 
 def known_policies() -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def make_policy(choice: PolicyChoice, spec: RobotSpec, seed: int, device: str = 
 
     `device`: where it runs unless its configuration has a `runtime` that says so. Raises `ConfigError` for a place or a
     configuration that cannot be used and for a library that is not installed, with the extra that brings it,
-    `SpecMismatch` or `ConfigError` when it does not fit the robot.
+    `SpecMismatchError` or `ConfigError` when it does not fit the robot.
     """
     config = dict(choice.config)
     if device != "cpu":
@@ -143,7 +143,7 @@ def make_policy(choice: PolicyChoice, spec: RobotSpec, seed: int, device: str = 
             raise
         raise _missing(choice, library) from error
     if policy.spec.hash != spec.hash:
-        raise SpecMismatch(f"policy '{choice}' was made for another robot than '{spec.embodiment}'.")
+        raise SpecMismatchError(f"policy '{choice}' was made for another robot than '{spec.embodiment}'.")
     return policy
 
 
@@ -156,7 +156,7 @@ def _missing(choice: PolicyChoice, library: str) -> ConfigError:
     )
 
 
-def hints(choice: PolicyChoice, spec: RobotSpec) -> Hints:
+def hints(choice: PolicyChoice, spec: RobotSpec) -> PolicyDefaults:
     """What the policy needs of its job. Loads no network; raises `ConfigError` as far as files tell."""
     return _factory(choice.kind).hints(choice.place, dict(choice.config), spec)
 
@@ -200,7 +200,7 @@ def _factory(kind: str) -> Factory:
     if kind not in found:
         known = ", ".join(sorted(found))
         raise ConfigError(
-            f"no kind of policy '{kind}'.{nearest(kind, found)} Known: {known}; say KIND:PLACE, such as flow:small or "
+            f"no kind of policy '{kind}'.{suggest(kind, found)} Known: {known}; say KIND:PLACE, such as flow:small or "
             f"lerobot:DIRECTORY. A package adds one by an entry point in the group '{POLICIES}'."
         )
     point = found[kind]

@@ -45,7 +45,7 @@ class Lora(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
 
-class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FinetuneConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What of a network is trained. Patterns are those of `fnmatch`, on the names of `named_parameters`."""
 
     train: tuple[str, ...] = ("*",)
@@ -56,7 +56,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """adapters; all else is then frozen but what `train` names by a pattern other than `*`"""
 
 
-def first_seed(training: Training, seed: int) -> int:
+def first_seed(training: FinetuneConfig, seed: int) -> int:
     """What a network that begins with random weights draws them under: `seed`, or 0 if `training` freezes any of them.
 
     Every process has a seed of its own, while a base that does not travel must be the same everywhere. What a
@@ -66,7 +66,7 @@ def first_seed(training: Training, seed: int) -> int:
     return seed if everything else 0
 
 
-def prepare(module: nn.Module, training: Training, lora_targets: tuple[str, ...] = (), seed: int = 0) -> None:
+def prepare(module: nn.Module, training: FinetuneConfig, lora_targets: tuple[str, ...] = (), seed: int = 0) -> None:
     """Freeze what `training` does not name and put its adapters in, in place.
 
     `lora_targets`: patterns used when `training.lora` names none; none at all means every Linear. Adapters change

@@ -11,7 +11,7 @@ from torch import nn
 
 from policies.interface.policy import Batch
 from policies.lerobot.partitions.partition import Tensors
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 from wire.types import Observation, RobotSpec
 
 STATE = "observation.state"
@@ -20,7 +20,7 @@ PAD = "action_is_pad"
 
 
 @dataclass(frozen=True)
-class Shaper:
+class BatchAdapter:
     """Makes lerobot batches for one robot and one policy."""
 
     spec: RobotSpec
@@ -50,14 +50,14 @@ class Shaper:
         then repeated k times. `observation.state` [B, ds] and pictures [B, 3, h, w], with n_obs_steps > 1
         [B, n_obs_steps, ...], oldest first: from `past_state` and `past_images`, copies of the newest without them.
         `action` [B, H, da], `action_is_pad` bool[B, H]; masked actions are filled with the nearest one that is kept, as
-        lerobot pads episodes. Raises `InvalidData` that names what does not fit.
+        lerobot pads episodes. Raises `InvalidDataError` that names what does not fit.
         """
         h, ds, da = self.horizon, self.spec.state_dim, self.spec.action_dim
         state = self._array(batch, "state")
         lead = tuple(state.shape[:-1])
         b, k = lead[0], (lead[1] if len(lead) == 2 else 1)
         if len(lead) not in (1, 2):
-            raise InvalidData(
+            raise InvalidDataError(
                 f"training batch: state has shape {list(state.shape)}, expected [b, {ds}] or [b, k, {ds}]."
             )
         _require(state, "state", (*lead, ds))
@@ -66,10 +66,10 @@ class Shaper:
         _require(mask, "mask", (*lead, h))
         kept = mask.reshape(b * k, h).bool()
         if not kept.any():
-            raise InvalidData("training batch: its mask keeps no action, so there is nothing to imitate.")
+            raise InvalidDataError("training batch: its mask keeps no action, so there is nothing to imitate.")
         words = batch.get("instructions", [])
         if len(words) != b:
-            raise InvalidData(f"training batch: {len(words)} instructions for {b} images.")
+            raise InvalidDataError(f"training batch: {len(words)} instructions for {b} images.")
         made: Tensors = {
             STATE: self._with_past(batch, state, lead, k),
             ACTION: _filled(actions.reshape(b * k, h, da).float(), kept),
@@ -102,7 +102,7 @@ class Shaper:
         """float32[b, 3, h, w], with history [b, n_obs_steps, 3, h, w]"""
         images = batch.get("images", {})
         if camera not in images:
-            raise InvalidData(f"training batch: no images of camera '{camera}'; it has {sorted(images)}.")
+            raise InvalidDataError(f"training batch: no images of camera '{camera}'; it has {sorted(images)}.")
         size = next((c.height, c.width, 3) for c in self.spec.cameras if c.name == camera)
         _require(images[camera], f"image of '{camera}'", (b, *size))
         newest = self._picture(name, images[camera])
@@ -128,7 +128,7 @@ class Shaper:
 
     def _array(self, batch: Batch, name: str) -> torch.Tensor:
         if name not in batch:
-            raise InvalidData(f"training batch: it lacks '{name}'; it has {sorted(batch)}.")
+            raise InvalidDataError(f"training batch: it lacks '{name}'; it has {sorted(batch)}.")
         return self.tensor(batch[name])
 
 
@@ -144,4 +144,4 @@ def _filled(actions: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 
 def _require(array: Any, name: str, shape: tuple[int, ...]) -> None:
     if tuple(array.shape) != shape:
-        raise InvalidData(f"training batch: {name} has shape {list(array.shape)}, expected {list(shape)}.")
+        raise InvalidDataError(f"training batch: {name} has shape {list(array.shape)}, expected {list(shape)}.")

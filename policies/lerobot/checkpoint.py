@@ -29,7 +29,7 @@ from policies.lerobot.checkpoint_path import (
     weights_file,
 )
 from policies.lerobot.loading import load_weights, with_adapters
-from wire.errors import ConfigError, FleetError, nearest
+from wire.errors import ConfigError, FleetError, suggest
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ _NORMALISERS = ("normalizer_processor", "unnormalizer_processor")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class LeRobotCheckpoint:
     """What `lerobot-train` or `save_pretrained` wrote."""
 
     path: Path
@@ -56,7 +56,7 @@ class Checkpoint:
     """config.json as it stands"""
 
     @classmethod
-    def open(cls, place: str, override: dict[str, Any] | None = None) -> Checkpoint:
+    def open(cls, place: str, override: dict[str, Any] | None = None) -> LeRobotCheckpoint:
         """Reads the configuration, with the fields of `override` instead of its own; the weights wait for `policy`.
 
         `place`: see `policies.lerobot.checkpoint_path.locate`. Raises `ConfigError` that names the file and the way
@@ -242,7 +242,7 @@ def _config(path: Path, stored: dict[str, Any], override: dict[str, Any]) -> Pre
     known = PreTrainedConfig.get_known_choices()
     if kind not in known:
         raise ConfigError(
-            f"{file}: lerobot {version('lerobot')} has no policy type '{kind}'.{nearest(kind, known)} Known: "
+            f"{file}: lerobot {version('lerobot')} has no policy type '{kind}'.{suggest(kind, known)} Known: "
             f"{', '.join(sorted(known))}. Install the lerobot that wrote it, or the plugin package (lerobot_policy_*)."
         )
     made = PreTrainedConfig.get_choice_class(kind)
@@ -250,7 +250,7 @@ def _config(path: Path, stored: dict[str, Any], override: dict[str, Any]) -> Pre
     if unknown := sorted(set(override) - fields):
         raise ConfigError(
             f"lerobot policy: override '{unknown[0]}' is no field of a '{kind}' configuration."
-            f"{nearest(unknown[0], fields)} See {file} for what there is."
+            f"{suggest(unknown[0], fields)} See {file} for what there is."
         )
     values = {name: value for name, value in (stored | override).items() if name != "type"}
     if unknown := sorted(set(values) - fields):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from policies.lerobot.checkpoint import Checkpoint
+from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.checkpoint_path import CONFIG, VLM
 from policies.lerobot.policy import LeRobotPolicy
 from policies.lerobot.statistics import ATTRIBUTE
@@ -54,7 +54,7 @@ def _merged(module: torch.nn.Module) -> Any:
     return network.to("cpu")
 
 
-def _config(checkpoint: Checkpoint, directory: Path) -> Any:
+def _config(checkpoint: LeRobotCheckpoint, directory: Path) -> Any:
     config = copy.deepcopy(checkpoint.config)
     config.device, config.push_to_hub, config.use_peft = "cpu", False, False
     if (directory / VLM).is_dir() and hasattr(config, "vlm_model_name"):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from policies.interface.registry import Hints
+from policies.interface.registry import PolicyDefaults
 from policies.lerobot.checkpoint_path import PREPROCESSOR, locate, read_config, weights_file
 from policies.lerobot.mapping import match, sizes
-from policies.lerobot.options import LeRobotConfig, read_options, require_lerobot
+from policies.lerobot.options import LeRobotOptions, read_options, require_lerobot
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
@@ -22,19 +22,19 @@ _FRESH_STEPS = 500
 def make(place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> LeRobotPolicy:
     """The policy of the checkpoint at `place` (see `policies.lerobot.checkpoint_path.locate`) for the robot `spec`.
 
-    `config` has the fields of `LeRobotConfig`. Raises `ConfigError` or `WeightsError` naming the file and the remedy.
+    `config` has the fields of `LeRobotOptions`. Raises `ConfigError` or `WeightsError` naming the file and the remedy.
     """
     require_lerobot()
-    from policies.lerobot.checkpoint import Checkpoint
+    from policies.lerobot.checkpoint import LeRobotCheckpoint
     from policies.lerobot.policy import LeRobotPolicy
 
     options = read_options(config)
     stored = read_config(locate(place))
-    checkpoint = Checkpoint.open(place, _override(stored, options))
+    checkpoint = LeRobotCheckpoint.open(place, _override(stored, options))
     return LeRobotPolicy(spec, checkpoint, options, seed)
 
 
-def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> Hints:
+def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
     """Small batches, the checkpoint's own optimizer settings, one step behind each image, and no first training.
 
     Raises `ConfigError` or `WeightsError` for what files show to be unusable.
@@ -54,7 +54,7 @@ def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> Hints:
         )
     fields = stored | _override(stored, options)
     trained = options.fresh or options.statistics == "buffer"
-    return Hints(
+    return PolicyDefaults(
         horizon=_horizon(fields),
         batch=_LARGE_BATCH if stored["type"] in _LARGE else _BATCH,
         ticks_per_frame=1,
@@ -67,7 +67,7 @@ def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> Hints:
     )
 
 
-def _override(stored: dict[str, Any], options: LeRobotConfig) -> dict[str, Any]:
+def _override(stored: dict[str, Any], options: LeRobotOptions) -> dict[str, Any]:
     """Diffusion gives all actions that it makes from the newest observation on, unless the user says otherwise."""
     if stored["type"] != "diffusion" or "n_action_steps" in options.override:
         return options.override

@@ -12,7 +12,7 @@ _LONGEST_GAP_NS = 1_000_000_000
 _KEPT = 64
 
 
-class Memory:
+class ObservationHistory:
     """Vectors by time, asked for at regular ticks before the newest.
 
     A robot asks for chunks at its own pace, so the ticks that lerobot was trained on were mostly not seen. Numbers are

@@ -8,13 +8,13 @@ from typing import Any, Literal
 import msgspec
 
 from policies.common.runtime import Runtime
-from policies.interface.trainable import Training
-from wire.errors import ConfigError, nearest
+from policies.interface.trainable import FinetuneConfig
+from wire.errors import ConfigError, suggest
 
 _FIXED = ("type", "input_features", "output_features", "normalization_mapping", "device", "use_amp", "use_peft")
 
 
-class LeRobotConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LeRobotOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options beside a checkpoint."""
 
     cameras: dict[str, str] = {}
@@ -27,7 +27,7 @@ class LeRobotConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """fields of the checkpoint's config.json with other values, such as n_action_steps or num_steps"""
     max_offset: int = 0
     """D: trained on states and actions up to so many ticks later than the image (VLASH, arXiv 2512.01031)"""
-    training: Training = Training()
+    training: FinetuneConfig = FinetuneConfig()
     runtime: Runtime = Runtime()
 
     def __post_init__(self) -> None:
@@ -45,14 +45,14 @@ def require_lerobot() -> None:
         )
 
 
-def read_options(config: dict[str, Any]) -> LeRobotConfig:
+def read_options(config: dict[str, Any]) -> LeRobotOptions:
     """The options in a JSON object. Raises `ConfigError` naming the field that is not one."""
-    if unknown := sorted(set(config) - set(LeRobotConfig.__struct_fields__)):
+    if unknown := sorted(set(config) - set(LeRobotOptions.__struct_fields__)):
         raise ConfigError(
-            f"lerobot policy: no option '{unknown[0]}'.{nearest(unknown[0], LeRobotConfig.__struct_fields__)} "
-            f"There are {', '.join(LeRobotConfig.__struct_fields__)}."
+            f"lerobot policy: no option '{unknown[0]}'.{suggest(unknown[0], LeRobotOptions.__struct_fields__)} "
+            f"There are {', '.join(LeRobotOptions.__struct_fields__)}."
         )
     try:
-        return msgspec.convert(config, LeRobotConfig)
+        return msgspec.convert(config, LeRobotOptions)
     except msgspec.ValidationError as error:
         raise ConfigError(f"lerobot policy: {error}.") from error

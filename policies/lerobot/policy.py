@@ -15,15 +15,15 @@ from torch import nn
 from policies.common.runtime import Runtime, acting, compiled, refresh
 from policies.common.weights import Header, load_published, pack_module, unpack
 from policies.interface.chunks import chunk, require_prefix, require_version
-from policies.interface.policy import Batch, Examples, check_observation
+from policies.interface.policy import Batch, NormalizationData, check_observation
 from policies.interface.trainable import prepare
 from policies.lerobot import latents
-from policies.lerobot.batch_adapter import ACTION, Shaper
-from policies.lerobot.checkpoint import Checkpoint
+from policies.lerobot.batch_adapter import ACTION, BatchAdapter
+from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.checkpoint_path import POSTPROCESSOR, PREPROCESSOR
-from policies.lerobot.history import Memory
+from policies.lerobot.history import ObservationHistory
 from policies.lerobot.mapping import match, sizes
-from policies.lerobot.options import LeRobotConfig
+from policies.lerobot.options import LeRobotOptions
 from policies.lerobot.partitions.partition import Guide, Tensors, split_of
 from policies.lerobot.statistics import (
     ATTRIBUTE,
@@ -35,7 +35,7 @@ from policies.lerobot.statistics import (
     state_alone,
 )
 from wire.errors import ConfigError, PolicyError, WeightsError
-from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, RobotSpec, Trained
+from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy, RobotSpec
 
 if TYPE_CHECKING:
     from lerobot.processor import PolicyProcessorPipeline
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 NETWORK = "lerobot"
 """`Header.network` of this policy's files"""
 
-_DEFAULT = LeRobotConfig()
+_DEFAULT = LeRobotOptions()
 _LOCAL = (
     *("device", "use_amp", "use_peft", "push_to_hub", "repo_id", "private", "tags", "license", "pretrained_path"),
     *("compile_model", "compile_mode", "gradient_checkpointing", "vlm_model_name", "load_vlm_weights", "rtc_config"),
@@ -61,8 +61,8 @@ class LeRobotPolicy:
     def __init__(
         self,
         spec: RobotSpec,
-        checkpoint: Checkpoint,
-        config: LeRobotConfig = _DEFAULT,
+        checkpoint: LeRobotCheckpoint,
+        config: LeRobotOptions = _DEFAULT,
         seed: int = 0,
         runtime: Runtime | None = None,
     ) -> None:
@@ -88,7 +88,7 @@ class LeRobotPolicy:
         self.module: nn.Module = checkpoint.policy(str(self.device), 0 if config.fresh else None)
         self.horizon = self._split.horizon(self._policy)
         past = int(getattr(checkpoint.config, "n_obs_steps", 1)) - 1
-        self._shaper = Shaper(
+        self._shaper = BatchAdapter(
             spec, self.horizon, past, pictures, sizes(spec, checkpoint.stored, pictures, what), self.device
         )
         names = set(pictures.values())
@@ -104,8 +104,8 @@ class LeRobotPolicy:
         self._acting = acting(self.module, self.runtime)
         self._act = self._split.act if self._split.draws else compiled(self._split.act, self.runtime)
         self._noise = torch.Generator().manual_seed(seed)
-        self._thoughts = Memory(past + 1, spec.period_ns)
-        self._states = Memory(past + 1, spec.period_ns)
+        self._thoughts = ObservationHistory(past + 1, spec.period_ns)
+        self._states = ObservationHistory(past + 1, spec.period_ns)
         self._kept: tuple[np.ndarray, list[torch.Tensor]] | None = None
 
     @property
@@ -134,12 +134,12 @@ class LeRobotPolicy:
         return not self.config.fresh and self.config.statistics != "buffer"
 
     @property
-    def trained(self) -> Trained:
+    def trained(self) -> PolicyCapabilities:
         """What weights of this policy are trained for: `load` takes no others."""
-        return Trained(self.config.max_offset, self.config.max_offset > 0)
+        return PolicyCapabilities(self.config.max_offset, self.config.max_offset > 0)
 
     @property
-    def corrector(self) -> Corrector | None:
+    def corrector(self) -> ResidualPolicy | None:
         """lerobot's policies have none."""
         return None
 
@@ -161,8 +161,8 @@ class LeRobotPolicy:
         """What the type's slow path makes of the newest frames and the instruction, uint8[n] (`latents.pack`).
 
         Nothing is remembered from one call to the next, so one policy can think for several robots. Its time is that of
-        the oldest of the frames. Raises `InvalidData` if what it reads does not fit the spec. A camera it does not look
-        at may be missing.
+        the oldest of the frames. Raises `InvalidDataError` if what it reads does not fit the spec. A camera it does not
+        look at may be missing.
         """
         check_observation(self._seen, observation)
         with self._inference(0):
@@ -222,8 +222,8 @@ class LeRobotPolicy:
     def load(self, weights: bytes, version: int) -> None:
         """Take all that `weights` has of `version` at once, its normalisation statistics included.
 
-        Raises `SpecMismatch` for another robot's weights and `WeightsError` for anything else that does not fit, such
-        as another lerobot type or configuration, or another frozen base; the old weights stay.
+        Raises `SpecMismatchError` for another robot's weights and `WeightsError` for anything else that does not fit,
+        such as another lerobot type or configuration, or another frozen base; the old weights stay.
         """
         what = f"weights of version {version}"
         header, tensors = unpack(weights, what)
@@ -235,7 +235,7 @@ class LeRobotPolicy:
 
     # --- TrainablePolicy ---------------------------------------------------------------------------------------
 
-    def fit(self, examples: Examples) -> None:
+    def fit(self, examples: NormalizationData) -> None:
         """Take the statistics of states and actions, unless they came from the checkpoint or the spec."""
         if self.config.statistics == "buffer":
             self._statistics.put(of_examples(self.spec, self._features(), examples))
@@ -244,8 +244,8 @@ class LeRobotPolicy:
     def loss(self, batch: Batch) -> torch.Tensor:
         """The type's own imitation loss, as a mean over the actions that are kept: a scalar.
 
-        See `Shaper.training` for the batch; noise, flow times and dropout come from torch's global generator. Raises
-        `InvalidData` that names what does not fit.
+        See `BatchAdapter.training` for the batch; noise, flow times and dropout come from torch's global generator.
+        Raises `InvalidDataError` that names what does not fit.
         """
         prepared = self._before(self._shaper.training(batch))
         self.module.train()
@@ -372,7 +372,7 @@ class LeRobotPolicy:
             )
 
 
-def _described(checkpoint: Checkpoint) -> dict[str, Any]:
+def _described(checkpoint: LeRobotCheckpoint) -> dict[str, Any]:
     """The fields of lerobot's configuration that two machines must agree on, as JSON gives them back."""
     import draccus
 

@@ -21,7 +21,7 @@ from lerobot.processor import (
 )
 from torch import nn
 
-from policies.interface.policy import Examples
+from policies.interface.policy import NormalizationData
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
@@ -177,7 +177,7 @@ def of_limits(spec: RobotSpec, features: dict[str, Any]) -> Values:
     return values
 
 
-def of_examples(spec: RobotSpec, features: dict[str, Any], examples: Examples) -> Values:
+def of_examples(spec: RobotSpec, features: dict[str, Any], examples: NormalizationData) -> Values:
     """Statistics of recorded states and actions; of the limits where nothing was recorded."""
     values = of_limits(spec, features)
     for name, feature in features.items():

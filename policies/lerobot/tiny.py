@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.interface.policy import Examples
+from policies.interface.policy import NormalizationData
 from policies.lerobot.options import require_lerobot
 from wire.errors import ConfigError
 from wire.types import RobotSpec
@@ -44,7 +44,7 @@ _SPECIAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class TinySize:
     """Of a SmolVLA, when its default of 1.3 M parameters is too much."""
 
     hidden: int = 128
@@ -65,8 +65,8 @@ def build_tiny(
     *,
     chunk: int = 16,
     seed: int = 0,
-    examples: Examples | None = None,
-    size: Size = Size(),
+    examples: NormalizationData | None = None,
+    size: TinySize = TinySize(),
     changes: Mapping[str, Any] | None = None,
 ) -> Path:
     """A checkpoint of lerobot's `kind` ("smolvla": 1.5 M parameters, "act": 11 M) for the robot `spec`.
@@ -100,7 +100,7 @@ def build_tiny(
 
 
 def _smolvla(
-    directory: Path, spec: RobotSpec, instructions: Sequence[str], chunk: int, size: Size, changes: dict[str, Any]
+    directory: Path, spec: RobotSpec, instructions: Sequence[str], chunk: int, size: TinySize, changes: dict[str, Any]
 ) -> PreTrainedPolicy:
     from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
     from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
@@ -131,7 +131,7 @@ def _smolvla(
 
 
 def _act(
-    directory: Path, spec: RobotSpec, instructions: Sequence[str], chunk: int, size: Size, changes: dict[str, Any]
+    directory: Path, spec: RobotSpec, instructions: Sequence[str], chunk: int, size: TinySize, changes: dict[str, Any]
 ) -> PreTrainedPolicy:
     from lerobot.policies.act.configuration_act import ACTConfig
     from lerobot.policies.act.modeling_act import ACTPolicy
@@ -154,7 +154,7 @@ def _act(
     return policy
 
 
-_KINDS: dict[str, Callable[[Path, RobotSpec, Sequence[str], int, Size, dict[str, Any]], PreTrainedPolicy]] = {
+_KINDS: dict[str, Callable[[Path, RobotSpec, Sequence[str], int, TinySize, dict[str, Any]], PreTrainedPolicy]] = {
     "smolvla": _smolvla,
     "act": _act,
 }
@@ -178,7 +178,7 @@ def _features(spec: RobotSpec, chunk: int) -> dict[str, Any]:
     }
 
 
-def _language_model(directory: Path, instructions: Sequence[str], side: int, size: Size) -> None:
+def _language_model(directory: Path, instructions: Sequence[str], side: int, size: TinySize) -> None:
     """Write what lerobot reads of a SmolVLM directory: configuration, tokenizer and image processor, no weights."""
     from transformers import PreTrainedTokenizerFast, SmolVLMConfig, SmolVLMImageProcessor, SmolVLMProcessor
     from transformers.models.smolvlm.video_processing_smolvlm import SmolVLMVideoProcessor
@@ -289,7 +289,7 @@ def _standardise(policy: PreTrainedPolicy, height: int, width: int) -> None:
         hook.remove()
 
 
-def _statistics(spec: RobotSpec, examples: Examples | None) -> dict[str, dict[str, torch.Tensor]]:
+def _statistics(spec: RobotSpec, examples: NormalizationData | None) -> dict[str, dict[str, torch.Tensor]]:
     """lerobot's `dataset_stats`: mean, std, min and max of states, actions and pixels in [0, 1]."""
     import torch
 

@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from policies.flow.config import Conv, Eye, FlowConfig
+from policies.flow.config import CameraEncoderConfig, Conv, FlowConfig
 from wire.errors import ConfigError
-from wire.types import Trained
+from wire.types import PolicyCapabilities
 
 
 class FastConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,7 +91,7 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     action_dim: int
     horizon: int = 16
     """H"""
-    eyes: tuple[Eye, ...] = ()
+    eyes: tuple[CameraEncoderConfig, ...] = ()
     """this and the next five: the slow path, which is that of `policies.flow`; empty: it reads only the instruction"""
     stem: tuple[Conv, ...] = (Conv(48, 8, 4), Conv(48, 3, 1))
     points: int = 32
@@ -167,6 +167,6 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return max(before, self.residual_vq.max_bytes(self.horizon, self.action_dim))
 
     @property
-    def trained(self) -> Trained:
+    def trained(self) -> PolicyCapabilities:
         """What weights of this network are trained for."""
-        return Trained(self.max_offset, self.max_offset > 0)
+        return PolicyCapabilities(self.max_offset, self.max_offset > 0)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from policies.common.runtime import Runtime
-from policies.flow.config import Conv, Eye
+from policies.flow.config import CameraEncoderConfig, Conv
 from policies.interface.options import read_options
-from policies.interface.registry import Hints
-from policies.interface.trainable import Training
+from policies.interface.registry import PolicyDefaults
+from policies.interface.trainable import FinetuneConfig
 from policies.tokens.config import FastConfig, ResidualVQConfig, TokensConfig
-from wire.errors import ConfigError, nearest
+from wire.errors import ConfigError, suggest
 from wire.types import RobotSpec
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class TokensOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_offset: int = _DEFAULT.max_offset
     online_statistics: bool = _DEFAULT.online_statistics
     runtime: Runtime = Runtime()
-    training: Training = Training()
+    training: FinetuneConfig = FinetuneConfig()
 
 
 def absolute(place: str) -> str:
@@ -58,11 +58,11 @@ def make(place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> Lear
     return TokenPolicy(spec, _network(place, options, spec), seed, options.runtime, options.training)
 
 
-def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> Hints:
+def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
     """What it needs of its job. Raises `ConfigError` as `make` does, without making it."""
     network = _network(place, _options(place, config), spec)
     network.require()
-    return Hints(horizon=network.horizon, learning_rate=1e-3)
+    return PolicyDefaults(horizon=network.horizon, learning_rate=1e-3)
 
 
 def _options(place: str, config: dict[str, Any]) -> TokensOptions:
@@ -72,16 +72,16 @@ def _options(place: str, config: dict[str, Any]) -> TokensOptions:
 def _network(place: str, options: TokensOptions, spec: RobotSpec) -> TokensConfig:
     if place not in ("", *PLACES):
         raise ConfigError(
-            f"policy 'tokens:{place}': no such tokeniser.{nearest(place, PLACES)} There are {', '.join(PLACES)}."
+            f"policy 'tokens:{place}': no such tokeniser.{suggest(place, PLACES)} There are {', '.join(PLACES)}."
         )
     cameras = {camera.name: camera for camera in spec.cameras}
     names = tuple(cameras) if options.cameras is None else options.cameras
     if missing := [name for name in names if name not in cameras]:
         raise ConfigError(
-            f"policy 'tokens:{place}': no camera '{missing[0]}'{nearest(missing[0], cameras)}; robot "
+            f"policy 'tokens:{place}': no camera '{missing[0]}'{suggest(missing[0], cameras)}; robot "
             f"'{spec.embodiment}' has {', '.join(cameras) or 'none'}."
         )
-    eyes = tuple(Eye(name, cameras[name].height, cameras[name].width) for name in names)
+    eyes = tuple(CameraEncoderConfig(name, cameras[name].height, cameras[name].width) for name in names)
     chosen = msgspec.structs.asdict(options)
     for field in ("cameras", "runtime", "training"):
         del chosen[field]

@@ -21,7 +21,7 @@ from scipy.fft import dct, idct
 
 from policies.tokens.config import FastConfig
 from policies.tokens.tokenizer import LIMIT, Scaling, known_tokens, require_chunks
-from wire.errors import ConfigError, InvalidData
+from wire.errors import ConfigError, InvalidDataError
 
 _FIRST_CHARACTER = 0x4E00
 """symbols become characters from here on, where 20,000 ordinary ones follow each other"""
@@ -92,8 +92,8 @@ class FastTokenizer:
     ) -> FastTokenizer:
         """Learn ranges, scale and byte pairs of float[m, H, da]; `least_span` [da] or one number: see `Scaling.fit`.
 
-        Raises `InvalidData` for chunks that are not such, `ConfigError` for a configuration that cannot work and for
-        an error goal that no scale meets.
+        Raises `InvalidDataError` for chunks that are not such, `ConfigError` for a configuration that cannot work and
+        for an error goal that no scale meets.
         """
         config = config or FastConfig()
         config.require()
@@ -155,18 +155,18 @@ class FastTokenizer:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> FastTokenizer:
-        """What `to_bytes` gave. Raises `InvalidData` for anything else."""
+        """What `to_bytes` gave. Raises `InvalidDataError` for anything else."""
         what = "FAST tokeniser"
         try:
             read = msgspec.json.decode(data, type=_Document)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidData(f"{what}: it cannot be read: {error}. Save it again with `to_bytes`.") from error
+            raise InvalidDataError(f"{what}: it cannot be read: {error}. Save it again with `to_bytes`.") from error
         symbols = read.most - read.least + 3
         low, high = np.array(read.low, np.float32), np.array(read.high, np.float32)
         longest = [1] * symbols if 0 <= symbols <= _MAX_SYMBOLS else []
         for left, right in read.merges:
             if not (0 <= left < len(longest) and 0 <= right < len(longest)):
-                raise InvalidData(f"{what}: a pair {left}, {right} of tokens that are not there; it was changed.")
+                raise InvalidDataError(f"{what}: a pair {left}, {right} of tokens that are not there; it was changed.")
             longest.append(longest[left] + longest[right])
         sound = (
             read.kind == "fast"
@@ -181,7 +181,7 @@ class FastTokenizer:
             and max(longest, default=0) <= 4 * read.horizon * len(low)
         )
         if not sound:
-            raise InvalidData(f"{what}: values that `fit` never gives; it was changed after it was saved.")
+            raise InvalidDataError(f"{what}: values that `fit` never gives; it was changed after it was saved.")
         return cls(Scaling(low, high), read.horizon, read.scale, read.dead_zone, read.least, read.most, read.merges)
 
     # --- inside ------------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from policies.common.normalizer import Normalizer
-from policies.flow.networks.slow import SlowPath
+from policies.flow.networks.slow import ConvSlowPath
 from policies.tokens.config import TokensConfig
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 
 _AGE_FREQUENCIES = 4
 """sines and cosines of the age"""
@@ -55,7 +55,7 @@ class Attention(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Attention to the tokens so far, then to latent and state, then a feed-forward part, each behind a norm
     (Vaswani et al. 2017, arXiv 1706.03762, section 3.1, with the norms in front)."""
 
@@ -91,7 +91,7 @@ class Block(nn.Module):
         return x + self.feed(self.behind(x))
 
 
-class Memory(NamedTuple):
+class DecoderContext(NamedTuple):
     """What tokens depend on besides those before them."""
 
     felt: torch.Tensor
@@ -119,12 +119,12 @@ class Decoder(nn.Module):
             self.age = nn.Linear(1 + 2 * _AGE_FREQUENCIES, width)
             frequency = 2.0 ** torch.arange(_AGE_FREQUENCIES) * math.pi / 2
             self.register_buffer("age_frequency", frequency, persistent=False)
-        self.blocks = nn.ModuleList(Block(width, config.heads) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(DecoderBlock(width, config.heads) for _ in range(config.layers))
         self.norm = nn.LayerNorm(width)
         # not the vectors that are read: with those a fresh network repeats its first token, and so ends at once
         self.head = nn.Linear(width, config.action_vocabulary + 1)
 
-    def look(self, latent: torch.Tensor, state: torch.Tensor, age: torch.Tensor | None) -> Memory:
+    def look(self, latent: torch.Tensor, state: torch.Tensor, age: torch.Tensor | None) -> DecoderContext:
         """[n, z], normalised [n, ds], [n, 1] ticks -> what the blocks look at."""
         felt = self.state(state)[:, None]
         seen = [self.latent(latent).unflatten(-1, (-1, self.config.width)), felt]
@@ -134,23 +134,27 @@ class Decoder(nn.Module):
             angle = old * self.age_frequency
             seen.append(self.age(torch.cat([old, angle.sin(), angle.cos()], -1))[:, None])
         tokens = torch.cat(seen, 1)
-        return Memory(felt, [block.cross.seen(tokens) for block in self._blocks])
+        return DecoderContext(felt, [block.cross.seen(tokens) for block in self._blocks])
 
-    def forward(self, told: torch.Tensor, memory: Memory) -> torch.Tensor:
+    def forward(self, told: torch.Tensor, memory: DecoderContext) -> torch.Tensor:
         """int64[n, t] tokens, the first that which begins -> [n, t, V + 1] logits of the ones that follow each."""
         x = self.words(told) + self.places[: told.shape[1]] + memory.felt
         for block, seen in zip(self._blocks, memory.seen, strict=True):
             x = block(x, seen)
         return self._logits(x)
 
-    def cache(self, memory: Memory) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def cache(self, memory: DecoderContext) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Room for the keys and values of L tokens, per block."""
         keys = memory.seen[0][0]
         empty = keys.new_zeros(keys.shape[0], keys.shape[1], self.longest, keys.shape[3])
         return [(empty, empty) for _ in self.blocks]
 
     def step(
-        self, token: torch.Tensor, at: torch.Tensor, memory: Memory, cache: list[tuple[torch.Tensor, torch.Tensor]]
+        self,
+        token: torch.Tensor,
+        at: torch.Tensor,
+        memory: DecoderContext,
+        cache: list[tuple[torch.Tensor, torch.Tensor]],
     ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
         """int64[n] the token at place `at`, int64[] -> [n, V + 1] logits of the one that follows, and a new cache.
 
@@ -166,7 +170,7 @@ class Decoder(nn.Module):
         return self._logits(x)[:, 0], following
 
     @property
-    def _blocks(self) -> list[Block]:
+    def _blocks(self) -> list[DecoderBlock]:
         return list(self.blocks)  # type: ignore[arg-type]
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
@@ -185,7 +189,7 @@ class TokenNetwork(nn.Module):
     def __init__(self, config: TokensConfig) -> None:
         super().__init__()
         self.normalizer = Normalizer(config.state_dim, config.online_statistics)
-        self.slow = SlowPath(config.slow)
+        self.slow = ConvSlowPath(config.slow)
         self.decoder = Decoder(config, self.slow.width)
         self.register_buffer("packed", torch.zeros(_LENGTH_BYTES + config.tokenizer_bytes, dtype=torch.uint8))
 
@@ -230,11 +234,11 @@ class TokenNetwork(nn.Module):
 
 
 def unpack(packed: torch.Tensor) -> bytes:
-    """What `TokenNetwork.pack` was given. Raises `InvalidData` if no such bytes are there."""
+    """What `TokenNetwork.pack` was given. Raises `InvalidDataError` if no such bytes are there."""
     data = packed.cpu().numpy().tobytes()
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     if not 0 < length <= len(data) - _LENGTH_BYTES:
-        raise InvalidData(f"action tokeniser: {length} bytes in a place for {len(data) - _LENGTH_BYTES}.")
+        raise InvalidDataError(f"action tokeniser: {length} bytes in a place for {len(data) - _LENGTH_BYTES}.")
     return data[_LENGTH_BYTES : _LENGTH_BYTES + length]
 
 

@@ -18,22 +18,22 @@ from policies.common.weights import unpack as unpack_file
 from policies.flow.batches import read_batch
 from policies.flow.compatibility import require_fit
 from policies.interface.chunks import chunk, require_prefix, require_version, require_width
-from policies.interface.policy import Batch, Examples, check_observation
-from policies.interface.trainable import Training, first_seed, prepare
+from policies.interface.policy import Batch, NormalizationData, check_observation
+from policies.interface.trainable import FinetuneConfig, first_seed, prepare
 from policies.tokens.config import FastConfig, TokensConfig
 from policies.tokens.fast import FastTokenizer
 from policies.tokens.network import Decoder, TokenNetwork, unpack
 from policies.tokens.residual_vq import ResidualVQ
 from policies.tokens.tokenizer import ActionTokenizer, from_bytes
-from wire.errors import InvalidData, PolicyError, WeightsError
-from wire.types import ActionChunk, Corrector, Latent, Observation, Prefix, RobotSpec, Trained
+from wire.errors import InvalidDataError, PolicyError, WeightsError
+from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy, RobotSpec
 
 NETWORK = "tokens"
 """`Header.network` of this policy's files"""
 LEAST_SPAN = 0.02
 """of a dimension's limits: what moved less counts as having moved so far, see `Scaling.fit`"""
 
-_PLAIN, _ALL = Runtime(), Training()
+_PLAIN, _ALL = Runtime(), FinetuneConfig()
 
 
 class TokenPolicy:
@@ -45,7 +45,7 @@ class TokenPolicy:
     Not for several threads: whoever serves it calls `load` between two inferences.
     """
 
-    corrector: Corrector | None = None
+    corrector: ResidualPolicy | None = None
     ticks_ahead: tuple[int, ...] = ()
     history = 0
     pretrained = False
@@ -56,7 +56,7 @@ class TokenPolicy:
         config: TokensConfig,
         seed: int = 0,
         runtime: Runtime = _PLAIN,
-        training: Training = _ALL,
+        training: FinetuneConfig = _ALL,
     ) -> None:
         """`seed` is for the first weights and for drawing tokens. When `training` freezes anything, the first weights
         are the same for every seed, as a base that does not travel must be the same on every machine: `seed` is then
@@ -105,7 +105,7 @@ class TokenPolicy:
         return self.config.max_offset
 
     @property
-    def trained(self) -> Trained:
+    def trained(self) -> PolicyCapabilities:
         """What weights of this network are trained for: `load` takes no others."""
         return self.config.trained
 
@@ -115,7 +115,7 @@ class TokenPolicy:
     def think(self, observation: Observation) -> Latent:
         """The latent of the newest frames and the instruction, float32[z]; its time is that of the oldest of them.
 
-        Raises `InvalidData` if what it reads does not fit the spec. A camera it has no eye for may be missing.
+        Raises `InvalidDataError` if what it reads does not fit the spec. A camera it has no eye for may be missing.
         """
         check_observation(self._seen, observation)
         frames = [observation.images[eye.name] for eye in self.config.eyes]
@@ -205,8 +205,8 @@ class TokenPolicy:
     def load(self, weights: bytes, version: int) -> None:
         """Take all weights of `version` at once, the tokeniser with them.
 
-        Raises `SpecMismatch` for another robot's weights and `WeightsError` for anything else that does not fit; the
-        old weights stay.
+        Raises `SpecMismatchError` for another robot's weights and `WeightsError` for anything else that does not fit;
+        the old weights stay.
         """
         what = f"weights of version {version}"
         header, tensors = unpack_file(weights, what)
@@ -215,7 +215,7 @@ class TokenPolicy:
         if "packed" in tensors:
             try:
                 self._require_tokenizer(unpack(tensors["packed"]))
-            except InvalidData as error:
+            except InvalidDataError as error:
                 raise WeightsError(f"{what}: {error} Fetch or export the weights again.") from error
         load_published(self.module, header, tensors, what)
         refresh(self._acting, self.module)
@@ -223,7 +223,7 @@ class TokenPolicy:
 
     # --- TrainablePolicy ---------------------------------------------------------------------------------------
 
-    def fit(self, examples: Examples) -> None:
+    def fit(self, examples: NormalizationData) -> None:
         """Take the statistics of the states and learn the tokeniser of the chunks; once, before training begins.
 
         Without a whole chunk the tokeniser stays as it is: every chunk can be said with it, only in more tokens.
@@ -246,7 +246,7 @@ class TokenPolicy:
         A chunk is tokens of all its actions. Where `mask` ends one early, nobody knows what would have followed: its
         last kept action stands in for the rest (in front of the first kept one, that one), because a constant costs the
         fewest tokens, and the chunk counts by the share of its actions that were kept. None kept: it does not count.
-        Raises `InvalidData` that names what does not fit.
+        Raises `InvalidDataError` that names what does not fit.
         """
         sample = read_batch(batch, self.config.slow, self.spec, self._tensor)
         mask = sample.mask.cpu().numpy()
@@ -300,11 +300,11 @@ class TokenPolicy:
         return torch.from_numpy(np.stack(rows)).to(self.device)
 
     def _require_tokenizer(self, data: bytes) -> ActionTokenizer:
-        """Raises `InvalidData` for a tokeniser of other chunks, or with more tokens than there is room for."""
+        """Raises `InvalidDataError` for a tokeniser of other chunks, or with more tokens than there is room for."""
         made = from_bytes(data)
         shape = made.horizon, len(made.scaling.low)
         if shape != (self.horizon, self.spec.action_dim) or made.vocabulary > self.config.action_vocabulary:
-            raise InvalidData(
+            raise InvalidDataError(
                 f"action tokeniser: of chunks {list(shape)} with {made.vocabulary} tokens; this policy's are "
                 f"[{self.horizon}, {self.spec.action_dim}] with {self.config.action_vocabulary} at most."
             )

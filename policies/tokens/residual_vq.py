@@ -21,7 +21,7 @@ from scipy.fft import dct, idct
 
 from policies.tokens.config import ResidualVQConfig
 from policies.tokens.tokenizer import Scaling, known_tokens, require_chunks
-from wire.errors import ConfigError, InvalidData
+from wire.errors import ConfigError, InvalidDataError
 
 _KEY = "vla_fleet_tokenizer"
 _FITTED = 8192
@@ -68,8 +68,8 @@ class ResidualVQ:
     ) -> ResidualVQ:
         """Learn ranges, basis and codebooks of float[m, H, da]; `least_span` [da] or one number: see `Scaling.fit`.
 
-        Raises `InvalidData` for chunks that are not such, `ConfigError` for a configuration that cannot work and when
-        `config.tokens` stages do not meet the error goal.
+        Raises `InvalidDataError` for chunks that are not such, `ConfigError` for a configuration that cannot work and
+        when `config.tokens` stages do not meet the error goal.
         """
         config = config or ResidualVQConfig()
         config.require()
@@ -155,7 +155,7 @@ class ResidualVQ:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ResidualVQ:
-        """What `to_bytes` gave. Raises `InvalidData` for anything else."""
+        """What `to_bytes` gave. Raises `InvalidDataError` for anything else."""
         what = "residual VQ"
         try:
             length = int.from_bytes(data[:8], "little")
@@ -166,9 +166,9 @@ class ResidualVQ:
             basis, picked, codebooks = tensors["basis"], tensors["picked"], tensors["codebooks"]
             steps = int(horizon)
         except (safetensors.SafetensorError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidData(f"{what}: it cannot be read: {error}. Save it again with `to_bytes`.") from error
+            raise InvalidDataError(f"{what}: it cannot be read: {error}. Save it again with `to_bytes`.") from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InvalidData(
+            raise InvalidDataError(
                 f"{what}: a file that is no action tokeniser ({error}); use what `to_bytes` gave."
             ) from error
         kinds = [tensor.dtype.str[1:] for tensor in (low, high, mean, basis, picked, codebooks)]
@@ -189,7 +189,7 @@ class ResidualVQ:
             and bool((low < high).all())
         )
         if not sound:
-            raise InvalidData(f"{what}: values that `fit` never gives; it was changed after it was saved.")
+            raise InvalidDataError(f"{what}: values that `fit` never gives; it was changed after it was saved.")
         return cls(Scaling(low, high), steps, mean, basis, picked, codebooks)
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 
 QUANTILES = (0.01, 0.99)
 """of each dimension, over all actions that were fitted on: its range"""
@@ -35,7 +35,7 @@ class ActionTokenizer(Protocol):
     def encode(self, chunk: np.ndarray) -> list[int]:
         """Tokens of float[H, da]; low frequencies or coarse stages first, so that a beginning is a coarse chunk.
 
-        Raises `InvalidData` for another shape and for values that are not finite.
+        Raises `InvalidDataError` for another shape and for values that are not finite.
         """
         ...
 
@@ -93,7 +93,7 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TokenizerReport:
     """How a tokeniser does on chunks. Errors are shares of each dimension's range (`Scaling`)."""
 
     chunks: int
@@ -110,14 +110,14 @@ class Report:
     """the largest mean absolute error of one dimension"""
 
 
-def report(tokenizer: ActionTokenizer, chunks: np.ndarray) -> Report:
+def report(tokenizer: ActionTokenizer, chunks: np.ndarray) -> TokenizerReport:
     """Tokens and errors of float[m, H, da], which should not be those that were fitted on."""
     chunks = require_chunks(chunks, tokenizer.horizon, len(tokenizer.scaling.low))
     tokens = tokenizer.encode_batch(chunks)
     decoded = np.stack([tokenizer.decode(one) for one in tokens])
     errors = np.abs(decoded.astype(np.float64) - chunks) / tokenizer.scaling.span
     counts = np.array([len(one) for one in tokens])
-    return Report(
+    return TokenizerReport(
         chunks=len(chunks),
         tokens_mean=float(counts.mean()),
         tokens_p99=float(np.quantile(counts, 0.99)),
@@ -131,18 +131,18 @@ def report(tokenizer: ActionTokenizer, chunks: np.ndarray) -> Report:
 
 
 def require_chunks(chunks: np.ndarray, horizon: int | None = None, action_dim: int | None = None) -> np.ndarray:
-    """`chunks` as an array. Raises `InvalidData` unless it is finite [m, H, da] with m > 0 and of this H and da."""
+    """`chunks` as array. Raises `InvalidDataError` unless it is finite [m, H, da] with m > 0 and this H and da."""
     chunks = np.asarray(chunks)
     if chunks.ndim != 3 or not chunks.size or chunks.dtype.kind not in "fiu":
-        raise InvalidData(
+        raise InvalidDataError(
             f"action tokeniser: chunks are {chunks.dtype}{list(chunks.shape)}, expected numbers [m, H, da] with m > 0."
         )
     for name, mine, theirs in (("actions", horizon, chunks.shape[1]), ("dimensions", action_dim, chunks.shape[2])):
         if mine not in (None, theirs):
-            raise InvalidData(f"action tokeniser: chunks of {theirs} {name}; it was fitted on chunks of {mine}.")
+            raise InvalidDataError(f"action tokeniser: chunks of {theirs} {name}; it was fitted on chunks of {mine}.")
     if not np.isfinite(chunks).all():
         rows = int((~np.isfinite(chunks).all((1, 2))).sum())
-        raise InvalidData(f"action tokeniser: {rows} of {len(chunks)} chunks are not finite.")
+        raise InvalidDataError(f"action tokeniser: {rows} of {len(chunks)} chunks are not finite.")
     return chunks
 
 
@@ -152,15 +152,15 @@ def known_tokens(tokens: Sequence[int], vocabulary: int) -> list[int]:
 
 
 def from_bytes(data: bytes) -> ActionTokenizer:
-    """What any tokeniser's `to_bytes` gave. Raises `InvalidData` for anything else."""
+    """What any tokeniser's `to_bytes` gave. Raises `InvalidDataError` for anything else."""
     from policies.tokens.fast import FastTokenizer
     from policies.tokens.residual_vq import ResidualVQ
 
     if len(data) > MAX_BYTES:
-        raise InvalidData(f"action tokeniser: {len(data)} bytes, at most {MAX_BYTES} are read.")
+        raise InvalidDataError(f"action tokeniser: {len(data)} bytes, at most {MAX_BYTES} are read.")
     # a pickle's first bytes may also begin the length of a good header, after which the header follows
     if data[8:9] != b"{" and (data[:4] == b"PK\x03\x04" or data[:1] == b"\x80"):
-        raise InvalidData(
+        raise InvalidDataError(
             "action tokeniser: a pickle or torch archive, which may run code when read and is not opened. Use what "
             "`policy tokenizer fit` or `to_bytes` wrote: JSON or safetensors."
         )

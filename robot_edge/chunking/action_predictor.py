@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hal.interfaces.dynamics import Motion
+from hal.interfaces.dynamics import DynamicsModel
 from hal.safety.bounds import hold_numbers, limit_numbers
-from hal.safety.limiter import Guard, SafetyLimits, limited_numbers, make_guard, speeds_of
-from wire.types import Meaning, RobotSpec
+from hal.safety.limiter import CompiledLimits, SafetyLimits, limited_numbers, make_guard, speeds_of
+from wire.types import CommandType, RobotSpec
 
 _PAST = 64
 """executed actions kept"""
@@ -26,14 +26,14 @@ _Executed = tuple[np.ndarray, tuple[int, np.ndarray | None, np.ndarray] | None, 
 """what was executed; the tick, the action and the state of what was chosen for it; the last two executed before"""
 
 
-class Foresight:
+class ActionPredictor:
     """One robot's near future as far as it is decided. Feed it `chose` and `executed` at every tick."""
 
     def __init__(
         self,
         spec: RobotSpec,
         safety: SafetyLimits | None = None,
-        motion: Motion | None = None,
+        motion: DynamicsModel | None = None,
         *,
         off_target: float = 0.05,
         off_course: float = 0.15,
@@ -46,7 +46,7 @@ class Foresight:
         self._spec = spec
         self._low, self._high = spec.action_low(), spec.action_high()
         self._sides = list(zip(self._low.tolist(), self._high.tolist(), strict=True))
-        self._absolute = [d.meaning is Meaning.absolute for d in spec.action]
+        self._absolute = [d.meaning is CommandType.absolute for d in spec.action]
         span = (self._high.astype(np.float64) - self._low).tolist()
         shares = [off_target if absolute else off_course for absolute in self._absolute]
         self._allowed = [share * width for share, width in zip(shares, span, strict=True)]
@@ -151,7 +151,7 @@ class Foresight:
         return any(abs(off) > most for off, most in zip(difference, self._allowed, strict=True))
 
     def _limited(
-        self, guard: Guard, wanted: Sequence[np.ndarray | None], state: np.ndarray, past: np.ndarray
+        self, guard: CompiledLimits, wanted: Sequence[np.ndarray | None], state: np.ndarray, past: np.ndarray
     ) -> np.ndarray:
         spec, coming = self._spec, np.empty((len(wanted), self._spec.action_dim), np.float32)
         last, measured = past[-1].tolist(), state.tolist()

@@ -13,7 +13,7 @@ Chosen = tuple[np.ndarray, ActionChunk]
 """float32[da] and the chunk it is from; the action's place in it is `tick - chunk.first_tick`"""
 
 
-class ChunkSchedule(Protocol):
+class ChunkScheduler(Protocol):
     """Turns chunks that arrive when they arrive into one action per tick.
 
     At every tick, in this order: `offer` what came, `ask`, `offer` what was answered within the tick, `action`, and

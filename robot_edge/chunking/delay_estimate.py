@@ -8,7 +8,7 @@ from collections import deque
 from wire.errors import ConfigError
 
 
-class DelayForecast:
+class DelayEstimator:
     """A high percentile of the last measured delays, in control ticks.
 
     It is of use from the first measurement on: of few delays it is the longest. One slow answer counts until enough

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from hal.interfaces.dynamics import Motion
+from hal.interfaces.dynamics import DynamicsModel
 from hal.safety.limiter import SafetyLimits
-from robot_edge.chunking.action_predictor import Foresight
-from robot_edge.chunking.base import ChunkSchedule
-from robot_edge.chunking.delay_estimate import DelayForecast
-from robot_edge.chunking.request_tracker import Line
+from robot_edge.chunking.action_predictor import ActionPredictor
+from robot_edge.chunking.base import ChunkScheduler
+from robot_edge.chunking.delay_estimate import DelayEstimator
+from robot_edge.chunking.request_tracker import RequestTracker
 from robot_edge.chunking.strategies.aligned import AlignedSchedule
 from robot_edge.chunking.strategies.ensemble import EnsembleSchedule
 from robot_edge.chunking.strategies.future_state import FutureStateSchedule
@@ -17,8 +17,8 @@ from robot_edge.chunking.strategies.naive import NaiveSchedule
 from robot_edge.chunking.strategies.residual import ResidualSchedule
 from robot_edge.chunking.strategies.rtc import RtcSchedule
 from robot_edge.chunking.strategies.sync import SyncSchedule
-from wire.errors import ConfigError, nearest
-from wire.types import RobotSpec, Trained
+from wire.errors import ConfigError, suggest
+from wire.types import PolicyCapabilities, RobotSpec
 
 
 class Strategy(StrEnum):
@@ -50,10 +50,10 @@ def check_strategy(name: str) -> Strategy:
         return Strategy(name)
     except ValueError:
         known = [strategy.value for strategy in Strategy]
-        raise ConfigError(f"strategy '{name}' is not one.{nearest(name, known)} Known: {', '.join(known)}.") from None
+        raise ConfigError(f"strategy '{name}' is not one.{suggest(name, known)} Known: {', '.join(known)}.") from None
 
 
-def resolve(strategy: str, trained: Trained, motion: Motion | None) -> Strategy:
+def resolve(strategy: str, trained: PolicyCapabilities, motion: DynamicsModel | None) -> Strategy:
     """The strategy meant by `strategy` for a checkpoint that says `trained`; never `auto`.
 
     Raises `ConfigError` for one that the checkpoint was not trained for, with what to do.
@@ -89,15 +89,15 @@ def resolve(strategy: str, trained: Trained, motion: Motion | None) -> Strategy:
 def make_schedule(
     strategy: str,
     spec: RobotSpec,
-    trained: Trained,
-    motion: Motion | None,
+    trained: PolicyCapabilities,
+    motion: DynamicsModel | None,
     *,
     execute_ticks: int,
     speed_up: int = 1,
     patience_ticks: int = 40,
     safety: SafetyLimits | None = None,
-    forecast: DelayForecast | None = None,
-) -> ChunkSchedule:
+    forecast: DelayEstimator | None = None,
+) -> ChunkScheduler:
     """The schedule of `strategy` for a checkpoint that was trained as `trained` says.
 
     `execute_ticks`: ticks a chunk runs before the next takes over; `speed_up`: execute every so-manieth action;
@@ -110,8 +110,8 @@ def make_schedule(
     for name, value in (("execute_ticks", execute_ticks), ("speed_up", speed_up), ("patience_ticks", patience_ticks)):
         if value < 1:
             raise ConfigError(f"strategy '{chosen}': {name} is {value}; give 1 or more.")
-    line = Line(patience_ticks, forecast, spec, speed_up)
-    foresight = Foresight(spec, safety, motion)
+    line = RequestTracker(patience_ticks, forecast, spec, speed_up)
+    foresight = ActionPredictor(spec, safety, motion)
     max_delay = trained.trained_max_delay
     match chosen:
         case Strategy.sync:

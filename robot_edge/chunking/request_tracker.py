@@ -10,7 +10,7 @@ import numpy as np
 
 from hal.safety.bounds import hold_numbers
 from robot_edge.chunking.base import Chosen
-from robot_edge.chunking.delay_estimate import DelayForecast
+from robot_edge.chunking.delay_estimate import DelayEstimator
 from robot_edge.chunking.strategies.quantise import quantise
 from wire.errors import ConfigError
 from wire.messages.all import ChunkReply, ChunkRequest
@@ -23,7 +23,7 @@ _MOST_OPEN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ScheduledChunk:
     """A chunk with its place in time."""
 
     chunk: ActionChunk
@@ -43,12 +43,12 @@ class Plan:
         index = tick - self.chunk.first_tick
         return (self.chunk.actions[index], self.chunk) if 0 <= index < len(self.chunk.actions) else None
 
-    def moved(self, tick: int) -> Plan:
+    def moved(self, tick: int) -> ScheduledChunk:
         """The same actions, from `tick` on."""
-        return Plan(msgspec.structs.replace(self.chunk, first_tick=tick), self.made, tick, self.delay_ticks)
+        return ScheduledChunk(msgspec.structs.replace(self.chunk, first_tick=tick), self.made, tick, self.delay_ticks)
 
 
-class Line:
+class RequestTracker:
     """One request at a time, and each answer once.
 
     An answer is worth nothing if it is of an earlier episode, came before, is older than one already taken, was
@@ -58,7 +58,7 @@ class Line:
     def __init__(
         self,
         patience_ticks: int = 40,
-        forecast: DelayForecast | None = None,
+        forecast: DelayEstimator | None = None,
         spec: RobotSpec | None = None,
         speed_up: int = 1,
     ) -> None:
@@ -69,7 +69,7 @@ class Line:
         """
         if speed_up != 1 and (spec is None or speed_up < 1):
             raise ConfigError(f"speed-up {speed_up}: give 1 or more, and the robot's spec, which says what adds up.")
-        self.forecast = forecast or DelayForecast()
+        self.forecast = forecast or DelayEstimator()
         self.speed_up = speed_up
         self._patience_ticks = patience_ticks
         self._spec = spec
@@ -112,7 +112,7 @@ class Line:
         """No answer to what was asked so far is wanted; the next request need not wait."""
         self._open.clear()
 
-    def take(self, reply: ChunkReply, tick: int) -> Plan | None:
+    def take(self, reply: ChunkReply, tick: int) -> ScheduledChunk | None:
         """The plan that `reply` brings at `tick`, None when it is worth nothing."""
         request = self._open.pop(reply.tick, None)
         if request is None or reply.chunk is None:
@@ -131,7 +131,7 @@ class Line:
         self._open = {asked: other for asked, other in self._open.items() if asked > reply.tick}
         made = reply.chunk
         chunk = quantise(made, self.speed_up, self._spec) if self._spec and self.speed_up > 1 else made
-        return Plan(chunk, made, max(tick, chunk.first_tick), delay_ticks)
+        return ScheduledChunk(chunk, made, max(tick, chunk.first_tick), delay_ticks)
 
     def _fault_of(self, chunk: ActionChunk, request: ChunkRequest) -> str:
         """What is wrong with `chunk`, '' for nothing."""

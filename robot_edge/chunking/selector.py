@@ -7,31 +7,31 @@ from collections.abc import Callable
 
 import numpy as np
 
-from robot_edge.chunking.base import Chosen, ChunkSchedule
+from robot_edge.chunking.base import Chosen, ChunkScheduler
 from wire.errors import ConfigError
 from wire.messages.all import ChunkReply, ChunkRequest
-from wire.types import Observation, Trained
+from wire.types import Observation, PolicyCapabilities
 
 log = logging.getLogger(__name__)
 
-MakeSchedule = Callable[[Trained], ChunkSchedule]
+MakeSchedule = Callable[[PolicyCapabilities], ChunkScheduler]
 """raises `ConfigError` for weights that were not trained for the strategy one insists on"""
 
 
-class Planner:
+class ChunkSchedulerSelector:
     """Keeps one schedule until weights with another training come; `refused` says why there is none, '' otherwise."""
 
     def __init__(self, make: MakeSchedule) -> None:
         self._make = make
-        self._trained: Trained | None = None
-        self.schedule: ChunkSchedule = NoSchedule()
+        self._trained: PolicyCapabilities | None = None
+        self.schedule: ChunkScheduler = NoChunks()
         self.refused = ""
 
-    def outdated(self, trained: Trained) -> bool:
+    def outdated(self, trained: PolicyCapabilities) -> bool:
         """Whether the schedule was made for weights of another training."""
         return self._trained is not None and trained != self._trained
 
-    def follow(self, trained: Trained) -> bool:
+    def follow(self, trained: PolicyCapabilities) -> bool:
         """Whether the schedule is another one than before; between two episodes only."""
         if trained == self._trained:
             return False
@@ -39,11 +39,11 @@ class Planner:
         try:
             self.schedule, self.refused = self._make(trained), ""
         except ConfigError as error:
-            self.schedule, self.refused = NoSchedule(), str(error)
+            self.schedule, self.refused = NoChunks(), str(error)
         return True
 
 
-class NoSchedule:
+class NoChunks:
     """Asks for nothing and has nothing: the robot holds."""
 
     delay_ticks = -1

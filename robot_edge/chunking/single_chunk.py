@@ -5,24 +5,24 @@ from __future__ import annotations
 import numpy as np
 
 from robot_edge.chunking.base import Chosen
-from robot_edge.chunking.request_tracker import Line, Plan
+from robot_edge.chunking.request_tracker import RequestTracker, ScheduledChunk
 from wire.errors import ConfigError
 from wire.messages.all import ChunkReply, ChunkRequest
 from wire.types import Observation
 
 
-class Planned:
-    """A `ChunkSchedule` that asks for the state as it is and executes the newest chunk at the ticks it is meant for.
+class SingleChunkScheduler:
+    """A `ChunkScheduler` that asks for the state as it is and executes the newest chunk at the ticks it is meant for.
 
     A chunk that is used up is never repeated; one whose last tick is over when it arrives is dropped.
     """
 
-    def __init__(self, execute_ticks: int, line: Line | None = None) -> None:
+    def __init__(self, execute_ticks: int, line: RequestTracker | None = None) -> None:
         """`execute_ticks`: actions of a chunk after which the next chunk should take over. Raises `ConfigError`."""
         if execute_ticks < 1:
             raise ConfigError(f"{execute_ticks} actions executed of each chunk; give 1 or more.")
         self._execute_ticks = execute_ticks
-        self._line = line or Line()
+        self._line = line or RequestTracker()
         self.reset(0)
 
     @property
@@ -31,7 +31,7 @@ class Planned:
 
     def reset(self, tick: int) -> None:
         self._line.reset()
-        self._plan: Plan | None = None
+        self._plan: ScheduledChunk | None = None
 
     def ask(self, tick: int, observation: Observation) -> ChunkRequest | None:
         if not self._line.free(tick) or (self._plan is not None and not self._due(self._plan, tick)):
@@ -51,7 +51,7 @@ class Planned:
 
     # --- what strategies change -----------------------------------------------------------------------------------
 
-    def _due(self, plan: Plan, tick: int) -> bool:
+    def _due(self, plan: ScheduledChunk, tick: int) -> bool:
         """Whether it is time to ask for what comes after `plan`.
 
         After `execute_ticks` of its time, or earlier if the answer would come when it is used up.
@@ -62,6 +62,6 @@ class Planned:
     def _request(self, tick: int, observation: Observation) -> ChunkRequest:
         return ChunkRequest(tick, observation, tick, observation.state)
 
-    def _arrived(self, plan: Plan, tick: int) -> None:
+    def _arrived(self, plan: ScheduledChunk, tick: int) -> None:
         if plan.end > tick:
             self._plan = plan

@@ -6,9 +6,9 @@ import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from robot_edge.control.operator_override import Human
-from wire.messages.all import Applied, Hello, Job, Message, Nack, Operator, RequestPreviews, Stop
-from wire.types import Trained
+from robot_edge.control.operator_override import OperatorOverride
+from wire.messages.all import Hello, Job, Message, Nack, OperatorCommand, RequestPreviews, Stop, VersionActivated
+from wire.types import PolicyCapabilities
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ _REMEMBERED = 32
 
 
 @dataclass(slots=True)
-class Progress:
+class JobProgress:
     """How far this robot is with a job."""
 
     first_seed: int
@@ -27,17 +27,17 @@ class Progress:
     """episodes, aborted ones left out"""
 
 
-class Orders:
+class CommandInbox:
     """Hears messages between two ticks and remembers what they come to."""
 
-    def __init__(self, name: str, human: Human) -> None:
+    def __init__(self, name: str, human: OperatorOverride) -> None:
         self._name = name
         self.human = human
         self.job: Job | None = None
         """what the robot works on; it changes between two episodes only"""
         self.version = 0
         """policy version that inference runs, 0 when none"""
-        self.trained = Trained()
+        self.trained = PolicyCapabilities()
         """what that version was trained for"""
         self.storage_ok = True
         self.estop = False
@@ -49,7 +49,7 @@ class Orders:
         self.new_recorder = False
         """the uplink is another one than before: what it had of the running episode is gone"""
         self._coming: Job | None = None
-        self._progress: OrderedDict[str, Progress] = OrderedDict()
+        self._progress: OrderedDict[str, JobProgress] = OrderedDict()
 
     @property
     def finished(self) -> int:
@@ -80,7 +80,7 @@ class Orders:
         progress = self._of_job()
         if progress.first_seed != self.job.first_seed:
             # Another stretch of the job's seeds, with its own number of episodes.
-            self._progress[self.job.id] = Progress(self.job.first_seed)
+            self._progress[self.job.id] = JobProgress(self.job.first_seed)
 
     def next_episode(self) -> tuple[str, int]:
         """(task, seed) of the job's next episode; the same again until `begun`."""
@@ -101,15 +101,15 @@ class Orders:
         match message:
             case Job():
                 self._coming = message
-            case Applied():
+            case VersionActivated():
                 self.version, self.trained = message.number, message.trained
             case Nack():
                 self.storage_ok = not message.reason
-            case Operator(kind="estop"):
+            case OperatorCommand(kind="estop"):
                 self.estop = True
-            case Operator(kind="release_estop"):
+            case OperatorCommand(kind="release_estop"):
                 self.estop = False
-            case Operator():
+            case OperatorCommand():
                 self.interventions += self.human.hear(message)
             case Hello(role="uplink"):
                 self.new_recorder = True
@@ -120,10 +120,10 @@ class Orders:
             case _:
                 log.warning("robot '%s': control does not understand %s.", self._name, type(message).__name__)
 
-    def _of_job(self) -> Progress:
+    def _of_job(self) -> JobProgress:
         """A job that was interrupted by another goes on where it was."""
         assert self.job is not None
-        known = self._progress.setdefault(self.job.id, Progress(self.job.first_seed))
+        known = self._progress.setdefault(self.job.id, JobProgress(self.job.first_seed))
         self._progress.move_to_end(self.job.id)
         if len(self._progress) > _REMEMBERED:
             self._progress.popitem(last=False)

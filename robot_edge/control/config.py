@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hal.safety.limiter import SafetyLimits
-from robot_edge.control.guarded_robot import DriverConfig
-from robot_edge.control.observation_monitor import HealthConfig
+from robot_edge.control.guarded_robot import RobotTimeouts
+from robot_edge.control.observation_monitor import ObservationLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,6 @@ class LoopConfig:
     source: str = "online"
     needs_policy: bool = True
     """whether a policy version must be there before an episode starts and before the operator steps in"""
-    health: HealthConfig = field(default_factory=HealthConfig)
+    health: ObservationLimits = field(default_factory=ObservationLimits)
     safety: SafetyLimits = field(default_factory=SafetyLimits)
-    driver: DriverConfig = field(default_factory=DriverConfig)
+    driver: RobotTimeouts = field(default_factory=RobotTimeouts)

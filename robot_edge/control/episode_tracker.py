@@ -7,20 +7,20 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from robot_edge.control.mode import Hold, Mode
-from robot_edge.control.step_recorder import Recorder
-from wire.errors import InvalidData
+from robot_edge.control.mode import HoldReason, Mode
+from robot_edge.control.step_recorder import StepRecorder
+from wire.errors import InvalidDataError
 from wire.types import ActionChunk, Actor, Episode, Observation, RobotSpec, Step
 
 _ACTOR = {Mode.policy: Actor.policy, Mode.human: Actor.human, Mode.script: Actor.script}
 
 
-class Tick(msgspec.Struct, frozen=True, eq=False):
+class ControlStep(msgspec.Struct, frozen=True, eq=False):
     """What one control period came to."""
 
     tick: int
     mode: Mode
-    reason: Hold
+    reason: HoldReason
     observation: Observation
     proposed: np.ndarray
     """float32[da]"""
@@ -33,7 +33,7 @@ class Tick(msgspec.Struct, frozen=True, eq=False):
     success: bool
 
 
-class Episodes:
+class EpisodeTracker:
     """Counts and records; `running` between `start` and `end`."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Episodes:
         name: str,
         boot: str,
         spec: RobotSpec,
-        recorder: Recorder,
+        recorder: StepRecorder,
         source: str,
         max_ticks: int,
         tail_ticks: int,
@@ -81,17 +81,17 @@ class Episodes:
         self.recorder.start(self.episode)
         return self.episode
 
-    def step(self, tick: Tick, own: bool, ending: bool) -> str:
+    def step(self, tick: ControlStep, own: bool, ending: bool) -> str:
         """Record a tick. The outcome if the episode is over with it, else ''.
 
         `own`: it counts against the episode's length; `ending`: whatever happens, this is the last one.
         """
         self._own_ticks += own
         # The first chunk of an episode cannot be there yet; only what runs out afterwards is starvation.
-        self.starved += tick.reason in (Hold.no_action, Hold.bad_action) and self._acted
+        self.starved += tick.reason in (HoldReason.no_action, HoldReason.bad_action) and self._acted
         self._acted = self._acted or tick.chunk is not None
         self._success_ticks += tick.success or self._success_ticks > 0
-        if tick.reason in (Hold.no_recorder, Hold.bad_observation):
+        if tick.reason in (HoldReason.no_recorder, HoldReason.bad_observation):
             # Nobody takes notes, so no backlog may grow; or there is nothing valid to note. The robot stands still.
             return ""
         terminated = self._success_ticks > self._tail_ticks
@@ -114,7 +114,7 @@ class Episodes:
         )
         try:
             self.recorder.step(observation, step)
-        except InvalidData as error:
+        except InvalidDataError as error:
             # Nothing is recorded that was not seen.
             self._tell("hold", f"the episode ends: {error}")
             return "aborted"

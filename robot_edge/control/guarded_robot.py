@@ -20,9 +20,9 @@ import numpy as np
 from hal.interfaces.robot import Feedback, Robot, request_previews
 from hal.safety.bounds import limit_numbers
 from policies.interface.policy import check_observation
-from robot_edge.control.mode import Hold
+from robot_edge.control.mode import HoldReason
 from wire.clock import Clock
-from wire.errors import ConfigError, FleetError, InvalidData, RobotError, RobotGone
+from wire.errors import ConfigError, FleetError, InvalidDataError, RobotDisconnectedError, RobotError
 from wire.types import Frame, Observation, RobotSpec
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class DriverConfig:
+class RobotTimeouts:
     """How patient control is with a driver that fails."""
 
     give_up_s: float = 3.0
@@ -58,15 +58,15 @@ class DriverConfig:
                 raise ConfigError(f"DriverConfig: {name} is {getattr(self, name)}, less than {least}.")
 
 
-class Driver:
+class GuardedRobot:
     """One robot. `reason` and `trouble` say why it cannot be used now, or what was wrong when it was used last."""
 
     def __init__(
-        self, name: str, robot: Robot, config: DriverConfig, clock: Clock, tell: Callable[[str, str], None]
+        self, name: str, robot: Robot, config: RobotTimeouts, clock: Clock, tell: Callable[[str, str], None]
     ) -> None:
         """A `robot` that is connected already; `disconnected` otherwise. `tell(kind, detail)`: for the operator."""
         self.connected = True
-        self.reason = Hold.none
+        self.reason = HoldReason.none
         self.trouble = ""
         """'' when nothing is wrong"""
         self.refused = 0
@@ -86,7 +86,7 @@ class Driver:
 
     def disconnected(self) -> None:
         """Nobody has connected it yet: the next `ready` does."""
-        self.connected, self.reason = False, Hold.no_robot
+        self.connected, self.reason = False, HoldReason.no_robot
 
     def ready(self) -> bool:
         """Whether it can be used; connects it when that is due, which may take its time."""
@@ -98,7 +98,7 @@ class Driver:
         try:
             self._call("connect", self._robot.connect)
         except FleetError as error:
-            self.lost(Hold.no_robot, f"it cannot be connected: {error}")
+            self.lost(HoldReason.no_robot, f"it cannot be connected: {error}")
             return False
         self.connected = True
         return True
@@ -108,14 +108,16 @@ class Driver:
         try:
             self._call("reset", lambda: self._robot.reset(task, seed))
         except FleetError as error:
-            self.lost(Hold.no_reset, f"it cannot be reset to '{task}': {error}", keep=isinstance(error, ConfigError))
+            self.lost(
+                HoldReason.no_reset, f"it cannot be reset to '{task}': {error}", keep=isinstance(error, ConfigError)
+            )
             return False
         self._bad_since_ns, self.refused = -1, 0
         return True
 
     def read(self) -> Observation:
-        """The newest observation, of sound types. Raises `RobotError` or `InvalidData` for whatever went wrong."""
-        return self._call("read", lambda: sound(self._robot.spec, self._robot.read()))
+        """The newest observation, of sound types. Raises `RobotError` or `InvalidDataError` for whatever went wrong."""
+        return self._call("read", lambda: validate_observation(self._robot.spec, self._robot.read()))
 
     def request_previews(self, wanted: bool) -> None:
         """Pass it on if the robot has larger pictures; one that fails at it goes on without."""
@@ -137,7 +139,7 @@ class Driver:
         def write() -> Feedback:
             if self._expect_read is not None and next_read_ns:
                 self._expect_read(next_read_ns)
-            return done(self._robot.spec, self._robot.write(action))
+            return validate_feedback(self._robot.spec, self._robot.write(action))
 
         try:
             feedback = self._call("write", write)
@@ -145,11 +147,11 @@ class Driver:
             self.refused += 1
             # That it can be read again will not prove that it can be commanded.
             self._owes = True
-            self._trouble(Hold.safety, f"the robot does not take a command: {error}")
-            if isinstance(error, RobotGone):
-                self.lost(Hold.no_robot, str(error))
+            self._trouble(HoldReason.safety, f"the robot does not take a command: {error}")
+            if isinstance(error, RobotDisconnectedError):
+                self.lost(HoldReason.no_robot, str(error))
             elif self.refused > self._config.refusals:
-                self.lost(Hold.no_robot, f"it took none of {self.refused} commands: {error}")
+                self.lost(HoldReason.no_robot, f"it took none of {self.refused} commands: {error}")
             return None
         if self._owes:
             self.refused, self._owes, self._failures = 0, False, 0
@@ -162,7 +164,7 @@ class Driver:
         if self._bad_since_ns < 0:
             self._bad_since_ns = now_ns
         if gone or now_ns - self._bad_since_ns > self._config.give_up_s * 1e9:
-            self.lost(Hold.no_robot, error)
+            self.lost(HoldReason.no_robot, error)
 
     def well(self) -> None:
         """A valid observation came."""
@@ -182,13 +184,13 @@ class Driver:
             return ""
         try:
             check_observation(self._robot.spec, self.read())
-        except (InvalidData, RobotError) as error:
-            self.unread(str(error), gone=isinstance(error, RobotGone))
+        except (InvalidDataError, RobotError) as error:
+            self.unread(str(error), gone=isinstance(error, RobotDisconnectedError))
             return str(error)
         self.well()
         return ""
 
-    def lost(self, reason: Hold, error: str, *, keep: bool = False) -> None:
+    def lost(self, reason: HoldReason, error: str, *, keep: bool = False) -> None:
         """Give it up and try again after a pause; `keep`: the connection stays."""
         config = self._config
         pause_s = min(config.longest_pause_s, config.first_pause_s * 2 ** min(self._failures, 30))
@@ -210,14 +212,14 @@ class Driver:
         except FleetError as error:
             log.error("robot '%s' could not be closed: %s", self._name, error)
 
-    def _trouble(self, reason: Hold, text: str) -> None:
+    def _trouble(self, reason: HoldReason, text: str) -> None:
         self.reason, self.trouble = reason, text
         if not self._told:
             self._told = True
             self._tell("hold", text)
 
     def _over(self, text: str) -> None:
-        self.reason, self.trouble = Hold.none, ""
+        self.reason, self.trouble = HoldReason.none, ""
         if self._told:
             self._told = False
             self._tell("recovered", text)
@@ -237,37 +239,38 @@ class Driver:
             raise RobotError(text) from error
 
 
-def sound(spec: RobotSpec, observation: Observation) -> Observation:
+def validate_observation(spec: RobotSpec, observation: Observation) -> Observation:
     """`observation` if its parts are of the kinds they should be, with the state as float32.
 
-    Raises `InvalidData` naming the part. Shapes and numbers are for `robot_edge.control.observation_monitor` to check.
+    Raises `InvalidDataError` naming the part. Shapes and numbers are for `robot_edge.control.observation_monitor` to
+    check.
     """
     what = f"robot '{spec.embodiment}': read() gave"
     if not isinstance(observation, Observation):
-        raise InvalidData(f"{what} {type(observation).__name__}, not an Observation.")
+        raise InvalidDataError(f"{what} {type(observation).__name__}, not an Observation.")
     if not isinstance(observation.time_ns, int | np.integer) or not isinstance(observation.task, str):
-        raise InvalidData(
+        raise InvalidDataError(
             f"{what} time_ns {observation.time_ns!r} and task {observation.task!r}; a whole number of ns and a text "
             "are expected."
         )
     state = observation.state
     if not isinstance(state, np.ndarray) or state.dtype.kind != "f":
         kind = state.dtype if isinstance(state, np.ndarray) else type(state).__name__
-        raise InvalidData(f"{what} a state of {kind}; float32[{spec.state_dim}] is expected.")
+        raise InvalidDataError(f"{what} a state of {kind}; float32[{spec.state_dim}] is expected.")
     for camera, frame in observation.images.items():
         if not isinstance(frame, Frame) or not isinstance(frame.image, np.ndarray):
-            raise InvalidData(f"{what} no Frame with an array as image for camera '{camera}'.")
+            raise InvalidDataError(f"{what} no Frame with an array as image for camera '{camera}'.")
     if state.dtype == np.float32 and isinstance(observation.time_ns, int):
         return observation
     return Observation(int(observation.time_ns), np.asarray(state, np.float32), observation.images, observation.task)
 
 
-def done(spec: RobotSpec, feedback: Feedback) -> Feedback:
-    """`feedback` if it can be recorded, with its action as float32. Raises `InvalidData` naming what cannot."""
+def validate_feedback(spec: RobotSpec, feedback: Feedback) -> Feedback:
+    """`feedback` if it can be recorded, with its action as float32. Raises `InvalidDataError` naming what cannot."""
     if not isinstance(feedback, Feedback):
-        raise InvalidData(f"robot '{spec.embodiment}': write() gave {type(feedback).__name__}, not a Feedback.")
+        raise InvalidDataError(f"robot '{spec.embodiment}': write() gave {type(feedback).__name__}, not a Feedback.")
     limit_numbers(spec, feedback.executed)
     reward = float(feedback.reward)
     if not math.isfinite(reward):
-        raise InvalidData(f"robot '{spec.embodiment}': write() gave the reward {reward}.")
+        raise InvalidDataError(f"robot '{spec.embodiment}': write() gave the reward {reward}.")
     return Feedback(np.asarray(feedback.executed, np.float32), reward, bool(feedback.success))

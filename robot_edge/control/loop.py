@@ -12,23 +12,23 @@ import numpy as np
 
 from hal.interfaces.robot import Feedback, Robot, Teleoperator
 from hal.safety.bounds import hold_action, rest_action
-from hal.safety.limiter import Safety
+from hal.safety.limiter import SafetyLimiter
 from robot_edge.chunking.base import Chosen
-from robot_edge.chunking.selector import MakeSchedule, Planner
-from robot_edge.control.command_inbox import Orders
+from robot_edge.chunking.selector import ChunkSchedulerSelector, MakeSchedule
+from robot_edge.control.command_inbox import CommandInbox
 from robot_edge.control.config import LoopConfig
-from robot_edge.control.episode_tracker import Episodes, Tick
-from robot_edge.control.guarded_robot import Driver
-from robot_edge.control.mode import Hold, Known, Mode, decide
-from robot_edge.control.observation_monitor import Health
-from robot_edge.control.operator_override import Human
+from robot_edge.control.episode_tracker import ControlStep, EpisodeTracker
+from robot_edge.control.guarded_robot import GuardedRobot
+from robot_edge.control.mode import ControlConditions, HoldReason, Mode, decide
+from robot_edge.control.observation_monitor import ObservationMonitor
+from robot_edge.control.operator_override import OperatorOverride
 from robot_edge.control.rate import Rate
-from robot_edge.control.scripted_takeover import Script
-from robot_edge.control.step_recorder import Recorder
+from robot_edge.control.scripted_takeover import ScriptedTakeover
+from robot_edge.control.step_recorder import StepRecorder
 from robot_edge.control.takeover_gate import Takeover
 from robot_edge.runtime.shared_frames import without_previews
 from wire.clock import Clock
-from wire.errors import ConfigError, InvalidData, RobotError, RobotGone
+from wire.errors import ConfigError, InvalidDataError, RobotDisconnectedError, RobotError
 from wire.messages.all import ChunkReply, EdgeEvent, EdgeStatus, EpisodeStarted
 from wire.transport.channel import Channel
 from wire.types import Observation
@@ -64,25 +64,25 @@ class ControlLoop:
         self.name = name
         self.robot = robot
         self.config = config
-        self.planner = Planner(schedule)
+        self.planner = ChunkSchedulerSelector(schedule)
         self.rate = Rate(robot.spec.period_ns, clock)
-        self.human = Human(robot.spec, clock)
-        self.orders = Orders(name, self.human)
-        self.log = Episodes(
-            name, boot, robot.spec, Recorder(uplink), config.source, config.max_ticks, config.tail_ticks, self._tell
+        self.human = OperatorOverride(robot.spec, clock)
+        self.orders = CommandInbox(name, self.human)
+        self.log = EpisodeTracker(
+            name, boot, robot.spec, StepRecorder(uplink), config.source, config.max_ticks, config.tail_ticks, self._tell
         )
-        self.mode, self.reason, self.detail = Mode.hold, Hold.no_job, ""
+        self.mode, self.reason, self.detail = Mode.hold, HoldReason.no_job, ""
         self._clock = clock
         self._uplink = uplink
         self._inference = inference
-        self._operator = Script(operator, gate, self._tell)
-        self._safety = Safety(robot.spec, config.safety)
-        self._health = Health(robot.spec, config.health)
-        self.driver = Driver(name, robot, config.driver, clock, self._tell_of_driver)
+        self._operator = ScriptedTakeover(operator, gate, self._tell)
+        self._safety = SafetyLimiter(robot.spec, config.safety)
+        self._health = ObservationMonitor(robot.spec, config.health)
+        self.driver = GuardedRobot(name, robot, config.driver, clock, self._tell_of_driver)
         self._seen: Observation | None = None
         self._executed = np.zeros(robot.spec.action_dim, np.float32)
         self._tick = self._next_status = 0
-        self._lack, self._trouble = Hold.no_action, ""
+        self._lack, self._trouble = HoldReason.no_action, ""
         self._unfit = ""
 
     def tick(self) -> None:
@@ -98,15 +98,15 @@ class ControlLoop:
         observation, reason = self._read()
         if observation is None or not self.driver.connected:
             # Nothing valid was seen of this scene yet: nobody knows what would hold the robot, which was just reset.
-            self.mode, self.reason = decide(Known(estop=self.orders.estop, unfit=reason))
+            self.mode, self.reason = decide(ControlConditions(estop=self.orders.estop, unfit=reason))
             if self.orders.estop or self.orders.stopping or not self.driver.connected:
                 self._end("aborted")
             self._report()
             return
-        chosen = self._plan(observation, fit=reason is Hold.none)
+        chosen = self._plan(observation, fit=reason is HoldReason.none)
         scripted = self._script(observation, chosen)
         self.mode, self.reason = decide(self._known(reason, scripted, chosen))
-        if self.reason in (Hold.no_action, Hold.slow_path_lost):
+        if self.reason in (HoldReason.no_action, HoldReason.slow_path_lost):
             self.reason, self.detail = self._lack, self._trouble
         proposed = self._proposed(scripted, chosen, observation)
         feedback = self._write(self._limited(proposed, observation), self.rate.next_ns)
@@ -156,9 +156,9 @@ class ControlLoop:
             self._end("aborted")
 
     def _hear_reply(self, reply: ChunkReply) -> None:
-        self._lack = Hold.slow_path_lost if reply.silent else Hold.no_action
+        self._lack = HoldReason.slow_path_lost if reply.silent else HoldReason.no_action
         if reply.chunk is not None and not np.isfinite(reply.chunk.actions).all():
-            reply, self._lack = ChunkReply(None, "an action is not finite.", reply.tick), Hold.bad_action
+            reply, self._lack = ChunkReply(None, "an action is not finite.", reply.tick), HoldReason.bad_action
         if reply.error != self._trouble and reply.error:
             log.warning("robot '%s': inference: %s", self.name, reply.error)
         self._trouble = reply.error
@@ -169,25 +169,25 @@ class ControlLoop:
         connected = self.driver.connected
         if not connected:
             # Connecting may take its time, in which this is the last word.
-            self.mode, self.reason = decide(Known(estop=self.orders.estop, unfit=self.driver.reason))
+            self.mode, self.reason = decide(ControlConditions(estop=self.orders.estop, unfit=self.driver.reason))
             self._report()
         ready = self.driver.ready()
         if not ready:
-            self.mode, self.reason = decide(Known(estop=self.orders.estop, unfit=self.driver.reason))
+            self.mode, self.reason = decide(ControlConditions(estop=self.orders.estop, unfit=self.driver.reason))
             self._end("aborted")
         if not ready or not connected:
             self._seen = None
             self.rate.restart()
         return ready
 
-    def _read(self) -> tuple[Observation | None, Hold]:
+    def _read(self) -> tuple[Observation | None, HoldReason]:
         """(the newest valid observation of this scene, why the robot must not move on it)"""
         try:
             observation = self.driver.read()
             verdict = self._health.check(observation, self._clock.now_ns())
-        except (InvalidData, RobotError) as error:
+        except (InvalidDataError, RobotError) as error:
             observation, verdict = None, self._health.failed(str(error))
-            self.driver.unread(str(error), gone=isinstance(error, RobotGone))
+            self.driver.unread(str(error), gone=isinstance(error, RobotDisconnectedError))
         else:
             if verdict.valid:
                 self.driver.well()
@@ -234,8 +234,8 @@ class ControlLoop:
             return None
         return self._operator.action(observation, chosen[0] if chosen else None)
 
-    def _known(self, reason: Hold, scripted: np.ndarray | None, chosen: Chosen | None) -> Known:
-        return Known(
+    def _known(self, reason: HoldReason, scripted: np.ndarray | None, chosen: Chosen | None) -> ControlConditions:
+        return ControlConditions(
             estop=self.orders.estop,
             recorder_ok=self.log.recorder.healthy,
             storage_ok=self.orders.storage_ok,
@@ -248,7 +248,7 @@ class ControlLoop:
             version=self.orders.version,
             trained=not self.planner.refused,
             # what is left of a chunk is executed first
-            slow_path_ok=chosen is not None or self._lack is not Hold.slow_path_lost,
+            slow_path_ok=chosen is not None or self._lack is not HoldReason.slow_path_lost,
             action_ready=chosen is not None,
         )
 
@@ -266,9 +266,9 @@ class ControlLoop:
     def _limited(self, proposed: np.ndarray, observation: Observation) -> np.ndarray:
         try:
             return self._safety.limit(proposed, self._executed, observation.state)
-        except InvalidData as error:
+        except InvalidDataError as error:
             log.warning("robot '%s': %s", self.name, error)
-            self.mode, self.reason = Mode.hold, Hold.bad_action
+            self.mode, self.reason = Mode.hold, HoldReason.bad_action
             return self._safety.brake(self._executed, observation.state)
 
     # --- write ----------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class ControlLoop:
         if self._seen is None or self._safety.still:
             return False
         self._write(self._safety.brake(self._executed, self._seen.state))
-        self.mode, self.reason = (Mode.estop, Hold.estop) if self.orders.estop else (Mode.reset, Hold.none)
+        self.mode, self.reason = (Mode.estop, HoldReason.estop) if self.orders.estop else (Mode.reset, HoldReason.none)
         return True
 
     # --- record and report --------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class ControlLoop:
     def _record(
         self, observation: Observation, proposed: np.ndarray, feedback: Feedback, chosen: Chosen | None
     ) -> None:
-        tick = Tick(
+        tick = ControlStep(
             tick=self._tick,
             mode=self.mode,
             reason=self.reason,
@@ -326,26 +326,26 @@ class ControlLoop:
             self._tell("refused", self.planner.refused)
         needed = self.config.needs_policy
         for forbidden, mode, reason in (
-            (self.orders.estop, Mode.estop, Hold.estop),
-            (self.orders.resting, Mode.hold, Hold.no_job),
-            (needed and self.orders.version == 0, Mode.hold, Hold.no_version),
-            (needed and self.orders.other_version, Mode.hold, Hold.other_version),
-            (needed and self.planner.refused, Mode.hold, Hold.untrained),
-            (not self.orders.storage_ok, Mode.hold, Hold.storage),
-            (not self.log.recorder.healthy, Mode.hold, Hold.no_recorder),
+            (self.orders.estop, Mode.estop, HoldReason.estop),
+            (self.orders.resting, Mode.hold, HoldReason.no_job),
+            (needed and self.orders.version == 0, Mode.hold, HoldReason.no_version),
+            (needed and self.orders.other_version, Mode.hold, HoldReason.other_version),
+            (needed and self.planner.refused, Mode.hold, HoldReason.untrained),
+            (not self.orders.storage_ok, Mode.hold, HoldReason.storage),
+            (not self.log.recorder.healthy, Mode.hold, HoldReason.no_recorder),
         ):
             if forbidden:
                 self.mode, self.reason = mode, reason
                 self._look_after()
                 return False
         task, seed = self.orders.next_episode()
-        self.mode, self.reason = Mode.reset, Hold.none
+        self.mode, self.reason = Mode.reset, HoldReason.none
         self._report(now=True)
-        self._seen, self._lack = None, Hold.no_action
+        self._seen, self._lack = None, HoldReason.no_action
         done = self.driver.reset(task, seed)
         self.rate.restart()
         if not done:
-            self.mode, self.reason = decide(Known(unfit=self.driver.reason))
+            self.mode, self.reason = decide(ControlConditions(unfit=self.driver.reason))
             if self.driver.connected:
                 # It is not the robot but the task: another one may go.
                 self.orders.begun()

@@ -24,7 +24,7 @@ class Mode(StrEnum):
     policy = "policy"
 
 
-class Hold(StrEnum):
+class HoldReason(StrEnum):
     """Why a robot holds."""
 
     none = ""
@@ -50,13 +50,13 @@ class Hold(StrEnum):
     safety = "the robot does not take commands"
 
 
-class Known(msgspec.Struct, frozen=True):
+class ControlConditions(msgspec.Struct, frozen=True):
     """Everything that decides about control at one tick."""
 
     estop: bool = False
     recorder_ok: bool = True
     storage_ok: bool = True
-    unfit: Hold = Hold.none
+    unfit: HoldReason = HoldReason.none
     """why the observation must not be acted on"""
     safe: bool = True
     """the robot takes commands: its driver did not refuse the last ones"""
@@ -80,31 +80,33 @@ class Known(msgspec.Struct, frozen=True):
     """the chunk schedule has an action for this tick"""
 
 
-TABLE: tuple[tuple[Callable[[Known], bool], Mode, Hold | None], ...] = (
-    (lambda known: known.estop, Mode.estop, Hold.estop),
-    (lambda known: not known.recorder_ok, Mode.hold, Hold.no_recorder),
-    (lambda known: not known.storage_ok, Mode.hold, Hold.storage),
-    (lambda known: known.unfit is not Hold.none, Mode.hold, None),
-    (lambda known: not known.safe, Mode.hold, Hold.safety),
-    (lambda known: known.human and not known.human_linked, Mode.hold, Hold.operator_lost),
-    (lambda known: known.human and not known.human_command_fresh, Mode.hold, Hold.operator_idle),
-    (lambda known: known.human, Mode.human, Hold.none),
-    (lambda known: known.resetting, Mode.reset, Hold.none),
-    (lambda known: known.script, Mode.script, Hold.none),
-    (lambda known: known.version == 0, Mode.hold, Hold.no_version),
-    (lambda known: not known.trained, Mode.hold, Hold.untrained),
-    (lambda known: not known.slow_path_ok, Mode.hold, Hold.slow_path_lost),
-    (lambda known: not known.action_ready, Mode.hold, Hold.no_action),
-    (lambda known: True, Mode.policy, Hold.none),
+PRIORITY_RULES: tuple[tuple[Callable[[ControlConditions], bool], Mode, HoldReason | None], ...] = (
+    (lambda known: known.estop, Mode.estop, HoldReason.estop),
+    (lambda known: not known.recorder_ok, Mode.hold, HoldReason.no_recorder),
+    (lambda known: not known.storage_ok, Mode.hold, HoldReason.storage),
+    (lambda known: known.unfit is not HoldReason.none, Mode.hold, None),
+    (lambda known: not known.safe, Mode.hold, HoldReason.safety),
+    (lambda known: known.human and not known.human_linked, Mode.hold, HoldReason.operator_lost),
+    (lambda known: known.human and not known.human_command_fresh, Mode.hold, HoldReason.operator_idle),
+    (lambda known: known.human, Mode.human, HoldReason.none),
+    (lambda known: known.resetting, Mode.reset, HoldReason.none),
+    (lambda known: known.script, Mode.script, HoldReason.none),
+    (lambda known: known.version == 0, Mode.hold, HoldReason.no_version),
+    (lambda known: not known.trained, Mode.hold, HoldReason.untrained),
+    (lambda known: not known.slow_path_ok, Mode.hold, HoldReason.slow_path_lost),
+    (lambda known: not known.action_ready, Mode.hold, HoldReason.no_action),
+    (lambda known: True, Mode.policy, HoldReason.none),
 )
-"""(when, who moves the robot, why it holds); the first row that applies decides. None: the reason is `Known.unfit`."""
+"""(when, who moves the robot, why it holds); the first row that applies decides. None: the reason is
+`ControlConditions.unfit`.
+"""
 
 
 @functools.lru_cache(256)
-def decide(known: Known) -> tuple[Mode, Hold]:
-    """(mode, reason to hold) for this tick: the first row of `TABLE` that applies.
+def decide(known: ControlConditions) -> tuple[Mode, HoldReason]:
+    """(mode, reason to hold) for this tick: the first row of `PRIORITY_RULES` that applies.
 
     What is known is mostly what was known at the tick before, so answers are kept.
     """
-    mode, reason = next((mode, reason) for when, mode, reason in TABLE if when(known))
+    mode, reason = next((mode, reason) for when, mode, reason in PRIORITY_RULES if when(known))
     return mode, known.unfit if reason is None else reason

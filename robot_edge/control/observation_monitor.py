@@ -1,7 +1,7 @@
 """Alive, fresh and valid: whether what a robot reports may be acted on.
 
-Each check is small, keeps its own memory and names the thing it found; `Health` asks them in order, the first answer is
-the reason to hold. What was wrong must be right for some ticks in a row before the robot moves again.
+Each check is small, keeps its own memory and names the thing it found; `ObservationMonitor` asks them in order, the
+first answer is the reason to hold. What was wrong must be right for some ticks in a row before the robot moves again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from hal.safety.limiter import check_age
 from policies.interface.policy import check_observation
-from robot_edge.control.mode import Hold
-from wire.errors import ConfigError, InvalidData
+from robot_edge.control.mode import HoldReason
+from wire.errors import ConfigError, InvalidDataError
 from wire.types import Frame, Observation, RobotSpec
 
 _DRIFT = 1e-3
@@ -25,7 +25,7 @@ _SAMPLE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class HealthConfig:
+class ObservationLimits:
     """What counts as fresh, and how patient the checks are."""
 
     state_stale_s: float = 0.5
@@ -58,7 +58,7 @@ class HealthConfig:
                 raise ConfigError(f"HealthConfig: {name} is {getattr(self, name)}; give 0 or more.")
 
 
-class HealthEvent(msgspec.Struct, frozen=True):
+class ObservationEvent(msgspec.Struct, frozen=True):
     """For the operator: something began or is over."""
 
     kind: str
@@ -66,35 +66,35 @@ class HealthEvent(msgspec.Struct, frozen=True):
     detail: str
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """What became of one observation."""
 
-    reason: Hold = Hold.none
+    reason: HoldReason = HoldReason.none
     detail: str = ""
     valid: bool = True
     """whether the observation's numbers and pictures can be used at all, moving or not"""
-    events: tuple[HealthEvent, ...] = ()
+    events: tuple[ObservationEvent, ...] = ()
 
 
-_FIT = Verdict()
+_FIT = CheckResult()
 
 
-class Finding(NamedTuple):
+class Issue(NamedTuple):
     """One thing that is wrong."""
 
-    reason: Hold
+    reason: HoldReason
     thing: str
     """what it is about: a camera's name, '' for the robot"""
     detail: str
 
 
-class Health:
+class ObservationMonitor:
     """`check` once per tick; `failed` instead when the robot could not be read."""
 
-    def __init__(self, spec: RobotSpec, config: HealthConfig) -> None:
+    def __init__(self, spec: RobotSpec, config: ObservationLimits) -> None:
         self._spec = spec
         self._config = config
-        self._wrong: Finding | None = None
+        self._wrong: Issue | None = None
         self._good = 0
         self.reset()
 
@@ -110,11 +110,11 @@ class Health:
         """Whether a hold that it told of is not over yet."""
         return self._wrong is not None
 
-    def check(self, observation: Observation, now_ns: int) -> Verdict:
+    def check(self, observation: Observation, now_ns: int) -> CheckResult:
         """`now_ns`: control's clock, which need not be the robot's."""
         try:
             check_observation(self._spec, observation)
-        except InvalidData as error:
+        except InvalidDataError as error:
             return self.failed(str(error))
         found = self._clock.find(observation, now_ns)
         # All cameras look at every observation, also behind another fault: their memory must not have holes.
@@ -123,31 +123,31 @@ class Health:
             found = found or one
         return self._judge(found, valid=True)
 
-    def failed(self, why: str) -> Verdict:
+    def failed(self, why: str) -> CheckResult:
         """The robot could not be read, or what it said is not valid."""
-        return self._judge(Finding(Hold.bad_observation, "", why), valid=False)
+        return self._judge(Issue(HoldReason.bad_observation, "", why), valid=False)
 
-    def _judge(self, found: Finding | None, valid: bool) -> Verdict:
+    def _judge(self, found: Issue | None, valid: bool) -> CheckResult:
         before = self._wrong
         if found is not None:
             self._wrong, self._good = found, 0
             # Ages in the text grow with every tick; another reason or another camera is what is new.
             new = before is None or before[:2] != found[:2]
-            events = (HealthEvent("hold", found.detail),) if new else ()
-            return Verdict(found.reason, found.detail, valid, events)
+            events = (ObservationEvent("hold", found.detail),) if new else ()
+            return CheckResult(found.reason, found.detail, valid, events)
         if before is None:
             return _FIT
         self._good += 1
         if self._good > self._config.recover_ticks:
             self._wrong = None
-            return Verdict(events=(HealthEvent("recovered", f"no longer: {before.detail}"),))
-        return Verdict(before.reason, f"was until {self._good} ticks ago: {before.detail}", valid)
+            return CheckResult(events=(ObservationEvent("recovered", f"no longer: {before.detail}"),))
+        return CheckResult(before.reason, f"was until {self._good} ticks ago: {before.detail}", valid)
 
 
 class ClockCheck:
     """Times that go on: an observation's against the one before it and against control's clock."""
 
-    def __init__(self, spec: RobotSpec, config: HealthConfig) -> None:
+    def __init__(self, spec: RobotSpec, config: ObservationLimits) -> None:
         self._name = f"robot '{spec.embodiment}'"
         self._state = f"the state of {self._name}"
         self._config = config
@@ -156,7 +156,7 @@ class ClockCheck:
         self._behind_ns = 0.0
         """how far the robot's clock is behind control's when nothing is late; clocks may have other origins"""
 
-    def find(self, observation: Observation, now_ns: int) -> Finding | None:
+    def find(self, observation: Observation, now_ns: int) -> Issue | None:
         """A jump or an observation too old. After a jump the new time is the one to go on from."""
         config, last, behind_ns = self._config, self._last, now_ns - observation.time_ns
         self._last = observation.time_ns, now_ns
@@ -170,11 +170,11 @@ class ClockCheck:
         if change_s < 0 or ahead_s > config.jump_s:
             self._behind_ns = behind_ns
             how = f"went back by {-change_s:.3f} s" if change_s < 0 else f"jumped ahead by {ahead_s:.3f} s"
-            return Finding(Hold.clock_jump, "", f"the clock of {self._name} {how} between two observations.")
+            return Issue(HoldReason.clock_jump, "", f"the clock of {self._name} {how} between two observations.")
         try:
             check_age(self._state, 0, round(behind_ns - self._behind_ns), config.state_stale_s)
-        except InvalidData as error:
-            return Finding(Hold.stale_state, "", str(error))
+        except InvalidDataError as error:
+            return Issue(HoldReason.stale_state, "", str(error))
         return None
 
 
@@ -196,7 +196,7 @@ class _Streak:
 class CameraCheck:
     """One camera: its frames go on, are of the past, and are not all the same while the robot moves."""
 
-    def __init__(self, name: str, spec: RobotSpec, config: HealthConfig) -> None:
+    def __init__(self, name: str, spec: RobotSpec, config: ObservationLimits) -> None:
         self._name = name
         self._what = f"camera '{name}': its frame"
         self._config = config
@@ -204,7 +204,7 @@ class CameraCheck:
         self._time_ns: int | None = None
         self._streak: _Streak | None = None
 
-    def find(self, observation: Observation, frame: Frame) -> Finding | None:
+    def find(self, observation: Observation, frame: Frame) -> Issue | None:
         """A frame that goes back in time, is of the future, is too old or shows what many before it showed."""
         config, last_ns = self._config, self._time_ns
         self._time_ns = frame.time_ns
@@ -213,18 +213,18 @@ class CameraCheck:
         what = self._what
         if last_ns is not None and frame.time_ns < last_ns:
             back_s = (last_ns - frame.time_ns) / 1e9
-            return Finding(Hold.clock_jump, self._name, f"{what} is {back_s:.3f} s older than the one before it.")
+            return Issue(HoldReason.clock_jump, self._name, f"{what} is {back_s:.3f} s older than the one before it.")
         ahead_s = (frame.time_ns - observation.time_ns) / 1e9
         if ahead_s > config.future_s:
-            return Finding(Hold.clock_jump, self._name, f"{what} is {ahead_s:.3f} s newer than its observation.")
+            return Issue(HoldReason.clock_jump, self._name, f"{what} is {ahead_s:.3f} s newer than its observation.")
         try:
             check_age(what, frame.time_ns, observation.time_ns, config.camera_stale_s, config.future_s)
-        except InvalidData as error:
-            return Finding(Hold.stale_camera, self._name, str(error))
+        except InvalidDataError as error:
+            return Issue(HoldReason.stale_camera, self._name, str(error))
         streak = self._streak
         if streak is not None and streak.count >= config.repeated_frames and self._went_far(streak):
-            return Finding(
-                Hold.frozen_camera,
+            return Issue(
+                HoldReason.frozen_camera,
                 self._name,
                 f"camera '{self._name}' repeats its picture: {streak.count} new frames are all the same"
                 + (" while the robot moved." if not config.repeats_while_still else "."),

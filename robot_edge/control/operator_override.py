@@ -7,7 +7,7 @@ import logging
 import numpy as np
 
 from wire.clock import Clock
-from wire.messages.all import Operator
+from wire.messages.all import OperatorCommand
 from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)
@@ -16,7 +16,7 @@ COMMAND_FRESH_S = 0.3
 """a command older than this is a released key or a lost link: the robot holds"""
 
 
-class Human:
+class OperatorOverride:
     """Remembers whether a person has taken over and what the person's last command was."""
 
     def __init__(self, spec: RobotSpec, clock: Clock) -> None:
@@ -34,7 +34,7 @@ class Human:
         self._keeps = self._absolute.copy()
         self._heard_ns = 0
 
-    def hear(self, wish: Operator) -> bool:
+    def hear(self, wish: OperatorCommand) -> bool:
         """Take in one wish; True when it is a new takeover."""
         match wish.kind:
             case "take_over" if self.in_control and self.linked and wish.operator == self.operator:
@@ -66,7 +66,7 @@ class Human:
             return None
         return np.where(self._keeps, executed, self._command)
 
-    def _take_command(self, wish: Operator) -> None:
+    def _take_command(self, wish: OperatorCommand) -> None:
         action = np.asarray(wish.action, np.float32)
         if action.shape != (self._spec.action_dim,) or not np.isfinite(action).all():
             log.warning(

@@ -14,7 +14,7 @@ from wire.types import Observation
 log = logging.getLogger(__name__)
 
 
-class Script:
+class ScriptedTakeover:
     """`action` once a tick while nobody else has the robot. Without an operator and a gate it never takes over."""
 
     def __init__(self, operator: Teleoperator | None, gate: Takeover | None, tell: Callable[[str, str], None]) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from wire.errors import TooLarge
-from wire.messages.all import EpisodeEnded, EpisodeStarted, FrameTaken, StepTaken
+from wire.errors import MessageTooLargeError
+from wire.messages.all import EpisodeEnded, EpisodeStarted, FrameRecorded, StepRecorded
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import private, without_preview
 from wire.types import Episode, Observation, Step
 
 log = logging.getLogger(__name__)
 
-_Record = EpisodeStarted | StepTaken | FrameTaken | EpisodeEnded
+_Record = EpisodeStarted | StepRecorded | FrameRecorded | EpisodeEnded
 
 
-class Recorder:
+class StepRecorder:
     """Sends every step, and every frame once; keeps what the uplink cannot take yet and says so through `healthy`."""
 
     def __init__(self, channel: Channel, backlog: int = 24) -> None:
@@ -43,15 +43,15 @@ class Recorder:
     def step(self, observation: Observation, step: Step) -> None:
         """Record one tick; frames not yet recorded go first, so that a step never refers to what did not come.
 
-        Raises `InvalidData`, and records no step, when a frame was overwritten before it could be taken.
+        Raises `InvalidDataError`, and records no step, when a frame was overwritten before it could be taken.
         """
         assert self._episode is not None
         for camera, frame in observation.images.items():
             if frame.time_ns > self._frame_ns.get(camera, -1):
                 self._frame_ns[camera] = frame.time_ns
                 sent = frame if self.previews else without_preview(frame)
-                self._put(FrameTaken(self._episode.id, camera, sent))
-        self._put(StepTaken(self._episode.id, step))
+                self._put(FrameRecorded(self._episode.id, camera, sent))
+        self._put(StepRecorded(self._episode.id, step))
 
     def end(self, outcome: str, now_ns: int) -> None:
         assert self._episode is not None
@@ -62,9 +62,9 @@ class Recorder:
         waiting = bool(self._waiting)
         if not waiting and self._sent(record):
             return
-        if isinstance(record, FrameTaken):
+        if isinstance(record, FrameRecorded):
             # What it shows may be overwritten while it waits.
-            record = FrameTaken(record.episode_id, record.camera, private(record.frame))
+            record = FrameRecorded(record.episode_id, record.camera, private(record.frame))
         self._waiting.append(record)
         if waiting:
             self._flush()
@@ -76,10 +76,10 @@ class Recorder:
     def _sent(self, record: _Record) -> bool:
         try:
             return self._channel.send(record)
-        except TooLarge as error:
-            if not isinstance(record, FrameTaken) or record.frame.preview is None:
+        except MessageTooLargeError as error:
+            if not isinstance(record, FrameRecorded) or record.frame.preview is None:
                 raise
             log.warning("camera '%s': pictures for people are left out: %s", record.camera, error)
             self.previews = False
-            plain = FrameTaken(record.episode_id, record.camera, without_preview(record.frame))
+            plain = FrameRecorded(record.episode_id, record.camera, without_preview(record.frame))
             return self._channel.send(plain)

@@ -27,7 +27,7 @@ def replay_command(
     """Replay ticks [first, last] of a flight and say what came out: 0 when all decisions are the same, 1 otherwise.
 
     `path`: a flight file or a robot's directory of them; `boot`: which start of the process, the newest by default.
-    Raises `ConfigError`, `Corrupt` or `StorageError` with what to do.
+    Raises `ConfigError`, `CorruptDataError` or `StorageError` with what to do.
     """
     found = starts(path)
     if len(found) > 1 and not boot:

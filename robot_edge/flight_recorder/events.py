@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from hal.interfaces.robot import Feedback
-from wire.errors import Corrupt
+from wire.errors import CorruptDataError
 from wire.messages.all import Message
-from wire.types import Observation, RobotSpec, Trained
+from wire.types import Observation, PolicyCapabilities, RobotSpec
 
 FORMAT = 1
 INLINE_BYTES = 2048
@@ -29,10 +29,10 @@ pixels of them
 """
 UPLINK, INFERENCE = 0, 1
 LINES = ("uplink", "inference")
-"""`Sent.line` and `Received.line` index this"""
+"""`SendEvent.line` and `Received.line` index this"""
 
 
-class Header(msgspec.Struct, frozen=True):
+class FlightHeader(msgspec.Struct, frozen=True):
     """The beginning of every flight file: all that is needed to build the same loop again."""
 
     name: str
@@ -46,7 +46,7 @@ class Header(msgspec.Struct, frozen=True):
     """name of the chunk schedule"""
     settings: dict[str, Any] = {}
     """whatever else `make_loop` needs: the schedule's settings, gate, safety limits, motion"""
-    trained: Trained = Trained()
+    trained: PolicyCapabilities = PolicyCapabilities()
     operated: bool = False
     """whether the loop has a scripted operator"""
     program: str = ""
@@ -76,11 +76,11 @@ def raised(error: BaseException | None) -> Raised | None:
     return None if error is None else Raised(type(error).__name__, str(error))
 
 
-class Slept(_Event, frozen=True, array_like=True, eq=False, tag=0):
+class SleepEvent(_Event, frozen=True, array_like=True, eq=False, tag=0):
     deadline_ns: int
 
 
-class Clocked(_Event, frozen=True, array_like=True, eq=False, tag=1):
+class ClockEvent(_Event, frozen=True, array_like=True, eq=False, tag=1):
     now_ns: int
 
 
@@ -89,7 +89,7 @@ class Received(_Event, frozen=True, array_like=True, eq=False, tag=2):
     message: Message | None
 
 
-class Sent(_Event, frozen=True, array_like=True, eq=False, tag=3):
+class SendEvent(_Event, frozen=True, array_like=True, eq=False, tag=3):
     line: int
     accepted: bool
     message: Message
@@ -100,7 +100,7 @@ class Read(_Event, frozen=True, array_like=True, eq=False, tag=4):
     error: Raised | None = None
 
 
-class Written(_Event, frozen=True, array_like=True, eq=False, tag=5):
+class WriteEvent(_Event, frozen=True, array_like=True, eq=False, tag=5):
     action: np.ndarray
     feedback: Feedback | None
     error: Raised | None = None
@@ -126,7 +126,7 @@ class Connected(_Event, frozen=True, array_like=True, eq=False, tag=9):
     error: Raised | None = None
 
 
-Event = Slept | Clocked | Received | Sent | Read | Written | Reset | Proposed | Progressed | Connected
+Event = SleepEvent | ClockEvent | Received | SendEvent | Read | WriteEvent | Reset | Proposed | Progressed | Connected
 
 
 class Reference(msgspec.Struct, frozen=True, array_like=True):
@@ -163,7 +163,7 @@ class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True):
     """what could not be noted: a replay that begins here has it as in a new loop"""
 
 
-class Picture(msgspec.Struct, frozen=True, array_like=True):
+class PreviewFrame(msgspec.Struct, frozen=True, array_like=True):
     """A camera frame for people."""
 
     tick: int
@@ -189,7 +189,7 @@ _names: dict[np.dtype, str] = {}
 """`dtype.str` is made anew whenever it is asked for"""
 
 
-class Packer:
+class EventEncoder:
     """Encodes events, collecting the large arrays in `large`."""
 
     def __init__(self) -> None:
@@ -254,12 +254,12 @@ def plain(value: Any) -> Any:
 
 
 def unpack(record: TickRecord, large: Sequence[np.ndarray]) -> list[Event]:
-    """The events of a tick; `large` are the arrays of `record.references`. Raises `Corrupt`."""
+    """The events of a tick; `large` are the arrays of `record.references`. Raises `CorruptDataError`."""
     data = b"\xdd" + record.count.to_bytes(4, "big") + record.events
     try:
         return msgspec.msgpack.decode(data, type=list[Event], dec_hook=array_reader(large))
     except (msgspec.DecodeError, ValueError, TypeError) as error:
-        raise Corrupt(f"tick {record.tick} of the flight cannot be read: {error}.") from error
+        raise CorruptDataError(f"tick {record.tick} of the flight cannot be read: {error}.") from error
 
 
 def array_reader(large: Sequence[np.ndarray]) -> Callable[[type, Any], Any]:

@@ -20,15 +20,15 @@ import numpy as np
 from robot_edge.flight_recorder.events import (
     DIGEST_BYTES,
     FORMAT,
+    FlightHeader,
     Gap,
-    Header,
-    Picture,
+    PreviewFrame,
     Reference,
     SnapshotRecord,
     TickRecord,
     stand_in,
 )
-from wire.errors import ConfigError, Corrupt, storage_error
+from wire.errors import ConfigError, CorruptDataError, storage_error
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +47,9 @@ def frame(kind: bytes, payload: bytes) -> bytes:
 
 
 def frames(file: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """(kind, payload) of every whole frame of an opened flight file. Raises `Corrupt` when it is none."""
+    """(kind, payload) of every whole frame of an opened flight file. Raises `CorruptDataError` when it is none."""
     if file.read(len(MAGIC)) != MAGIC:
-        raise Corrupt(f"{file.name} is not a flight file of this version of vla-fleet.")
+        raise CorruptDataError(f"{file.name} is not a flight file of this version of vla-fleet.")
     while True:
         head = file.read(_FRAME.size)
         if len(head) < _FRAME.size:
@@ -73,7 +73,7 @@ class Start:
 def starts(path: Path) -> list[Start]:
     """What a file or a directory of flight files holds, oldest start first.
 
-    Raises `ConfigError` when there is none, `Corrupt` for a file that is no flight file.
+    Raises `ConfigError` when there is none, `CorruptDataError` for a file that is no flight file.
     """
     if path.is_dir():
         paths = sorted(path.glob(f"*{SUFFIX}"))
@@ -95,7 +95,7 @@ def starts(path: Path) -> list[Start]:
     return list(found.values())
 
 
-def read_header(path: Path) -> Header | None:
+def read_header(path: Path) -> FlightHeader | None:
     """The header of a flight file, None when it was cut off before its end."""
     try:
         with path.open("rb") as file:
@@ -107,28 +107,28 @@ def read_header(path: Path) -> Header | None:
     return _header(path, *first)
 
 
-def _header(path: Path, kind: bytes, payload: bytes) -> Header:
+def _header(path: Path, kind: bytes, payload: bytes) -> FlightHeader:
     try:
         if kind != HEADER:
-            raise Corrupt(f"{path} does not begin with a header.")
+            raise CorruptDataError(f"{path} does not begin with a header.")
         seen = msgspec.msgpack.decode(payload)
         if not isinstance(seen, dict):
-            raise Corrupt(f"{path} does not begin with a header.")
+            raise CorruptDataError(f"{path} does not begin with a header.")
         if seen.get("format") != FORMAT:
             raise ConfigError(
                 f"{path} has format {seen.get('format')}, this vla-fleet reads {FORMAT}: it was recorded by "
                 f"vla-fleet {seen.get('program')}; use that one."
             )
-        return msgspec.convert(seen, Header)
+        return msgspec.convert(seen, FlightHeader)
     except msgspec.MsgspecError as error:
-        raise Corrupt(f"{path}: its header cannot be read: {error}.") from error
+        raise CorruptDataError(f"{path}: its header cannot be read: {error}.") from error
 
 
 @dataclass
-class Record:
+class FlightRecord:
     """A snapshot, tick, picture or gap."""
 
-    what: SnapshotRecord | TickRecord | Picture | Gap
+    what: SnapshotRecord | TickRecord | PreviewFrame | Gap
     _file: Reading
 
     @property
@@ -142,16 +142,16 @@ class Reading:
     """Goes through the records of one file."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `Corrupt`, `ConfigError` or `StorageError` for a file that cannot be read."""
+        """Raises `CorruptDataError`, `ConfigError` or `StorageError` for a file that cannot be read."""
         self.path = path
         header = read_header(path)
         if header is None:
-            raise Corrupt(f"{path} was cut off before the end of its header; nothing was recorded in it.")
+            raise CorruptDataError(f"{path} was cut off before the end of its header; nothing was recorded in it.")
         self.header = header
         self._arrays: dict[bytes, bytes] = {}
         self._made: dict[Reference, np.ndarray] = {}
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[FlightRecord]:
         try:
             with self.path.open("rb") as file:
                 whole = 0
@@ -164,23 +164,23 @@ class Reading:
         except OSError as error:
             raise storage_error(error, "reading a flight", self.path) from error
         except (msgspec.MsgspecError, zlib.error) as error:
-            raise Corrupt(f"{self.path}: a record cannot be read: {error}.") from error
+            raise CorruptDataError(f"{self.path}: a record cannot be read: {error}.") from error
 
-    def _records(self, kind: bytes, payload: bytes) -> Iterator[Record]:
+    def _records(self, kind: bytes, payload: bytes) -> Iterator[FlightRecord]:
         if kind == TICKS:
             for tick in _ticks.decode(zlib.decompress(payload)):
-                yield Record(tick, self)
+                yield FlightRecord(tick, self)
         elif kind == SNAPSHOT:
-            yield Record(msgspec.msgpack.decode(zlib.decompress(payload), type=SnapshotRecord), self)
+            yield FlightRecord(msgspec.msgpack.decode(zlib.decompress(payload), type=SnapshotRecord), self)
         elif kind == ARRAY:
             self._arrays[payload[:DIGEST_BYTES]] = payload[DIGEST_BYTES:]
         elif kind == PICTURE:
-            yield Record(msgspec.msgpack.decode(payload, type=Picture), self)
+            yield FlightRecord(msgspec.msgpack.decode(payload, type=PreviewFrame), self)
         elif kind == GAP:
-            yield Record(msgspec.msgpack.decode(payload, type=Gap), self)
+            yield FlightRecord(msgspec.msgpack.decode(payload, type=Gap), self)
 
     def array(self, reference: Reference) -> np.ndarray:
-        """A large array, or what stands in for an image. Raises `Corrupt` when its bytes are missing."""
+        """A large array, or what stands in for an image. Raises `CorruptDataError` when its bytes are missing."""
         known = self._made.pop(reference, None)
         if known is None:
             known = self._make(reference)
@@ -198,5 +198,5 @@ class Reading:
             if reference.dtype == "|u1" and len(reference.shape) == 3 and math.prod(reference.shape) < _MAX_FRAME:
                 return stand_in(reference)
         except (ValueError, TypeError, zlib.error) as error:
-            raise Corrupt(f"{self.path}: an array of {reference.dtype} {reference.shape}: {error}.") from error
-        raise Corrupt(f"{self.path}: an array of {reference.dtype} {reference.shape} is missing.")
+            raise CorruptDataError(f"{self.path}: an array of {reference.dtype} {reference.shape}: {error}.") from error
+        raise CorruptDataError(f"{self.path}: an array of {reference.dtype} {reference.shape} is missing.")

@@ -23,30 +23,30 @@ import numpy as np
 from hal.interfaces.robot import Feedback, Robot, Teleoperator
 from robot_edge.flight_recorder.events import (
     LINES,
-    Clocked,
+    ClockEvent,
     Connected,
     Event,
+    EventEncoder,
+    FlightHeader,
     Gap,
-    Header,
-    Packer,
     Progressed,
     Proposed,
     Read,
     Received,
     Reset,
-    Sent,
-    Slept,
+    SendEvent,
+    SleepEvent,
     SnapshotRecord,
     TickRecord,
-    Written,
+    WriteEvent,
     is_image,
     raised,
 )
-from robot_edge.flight_recorder.snapshot import Border, capture
-from robot_edge.flight_recorder.writer import FlightConfig, Item, Writer
+from robot_edge.flight_recorder.snapshot import RecordedBoundary, capture
+from robot_edge.flight_recorder.writer import FlightConfig, QueuedRecord, Writer
 from wire.clock import Clock
 from wire.codec import encode
-from wire.messages.all import EpisodeEnded, Message, StepTaken
+from wire.messages.all import EpisodeEnded, Message, StepRecorded
 from wire.transport.channel import Channel
 from wire.types import Frame, Observation
 
@@ -62,10 +62,10 @@ class Loop(Protocol):
     def tick(self) -> None: ...
 
 
-class FlightRecorder(Border):
+class FlightRecorder(RecordedBoundary):
     """Records one start of a control process into `directory`, which belongs to this robot alone."""
 
-    def __init__(self, directory: Path, header: Header, config: FlightConfig | None = None) -> None:
+    def __init__(self, directory: Path, header: FlightHeader, config: FlightConfig | None = None) -> None:
         """Touches the disk only after `start`."""
         self.config = config or FlightConfig()
         self.writer = Writer(directory, header, self.config)
@@ -80,7 +80,7 @@ class FlightRecorder(Border):
         self.boot = header.boot
         """names this start of the control process"""
         self._name = header.name
-        self._packer = Packer()
+        self._packer = EventEncoder()
         self._pack = self._packer.encode_into
         self._buffer = bytearray()
         self._count = self._size = 0
@@ -154,7 +154,7 @@ class FlightRecorder(Border):
         self._try_at = self.ticks + (50 if failing else 5)
         try:
             tree, left_out = capture(loop)
-            packer, buffer = Packer(), bytearray()
+            packer, buffer = EventEncoder(), bytearray()
             packer.copies = self._packer.copies
             packer.into(tree, buffer)
         except Exception as error:  # noqa: BLE001 - a loop that cannot be noted is flown all the same
@@ -163,7 +163,7 @@ class FlightRecorder(Border):
         if left_out and not self._told:
             self._told = True
             log.info("robot '%s': not part of a flight's snapshots: %s.", self._name, ", ".join(left_out))
-        item = Item(SnapshotRecord, self.ticks - 1, bytes(buffer), large=packer.large, left_out=tuple(left_out))
+        item = QueuedRecord(SnapshotRecord, self.ticks - 1, bytes(buffer), large=packer.large, left_out=tuple(left_out))
         item.images = self.images
         item.size = len(item.data) + sum(array.nbytes for array in item.large)
         if failing:
@@ -180,7 +180,7 @@ class FlightRecorder(Border):
     def _mark_gap(self, last: int) -> bool:
         """Whether the gap up to `last`, if there is one, is noted: once, whatever becomes of the snapshot after it."""
         if self._gap_from and self._gap_from <= last:
-            if not self.writer.offer(Item(Gap, self._gap_from, last=last, reason=self._gap_reason)):
+            if not self.writer.offer(QueuedRecord(Gap, self._gap_from, last=last, reason=self._gap_reason)):
                 return False
             self._gap_from = 0
         return True
@@ -196,7 +196,7 @@ class FlightRecorder(Border):
     def _end(self, loop: Loop, error: BaseException | None) -> None:
         if self.live:
             self.live = False
-            item = Item(
+            item = QueuedRecord(
                 TickRecord,
                 self.ticks,
                 bytes(self._buffer),
@@ -253,7 +253,7 @@ class FlightRecorder(Border):
             self.images = observation.images
 
 
-class RecordedClock(Border):
+class RecordedClock(RecordedBoundary):
     """Keeps the `Clock` protocol."""
 
     def __init__(self, inner: Clock, flight: FlightRecorder) -> None:
@@ -263,16 +263,16 @@ class RecordedClock(Border):
     def now_ns(self) -> int:
         now_ns = self._inner.now_ns()
         if self._flight.live:
-            self._flight.note(Clocked(now_ns))
+            self._flight.note(ClockEvent(now_ns))
         return now_ns
 
     def sleep_until(self, deadline_ns: int) -> None:
         if self._flight.live:
-            self._flight.note(Slept(deadline_ns))
+            self._flight.note(SleepEvent(deadline_ns))
         self._inner.sleep_until(deadline_ns)
 
 
-class RecordedChannel(Border):
+class RecordedChannel(RecordedBoundary):
     """Keeps the `Channel` protocol; whatever else the line has is reached through it."""
 
     def __init__(self, inner: Channel, flight: FlightRecorder, line: int) -> None:
@@ -286,8 +286,8 @@ class RecordedChannel(Border):
         flight = self._flight
         if flight.live:
             # A step stands in the file as it went to the uplink.
-            step: Any = msgspec.Raw(encode(message)[1:]) if type(message) is StepTaken else message
-            flight.note(Sent(self._line, accepted, step))
+            step: Any = msgspec.Raw(encode(message)[1:]) if type(message) is StepRecorded else message
+            flight.note(SendEvent(self._line, accepted, step))
         if accepted and type(message) is EpisodeEnded:
             flight.boundary = True
         return accepted
@@ -308,7 +308,7 @@ class RecordedChannel(Border):
         return getattr(self._inner, name)
 
 
-class RecordedRobot(Border):
+class RecordedRobot(RecordedBoundary):
     """Keeps the `Robot` protocol; whatever else the robot has is reached through it."""
 
     def __init__(self, inner: Robot, flight: FlightRecorder) -> None:
@@ -353,10 +353,10 @@ class RecordedRobot(Border):
             feedback = self._inner.write(action)
         except BaseException as error:
             if self._flight.live:
-                self._flight.note(Written(action, None, raised(error)))
+                self._flight.note(WriteEvent(action, None, raised(error)))
             raise
         if self._flight.live:
-            self._flight.note(Written(action, feedback))
+            self._flight.note(WriteEvent(action, feedback))
         return feedback
 
     def close(self) -> None:
@@ -366,7 +366,7 @@ class RecordedRobot(Border):
         return getattr(self._inner, name)
 
 
-class RecordedOperator(Border):
+class RecordedOperator(RecordedBoundary):
     """Keeps the `Teleoperator` protocol."""
 
     def __init__(self, inner: Teleoperator, flight: FlightRecorder) -> None:

@@ -19,32 +19,32 @@ import wire.errors
 from hal.interfaces.robot import Feedback, Robot, Teleoperator
 from robot_edge.flight_recorder.events import (
     LINES,
-    Clocked,
+    ClockEvent,
     Connected,
     Event,
+    FlightHeader,
     Gap,
-    Header,
-    Picture,
+    PreviewFrame,
     Progressed,
     Proposed,
     Raised,
     Read,
     Received,
     Reset,
-    Sent,
-    Slept,
+    SendEvent,
+    SleepEvent,
     SnapshotRecord,
     TickRecord,
-    Written,
+    WriteEvent,
     array_reader,
     plain,
     raised,
     same,
     unpack,
 )
-from robot_edge.flight_recorder.file import Reading, Record, starts
+from robot_edge.flight_recorder.file import FlightRecord, Reading, starts
 from robot_edge.flight_recorder.recorder import Loop
-from robot_edge.flight_recorder.snapshot import Border, restore
+from robot_edge.flight_recorder.snapshot import RecordedBoundary, restore
 from robot_edge.flight_recorder.writer import program
 from wire.clock import Clock
 from wire.errors import ConfigError
@@ -58,7 +58,7 @@ class MakeLoop(Protocol):
 
     def __call__(
         self,
-        header: Header,
+        header: FlightHeader,
         robot: Robot,
         uplink: Channel,
         inference: Channel,
@@ -82,7 +82,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class ReplayedTick:
     """One tick that was decided again."""
 
     tick: int
@@ -98,7 +98,7 @@ class Played:
 class Replay:
     """What came out."""
 
-    header: Header
+    header: FlightHeader
     ticks: int = 0
     """decided again and compared"""
     differences: list[Difference] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Replay:
     last_tick: int = 0
 
 
-def records(path: Path, boot: str = "") -> tuple[Header, Iterator[Record]]:
+def records(path: Path, boot: str = "") -> tuple[FlightHeader, Iterator[FlightRecord]]:
     """The header of a start (the newest, or the one named) and all records of its files in `path`, in order.
 
     Raises `ConfigError` when there is none.
@@ -127,14 +127,14 @@ def replay(
     make_loop: MakeLoop,
     first_tick: int | None = None,
     last_tick: int | None = None,
-    on_tick: Callable[[Played], None] | None = None,
+    on_tick: Callable[[ReplayedTick], None] | None = None,
     boot: str = "",
 ) -> Replay:
     """Decide ticks [first_tick, last_tick] of a start again; all that was recorded by default.
 
     `path` is a file or a directory; `boot` names the start, the newest by default. Stops after the first tick that
     differs. `on_tick` is called for every tick of the stretch. Raises `ConfigError` when the stretch was not recorded,
-    `Corrupt` for what cannot be read.
+    `CorruptDataError` for what cannot be read.
     """
     header, found = records(path, boot)
     result = Replay(header)
@@ -143,10 +143,10 @@ def replay(
     player = _Player(header, make_loop, result.notes)
     last_seen = 0
     # Snapshots and the ticks after them, up to the stretch: only from the last one before it is anything decided.
-    waiting: list[Record] = []
+    waiting: list[FlightRecord] = []
     for record in found:
         what = record.what
-        if isinstance(what, Picture):
+        if isinstance(what, PreviewFrame):
             continue
         if isinstance(what, Gap):
             result.notes.append(f"ticks {what.first} to {what.last} are missing: {what.reason}.")
@@ -176,7 +176,7 @@ def replay(
         result.last_tick = player.tick
         result.differences = differences
         if on_tick is not None:
-            on_tick(Played(player.tick, player.events, what.mode, what.reason, differences, player.loop))
+            on_tick(ReplayedTick(player.tick, player.events, what.mode, what.reason, differences, player.loop))
         if differences:
             break
     if not result.ticks:
@@ -194,7 +194,7 @@ class _Diverged(BaseException):
 class _Player:
     """A loop and the tick that is played to it."""
 
-    def __init__(self, header: Header, make_loop: MakeLoop, notes: list[str]) -> None:
+    def __init__(self, header: FlightHeader, make_loop: MakeLoop, notes: list[str]) -> None:
         self.notes = notes
         self.tick = -1
         self.ready = False
@@ -212,7 +212,7 @@ class _Player:
         )
         self._building = False
 
-    def take(self, record: Record) -> list[Difference] | None:
+    def take(self, record: FlightRecord) -> list[Difference] | None:
         """Go to a snapshot, or decide a tick; None when that is not possible after what is missing before it."""
         what = record.what
         if isinstance(what, SnapshotRecord):
@@ -307,27 +307,27 @@ def _raise(error: Raised | None) -> None:
     raise kind(error.text)
 
 
-class _PlayedClock(Border):
+class _PlayedClock(RecordedBoundary):
     def __init__(self, player: _Player) -> None:
         self._player = player
 
     def now_ns(self) -> int:
-        event = self._player.next(Clocked)
+        event = self._player.next(ClockEvent)
         return event.now_ns if event else 0
 
     def sleep_until(self, deadline_ns: int) -> None:
-        event = self._player.next(Slept)
+        event = self._player.next(SleepEvent)
         if event:
             self._player.compare("clock.sleep_until", event.deadline_ns, deadline_ns)
 
 
-class _PlayedChannel(Border):
+class _PlayedChannel(RecordedBoundary):
     def __init__(self, line: int, player: _Player) -> None:
         self._line = line
         self._player = player
 
     def send(self, message: Message) -> bool:
-        event = self._player.next(Sent, self._line)
+        event = self._player.next(SendEvent, self._line)
         if event is None:
             return False
         self._player.compare(LINES[self._line], event.message, message)
@@ -341,7 +341,7 @@ class _PlayedChannel(Border):
         return
 
 
-class _PlayedRobot(Border):
+class _PlayedRobot(RecordedBoundary):
     def __init__(self, spec: RobotSpec, player: _Player) -> None:
         self.spec = spec
         self._player = player
@@ -364,7 +364,7 @@ class _PlayedRobot(Border):
         return event.observation
 
     def write(self, action: np.ndarray) -> Feedback:
-        event = self._player.next(Written)
+        event = self._player.next(WriteEvent)
         assert event is not None, "a loop writes to its robot in ticks only"
         self._player.compare("robot.write", event.action, np.asarray(action))
         _raise(event.error)
@@ -374,7 +374,7 @@ class _PlayedRobot(Border):
         return
 
 
-class _PlayedOperator(Border):
+class _PlayedOperator(RecordedBoundary):
     def __init__(self, player: _Player) -> None:
         self._player = player
 

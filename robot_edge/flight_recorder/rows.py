@@ -10,24 +10,24 @@ import numpy as np
 
 from robot_edge.flight_recorder.events import (
     INFERENCE,
-    Clocked,
+    ClockEvent,
     Event,
+    FlightHeader,
     Gap,
-    Header,
-    Picture,
+    PreviewFrame,
     Read,
     Received,
     Reset,
-    Sent,
-    Slept,
+    SendEvent,
+    SleepEvent,
     SnapshotRecord,
     TickRecord,
-    Written,
+    WriteEvent,
     unpack,
 )
 from robot_edge.flight_recorder.replay import records
 from wire.errors import ConfigError
-from wire.messages.all import ChunkReply, ChunkRequest, EdgeEvent, EpisodeEnded, EpisodeStarted, StepTaken
+from wire.messages.all import ChunkReply, ChunkRequest, EdgeEvent, EpisodeEnded, EpisodeStarted, StepRecorded
 from wire.types import Step
 
 
@@ -60,7 +60,7 @@ class Row:
 
 def rows(
     path: Path, first_tick: int | None = None, last_tick: int | None = None, boot: str = ""
-) -> tuple[Header, Iterator[Row | Picture | Gap]]:
+) -> tuple[FlightHeader, Iterator[Row | PreviewFrame | Gap]]:
     """A stretch of a start (the newest, or the one named), with its pictures and gaps.
 
     Raises `ConfigError` when there is no such start, and while iterating when the stretch was not recorded.
@@ -68,7 +68,7 @@ def rows(
     header, found = records(path, boot)
     first, last = first_tick or 1, last_tick or 2**62
 
-    def stretch() -> Iterator[Row | Picture | Gap]:
+    def stretch() -> Iterator[Row | PreviewFrame | Gap]:
         asked: dict[int, int] = {}
         any_row = False
         for record in found:
@@ -82,7 +82,7 @@ def rows(
             # a picture may stand a little before or after its tick's block
             if what.tick > last + 1000:
                 break
-            if isinstance(what, Picture):
+            if isinstance(what, PreviewFrame):
                 if first <= what.tick <= last:
                     yield what
                 continue
@@ -105,9 +105,9 @@ def _row(record: TickRecord, events: list[Event], asked: dict[int, int]) -> Row:
     notes = []
     for event in events:
         match event:
-            case Slept():
+            case SleepEvent():
                 deadline_ns = deadline_ns or event.deadline_ns
-            case Clocked():
+            case ClockEvent():
                 now_ns = event.now_ns
                 row.time_ns = row.time_ns or now_ns
             case Read():
@@ -115,7 +115,7 @@ def _row(record: TickRecord, events: list[Event], asked: dict[int, int]) -> Row:
                     row.state = event.observation.state
                 elif event.error is not None:
                     notes.append(event.error.text)
-            case Written():
+            case WriteEvent():
                 row.written = event.action
                 if event.feedback is not None:
                     row.executed = event.feedback.executed
@@ -132,18 +132,18 @@ def _row(record: TickRecord, events: list[Event], asked: dict[int, int]) -> Row:
                         notes.append(f"inference: {message.error}")
                 else:
                     notes.append(f"{'inference' if line == INFERENCE else 'uplink'} says {_said(message)}")
-            case Sent(message=ChunkRequest() as request):
+            case SendEvent(message=ChunkRequest() as request):
                 row.request = request
                 asked[request.tick] = now_ns
                 if not event.accepted:
                     notes.append("inference takes no request")
-            case Sent(message=StepTaken() as taken):
+            case SendEvent(message=StepRecorded() as taken):
                 row.step = taken.step
-            case Sent(message=EpisodeStarted() as started):
+            case SendEvent(message=EpisodeStarted() as started):
                 notes.append(f"episode {started.episode.id}")
-            case Sent(message=EpisodeEnded() as ended):
+            case SendEvent(message=EpisodeEnded() as ended):
                 notes.append(f"episode ends: {ended.outcome}")
-            case Sent(message=EdgeEvent() as told):
+            case SendEvent(message=EdgeEvent() as told):
                 notes.append(f"{told.kind}: {told.detail}")
     if record.error is not None:
         notes.append(f"{record.error.kind}: {record.error.text}")

@@ -7,7 +7,7 @@ from typing import TextIO
 
 import numpy as np
 
-from robot_edge.flight_recorder.events import Gap, Header
+from robot_edge.flight_recorder.events import FlightHeader, Gap
 from robot_edge.flight_recorder.rows import Row, rows
 
 _NUMBERS = 7
@@ -29,7 +29,7 @@ def show(path: Path, out: TextIO, first_tick: int | None = None, last_tick: int 
     return count
 
 
-def _head(header: Header) -> str:
+def _head(header: FlightHeader) -> str:
     names = " ".join(f"{d.name[:6]:>6}" for d in header.spec.action[:_NUMBERS])
     return f"{'tick':>8} {'late ms':>7} {'mode':<6} {'who':<6} {'chunk':>6} {'delay':>5}  {names}  reason, events\n"
 

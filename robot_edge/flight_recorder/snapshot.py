@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wire.errors import Corrupt
+from wire.errors import CorruptDataError
 
 _ROOMS = ("wire", "hal", "policies", "robot_edge")
 _LEAVE = (
@@ -38,7 +38,7 @@ _LEAVE = (
 _KEEP = ["k"]
 
 
-class Border:
+class RecordedBoundary:
     """Base of everything at the loop's borders: the walk ends there."""
 
 
@@ -62,7 +62,7 @@ class _Capture:
             return ["v", value] if -(2**63) <= value < 2**63 else ["i", str(value)]
         if isinstance(value, enum.Enum):
             return ["e", _name(type(value)), value.value]
-        if isinstance(value, (Border, *_LEAVE)):
+        if isinstance(value, (RecordedBoundary, *_LEAVE)):
             return _KEEP
         if isinstance(value, np.generic):
             return ["n", value.dtype.str, value.tobytes()]
@@ -95,12 +95,12 @@ class _Capture:
 def restore(root: Any, node: list[Any], array: Callable[[Any], np.ndarray]) -> None:
     """Bring a freshly built `root` to the captured state; `array` brings an array back from what the file holds.
 
-    Raises `Corrupt` for what cannot be read.
+    Raises `CorruptDataError` for what cannot be read.
     """
     try:
         _Restore(array).node(node, root)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise Corrupt(f"the snapshot does not fit this version of the loop: {error!r}.") from error
+        raise CorruptDataError(f"the snapshot does not fit this version of the loop: {error!r}.") from error
 
 
 class _Restore:

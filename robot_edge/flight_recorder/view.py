@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_edge.flight_recorder.events import Gap, Header, Picture
+from robot_edge.flight_recorder.events import FlightHeader, Gap, PreviewFrame
 from robot_edge.flight_recorder.rows import Row, rows
 from wire.errors import ConfigError, storage_error
 
@@ -42,7 +42,7 @@ def write_rerun(
 class _View:
     """Logs rows into one recording."""
 
-    def __init__(self, rr: Any, recording: Any, header: Header) -> None:
+    def __init__(self, rr: Any, recording: Any, header: FlightHeader) -> None:
         self.ticks = 0
         self._rr = rr
         self._recording = recording
@@ -54,8 +54,8 @@ class _View:
             recording.log(entity, rr.SeriesLines(names=names), static=True)
         recording.log("about", rr.TextDocument(_about(header)), static=True)
 
-    def add(self, item: Row | Picture | Gap) -> None:
-        if isinstance(item, Picture):
+    def add(self, item: Row | PreviewFrame | Gap) -> None:
+        if isinstance(item, PreviewFrame):
             self._at(item.tick, item.time_ns)
             self._recording.log(
                 f"camera/{item.camera}", self._rr.EncodedImage(contents=item.jpeg, media_type="image/jpeg")
@@ -103,7 +103,7 @@ class _View:
         self._recording.log("decisions", self._rr.TextLog(text, level=level))
 
 
-def _about(header: Header) -> str:
+def _about(header: FlightHeader) -> str:
     return (
         f"Robot {header.name}, start {header.boot}, {header.spec.embodiment} at {header.spec.control_hz:g} Hz, "
         f"strategy {header.strategy}, vla-fleet {header.program}."

@@ -22,9 +22,9 @@ import numpy as np
 
 from hal.driver_host.priority import ordinary
 from robot_edge.flight_recorder.events import (
+    FlightHeader,
     Gap,
-    Header,
-    Picture,
+    PreviewFrame,
     Raised,
     Reference,
     SnapshotRecord,
@@ -77,7 +77,7 @@ class FlightConfig:
 
 
 @dataclass(slots=True)
-class Item:
+class QueuedRecord:
     """What the control thread hands over: a tick, a snapshot or a gap."""
 
     kind: type[TickRecord] | type[SnapshotRecord] | type[Gap]
@@ -100,7 +100,7 @@ class Item:
 class Writer:
     """Runs from `start` to `close`. `offer` never blocks."""
 
-    def __init__(self, directory: Path, header: Header, config: FlightConfig) -> None:
+    def __init__(self, directory: Path, header: FlightHeader, config: FlightConfig) -> None:
         """Touches nothing yet."""
         self.config = config
         self.failure = ""
@@ -111,7 +111,7 @@ class Writer:
         self._header = msgspec.structs.replace(
             header, program=program(), clock=clock_name(), started_unix_ns=time.time_ns()
         )
-        self._queue: deque[Item] = deque()
+        self._queue: deque[QueuedRecord] = deque()
         self._offered = self._taken = 0
         self._closing = threading.Event()
         self._hurry = threading.Event()
@@ -131,7 +131,7 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
 
-    def offer(self, item: Item) -> bool:
+    def offer(self, item: QueuedRecord) -> bool:
         """Hand over an item; False when there is no room or the disk refuses: then it is lost."""
         waiting = len(self._queue)
         if waiting >= self.config.queue_ticks or self._offered - self._taken > self.config.queue_bytes:
@@ -192,7 +192,7 @@ class Writer:
         while self._queue:
             self._taken += self._queue.popleft().size
 
-    def _take(self, item: Item) -> None:
+    def _take(self, item: QueuedRecord) -> None:
         if item.kind is Gap:
             self._flush()
             self._write(frame(GAP, self._encoder.encode(Gap(item.tick, item.last, item.reason))))
@@ -218,10 +218,10 @@ class Writer:
             block, self._block = self._block, []
             self._write(frame(TICKS, zlib.compress(self._encoder.encode(block), 1)))
 
-    def _references(self, item: Item) -> tuple[Reference, ...]:
+    def _references(self, item: QueuedRecord) -> tuple[Reference, ...]:
         return tuple(self._refer(array, item) for array in item.large)
 
-    def _refer(self, array: np.ndarray, item: Item) -> Reference:
+    def _refer(self, array: np.ndarray, item: QueuedRecord) -> Reference:
         known = self._known.get(id(array))
         if known is not None:
             return known[1]
@@ -256,7 +256,9 @@ class Writer:
             quality = [self._cv2.IMWRITE_JPEG_QUALITY, self.config.jpeg_quality]
             ok, jpeg = self._cv2.imencode(".jpg", image[..., ::-1], quality)
             if ok and (not isinstance(shot, SharedFrame) or shot.intact):
-                self._write(frame(PICTURE, self._encoder.encode(Picture(tick, camera, shot.time_ns, jpeg.tobytes()))))
+                self._write(
+                    frame(PICTURE, self._encoder.encode(PreviewFrame(tick, camera, shot.time_ns, jpeg.tobytes())))
+                )
 
     def _open(self) -> None:
         """Begin the next file, and drop the oldest ones of this robot."""

@@ -9,7 +9,7 @@ from wire.messages.all import ChunkReply, ChunkRequest
 from wire.types import Latent, Observation
 
 
-def answer(policy: Policy, latent: Latent, request: ChunkRequest) -> ChunkReply:
+def infer_chunk(policy: Policy, latent: Latent, request: ChunkRequest) -> ChunkReply:
     """The chunk that `policy` makes for `request` from `latent`.
 
     The fast path acts on the state of the moment the chunk begins, so the latent's age is counted up to then, from when

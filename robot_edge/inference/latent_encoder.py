@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from policies.interface.policy import Policy
-from robot_edge.inference.latents import Thought, seen_ns
+from robot_edge.inference.latents import StampedLatent, seen_ns
 from robot_edge.runtime.shared_frames import intact, without_previews
 from robot_edge.uplink.segments import encode_jpeg
 from wire.clock import Clock
-from wire.errors import ConfigError, InvalidData
-from wire.messages.all import LoadWeights, Refusal, ThinkReply, ThinkRequest
+from wire.errors import ConfigError, InvalidDataError
+from wire.messages.all import LoadWeights, Rejection, ThinkReply, ThinkRequest
 from wire.transport.channel import Channel
 from wire.types import Frame, Observation, PolicyVersion
 
@@ -42,7 +42,7 @@ class SlowPath(Protocol):
         """
         ...
 
-    def take(self) -> list[Thought]:
+    def take(self) -> list[StampedLatent]:
         """Thoughts that were finished since the last call, oldest first."""
         ...
 
@@ -59,7 +59,7 @@ class InlineSlowPath:
 
     def __init__(self, *policies: Policy) -> None:
         self._policies = list(policies)
-        self._thoughts: list[Thought] = []
+        self._thoughts: list[StampedLatent] = []
 
     def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
         if not any(policy is known for known in self._policies):
@@ -72,7 +72,7 @@ class InlineSlowPath:
                 self._thoughts.append(think(there[version], observation))
                 return
 
-    def take(self) -> list[Thought]:
+    def take(self) -> list[StampedLatent]:
         taken, self._thoughts = self._thoughts, []
         return taken
 
@@ -107,7 +107,7 @@ class ProcessSlowPath:
         self._number = clock.now_ns()
         self._asked: _Asked | None = None
         self._weights: dict[int, LoadWeights] = {}
-        self._thoughts: list[Thought] = []
+        self._thoughts: list[StampedLatent] = []
 
     def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
         # A version that comes back is the newest again.
@@ -130,7 +130,7 @@ class ProcessSlowPath:
             return
         self._asked = _Asked(self._number, now_ns, seen_ns(observation), observation.time_ns, observation.task)
 
-    def take(self) -> list[Thought]:
+    def take(self) -> list[StampedLatent]:
         self._listen()
         taken, self._thoughts = self._thoughts, []
         return taken
@@ -142,7 +142,7 @@ class ProcessSlowPath:
         while (message := self._line.recv()) is not None:
             if isinstance(message, ThinkReply):
                 self._answered(message)
-            elif isinstance(message, Refusal):
+            elif isinstance(message, Rejection):
                 self.problem = message.reason
 
     def _answered(self, reply: ThinkReply) -> None:
@@ -151,7 +151,7 @@ class ProcessSlowPath:
             return
         self._asked, self.problem = None, reply.error
         if reply.latent is not None:
-            self._thoughts.append(Thought(reply.latent, asked.seen_ns, asked.made_from_ns, asked.task))
+            self._thoughts.append(StampedLatent(reply.latent, asked.seen_ns, asked.made_from_ns, asked.task))
         # A thinker that was killed and came back has nothing.
         for number, load in self._weights.items():
             if number not in reply.versions:
@@ -181,7 +181,9 @@ class RemoteSlowPath(ProcessSlowPath):
             return ThinkRequest(number, versions, plain)
         jpeg = {camera: encode_jpeg(frame.image, self._quality) for camera, frame in plain.images.items()}
         if not intact(observation):
-            raise InvalidData("camera frames were overwritten while they were encoded: keep more of them (keep_s).")
+            raise InvalidDataError(
+                "camera frames were overwritten while they were encoded: keep more of them (keep_s)."
+            )
         images = {camera: Frame(frame.time_ns, frame.image[:0]) for camera, frame in plain.images.items()}
         return ThinkRequest(number, versions, Observation(plain.time_ns, plain.state, images, plain.task), jpeg)
 
@@ -207,7 +209,7 @@ class PacedSlowPath:
         self._latency_ns = self._period_ns if latency_s is None else round(latency_s * 1e9)
         self._next_ns: int | None = None
         self._asked_ns = 0
-        self._coming: deque[tuple[int, Thought]] = deque()
+        self._coming: deque[tuple[int, StampedLatent]] = deque()
 
     @property
     def problem(self) -> str:
@@ -228,7 +230,7 @@ class PacedSlowPath:
         self._inner.ask(observation, versions)
         self._collect()
 
-    def take(self) -> list[Thought]:
+    def take(self) -> list[StampedLatent]:
         self._collect()
         taken, now_ns = [], self._clock.now_ns()
         while self._coming and self._coming[0][0] <= now_ns:
@@ -242,12 +244,14 @@ class PacedSlowPath:
         self._coming.extend((self._asked_ns + self._latency_ns, thought) for thought in self._inner.take())
 
 
-def think(policy: Policy, observation: Observation) -> Thought:
+def think(policy: Policy, observation: Observation) -> StampedLatent:
     """`policy`'s thought about `observation`.
 
-    Raises what `Policy.think` raises, and `InvalidData` when the frames were overwritten meanwhile.
+    Raises what `Policy.think` raises, and `InvalidDataError` when the frames were overwritten meanwhile.
     """
     latent = policy.think(observation)
     if not intact(observation):
-        raise InvalidData("camera frames were overwritten while the policy looked at them: keep more of them (keep_s).")
-    return Thought(latent, seen_ns(observation), observation.time_ns, observation.task)
+        raise InvalidDataError(
+            "camera frames were overwritten while the policy looked at them: keep more of them (keep_s)."
+        )
+    return StampedLatent(latent, seen_ns(observation), observation.time_ns, observation.task)

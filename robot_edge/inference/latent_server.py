@@ -11,12 +11,12 @@ import numpy as np
 
 from policies.interface.policy import Policy, check_observation
 from robot_edge.inference.latent_encoder import think
-from robot_edge.uplink.weight_subscriber import Follower
+from robot_edge.uplink.weight_subscriber import WeightSubscriber
 from wire.clock import Clock
-from wire.errors import FleetError, InvalidData
+from wire.errors import FleetError, InvalidDataError
 from wire.messages.all import (
     LoadWeights,
-    Refusal,
+    Rejection,
     ThinkReply,
     ThinkRequest,
 )
@@ -26,7 +26,7 @@ from wire.types import Frame, Observation, PolicyVersion
 log = logging.getLogger(__name__)
 
 
-class Thinker:
+class LatentEncoder:
     """The newest versions of a policy, side by side: robots that have not switched yet are still served."""
 
     def __init__(self, make_policy: Callable[[], Policy], keep: int = 2) -> None:
@@ -85,10 +85,10 @@ class Thinker:
         return ThinkReply(request.number, thought.latent, self.versions)
 
 
-class ThinkProcess:
+class LatentWorker:
     """Thinks for one robot beside its inference process, which tells it what to load."""
 
-    def __init__(self, line: Channel, thinker: Thinker, read: Callable[[str], bytes] | None = None) -> None:
+    def __init__(self, line: Channel, thinker: LatentEncoder, read: Callable[[str], bytes] | None = None) -> None:
         self._line = line
         self._thinker = thinker
         self._read = read or (lambda path: Path(path).read_bytes())
@@ -106,7 +106,7 @@ class ThinkProcess:
             self._line.send(self._thinker.answer(request))
 
 
-class ThinkServer:
+class LatentServer:
     """Thinks for several robots, whoever waits longest first; follows the gateway's versions as an evaluator does."""
 
     def __init__(
@@ -114,7 +114,7 @@ class ThinkServer:
         name: str,
         robots: ServerChannel,
         gateway: Channel,
-        thinker: Thinker,
+        thinker: LatentEncoder,
         weights: Path,
         clock: Clock,
         read: Callable[[Path], bytes] = Path.read_bytes,
@@ -123,7 +123,7 @@ class ThinkServer:
         self._robots = robots
         self._thinker = thinker
         self._read = read
-        self._follower = Follower(name, "thinker", gateway, weights, clock)
+        self._follower = WeightSubscriber(name, "thinker", gateway, weights, clock)
         self._waiting: dict[str, ThinkRequest] = {}
         self._offered: PolicyVersion | None = None
 
@@ -147,7 +147,7 @@ class ThinkServer:
                 # A newer question takes the place of the one that waits, not a later place in the row.
                 self._waiting[robot] = message
             else:
-                self._robots.send(robot, Refusal(f"a think server does not understand {type(message).__name__}."))
+                self._robots.send(robot, Rejection(f"a think server does not understand {type(message).__name__}."))
         if self._waiting:
             robot = next(iter(self._waiting))
             self._robots.send(robot, self._thinker.answer(self._waiting.pop(robot)))
@@ -164,20 +164,20 @@ class ThinkServer:
 
 
 def _decoded(request: ThinkRequest) -> Observation:
-    """The observation with its images. Raises `InvalidData` for bytes that are no picture."""
+    """The observation with its images. Raises `InvalidDataError` for bytes that are no picture."""
     seen = request.observation
     if not request.jpeg:
         return seen
     images = dict(seen.images)
     for camera, data in request.jpeg.items():
         if camera not in images:
-            raise InvalidData(f"a picture of camera '{camera}' without its time.")
+            raise InvalidDataError(f"a picture of camera '{camera}' without its time.")
         try:
             pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
         except cv2.error as error:
-            raise InvalidData(f"the picture of camera '{camera}' is no JPEG.") from error
+            raise InvalidDataError(f"the picture of camera '{camera}' is no JPEG.") from error
         if pixels is None:
-            raise InvalidData(f"the picture of camera '{camera}' is no JPEG.")
+            raise InvalidDataError(f"the picture of camera '{camera}' is no JPEG.")
         images[camera] = Frame(images[camera].time_ns, cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB))
     return Observation(seen.time_ns, seen.state, images, seen.task)
 

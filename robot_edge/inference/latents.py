@@ -15,7 +15,7 @@ _WINDOW = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class StampedLatent:
     """A latent and what it was made from."""
 
     latent: Latent
@@ -44,12 +44,12 @@ class LatentBuffer:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._newest: dict[int, Thought] = {}
+        self._newest: dict[int, StampedLatent] = {}
         self._count = 0
         self._arrived_ns: deque[int] = deque(maxlen=_WINDOW)
         self._ages_ns: deque[int] = deque(maxlen=_WINDOW)
 
-    def put(self, thought: Thought) -> None:
+    def put(self, thought: StampedLatent) -> None:
         """Thoughts come in the order in which they were asked for: a later one is the newer one."""
         version = thought.latent.version
         self._newest.pop(version, None)
@@ -59,12 +59,12 @@ class LatentBuffer:
         self._count += 1
         self._arrived_ns.append(self._clock.now_ns())
 
-    def newest(self, version: int, task: str) -> Thought | None:
+    def newest(self, version: int, task: str) -> StampedLatent | None:
         """The newest thought of this version about this instruction; None when there is none."""
         thought = self._newest.get(version)
         return thought if thought is not None and thought.task == task else None
 
-    def used(self, thought: Thought, moment_ns: int) -> None:
+    def used(self, thought: StampedLatent, moment_ns: int) -> None:
         """Note that `thought` was acted on, for a moment of the robot's clock."""
         self._ages_ns.append(max(0, moment_ns - thought.latent.observed_ns))
 

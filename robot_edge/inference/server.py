@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from policies.interface.policy import Policy
-from robot_edge.inference.infer_chunk import answer
+from robot_edge.inference.infer_chunk import infer_chunk
 from robot_edge.inference.latent_encoder import InlineSlowPath, SlowPath, think
-from robot_edge.inference.latents import LatentBuffer, Thought, seen_ns
-from robot_edge.inference.weight_swapper import Swap
+from robot_edge.inference.latents import LatentBuffer, StampedLatent, seen_ns
+from robot_edge.inference.weight_swapper import WeightSwapper
 from robot_edge.runtime.shared_frames import intact
 from wire.clock import Clock
 from wire.errors import ConfigError, FleetError
-from wire.messages.all import Applied, ChunkReply, ChunkRequest, EdgeEvent, EpisodeStarted, Hello, LoadWeights
+from wire.messages.all import ChunkReply, ChunkRequest, EdgeEvent, EpisodeStarted, Hello, LoadWeights, VersionActivated
 from wire.transport.channel import Channel
 from wire.types import Observation
 
@@ -81,10 +81,10 @@ class Inference:
         self._uplink = uplink
         self._clock = clock
         self._config = config or SlowConfig(think_every_s, max(SlowConfig().max_age_s, 3 * think_every_s))
-        self._swap = Swap(name, policy, spare, read)
+        self._swap = WeightSwapper(name, policy, spare, read)
         self._slow: SlowPath = slow or InlineSlowPath(policy)
         self._local = local
-        self._local_thought: Thought | None = None
+        self._local_thought: StampedLatent | None = None
         self.latents = LatentBuffer(clock)
         """of the slow path; its statistics are for whoever reports"""
         self._seen: Observation | None = None
@@ -161,7 +161,7 @@ class Inference:
 
     def _applied(self) -> None:
         policy = self._swap.active
-        self._uplink.send(Applied(self._name, policy.version, self._clock.now_ns(), policy.trained))
+        self._uplink.send(VersionActivated(self._name, policy.version, self._clock.now_ns(), policy.trained))
 
     # --- latents --------------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class Inference:
                 continue
             self.latents.put(thought)
 
-    def _fresh(self, seen: Observation, number: int) -> Thought | None:
+    def _fresh(self, seen: Observation, number: int) -> StampedLatent | None:
         """A thought of version `number` that may be acted on now.
 
         Frames' own times are compared: with no newer frame than the one it saw, a thought does not grow old.
@@ -184,7 +184,7 @@ class Inference:
             return None
         return thought
 
-    def _due(self, seen: Observation, thought: Thought | None) -> bool:
+    def _due(self, seen: Observation, thought: StampedLatent | None) -> bool:
         if thought is None or thought.task != seen.task:
             return True
         # A clock that has jumped back makes a thought due as well.
@@ -224,7 +224,7 @@ class Inference:
                 thought = self._think_here(policy, seen)
             if thought is None:
                 return ChunkReply(None, self._silent, request.tick, silent=True)
-            reply = answer(policy, thought.latent, request)
+            reply = infer_chunk(policy, thought.latent, request)
         except FleetError as error:
             return ChunkReply(None, str(error), request.tick)
         except Exception as error:
@@ -238,7 +238,7 @@ class Inference:
         self.latents.used(thought, seen.time_ns + (request.first_tick - request.tick) * policy.spec.period_ns)
         return reply
 
-    def _think_here(self, policy: Policy, seen: Observation) -> Thought:
+    def _think_here(self, policy: Policy, seen: Observation) -> StampedLatent:
         known = self._local_thought
         if known is None or known.latent.version != policy.version or self._due(seen, known):
             known = self._local_thought = think(policy, seen)

@@ -15,7 +15,7 @@ from wire.messages.all import LoadWeights
 log = logging.getLogger(__name__)
 
 
-class Swap:
+class WeightSwapper:
     """The policy that acts, and the one that takes its place once all is ready.
 
     With a single policy object the weights are replaced in place, between two inferences.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from robot_edge.control.mode import Hold, Mode
+from robot_edge.control.mode import HoldReason, Mode
 from wire.messages.all import EdgeStatus
 
 OK, WARN, ERROR, STALE = range(4)
@@ -15,7 +15,7 @@ SILENT_S = 3.0
 """an active edge that has said nothing for so long is stale"""
 STARTING_S = 60.0
 """so long may an edge take from its start to its first word"""
-_WAITING = (Hold.no_job, Hold.no_version, Hold.no_action)
+_WAITING = (HoldReason.no_job, HoldReason.no_version, HoldReason.no_action)
 """holds that are no fault: there is nothing to do yet"""
 
 

@@ -30,9 +30,9 @@ from rclpy.signals import SignalHandlerOptions
 from std_msgs.msg import Header
 from std_srvs.srv import Trigger
 
-from robot_edge.control.mode import Hold, Mode
+from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.ros2.diagnostics import Diagnosis, diagnose
-from robot_edge.ros2.operator import Desk
+from robot_edge.ros2.operator import Ros2Operator
 from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, read_parameters
 from robot_edge.ros2.topics import Endpoint, missing
 from robot_edge.runtime.process_group import EdgeProcesses, lines
@@ -49,7 +49,7 @@ _CONFIRM_S = 2.0
 """how long a wish may take until control's status shows it"""
 _RETRY_S = (2.0, 30.0)
 """shortest and longest pause before an autostarted node tries again"""
-_BY_PERSON = (Hold.operator_idle, Hold.operator_lost)
+_BY_PERSON = (HoldReason.operator_idle, HoldReason.operator_lost)
 
 SUCCESS, FAILURE, ERROR = (
     TransitionCallbackReturn.SUCCESS,
@@ -59,7 +59,7 @@ SUCCESS, FAILURE, ERROR = (
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class NodeSetup:
     """What a checked set of parameters comes to."""
 
     edge: EdgeProcesses
@@ -67,7 +67,7 @@ class Prepared:
     """what a ROS 2 robot must offer before it can be driven, by absolute names"""
 
 
-Prepare = Callable[[EdgeParameters, str], Prepared]
+Prepare = Callable[[EdgeParameters, str], NodeSetup]
 """(parameters, the node's namespace) to what they come to; raises `FleetError` that names what is wrong"""
 
 _WISHES: dict[str, Callable[[EdgeStatus], bool]] = {
@@ -95,8 +95,8 @@ class EdgeNode(LifecycleNode):
         """what went wrong last; '' after a transition that went well"""
         self.ended = False
         self._prepare = prepare
-        self._prepared: Prepared | None = None
-        self._desk: Desk | None = None
+        self._prepared: NodeSetup | None = None
+        self._desk: Ros2Operator | None = None
         self._robot = ""
         self._give_up_after = 0
         self._failing = False
@@ -196,7 +196,7 @@ class EdgeNode(LifecycleNode):
         assert self._prepared is not None
         edge = self._prepared.edge
         edge.start()
-        self._desk = Desk(self._robot, ZmqPair(lines(edge.place)["uplink-desk"], bind=False))
+        self._desk = Ros2Operator(self._robot, ZmqPair(lines(edge.place)["uplink-desk"], bind=False))
         if self._stopped:
             # Asked for while the processes were being started.
             self._put_away()

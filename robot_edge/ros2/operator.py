@@ -1,6 +1,6 @@
 """The edge node's seat at the desk beside its robot: hears the uplink, sends wishes and sees whether they came true.
 
-The other end is `robot_edge.uplink.local_operator.DeskLine`; nothing here needs the gateway.
+The other end is `robot_edge.uplink.local_operator.LocalOperatorLink`; nothing here needs the gateway.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from wire.messages.all import EdgeEvent, EdgeStatus, Operator
+from wire.messages.all import EdgeEvent, EdgeStatus, OperatorCommand
 from wire.transport.channel import Channel
 
 _LOOK_S = 0.02
 _EVENTS = 100
 
 
-class Desk:
+class Ros2Operator:
     """May be used by several threads. `channel` is closed with it."""
 
     def __init__(self, robot: str, channel: Channel, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -58,7 +58,7 @@ class Desk:
         sent = False
         while self._now_s() < deadline_s:
             if not sent:
-                sent = self._send(Operator(self.robot, kind, operator="ros"))
+                sent = self._send(OperatorCommand(self.robot, kind, operator="ros"))
             self.turn()
             if sent and self.status is not None and self.status is not before and came_true(self.status):
                 return ""
@@ -73,6 +73,6 @@ class Desk:
                 self._closed = True
                 self._channel.close()
 
-    def _send(self, wish: Operator) -> bool:
+    def _send(self, wish: OperatorCommand) -> bool:
         with self._lock:
             return not self._closed and self._channel.send(wish)

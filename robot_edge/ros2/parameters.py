@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from wire.errors import ConfigError, nearest
+from wire.errors import ConfigError, suggest
 from wire.transport.keys import check_name
 
 DEFAULT_NAME = "robot-0"
@@ -73,7 +73,7 @@ def read_parameters(given: Mapping[str, Any], namespace: str = "/") -> EdgeParam
     """
     for name in given:
         if name not in DEFAULTS:
-            raise ConfigError(f"edge_node has no parameter '{name}'.{nearest(name, DEFAULTS)}")
+            raise ConfigError(f"edge_node has no parameter '{name}'.{suggest(name, DEFAULTS)}")
     values = {name: _typed(name, value) for name, value in {**DEFAULTS, **given}.items()}
     values["name"] = check_name(values["name"] or namespace.rpartition("/")[2] or DEFAULT_NAME)
     if "://" not in values["gateway"]:

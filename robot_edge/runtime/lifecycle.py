@@ -28,7 +28,7 @@ _watched: select.poll | None = None
 
 
 def watch(supervisor: int) -> None:
-    """Have every `Lifeline` of this process watch the descriptor (pidfd) `supervisor`.
+    """Have every `ShutdownSignal` of this process watch the descriptor (pidfd) `supervisor`.
 
     For a process that is not its supervisor's own child.
     """
@@ -37,7 +37,7 @@ def watch(supervisor: int) -> None:
     _watched.register(supervisor, select.POLLIN)
 
 
-class Lifeline:
+class ShutdownSignal:
     """`cut` turns true when this process should finish: it was asked to, or the supervisor that started it is gone."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Lifeline:
 
 
 @contextlib.contextmanager
-def only_one(path: Path, patience_s: float = 30.0) -> Iterator[None]:
+def instance_lock(path: Path, patience_s: float = 30.0) -> Iterator[None]:
     """Hold the lock file `path` meanwhile; wait for a predecessor that is still putting its work away.
 
     Raises `ConfigError` when it is still held after `patience_s`, `StorageError` when it cannot be made.

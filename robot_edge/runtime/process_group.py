@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from hal.driver_host.priority import real_time
-from hal.driver_host.watchdog import Bound, CallLimits
+from hal.driver_host.watchdog import CallDeadline, CallLimits
 from hal.interfaces.robot import ROBOT
 from robot_edge.control.loop import ControlLoop
 from robot_edge.flight_recorder.recorder import FlightRecorder
-from robot_edge.inference.latent_server import ThinkProcess
+from robot_edge.inference.latent_server import LatentWorker
 from robot_edge.inference.server import Inference
 from robot_edge.runtime.forking import start_fork, start_program
-from robot_edge.runtime.lifecycle import Lifeline
-from robot_edge.runtime.rejection_log import RefusalTail
+from robot_edge.runtime.lifecycle import ShutdownSignal
+from robot_edge.runtime.rejection_log import RejectionLogTail
 from robot_edge.runtime.run_directory import run_directory
 from robot_edge.runtime.supervisor import Child, Supervisor
 from robot_edge.uplink.server import Uplink
@@ -80,7 +80,7 @@ def run_control(
 
     `site`: where the robot stands.
     """
-    lifeline = Lifeline()
+    lifeline = ShutdownSignal()
     loop.driver.disconnected()
     hello = control_hello(loop, tasks, site)
     # Imports leave so many objects behind that one full collection takes longer than a tick; they will not go away.
@@ -89,7 +89,7 @@ def run_control(
     real_time()
     next_hello = 0.0
     # A driver in this process may block, or the line to one in another.
-    bound = Bound(CallLimits(2 * (loop.config.driver.reset_s + loop.config.driver.stuck_s)))
+    bound = CallDeadline(CallLimits(2 * (loop.config.driver.reset_s + loop.config.driver.stuck_s)))
     try:
         while not (lifeline.cut or loop.stopping):
             # Repeated, because an uplink that was killed and came back knows nothing.
@@ -109,7 +109,7 @@ def run_control(
 
 def run_inference(inference: Inference, lines: list[Any]) -> None:
     """The inference process; a message on one of `lines` wakes it."""
-    lifeline = Lifeline()
+    lifeline = ShutdownSignal()
     next_hello = 0.0
     while not lifeline.cut:
         if time.monotonic() >= next_hello:
@@ -119,9 +119,9 @@ def run_inference(inference: Inference, lines: list[Any]) -> None:
         inference.turn()
 
 
-def run_thinker(thinker: ThinkProcess, line: Any) -> None:
+def run_thinker(thinker: LatentWorker, line: Any) -> None:
     """The slow path in a process of its own."""
-    lifeline = Lifeline()
+    lifeline = ShutdownSignal()
     while not lifeline.cut:
         wait_any([line], 0.1)
         thinker.turn()
@@ -132,7 +132,7 @@ def run_uplink(uplink: Uplink, gateway: ZmqClient, *local: ZmqPair) -> None:
 
     `local`: its lines to other processes of this computer but control; a message on any of them wakes it.
     """
-    lifeline = Lifeline()
+    lifeline = ShutdownSignal()
     while not lifeline.cut:
         wait_any([gateway, *local], POLL_S)
         uplink.turn()
@@ -242,8 +242,8 @@ def run_edge(edge: EdgeProcesses) -> int:
 
     What a person must know and only the inference process says comes to this terminal too: versions it refuses.
     """
-    lifeline = Lifeline()
-    refusals = RefusalTail(edge.name, edge.log_file("inference"))
+    lifeline = ShutdownSignal()
+    refusals = RejectionLogTail(edge.name, edge.log_file("inference"))
     with edge:
         while not lifeline.cut:
             edge.turn()

@@ -19,7 +19,7 @@ def read_refusal(text: str) -> tuple[int, str] | None:
     return (int(found[1]), found[2].strip()) if found else None
 
 
-class Refusals:
+class RejectionLog:
     """Remembers what was told."""
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class Refusals:
         return f"{robot} refuses version {found[0]}: {found[1]}"
 
 
-class RefusalTail:
+class RejectionLogTail:
     """Refusals that a robot's inference process writes into its log from now on."""
 
     def __init__(self, robot: str, log_file: Path) -> None:
         self._robot = robot
         self._file = log_file
-        self._refusals = Refusals()
+        self._refusals = RejectionLog()
         self._at = log_file.stat().st_size if log_file.exists() else 0
 
     def lines(self) -> list[str]:

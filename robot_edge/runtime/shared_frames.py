@@ -6,8 +6,8 @@ import logging
 
 import msgspec
 
-from wire.errors import ConfigError, InvalidData
-from wire.messages.all import ChunkRequest, Framed, Message, ThinkRequest
+from wire.errors import ConfigError, InvalidDataError
+from wire.messages.all import ChunkRequest, Message, SharedFrameEnvelope, ThinkRequest
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import FrameRing, SharedFrame, without_preview
 from wire.types import Observation
@@ -15,7 +15,7 @@ from wire.types import Observation
 log = logging.getLogger(__name__)
 
 
-class FramedChannel:
+class SharedFrameChannel:
     """A line on which the images of requests travel by their place in a `FrameRing`; previews stay behind.
 
     Both ends see plain messages. What is no request passes as it is, and so does a request whose images the ring cannot
@@ -37,7 +37,7 @@ class FramedChannel:
 
     def recv(self, timeout_s: float = 0.0) -> Message | None:
         while (message := self._channel.recv(timeout_s)) is not None:
-            if not isinstance(message, Framed):
+            if not isinstance(message, SharedFrameEnvelope):
                 return message
             whole = self._plain(message)
             if whole is not None:
@@ -53,12 +53,12 @@ class FramedChannel:
         known = {camera: number for camera, number in frames.items() if number is not None}
         if len(known) < len(frames):
             return _with(message, without_previews(seen))
-        return Framed(_with(message, Observation(seen.time_ns, seen.state, {}, seen.task)), known)
+        return SharedFrameEnvelope(_with(message, Observation(seen.time_ns, seen.state, {}, seen.task)), known)
 
-    def _plain(self, framed: Framed) -> Message | None:
+    def _plain(self, framed: SharedFrameEnvelope) -> Message | None:
         try:
             frames = {camera: self._ring.view(camera, number) for camera, number in framed.frames.items()}
-        except InvalidData as error:
+        except InvalidDataError as error:
             raise ConfigError(f"the other process of this robot speaks of another robot: {error}") from error
         whole = {camera: frame for camera, frame in frames.items() if frame is not None}
         if len(whole) < len(frames):

@@ -11,7 +11,7 @@ from wire.transport.channel import Channel
 _EVERY_S = 0.5
 
 
-class Pulse:
+class StatusKeepalive:
     """Keeps the `Channel` protocol: the line to the uplink, which also repeats the robot's last status.
 
     While connecting or a reset takes its time no tick comes, and nobody could tell a slow robot from one that is gone.

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from wire.errors import storage_error
-from wire.messages.all import EdgeEvent, EdgeStatus, Message, Operator
+from wire.messages.all import EdgeEvent, EdgeStatus, Message, OperatorCommand
 from wire.transport.channel import Channel
 
 log = logging.getLogger(__name__)
 
 
-class DeskLine:
+class LocalOperatorLink:
     """The uplink's end of the line; with nobody at the other end, what is told is dropped."""
 
     def __init__(self, robot: str, channel: Channel) -> None:
@@ -28,17 +28,19 @@ class DeskLine:
         """Never waits: a desk that does not listen misses something."""
         self._channel.send(message)
 
-    def wishes(self) -> Iterable[Operator]:
+    def wishes(self) -> Iterable[OperatorCommand]:
         """What the desk wants of this robot since the last call."""
         for message in drain(self._channel):
-            if isinstance(message, Operator) and message.robot == self._robot:
+            if isinstance(message, OperatorCommand) and message.robot == self._robot:
                 yield message
             else:
-                what = f"a wish for '{message.robot}'" if isinstance(message, Operator) else type(message).__name__
+                what = (
+                    f"a wish for '{message.robot}'" if isinstance(message, OperatorCommand) else type(message).__name__
+                )
                 log.warning("robot '%s': its desk sent %s, which is ignored.", self._robot, what)
 
 
-class Wishes:
+class StickyCommands:
     """What people want of the robot that a control process which is started again must know."""
 
     def __init__(self, robot: str, directory: Path) -> None:
@@ -46,10 +48,10 @@ class Wishes:
         self._robot = robot
         self._file = directory / "estop"
         self._estop = self._file.exists()
-        self._taken_over: Operator | None = None
-        self._dropped: Operator | None = None
+        self._taken_over: OperatorCommand | None = None
+        self._dropped: OperatorCommand | None = None
 
-    def remember(self, wish: Operator) -> None:
+    def remember(self, wish: OperatorCommand) -> None:
         match wish.kind:
             case "estop":
                 self._estop = True
@@ -66,9 +68,9 @@ class Wishes:
             case "command":
                 self._dropped = None
 
-    def standing(self) -> list[Operator]:
+    def standing(self) -> list[OperatorCommand]:
         """What holds now, in the order it must be told: the stop first, and that a driver vanished after who it was."""
-        stop = [Operator(self._robot, "estop", operator="before")] if self._estop else []
+        stop = [OperatorCommand(self._robot, "estop", operator="before")] if self._estop else []
         return stop + [wish for wish in (self._taken_over, self._dropped) if wish is not None]
 
     def _mark(self) -> None:

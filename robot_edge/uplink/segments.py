@@ -7,7 +7,7 @@ from collections import deque
 import cv2
 import numpy as np
 
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 from wire.messages.all import ACTORS, CameraFrames, Segment
 from wire.types import Episode, Step
 
@@ -16,7 +16,7 @@ def encode_jpeg(image: np.ndarray, quality: int) -> bytes:
     """JPEG of `image`, uint8[h, w, 3] RGB."""
     ok, data = cv2.imencode(".jpg", image[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])
     if not ok:
-        raise InvalidData(f"an image of shape {image.shape} and dtype {image.dtype} cannot be encoded as JPEG.")
+        raise InvalidDataError(f"an image of shape {image.shape} and dtype {image.dtype} cannot be encoded as JPEG.")
     return data.tobytes()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from robot_edge.uplink.local_operator import DeskLine, Wishes, drain
+from robot_edge.uplink.local_operator import LocalOperatorLink, StickyCommands, drain
 from robot_edge.uplink.segments import SegmentBuilder, encode_jpeg
 from robot_edge.uplink.spool import Spool
 from robot_edge.uplink.weight_client import WeightClient
@@ -21,29 +21,29 @@ from wire.clock import Clock, clock_name
 from wire.errors import StorageError
 from wire.messages.all import (
     Ack,
-    Announce,
-    Applied,
     EdgeEvent,
     EdgeStatus,
     EpisodeEnded,
     EpisodeStarted,
-    FrameTaken,
+    FrameRecorded,
     Heartbeat,
     Hello,
-    Introduce,
+    HelloAck,
     Job,
     LoadWeights,
     Message,
     Nack,
-    Operator,
+    OperatorCommand,
     Preview,
-    Refusal,
+    ReintroduceRequest,
+    Rejection,
     RequestPreviews,
     Segment,
-    StepTaken,
+    StepRecorded,
     Stop,
+    VersionActivated,
+    VersionAvailable,
     WeightBytes,
-    Welcome,
 )
 from wire.transport.channel import Channel
 
@@ -81,7 +81,7 @@ class Uplink:
         self.weights = WeightClient(directory / "weights", gateway, clock)
         self.stopping = False
         self.refused = ""
-        self.desk: DeskLine | None = None
+        self.desk: LocalOperatorLink | None = None
         """another process of this computer that watches the robot and may stop or drive it"""
         self._gateway = gateway
         self._control = control
@@ -94,7 +94,7 @@ class Uplink:
         self._welcomed = False
         self._watched = False
         self._job: Job | None = None
-        self._applied: Applied | None = None
+        self._applied: VersionActivated | None = None
         self._in_flight: dict[str, int] = {}
         self._sent_row = 0
         self._progress_ns = clock.now_ns()
@@ -108,7 +108,7 @@ class Uplink:
         self._greeted_control = False
         self._unknown_episode = ""
         self._acknowledged: list[str] = []
-        self._wishes = Wishes(name, directory)
+        self._wishes = StickyCommands(name, directory)
         self._events: deque[EdgeEvent] = deque(maxlen=_EVENTS)
 
     @property
@@ -156,13 +156,13 @@ class Uplink:
 
     def _from_control(self, message: Message) -> None:
         match message:
-            case StepTaken(episode_id=episode_id, step=step):
+            case StepRecorded(episode_id=episode_id, step=step):
                 if self._builder is not None and self._builder.episode.id == episode_id:
                     self._close_segment(self._builder.step(step))
                 elif episode_id != self._unknown_episode:
                     self._unknown_episode = episode_id
                     self._say_new()
-            case FrameTaken():
+            case FrameRecorded():
                 self._frame(message)
             case EpisodeStarted(episode=episode):
                 if self._builder is not None:
@@ -230,7 +230,7 @@ class Uplink:
             case Hello():
                 self._inference_pid = message.pid
                 self._offer_weights()
-            case Applied():
+            case VersionActivated():
                 self._applied = message
                 self._control.send(message)
                 if self._welcomed:
@@ -240,7 +240,7 @@ class Uplink:
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
 
-    def _frame(self, message: FrameTaken) -> None:
+    def _frame(self, message: FrameRecorded) -> None:
         camera, frame = message.camera, message.frame
         jpeg = None
         if self._builder is not None and self._builder.episode.id == message.episode_id:
@@ -314,7 +314,7 @@ class Uplink:
             case Nack(reason=reason):
                 log.warning("robot '%s': the gateway cannot store now: %s", self.name, reason)
                 self._progress_ns = self._clock.now_ns()
-            case Announce(version=version):
+            case VersionAvailable(version=version):
                 if self.weights.announced(version):
                     self._offer_weights()
             case WeightBytes():
@@ -323,9 +323,9 @@ class Uplink:
             case Job():
                 self._job = message
                 self._control.send(message)
-            case Operator():
+            case OperatorCommand():
                 self._pass_on(message)
-            case Welcome(watched=watched):
+            case HelloAck(watched=watched):
                 self._watch(watched)
                 if not self._welcomed:
                     self._welcomed = True
@@ -333,9 +333,9 @@ class Uplink:
                     if self._applied is not None:
                         self._gateway.send(self._applied)
                     self._resend_all()
-            case Introduce():
+            case ReintroduceRequest():
                 self._welcomed, self._next_heartbeat_ns = False, 0
-            case Refusal(reason=reason):
+            case Rejection(reason=reason):
                 if reason != self.refused:
                     log.error("robot '%s' is refused by the gateway: %s", self.name, reason)
                 self.refused = reason
@@ -344,7 +344,7 @@ class Uplink:
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
 
-    def _pass_on(self, wish: Operator) -> None:
+    def _pass_on(self, wish: OperatorCommand) -> None:
         self._wishes.remember(wish)
         self._control.send(wish)
 

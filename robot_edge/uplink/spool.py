@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 
 from wire.codec import decode, encode
-from wire.errors import Corrupt, DiskFull, NotWritable, StorageError, storage_error
+from wire.errors import CorruptDataError, DiskFullError, NotWritableError, StorageError, storage_error
 from wire.messages.all import Segment
 
 
@@ -85,13 +85,13 @@ class Spool:
             return None
         segment = decode(found[0])
         if not isinstance(segment, Segment):
-            raise Corrupt(
+            raise CorruptDataError(
                 f"row {row} of {self._path} holds a {type(segment).__name__}. Move the file away to start anew."
             )
         return segment
 
     def forget(self, ids: tuple[str, ...]) -> None:
-        """Drop acknowledged segments. Raises `DiskFull`, with nothing dropped: even forgetting needs some room."""
+        """Drop acknowledged segments. Raises `DiskFullError`, with nothing dropped: even forgetting needs some room."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             gone = self._db.executemany("DELETE FROM segments WHERE id = ?", [(segment_id,) for segment_id in ids])
@@ -108,11 +108,13 @@ class Spool:
     def _explain(self, error: sqlite3.Error) -> StorageError:
         text = str(error)
         if "full" in text:
-            return DiskFull(f"the spool {self._path}: the disk is full. Free some room; the robot holds until then.")
+            return DiskFullError(
+                f"the spool {self._path}: the disk is full. Free some room; the robot holds until then."
+            )
         if "readonly" in text or "unable to open" in text or "permission" in text:
-            return NotWritable(f"the spool {self._path} may not be written ({text}). Fix its permissions.")
+            return NotWritableError(f"the spool {self._path} may not be written ({text}). Fix its permissions.")
         if "malformed" in text or "not a database" in text:
-            return Corrupt(
+            return CorruptDataError(
                 f"the spool {self._path} is damaged ({text}). Move it away; unsent segments in it are not lost."
             )
         return StorageError(f"the spool {self._path}: {text}.")

@@ -8,7 +8,17 @@ from pathlib import Path
 
 from robot_edge.uplink.weight_client import WeightClient
 from wire.clock import Clock, clock_name
-from wire.messages.all import Announce, Heartbeat, Hello, Introduce, Message, Refusal, Stop, WeightBytes, Welcome
+from wire.messages.all import (
+    Heartbeat,
+    Hello,
+    HelloAck,
+    Message,
+    ReintroduceRequest,
+    Rejection,
+    Stop,
+    VersionAvailable,
+    WeightBytes,
+)
 from wire.transport.channel import Channel
 from wire.types import PolicyVersion, RobotSpec
 
@@ -17,7 +27,7 @@ log = logging.getLogger(__name__)
 _HEARTBEAT_NS = 1_000_000_000
 
 
-class Follower:
+class WeightSubscriber:
     """`turn` hears the gateway and fetches what it announces; `ready` names the newest version that is here."""
 
     def __init__(
@@ -58,16 +68,16 @@ class Follower:
         """Hear what is new, ask again for what did not come, and keep the line."""
         while (message := self._gateway.recv()) is not None:
             match message:
-                case Welcome():
+                case HelloAck():
                     self._welcomed, self.refused = True, ""
-                case Introduce():
+                case ReintroduceRequest():
                     self._welcomed, self._next_word_ns = False, 0
-                case Announce(version=version):
+                case VersionAvailable(version=version):
                     if self._wants(version):
                         self._client.announced(version)
                 case WeightBytes():
                     self._client.received(message)
-                case Refusal(reason=reason):
+                case Rejection(reason=reason):
                     if reason != self.refused:
                         log.error("%s '%s' is refused by the gateway: %s", self._role, self._name, reason)
                     self.refused = reason

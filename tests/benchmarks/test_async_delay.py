@@ -11,7 +11,7 @@ import pytest
 from benchmarks.async_delay.data import Pushes, demonstrate, pushed
 from benchmarks.async_delay.statistics import bootstrap, shown, wilson
 from cloud_learner.buffer.ledger.control import HOLD, SCRIPT
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 
 
 def test_wilson_is_the_textbook_interval() -> None:
@@ -51,7 +51,7 @@ def test_a_push_is_recorded_as_held_and_not_imitated(tmp_path: Path) -> None:
     pytest.importorskip("metaworld")
     from hal.drivers.metaworld.robot import metaworld_spec, track_config
 
-    place = BufferPlace(tmp_path / "buffer")
+    place = BufferLocation(tmp_path / "buffer")
     pushes = Pushes(share=1.0, calm_ticks=(10, 14), push_ticks=(3, 5), strength=(1.0,))
     demonstrate(place, track_config(), episodes=2, max_ticks=60, seed=7, pushes=pushes)
     ledger, store = place.open_reader()
@@ -78,7 +78,7 @@ def test_a_small_run_gives_every_cell_and_goes_on_where_it_was(tmp_path: Path, m
     from benchmarks.async_delay import __main__ as async_delay
 
     threads = torch.get_num_threads()
-    size = async_delay.Size("track", 2, 3, 1, 60, (0,), (0, 4))
+    size = async_delay.AsyncDelaySize("track", 2, 3, 1, 60, (0,), (0, 4))
     try:
         found = async_delay._seed(size, 0, tmp_path)
         assert len(found) == len(async_delay.STRATEGIES) * 2
@@ -93,7 +93,7 @@ def test_a_small_run_gives_every_cell_and_goes_on_where_it_was(tmp_path: Path, m
         assert again[async_delay._cell("naive", "plain", 4)] == gone, "the same seeds, the same episodes"
         assert again[async_delay._cell("sync", "plain", 0)] == [0.75], "what was there is not measured again"
         with pytest.raises(SystemExit, match="other settings"):
-            async_delay._seed(async_delay.Size("track", 2, 4, 1, 60, (0,), (0, 4)), 0, tmp_path)
+            async_delay._seed(async_delay.AsyncDelaySize("track", 2, 4, 1, 60, (0,), (0, 4)), 0, tmp_path)
     finally:
         torch.set_num_threads(threads)
     rows = async_delay._table(size, [found])

@@ -18,18 +18,18 @@ from benchmarks.buffer.ours import Ours, cache_for_all, feed_config, fill, small
 from benchmarks.buffer.peers import Contender, Flat, TorchRL, folder_bytes
 from benchmarks.common import table
 from benchmarks.common.cpu import Others, cpu_seconds
-from cloud_learner.buffer.check import Before, check_frames, check_names, check_order, check_steps
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.check import CommittedHistory, check_frames, check_names, check_order, check_steps
+from cloud_learner.buffer.location import BufferLocation
 from wire.messages.all import Segment
 
 SCALE = Scale(episodes=2, frames=8, steps_per_frame=4, size=64)
 
 
 def test_the_data_are_segments_that_a_gateway_would_take() -> None:
-    before: dict[str, Before] = {}
+    before: dict[str, CommittedHistory] = {}
 
     def take(segment: Segment) -> None:
-        known = before.setdefault(segment.episode.id, Before())
+        known = before.setdefault(segment.episode.id, CommittedHistory())
         check_names(segment, "robot-0")
         check_steps(segment, SCALE.spec())
         check_order(segment, known)
@@ -61,7 +61,7 @@ def samples(one: Contender, episode_steps: int, batches: int = 8) -> list[tuple[
 @pytest.mark.parametrize("who", ["ours", "memory", "mapped", pytest.param("torchrl", marks=pytest.mark.slow)])
 @pytest.mark.slow
 def test_all_contenders_give_the_same_samples(who: str, tmp_path: Path) -> None:
-    place = BufferPlace(tmp_path / "ours")
+    place = BufferLocation(tmp_path / "ours")
     raw = fill(place, SCALE)
     if who == "torchrl" and importlib.util.find_spec("torchrl") is None:
         pytest.skip("torchrl is not installed: the extra 'peers'")
@@ -84,7 +84,7 @@ def test_all_contenders_give_the_same_samples(who: str, tmp_path: Path) -> None:
 
 
 def test_sizes_of_caches_and_folders(tmp_path: Path) -> None:
-    place = BufferPlace(tmp_path / "ours")
+    place = BufferLocation(tmp_path / "ours")
     scale = replace(SCALE, episodes=6, frames=64)
     fill(place, scale)
     config = feed_config(0, 16, 8.0)
@@ -117,7 +117,7 @@ def test_painted_numbers_survive_jpeg() -> None:
 
 def whole_batch() -> dict[str, object]:
     scale, ticks = buffer_load.SCALE, np.array([4, 9])
-    painter = buffer_load.Painter()
+    painter = buffer_load.PicturePainter()
     first, second = (painter.episode(number, "r", "online")[0] for number in (7, 8))
     from benchmarks.buffer.data import decode
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.edge_cost.__main__ import PARTS, Sample, copy_rows, cost, counting, mean
+from benchmarks.edge_cost.__main__ import PARTS, CostSample, copy_rows, cost, counting, mean
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -57,11 +57,11 @@ def test_copies_are_counted_in_a_process_and_in_its_fork(tmp_path: Path) -> None
     assert set(counting.read(counters, 1).values()) == {0.0}
 
 
-def sample(seconds: float, ticks: int, **copies: dict[str, float]) -> Sample:
+def sample(seconds: float, ticks: int, **copies: dict[str, float]) -> CostSample:
     spent = dict.fromkeys((*PARTS, "physics", "operator", "drawing"), seconds)
     names = [f"{name} {unit}" for name in counting.COPIES for unit in ("calls", "bytes")]
     counted = {part: dict.fromkeys([*names, counting.PICTURES], 0.0) | copies.get(part, {}) for part in PARTS}
-    return Sample(dict.fromkeys(PARTS, 1), spent, counted, ticks)
+    return CostSample(dict.fromkeys(PARTS, 1), spent, counted, ticks)
 
 
 def test_costs_are_of_a_tick_and_copies_of_a_new_picture() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks.common.table import render
 from benchmarks.edge_latency import __main__ as edge_latency
-from benchmarks.edge_latency.arm import CAMERAS, LAMP_PX, LIT, PERIOD_NS, PX, Arm, Record, arm_spec, switches
-from benchmarks.edge_latency.children import Children, Failed
+from benchmarks.edge_latency.arm import CAMERAS, LAMP_PX, LIT, PERIOD_NS, PX, Arm, ArmRecord, arm_spec, switches
+from benchmarks.edge_latency.children import ChildFailedError, Children
 from benchmarks.edge_latency.measure import measure, phase_ns, reactions
 from benchmarks.edge_latency.runs import Own
 
@@ -26,13 +26,13 @@ def lamp(switched: np.ndarray, at_ns: np.ndarray) -> np.ndarray:
     return np.where(np.searchsorted(switched, at_ns, "right") % 2, 1.0, -1.0)
 
 
-def record(writes: np.ndarray, delay_ns: int, holds: tuple[int, ...] = ()) -> Record:
+def record(writes: np.ndarray, delay_ns: int, holds: tuple[int, ...] = ()) -> ArmRecord:
     """Actions at `writes`, each made from what was seen `delay_ns` before."""
     switched = START + switches(3, 60.0)
     mark = lamp(switched, writes - delay_ns)
     mark[list(holds)] = 0.0
     marks = [(float(m), float(m)) for m in mark]
-    return Record(switched, (writes - 1000).tolist(), writes.tolist(), marks)
+    return ArmRecord(switched, (writes - 1000).tolist(), writes.tolist(), marks)
 
 
 def grid(n: int, jitter_ns: int = 100_000) -> np.ndarray:
@@ -126,13 +126,13 @@ def test_the_arm_shows_its_lamp_in_state_and_image(tmp_path: Path) -> None:
     assert arm.record.writes_ns == []
     arm.write(np.ones(8, np.float32))
     arm.save()
-    again = Record.load(tmp_path / "r.npz")
+    again = ArmRecord.load(tmp_path / "r.npz")
     assert again.marks == [(1.0, 1.0)]
     assert again.writes_ns == arm.record.writes_ns
 
 
 def test_no_child_outlives_its_context(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match="broken ended by itself with status 1"), Children(tmp_path) as children:
+    with pytest.raises(ChildFailedError, match="broken ended by itself with status 1"), Children(tmp_path) as children:
         sleeper = children.start("sleeper", "timeit", "-n", "1", "-s", "import time", "time.sleep(60)")
         assert sleeper.exists()
         process = children._running["sleeper"]

@@ -15,7 +15,7 @@ from tests.extras import needs
 
 pytestmark = needs("metaworld")
 
-SIZE = fast_slow.Size(("drawer-open",), 1, 2, 1, 60, (0,), (5.0,))
+SIZE = fast_slow.FastSlowSize(("drawer-open",), 1, 2, 1, 60, (0,), (5.0,))
 
 
 @pytest.mark.slow

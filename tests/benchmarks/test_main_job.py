@@ -14,9 +14,9 @@ from benchmarks.common import table
 from benchmarks.common.processes import ProcessTree, kind_of
 from benchmarks.main_job import __main__ as main_job
 from benchmarks.main_job import run as main_job_run
-from benchmarks.main_job.__main__ import Wanted
+from benchmarks.main_job.__main__ import MainJobOptions
 
-WANTED = Wanted("pixels", 10.0, 3, 4.0)
+WANTED = MainJobOptions("pixels", 10.0, 3, 4.0)
 
 
 def report(seed: int = 0, success: float = 0.95, first: float = 3.0) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def test_a_row_sums_up_the_seeds_and_goals_take_the_worst() -> None:
         "lowest success of a seed",
         "publish to applied p99, s",
     ]
-    assert not any("success" in g.name for g in main_job.goals_of(Wanted("pixels", 1.0, 3, None), runs))
+    assert not any("success" in g.name for g in main_job.goals_of(MainJobOptions("pixels", 1.0, 3, None), runs))
 
 
 def test_a_quarter_without_an_episode_is_no_figure_and_no_goal_held() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import packing
 from benchmarks.packing import APART, FEWER, MAX_OFFSET, PACKED, arms
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from fleet.config.recipe import Recipe
 
 torch = pytest.importorskip("torch")
@@ -27,13 +27,13 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, BufferPlace]:
+def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, BufferLocation]:
     return packing.demonstrated(tmp_path_factory.mktemp("packing"), SIZE, 0)
 
 
 @pytest.mark.slow
 def test_packed_and_one_at_a_time_have_as_many_samples_with_their_own_offsets(
-    demonstrations: tuple[Recipe, BufferPlace],
+    demonstrations: tuple[Recipe, BufferLocation],
 ) -> None:
     recipe, place = demonstrations
     steps = {}
@@ -54,7 +54,7 @@ def test_packed_and_one_at_a_time_have_as_many_samples_with_their_own_offsets(
 
 
 def test_arms_are_timed_and_trained(
-    demonstrations: tuple[Recipe, BufferPlace], monkeypatch: pytest.MonkeyPatch
+    demonstrations: tuple[Recipe, BufferLocation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, place = demonstrations
     times = packing._time(recipe, place, arms(4, 4), 3)

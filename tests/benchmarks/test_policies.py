@@ -30,7 +30,7 @@ def _one_thread():
 
 
 def test_a_row_has_sizes_times_and_memory(tmp_path: Path) -> None:
-    (found,) = row.work(row.Job(SMALL, seconds=0.1), tmp_path)
+    (found,) = row.work(row.RowJob(SMALL, seconds=0.1), tmp_path)
     policy = SMALL.make(tmp_path, "small", Runtime())
     assert found["parameters (M)"] == found["trained (M)"] == sum(p.numel() for p in policy.module.parameters()) / 1e6
     assert found["published (MB)"] == len(policy.save()) / 1e6
@@ -45,14 +45,14 @@ def test_a_training_step_for_which_there_is_no_memory_stays_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hungry = msgspec.structs.replace(SMALL, train_gib=1e9)
-    job = row.Job(hungry, seconds=0.05)
+    job = row.RowJob(hungry, seconds=0.05)
     (found,) = row.work(job, tmp_path)
     assert found["training step ms"] is found["MiB to train"] is None
     assert found["MiB to act"] is not None
     assert 0.1 < row.available_gib() < 1e9
     monkeypatch.setattr(policies, "child", lambda job: row.work(job, tmp_path))
     lacking = msgspec.structs.replace(SMALL, needs=("no_such_package",))
-    result = policies.survey(policies.Plan("cpu", (hungry,), (), lacking, Runtime(), 0.05, False))
+    result = policies.survey(policies.BenchmarkPlan("cpu", (hungry,), (), lacking, Runtime(), 0.05, False))
     assert "Not measured: the training step of small, for want of memory." in result.notes
     assert any("twice `MiB to act`" in note for note in result.notes)
 
@@ -65,14 +65,14 @@ def test_the_cpu_table_has_every_size_of_our_own_policy_and_one_with_a_backbone(
 
 def test_what_is_frozen_counts_as_not_trained(tmp_path: Path) -> None:
     frozen = msgspec.structs.replace(SMALL, config={"training": {"train": ["fast.*"]}})
-    (found,) = row.work(row.Job(frozen, seconds=0.05), tmp_path)
+    (found,) = row.work(row.RowJob(frozen, seconds=0.05), tmp_path)
     assert 0 < found["trained (M)"] < found["parameters (M)"]
     assert found["published (MB)"] < 4.1 * found["parameters (M)"]
 
 
 def test_variants_are_compared_with_float32_at_the_same_noise(tmp_path: Path) -> None:
     plain = cases.Variant("float32 again", Runtime())
-    job = row.Job(SMALL, seconds=0.1, variants=(plain, cases.BFLOAT16, cases.INT8))
+    job = row.RowJob(SMALL, seconds=0.1, variants=(plain, cases.BFLOAT16, cases.INT8))
     same, half, small = row.work(job, tmp_path)
     assert same["largest (%)"] == 0
     assert same["weights MB"] == same["float32 weights MB"]
@@ -85,7 +85,7 @@ def test_variants_are_compared_with_float32_at_the_same_noise(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the backbone needs transformers")
 def test_both_paths_run_at_once_as_they_would_on_a_gpu() -> None:
-    job = row.Job(cases.TINY_VLM, seconds=0.3, parallel=True, runtime=Runtime(dtype="bfloat16"))
+    job = row.RowJob(cases.TINY_VLM, seconds=0.3, parallel=True, runtime=Runtime(dtype="bfloat16"))
     found = policies.child(job)
     assert [one["think and act"] for one in found] == [ALONE, THREADS, PROCESSES]
     for one in found:
@@ -97,11 +97,11 @@ def test_both_paths_run_at_once_as_they_would_on_a_gpu() -> None:
 def test_a_policy_whose_package_is_missing_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = msgspec.structs.replace(SMALL, name="other", needs=("no_such_package",))
     broken = msgspec.structs.replace(SMALL, name="broken")
-    chosen = policies.Plan("cpu", (SMALL, lacking, broken), (), lacking, Runtime(), 0.1, False)
+    chosen = policies.BenchmarkPlan("cpu", (SMALL, lacking, broken), (), lacking, Runtime(), 0.1, False)
 
-    def child(job: row.Job) -> list[dict[str, object]]:
+    def child(job: row.RowJob) -> list[dict[str, object]]:
         if job.case.name == "broken":
-            raise policies.RowFailed("exit 1: out of memory")
+            raise policies.RowFailedError("exit 1: out of memory")
         return [{"policy": job.case.name}]
 
     monkeypatch.setattr(policies, "child", child)
@@ -117,8 +117,8 @@ def test_a_policy_whose_package_is_missing_is_skipped_with_the_reason(monkeypatc
 @pytest.mark.slow
 def test_a_row_that_fails_says_why() -> None:
     impossible = msgspec.structs.replace(SMALL, size="colossal")
-    with pytest.raises(policies.RowFailed, match=r"exit 1: .*no size 'colossal'"):
-        policies.child(row.Job(impossible))
+    with pytest.raises(policies.RowFailedError, match=r"exit 1: .*no size 'colossal'"):
+        policies.child(row.RowJob(impossible))
 
 
 def _both(act_hz: float, think_hz: float, how: str) -> dict[str, object]:
@@ -149,8 +149,8 @@ def test_only_the_real_sizes_on_a_gpu_are_judged() -> None:
 
 def test_a_job_survives_its_way_to_the_process() -> None:
     for case, variants in cases.VARIANTS_ON_CPU:
-        job = row.Job(case, "cuda:1", 2.0, variants, True, Runtime(int8=True))
-        assert msgspec.json.decode(msgspec.json.encode(job), type=row.Job) == job
+        job = row.RowJob(case, "cuda:1", 2.0, variants, True, Runtime(int8=True))
+        assert msgspec.json.decode(msgspec.json.encode(job), type=row.RowJob) == job
 
 
 def test_a_gpu_that_is_not_there_is_said_before_anything_runs() -> None:

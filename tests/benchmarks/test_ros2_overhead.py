@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import ros2_overhead
-from benchmarks.ros2_overhead import ARMS, DIRECT, OURS, QUICK, BenchArm, Size, compare, drive, number_of
+from benchmarks.ros2_overhead import ARMS, DIRECT, OURS, QUICK, BenchArm, OverheadSize, compare, drive, number_of
 from tests.ros import needs_ros
 from wire.types import Frame
 
@@ -49,7 +49,7 @@ def test_the_table_says_what_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
         return {**figures, "pictures/s": 30.0, "shown": 10, "lost": 2 if arm is OURS else 0, "refused": 0}
 
     monkeypatch.setattr(ros2_overhead, "_apart", apart)
-    result = compare(Size(rounds=2))
+    result = compare(OverheadSize(rounds=2))
     assert [row["way"] for row in result.rows] == [arm.name for arm in ARMS] * 2
     assert result.rows[-1]["added p50/p99 (ms)"] == "200.00/396.00"
     assert result.rows[-1]["pictures lost"] == "4 of 20"
@@ -60,7 +60,7 @@ def test_the_table_says_what_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @needs_ros
 def test_two_processes_are_measured() -> None:
-    result = compare(Size(arms=(DIRECT, OURS), rates_hz=(100.0,), seconds=1.0, rounds=1))
+    result = compare(OverheadSize(arms=(DIRECT, OURS), rates_hz=(100.0,), seconds=1.0, rounds=1))
     direct, ours = result.rows
     assert direct["ticks failed"] == ""
     assert ours["pictures/s"] > 0

@@ -12,7 +12,7 @@ from benchmarks.common import table
 from benchmarks.scheduler import __main__ as scheduler
 from benchmarks.scheduler.audit import Audit
 from benchmarks.scheduler.bound import Flow, clairvoyant_s
-from benchmarks.scheduler.world import LENGTHS_S, Size, scenario, work_s
+from benchmarks.scheduler.world import LENGTHS_S, WorldSize, scenario, work_s
 from hal.scheduler.simulator import SECOND, Arrival, Outage, Scenario, SimulatedRobot
 from tests.hal.scheduler.fleets import capabilities
 from wire.messages.fleet import JobRequest, Requirement
@@ -20,7 +20,7 @@ from wire.messages.fleet import JobRequest, Requirement
 
 @pytest.mark.slow
 def test_a_quick_run_compares_all_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "QUICK", Size(30, 120, 0.2, 0.9, 0.3, (0,)))
+    monkeypatch.setattr(scheduler, "QUICK", WorldSize(30, 120, 0.2, 0.9, 0.3, (0,)))
     table.run("scheduler", scheduler.measure, ["--quick", "--json", str(tmp_path / "r.json")])
     found = json.loads((tmp_path / "r.json").read_text())
     rows = {row["arm"]: row for row in found["rows"]}
@@ -42,7 +42,7 @@ def test_a_quick_run_compares_all_arms(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_world_is_the_same_every_time_and_loads_it_as_asked() -> None:
-    size = Size(40, 200, 0.5, 0.9, 0.5, (0,))
+    size = WorldSize(40, 200, 0.5, 0.9, 0.5, (0,))
     world = scenario(size, 3)
     assert world == scenario(size, 3)
     assert world.arrivals != scenario(size, 4).arrivals

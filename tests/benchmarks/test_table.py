@@ -63,7 +63,7 @@ def test_every_benchmark_keeps_the_form_and_has_its_table(name: str) -> None:
 def test_the_corrections_benchmark_measures_all_arms(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import corrections
 
-    size = corrections.Size("fake", 60, 160, 1, robots=1, seeds=(0,))
+    size = corrections.CorrectionsSize("fake", 60, 160, 1, robots=1, seeds=(0,))
     monkeypatch.setattr(corrections, "QUICK", (size,))
     found = corrections._seed(size, 0)
     assert set(found) == set(corrections.ARMS)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from benchmarks.tokenizer import __main__ as tokenizer
-from benchmarks.tokenizer.__main__ import SEARCHED, VQ, Found, data
+from benchmarks.tokenizer.__main__ import SEARCHED, VQ, TokenizerTrial, data
 from benchmarks.tokenizer.bins import BINS, Bins
-from policies.tokens.tokenizer import Report, report
+from policies.tokens.tokenizer import TokenizerReport, report
 
-SIZE = tokenizer.Size((0,), (2, 1), (1, 1), (4, 2), 3.0, 12.0, (0.0,), 3)
+SIZE = tokenizer.TokenizerSize((0,), (2, 1), (1, 1), (4, 2), 3.0, 12.0, (0.0,), 3)
 
 
 def test_the_whole_body_has_25_dimensions_that_move_and_rest_at_their_own_times() -> None:
@@ -73,7 +73,7 @@ def test_a_seed_measures_every_tokeniser_on_other_episodes(monkeypatch: pytest.M
     asked = []
     body = tokenizer._body
 
-    def noted(size: tokenizer.Size, episodes: int, hz: int, jitter: float, seed: int) -> list[np.ndarray]:
+    def noted(size: tokenizer.TokenizerSize, episodes: int, hz: int, jitter: float, seed: int) -> list[np.ndarray]:
         asked.append((episodes, jitter, seed))
         return body(size, episodes, hz, jitter, seed)
 
@@ -92,11 +92,11 @@ def test_a_seed_measures_every_tokeniser_on_other_episodes(monkeypatch: pytest.M
 
 
 def test_goals_hold_only_if_the_longest_chunk_of_any_seed_is_short_enough() -> None:
-    fine = Found(Report(10, 40.0, 55.0, 60, 0.009, 0.013, 0.04, 0.2, 0.01), 0.1, 0.1, 30.0, 4096)
+    fine = TokenizerTrial(TokenizerReport(10, 40.0, 55.0, 60, 0.009, 0.013, 0.04, 0.2, 0.01), 0.1, 0.1, 30.0, 4096)
     tokens, error = tokenizer._goals(tokenizer.ROBOTS[2], SEARCHED, [fine])
     assert tokens.holds
     assert error.holds
-    other = Found(Report(10, 40.0, 55.0, 61, 0.0101, 0.013, 0.04, 0.2, 0.01), 0.1, 0.1, 30.0, 4096)
+    other = TokenizerTrial(TokenizerReport(10, 40.0, 55.0, 61, 0.0101, 0.013, 0.04, 0.2, 0.01), 0.1, 0.1, 30.0, 4096)
     tokens, error = tokenizer._goals(tokenizer.ROBOTS[2], SEARCHED, [fine, other])
     assert (tokens.value, tokens.holds) == (61, False)
     assert (error.value, error.holds) == (pytest.approx(1.01), False)

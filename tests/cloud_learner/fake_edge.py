@@ -7,17 +7,17 @@ from tests import samples
 from wire.clock import Clock, clock_name
 from wire.messages.all import (
     Ack,
-    Announce,
-    Applied,
     EdgeStatus,
     Hello,
-    Introduce,
+    HelloAck,
     Job,
     Message,
-    Operator,
-    Refusal,
+    OperatorCommand,
+    ReintroduceRequest,
+    Rejection,
     Segment,
-    Welcome,
+    VersionActivated,
+    VersionAvailable,
 )
 from wire.transport.channel import Channel
 from wire.types import Actor, Episode
@@ -61,25 +61,25 @@ class FakeEdge:
         while (message := self.channel.recv(timeout_s)) is not None:
             self.heard.append(message)
             match message:
-                case Welcome():
+                case HelloAck():
                     if not self.welcomed:
                         for segment in self.spool.values():
                             self.channel.send(segment)
                     self.welcomed, self.refused = True, ""
-                case Introduce():
+                case ReintroduceRequest():
                     self.welcomed = False
                     self.hello()
-                case Refusal(reason=reason):
+                case Rejection(reason=reason):
                     self.refused = reason
                 case Job():
                     self.coming = message
-                case Announce(version=version):
+                case VersionAvailable(version=version):
                     self.version = version.number
-                    self.channel.send(Applied(self.name, version.number, self.clock.now_ns()))
+                    self.channel.send(VersionActivated(self.name, version.number, self.clock.now_ns()))
                 case Ack(segments=segments):
                     for segment in segments:
                         self.spool.pop(segment, None)
-                case Operator(kind=kind):
+                case OperatorCommand(kind=kind):
                     self._obey(kind)
                 case _:
                     pass

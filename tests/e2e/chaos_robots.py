@@ -8,7 +8,7 @@ from dataclasses import replace
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import fake
 from hal.drivers.fake import FakeConfig, FakeRobot, Faults
-from robot_edge.control.guarded_robot import DriverConfig
+from robot_edge.control.guarded_robot import RobotTimeouts
 from robot_edge.control.loop import LoopConfig
 from tests.e2e.small_recipes import unhurried
 
@@ -28,6 +28,6 @@ def recipe(seed: int = 0) -> Recipe:
         unpaced_config=usual,
         spec=FakeRobot(usual).spec,
         demonstrations=1,
-        loop=LoopConfig(max_ticks=80, driver=DriverConfig(give_up_s=0.5, first_pause_s=0.3, longest_pause_s=2.0)),
+        loop=LoopConfig(max_ticks=80, driver=RobotTimeouts(give_up_s=0.5, first_pause_s=0.3, longest_pause_s=2.0)),
         evaluator=replace(made.evaluator, every_s=1000.0, episodes=1, max_ticks=20),
     )

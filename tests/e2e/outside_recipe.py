@@ -12,14 +12,14 @@ from fleet.config.recipe import Recipe
 from hal.drivers.ros2.config import Ros2Config
 from robot_edge.control.loop import LoopConfig
 from wire.errors import WeightsError
-from wire.types import ActionChunk, Dimension, Latent, Meaning, Observation, Prefix, RobotSpec, Trained
+from wire.types import ActionChunk, CommandType, Dimension, Latent, Observation, PolicyCapabilities, Prefix, RobotSpec
 
 JOINTS = ("shoulder", "elbow", "wrist", "grip")
 PERIOD_S = 2.0
 SPEC = RobotSpec(
     embodiment="outside-arm",
     state=tuple(Dimension(joint, "rad", -1.5, 1.5) for joint in JOINTS),
-    action=tuple(Dimension(joint, "rad", -1.0, 1.0, Meaning.absolute) for joint in JOINTS),
+    action=tuple(Dimension(joint, "rad", -1.0, 1.0, CommandType.absolute) for joint in JOINTS),
     cameras=(),
     control_hz=50.0,
 )
@@ -29,7 +29,7 @@ class Sway:
     """All joints follow one sine of the observation's time; its amplitude is all the weights there are."""
 
     horizon, version = 16, 0
-    trained, corrector = Trained(), None
+    trained, corrector = PolicyCapabilities(), None
 
     def __init__(self, spec: RobotSpec, seed: int) -> None:
         self.spec = spec

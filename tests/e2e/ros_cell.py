@@ -21,7 +21,7 @@ import pytest
 from fleet.launch import supplies
 from tests.ros import ros_environment
 from wire.clock import clock_name
-from wire.messages.all import Hello, Publish, Published, WeightBytes, Welcome
+from wire.messages.all import Hello, HelloAck, Publish, Published, WeightBytes
 from wire.transport.keys import make_keys
 from wire.types import PolicyVersion
 
@@ -219,7 +219,7 @@ class Cell:
 
         def greeted() -> bool:
             channel.send(Hello("trainer", "trainer", clock_name(), time.monotonic_ns(), os.getpid()))
-            return come(Welcome)
+            return come(HelloAck)
 
         try:
             self.wait("the gateway welcomes the trainer", greeted)

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from fleet.config.recipes import fake
-from fleet.evaluation.in_process_fleet import Rehearsal
+from fleet.evaluation.in_process_fleet import InProcessFleet
 from fleet.launch import supplies
-from fleet.launch.run_counters import Meters
+from fleet.launch.run_counters import RunCounters
 from fleet.tools.report import make_report
-from wire.messages.all import ACTORS, Operator
+from wire.messages.all import ACTORS, OperatorCommand
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def worked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
+def worked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcessFleet]:
     """A fleet that has worked for a while and whose robots have sent everything; for tests that only look."""
-    rehearsal = Rehearsal(tmp_path_factory.mktemp("worked"), replace(fake(), checkpoint_every_s=0.0))
+    rehearsal = InProcessFleet(tmp_path_factory.mktemp("worked"), replace(fake(), checkpoint_every_s=0.0))
     rehearsal.turn(700)
     rehearsal.drain()
     yield rehearsal
@@ -30,20 +30,20 @@ def worked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Rehearsal]:
-    rehearsal = Rehearsal(tmp_path, replace(fake(), checkpoint_every_s=0.0))
+def fleet(tmp_path: Path) -> Iterator[InProcessFleet]:
+    rehearsal = InProcessFleet(tmp_path, replace(fake(), checkpoint_every_s=0.0))
     yield rehearsal
     rehearsal.close()
 
 
-def test_data_flows_round_and_nothing_is_lost(worked: Rehearsal) -> None:
+def test_data_flows_round_and_nothing_is_lost(worked: InProcessFleet) -> None:
     fleet = worked
     newest = fleet.ledger.newest_version()
     assert newest is not None
     assert newest.version.number >= 2
     assert newest.version.parent == newest.version.number - 1
     assert {row.robot for row in fleet.ledger.applied()} == {"robot-0", "robot-1"}
-    report = make_report(fleet.data, fleet.recipe, Meters(), 1.0)
+    report = make_report(fleet.data, fleet.recipe, RunCounters(), 1.0)
     assert report["demonstrations"] == 12
     assert report["episodes"] >= 4
     assert report["steps_lost"] == 0
@@ -55,7 +55,7 @@ def test_data_flows_round_and_nothing_is_lost(worked: Rehearsal) -> None:
     assert report["ingest_latency_s"]["count"] > 0
 
 
-def test_every_stored_step_is_what_the_robot_did(worked: Rehearsal) -> None:
+def test_every_stored_step_is_what_the_robot_did(worked: InProcessFleet) -> None:
     fleet = worked
     ledger, store = fleet.data.buffer.open_reader()
     rows = [row for row in fleet.ledger.segments_after(0) if row.source == "online"]
@@ -73,7 +73,7 @@ def test_every_stored_step_is_what_the_robot_did(worked: Rehearsal) -> None:
     ledger.close()
 
 
-def test_robots_go_on_while_the_line_is_cut_and_everything_arrives_later(fleet: Rehearsal) -> None:
+def test_robots_go_on_while_the_line_is_cut_and_everything_arrives_later(fleet: InProcessFleet) -> None:
     fleet.turn(400)
     fleet.server.cut.add("robot-0")
     before = fleet.ledger.robot_totals()["robot-0"].steps
@@ -88,29 +88,29 @@ def test_robots_go_on_while_the_line_is_cut_and_everything_arrives_later(fleet: 
     fleet.robots[0].uplink._next_heartbeat_ns = 0
     fleet.turn(50, 0)
     fleet.drain()
-    report = make_report(fleet.data, fleet.recipe, Meters(), 1.0)
+    report = make_report(fleet.data, fleet.recipe, RunCounters(), 1.0)
     assert (report["steps_lost"], report["steps_duplicated"]) == (0, 0)
 
 
-def test_a_person_outranks_the_script_and_only_moves_are_recorded_as_human(fleet: Rehearsal) -> None:
+def test_a_person_outranks_the_script_and_only_moves_are_recorded_as_human(fleet: InProcessFleet) -> None:
     fleet.turn(300)
     robot = fleet.robots[0]
-    fleet.view.wish(Operator("robot-0", "take_over"))
+    fleet.view.wish(OperatorCommand("robot-0", "take_over"))
     fleet.turn(5, 0)
     assert (robot.loop.mode, robot.loop.reason) == ("hold", "the operator presses no key")
-    fleet.view.wish(Operator("robot-0", "command", (0.5, 0.0, 0.0, 0.0)))
+    fleet.view.wish(OperatorCommand("robot-0", "command", (0.5, 0.0, 0.0, 0.0)))
     fleet.turn(3, 0)
     assert robot.loop.mode == "human"
-    fleet.view.wish(Operator("robot-0", "drop_link"))
+    fleet.view.wish(OperatorCommand("robot-0", "drop_link"))
     fleet.turn(3, 0)
     assert (robot.loop.mode, robot.loop.reason) == ("hold", "the operator's link is lost")
-    fleet.view.wish(Operator("robot-0", "hand_back"))
+    fleet.view.wish(OperatorCommand("robot-0", "hand_back"))
     _goes_on(fleet)
-    fleet.view.wish(Operator("robot-0", "estop"))
+    fleet.view.wish(OperatorCommand("robot-0", "estop"))
     fleet.turn(3, 0)
     assert robot.loop.mode == "estop"
     fleet.turn(10, 0)
-    fleet.view.wish(Operator("robot-0", "release_estop"))
+    fleet.view.wish(OperatorCommand("robot-0", "release_estop"))
     _goes_on(fleet)
     fleet.drain()
     ledger, store = fleet.data.buffer.open_reader()
@@ -120,7 +120,7 @@ def test_a_person_outranks_the_script_and_only_moves_are_recorded_as_human(fleet
     assert 1 <= (actors == ACTORS.index("human")).sum() <= 6
 
 
-def _goes_on(fleet: Rehearsal) -> None:
+def _goes_on(fleet: InProcessFleet) -> None:
     """The first robot acts by itself again: not in the first tick of an episode, which has no chunk yet."""
     fleet.turn(20, 0)
     modes = set()
@@ -130,7 +130,7 @@ def _goes_on(fleet: Rehearsal) -> None:
     assert modes & {"policy", "script"}, modes
 
 
-def test_a_new_gateway_on_the_same_data_goes_on(fleet: Rehearsal) -> None:
+def test_a_new_gateway_on_the_same_data_goes_on(fleet: InProcessFleet) -> None:
     fleet.turn(300)
     stored = fleet.ledger.totals().steps
     version = fleet.ledger.newest_version()
@@ -142,14 +142,14 @@ def test_a_new_gateway_on_the_same_data_goes_on(fleet: Rehearsal) -> None:
     assert fleet.ledger.totals().steps == stored
     fleet.turn(300)
     fleet.drain()
-    report = make_report(fleet.data, fleet.recipe, Meters(), 1.0)
+    report = make_report(fleet.data, fleet.recipe, RunCounters(), 1.0)
     assert (report["steps_lost"], report["steps_duplicated"]) == (0, 0)
     newest = fleet.ledger.newest_version()
     assert newest is not None
     assert newest.version.number > version.version.number
 
 
-def test_the_trainer_resumes_where_it_was(worked: Rehearsal) -> None:
+def test_the_trainer_resumes_where_it_was(worked: InProcessFleet) -> None:
     fleet = worked
     fleet.trainer.save()
     steps = fleet.trainer.learner.gradient_steps
@@ -162,7 +162,7 @@ def test_the_trainer_resumes_where_it_was(worked: Rehearsal) -> None:
 def test_the_share_of_online_data_can_follow_the_losses(tmp_path: Path) -> None:
     recipe = fake()
     adaptive = replace(recipe, algorithm=replace(recipe.algorithm, adaptive_share=True))
-    rehearsal = Rehearsal(tmp_path, adaptive)
+    rehearsal = InProcessFleet(tmp_path, adaptive)
     rehearsal.turn(400)
     noted = rehearsal.trainer.save
     noted()

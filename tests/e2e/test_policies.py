@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fleet.cli.__main__ import app
-from fleet.config.data_directory import DataDirectory, Identity
+from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.overrides import Tuning
-from fleet.evaluation.in_process_fleet import Rehearsal
+from fleet.evaluation.in_process_fleet import InProcessFleet
 from fleet.tools.policy_commands import published
 from policies.interface.policy import Batch
 from tests.command_line import vla_fleet
@@ -31,8 +31,8 @@ def demonstrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A LeRobotDataset of a few scripted demonstrations of one of two tasks, exported from a buffer."""
     root = tmp_path_factory.mktemp("demonstrated")
     recipe = one_side()
-    with DataDirectory(root / "data").prepare(Identity("tests.e2e.reach_recipe:one_side", 0, recipe.spec.hash)):
-        Rehearsal(root / "data", recipe, robots=0).close()
+    with DataDirectory(root / "data").prepare(RunIdentity("tests.e2e.reach_recipe:one_side", 0, recipe.spec.hash)):
+        InProcessFleet(root / "data", recipe, robots=0).close()
     run("buffer", "export-lerobot", str(root / "set"), "--data", str(root / "data"), "--no-video")
     return root / "set"
 
@@ -92,8 +92,8 @@ def test_a_checkpoint_of_lerobot_train_learns_in_the_fleet(
     tuning = Tuning(policy=f"lerobot:{checkpoint}", policy_config='{"training": {"freeze": ["*backbone*"]}}')
     recipe, data, out = tuning.applied(reach()), tmp_path / "data", tmp_path / "out"
     name = "tests.e2e.reach_recipe:reach"
-    with DataDirectory(data).prepare(Identity(name, 0, recipe.spec.hash, tuning.choice())):
-        fleet = Rehearsal(data, recipe)
+    with DataDirectory(data).prepare(RunIdentity(name, 0, recipe.spec.hash, tuning.choice())):
+        fleet = InProcessFleet(data, recipe)
     try:
         fleet.turn(60, 0.1)
         versions = fleet.ledger.newest_version()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from policies.flow import Conv, Eye, FlowConfig
-from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+from policies.flow import CameraEncoderConfig, Conv, FlowConfig
+from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def seeing() -> RobotSpec:
     return RobotSpec(
         embodiment="seeing",
         state=(Dimension("x", "m", -1.0, 1.0), Dimension("y", "m", -1.0, 1.0)),
-        action=(Dimension("dx", "cm", -2.0, 2.0, Meaning.delta), Dimension("grip", "1", 0.0, 10.0)),
+        action=(Dimension("dx", "cm", -2.0, 2.0, CommandType.delta), Dimension("grip", "1", 0.0, 10.0)),
         cameras=(CameraSpec("front", 16, 16, 20.0),),
         control_hz=20.0,
     )
@@ -40,7 +40,7 @@ def seeing_net() -> FlowConfig:
         state_dim=2,
         action_dim=2,
         horizon=4,
-        eyes=(Eye("front", 16, 16),),
+        eyes=(CameraEncoderConfig("front", 16, 16),),
         stem=(Conv(8, 4, 2), Conv(8, 3, 1)),
         points=4,
         width=32,

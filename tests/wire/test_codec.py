@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests import samples
 from wire import codec
 from wire.codec import decode, encode
-from wire.errors import ProtocolError, TooLarge
-from wire.messages.all import Ack, ChunkReply, ChunkRequest, Heartbeat, Hello, Segment, StepTaken, WeightBytes
+from wire.errors import MessageTooLargeError, ProtocolError
+from wire.messages.all import Ack, ChunkReply, ChunkRequest, Heartbeat, Hello, Segment, StepRecorded, WeightBytes
 from wire.types import Observation
 
 GOLDEN_SEGMENT = "055c0374aec376de"
@@ -49,8 +49,8 @@ def test_optional_parts() -> None:
     reply = decode(encode(ChunkReply(None, "late")))
     assert isinstance(reply, ChunkReply)
     assert (reply.chunk, reply.error) == (None, "late")
-    came = decode(encode(StepTaken("e", samples.step(3, frame_ns=7))))
-    assert isinstance(came, StepTaken)
+    came = decode(encode(StepRecorded("e", samples.step(3, frame_ns=7))))
+    assert isinstance(came, StepRecorded)
     assert came.step.frames == {"front": 7}
 
 
@@ -114,9 +114,9 @@ def test_unknown_dtype_is_not_sent() -> None:
 def test_too_large_is_refused_on_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode(WeightBytes(1, 0, bytes(5000)))
     monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 1000)
-    with pytest.raises(TooLarge, match="send it in parts"):
+    with pytest.raises(MessageTooLargeError, match="send it in parts"):
         encode(WeightBytes(1, 0, bytes(5000)))
-    with pytest.raises(TooLarge):
+    with pytest.raises(MessageTooLargeError):
         decode(data)
 
 

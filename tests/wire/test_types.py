@@ -9,7 +9,7 @@ import pytest
 
 from tests import samples
 from wire.codec import decode, encode
-from wire.errors import ConfigError, ProtocolError, SpecMismatch
+from wire.errors import ConfigError, ProtocolError, SpecMismatchError
 from wire.messages.all import Hello
 from wire.types import CameraSpec, Dimension
 
@@ -90,7 +90,7 @@ def test_a_limit_below_its_minimum_is_refused_on_the_wire() -> None:
 def test_a_mismatch_names_both_sides_and_the_field() -> None:
     other = msgspec.structs.replace(samples.spec(), cameras=(CameraSpec("wrist", 8, 8, 20.0),))
     with pytest.raises(
-        SpecMismatch, match=r"the policy: made for .*'cameras' differs: \['front'\] against \['wrist'\]"
+        SpecMismatchError, match=r"the policy: made for .*'cameras' differs: \['front'\] against \['wrist'\]"
     ):
         samples.spec().require(other, "the policy")
     samples.spec().require(samples.spec(), "the policy")

@@ -10,12 +10,12 @@ import numpy as np
 
 from wire.messages.fleet import (
     AcquireLease,
-    Answer,
     CancelJob,
     ListFleet,
     Preempted,
     ReleaseLease,
     RenewLease,
+    Response,
     SubmitJob,
 )
 from wire.messages.local import (
@@ -23,22 +23,22 @@ from wire.messages.local import (
     ChunkRequest,
     EpisodeEnded,
     EpisodeStarted,
-    Framed,
-    FrameTaken,
+    FrameRecorded,
     LoadWeights,
     RequestPreviews,
-    StepTaken,
+    SharedFrameEnvelope,
+    StepRecorded,
     TaggedMessage,
     ThinkReply,
     ThinkRequest,
 )
-from wire.types import Episode, PolicyVersion, RobotSpec, Trained
+from wire.types import Episode, PolicyCapabilities, PolicyVersion, RobotSpec
 
 # --- anyone to the gateway -------------------------------------------------------------------------------------------
 
 
 class Hello(TaggedMessage, frozen=True, eq=False):
-    """The first message of a connection, repeated until the gateway answers `Welcome` or `Refusal`."""
+    """The first message of a connection, repeated until the gateway answers `HelloAck` or `Rejection`."""
 
     name: str
     role: str
@@ -174,13 +174,13 @@ class Preview(TaggedMessage, frozen=True, eq=False):
     jpeg: bytes
 
 
-class Applied(TaggedMessage, frozen=True, eq=False):
+class VersionActivated(TaggedMessage, frozen=True, eq=False):
     """The robot's inference now runs this version."""
 
     robot: str
     number: int
     applied_ns: int
-    trained: Trained = Trained()
+    trained: PolicyCapabilities = PolicyCapabilities()
 
 
 class EdgeEvent(TaggedMessage, frozen=True, eq=False):
@@ -196,7 +196,7 @@ class EdgeEvent(TaggedMessage, frozen=True, eq=False):
 # --- the gateway to an edge ------------------------------------------------------------------------------------------
 
 
-class Welcome(TaggedMessage, frozen=True, eq=False):
+class HelloAck(TaggedMessage, frozen=True, eq=False):
     """The connection stands."""
 
     clock: str
@@ -207,13 +207,13 @@ class Welcome(TaggedMessage, frozen=True, eq=False):
     """somebody looks at the operator page: pictures for people are worth drawing and sending"""
 
 
-class Refusal(TaggedMessage, frozen=True, eq=False):
+class Rejection(TaggedMessage, frozen=True, eq=False):
     """The connection is refused; `reason` says why and what to do."""
 
     reason: str
 
 
-class Introduce(TaggedMessage, frozen=True, eq=False):
+class ReintroduceRequest(TaggedMessage, frozen=True, eq=False):
     """The gateway does not know this peer, for it may just have started: say `Hello` again."""
 
 
@@ -250,7 +250,7 @@ class Job(TaggedMessage, frozen=True, eq=False):
     """number of the lease the robot is held by"""
 
 
-class Announce(TaggedMessage, frozen=True, eq=False):
+class VersionAvailable(TaggedMessage, frozen=True, eq=False):
     """A new policy version can be fetched."""
 
     version: PolicyVersion
@@ -265,7 +265,7 @@ class WeightBytes(TaggedMessage, frozen=True, eq=False):
     data: bytes
 
 
-class Operator(TaggedMessage, frozen=True, eq=False):
+class OperatorCommand(TaggedMessage, frozen=True, eq=False):
     """A person's wish for one robot, from the page."""
 
     robot: str
@@ -281,7 +281,7 @@ class Stop(TaggedMessage, frozen=True, eq=False):
     """Finish the running episode's record, drain the spool and exit."""
 
 
-class Fresh(TaggedMessage, frozen=True, eq=False):
+class SegmentCommitted(TaggedMessage, frozen=True, eq=False):
     """To trainers: a segment that was just committed as ledger row `row`, so that they need not read it back."""
 
     row: int
@@ -348,19 +348,19 @@ Message = (
     | Segment
     | EdgeStatus
     | Preview
-    | Applied
+    | VersionActivated
     | EdgeEvent
-    | Welcome
-    | Refusal
-    | Introduce
+    | HelloAck
+    | Rejection
+    | ReintroduceRequest
     | Ack
     | Nack
     | Job
-    | Announce
+    | VersionAvailable
     | WeightBytes
-    | Operator
+    | OperatorCommand
     | Stop
-    | Fresh
+    | SegmentCommitted
     | Publish
     | Published
     | TrainerStatus
@@ -372,17 +372,17 @@ Message = (
     | AcquireLease
     | RenewLease
     | ReleaseLease
-    | Answer
+    | Response
     | Preempted
     | ChunkRequest
     | ChunkReply
     | ThinkRequest
     | ThinkReply
-    | Framed
+    | SharedFrameEnvelope
     | LoadWeights
     | RequestPreviews
     | EpisodeStarted
-    | StepTaken
-    | FrameTaken
+    | StepRecorded
+    | FrameRecorded
     | EpisodeEnded
 )

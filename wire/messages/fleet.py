@@ -1,6 +1,6 @@
 """What is said about robots as resources: jobs, leases and the state of the fleet.
 
-A client of the gateway (a command line, a teleoperator, a Ray cluster) sends a call and gets exactly one `Answer`.
+A client of the gateway (a command line, a teleoperator, a Ray cluster) sends a call and gets exactly one `Response`.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ReleaseLease(TaggedMessage, frozen=True, eq=False):
     number: int
 
 
-class Answer(TaggedMessage, frozen=True, eq=False):
+class Response(TaggedMessage, frozen=True, eq=False):
     """To every call: what it asked for, or why not."""
 
     call: int

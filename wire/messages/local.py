@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from wire.types import ActionChunk, Corrector, Episode, Frame, Latent, Observation, PolicyVersion, Prefix, Step
+from wire.types import ActionChunk, Episode, Frame, Latent, Observation, PolicyVersion, Prefix, ResidualPolicy, Step
 
 
 class TaggedMessage(msgspec.Struct, frozen=True, eq=False, tag=True):
@@ -39,7 +39,7 @@ class ChunkReply(TaggedMessage, frozen=True, eq=False):
     """`ChunkRequest.tick`"""
     latent: np.ndarray | None = None
     """what the chunk was made from, when it was asked for"""
-    corrector: Corrector | None = None
+    corrector: ResidualPolicy | None = None
     silent: bool = False
     """there is no chunk because the slow path does not answer"""
 
@@ -67,7 +67,7 @@ class ThinkReply(TaggedMessage, frozen=True, eq=False):
     error: str = ""
 
 
-class Framed(TaggedMessage, frozen=True, eq=False):
+class SharedFrameEnvelope(TaggedMessage, frozen=True, eq=False):
     """A request whose images lie in shared memory, where `wire.transport.frame_ring.FrameRing` finds them by number."""
 
     message: ChunkRequest | ThinkRequest
@@ -93,12 +93,12 @@ class EpisodeStarted(TaggedMessage, frozen=True, eq=False):
     episode: Episode
 
 
-class StepTaken(TaggedMessage, frozen=True, eq=False):
+class StepRecorded(TaggedMessage, frozen=True, eq=False):
     episode_id: str
     step: Step
 
 
-class FrameTaken(TaggedMessage, frozen=True, eq=False):
+class FrameRecorded(TaggedMessage, frozen=True, eq=False):
     """A frame for the record (`image`) or for people (`preview`); sent once."""
 
     episode_id: str

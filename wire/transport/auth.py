@@ -1,7 +1,7 @@
 """Who is on the other end of a CURVE line: the ZAP handler (RFC 27) of the gateway.
 
 ZAP is asked before a peer can say its name, and an operator has to know *which* robot was turned away. So a line with
-an unknown key is let in as a guest: encrypted, under no name, able to say one `Hello` and hear one `Refusal`
+an unknown key is let in as a guest: encrypted, under no name, able to say one `Hello` and hear one `Rejection`
 (`wire.transport.zmq_channel`), and nothing else. pyzmq's own authenticator can only cut such a line without a word.
 """
 

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import msgspec
 import numpy as np
 
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 from wire.transport.shared_memory import MARK_BYTES, map_file
 from wire.types import CameraSpec, Frame, RobotSpec
 
@@ -22,7 +22,7 @@ _ALIGN = 64
 """a cache line: before each slot's pixels stand its guard and its time"""
 
 
-class Slot(NamedTuple):
+class RingSlot(NamedTuple):
     """Where a picture lies."""
 
     ring: FrameRing
@@ -37,7 +37,7 @@ class SharedFrame(Frame, frozen=True, eq=False, dict=True):
     Where they lie is not among its fields: on the wire and in files it is a plain `Frame`.
     """
 
-    slots: ClassVar[tuple[Slot, ...]] = ()
+    slots: ClassVar[tuple[RingSlot, ...]] = ()
     """of the image, then of the preview if it has one"""
 
     @property
@@ -75,7 +75,7 @@ class FrameRing:
     def put(self, camera: str, frame: Frame) -> int:
         """Copy `frame` in, unless it is the newest one already, and return its number.
 
-        Raises `InvalidData` for an image that is not of the camera's shape.
+        Raises `InvalidDataError` for an image that is not of the camera's shape.
         """
         known, slots, start = self._camera(camera)
         number, last = self._last[camera]
@@ -84,7 +84,7 @@ class FrameRing:
         image, shape = frame.image, (known.height, known.width, 3)
         if not isinstance(image, np.ndarray) or image.shape != shape or image.dtype != np.uint8:
             got = f"{image.dtype}{list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-            raise InvalidData(f"camera '{camera}': {got}, expected uint8{list(shape)}.")
+            raise InvalidDataError(f"camera '{camera}': {got}, expected uint8{list(shape)}.")
         number += 1
         at = start + number % slots * _slot_bytes(known)
         self._words[at // 8] = 2 * number - 1
@@ -103,7 +103,7 @@ class FrameRing:
             return None
         image = self._pixels(known, at)
         image.flags.writeable = False
-        return _shared(time_ns, image, None, (Slot(self, camera, number),))
+        return _shared(time_ns, image, None, (RingSlot(self, camera, number),))
 
     def has(self, camera: str, number: int) -> bool:
         """Whether frame `number` is whole and still there."""
@@ -127,7 +127,7 @@ class FrameRing:
         try:
             return self._cameras[name]
         except KeyError:
-            raise InvalidData(f"a frame of camera '{name}'; this robot has {sorted(self._cameras)}.") from None
+            raise InvalidDataError(f"a frame of camera '{name}'; this robot has {sorted(self._cameras)}.") from None
 
     def _pixels(self, camera: CameraSpec, at: int) -> np.ndarray:
         shape = (camera.height, camera.width, 3)
@@ -170,19 +170,19 @@ def without_preview(frame: Frame) -> Frame:
 
 
 def private(frame: Frame) -> Frame:
-    """`frame` in memory of this process. Raises `InvalidData` when it was overwritten before it was all copied."""
+    """`frame` in memory of this process. Raises `InvalidDataError` when it was overwritten before it was all copied."""
     if not isinstance(frame, SharedFrame):
         return frame
     copy = Frame(frame.time_ns, frame.image.copy(), None if frame.preview is None else frame.preview.copy())
     if not frame.intact:
-        raise InvalidData(
+        raise InvalidDataError(
             f"the frame of {frame.time_ns} ns was overwritten in shared memory before it was copied: its camera is "
             "faster than its spec says, or this process stood still."
         )
     return copy
 
 
-def _shared(time_ns: int, image: np.ndarray, preview: np.ndarray | None, slots: tuple[Slot, ...]) -> SharedFrame:
+def _shared(time_ns: int, image: np.ndarray, preview: np.ndarray | None, slots: tuple[RingSlot, ...]) -> SharedFrame:
     frame = SharedFrame(time_ns, image, preview)
     msgspec.structs.force_setattr(frame, "slots", slots)
     return frame

@@ -23,8 +23,8 @@ import zlib
 from pathlib import Path
 
 from wire.codec import decode, encode
-from wire.errors import ProtocolError, TooLarge, storage_error
-from wire.messages.all import FrameTaken, Message
+from wire.errors import MessageTooLargeError, ProtocolError, storage_error
+from wire.messages.all import FrameRecorded, Message
 from wire.transport.frame_ring import SharedFrame
 from wire.transport.shared_memory import MARK_BYTES, map_file
 
@@ -87,16 +87,16 @@ class SharedChannel:
     def send(self, message: Message) -> bool:
         """False when nobody is there, the ring is full, or a frame was overwritten while it was copied.
 
-        Raises `TooLarge` for what can never fit.
+        Raises `MessageTooLargeError` for what can never fit.
         """
         data = encode(message)
         size = -(-(_HEADER + len(data)) // _LINE) * _LINE
         if size > self._capacity:
-            raise TooLarge(
+            raise MessageTooLargeError(
                 f"a {type(message).__name__} of {len(data)} bytes does not fit the {self._capacity} bytes of the line "
                 f"{self._path}: give both ends a larger capacity_bytes."
             )
-        if isinstance(message, FrameTaken) and isinstance(message.frame, SharedFrame) and not message.frame.intact:
+        if isinstance(message, FrameRecorded) and isinstance(message.frame, SharedFrame) and not message.frame.intact:
             return False
         words = self._words
         if words[self._me] != self._start:
@@ -137,7 +137,7 @@ class SharedChannel:
             if data is not None:
                 try:
                     return decode(data)
-                except (ProtocolError, TooLarge) as error:
+                except (ProtocolError, MessageTooLargeError) as error:
                     self.lost += 1
                     log.error("dropped a message on %s: %s", self._path, error)
                     continue

@@ -17,8 +17,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from wire.codec import MAX_MESSAGE_BYTES, decode, encode
-from wire.errors import ConfigError, ProtocolError, TooLarge
-from wire.messages.all import Hello, Message, Refusal
+from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
+from wire.messages.all import Hello, Message, Rejection
 from wire.transport.auth import GUEST, Authenticator
 from wire.transport.channel import FURTHER
 from wire.transport.keys import GATEWAY, KeyPair, check_name, load_pair
@@ -113,9 +113,9 @@ class ZmqServer:
                 continue
             try:
                 message = decode(frames[1].bytes)
-            except (ProtocolError, TooLarge) as error:
+            except (ProtocolError, MessageTooLargeError) as error:
                 log.error("dropped a message of '%s': %s", peer, error)
-                self._send(line, Refusal(reason=str(error)))
+                self._send(line, Rejection(reason=str(error)))
                 continue
             peer = self._peer_of(line, peer)
             self._places[peer] = str(frames[-1].get("Peer-Address"))
@@ -183,7 +183,7 @@ class ZmqServer:
         if len(frames) == 2 and len(frames[1].bytes) <= _GUEST_HELLO_BYTES:
             try:
                 hello = decode(frames[1].bytes)
-            except (ProtocolError, TooLarge) as error:
+            except (ProtocolError, MessageTooLargeError) as error:
                 log.debug("a guest sent no message: %s", error)
             else:
                 if isinstance(hello, Hello):
@@ -194,7 +194,7 @@ class ZmqServer:
             f"`vla-fleet keys {file} --keys {self._keys}` there and copy {file}.key_secret to its machine."
         )
         self._note_refused(name or "unknown", f"from {frames[-1].get('Peer-Address')}: {reason}")
-        self._send(line, Refusal(reason=f"'{name or 'unknown'}' is refused: {reason}"))
+        self._send(line, Rejection(reason=f"'{name or 'unknown'}' is refused: {reason}"))
 
     def _note_refused(self, name: str, reason: str) -> None:
         log.error("refused '%s' %s", name, reason)
@@ -243,7 +243,7 @@ class ZmqClient:
         self.connected = False
         """whether an authenticated line stands now"""
         self.refusal = ""
-        """why no line could be made, '' when nothing is wrong; an unknown key is answered with `Refusal`"""
+        """why no line could be made, '' when nothing is wrong; an unknown key is answered with `Rejection`"""
         try:
             self.socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -334,7 +334,7 @@ def _receive(socket: zmq.Socket, sender: str) -> Message | None:
             return decode(socket.recv(zmq.NOBLOCK))
         except zmq.Again:
             return None
-        except (ProtocolError, TooLarge) as error:
+        except (ProtocolError, MessageTooLargeError) as error:
             log.error("dropped a message of %s: %s", sender, error)
     return None
 

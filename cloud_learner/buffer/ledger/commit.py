@@ -18,7 +18,7 @@ from cloud_learner.buffer.check import MAX_STEPS
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.control import NOBODY, Control, find_runs, is_takeover, summarise_control
 from cloud_learner.buffer.ledger.rows import Journaled
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 from wire.messages.all import Segment
 from wire.types import Episode
 
@@ -62,20 +62,20 @@ def commit_segment(
 ) -> int | None:
     """Enter a segment whose record is on disk, and what it adds to its episode; its row, or None if its id was there.
 
-    The work does not grow with the number of episodes, nor with the length of this one. Raises `InvalidData` for a
+    The work does not grow with the number of episodes, nor with the length of this one. Raises `InvalidDataError` for a
     segment of an episode that was pruned: it was forgotten, and is not taken again; if the episode is known with
     another robot, task, spec or source, has another segment of that index, or if its spec is unknown.
     """
     if connection.scalar(_KNOWN, {"id": segment.id}) is not None:
         return None
     if segment.steps > MAX_STEPS:
-        raise InvalidData(f"segment {segment.id} has {segment.steps} steps; at most {MAX_STEPS} are taken.")
+        raise InvalidDataError(f"segment {segment.id} has {segment.steps} steps; at most {MAX_STEPS} are taken.")
     if not 0 <= segment.index <= _MAX_INDEX:
-        raise InvalidData(f"segment {segment.id} has index {segment.index}; 0 to {_MAX_INDEX} are taken.")
+        raise InvalidDataError(f"segment {segment.id} has index {segment.index}; 0 to {_MAX_INDEX} are taken.")
     episode = _episode_of(connection, segment)
     if episode["pruned_ns"]:
         # not a silent None: what came after the forgetting may be what should have been kept
-        raise InvalidData(f"segment {segment.id} is not taken: its episode was pruned.")
+        raise InvalidDataError(f"segment {segment.id} is not taken: its episode was pruned.")
     number = episode["number"]
     control = summarise_control(segment.actor)
     new_ticks = _count_new_ticks(connection, episode, segment)
@@ -108,7 +108,9 @@ def commit_segment(
     try:
         row = inserted_key(connection.execute(_INSERT_SEGMENT, values))
     except sa.exc.IntegrityError as error:
-        raise InvalidData(f"segment {segment.id}: its episode has another segment of index {segment.index}.") from error
+        raise InvalidDataError(
+            f"segment {segment.id}: its episode has another segment of index {segment.index}."
+        ) from error
     # whoever writes is alone, so these are still what was read above
     added = {
         "segments": 1,
@@ -143,14 +145,16 @@ def _episode_of(connection: sa.Connection, segment: Segment) -> sa.RowMapping:
         return connection.execute(_EPISODE, {"id": facts["id"]}).mappings().one()
     for name, value in facts.items():
         if known[name] != value:
-            raise InvalidData(f"segment {segment.id}: its episode is known with {name} {known[name]!r}, not {value!r}.")
+            raise InvalidDataError(
+                f"segment {segment.id}: its episode is known with {name} {known[name]!r}, not {value!r}."
+            )
     return known
 
 
 def require_spec(connection: sa.Connection, spec_hash: str) -> None:
-    """Raises `InvalidData` if no robot ever announced the spec."""
+    """Raises `InvalidDataError` if no robot ever announced the spec."""
     if connection.scalar(_SPEC, {"hash": spec_hash}) is None:
-        raise InvalidData(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
+        raise InvalidDataError(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
 
 
 def _count_new_ticks(connection: sa.Connection, episode: sa.RowMapping, segment: Segment) -> int:

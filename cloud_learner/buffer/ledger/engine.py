@@ -19,7 +19,15 @@ from typing import Any
 import sqlalchemy as sa
 
 from cloud_learner.buffer.files import make_directory
-from wire.errors import ConfigError, Corrupt, DiskFull, InvalidData, NotWritable, StorageError, storage_error
+from wire.errors import (
+    ConfigError,
+    CorruptDataError,
+    DiskFullError,
+    InvalidDataError,
+    NotWritableError,
+    StorageError,
+    storage_error,
+)
 
 _WAIT_S = 30
 """How long a writer waits for another one."""
@@ -78,7 +86,7 @@ class Database:
     def writing(self) -> Iterator[sa.Connection]:
         """A transaction that is on the device when it ends; an exception within undoes all of it."""
         if self._read_only:
-            raise NotWritable(f"ledger {self.place} was opened for reading only.")
+            raise NotWritableError(f"ledger {self.place} was opened for reading only.")
         with self._explained(), self._writer.begin() as connection:
             yield connection
 
@@ -89,7 +97,7 @@ class Database:
         Not to be entered twice. Raises `StorageError` when somebody else still holds it after `wait_s`.
         """
         if self._read_only:
-            raise NotWritable(f"ledger {self.place} was opened for reading only.")
+            raise NotWritableError(f"ledger {self.place} was opened for reading only.")
         with self._file_lock(self._lock, wait_s) if self._lock else self._advisory_lock(wait_s):
             yield
 
@@ -154,7 +162,7 @@ class Database:
             yield
         except sa.exc.DataError as error:
             # trying again will not help
-            raise InvalidData(f"ledger {self.place}: a value cannot be stored: {_reason(error)}.") from error
+            raise InvalidDataError(f"ledger {self.place}: a value cannot be stored: {_reason(error)}.") from error
         except sa.exc.DBAPIError as error:
             raise _explain(self.place, error) from error
         except sa.exc.TimeoutError as error:
@@ -173,11 +181,11 @@ def _reason(error: sa.exc.DBAPIError) -> str:
 def _explain(place: str, error: sa.exc.DBAPIError) -> StorageError:
     reason, state = _reason(error), getattr(error.orig, "sqlstate", None) or ""
     if "disk is full" in reason or state == "53100":
-        return DiskFull(f"ledger: no space left for {place}. Free some room or choose another --data directory.")
+        return DiskFullError(f"ledger: no space left for {place}. Free some room or choose another --data directory.")
     if "malformed" in reason or "not a database" in reason or state.startswith("XX00"):
-        return Corrupt(f"ledger {place}: {reason}. Restore it from a backup.")
+        return CorruptDataError(f"ledger {place}: {reason}. Restore it from a backup.")
     if "readonly" in reason or state in ("25006", "42501"):
-        return NotWritable(f"ledger {place}: {reason}. Fix its permissions or choose another --data.")
+        return NotWritableError(f"ledger {place}: {reason}. Fix its permissions or choose another --data.")
     if "database is locked" in reason or state == "55P03":
         return StorageError(f"ledger {place}: another process has been writing to it for {_WAIT_S} s. Try again.")
     return StorageError(f"ledger {place}: {reason}.")

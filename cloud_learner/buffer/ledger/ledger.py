@@ -59,8 +59,8 @@ def _writes(function: Callable[Concatenate[sa.Connection, P], R]) -> Callable[Co
 class Ledger:
     """An opened ledger. Get one from `Ledger.open`; it may be used from several threads.
 
-    Every method may raise `StorageError`, and those that write `DiskFull` or `NotWritable`; then nothing of what they
-    were to do was done, unless only the answer of the database was lost.
+    Every method may raise `StorageError`, and those that write `DiskFullError` or `NotWritableError`; then nothing of
+    what they were to do was done, unless only the answer of the database was lost.
     """
 
     def __init__(self, database: Database) -> None:
@@ -71,7 +71,7 @@ class Ledger:
         """Open the ledger at a path (SQLite) or an SQLAlchemy URL (`postgresql://user@host/database`).
 
         It is created if it is not there, unless `read_only`. Raises `StorageError` when there is none to read or it has
-        another format, `Corrupt` when the file is no ledger, `ConfigError` for a URL of another kind.
+        another format, `CorruptDataError` when the file is no ledger, `ConfigError` for a URL of another kind.
         """
         ledger = cls(Database.at(place, read_only))
         try:

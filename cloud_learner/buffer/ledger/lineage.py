@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.rows import VersionRow
 from cloud_learner.buffer.ledger.segments import chunks
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 from wire.types import PolicyVersion
 
 _v, _t, _e = tables.versions.c, tables.trained.c, tables.episodes.c
@@ -23,10 +23,11 @@ _VERSION_ROWS = sa.select(_v.path, *(_v[name] for name in PolicyVersion.__struct
 def commit_version(connection: sa.Connection, version: PolicyVersion, path: str, trained: Iterable[int] = ()) -> None:
     """Enter a version whose weights are on disk as `path`, with the numbers of the episodes it first drew from.
 
-    Those that an ancestor has seen may be among them. Raises `InvalidData` if the number is taken, an episode unknown.
+    Those that an ancestor has seen may be among them. Raises `InvalidDataError` if the number is taken, an episode
+    unknown.
     """
     if connection.scalar(sa.select(_v.number).where(_v.number == version.number)) is not None:
-        raise InvalidData(f"policy version {version.number} is in the ledger already.")
+        raise InvalidDataError(f"policy version {version.number} is in the ledger already.")
     facts = {name: getattr(version, name) for name in PolicyVersion.__struct_fields__}
     connection.execute(sa.insert(tables.versions).values(path=path, **facts))
     wanted = set(trained)
@@ -34,7 +35,7 @@ def commit_version(connection: sa.Connection, version: PolicyVersion, path: str,
     for some in chunks(wanted):
         known.update(connection.scalars(sa.select(_e.number).where(_e.number.in_(some))))
     if wanted - known:
-        raise InvalidData(
+        raise InvalidDataError(
             f"policy version {version.number}: this ledger has no episode of number {min(wanted - known)}. "
             "Does the trainer read another one?"
         )

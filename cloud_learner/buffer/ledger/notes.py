@@ -18,7 +18,7 @@ from cloud_learner.buffer.ledger.rows import (
     LabelRow,
     RobotRow,
 )
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 from wire.messages.all import Evaluation
 from wire.types import RobotSpec
 
@@ -148,10 +148,10 @@ def events(connection: sa.Connection, after_id: int = 0, limit: int = 1000) -> t
 
 
 def add_label(connection: sa.Connection, episode: str, key: str, value: str, author: str, time_ns: int) -> int:
-    """Note what `author` says of an episode; the label's id. Raises `InvalidData` for an unknown episode."""
+    """Note what `author` says of an episode; the label's id. Raises `InvalidDataError` for an unknown episode."""
     number = connection.scalar(sa.select(_e.number).where(_e.id == episode))
     if number is None:
-        raise InvalidData(f"episode {episode!r} is not in the ledger: it cannot be labelled.")
+        raise InvalidDataError(f"episode {episode!r} is not in the ledger: it cannot be labelled.")
     values = {"episode": number, "key": key, "value": value, "author": author, "time_ns": time_ns}
     return inserted_key(connection.execute(sa.insert(tables.labels).values(**values)))
 

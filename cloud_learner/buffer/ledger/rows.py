@@ -320,7 +320,7 @@ class TaskRow(msgspec.Struct, frozen=True):
     successes: int
 
 
-class SegmentIndex(msgspec.Struct, frozen=True, eq=False):
+class SegmentColumns(msgspec.Struct, frozen=True, eq=False):
     """Columns of n segments and their R runs, in the order of ledger rows."""
 
     row: np.ndarray

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.rows import EpisodeFacts, EpisodeRow, Place, SegmentIndex, SegmentRow
+from cloud_learner.buffer.ledger.rows import EpisodeFacts, EpisodeRow, Place, SegmentColumns, SegmentRow
 
 _s, _e = tables.segments.c, tables.episodes.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)
@@ -113,7 +113,7 @@ def places(connection: sa.Connection, rows: Sequence[int]) -> dict[int, Place]:
     return found
 
 
-def index(connection: sa.Connection, after: int, spec_hash: str, limit: int | None = None) -> SegmentIndex:
+def index(connection: sa.Connection, after: int, spec_hash: str, limit: int | None = None) -> SegmentColumns:
     """All segments of this robot spec after ledger row `after` that are not damaged; the first `limit` of them."""
     names = ("row", "episode", "index", "first_tick", "steps", "frames", "reward_sum", "last", "outcome", "runs")
     query = sa.select(*(_s[name] for name in names)).select_from(_joined)
@@ -122,7 +122,7 @@ def index(connection: sa.Connection, after: int, spec_hash: str, limit: int | No
     columns = dict(zip(names, zip(*rows, strict=True) if rows else itertools.repeat(()), strict=False))
     blobs = columns["runs"]
     lengths = np.fromiter(map(len, blobs), np.int64, len(blobs))
-    return SegmentIndex(
+    return SegmentColumns(
         row=np.array(columns["row"], np.int64),
         episode=np.array(columns["episode"], np.int64),
         index=np.array(columns["index"], np.int32),

@@ -58,7 +58,7 @@ def journals(connection: sa.Connection) -> set[int]:
 def reserve_shard(connection: sa.Connection, spec_hash: str, created_ns: int) -> int:
     """A number for a new shard, in state 'writing'; numbers grow from 0 and are never given twice.
 
-    Raises `InvalidData` if the spec is unknown.
+    Raises `InvalidDataError` if the spec is unknown.
     """
     require_spec(connection, spec_hash)
     # not the largest there is: what a forgotten shard left in somebody's cache must not be taken for the new one

@@ -42,16 +42,16 @@ from cloud_learner.buffer.lerobot.rows import (
     track_of,
 )
 from cloud_learner.buffer.lerobot.selection import (
-    EpisodeFacts,
-    Episodes,
+    EpisodeIndex,
     LeftOut,
-    Progress,
     Segments,
+    SelectableEpisode,
     Selection,
+    TransferProgress,
     select,
 )
 from cloud_learner.buffer.lerobot.video import CODECS, why_not_encodable
-from wire.errors import ConfigError, Corrupt, StorageError, nearest, storage_error
+from wire.errors import ConfigError, CorruptDataError, StorageError, storage_error, suggest
 from wire.messages.all import ACTORS, Segment
 from wire.types import RobotSpec
 
@@ -76,7 +76,7 @@ class Exported(msgspec.Struct, frozen=True):
 
 
 def export(
-    ledger: Episodes,
+    ledger: EpisodeIndex,
     store: Segments,
     spec: RobotSpec,
     out: Path,
@@ -87,7 +87,7 @@ def export(
     fps: int | str = "control",
     video: bool | None = None,
     codec: str = "libsvtav1",
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[TransferProgress], None] | None = None,
 ) -> Exported:
     """Write the selected episodes of robots with `spec` to the new directory `out`, oldest first.
 
@@ -98,7 +98,7 @@ def export(
 
     `out` appears when it is whole: it is written beside under a name that ends in `.part`. Memory holds one episode.
     Raises `ConfigError` when lerobot is missing, `out` exists, nothing matches or an option cannot work, `StorageError`
-    (`DiskFull`, ...) when it cannot be written, `Corrupt` for a stored frame that cannot be decoded.
+    (`DiskFullError`, ...) when it cannot be written, `CorruptDataError` for a stored frame that cannot be decoded.
     """
     out = Path(out)
     selection = selection or Selection()
@@ -132,7 +132,7 @@ def export(
                 for number, episode in enumerate(episodes, 1):
                     writer.add(episode, store, [row.row for row in ledger.segments_of(episode.id)])
                     if progress is not None:
-                        progress(Progress(number, len(episodes), writer.rows))
+                        progress(TransferProgress(number, len(episodes), writer.rows))
                 if not writer.episodes:
                     reasons = "; ".join(f"{one.episode}: {one.reason}" for one in writer.left_out[:3])
                     raise ConfigError(f"no step of the {len(episodes)} selected episodes can be exported ({reasons}).")
@@ -165,7 +165,7 @@ class _Writer:
         self._instructions, self._actors = instructions, actors
         self._keys = list(image_keys(spec).values())
 
-    def add(self, episode: EpisodeFacts, store: Segments, rows: Sequence[int]) -> None:
+    def add(self, episode: SelectableEpisode, store: Segments, rows: Sequence[int]) -> None:
         segments: list[Segment] = []
         for at in range(0, len(rows), _SEGMENTS_AT_ONCE):
             found = store.read(rows[at : at + _SEGMENTS_AT_ONCE])
@@ -186,10 +186,10 @@ class _Writer:
             self._leave_out(episode, "no step of it is left to write")
         return None
 
-    def _leave_out(self, episode: EpisodeFacts, *reasons: str) -> None:
+    def _leave_out(self, episode: SelectableEpisode, *reasons: str) -> None:
         self.left_out += [LeftOut(episode.id, reason) for reason in reasons]
 
-    def _save(self, episode: EpisodeFacts, track: Track, piece: slice, rows: Rows) -> None:
+    def _save(self, episode: SelectableEpisode, track: Track, piece: slice, rows: Rows) -> None:
         instruction = self._instructions.get(episode.task, episode.task)
         success = rows.done & (episode.outcome == "success")
         images = [self._images(episode, track, rows, camera) for camera in range(len(self._keys))]
@@ -223,7 +223,7 @@ class _Writer:
         self.episodes += 1
         self.rows += len(rows.first)
 
-    def _images(self, episode: EpisodeFacts, track: Track, rows: Rows, camera: int) -> Iterator[np.ndarray]:
+    def _images(self, episode: SelectableEpisode, track: Track, rows: Rows, camera: int) -> Iterator[np.ndarray]:
         """uint8[h, w, 3] RGB for each row; a frame that several rows saw is decoded once."""
         shape = (self._spec.cameras[camera].height, self._spec.cameras[camera].width, 3)
         image: np.ndarray = np.zeros(shape, np.uint8)
@@ -231,14 +231,14 @@ class _Writer:
             if not same:
                 decoded = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
                 if decoded is None or decoded.shape != shape:
-                    raise Corrupt(
+                    raise CorruptDataError(
                         f"episode {episode.id}: a stored frame of camera '{self._spec.cameras[camera].name}' cannot be "
                         f"decoded to {shape}. Run `vla-fleet buffer verify --repair`, or leave the episode out."
                     )
                 image = cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB)
             yield image
 
-    def _check_videos(self, episode: EpisodeFacts, rows: int) -> None:
+    def _check_videos(self, episode: SelectableEpisode, rows: int) -> None:
         saved = self._dataset.meta.latest_episode
         for key in self._dataset.meta.video_keys:
             seconds = saved[f"videos/{key}/to_timestamp"][0] - saved[f"videos/{key}/from_timestamp"][0]
@@ -249,7 +249,7 @@ class _Writer:
                     "Try another codec (h264), or write images instead of video."
                 )
 
-    def _note(self, episode: EpisodeFacts, track: Track, piece: slice, rows: Rows) -> None:
+    def _note(self, episode: SelectableEpisode, track: Track, piece: slice, rows: Rows) -> None:
         line = {
             "index": self.episodes,
             "episode": episode.id,
@@ -299,7 +299,7 @@ def _vector(dtype: str, names: list[str]) -> dict[str, Any]:
 
 def _choose_video(spec: RobotSpec, fps: int, wanted: bool | None, codec: str) -> bool:
     if codec not in CODECS:
-        raise ConfigError(f"video codec '{codec}' is none of {', '.join(CODECS)}.{nearest(codec, CODECS)}")
+        raise ConfigError(f"video codec '{codec}' is none of {', '.join(CODECS)}.{suggest(codec, CODECS)}")
     if wanted is False or not spec.cameras:
         return False
     problems = [

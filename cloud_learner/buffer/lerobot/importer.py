@@ -19,11 +19,11 @@ import cv2
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.check import Before, check_frames, check_names, check_order, check_steps, jpeg_size
-from cloud_learner.buffer.lerobot.mapping import Mapped, Mapping, map_dataset
-from cloud_learner.buffer.lerobot.selection import LeftOut, Progress
-from cloud_learner.buffer.lerobot.source import Source, SourceEpisode
-from wire.errors import ConfigError, Corrupt, FleetError, InvalidData
+from cloud_learner.buffer.check import CommittedHistory, check_frames, check_names, check_order, check_steps, jpeg_size
+from cloud_learner.buffer.lerobot.mapping import DatasetMapping, Mapped, map_dataset
+from cloud_learner.buffer.lerobot.selection import LeftOut, TransferProgress
+from cloud_learner.buffer.lerobot.source import DatasetSource, SourceEpisode
+from wire.errors import ConfigError, CorruptDataError, FleetError, InvalidDataError
 from wire.messages.all import ACTORS, CameraFrames, Segment
 from wire.types import CameraSpec, Episode, RobotSpec
 
@@ -52,7 +52,7 @@ class _EpisodeRow(Protocol):
     def outcome(self) -> str: ...
 
 
-class Book(Protocol):
+class ImportCatalog(Protocol):
     """What `import_into` asks of a ledger."""
 
     def see_robot(self, name: str, spec: RobotSpec | None, clock: str, seen_ns: int) -> None: ...
@@ -67,14 +67,14 @@ class Store(Protocol):
 
 
 def import_into(
-    ledger: Book,
+    ledger: ImportCatalog,
     store: Store,
     root: Path,
-    mapping: Mapping | None = None,
+    mapping: DatasetMapping | None = None,
     *,
     now_ns: Callable[[], int] = time.monotonic_ns,
     skip_broken: bool = False,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[TransferProgress], None] | None = None,
 ) -> Imported:
     """`import_dataset` into a writer's ledger and store; `now_ns`: the gateway's clock."""
 
@@ -86,20 +86,20 @@ def import_into(
         now = now_ns()
         store.append(segment, now, now)
 
-    source = Source.open(Path(root))
-    mapped = map_dataset(source, mapping or Mapping())
+    source = DatasetSource.open(Path(root))
+    mapped = map_dataset(source, mapping or DatasetMapping())
     ledger.see_robot(mapped.robot, mapped.spec, "lerobot", now_ns())
     return import_dataset(source, mapped, sink, stored=stored, skip_broken=skip_broken, progress=progress)
 
 
 def import_dataset(
-    source: Source,
+    source: DatasetSource,
     mapped: Mapped,
     sink: Callable[[Segment], object],
     *,
     stored: Callable[[str], bool] = lambda episode_id: False,
     skip_broken: bool = False,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[TransferProgress], None] | None = None,
 ) -> Imported:
     """Give the segments of every episode to `sink`, in order, each checked as if a robot had sent it.
 
@@ -108,7 +108,7 @@ def import_dataset(
         unfinished episode, which a later import of the mended dataset completes
     progress: called after every episode
 
-    Raises `Corrupt` or `InvalidData` naming the episode and the file.
+    Raises `CorruptDataError` or `InvalidDataError` naming the episode and the file.
     """
     twins: Counter[str] = Counter()
     left_out: list[LeftOut] = []
@@ -120,19 +120,19 @@ def import_dataset(
                 if stored(episode_id):
                     known += 1
                     continue
-                before = Before()
+                before = CommittedHistory()
                 for segment in _segments(source, mapped, place, part, episode_id):
                     _check(segment, mapped, before, f"episode {place.index} of {source.root}")
                     sink(segment)
                     before.add(segment)
                     steps += segment.steps
                 episodes += 1
-        except (Corrupt, InvalidData) as error:
+        except (CorruptDataError, InvalidDataError) as error:
             if not skip_broken:
                 raise
             left_out.append(LeftOut(f"episode {place.index}", str(error)))
         if progress is not None:
-            progress(Progress(number, len(source.episodes), steps))
+            progress(TransferProgress(number, len(source.episodes), steps))
     return Imported(mapped.robot, mapped.spec, episodes, known, steps, tuple(left_out))
 
 
@@ -152,7 +152,7 @@ def fetch(repo_id: str, root: Path) -> Path:
         ) from error
 
 
-class _Part(msgspec.Struct, frozen=True, eq=False):
+class _EpisodePart(msgspec.Struct, frozen=True, eq=False):
     """The rows of an episode that belong to one task: the whole of it nearly always."""
 
     first: int
@@ -179,7 +179,7 @@ class _Part(msgspec.Struct, frozen=True, eq=False):
     """int64[T, C]: when each frame was taken, in the order of the spec's cameras; None when nobody knows"""
 
 
-def _parts(source: Source, mapped: Mapped, place: SourceEpisode) -> Iterator[_Part]:
+def _parts(source: DatasetSource, mapped: Mapped, place: SourceEpisode) -> Iterator[_EpisodePart]:
     """Read the numbers of an episode; one part for each run of rows with the same task."""
     ours = source.about is not None
     extra = ("next.reward", "next.done", "next.truncated", "next.success")
@@ -208,7 +208,7 @@ def _parts(source: Source, mapped: Mapped, place: SourceEpisode) -> Iterator[_Pa
         here = slice(first, end)
         outcome, terminated, truncated = _ending(flat, here, note.outcome if note else "", mapped.outcome)
         instruction = source.tasks.get(int(task_index[first]), "")
-        yield _Part(
+        yield _EpisodePart(
             first=first,
             task=mapped.task(instruction, note.task if note else "", place.index),
             outcome=outcome,
@@ -248,7 +248,7 @@ def _ending(flat: dict[str, np.ndarray], here: slice, noted: str, usual: str) ->
     return outcome, terminated & (outcome == "success"), terminated & (outcome != "success")
 
 
-def _name(part: _Part, mapped: Mapped, twins: Counter[str]) -> str:
+def _name(part: _EpisodePart, mapped: Mapped, twins: Counter[str]) -> str:
     """An id made of what the episode holds; a second episode with the same content gets a number."""
     facts = (mapped.spec.hash, mapped.robot, part.task, part.outcome, part.seed, mapped.cameras)
     digest = hashlib.sha256(msgspec.json.encode(facts))
@@ -259,7 +259,9 @@ def _name(part: _Part, mapped: Mapped, twins: Counter[str]) -> str:
     return name if twins[name] == 1 else f"{name}-{twins[name]}"
 
 
-def _segments(source: Source, mapped: Mapped, place: SourceEpisode, part: _Part, name: str) -> Iterator[Segment]:
+def _segments(
+    source: DatasetSource, mapped: Mapped, place: SourceEpisode, part: _EpisodePart, name: str
+) -> Iterator[Segment]:
     spec = mapped.spec
     episode = Episode(name, mapped.robot, spec.hash, part.task, part.seed, "demonstration", int(part.times_ns[0]))
     cameras = [
@@ -354,18 +356,18 @@ class _Camera:
                 return picture
             decoded = cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR)
             if decoded is None:
-                raise Corrupt(f"{self._what}: an image of camera '{self.spec.name}' cannot be decoded.")
+                raise CorruptDataError(f"{self._what}: an image of camera '{self.spec.name}' cannot be decoded.")
             picture = decoded
         if picture.shape != size:
             picture = cv2.resize(picture, (self.spec.width, self.spec.height), interpolation=cv2.INTER_AREA)
         return cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
 
 
-def _check(segment: Segment, mapped: Mapped, before: Before, what: str) -> None:
+def _check(segment: Segment, mapped: Mapped, before: CommittedHistory, what: str) -> None:
     try:
         check_names(segment, mapped.robot)
         check_steps(segment, mapped.spec)
         check_order(segment, before)
         check_frames(segment, mapped.spec, before.frames_until(segment.index))
     except FleetError as error:
-        raise InvalidData(f"{what}: {error}") from error
+        raise InvalidDataError(f"{what}: {error}") from error

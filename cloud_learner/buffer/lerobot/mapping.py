@@ -10,16 +10,16 @@ import numpy as np
 
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.files import checked_name
-from cloud_learner.buffer.lerobot.source import Source, names_of, picture_size
-from wire.errors import ConfigError, SpecMismatch, nearest
-from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+from cloud_learner.buffer.lerobot.source import DatasetSource, names_of, picture_size
+from wire.errors import ConfigError, SpecMismatchError, suggest
+from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 T = TypeVar("T")
 _FAR = 4.0
 _PREFIXES = ("observation.images.", "observation.")
 
 
-class Mapping(msgspec.Struct, frozen=True, kw_only=True):
+class DatasetMapping(msgspec.Struct, frozen=True, kw_only=True):
     """What a person says about a dataset; everything has a default that suits a dataset of our own export.
 
     `names`, `scale` and `units` go by the robot's name of a dimension; where state and action share a name that is not
@@ -42,7 +42,7 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True):
     """the dataset's image key, by the robot's camera"""
     units: dict[str, str] = {}
     """without `spec`: the unit of a dimension"""
-    action_meaning: Meaning = Meaning.absolute
+    action_meaning: CommandType = CommandType.absolute
     """without `spec`: what an action is"""
     tasks: dict[str, str] = {}
     """task name by instruction; an instruction that is not in it is the name itself"""
@@ -79,15 +79,15 @@ class Mapped(msgspec.Struct, frozen=True, eq=False):
         return name
 
 
-def map_dataset(source: Source, mapping: Mapping) -> Mapped:
+def map_dataset(source: DatasetSource, mapping: DatasetMapping) -> Mapped:
     """Match a dataset with a robot.
 
     Raises `ConfigError` for a dataset without state or action, another rate, an unknown name, or numbers that cannot be
-    in the robot's units; `SpecMismatch` when dimensions or cameras of the robot are not in the dataset.
+    in the robot's units; `SpecMismatchError` when dimensions or cameras of the robot are not in the dataset.
     """
     if mapping.outcome not in OUTCOMES:
         raise ConfigError(
-            f"outcome '{mapping.outcome}' is none of {', '.join(OUTCOMES)}.{nearest(mapping.outcome, OUTCOMES)}"
+            f"outcome '{mapping.outcome}' is none of {', '.join(OUTCOMES)}.{suggest(mapping.outcome, OUTCOMES)}"
         )
     checked_name(mapping.robot, "robot")
     for what, key in (("state", mapping.state_key), ("action", mapping.action_key)):
@@ -119,13 +119,13 @@ def map_dataset(source: Source, mapping: Mapping) -> Mapped:
     )
 
 
-def _check_names(mapping: Mapping, spec: RobotSpec) -> None:
+def _check_names(mapping: DatasetMapping, spec: RobotSpec) -> None:
     known = {f"state.{d.name}" for d in spec.state} | {f"action.{d.name}" for d in spec.action}
     known |= {name.split(".", 1)[1] for name in known}
     for option in ("names", "scale", "units"):
         for name in getattr(mapping, option):
             if name not in known:
-                raise ConfigError(f"{option}: the robot has no state or action '{name}'.{nearest(name, known)}")
+                raise ConfigError(f"{option}: the robot has no state or action '{name}'.{suggest(name, known)}")
 
 
 def _said(given: dict[str, T], what: str, name: str, otherwise: T) -> T:
@@ -134,20 +134,20 @@ def _said(given: dict[str, T], what: str, name: str, otherwise: T) -> T:
 
 
 def _dimensions(
-    source: Source, mapping: Mapping, what: str, key: str, wanted: tuple[Dimension, ...]
+    source: DatasetSource, mapping: DatasetMapping, what: str, key: str, wanted: tuple[Dimension, ...]
 ) -> Callable[[np.ndarray], np.ndarray]:
     names = names_of(source.features[key], what)
     asked = [_said(mapping.names, what, dimension.name, dimension.name) for dimension in wanted]
     if mapping.by_position:
         if len(names) != len(wanted):
-            raise SpecMismatch(
+            raise SpecMismatchError(
                 f"'{key}' of {source.root} has {len(names)} numbers, the robot's {what} has {len(wanted)}."
             )
         order = list(range(len(wanted)))
     else:
         missing = [name for name in asked if name not in names]
         if missing:
-            raise SpecMismatch(
+            raise SpecMismatchError(
                 f"'{key}' of {source.root} has no '{missing[0]}', which the robot's {what} needs; it has: "
                 f"{', '.join(names)}. Say which is which (names), or take them in their order (by position)."
             )
@@ -163,7 +163,9 @@ def _dimensions(
     return convert
 
 
-def _check_range(source: Source, key: str, wanted: tuple[Dimension, ...], order: list[int], scale: np.ndarray) -> None:
+def _check_range(
+    source: DatasetSource, key: str, wanted: tuple[Dimension, ...], order: list[int], scale: np.ndarray
+) -> None:
     """That no number lies several times further out than the robot's limits are apart: that would be another unit."""
     stats = source.stats.get(key)
     if not stats or "min" not in stats or "max" not in stats:
@@ -179,20 +181,20 @@ def _check_range(source: Source, key: str, wanted: tuple[Dimension, ...], order:
             )
 
 
-def _cameras(source: Source, spec: RobotSpec, mapping: Mapping) -> dict[str, str]:
+def _cameras(source: DatasetSource, spec: RobotSpec, mapping: DatasetMapping) -> dict[str, str]:
     """The dataset's key for each camera of `spec`."""
     keys = _image_keys(source)
     unknown = set(mapping.cameras) - {camera.name for camera in spec.cameras}
     if unknown:
         known = [camera.name for camera in spec.cameras]
-        raise ConfigError(f"the robot has no camera '{min(unknown)}': {known}.{nearest(min(unknown), known)}")
+        raise ConfigError(f"the robot has no camera '{min(unknown)}': {known}.{suggest(min(unknown), known)}")
     ours = source.about.cameras if source.about is not None else {}
     found = {}
     for camera in spec.cameras:
         asked = mapping.cameras.get(camera.name) or ours.get(camera.name) or camera.name
         matching = [key for key in keys if asked in (key, _short(key))]
         if not matching:
-            raise SpecMismatch(
+            raise SpecMismatchError(
                 f"the dataset at {source.root} has no images '{asked}' for the robot's camera '{camera.name}'; it has: "
                 f"{', '.join(keys) or 'none'}. Say which is which (cameras)."
             )
@@ -200,7 +202,7 @@ def _cameras(source: Source, spec: RobotSpec, mapping: Mapping) -> dict[str, str
     return found
 
 
-def _image_keys(source: Source) -> list[str]:
+def _image_keys(source: DatasetSource) -> list[str]:
     """Keys of colour images and videos."""
     return [
         key
@@ -218,10 +220,10 @@ def _short(key: str) -> str:
     return key
 
 
-def _spec_of(source: Source, mapping: Mapping) -> RobotSpec:
+def _spec_of(source: DatasetSource, mapping: DatasetMapping) -> RobotSpec:
     """A robot as the dataset shows it: its names, the least and greatest value of each number as limits."""
 
-    def dimensions(what: str, key: str, meaning: Meaning) -> tuple[Dimension, ...]:
+    def dimensions(what: str, key: str, meaning: CommandType) -> tuple[Dimension, ...]:
         stats = source.stats.get(key)
         if not stats or "min" not in stats or "max" not in stats:
             raise ConfigError(
@@ -244,7 +246,7 @@ def _spec_of(source: Source, mapping: Mapping) -> RobotSpec:
         cameras.append(CameraSpec(_short(key), height, width, source.fps))
     return RobotSpec(
         embodiment=str(source.info.get("robot_type") or "lerobot"),
-        state=dimensions("state", mapping.state_key, Meaning.absolute),
+        state=dimensions("state", mapping.state_key, CommandType.absolute),
         action=dimensions("action", mapping.action_key, mapping.action_meaning),
         cameras=tuple(cameras),
         control_hz=source.fps,

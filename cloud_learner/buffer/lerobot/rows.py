@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence, Set
 import msgspec
 import numpy as np
 
-from wire.errors import ConfigError, nearest
+from wire.errors import ConfigError, suggest
 from wire.messages.all import ACTORS, Segment
-from wire.types import Meaning, RobotSpec
+from wire.types import CommandType, RobotSpec
 
 
 class Track(msgspec.Struct, frozen=True, eq=False):
@@ -105,7 +105,7 @@ def pieces_of(track: Track, actors: Set[str]) -> list[slice]:
     unknown = actors - set(ACTORS)
     if unknown:
         name = min(unknown)
-        raise ConfigError(f"actor '{name}' is none of {', '.join(ACTORS)}.{nearest(name, ACTORS)}")
+        raise ConfigError(f"actor '{name}' is none of {', '.join(ACTORS)}.{suggest(name, ACTORS)}")
     good = np.ones(track.steps, bool)
     if actors:
         good &= np.isin(track.actor, [ACTORS.index(actor) for actor in actors])
@@ -134,7 +134,7 @@ def thin(track: Track, piece: slice, spec: RobotSpec, stride: int) -> Rows:
     if stride > 1:
         summed = np.add.reduceat(executed.astype(np.float64), at, axis=0).astype(np.float32)
         meaning = np.array([dimension.meaning.value for dimension in spec.action])
-        delta, velocity = meaning == Meaning.delta.value, meaning == Meaning.velocity.value
+        delta, velocity = meaning == CommandType.delta.value, meaning == CommandType.velocity.value
         action[:, delta] = summed[:, delta]
         action[:, velocity] = (summed / count)[:, velocity]
     whole = track.end_tick >= 0 and track.tick[stop - 1] + 1 == track.end_tick
@@ -172,7 +172,7 @@ def choose_rate(spec: RobotSpec, fps: int | str) -> tuple[int, int]:
         wanted = float(fps)
     else:
         raise ConfigError(
-            f"fps {fps!r}: give 'control', 'camera' or a whole number.{nearest(fps, ('control', 'camera'))}"
+            f"fps {fps!r}: give 'control', 'camera' or a whole number.{suggest(fps, ('control', 'camera'))}"
         )
     if wanted != round(wanted) or round(wanted) not in whole:
         raise ConfigError(
@@ -185,7 +185,7 @@ def choose_rate(spec: RobotSpec, fps: int | str) -> tuple[int, int]:
 def row_spec(spec: RobotSpec, fps: int, stride: int) -> RobotSpec:
     """What the rows mean as a robot: the same names and units at `fps`; deltas over `stride` ticks reach further."""
     action = tuple(
-        msgspec.structs.replace(d, low=d.low * stride, high=d.high * stride) if d.meaning == Meaning.delta else d
+        msgspec.structs.replace(d, low=d.low * stride, high=d.high * stride) if d.meaning == CommandType.delta else d
         for d in spec.action
     )
     return msgspec.structs.replace(spec, control_hz=float(fps), action=action)

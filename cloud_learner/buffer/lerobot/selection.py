@@ -8,14 +8,14 @@ from typing import Protocol
 import msgspec
 
 from cloud_learner.buffer.check import OUTCOMES, SOURCES
-from wire.errors import ConfigError, nearest
+from wire.errors import ConfigError, suggest
 from wire.messages.all import ACTORS, Segment
 from wire.types import RobotSpec
 
 UNFINISHED = "unfinished"
 
 
-class EpisodeFacts(Protocol):
+class SelectableEpisode(Protocol):
     """What the export asks of an episode's row."""
 
     @property
@@ -39,10 +39,10 @@ class SegmentFacts(Protocol):
     def row(self) -> int: ...
 
 
-class Episodes(Protocol):
+class EpisodeIndex(Protocol):
     """What the export asks of a ledger: episodes newest first, the segments of one by index."""
 
-    def episodes(self, robot: str | None = None, limit: int = 100) -> Sequence[EpisodeFacts]: ...
+    def episodes(self, robot: str | None = None, limit: int = 100) -> Sequence[SelectableEpisode]: ...
 
     def segments_of(self, episode: str) -> Sequence[SegmentFacts]: ...
 
@@ -75,7 +75,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """at most so many episodes, the newest; 0 for all"""
 
 
-class Progress(msgspec.Struct, frozen=True):
+class TransferProgress(msgspec.Struct, frozen=True):
     """How far an export or import is."""
 
     episodes: int
@@ -90,7 +90,7 @@ class LeftOut(msgspec.Struct, frozen=True):
     reason: str
 
 
-def select(ledger: Episodes, spec: RobotSpec, selection: Selection) -> list[EpisodeFacts]:
+def select(ledger: EpisodeIndex, spec: RobotSpec, selection: Selection) -> list[SelectableEpisode]:
     """The episodes of robots with `spec` that match, oldest first. Raises `ConfigError` when there is none."""
     for name, given, known in (
         ("source", selection.sources, SOURCES),
@@ -99,7 +99,7 @@ def select(ledger: Episodes, spec: RobotSpec, selection: Selection) -> list[Epis
     ):
         for value in given:
             if value not in known:
-                raise ConfigError(f"{name} '{value}' is none of {', '.join(known)}.{nearest(value, known)}")
+                raise ConfigError(f"{name} '{value}' is none of {', '.join(known)}.{suggest(value, known)}")
     of_spec = [row for row in ledger.episodes(limit=2**31 - 1) if row.spec_hash == spec.hash]
     found = [
         row

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.lerobot.video import frames_at
-from wire.errors import ConfigError, Corrupt
+from wire.errors import ConfigError, CorruptDataError
 from wire.types import RobotSpec
 
 _BATCH = 32
@@ -56,8 +56,8 @@ class Note(msgspec.Struct, frozen=True):
     first_ns: int
 
 
-class Source:
-    """An opened dataset. Get one from `Source.open`."""
+class DatasetSource:
+    """An opened dataset. Get one from `DatasetSource.open`."""
 
     def __init__(
         self,
@@ -82,10 +82,11 @@ class Source:
         return self.info["features"]
 
     @classmethod
-    def open(cls, root: Path) -> Source:
+    def open(cls, root: Path) -> DatasetSource:
         """Read what the dataset at `root` says about itself.
 
-        Raises `ConfigError` if there is none or it has another format, `Corrupt` if a file of it cannot be read.
+        Raises `ConfigError` if there is none or it has another format, `CorruptDataError` if a file of it cannot be
+        read.
         """
         path = root / "meta" / "info.json"
         if not path.is_file():
@@ -113,9 +114,9 @@ class Source:
         try:
             table = parquet.read_table(episode.path, columns=there, filters=[("episode_index", "=", episode.index)])
         except (OSError, ValueError) as error:
-            raise Corrupt(f"episode {episode.index}: {episode.path} cannot be read: {error}") from error
+            raise CorruptDataError(f"episode {episode.index}: {episode.path} cannot be read: {error}") from error
         if table.num_rows != episode.rows:
-            raise Corrupt(
+            raise CorruptDataError(
                 f"episode {episode.index}: {episode.path} has {table.num_rows} rows of it, not {episode.rows}."
             )
         return {name: _numbers(table[name], name) for name in there}
@@ -125,7 +126,7 @@ class Source:
     ) -> Iterator[tuple[bytes | np.ndarray, bool]]:
         """For rows from `first` on an encoded image, or uint8[h, w, 3] in BGR; True if it is surely the row before's.
 
-        `times_s`: the `timestamp` of those rows. Raises `Corrupt` naming episode and file.
+        `times_s`: the `timestamp` of those rows. Raises `CorruptDataError` naming episode and file.
         """
         what = f"episode {episode.index}"
         if (part := episode.videos.get(key)) is not None:
@@ -145,11 +146,11 @@ class Source:
             for cell in itertools.islice(cells, first, None):
                 data = cell.get("bytes") if isinstance(cell, dict) else None
                 if not data:
-                    raise Corrupt(f"{what}: {episode.path} has a row without an image in '{key}'.")
+                    raise CorruptDataError(f"{what}: {episode.path} has a row without an image in '{key}'.")
                 yield data, data == before
                 before = data
         except (OSError, ValueError) as error:
-            raise Corrupt(f"{what}: images '{key}' of {episode.path} cannot be read: {error}") from error
+            raise CorruptDataError(f"{what}: images '{key}' of {episode.path} cannot be read: {error}") from error
 
 
 def names_of(feature: dict[str, Any], prefix: str) -> tuple[str, ...]:
@@ -177,7 +178,7 @@ def _read_tasks(root: Path) -> dict[int, str]:
     table = _read_table(path, None)
     text = [name for name in table.column_names if name != "task_index"]
     if "task_index" not in table.column_names or not text:
-        raise Corrupt(f"{path} has no column 'task_index' beside the tasks' texts: {table.column_names}.")
+        raise CorruptDataError(f"{path} has no column 'task_index' beside the tasks' texts: {table.column_names}.")
     return dict(zip(table["task_index"].to_pylist(), table[text[0]].to_pylist(), strict=True))
 
 
@@ -211,7 +212,7 @@ def _numbers(column: Any, name: str) -> np.ndarray:
         flat = flat.flatten()
     values = flat.to_numpy(zero_copy_only=False)
     if values.dtype == object or (count and len(values) % count):
-        raise Corrupt(f"column '{name}' holds no numbers, or lists of different lengths.")
+        raise CorruptDataError(f"column '{name}' holds no numbers, or lists of different lengths.")
     return values if len(values) == count and not hasattr(column.type, "value_type") else values.reshape(count, -1)
 
 
@@ -220,21 +221,23 @@ def _read_table(path: Path, columns: list[str] | None) -> Any:
     try:
         return parquet.read_table(path, columns=columns)
     except (OSError, ValueError, KeyError) as error:
-        raise Corrupt(f"{path} cannot be read: {error}. Copy the whole dataset again.") from error
+        raise CorruptDataError(f"{path} cannot be read: {error}. Copy the whole dataset again.") from error
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise Corrupt(f"{path} cannot be read: {error}. Copy the whole dataset again.") from error
+        raise CorruptDataError(f"{path} cannot be read: {error}. Copy the whole dataset again.") from error
 
 
 def _decoded(data: bytes, type_: Any, path: Path) -> Any:
     try:
         return msgspec.json.decode(data, type=type_)
     except msgspec.DecodeError as error:
-        raise Corrupt(f"{path} cannot be read: {error}. Remove it to take the dataset as any other.") from error
+        raise CorruptDataError(
+            f"{path} cannot be read: {error}. Remove it to take the dataset as any other."
+        ) from error
 
 
 def _parquet() -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cloud_learner.buffer.lerobot.priority import as_before
-from wire.errors import ConfigError, Corrupt
+from wire.errors import ConfigError, CorruptDataError
 
 CODECS = ("libsvtav1", "h264", "hevc")
 _LEAST_SIDE = 64
@@ -48,7 +48,7 @@ def frames_at(path: Path, times_s: Sequence[float], tolerance_s: float, what: st
     """For each of the growing `times_s` the nearest frame uint8[h, w, 3] in BGR, and whether it is the same as before.
 
     Decodes in one go from the key frame before the first time, so memory holds two frames. `what` begins the message
-    of `Corrupt`, raised when the file is gone or broken or has no frame within `tolerance_s` of a time.
+    of `CorruptDataError`, raised when the file is gone or broken or has no frame within `tolerance_s` of a time.
     """
     av = pyav()
     try:
@@ -64,18 +64,18 @@ def frames_at(path: Path, times_s: Sequence[float], tolerance_s: float, what: st
                 while here is not None and after is not None and abs(after.time - time) <= abs(here.time - time):
                     here, after, picture = after, next(decoded, None), None
                 if here is None or abs(here.time - time) > tolerance_s:
-                    raise Corrupt(f"{what}: video {path} has no frame at {time:.3f} s.")
+                    raise CorruptDataError(f"{what}: video {path} has no frame at {time:.3f} s.")
                 same = picture is not None
                 if picture is None:
                     picture = here.to_ndarray(format="bgr24")
                 yield picture, same
     except FileNotFoundError as error:
-        raise Corrupt(
+        raise CorruptDataError(
             f"{what}: video {path} is not there. Copy the whole dataset, with its videos directory."
         ) from error
     except (av.error.FFmpegError, IndexError) as error:
         # IndexError: no video stream in the file
-        raise Corrupt(f"{what}: video {path} cannot be decoded: {error}. Fetch the file again.") from error
+        raise CorruptDataError(f"{what}: video {path} cannot be decoded: {error}. Fetch the file again.") from error
 
 
 def pyav() -> Any:

@@ -7,9 +7,9 @@ import threading
 from collections import deque
 from typing import Protocol
 
-from cloud_learner.buffer.loading.batch_builder import Assembly
+from cloud_learner.buffer.loading.batch_builder import BatchBuilder
 from cloud_learner.buffer.loading.decoding.orders import Order
-from cloud_learner.buffer.loading.windows import Batch, Slot
+from cloud_learner.buffer.loading.windows import Batch, BatchSlot
 
 _END_S = 30.0
 
@@ -32,9 +32,9 @@ class Maker(Protocol):
 class Inline:
     """Makes a batch when it is asked for."""
 
-    def __init__(self, assembly: Assembly, pin: bool) -> None:
+    def __init__(self, assembly: BatchBuilder, pin: bool) -> None:
         self._assembly = assembly
-        self._slot = Slot(pin)
+        self._slot = BatchSlot(pin)
         self._orders: deque[Order] = deque()
 
     def put(self, order: Order) -> None:
@@ -52,17 +52,17 @@ class Inline:
 class Ahead:
     """Makes up to `depth` batches before they are asked for, in a thread."""
 
-    def __init__(self, assembly: Assembly, depth: int, pin: bool) -> None:
+    def __init__(self, assembly: BatchBuilder, depth: int, pin: bool) -> None:
         self._assembly = assembly
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
-        self._slots: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
+        self._slots: queue.SimpleQueue[BatchSlot | None] = queue.SimpleQueue()
         for _ in range(depth):
-            self._slots.put(Slot(pin))
-        self._made: queue.SimpleQueue[tuple[Batch | None, Slot] | BaseException] = queue.SimpleQueue()
+            self._slots.put(BatchSlot(pin))
+        self._made: queue.SimpleQueue[tuple[Batch | None, BatchSlot] | BaseException] = queue.SimpleQueue()
         self._again: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._failed = False
         # one more than `depth`: what was taken stays whole until the next is asked for
-        self._taken = Slot(pin)
+        self._taken = BatchSlot(pin)
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
 

@@ -6,22 +6,22 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from cloud_learner.buffer.loading.decoding.block import Job
+from cloud_learner.buffer.loading.decoding.block import LoadJob
 from cloud_learner.buffer.loading.decoding.loader import Loader, Taken
 from cloud_learner.buffer.loading.decoding.orders import Order
-from cloud_learner.buffer.loading.frame_cache import Arena
+from cloud_learner.buffer.loading.frame_cache import FrameCache
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.step_cache import Pool
-from cloud_learner.buffer.loading.windows import Batch, Shape, Slot, gather, settle
+from cloud_learner.buffer.loading.step_cache import StepCache
+from cloud_learner.buffer.loading.windows import Batch, BatchSlot, Shape, gather, settle
 
 
-class Assembly:
+class BatchBuilder:
     """The pool, and who fills and reads it. For one thread, whichever it is."""
 
     def __init__(
         self,
-        pool: Pool,
-        arena: Arena,
+        pool: StepCache,
+        arena: FrameCache,
         loader: Loader,
         layout: Layout,
         shape: Shape,
@@ -38,7 +38,7 @@ class Assembly:
         self.elsewhere: set[int] = set()
         """ledger rows that cannot be read yet, because they lie on another machine"""
 
-    def make(self, order: Order, slot: Slot) -> Batch | None:
+    def make(self, order: Order, slot: BatchSlot) -> Batch | None:
         """The batch of `order` in `slot`, or None if no step of it can be read.
 
         Raises `StorageError` while the store cannot be read; the same order may be tried again.
@@ -64,7 +64,7 @@ class Assembly:
         self._drop(order.release)
         return batch
 
-    def _take_in(self, job: Job, taken: Taken) -> None:
+    def _take_in(self, job: LoadJob, taken: Taken) -> None:
         loaded = taken.loaded
         self._drop([*(segment.row for segment in loaded.segments), *loaded.missing])
         self.elsewhere.update(loaded.elsewhere)

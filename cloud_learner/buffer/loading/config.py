@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cloud_learner.buffer.sampling.target import Target
+from cloud_learner.buffer.sampling.target import SamplingDistribution
 from wire.errors import ConfigError
 
 _NOT_NEGATIVE = (("max_offset", 0), ("history", 0), ("workers", 0), ("prefetch", 0))
 
 
-class FeedConfig(msgspec.Struct, frozen=True, kw_only=True):
+class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a trainer wants, and what it may cost."""
 
     tasks: Mapping[str, str]
     """instruction by task name; other tasks are left out"""
-    target: Target
+    target: SamplingDistribution
     batch: int
     horizon: int = 16
     """H: length of `actions`"""

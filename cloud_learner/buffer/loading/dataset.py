@@ -20,21 +20,21 @@ from numpy.lib.stride_tricks import sliding_window_view
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.loading import resume
 from cloud_learner.buffer.loading.ahead import Ahead, Inline, Maker
-from cloud_learner.buffer.loading.batch_builder import Assembly
-from cloud_learner.buffer.loading.config import FeedConfig, FeedStats
-from cloud_learner.buffer.loading.decoding.block import Found
-from cloud_learner.buffer.loading.decoding.loader import Fresh, InlineLoader, Loader
-from cloud_learner.buffer.loading.decoding.orders import Order, Orders
+from cloud_learner.buffer.loading.batch_builder import BatchBuilder
+from cloud_learner.buffer.loading.config import DatasetConfig, FeedStats
+from cloud_learner.buffer.loading.decoding.block import ReadSegments
+from cloud_learner.buffer.loading.decoding.loader import FreshSegments, InlineLoader, Loader
+from cloud_learner.buffer.loading.decoding.orders import LoadOrders, Order
 from cloud_learner.buffer.loading.decoding.processes import ProcessLoader
-from cloud_learner.buffer.loading.frame_cache import Arena
+from cloud_learner.buffer.loading.frame_cache import FrameCache
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.step_cache import Pool
+from cloud_learner.buffer.loading.step_cache import StepCache
 from cloud_learner.buffer.loading.windows import Batch, Shape
-from cloud_learner.buffer.location import BufferPlace
-from cloud_learner.buffer.sampling.plan import Plan, Planner, PlannerStats
-from cloud_learner.buffer.sampling.segment_index import Universe
-from policies.interface.policy import Examples
-from wire.errors import ConfigError, Corrupt, InvalidData
+from cloud_learner.buffer.location import BufferLocation
+from cloud_learner.buffer.sampling.plan import PlannerStats, SamplingPlan, SamplingPlanner
+from cloud_learner.buffer.sampling.segment_index import SegmentIndex
+from policies.interface.policy import NormalizationData
+from wire.errors import ConfigError, CorruptDataError, InvalidDataError
 from wire.messages.all import Segment
 from wire.types import RobotSpec
 
@@ -46,11 +46,11 @@ _SEGMENTS_AT_ONCE = 256
 
 
 class Planning(Protocol):
-    """The part of a `Planner` that a feed needs."""
+    """The part of a `SamplingPlanner` that a feed needs."""
 
     def refresh(self, newest_version: int) -> None: ...
     def rebuild(self, newest_version: int) -> None: ...
-    def next(self) -> Plan: ...
+    def next(self) -> SamplingPlan: ...
     def note(self, task: str, online: bool, loss: float) -> None: ...
     def state(self) -> dict[str, Any]: ...
     def restore(self, state: Mapping[str, Any]) -> bool: ...
@@ -61,10 +61,10 @@ class Planning(Protocol):
 class Reader(Protocol):
     """The part of a `SegmentStore` that a feed needs."""
 
-    def read(self, rows: Any) -> Found: ...
+    def read(self, rows: Any) -> ReadSegments: ...
 
 
-class Feed:
+class ReplayDataset:
     """Batches as `windows` documents. The arrays of a batch may be overwritten by the next call of `next`.
 
     Not for several threads at once, except `offer`.
@@ -75,9 +75,9 @@ class Feed:
         ledger: Ledger,
         store: Reader,
         spec: RobotSpec,
-        config: FeedConfig,
-        place: BufferPlace | None = None,
-        planner: type[Planner] = Planner,
+        config: DatasetConfig,
+        place: BufferLocation | None = None,
+        planner: type[SamplingPlanner] = SamplingPlanner,
     ) -> None:
         """`place`: where loading processes find the buffer; needed for `workers`. Call `refresh` or `restore` first.
 
@@ -91,16 +91,16 @@ class Feed:
                 f"{spec.state_dim}; use the `rolled` of its motion."
             )
         self.config = config
-        self.universe = Universe(tuple(config.tasks), config.rank, config.world)
+        self.universe = SegmentIndex(tuple(config.tasks), config.rank, config.world)
         self._ledger, self._store, self._spec = ledger, store, spec
         target = config.target
         offsets = config.max_offset, config.offset_share, config.rolled, config.later, config.history
         shape = Shape(config.horizon, config.ticks_ahead, config.ticks_per_frame, *offsets)
         self._layout = Layout.of(spec, shape.lookahead, target.starts, target.continues, config.history)
-        self._pool = Pool(self._layout)
-        self._arena = Arena(self._layout.shapes, config.cache_bytes)
-        self._fresh = Fresh(config.fresh_bytes)
-        self._orders = Orders(self.universe, self._layout, self._pool.bytes_of)
+        self._pool = StepCache(self._layout)
+        self._arena = FrameCache(self._layout.shapes, config.cache_bytes)
+        self._fresh = FreshSegments(config.fresh_bytes)
+        self._orders = LoadOrders(self.universe, self._layout, self._pool.bytes_of)
         self.planner: Planning = planner(
             self.universe,
             target,
@@ -118,7 +118,7 @@ class Feed:
             self._loader = ProcessLoader(self._arena, place, self._layout, config.workers, self._fresh)
         else:
             self._loader = InlineLoader(self._arena, store.read, self._layout, self._fresh)
-        self._assembly = Assembly(
+        self._assembly = BatchBuilder(
             self._pool, self._arena, self._loader, self._layout, shape, tuple(config.tasks.values()), config.seed
         )
         self._closing = contextlib.ExitStack()
@@ -186,7 +186,7 @@ class Feed:
         last = there & universe.last
         return int((segments[universe.episode[last]] == universe.index[last] + 1).sum())
 
-    def examples(self, steps: int = 100_000) -> Examples:
+    def examples(self, steps: int = 100_000) -> NormalizationData:
         """States at which windows may begin and chunks of their actions, of all such steps or about `steps` of them.
 
         They are read from whole segments spread evenly over what is there; chunks overlap by half. Raises
@@ -214,18 +214,18 @@ class Feed:
                 whole = np.flatnonzero(sliding_window_view(imitable, horizon).all(1))
                 windows = sliding_window_view(segment.executed, horizon, 0).transpose(0, 2, 1)
                 chunks.append(windows[whole[:: max(1, horizon // 2)]].astype(np.float32))
-        return Examples(np.concatenate(states), np.concatenate(chunks))
+        return NormalizationData(np.concatenate(states), np.concatenate(chunks))
 
     # --- batches --------------------------------------------------------------------------------------------------
 
     def next(self) -> Batch:
         """The next batch.
 
-        Raises `InvalidData` while there is no step to learn from, `StorageError` while the store cannot be read (ask
-        again then), and `ConfigError` if the cache is too small.
+        Raises `InvalidDataError` while there is no step to learn from, `StorageError` while the store cannot be read
+        (ask again then), and `ConfigError` if the cache is too small.
         """
         if self._closed:
-            raise InvalidData("a feed that was closed has no next batch.")
+            raise InvalidDataError("a feed that was closed has no next batch.")
         for _ in range(_EMPTY_BATCHES):
             while len(self._pending) < self.config.lead:
                 self._put(self._orders.order(self.planner.next()))
@@ -235,7 +235,7 @@ class Feed:
                 self._batches += 1
                 self._drawn.update(np.unique(batch["episode"]).tolist())  # type: ignore[call-overload]
                 return batch
-        raise Corrupt(
+        raise CorruptDataError(
             f"no step of {_EMPTY_BATCHES} batches in a row can be read: the log says why; check the store with "
             "`vla-fleet buffer verify`."
         )
@@ -290,21 +290,21 @@ class Feed:
         """Go on where `state` was taken, on a new feed with the same config, instead of its first `refresh`.
 
         The same batches follow as would have there; False if segments were pruned or damaged meanwhile, so that others
-        do. Raises `InvalidData` for a state that does not fit, `StorageError` if the ledger cannot be read.
+        do. Raises `InvalidDataError` for a state that does not fit, `StorageError` if the ledger cannot be read.
         """
         saved = resume.unpack(state, self.config)
         if len(self.universe):
-            raise InvalidData("feed: restore a state before the first refresh, or into a new feed.")
+            raise InvalidDataError("feed: restore a state before the first refresh, or into a new feed.")
         self._generation = self._ledger.generation()
         index = self._ledger.index(0, self._spec.hash)
         self.universe.extend(resume.until(index, saved.watermark))
         try:
             same = self.planner.restore(saved.planner)
-        except (InvalidData, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (InvalidDataError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             # the segments are known by now: the planner has to hear of them, for nothing else will tell it
             self._orders.note_all()
             self.planner.rebuild(self._newest_version())
-            raise InvalidData(f"feed: the state of the plan cannot be used: {error}") from error
+            raise InvalidDataError(f"feed: the state of the plan cannot be used: {error}") from error
         for planned, plan, whole in resume.plans(saved.pending, self.universe):
             # each was made when more was known than for the one before
             self._orders.note_all()
@@ -326,7 +326,7 @@ class Feed:
         self._arena.close()
         self._closing.close()
 
-    def __enter__(self) -> Feed:
+    def __enter__(self) -> ReplayDataset:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -363,12 +363,12 @@ class Feed:
         return newest.version.number if newest else 0
 
 
-def open_feed(place: BufferPlace, spec: RobotSpec, config: FeedConfig) -> Feed:
+def open_dataset(place: BufferLocation, spec: RobotSpec, config: DatasetConfig) -> ReplayDataset:
     """A feed from the buffer at `place`. Raises `StorageError` if there is none."""
     ledger, store = place.open_reader()
     with contextlib.ExitStack() as undo:
         undo.callback(ledger.close)
         undo.callback(store.close)
-        feed = Feed(ledger, store, spec, config, place)
+        feed = ReplayDataset(ledger, store, spec, config, place)
         feed._closing = undo.pop_all()
     return feed

@@ -19,7 +19,7 @@ Rows = tuple[np.ndarray, ...]
 """int32[n] numbers of frames by shape"""
 
 
-class Mapping(msgspec.Struct, frozen=True):
+class SharedFrames(msgspec.Struct, frozen=True):
     """What another process needs to see the frames of one shape; the descriptor must be passed on to it."""
 
     descriptor: int
@@ -27,7 +27,7 @@ class Mapping(msgspec.Struct, frozen=True):
     shape: tuple[int, int, int]
 
 
-class Arena:
+class FrameCache:
     """Frames of several shapes below one cap. Not for several threads at once."""
 
     def __init__(self, shapes: Sequence[tuple[int, int, int]], cap_bytes: int) -> None:
@@ -75,11 +75,11 @@ class Arena:
         for pool, numbers in zip(self._pools, rows, strict=True):
             pool.warm.extend(numbers.tolist())
 
-    def mappings(self) -> tuple[Mapping, ...]:
+    def mappings(self) -> tuple[SharedFrames, ...]:
         """For other processes. Raises `ConfigError` where memory cannot be shared by descriptor."""
         if any(pool.descriptor < 0 for pool in self._pools):
             raise ConfigError("this system shares no memory by descriptor; use workers=0.")
-        return tuple(Mapping(pool.descriptor, len(pool.array), pool.shape) for pool in self._pools)
+        return tuple(SharedFrames(pool.descriptor, len(pool.array), pool.shape) for pool in self._pools)
 
     def close(self) -> None:
         """Close the descriptors; the memory goes when nobody refers to its arrays any more."""
@@ -87,7 +87,7 @@ class Arena:
             pool.close()
 
 
-def attach(mapping: Mapping) -> np.ndarray:
+def attach(mapping: SharedFrames) -> np.ndarray:
     """uint8[rows, h, w, 3]: the frames of another process's arena."""
     height, width, channels = mapping.shape
     memory = mmap.mmap(mapping.descriptor, _whole_pages(mapping.rows * height * width * channels))

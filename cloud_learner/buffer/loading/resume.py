@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.loading.config import FeedConfig
+from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.decoding.orders import Order
 from cloud_learner.buffer.loading.windows import Draws
-from cloud_learner.buffer.sampling.plan import Plan
-from cloud_learner.buffer.sampling.segment_index import SegmentIndex, Universe
-from wire.errors import InvalidData
+from cloud_learner.buffer.sampling.plan import SamplingPlan
+from cloud_learner.buffer.sampling.segment_index import SegmentIndex
+from wire.errors import InvalidDataError
 
 _FORMAT = 1
 _INDEX_COLUMNS = ("row", "episode", "index", "first_tick", "steps", "frames", "reward_sum", "last", "outcome")
 
 
-class Planned(msgspec.Struct, frozen=True, eq=False):
+class UndeliveredOrder(msgspec.Struct, frozen=True, eq=False):
     """An order that was not delivered."""
 
     number: int
@@ -33,13 +33,13 @@ class Saved(msgspec.Struct, frozen=True, eq=False):
 
     planner: dict[str, Any]
     watermark: int
-    pending: tuple[Planned, ...]
+    pending: tuple[UndeliveredOrder, ...]
     batches: int
     drawn: set[int]
 
 
 def pack(
-    config: FeedConfig,
+    config: DatasetConfig,
     planner: Mapping[str, Any],
     watermark: int,
     pending: Iterator[Order],
@@ -60,30 +60,32 @@ def pack(
     }
 
 
-def unpack(state: Mapping[str, Any], config: FeedConfig) -> Saved:
-    """What `pack` made of a feed with the same config. Raises `InvalidData` that says what does not fit."""
+def unpack(state: Mapping[str, Any], config: DatasetConfig) -> Saved:
+    """What `pack` made of a feed with the same config. Raises `InvalidDataError` that says what does not fit."""
     if state.get("format") != _FORMAT:
-        raise InvalidData(f"feed: a state of format {state.get('format')}, not {_FORMAT}; begin anew without it.")
+        raise InvalidDataError(f"feed: a state of format {state.get('format')}, not {_FORMAT}; begin anew without it.")
     ours = _settings(config)
     theirs = state.get("settings", {})
     for name in {**ours, **theirs}:
         if theirs.get(name) != ours.get(name):
-            raise InvalidData(
+            raise InvalidDataError(
                 f"feed: the state was taken with {name} {theirs.get(name)}, this feed has {ours.get(name)}."
             )
     try:
         return Saved(
             dict(state["planner"]),
             int(state["watermark"]),
-            tuple(Planned(p["number"], p["watermark"], Draws.unpack(p["draws"])) for p in state["pending"]),
+            tuple(UndeliveredOrder(p["number"], p["watermark"], Draws.unpack(p["draws"])) for p in state["pending"]),
             int(state["batches"]),
             set(state["drawn"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidData(f"feed: the state cannot be read ({type(error).__name__}: {error}).") from error
+        raise InvalidDataError(f"feed: the state cannot be read ({type(error).__name__}: {error}).") from error
 
 
-def plans(pending: Sequence[Planned], universe: Universe) -> Iterator[tuple[Planned, Plan, bool]]:
+def plans(
+    pending: Sequence[UndeliveredOrder], universe: SegmentIndex
+) -> Iterator[tuple[UndeliveredOrder, SamplingPlan, bool]]:
     """Each one with a plan that holds its segments as long as one of them needs them; False: some are gone."""
     numbers = [universe.find(planned.draws.segment) for planned in pending]
     for position, planned in enumerate(pending):
@@ -91,7 +93,7 @@ def plans(pending: Sequence[Planned], universe: Universe) -> Iterator[tuple[Plan
         after = np.concatenate([np.zeros(0, np.int64), *numbers[position + 1 :]])
         mine = np.unique(numbers[position][numbers[position] >= 0])
         admit, release = np.setdiff1d(mine, before).tolist(), np.setdiff1d(mine, after).tolist()
-        plan = Plan(planned.number, (), tuple((s,) for s in admit), mine, mine, tuple((s,) for s in release))
+        plan = SamplingPlan(planned.number, (), tuple((s,) for s in admit), mine, mine, tuple((s,) for s in release))
         yield planned, plan, len(mine) == len(np.unique(planned.draws.segment))
 
 
@@ -103,7 +105,7 @@ def until(index: SegmentIndex, watermark: int) -> SegmentIndex:
     return msgspec.structs.replace(index, **cut, run_offsets=index.run_offsets[: count + 1], runs=index.runs[:runs])
 
 
-def _settings(config: FeedConfig) -> dict[str, Any]:
+def _settings(config: DatasetConfig) -> dict[str, Any]:
     """What a plan depends on; plans of other settings mean other steps."""
     settings: dict[str, Any] = {
         "tasks": list(config.tasks),

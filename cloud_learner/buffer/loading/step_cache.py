@@ -34,7 +34,7 @@ class Extent(msgspec.Struct):
     """int32[n] frames of each shape that are only this segment's"""
 
 
-class Pool:
+class StepCache:
     """Columns of N steps; rows that belong to no extent hold anything. Not for several threads at once.
 
     Besides a step's own values: `run` int32[N] how many steps from here on follow each other and may be continued over,

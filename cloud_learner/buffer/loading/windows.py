@@ -52,7 +52,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.step_cache import Pool
+from cloud_learner.buffer.loading.step_cache import StepCache
 from wire.errors import ConfigError
 
 Batch = dict[str, object]
@@ -133,7 +133,7 @@ class Shape(msgspec.Struct, frozen=True):
         return self.max_offset + max((self.horizon - 1, *self.ticks_ahead))
 
 
-class Slot:
+class BatchSlot:
     """Memory of one batch, used again for later ones: arrays by name, page-locked on request."""
 
     def __init__(self, pin: bool = False) -> None:
@@ -155,7 +155,7 @@ class Slot:
         return found
 
 
-def settle(pool: Pool, draws: Draws) -> tuple[np.ndarray, np.ndarray] | None:
+def settle(pool: StepCache, draws: Draws) -> tuple[np.ndarray, np.ndarray] | None:
     """(positions int64[b], rows int64[b]): the draws to use and where in `pool` they begin.
 
     A draw at which no window can begin, because its segment or frame could not be read, is replaced by the next one
@@ -173,7 +173,7 @@ def settle(pool: Pool, draws: Draws) -> tuple[np.ndarray, np.ndarray] | None:
     return positions, rows[positions]
 
 
-def spread(pool: Pool, rows: np.ndarray, offsets: np.ndarray, ticks: int, rng: np.random.Generator) -> np.ndarray:
+def spread(pool: StepCache, rows: np.ndarray, offsets: np.ndarray, ticks: int, rng: np.random.Generator) -> np.ndarray:
     """int64[b, ticks] steps, each one of the eligible ones that saw the same frames as int64[b] `rows`."""
     first = rows - offsets
     mates = pool.columns["mates"][rows]
@@ -182,7 +182,7 @@ def spread(pool: Pool, rows: np.ndarray, offsets: np.ndarray, ticks: int, rng: n
 
 
 def postpone(
-    pool: Pool,
+    pool: StepCache,
     start: np.ndarray,
     online: np.ndarray,
     may_begin: Sequence[Sequence[bool]],
@@ -207,14 +207,14 @@ def postpone(
 
 
 def gather(
-    pool: Pool,
+    pool: StepCache,
     frames: Sequence[np.ndarray],
     layout: Layout,
     draws: Draws,
     rows: np.ndarray,
     shape: Shape,
     instructions: Sequence[str],
-    slot: Slot,
+    slot: BatchSlot,
     rng: np.random.Generator,
 ) -> Batch:
     """The batch of windows that begin at the int64[b] `rows` of `pool`; its arrays lie in `slot`."""
@@ -286,14 +286,14 @@ def gather(
 
 def _tell_past(
     batch: Batch,
-    pool: Pool,
+    pool: StepCache,
     frames: Sequence[np.ndarray],
     layout: Layout,
     rows: np.ndarray,
     seen: np.ndarray,
     start: np.ndarray,
     shape: Shape,
-    slot: Slot,
+    slot: BatchSlot,
 ) -> None:
     """Add `past_state` and `past_images` to `batch`; arguments as in `gather`."""
     columns, back = pool.columns, np.arange(-shape.history, 0)
@@ -323,7 +323,7 @@ def _rewards(reward: np.ndarray, first: np.ndarray, count: np.ndarray, most: int
     return np.where(steps < count[..., None], values, 0.0).sum(-1, dtype=np.float64)
 
 
-def _put(slot: Slot, name: str, values: np.ndarray) -> np.ndarray:
+def _put(slot: BatchSlot, name: str, values: np.ndarray) -> np.ndarray:
     found = slot.array(name, values.shape, values.dtype)
     found[...] = values
     return found

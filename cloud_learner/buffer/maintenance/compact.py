@@ -14,7 +14,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Place, ShardRow
 from cloud_learner.buffer.maintenance.shard_writer import DEFAULT_POLICY, SealPolicy, seal_held
 from cloud_learner.buffer.store.arrays import SHARD_JPEG_BYTES, SHARD_ROWS
-from cloud_learner.buffer.store.shard import Item, Room, encode_shard
+from cloud_learner.buffer.store.shard import Room, ShardItem, encode_shard
 from cloud_learner.buffer.store.store import SegmentStore
 from wire.types import RobotSpec
 
@@ -73,7 +73,7 @@ def rewrite(store: SegmentStore, ledger: Ledger, spec: RobotSpec, rows: Sequence
     A segment that is damaged stays where it is, and keeps its shard: `verify` with `repair` sets it aside.
     """
     written = 0
-    room, items = Room(spec), list[Item]()
+    room, items = Room(spec), list[ShardItem]()
     for item in _items(store, ledger, rows):
         if not room.take(item.segment):
             _write(store, ledger, spec, items, now_ns)
@@ -87,12 +87,12 @@ def rewrite(store: SegmentStore, ledger: Ledger, spec: RobotSpec, rows: Sequence
     return written
 
 
-def _write(store: SegmentStore, ledger: Ledger, spec: RobotSpec, items: Sequence[Item], now_ns: int) -> None:
+def _write(store: SegmentStore, ledger: Ledger, spec: RobotSpec, items: Sequence[ShardItem], now_ns: int) -> None:
     number = ledger.reserve_shard(spec.hash, now_ns)
     store.write_shard(spec, number, encode_shard(spec, number, items))
 
 
-def _items(store: SegmentStore, ledger: Ledger, rows: Sequence[int]) -> Iterator[Item]:
+def _items(store: SegmentStore, ledger: Ledger, rows: Sequence[int]) -> Iterator[ShardItem]:
     """The whole segments of these rows, episodes one after another in the order of their first rows."""
     places = ledger.places(rows)
     firsts: dict[str, int] = {}
@@ -109,7 +109,7 @@ def _items(store: SegmentStore, ledger: Ledger, rows: Sequence[int]) -> Iterator
             log.error("segment %s (row %d) is damaged; `vla-fleet buffer verify`: %s", places[row].id, row, reason)
         for place in some:
             if place.row in found.segments:
-                yield Item(place.row, place.sha256, found.segments[place.row])
+                yield ShardItem(place.row, place.sha256, found.segments[place.row])
 
 
 def _worth_rewriting(shards: Sequence[ShardRow]) -> list[ShardRow]:

@@ -22,7 +22,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
-from wire.errors import Corrupt, InvalidData, StorageError, storage_error
+from wire.errors import CorruptDataError, InvalidDataError, StorageError, storage_error
 from wire.messages.all import CameraFrames, Segment
 from wire.types import Episode
 
@@ -93,7 +93,7 @@ class OldLedger:
 def ledger_format(path: Path) -> str:
     """What the SQLite file at `path` says of its format: '' when there is no such file or it has no table yet.
 
-    Raises `Corrupt` when it is no ledger.
+    Raises `CorruptDataError` when it is no ledger.
     """
     if not path.exists():
         return ""
@@ -127,27 +127,27 @@ def checkpoint(path: Path) -> None:
 
 
 def read_segment(path: Path, sha256: str) -> Segment:
-    """The segment in the file at `path`. Raises `Corrupt` if it is gone or not what `sha256` was taken from."""
+    """The segment in the file at `path`. Raises `CorruptDataError` if it is gone or not what `sha256` was taken from."""
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise Corrupt(f"segment file {path} is gone. Restore it from a backup.") from error
+        raise CorruptDataError(f"segment file {path} is gone. Restore it from a backup.") from error
     except OSError as error:
         raise storage_error(error, "segment file", path) from error
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
-        raise Corrupt(
+        raise CorruptDataError(
             f"segment file {path}: sha256 {found[:12]} of {len(data)} bytes instead of {sha256[:12]}. "
             "Restore it from a backup."
         )
     try:
         return decode_segment(data)
-    except InvalidData as error:
-        raise Corrupt(f"segment file {path}: {error}") from error
+    except InvalidDataError as error:
+        raise CorruptDataError(f"segment file {path}: {error}") from error
 
 
 def decode_segment(data: bytes) -> Segment:
-    """The segment in the bytes of one file of format 1. Raises `InvalidData` for any other bytes."""
+    """The segment in the bytes of one file of format 1. Raises `InvalidDataError` for any other bytes."""
     try:
         buffer = default_buffer_prototype().buffer
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -155,7 +155,7 @@ def decode_segment(data: bytes) -> Segment:
         group = zarr.open_group(MemoryStore(files, read_only=True), mode="r")
         attributes: dict[str, Any] = dict(group.attrs)
         if attributes.get("format") != FORMAT:
-            raise InvalidData(f"segment format {attributes.get('format')}, only {FORMAT} is read here.")
+            raise InvalidDataError(f"segment format {attributes.get('format')}, only {FORMAT} is read here.")
         arrays: dict[str, Any] = {name: _array(group, name) for name in (*_STEP_ARRAYS, "frame_times_ns")}
         times, offsets = _array(group, "jpeg_times_ns"), _array(group, "jpeg_offsets")
         jpeg = _array(group, "jpeg").tobytes()
@@ -174,13 +174,13 @@ def decode_segment(data: bytes) -> Segment:
             **arrays,
         )
     except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, EOFError, NotImplementedError) as error:
-        raise InvalidData(f"not a segment file: {error!r}.") from error
+        raise InvalidDataError(f"not a segment file: {error!r}.") from error
 
 
 def _array(group: zarr.Group, name: str) -> np.ndarray:
     array = group[name]
     if not isinstance(array, zarr.Array):
-        raise InvalidData(f"not a segment file: '{name}' is no array.")
+        raise InvalidDataError(f"not a segment file: '{name}' is no array.")
     return np.asarray(array[...])
 
 
@@ -195,4 +195,4 @@ def _explained(path: Path) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         raise StorageError(f"ledger {path}: {error}. Is it in use, or may it not be read?") from error
     except sqlite3.DatabaseError as error:
-        raise Corrupt(f"ledger {path}: {error}. Restore it from a backup.") from error
+        raise CorruptDataError(f"ledger {path}: {error}. Restore it from a backup.") from error

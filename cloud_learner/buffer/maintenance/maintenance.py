@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from cloud_learner.buffer.maintenance.compact import Compacted, compact, drop_dead
 from cloud_learner.buffer.maintenance.prune import Pruned, Retention, prune
-from cloud_learner.buffer.maintenance.verify import Finding, verify
+from cloud_learner.buffer.maintenance.verify import VerifyFinding, verify
 
-__all__ = ["Compacted", "Finding", "Pruned", "Retention", "compact", "drop_dead", "prune", "verify"]
+__all__ = ["Compacted", "Pruned", "Retention", "VerifyFinding", "compact", "drop_dead", "prune", "verify"]

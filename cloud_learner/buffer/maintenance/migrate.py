@@ -25,22 +25,22 @@ from cloud_learner.buffer.maintenance import shard_writer as sealer
 from cloud_learner.buffer.maintenance.format1 import OldLedger, OldSegment
 from cloud_learner.buffer.store.objects import open_objects
 from cloud_learner.buffer.store.store import SegmentStore
-from wire.errors import Corrupt, InvalidData, StorageError, storage_error
+from wire.errors import CorruptDataError, InvalidDataError, StorageError, storage_error
 from wire.messages.all import Evaluation
 from wire.types import PolicyVersion, RobotSpec
 
 if TYPE_CHECKING:
-    from cloud_learner.buffer.location import BufferPlace
+    from cloud_learner.buffer.location import BufferLocation
 
 _SEAL_EVERY = 64
 """Segments between two rounds of sealing: the journal stays small meanwhile."""
 
 
-def migrate(place: BufferPlace, progress: Callable[[str], None]) -> None:
+def migrate(place: BufferLocation, progress: Callable[[str], None]) -> None:
     """Bring `place` into the present form if its `ledger.sqlite` is of the first one; otherwise do nothing.
 
     `progress` is told in words how far it is and which segments are damaged. Raises `StorageError` when another process
-    uses the directory, `DiskFull` or `NotWritable`; then it can be started again and goes on where it was.
+    uses the directory, `DiskFullError` or `NotWritableError`; then it can be started again and goes on where it was.
     """
     old = place.data / "ledger.sqlite"
     found = format1.ledger_format(old)
@@ -58,11 +58,11 @@ def migrate(place: BufferPlace, progress: Callable[[str], None]) -> None:
             _remove_tree(leftover)
 
 
-def _kept(place: BufferPlace) -> Path:
+def _kept(place: BufferLocation) -> Path:
     return place.data / "ledger.format1.sqlite"
 
 
-def _fill(place: BufferPlace, old_path: Path, new_path: Path, progress: Callable[[str], None]) -> None:
+def _fill(place: BufferLocation, old_path: Path, new_path: Path, progress: Callable[[str], None]) -> None:
     """Bring everything that is not there yet from the old ledger and its files into the new one."""
     with contextlib.ExitStack() as opened:
         old = OldLedger(old_path)
@@ -89,7 +89,7 @@ def _copy_robots(old: OldLedger, new: Ledger) -> None:
 
 
 def _copy_segments(
-    place: BufferPlace, old: OldLedger, new: Ledger, store: SegmentStore, progress: Callable[[str], None]
+    place: BufferLocation, old: OldLedger, new: Ledger, store: SegmentStore, progress: Callable[[str], None]
 ) -> list[tuple[int, int]]:
     """Bring the segments over; (old row, new row) of those that are whole, growing."""
     total, now_ns = old.count(), 0
@@ -109,12 +109,12 @@ def _copy_segments(
     return rows
 
 
-def _append(place: BufferPlace, old: OldSegment, store: SegmentStore, progress: Callable[[str], None]) -> int | None:
+def _append(place: BufferLocation, old: OldSegment, store: SegmentStore, progress: Callable[[str], None]) -> int | None:
     """Put one old segment through the store: its row, or None and it is set aside when it is damaged."""
     path = place.data / "segments" / old.path
     try:
         return store.append(format1.read_segment(path, old.sha256), old.received_ns, old.committed_ns)
-    except (Corrupt, InvalidData) as error:
+    except (CorruptDataError, InvalidDataError) as error:
         aside = place.data / "quarantine" / old.path.replace("/", "-")
         note = f"segment {old.id!r}, row {old.row} of the first form\n{error}\n"
         write_durably(aside.with_name(aside.name + ".txt"), note.encode(), "quarantine")
@@ -181,7 +181,7 @@ def _remove_tree(root: Path) -> None:
 
 
 @contextlib.contextmanager
-def _alone(place: BufferPlace) -> Iterator[None]:
+def _alone(place: BufferLocation) -> Iterator[None]:
     """Only one process brings a directory into the present form; another one waits until it is done."""
     path = place.data / "migrate.lock"
     try:

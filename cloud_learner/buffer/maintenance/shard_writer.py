@@ -16,10 +16,10 @@ import msgspec
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, Unsealed
 from cloud_learner.buffer.store.arrays import SHARD_JPEG_BYTES, SHARD_ROWS
-from cloud_learner.buffer.store.shard import Item, Room, encode_shard
+from cloud_learner.buffer.store.shard import Room, ShardItem, encode_shard
 from cloud_learner.buffer.store.store import SegmentStore, decode_record
 from wire.clock import Clock, MonotonicClock
-from wire.errors import Corrupt, FleetError
+from wire.errors import CorruptDataError, FleetError
 from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ def _fill_shard(
     store: SegmentStore, ledger: Ledger, spec: RobotSpec, ripe: list[list[Unsealed]], now_ns: int
 ) -> tuple[int, int]:
     """Seal as many of the first of `ripe` as fit into one shard, and take them out of it; (segments, rows) sealed."""
-    room, items = Room(spec), list[Item]()
+    room, items = Room(spec), list[ShardItem]()
     full = False
     while ripe and not full:
         episode = ripe[0]
@@ -143,19 +143,19 @@ def _fill_shard(
     return store.write_shard(spec, number, encoded), encoded.rows
 
 
-def _read(store: SegmentStore, ledger: Ledger, at: Unsealed) -> Item | None:
+def _read(store: SegmentStore, ledger: Ledger, at: Unsealed) -> ShardItem | None:
     """A segment of the journal; None, and marked in the ledger, when its record is damaged."""
     record = Journaled(at.journal, at.offset, at.bytes, at.sha256)
     try:
-        return Item(at.row, at.sha256, decode_record(store.journal.read(record), at.id))
-    except Corrupt as error:
+        return ShardItem(at.row, at.sha256, decode_record(store.journal.read(record), at.id))
+    except CorruptDataError as error:
         log.error("segment %s (row %d) is damaged and set aside: %s", at.id, at.row, error)
         store.set_aside(f"{at.id}.record", store.journal.raw(record))
         ledger.mark_damaged([at.row])
         return None
 
 
-class Sealer:
+class ShardWriter:
     """A thread that seals every few seconds. What fails is logged and tried again after a pause."""
 
     def __init__(

@@ -13,11 +13,11 @@ from cloud_learner.buffer.ledger.rows import Journaled, ShardRow
 from cloud_learner.buffer.maintenance.compact import live_rows, rewrite
 from cloud_learner.buffer.store import arrays
 from cloud_learner.buffer.store.store import MARK, SegmentStore, decode_record
-from wire.errors import Corrupt
+from wire.errors import CorruptDataError
 from wire.types import RobotSpec
 
 
-class Finding(msgspec.Struct, frozen=True):
+class VerifyFinding(msgspec.Struct, frozen=True):
     """One thing that `verify` has to say."""
 
     damage: bool
@@ -27,7 +27,7 @@ class Finding(msgspec.Struct, frozen=True):
     """the ledger row of the segment it is about, if it is about one"""
 
 
-def verify(store: SegmentStore, ledger: Ledger, repair: bool = False) -> Iterator[Finding]:
+def verify(store: SegmentStore, ledger: Ledger, repair: bool = False) -> Iterator[VerifyFinding]:
     """Compare every object, and every record of the journal, with the size and SHA-256 in the ledger.
 
     Where an object of a shard differs, every segment in the shard is read and compared, so that only those are named
@@ -47,17 +47,17 @@ def verify(store: SegmentStore, ledger: Ledger, repair: bool = False) -> Iterato
         yield from _verify_metadata(store, ledger, repair)
         yield from _verify_journal(store, ledger, repair)
         for key in sorted(listed - known):
-            yield Finding(False, f"object {store.objects.place}/{key} belongs to nothing the ledger knows.")
+            yield VerifyFinding(False, f"object {store.objects.place}/{key} belongs to nothing the ledger knows.")
 
 
 def _verify_shard(
     store: SegmentStore, ledger: Ledger, spec: RobotSpec, shard: ShardRow, repair: bool
-) -> Iterator[Finding]:
+) -> Iterator[VerifyFinding]:
     bad: dict[str, tuple[str, bytes]] = {}
     for row in ledger.objects_of(shard.spec_hash, shard.number):
         try:
             data = store.objects.get(row.key)
-        except Corrupt as error:
+        except CorruptDataError as error:
             bad[row.key] = str(error), b""
             continue
         if len(data) != row.bytes or hashlib.sha256(data).hexdigest() != row.sha256:
@@ -70,14 +70,16 @@ def _verify_shard(
         return  # everything was moved out of it, or forgotten, while it was being looked at
     found = store.read(rows, verify=True)
     for reason, _ in bad.values():
-        yield Finding(True, reason)
+        yield VerifyFinding(True, reason)
     yield from _set_aside(store, ledger, found.damaged, {key: data for key, (_, data) in bad.items()}, repair)
     if repair and found.segments:
         written = rewrite(store, ledger, spec, sorted(found.segments), shard.created_ns)
-        yield Finding(False, f"{len(found.segments)} whole segments of it were written again, into {written} shards.")
+        yield VerifyFinding(
+            False, f"{len(found.segments)} whole segments of it were written again, into {written} shards."
+        )
 
 
-def _verify_metadata(store: SegmentStore, ledger: Ledger, repair: bool) -> Iterator[Finding]:
+def _verify_metadata(store: SegmentStore, ledger: Ledger, repair: bool) -> Iterator[VerifyFinding]:
     """Whether an outside reader sees every array as long as it is."""
     newest: dict[str, ShardRow] = {}
     for shard in ledger.shards():
@@ -91,10 +93,10 @@ def _verify_metadata(store: SegmentStore, ledger: Ledger, repair: bool) -> Itera
         for key, expected in least.items():
             try:
                 if not _agrees(store.objects.get(key), expected):
-                    raise Corrupt(f"object {store.objects.place}/{key} does not describe its array or group.")
-            except Corrupt as error:
+                    raise CorruptDataError(f"object {store.objects.place}/{key} does not describe its array or group.")
+            except CorruptDataError as error:
                 ending = "It was written again." if repair else "`--repair` writes it again."
-                yield Finding(True, f"{error} {ending}")
+                yield VerifyFinding(True, f"{error} {ending}")
                 if repair:
                     store.objects.put(key, whole[key])
 
@@ -116,10 +118,10 @@ def _agrees(data: bytes, expected: bytes) -> bool:
     return bool(found == least)
 
 
-def _verify_journal(store: SegmentStore, ledger: Ledger, repair: bool) -> Iterator[Finding]:
+def _verify_journal(store: SegmentStore, ledger: Ledger, repair: bool) -> Iterator[VerifyFinding]:
     unsealed = ledger.unsealed()
     if unsealed and not store.journal_is_here():
-        yield Finding(
+        yield VerifyFinding(
             False, f"{len(unsealed)} segments lie in the journal of another machine, {store.journal.directory}."
         )
         return
@@ -127,7 +129,7 @@ def _verify_journal(store: SegmentStore, ledger: Ledger, repair: bool) -> Iterat
         at = Journaled(segment.journal, segment.offset, segment.bytes, segment.sha256)
         try:
             decode_record(store.journal.read(at), segment.id)
-        except Corrupt as error:
+        except CorruptDataError as error:
             place = ledger.places([segment.row]).get(segment.row)
             if place is not None and place.journal == segment.journal and not place.damaged:
                 copy = {f"{segment.id}.record": store.journal.raw(at)}
@@ -136,7 +138,7 @@ def _verify_journal(store: SegmentStore, ledger: Ledger, repair: bool) -> Iterat
 
 def _set_aside(
     store: SegmentStore, ledger: Ledger, damaged: dict[int, str], copies: dict[str, bytes], repair: bool
-) -> Iterator[Finding]:
+) -> Iterator[VerifyFinding]:
     """Name damaged segments; with `repair`, mark them and keep a copy of the damaged bytes."""
     if repair:
         for key, data in copies.items():
@@ -147,6 +149,6 @@ def _set_aside(
     places = ledger.places(sorted(damaged))
     for row, reason in sorted(damaged.items()):
         name = places[row].id if row in places else "?"
-        yield Finding(
+        yield VerifyFinding(
             True, f"segment {name} (row {row}) is damaged{' and was set aside' if repair else ''}: {reason}", row
         )

@@ -10,7 +10,7 @@ import numpy as np
 from cloud_learner.buffer.sampling.epoch import Block
 
 
-class Moves(msgspec.Struct):
+class CacheOps(msgspec.Struct):
     """What enters and leaves memory with one batch."""
 
     drop: list[Block] = msgspec.field(default_factory=list)
@@ -29,7 +29,7 @@ class Moves(msgspec.Struct):
         self.drop, self.admit, self.release = [], [], []
 
 
-class Memory:
+class CacheUsage:
     """Who holds which segment, and how many bytes they take."""
 
     def __init__(self) -> None:

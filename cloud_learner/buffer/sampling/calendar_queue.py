@@ -14,7 +14,7 @@ def _empty() -> _Part:
     return np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int32)
 
 
-class Pending:
+class CalendarQueue:
     """Tokens by key. Those with equal keys come out in the order they were added.
 
     Keys are sorted into days of equal width, and only the current day is kept sorted, so that adding t tokens costs

@@ -39,7 +39,7 @@ class Population(msgspec.Struct, frozen=True, eq=False):
         return float(self.weight @ self.count)
 
 
-class PassState(msgspec.Struct):
+class EpochState(msgspec.Struct):
     """What a pass is made of; with the same universe it makes the same pass."""
 
     number: int
@@ -112,14 +112,14 @@ class _Leg(msgspec.Struct, frozen=True, eq=False):
     """u: token k lies where k - u tokens are expected"""
 
 
-class Pass:
+class Epoch:
     """The visits of one pass and the order they come in.
 
     A visit is a block entering memory with its tokens. A block with more than a quarter of a window's tokens is visited
     several times, with some of its tokens each, at even distances.
     """
 
-    def __init__(self, state: PassState, key: tuple[int, ...]) -> None:
+    def __init__(self, state: EpochState, key: tuple[int, ...]) -> None:
         """Empty until `join`. `key` names the seed and the stratum."""
         self.state = state
         self.draws = 0.0

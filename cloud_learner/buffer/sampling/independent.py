@@ -9,9 +9,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.sampling.cache_ops import Moves
+from cloud_learner.buffer.sampling.cache_ops import CacheOps
 from cloud_learner.buffer.sampling.epoch import Block, cut
-from cloud_learner.buffer.sampling.snapshot import Choice, Scope
+from cloud_learner.buffer.sampling.snapshot import Choice, SamplingSnapshot
 
 LARGEST_BLOCK = 64 * 1024 * 1024
 """bytes of a block, unless a segment is larger"""
@@ -30,10 +30,10 @@ class Base(msgspec.Struct, frozen=True):
     """ledger row"""
 
 
-class Loose:
+class IndependentSampler:
     """What is drawn independently of one stratum. `moves` collects what enters and leaves memory."""
 
-    def __init__(self, scope: Scope, number: int, moves: Moves) -> None:
+    def __init__(self, scope: SamplingSnapshot, number: int, moves: CacheOps) -> None:
         self._scope, self._number, self._moves = scope, number, moves
         self.base: Base | None = None
         """None: every segment is a block of its own"""

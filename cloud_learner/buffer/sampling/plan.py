@@ -1,8 +1,9 @@
 """Which steps make up each batch, and which segments must lie in memory for it.
 
-`Planner.next()` answers with plans in order. For plan k the reader, in this order, may drop `drop`, must have `admit`
-in memory, gathers the batch, and may then drop `release`. A block is a tuple of segment numbers that enters and leaves
-as it is; a segment may be in several blocks that are held at once, so a reader counts how many holders a segment has.
+`SamplingPlanner.next()` answers with plans in order. For plan k the reader, in this order, may drop `drop`, must have
+`admit` in memory, gathers the batch, and may then drop `release`. A block is a tuple of segment numbers that enters and
+leaves as it is; a segment may be in several blocks that are held at once, so a reader counts how many holders a segment
+has.
 
 The target probability of a step is (share of its stratum) * (its weight) / (weights of the stratum), and a part
 `recent.share` of every task's draws goes to its newest steps instead, by weight. Strata get their draws to within a
@@ -22,16 +23,16 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.sampling.budget import allot, apportion
-from cloud_learner.buffer.sampling.cache_ops import Memory, Moves
+from cloud_learner.buffer.sampling.cache_ops import CacheOps, CacheUsage
 from cloud_learner.buffer.sampling.epoch import Block, generator
-from cloud_learner.buffer.sampling.recent import Newest
-from cloud_learner.buffer.sampling.segment_index import Universe
-from cloud_learner.buffer.sampling.snapshot import Cost, Scope
+from cloud_learner.buffer.sampling.recent import RecentSampler
+from cloud_learner.buffer.sampling.segment_index import SegmentIndex
+from cloud_learner.buffer.sampling.snapshot import Cost, SamplingSnapshot
 from cloud_learner.buffer.sampling.stratum import FILLING, RESIDENT, SWEEPING, Stratum, StratumState
-from cloud_learner.buffer.sampling.target import Losses, OnlineShare, Target, strata_shares
-from wire.errors import ConfigError, InvalidData, nearest
+from cloud_learner.buffer.sampling.target import Losses, OnlineShare, SamplingDistribution, strata_shares
+from wire.errors import ConfigError, InvalidDataError, suggest
 
-__all__ = ["Block", "Cost", "Plan", "Planner", "PlannerStats"]
+__all__ = ["Block", "Cost", "PlannerStats", "SamplingPlan", "SamplingPlanner"]
 
 log = logging.getLogger(__name__)
 _FORMAT = 1
@@ -39,7 +40,7 @@ _SLACK = 1.1
 """a sweeping stratum becomes whole again when so many times what it needs fits"""
 
 
-class Plan(msgspec.Struct, frozen=True, eq=False):
+class SamplingPlan(msgspec.Struct, frozen=True, eq=False):
     """One batch."""
 
     number: int
@@ -91,13 +92,13 @@ class _State(msgspec.Struct, frozen=True):
     repeated: int
 
 
-class Planner:
+class SamplingPlanner:
     """Plans batches over one universe. Not for several threads at once."""
 
     def __init__(
         self,
-        universe: Universe,
-        target: Target,
+        universe: SegmentIndex,
+        target: SamplingDistribution,
         cost: Cost,
         budget_bytes: int,
         batch: int,
@@ -116,7 +117,7 @@ class Planner:
             if task not in universe.tasks:
                 raise ConfigError(
                     f"planner: the mix names task '{task}', which is none of {universe.tasks}."
-                    f"{nearest(task, universe.tasks)}"
+                    f"{suggest(task, universe.tasks)}"
                 )
         self._universe, self._target, self._cost = universe, target, cost
         self._budget, self._batch, self._seed, self._echo = budget_bytes, batch, seed, echo
@@ -127,13 +128,13 @@ class Planner:
         self.refresh(newest_version)
 
     def _reset(self) -> None:
-        self._moves = Moves()
-        self._scope = Scope(self._universe, self._target, self._cost, self._batch, self._echo, self._seed)
+        self._moves = CacheOps()
+        self._scope = SamplingSnapshot(self._universe, self._target, self._cost, self._batch, self._echo, self._seed)
         self._strata = [Stratum(self._scope, number, self._moves) for number in range(self._scope.strata)]
-        self._newest = Newest(self._scope, self._target.recent, self._moves)
+        self._newest = RecentSampler(self._scope, self._target.recent, self._moves)
         self._mass: np.ndarray = np.zeros((len(self._universe.tasks), 2))
         self._credit: np.ndarray = np.zeros((len(self._universe.tasks), 5))
-        self._memory = Memory()
+        self._memory = CacheUsage()
         self._content: int | None = None
 
     # --- between batches ------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class Planner:
     def note(self, task: str, online: bool, loss: float) -> None:
         """A loss of one update on that part of the data, for `OnlineShare`; other mixes have no use for it.
 
-        Raises `InvalidData` for a loss that is no number.
+        Raises `InvalidDataError` for a loss that is no number.
         """
         if self._losses:
             self._losses.note(task, online, loss)
@@ -200,12 +201,12 @@ class Planner:
 
     # --- batches --------------------------------------------------------------------------------------------------
 
-    def next(self) -> Plan:
-        """The next batch. Raises `InvalidData` while there is no step to learn from."""
+    def next(self) -> SamplingPlan:
+        """The next batch. Raises `InvalidDataError` while there is no step to learn from."""
         mix, tasks = self._target.mix, self._universe.tasks
         shares = strata_shares(mix, tasks, self._mass, self._losses)
         if not shares.any():
-            raise InvalidData(f"there is no step to learn from yet: {self._scope.why_nothing()}")
+            raise InvalidDataError(f"there is no step to learn from yet: {self._scope.why_nothing()}")
         for stratum in self._strata:
             if stratum.mode:
                 stratum.start_batch()
@@ -216,7 +217,7 @@ class Planner:
         runs, offsets = self._draw(draws.reshape(parts.shape), rng)
         order = np.argsort(rng.random(self._batch), kind="stable")
         self._moves.settle()
-        plan = Plan(
+        plan = SamplingPlan(
             number=self._number,
             drop=tuple(sorted(self._moves.drop)),
             admit=tuple(self._moves.admit),
@@ -266,7 +267,7 @@ class Planner:
         runs, offsets = (np.concatenate(columns) for columns in zip(*found, strict=True))
         if missing:
             if not len(runs):
-                raise InvalidData(
+                raise InvalidDataError(
                     "there is no step to learn from in memory, and no room for the next; raise cache_bytes."
                 )
             again = rng.integers(0, len(runs), missing)
@@ -298,16 +299,16 @@ class Planner:
 
         The first plan drops nothing and admits again all that must be in memory; all else is what the other planner
         would have planned. False if that cannot be, since segments were pruned or settings changed meanwhile: then it
-        goes on with new passes. Raises `InvalidData` for what is no state of a planner.
+        goes on with new passes. Raises `InvalidDataError` for what is no state of a planner.
         """
         if self._number:
-            raise InvalidData("planner: a state can only be restored before the first plan; make a new Planner.")
+            raise InvalidDataError("planner: a state can only be restored before the first plan; make a new Planner.")
         try:
             known = msgspec.convert(dict(state), _State)
         except (msgspec.ValidationError, TypeError, ValueError) as error:
-            raise InvalidData(f"planner: this is no state of a planner, {error}; begin without it.") from error
+            raise InvalidDataError(f"planner: this is no state of a planner, {error}; begin without it.") from error
         if known.format != _FORMAT:
-            raise InvalidData(f"planner: a state of format {known.format}, not {_FORMAT}; begin without it.")
+            raise InvalidDataError(f"planner: a state of format {known.format}, not {_FORMAT}; begin without it.")
         self._reset()
         self._number, self._repeated = known.number, known.repeated
         if self._losses:

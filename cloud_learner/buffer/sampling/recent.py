@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from cloud_learner.buffer.sampling.cache_ops import Moves
-from cloud_learner.buffer.sampling.snapshot import Choice, Scope
+from cloud_learner.buffer.sampling.cache_ops import CacheOps
+from cloud_learner.buffer.sampling.snapshot import Choice, SamplingSnapshot
 from cloud_learner.buffer.sampling.target import Recent
 
 
-class Newest:
+class RecentSampler:
     """What `Recent` asks for. `moves` collects what enters and leaves memory."""
 
-    def __init__(self, scope: Scope, recent: Recent, moves: Moves) -> None:
+    def __init__(self, scope: SamplingSnapshot, recent: Recent, moves: CacheOps) -> None:
         self._scope, self._recent, self._moves = scope, recent, moves
         self._choices: dict[int, Choice] = {}
         self._segments = np.zeros(0, np.int64)

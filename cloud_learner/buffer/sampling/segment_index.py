@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from cloud_learner.buffer.check import SOURCES
-from cloud_learner.buffer.ledger.rows import EpisodeFacts, SegmentIndex
-from cloud_learner.buffer.sampling.target import Runs
-from wire.errors import ConfigError, InvalidData
+from cloud_learner.buffer.ledger.rows import EpisodeFacts, SegmentColumns
+from cloud_learner.buffer.sampling.target import StepRuns
+from wire.errors import ConfigError, InvalidDataError
 
 _ONLINE, _DEMONSTRATION = SOURCES[0], SOURCES[1]
 _INDEX_BITS = 32
@@ -70,7 +70,7 @@ _RUN = {
 }
 
 
-class Universe:
+class SegmentIndex:
     """Grows with the ledger. Its arrays are read-only views: take them again after `extend` or `rebuild`.
 
     Left out: evaluation episodes (held-out seeds stay held out), tasks that were not asked for, and, where several
@@ -156,14 +156,14 @@ class Universe:
     def __len__(self) -> int:
         return len(self.row)
 
-    def extend(self, index: SegmentIndex) -> np.ndarray:
+    def extend(self, index: SegmentColumns) -> np.ndarray:
         """Take in the segments of `index` above the watermark. int64[k] numbers of those added, growing.
 
-        Raises `InvalidData` if the rows of `index` do not grow, for then it is no answer of a ledger.
+        Raises `InvalidDataError` if the rows of `index` do not grow, for then it is no answer of a ledger.
         """
         rows = np.asarray(index.row)
         if (np.diff(rows) <= 0).any():
-            raise InvalidData("universe: the rows of the ledger's index do not grow; it cannot be taken in.")
+            raise InvalidDataError("universe: the rows of the ledger's index do not grow; it cannot be taken in.")
         episode = self._dense_numbers(np.asarray(index.episode), rows, index.episodes)
         wanted = np.flatnonzero((rows > self.watermark) & (episode >= 0))
         if len(rows):
@@ -190,7 +190,7 @@ class Universe:
         self._link(added)
         return added
 
-    def rebuild(self, index: SegmentIndex) -> np.ndarray:
+    def rebuild(self, index: SegmentColumns) -> np.ndarray:
         """Follow the ledger after its generation changed; `index` holds all that lives (`ledger.index(after=0)`).
 
         What is not in it is `gone` and nobody's neighbour; what is new is added. int64[k] those that went just now.
@@ -244,12 +244,12 @@ class Universe:
         segments = int(np.searchsorted(self.row, watermark, "right"))
         return segments, int(self.run_offsets[segments])
 
-    def runs(self, chosen: slice | np.ndarray, watermark: int) -> Runs:
+    def runs(self, chosen: slice | np.ndarray, watermark: int) -> StepRuns:
         """What factors may know of these runs when `watermark` was the newest row: no outcome that came later."""
         segment = self.run_segment[chosen]
         episode = self.episode[segment]
         known = self._episode["last_row"].all[episode] <= watermark
-        return Runs(
+        return StepRuns(
             actor=self.run_actor[chosen],
             version=self.run_version[chosen],
             demonstration=self.demonstration[segment],
@@ -287,7 +287,7 @@ class Universe:
         self._facts.append(facts)
         return len(self._facts) - 1
 
-    def _append_runs(self, index: SegmentIndex, wanted: np.ndarray, added: np.ndarray) -> None:
+    def _append_runs(self, index: SegmentColumns, wanted: np.ndarray, added: np.ndarray) -> None:
         offsets, runs = np.asarray(index.run_offsets), np.asarray(index.runs)
         counts = offsets[wanted + 1] - offsets[wanted]
         ends = np.cumsum(counts)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from cloud_learner.buffer.sampling.epoch import Population
-from cloud_learner.buffer.sampling.segment_index import Universe
-from cloud_learner.buffer.sampling.target import Moment, Target
+from cloud_learner.buffer.sampling.segment_index import SegmentIndex
+from cloud_learner.buffer.sampling.target import Moment, SamplingDistribution
 from wire.errors import ConfigError
 
 Cost = Callable[[np.ndarray], np.ndarray]
@@ -19,7 +19,7 @@ ledger committed it: it must not change when neighbours arrive (always count the
 class Choice:
     """Independent draws from runs by the weights of their steps."""
 
-    def __init__(self, scope: Scope, runs: np.ndarray, skipped: int = 0) -> None:
+    def __init__(self, scope: SamplingSnapshot, runs: np.ndarray, skipped: int = 0) -> None:
         """`runs` grow; the first `skipped` steps of the first of them do not count."""
         self._scope, self._skipped = scope, skipped
         self.runs = runs
@@ -56,10 +56,10 @@ class Choice:
         self._until = np.append(self._until, np.cumsum(np.append(self.mass(), masses))[1:])
 
 
-class View:
+class StratumView:
     """What may be drawn of one stratum now."""
 
-    def __init__(self, scope: Scope, runs: np.ndarray) -> None:
+    def __init__(self, scope: SamplingSnapshot, runs: np.ndarray) -> None:
         self._scope = scope
         self.choice = Choice(scope, runs)
         self.segments: np.ndarray = scope.segments_of(runs)
@@ -77,7 +77,7 @@ class View:
     def append(self, runs: np.ndarray) -> None:
         """Runs of segments that came after all others."""
         if len(runs):
-            new = View(self._scope, runs)
+            new = StratumView(self._scope, runs)
             self.choice.append(runs)
             self.segments = np.append(self.segments, new.segments)
             self.bytes += new.bytes
@@ -85,10 +85,12 @@ class View:
             self.steps += new.steps
 
 
-class Scope:
+class SamplingSnapshot:
     """The universe as it was when `watermark` was its newest row, seen with `newest_version`."""
 
-    def __init__(self, universe: Universe, target: Target, cost: Cost, batch: int, echo: float, seed: int) -> None:
+    def __init__(
+        self, universe: SegmentIndex, target: SamplingDistribution, cost: Cost, batch: int, echo: float, seed: int
+    ) -> None:
         self.universe, self.target = universe, target
         self.batch, self.echo, self.seed = batch, echo, seed
         self.watermark = self.newest_version = 0
@@ -106,7 +108,7 @@ class Scope:
         """whether the last look changed nothing about what was in scope before"""
         self._cost = cost
         self._runs: list[np.ndarray] = [np.zeros(0, np.int64)] * self.strata
-        self.views = [View(self, runs) for runs in self._runs]
+        self.views = [StratumView(self, runs) for runs in self._runs]
         """what may be drawn, by stratum"""
         self.added = list(self._runs)
         """int64 runs in the views since the last look, by stratum; all of them unless it only grew"""
@@ -130,7 +132,7 @@ class Scope:
                 view.append(more)
         else:
             self.added = [all_runs[self.alive[all_runs]] for all_runs in self._runs]
-            self.views = [View(self, alive) for alive in self.added]
+            self.views = [StratumView(self, alive) for alive in self.added]
 
     def row_of(self, segment: int) -> int:
         """Ledger row of a segment number; that after the watermark for the number after the last."""

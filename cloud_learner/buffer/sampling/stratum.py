@@ -17,11 +17,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.sampling.cache_ops import Moves
-from cloud_learner.buffer.sampling.epoch import Block, Pass, PassState, Population, block_mass, cut
-from cloud_learner.buffer.sampling.independent import LARGEST_BLOCK, Base, Loose
-from cloud_learner.buffer.sampling.snapshot import Choice, Scope, View
-from cloud_learner.buffer.sampling.windowed_shuffle import Sweep, SweepState
+from cloud_learner.buffer.sampling.cache_ops import CacheOps
+from cloud_learner.buffer.sampling.epoch import Block, Epoch, EpochState, Population, block_mass, cut
+from cloud_learner.buffer.sampling.independent import LARGEST_BLOCK, Base, IndependentSampler
+from cloud_learner.buffer.sampling.snapshot import Choice, SamplingSnapshot, StratumView
+from cloud_learner.buffer.sampling.windowed_shuffle import WindowedShuffle, WindowedShuffleState
 
 FILLING, RESIDENT, SWEEPING = "filling", "resident", "sweeping"
 _WINDOW = 0.75
@@ -46,14 +46,14 @@ class StratumState(msgspec.Struct, frozen=True):
     passes: int
     below: int
     """ledger row: what is drawn independently and older has entered memory"""
-    sweep: SweepState | None
+    sweep: WindowedShuffleState | None
     base: Base | None
 
 
 class Stratum:
     """Draws from one stratum. `moves` collects what enters and leaves memory."""
 
-    def __init__(self, scope: Scope, number: int, moves: Moves) -> None:
+    def __init__(self, scope: SamplingSnapshot, number: int, moves: CacheOps) -> None:
         self._scope, self._number, self._moves = scope, number, moves
         self.mode = ""
         """'' while there is nothing to draw"""
@@ -61,14 +61,14 @@ class Stratum:
         """bytes it may use"""
         self.passes = 0
         """begun so far"""
-        self._sweep: Sweep | None = None
-        self._loose = Loose(scope, number, moves)
+        self._sweep: WindowedShuffle | None = None
+        self._loose = IndependentSampler(scope, number, moves)
         self._in_pass: np.ndarray = np.zeros(0, bool)
         self._pass_mass = 0.0
         self._stuck = False
 
     @property
-    def _view(self) -> View:
+    def _view(self) -> StratumView:
         return self._scope.views[self._number]
 
     @property
@@ -133,10 +133,10 @@ class Stratum:
             self._settle([])
             return
         self.mode = FILLING if whole else SWEEPING
-        self._sweep = Sweep(self._make_pass, self._costs, self._moves, keep=whole)
+        self._sweep = WindowedShuffle(self._make_pass, self._costs, self._moves, keep=whole)
         self._sweep.begin()
 
-    def _refresh_sweep(self, sweep: Sweep) -> None:
+    def _refresh_sweep(self, sweep: WindowedShuffle) -> None:
         grown = len(self._scope.weight) - len(self._in_pass)
         self._in_pass = np.append(self._in_pass, np.zeros(grown, bool))
         drifted = not self._scope.only_grew and self._drift(sweep.newest) > _DRIFT
@@ -157,7 +157,7 @@ class Stratum:
                 sweep.begin()
             sweep.shrink(self._room())
 
-    def _drift(self, newest: Pass) -> float:
+    def _drift(self, newest: Epoch) -> float:
         """Total variation between the pass's target and the one of now, over the steps of the pass."""
         counts = self._scope.universe.run_count[newest.runs]
         then, now = newest.weights * counts, self._scope.weight[newest.runs] * counts
@@ -204,14 +204,14 @@ class Stratum:
 
     # --- passes ---------------------------------------------------------------------------------------------------
 
-    def _make_pass(self) -> Pass:
+    def _make_pass(self) -> Epoch:
         """A pass over all there is; nothing is late any more."""
         scope = self._scope
         if self._sweep and self.mode == SWEEPING and self._loose.mass:
             # what waits must hold its part of what was late
             self._join(self._sweep)
         window_bytes = int(_WINDOW * self.allotted) if self.mode == SWEEPING else 0
-        state = PassState(
+        state = EpochState(
             number=self.passes,
             newest_version=scope.newest_version,
             scale=0.0,
@@ -224,7 +224,7 @@ class Stratum:
         echo = scope.echo if window_bytes else min(1.0, scope.echo)
         draws = max(scope.batch, min(echo * float(population.count.sum()), _most_draws(population, state)))
         state.scale = draws / population.mass
-        made = Pass(state, (scope.seed, 2, self._number))
+        made = Epoch(state, (scope.seed, 2, self._number))
         made.join(population)
         self.passes += 1
         self._in_pass = np.zeros(len(scope.weight), bool)
@@ -233,23 +233,23 @@ class Stratum:
         self._find_late()
         return made
 
-    def _remake_pass(self, state: PassState) -> Pass:
+    def _remake_pass(self, state: EpochState) -> Epoch:
         """The same pass from its state; what is late is then counted from it."""
         self._in_pass = np.zeros(len(self._scope.weight), bool)
-        made = Pass(state, (self._scope.seed, 2, self._number))
+        made = Epoch(state, (self._scope.seed, 2, self._number))
         for watermark, head in state.legs:
             made.head = head
             made.join(self._next_leg(state, watermark))
         return made
 
-    def _join(self, sweep: Sweep) -> None:
+    def _join(self, sweep: WindowedShuffle) -> None:
         """Late segments take part in what is left of the pass."""
         state = sweep.newest.state
         state.legs.append((self._scope.watermark, sweep.newest.head))
         sweep.join(self._next_leg(state, self._scope.watermark), self._scope.alive)
         self._find_late()
 
-    def _next_leg(self, state: PassState, watermark: int) -> Population:
+    def _next_leg(self, state: EpochState, watermark: int) -> Population:
         """What was eligible at `watermark` and had not joined yet; it has now."""
         population = self._scope.population(self._number, watermark, state.newest_version, self._in_pass)
         self._in_pass[population.run] = True
@@ -288,7 +288,7 @@ class Stratum:
         self.mode, self.allotted, self.passes = state.mode, state.allotted, state.passes
         self._loose.entered = int(np.searchsorted(self._scope.universe.row, state.below))
         if state.sweep:
-            self._sweep = Sweep(self._make_pass, self._costs, self._moves, keep=state.mode == FILLING)
+            self._sweep = WindowedShuffle(self._make_pass, self._costs, self._moves, keep=state.mode == FILLING)
             self._sweep.restore(state.sweep, self._remake_pass)
             self._find_late()
         elif state.base:
@@ -296,7 +296,7 @@ class Stratum:
             self._loose.set(self._view.runs)
 
 
-def _most_draws(population: Population, state: PassState) -> float:
+def _most_draws(population: Population, state: EpochState) -> float:
     """So many draws that no block gets more than `_TOKENS_OF_BLOCK`."""
     bounds = cut(population.segment, population.count, population.cost, state.block_bytes)
     return _TOKENS_OF_BLOCK * population.mass / float(block_mass(population, bounds).max())

@@ -17,14 +17,14 @@ import numpy as np
 
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.ledger.control import HOLD, by_human
-from wire.errors import ConfigError, InvalidData, nearest
+from wire.errors import ConfigError, InvalidDataError, suggest
 from wire.messages.all import ACTORS
 
 OFFLINE, ONLINE = 0, 1
 """column of a stratum in arrays [tasks, 2]"""
 
 
-class Runs(msgspec.Struct, frozen=True, eq=False):
+class StepRuns(msgspec.Struct, frozen=True, eq=False):
     """R runs of steps, as a factor sees them."""
 
     actor: np.ndarray
@@ -43,11 +43,11 @@ class Moment(msgspec.Struct, frozen=True):
     newest_version: int
 
 
-Factor = Callable[[Runs, Moment], np.ndarray]
+Factor = Callable[[StepRuns, Moment], np.ndarray]
 """float64[R] weight >= 0 of each step of a run; factors multiply. Pure: the same runs and moment, the same weights."""
 
 
-class Steps(Protocol):
+class StepFilter(Protocol):
     """A static predicate of steps."""
 
     def __call__(self, actor: np.ndarray, demonstration: bool | np.ndarray) -> np.ndarray:
@@ -120,7 +120,7 @@ def lag_half_life(versions: float) -> Factor:
     )
 
 
-def _lag(runs: Runs, moment: Moment) -> np.ndarray:
+def _lag(runs: StepRuns, moment: Moment) -> np.ndarray:
     return moment.newest_version - runs.version.astype(np.int64)
 
 
@@ -133,7 +133,7 @@ def _weight(where: str, name: str, value: float) -> float:
 def _table(where: str, weights: Mapping[str, float], names: Sequence[str], other: float) -> np.ndarray:
     for name in weights:
         if name not in names:
-            raise ConfigError(f"{where}: '{name}' is none of {tuple(names)}.{nearest(name, names)}")
+            raise ConfigError(f"{where}: '{name}' is none of {tuple(names)}.{suggest(name, names)}")
     return np.array([_weight(where, name, weights.get(name, other)) for name in names])
 
 
@@ -166,9 +166,9 @@ class Losses:
         self._last: dict[str, tuple[deque[float], deque[float]]] = {}
 
     def note(self, task: str, online: bool, loss: float) -> None:
-        """Raises `InvalidData` for a loss that is no number, for it would stay in the mean for long."""
+        """Raises `InvalidDataError` for a loss that is no number, for it would stay in the mean for long."""
         if not math.isfinite(loss):
-            raise InvalidData(f"the loss {loss} of task '{task}' is no number; leave it out, or find out why.")
+            raise InvalidDataError(f"the loss {loss} of task '{task}' is no number; leave it out, or find out why.")
         empty: tuple[deque[float], deque[float]] = (deque(maxlen=self._share.window), deque(maxlen=self._share.window))
         self._last.setdefault(task, empty)[ONLINE if online else OFFLINE].append(float(loss))
 
@@ -258,18 +258,18 @@ BY_TASK = TaskMix()
 # --- target -----------------------------------------------------------------------------------------------------------
 
 
-class Target(msgspec.Struct, frozen=True, eq=False):
+class SamplingDistribution(msgspec.Struct, frozen=True, eq=False):
     """What a trainer wants to see."""
 
     factors: tuple[Factor, ...]
     mix: TaskMix
     recent: Recent
-    starts: Steps
+    starts: StepFilter
     """which steps may ever begin a window: frames that only others saw are not even decoded"""
-    continues: Steps
+    continues: StepFilter
     """which steps may stand inside a window: its mask is 0 from the first that may not"""
 
-    def weights(self, runs: Runs, moment: Moment) -> np.ndarray:
+    def weights(self, runs: StepRuns, moment: Moment) -> np.ndarray:
         """float64[R] of each step of a run, 0 for those that may not begin a window.
 
         Raises `ConfigError` if a factor answers with something else.
@@ -282,11 +282,13 @@ class Target(msgspec.Struct, frozen=True, eq=False):
         return weights
 
 
-def imitation(recent: Recent = EVENLY, factors: tuple[Factor, ...] = (), mix: TaskMix = BY_TASK) -> Target:
+def imitation(
+    recent: Recent = EVENLY, factors: tuple[Factor, ...] = (), mix: TaskMix = BY_TASK
+) -> SamplingDistribution:
     """Windows of what people and scripts did: for HG-DAgger and behaviour cloning."""
-    return Target((imitable(), *factors), mix, recent, imitable_steps, imitable_steps)
+    return SamplingDistribution((imitable(), *factors), mix, recent, imitable_steps, imitable_steps)
 
 
-def uniform(recent: Recent = EVENLY, factors: tuple[Factor, ...] = (), mix: TaskMix = BY_TASK) -> Target:
+def uniform(recent: Recent = EVENLY, factors: tuple[Factor, ...] = (), mix: TaskMix = BY_TASK) -> SamplingDistribution:
     """Windows of everything that somebody did: for reinforcement learning and value functions."""
-    return Target((everything(), *factors), mix, recent, acted_steps, acted_steps)
+    return SamplingDistribution((everything(), *factors), mix, recent, acted_steps, acted_steps)

@@ -57,18 +57,18 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.sampling.cache_ops import Moves
-from cloud_learner.buffer.sampling.calendar_queue import Pending
-from cloud_learner.buffer.sampling.epoch import Block, Pass, PassState, Population, Tokens
+from cloud_learner.buffer.sampling.cache_ops import CacheOps
+from cloud_learner.buffer.sampling.calendar_queue import CalendarQueue
+from cloud_learner.buffer.sampling.epoch import Block, Epoch, EpochState, Population, Tokens
 
 _DAYS, _SHORTEST_DAY = 64, 1024.0
 """a window is put in order in so many parts, if they are not shorter than this"""
 
 
-class SweepState(msgspec.Struct):
+class WindowedShuffleState(msgspec.Struct):
     """How far a sweep has come. The newest pass is the last."""
 
-    passes: list[PassState]
+    passes: list[EpochState]
     head: int
     again: list[tuple[int, int, int]]
     """(pass, visit, tokens that have come out) of blocks that were put back, the next one last"""
@@ -94,10 +94,12 @@ class _Visit(msgspec.Struct):
     begin: float = 0.0
 
 
-class Sweep:
+class WindowedShuffle:
     """Draws from one stratum, pass after pass."""
 
-    def __init__(self, make: Callable[[], Pass], cost: Callable[[Block], list[int]], moves: Moves, keep: bool) -> None:
+    def __init__(
+        self, make: Callable[[], Epoch], cost: Callable[[Block], list[int]], moves: CacheOps, keep: bool
+    ) -> None:
         """`make()` a new pass over all there is, with a higher number than all before. `moves` is written to.
 
         `cost`: bytes of each segment of a block. `keep`: blocks stay in memory after their last token, and one pass is
@@ -108,7 +110,7 @@ class Sweep:
         """of all segments in memory, also of those that leave after this batch"""
         self._holders: Counter[int] = Counter()
         self._leaving: list[Block] = []
-        self._passes: dict[int, Pass] = {}
+        self._passes: dict[int, Epoch] = {}
         self._begun: dict[int, _Visit] = {}
         self._again: list[tuple[int, int, int]] = []
         self._kept: list[Block] = []
@@ -116,10 +118,10 @@ class Sweep:
         self._slots = 0
         self._used: set[int] = set()
         self._cursor = self._frontier = 0.0
-        self._pending = Pending(1.0)
+        self._pending = CalendarQueue(1.0)
 
     @property
-    def newest(self) -> Pass:
+    def newest(self) -> Epoch:
         """The pass that visits come from."""
         return self._passes[max(self._passes)]
 
@@ -217,11 +219,11 @@ class Sweep:
             self._cursor = begun.begin
         self.look_again()
 
-    def state(self) -> SweepState:
+    def state(self) -> WindowedShuffleState:
         """JSON-able through msgspec."""
         live = {number for number, _, _ in self._again} | {begun.number for begun in self._begun.values()}
         numbers = sorted(live | {self.newest.state.number})
-        return SweepState(
+        return WindowedShuffleState(
             passes=[self._passes[number].state for number in numbers],
             head=self.newest.head,
             again=list(self._again),
@@ -230,7 +232,7 @@ class Sweep:
             frontier=self._frontier,
         )
 
-    def restore(self, state: SweepState, remake: Callable[[PassState], Pass]) -> None:
+    def restore(self, state: WindowedShuffleState, remake: Callable[[EpochState], Epoch]) -> None:
         """Go on from `state`; everything that was in memory is admitted again. `remake` makes a pass from its state."""
         self._passes = {one.number: remake(one) for one in state.passes}
         self.newest.head = state.head

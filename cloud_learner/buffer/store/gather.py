@@ -18,21 +18,21 @@ from numcodecs import blosc
 from cloud_learner.buffer.ledger.rows import Place
 from cloud_learner.buffer.store import arrays
 from cloud_learner.buffer.store.arrays import ShardedArray
-from cloud_learner.buffer.store.objects import Objects
-from cloud_learner.buffer.store.shard import Facts
-from wire.errors import Corrupt
+from cloud_learner.buffer.store.objects import ObjectStore
+from cloud_learner.buffer.store.shard import SegmentMetadata
+from wire.errors import CorruptDataError
 from wire.messages.all import CameraFrames, Segment
 from wire.types import RobotSpec
 
 _EMPTY = 2**64 - 1
 """Offset and length of a chunk that is not there: all of it is 0."""
-_facts = msgspec.json.Decoder(Facts)
+_facts = msgspec.json.Decoder(SegmentMetadata)
 
 
-def read_segments(objects: Objects, spec: RobotSpec, number: int, places: Sequence[Place]) -> dict[int, Segment]:
+def read_segments(objects: ObjectStore, spec: RobotSpec, number: int, places: Sequence[Place]) -> dict[int, Segment]:
     """The segments at these places of shard `number`, by ledger row; their arrays may share memory.
 
-    Raises `Corrupt` when anything that is needed for one of them is gone or damaged.
+    Raises `CorruptDataError` when anything that is needed for one of them is gone or damaged.
     """
     cameras = arrays.cameras_of(spec)
     placed = np.stack([_placed(place, len(cameras)) for place in places])  # [segments, cameras + 1, 4]
@@ -50,7 +50,7 @@ def read_segments(objects: Objects, spec: RobotSpec, number: int, places: Sequen
     return found
 
 
-class _Part:
+class _ShardPart:
     """The chunks of one array that were read, one after another."""
 
     def __init__(self, array: ShardedArray, chunks: np.ndarray) -> None:
@@ -69,10 +69,10 @@ class _Part:
 
 
 def _read_chunks(
-    objects: Objects, spec_hash: str, number: int, wanted: dict[ShardedArray, np.ndarray]
-) -> dict[str, _Part]:
+    objects: ObjectStore, spec_hash: str, number: int, wanted: dict[ShardedArray, np.ndarray]
+) -> dict[str, _ShardPart]:
     """For each array the chunks that hold the rows int64[n, 2] (first, count) of the shard, by path."""
-    parts = {array.path: _Part(array, _chunks(array, rows)) for array, rows in wanted.items()}
+    parts = {array.path: _ShardPart(array, _chunks(array, rows)) for array, rows in wanted.items()}
     used = [part for part in parts.values() if len(part.chunks)]
     keys = [part.array.key(spec_hash, number) for part in used]
     indices = objects.read([(key, 0, part.array.index_bytes) for key, part in zip(keys, used, strict=True)])
@@ -94,7 +94,9 @@ def _read_chunks(
             else:
                 target[...] = content.view(target.dtype).reshape(target.shape)
         except (RuntimeError, ValueError) as error:
-            raise Corrupt(f"object {objects.place}/{key}: a chunk of it cannot be unpacked: {error}.") from error
+            raise CorruptDataError(
+                f"object {objects.place}/{key}: a chunk of it cannot be unpacked: {error}."
+            ) from error
     return parts
 
 
@@ -108,11 +110,11 @@ def _chunks(array: ShardedArray, rows: np.ndarray) -> np.ndarray:
     return np.array(sorted(found), np.int64)
 
 
-def _checked(data: bytes, objects: Objects, key: str) -> np.ndarray:
+def _checked(data: bytes, objects: ObjectStore, key: str) -> np.ndarray:
     """uint8[n]: `data` without the CRC-32C behind it."""
     content = np.frombuffer(data, np.uint8, max(0, len(data) - 4))
     if google_crc32c.value(content) != int.from_bytes(data[-4:], "little"):
-        raise Corrupt(
+        raise CorruptDataError(
             f"object {objects.place}/{key}: a chunk of it does not match its CRC-32C. Restore it from a backup."
         )
     return content
@@ -120,20 +122,22 @@ def _checked(data: bytes, objects: Objects, key: str) -> np.ndarray:
 
 def _placed(place: Place, cameras: int) -> np.ndarray:
     if place.placed is None or place.placed.shape != (cameras + 1, 4):
-        raise Corrupt(f"ledger: segment row {place.row} does not say where in shard {place.shard} it lies.")
+        raise CorruptDataError(f"ledger: segment row {place.row} does not say where in shard {place.shard} it lies.")
     return place.placed
 
 
 def _segment(
-    spec: RobotSpec, number: int, place: Place, lines: Iterable[Sequence[int]], parts: dict[str, _Part]
+    spec: RobotSpec, number: int, place: Place, lines: Iterable[Sequence[int]], parts: dict[str, _ShardPart]
 ) -> Segment:
     *by_camera, (_, _, facts_at, facts_bytes) = lines
     try:
         facts = _facts.decode(parts[arrays.FACTS].take(facts_at, facts_bytes).tobytes())
     except msgspec.DecodeError as error:
-        raise Corrupt(f"store: shard {number} of {place.spec_hash}: the facts of {place.id}: {error}.") from error
+        raise CorruptDataError(
+            f"store: shard {number} of {place.spec_hash}: the facts of {place.id}: {error}."
+        ) from error
     if facts.id != place.id or facts.steps != place.steps:
-        raise Corrupt(
+        raise CorruptDataError(
             f"store: shard {number} of {place.spec_hash} has segment {facts.id} where the ledger expects {place.id}. "
             "Ledger and store do not belong together: restore both from one backup."
         )

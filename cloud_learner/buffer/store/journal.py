@@ -23,7 +23,7 @@ from pathlib import Path
 
 from cloud_learner.buffer.files import make_directory, sync_directory, write_durably
 from cloud_learner.buffer.ledger.rows import Journaled
-from wire.errors import Corrupt, storage_error
+from wire.errors import CorruptDataError, storage_error
 
 ROTATE_BYTES = 64 * 1024 * 1024
 """A file that has reached this size gets no further record."""
@@ -47,7 +47,8 @@ class Journal:
     def append(self, payload: bytes) -> Journaled:
         """Write a record; it is on the device when this returns.
 
-        Raises `DiskFull`, `NotWritable` or `StorageError`; then the record is not there and the next one may be tried.
+        Raises `DiskFullError`, `NotWritableError` or `StorageError`; then the record is not there and the next one may
+        be tried.
         """
         digest = hashlib.sha256(payload)
         record = _HEADER.pack(_MAGIC, len(payload), digest.digest()) + payload
@@ -63,14 +64,14 @@ class Journal:
         return at
 
     def read(self, at: Journaled) -> bytes:
-        """The payload of a record. Raises `Corrupt` when it is gone, torn or changed."""
+        """The payload of a record. Raises `CorruptDataError` when it is gone, torn or changed."""
         path, record = self._path(at.journal), self.raw(at)
         if not record and not path.exists():
-            raise Corrupt(f"journal file {path} is gone. Restore it from a backup.")
+            raise CorruptDataError(f"journal file {path} is gone. Restore it from a backup.")
         payload = record[_HEADER.size :]
         expected = _HEADER.pack(_MAGIC, at.bytes, bytes.fromhex(at.sha256))
         if record[: _HEADER.size] != expected or hashlib.sha256(payload).hexdigest() != at.sha256:
-            raise Corrupt(
+            raise CorruptDataError(
                 f"journal file {path}: the record at byte {at.offset} is not the one that was written. "
                 "Restore the file from a backup."
             )

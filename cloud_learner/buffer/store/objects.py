@@ -22,7 +22,7 @@ from obstore.store import from_url
 from zarr.abc.store import Store
 
 from cloud_learner.buffer.files import make_directory, move_durably, remove_leftovers, remove_quietly
-from wire.errors import ConfigError, Corrupt, NotWritable, StorageError, storage_error
+from wire.errors import ConfigError, CorruptDataError, NotWritableError, StorageError, storage_error
 
 Span = tuple[str, int, int]
 """(key, first byte, end byte) of a part of an object."""
@@ -36,7 +36,7 @@ _GAP_BYTES = 128 * 1024
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 
 
-class Objects(Protocol):
+class ObjectStore(Protocol):
     """A place of objects. Safe to use from several threads."""
 
     place: str
@@ -47,11 +47,15 @@ class Objects(Protocol):
         ...
 
     def get(self, key: str) -> bytes:
-        """The whole object. Raises `Corrupt` when there is none, `StorageError` when it cannot be asked for now."""
+        """The whole object. Raises `CorruptDataError` when there is none, `StorageError` when it cannot be asked for
+        now.
+        """
         ...
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
-        """Parts of objects, all at once where that is faster. Raises as `get`; `Corrupt` also for one that is short."""
+        """Parts of objects, all at once where that is faster. Raises as `get`; `CorruptDataError` also for one that is
+        short.
+        """
         ...
 
     def delete(self, key: str) -> None:
@@ -74,7 +78,7 @@ class Objects(Protocol):
 _SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "file")
 
 
-def open_objects(place: str | Path) -> Objects:
+def open_objects(place: str | Path) -> ObjectStore:
     """The objects at a directory, or at a URL such as `s3://bucket/prefix`. Nothing is read or created yet."""
     if isinstance(place, str) and "://" in place:
         scheme = place.partition("://")[0]
@@ -129,7 +133,9 @@ class LocalObjects:
                     descriptor = os.open(self.root / key, os.O_RDONLY)
                 part = os.pread(descriptor, end - first, first)
                 if len(part) != end - first:
-                    raise Corrupt(f"object {self.root / key} ends before byte {end}. Restore it from a backup.")
+                    raise CorruptDataError(
+                        f"object {self.root / key} ends before byte {end}. Restore it from a backup."
+                    )
                 found.append(part)
         except OSError as error:
             raise self._explained(error, key) from error
@@ -160,7 +166,7 @@ class LocalObjects:
 
     def _explained(self, error: OSError, key: str) -> StorageError:
         if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
-            return Corrupt(f"object {self.root / key} is gone. Restore it from a backup.")
+            return CorruptDataError(f"object {self.root / key} is gone. Restore it from a backup.")
         return storage_error(error, "store", self.root / key)
 
 
@@ -203,7 +209,7 @@ class RemoteObjects:
         # obstore's own `get_ranges` ends the process for an object that is shorter than it should be
         runs = _runs(spans)
 
-        def fetch(run: _Run) -> bytes:
+        def fetch(run: _ObjectRun) -> bytes:
             try:
                 data = bytes(obstore.get_range(self._store, run.key, start=run.first, end=run.end))
             except (BaseError, OSError) as error:
@@ -250,8 +256,8 @@ class RemoteObjects:
         except (BaseError, OSError) as error:
             raise self._explained(error, key) from None
 
-    def _short(self, key: str, end: int) -> Corrupt:
-        return Corrupt(f"object {self.place}/{key} ends before byte {end}. Restore it from a backup.")
+    def _short(self, key: str, end: int) -> CorruptDataError:
+        return CorruptDataError(f"object {self.place}/{key} ends before byte {end}. Restore it from a backup.")
 
     def _pool(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -262,9 +268,9 @@ class RemoteObjects:
     def _explained(self, error: Exception, key: str) -> StorageError:
         where = f"{self.place}/{key}"
         if isinstance(error, FileNotFoundError):
-            return Corrupt(f"object {where} is gone. Restore it from a backup, or create the bucket.")
+            return CorruptDataError(f"object {where} is gone. Restore it from a backup, or create the bucket.")
         if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
-            return NotWritable(
+            return NotWritableError(
                 f"object {where} may not be used with these credentials: {self._text(error)}. "
                 "Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what they may do."
             )
@@ -277,7 +283,7 @@ class RemoteObjects:
         return text or type(error).__name__
 
 
-class _Run(msgspec.Struct):
+class _ObjectRun(msgspec.Struct):
     """Neighbouring parts of an object that are asked for at once."""
 
     key: str
@@ -286,20 +292,20 @@ class _Run(msgspec.Struct):
     spans: list[int]
 
 
-def _runs(spans: Sequence[Span]) -> list[_Run]:
+def _runs(spans: Sequence[Span]) -> list[_ObjectRun]:
     """`spans` in requests: what lies close together in one object goes into one."""
-    runs: list[_Run] = []
+    runs: list[_ObjectRun] = []
     for number in sorted(range(len(spans)), key=lambda number: spans[number]):
         key, first, end = spans[number]
         if runs and runs[-1].key == key and first - runs[-1].end <= _GAP_BYTES:
             runs[-1].end = max(runs[-1].end, end)
             runs[-1].spans.append(number)
         else:
-            runs.append(_Run(key, first, end, [number]))
+            runs.append(_ObjectRun(key, first, end, [number]))
     return runs
 
 
-def put_all(objects: Objects, found: Iterable[tuple[str, bytes]]) -> None:
+def put_all(objects: ObjectStore, found: Iterable[tuple[str, bytes]]) -> None:
     """Store several objects, some at a time: most of the time of each is waiting. Raises as `put`."""
     with ThreadPoolExecutor(8, thread_name_prefix="put") as threads:
         for done in [threads.submit(objects.put, key, data) for key, data in found]:

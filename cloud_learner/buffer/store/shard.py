@@ -13,7 +13,7 @@ import numpy as np
 
 from cloud_learner.buffer.ledger.rows import Placed
 from cloud_learner.buffer.store import arrays
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 from wire.messages.all import CameraFrames, Segment
 from wire.types import Episode, RobotSpec
 
@@ -22,7 +22,7 @@ _PLACE_BYTES = 20
 """Room that a number in a line of facts may need."""
 
 
-class Item(msgspec.Struct, frozen=True):
+class ShardItem(msgspec.Struct, frozen=True):
     """A canonical segment that is to lie in a shard."""
 
     row: int
@@ -32,7 +32,7 @@ class Item(msgspec.Struct, frozen=True):
     segment: Segment
 
 
-class Facts(msgspec.Struct, frozen=True):
+class SegmentMetadata(msgspec.Struct, frozen=True):
     """One line of the array `segments`: everything of a segment that is not in the other arrays, and where it lies."""
 
     row: int
@@ -66,13 +66,13 @@ class EncodedShard(msgspec.Struct, frozen=True):
 def canonical(segment: Segment, spec: RobotSpec) -> Segment:
     """The segment with every camera of the spec in its dicts, in the spec's order: as it is hashed, stored and read.
 
-    Raises `InvalidData` if it names another camera, or does not say which frames of a camera its steps saw.
+    Raises `InvalidDataError` if it names another camera, or does not say which frames of a camera its steps saw.
     """
     names = [camera.name for camera in spec.cameras]
     if list(segment.frame_times_ns) == names and list(segment.frames) == names:
         return segment
     if set(segment.frame_times_ns) != set(names) or not set(segment.frames) <= set(names):
-        raise InvalidData(
+        raise InvalidDataError(
             f"segment {segment.id[:200]!r} has frames of {sorted({*segment.frame_times_ns, *segment.frames})[:20]}; "
             f"the cameras of its robot are {names}."
         )
@@ -94,7 +94,7 @@ class Room:
 
     def take(self, segment: Segment) -> bool:
         """Whether the canonical segment fits; then its room is gone."""
-        facts = len(_line(_facts(Item(0, "0" * 64, segment), 0, dict.fromkeys(segment.frames, (0, 0, 0, 0)))))
+        facts = len(_line(_facts(ShardItem(0, "0" * 64, segment), 0, dict.fromkeys(segment.frames, (0, 0, 0, 0)))))
         facts += _PLACE_BYTES * (2 + 4 * len(segment.frames))
         sizes = {name: sum(map(len, frames.encoded)) for name, frames in segment.frames.items()}
         if (
@@ -113,16 +113,16 @@ class Room:
 
 
 def require_room(segment: Segment, spec: RobotSpec) -> None:
-    """Raise `InvalidData` if the canonical segment would not even fit into a shard of its own."""
+    """Raise `InvalidDataError` if the canonical segment would not even fit into a shard of its own."""
     if not Room(spec).take(segment):
-        raise InvalidData(
+        raise InvalidDataError(
             f"segment {segment.id[:200]!r} is larger than a shard of the store: at most {arrays.SHARD_ROWS} steps, and "
             f"{arrays.SHARD_FRAMES} frames and {arrays.SHARD_JPEG_BYTES >> 20} MiB of each camera. "
             "Close segments more often."
         )
 
 
-def encode_shard(spec: RobotSpec, number: int, items: Sequence[Item]) -> EncodedShard:
+def encode_shard(spec: RobotSpec, number: int, items: Sequence[ShardItem]) -> EncodedShard:
     """Shard `number` of the spec's group with these segments, in this order. They must fit: see `Room`."""
     segments = [item.segment for item in items]
     data: dict[str, np.ndarray] = {}
@@ -195,9 +195,9 @@ def _encode(spec: RobotSpec, number: int, data: Mapping[str, np.ndarray]) -> dic
     return objects
 
 
-def _facts(item: Item, first_row: int, frames: Mapping[str, tuple[int, ...]]) -> Facts:
+def _facts(item: ShardItem, first_row: int, frames: Mapping[str, tuple[int, ...]]) -> SegmentMetadata:
     segment = item.segment
-    return Facts(
+    return SegmentMetadata(
         row=item.row,
         id=segment.id,
         episode=segment.episode,
@@ -213,5 +213,5 @@ def _facts(item: Item, first_row: int, frames: Mapping[str, tuple[int, ...]]) ->
     )
 
 
-def _line(facts: Facts) -> bytes:
+def _line(facts: SegmentMetadata) -> bytes:
     return msgspec.json.encode(facts) + b"\n"

@@ -23,10 +23,10 @@ from cloud_learner.buffer.ledger.rows import Journaled, ObjectRow, Place
 from cloud_learner.buffer.store import arrays
 from cloud_learner.buffer.store.gather import read_segments
 from cloud_learner.buffer.store.journal import Journal
-from cloud_learner.buffer.store.objects import Objects, put_all
+from cloud_learner.buffer.store.objects import ObjectStore, put_all
 from cloud_learner.buffer.store.shard import EncodedShard, canonical, require_room
 from wire import codec
-from wire.errors import Corrupt, InvalidData, ProtocolError, StorageError
+from wire.errors import CorruptDataError, InvalidDataError, ProtocolError, StorageError
 from wire.messages.all import Segment
 from wire.types import RobotSpec
 
@@ -37,7 +37,7 @@ _MOVES = 8
 """How often a segment may have been moved while it was being read."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class ReadResult(msgspec.Struct, frozen=True):
     """What `SegmentStore.read` found. A row that is in none of these was forgotten."""
 
     segments: dict[int, Segment]
@@ -51,7 +51,7 @@ class Found(msgspec.Struct, frozen=True):
 class SegmentStore:
     """Journal, objects and ledger together. Readers construct it; who writes uses `open`. For several threads."""
 
-    def __init__(self, journal_dir: Path, objects: Objects, ledger: Ledger) -> None:
+    def __init__(self, journal_dir: Path, objects: ObjectStore, ledger: Ledger) -> None:
         self.journal = Journal(journal_dir)
         self.objects = objects
         self.ledger = ledger
@@ -60,7 +60,7 @@ class SegmentStore:
         self._owner = ""
 
     @classmethod
-    def open(cls, journal_dir: Path, objects: Objects, ledger: Ledger) -> SegmentStore:
+    def open(cls, journal_dir: Path, objects: ObjectStore, ledger: Ledger) -> SegmentStore:
         """The store for one that writes: what a crash left half-done is removed, unless somebody else is at work.
 
         Raises `StorageError` when the store has another format.
@@ -86,9 +86,9 @@ class SegmentStore:
     def append(self, segment: Segment, received_ns: int, committed_ns: int) -> int | None:
         """Take a segment: on the device and committed when this returns. Its ledger row, or None if it was there.
 
-        Raises `InvalidData` when the ledger refuses it or it is too large for any shard, and `DiskFull`, `NotWritable`
-        or `StorageError`; then it is not stored, or, if only the answer of a commit was lost, it is found to be there
-        the next time.
+        Raises `InvalidDataError` when the ledger refuses it or it is too large for any shard, and `DiskFullError`,
+        `NotWritableError` or `StorageError`; then it is not stored, or, if only the answer of a commit was lost, it is
+        found to be there the next time.
         """
         spec = self.spec(segment.episode.spec_hash)
         segment = canonical(segment, spec)
@@ -148,7 +148,7 @@ class SegmentStore:
     def _check_format(self) -> None:
         try:
             found = msgspec.json.decode(self.objects.get(MARK), type=dict[str, int]).get("format")
-        except Corrupt as error:
+        except CorruptDataError as error:
             if any(shard.state == "sealed" for shard in self.ledger.shards()):
                 raise StorageError(
                     f"the store {self.objects.place} is not where its shards are: {MARK} is missing. Mount it, or give "
@@ -167,14 +167,14 @@ class SegmentStore:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def spec(self, spec_hash: str) -> RobotSpec:
-        """The robot spec of this hash. Raises `InvalidData` if the ledger does not know it."""
+        """The robot spec of this hash. Raises `InvalidDataError` if the ledger does not know it."""
         spec = self._specs.get(spec_hash) or self.ledger.spec(spec_hash)
         if spec is None:
-            raise InvalidData(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
+            raise InvalidDataError(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
         self._specs[spec_hash] = spec
         return spec
 
-    def read(self, rows: Sequence[int], verify: bool = False) -> Found:
+    def read(self, rows: Sequence[int], verify: bool = False) -> ReadResult:
         """The segments of these ledger rows, equal to the last bit to the canonical ones that were taken.
 
         Checksums of records and chunks are always checked; `verify` compares each segment's SHA-256 as well. Raises
@@ -206,7 +206,7 @@ class SegmentStore:
             if not rest:
                 break
         damaged.update((row, failed[row][1]) for row in rest)
-        return Found(segments, damaged, tuple(elsewhere))
+        return ReadResult(segments, damaged, tuple(elsewhere))
 
     def _read_places(self, places: Sequence[Place], verify: bool) -> tuple[dict[int, Segment], dict[int, str]]:
         """The segments at these places by row, and why some could not be read."""
@@ -216,14 +216,14 @@ class SegmentStore:
             try:
                 segments.update(self._read_group(group))
                 continue
-            except Corrupt as error:
+            except CorruptDataError as error:
                 reasons[group[0].row] = str(error)
             # one of them, or more: the others are to be had
             for place in group if len(group) > 1 else ():
                 reasons.pop(place.row, None)
                 try:
                     segments.update(self._read_group([place]))
-                except Corrupt as error:
+                except CorruptDataError as error:
                     reasons[place.row] = str(error)
         for place in places if verify else ():
             if place.row in segments and record_sha256(segments[place.row]) != place.sha256:
@@ -232,27 +232,27 @@ class SegmentStore:
         return segments, reasons
 
     def _read_group(self, places: Sequence[Place]) -> dict[int, Segment]:
-        """The segments of one shard, or one of the journal, by row. Raises `Corrupt`."""
+        """The segments of one shard, or one of the journal, by row. Raises `CorruptDataError`."""
         first = places[0]
         if first.shard is None:
             return {first.row: self.read_journaled(first)}
         return read_segments(self.objects, self.spec(first.spec_hash), first.shard, places)
 
     def read_journaled(self, place: Place) -> Segment:
-        """The segment of a record. Raises `Corrupt`."""
+        """The segment of a record. Raises `CorruptDataError`."""
         assert place.journal is not None
         payload = self.journal.read(Journaled(place.journal, place.offset, place.bytes, place.sha256))
         return decode_record(payload, place.id)
 
 
 def decode_record(payload: bytes, segment_id: str) -> Segment:
-    """The segment in the payload of a journal record. Raises `Corrupt` if it is another one."""
+    """The segment in the payload of a journal record. Raises `CorruptDataError` if it is another one."""
     try:
         segment = codec.decode(payload)
     except ProtocolError as error:
-        raise Corrupt(f"journal: the record of segment {segment_id}: {error}") from error
+        raise CorruptDataError(f"journal: the record of segment {segment_id}: {error}") from error
     if not isinstance(segment, Segment) or segment.id != segment_id:
-        raise Corrupt(f"journal: the record of segment {segment_id} holds something else.")
+        raise CorruptDataError(f"journal: the record of segment {segment_id} holds something else.")
     return segment
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wire.errors import ConfigError
-from wire.types import Meaning
+from wire.types import CommandType
 
 RENDER = "render"
 """The `source` of a camera that is what `render()` draws."""
@@ -25,7 +25,7 @@ class GymPart:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     """default: the Box's; must be given where those are not finite"""
-    meaning: tuple[Meaning, ...] = ()
+    meaning: tuple[CommandType, ...] = ()
     """default: absolute"""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hal.drivers.gym.config import RENDER, GymConfig, GymTask
-from wire.errors import ConfigError, RobotError, nearest
+from wire.errors import ConfigError, RobotError, suggest
 
 
 def import_gymnasium(config: GymConfig) -> Any:
@@ -39,7 +39,7 @@ def make_env(config: GymConfig, task: GymTask, seed: int = 0) -> Any:
         # the checker only warns, and asks for a picture of its own
         return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
     except gymnasium.error.UnregisteredEnv as error:
-        hint = nearest(env_id, gymnasium.registry)
+        hint = suggest(env_id, gymnasium.registry)
         module = "" if config.module else " Set `module` to the package that registers it."
         raise ConfigError(f"{config.where}: there is no environment '{env_id}'.{hint}{module}") from error
     except TypeError as error:

@@ -15,8 +15,8 @@ from hal.drivers.gym.robot import GymRobot
 from hal.drivers.metaworld.robot import metaworld_spec, state_config
 from hal.drivers.metaworld.tasks import KNOWN_TASKS, check_task, instruction
 from wire.clock import Clock
-from wire.errors import ConfigError, nearest
-from wire.types import Dimension, Meaning
+from wire.errors import ConfigError, suggest
+from wire.types import CommandType, Dimension
 
 _FETCH = {
     "reach": ("FetchReach-v4", "move the hand to the mark"),
@@ -128,7 +128,7 @@ def fetch(task: str = "reach") -> GymConfig:
             ("5 cm/step", "5 cm/step", "5 cm/step", "1"),
             (-1.0,),
             (1.0,),
-            (Meaning.delta, Meaning.delta, Meaning.delta, Meaning.absolute),
+            (CommandType.delta, CommandType.delta, CommandType.delta, CommandType.absolute),
         ),
         control_hz=25.0,
         embodiment=f"fetch-{task}",
@@ -179,7 +179,7 @@ def metaworld_robot(config: GymConfig | None = None, clock: Clock | None = None)
 
 def _named(what: str, task: str, known: dict[str, tuple[str, str]]) -> tuple[str, str]:
     if task not in known:
-        raise ConfigError(f"{what}: no task '{task}'.{nearest(task, known)} It knows: {', '.join(known)}.")
+        raise ConfigError(f"{what}: no task '{task}'.{suggest(task, known)} It knows: {', '.join(known)}.")
     return known[task]
 
 

@@ -19,7 +19,7 @@ from hal.drivers.gym.spec import check_spaces, gym_spec, read_spaces
 from hal.interfaces.robot import Feedback
 from hal.safety.bounds import hold_action, limit_action, rest_action
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, FleetError, InvalidData, RobotError, nearest
+from wire.errors import ConfigError, FleetError, InvalidDataError, RobotError, suggest
 from wire.types import Frame, Observation
 
 _Done = TypeVar("_Done")
@@ -65,7 +65,7 @@ class GymRobot:
         """Begin an episode of `task`. Raises `ConfigError` for an unknown task, `RobotError` before `connect`."""
         if task not in self._tasks:
             raise ConfigError(
-                f"{self._where}: no task '{task}'.{nearest(task, self.tasks)} It knows: {', '.join(self.tasks)}."
+                f"{self._where}: no task '{task}'.{suggest(task, self.tasks)} It knows: {', '.join(self.tasks)}."
             )
         if seed < 0:
             raise ConfigError(f"{self._where}: seed {seed} is negative.")
@@ -91,7 +91,7 @@ class GymRobot:
     def write(self, action: np.ndarray) -> Feedback:
         """One step of the environment with `action`, float32[da], clipped to the limits.
 
-        Raises `InvalidData` for another shape or a number that is not finite; nothing moves then.
+        Raises `InvalidDataError` for another shape or a number that is not finite; nothing moves then.
         """
         self._ready("write")
         executed = limit_action(self.spec, action)
@@ -175,7 +175,7 @@ class GymRobot:
             try:
                 preview = asked.preview_height, asked.preview_width
                 frame = framed(time_ns, rgb(picture), (camera.height, camera.width), preview)
-            except InvalidData as error:
+            except InvalidDataError as error:
                 raise RobotError(f"{self._where}: camera '{camera.name}' ({asked.source}): {error}") from error
             self._frames[camera.name] = due, frame
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from hal.drivers.gym.config import RENDER, GymConfig, GymPart
 from hal.drivers.gym.make import make_env
-from wire.errors import ConfigError, nearest
-from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+from wire.errors import ConfigError, suggest
+from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 
 class Box(msgspec.Struct, frozen=True):
@@ -134,7 +134,7 @@ def _dimensions(config: GymConfig, what: str, part: GymPart, prefix: str, box: B
         "units": part.units or ("1",),
         "low": part.low or (box.low if box is not None else ()),
         "high": part.high or (box.high if box is not None else ()),
-        "meaning": part.meaning or (Meaning.absolute,),
+        "meaning": part.meaning or (CommandType.absolute,),
     }
     for name, values in defaults.items():
         fields[name] = values * count if len(values) == 1 and name != "names" else values
@@ -174,7 +174,7 @@ def _no_key(config: GymConfig, what: str, key: str, spaces: Spaces) -> ConfigErr
         return ConfigError(f"{config.where}: {what} '{key}' is a {spaces.left_out[key]}, no Box of numbers.")
     known = ", ".join(repr(name) for name in spaces.observation)
     return ConfigError(
-        f"{config.where}: {what} '{key}' is not in the observation.{nearest(key, spaces.observation)} It has {known}."
+        f"{config.where}: {what} '{key}' is not in the observation.{suggest(key, spaces.observation)} It has {known}."
     )
 
 

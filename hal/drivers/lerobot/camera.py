@@ -106,7 +106,7 @@ def detach_cameras(robot: Any, now_ns: Callable[[], int]) -> list[NewestCamera]:
     return list(placed.values())
 
 
-class Pictures:
+class GrabbedPictures:
     """Frames with their times for the pictures in an observation of lerobot."""
 
     def __init__(self, sizes: dict[str, tuple[int, int]], cameras: list[NewestCamera]) -> None:

@@ -13,7 +13,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from wire.errors import ConfigError, RobotError, nearest
+from wire.errors import ConfigError, RobotError, suggest
 
 _INSTALL = "pip install 'vla-fleet[lerobot]'"
 
@@ -69,7 +69,7 @@ def _config(family: str, kind: str, fields: Mapping[str, Any], plugins: Iterable
         if like:
             raise RobotError(_missing(what, broken[like[0]]))
         raise ConfigError(
-            f"no {what}.{nearest(kind, known)} lerobot knows: {', '.join(known)}. A package called "
+            f"no {what}.{suggest(kind, known)} lerobot knows: {', '.join(known)}. A package called "
             f"lerobot_{family}_NAME adds one; a module of another name goes into `plugins`."
         )
     try:

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from hal.drivers.lerobot.camera import NewestCamera, Pictures, detach_cameras
+from hal.drivers.lerobot.camera import GrabbedPictures, NewestCamera, detach_cameras
 from hal.drivers.lerobot.make import make_lerobot
 from hal.drivers.lerobot.spec import LeRobotConfig, calibrated_limits, lerobot_spec, parts
 from hal.interfaces.robot import Feedback
 from hal.safety.bounds import limit_action
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, RobotError, nearest
-from wire.types import Meaning, Observation
+from wire.errors import ConfigError, RobotError, suggest
+from wire.types import CommandType, Observation
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class LeRobotRobot:
         self._low = np.maximum(self.spec.action_low(), [own.get(n, (-np.inf, 0))[0] for n in self._actions])
         self._high = np.minimum(self.spec.action_high(), [own.get(n, (0, np.inf))[1] for n in self._actions])
         self._cameras: list[NewestCamera] = []
-        self._pictures = Pictures({}, [])
+        self._pictures = GrabbedPictures({}, [])
         self._connected = False
         self._task = ""
 
@@ -61,7 +61,7 @@ class LeRobotRobot:
             return
         if not self._cameras:
             self._cameras = detach_cameras(self._robot, self._clock.now_ns)
-            self._pictures = Pictures({c.name: (c.height, c.width) for c in self.spec.cameras}, self._cameras)
+            self._pictures = GrabbedPictures({c.name: (c.height, c.width) for c in self.spec.cameras}, self._cameras)
         try:
             # Without `calibrate`, or lerobot would ask at a terminal that a robot process does not have.
             self._robot.connect(calibrate=False)
@@ -83,7 +83,7 @@ class LeRobotRobot:
         """
         if task not in self.config.tasks:
             raise ConfigError(
-                f"{self._what}: no task '{task}'.{nearest(task, self.tasks)} It knows: {', '.join(self.tasks)}."
+                f"{self._what}: no task '{task}'.{suggest(task, self.tasks)} It knows: {', '.join(self.tasks)}."
             )
         if not self._connected:
             raise RobotError(f"{self._what}: reset before connect(); call connect() first.")
@@ -102,7 +102,7 @@ class LeRobotRobot:
         )
 
     def write(self, action: np.ndarray) -> Feedback:
-        """Send `action`; raises `InvalidData` for one that is none, `RobotError` when the bus does not take it."""
+        """Send `action`; raises `InvalidDataError` for one that is none, `RobotError` when the bus does not take it."""
         self._ready("write")
         return Feedback(self._send(limit_action(self.spec, action)))
 
@@ -112,7 +112,9 @@ class LeRobotRobot:
         if not self._connected:
             return
         self._connected, self._task = False, ""
-        rates = [name for name, d in zip(self._actions, self.spec.action, strict=True) if d.meaning != Meaning.absolute]
+        rates = [
+            name for name, d in zip(self._actions, self.spec.action, strict=True) if d.meaning != CommandType.absolute
+        ]
         try:
             if rates:
                 self._robot.send_action(self._standing(rates))
@@ -164,7 +166,7 @@ class LeRobotRobot:
         names, low, high = self._actions, self._low, self._high
         seen, _ = self._observe()
         rest = self.config.rest_pose
-        absolute = [d.meaning == Meaning.absolute for d in self.spec.action]
+        absolute = [d.meaning == CommandType.absolute for d in self.spec.action]
         unknown = [n for n, a in zip(names, absolute, strict=True) if a and n in rest and n not in seen]
         if unknown:
             raise ConfigError(f"{self._what}: rest_pose moves {', '.join(unknown)}, which is not measured.")

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wire.errors import ConfigError, nearest
-from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+from wire.errors import ConfigError, suggest
+from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 ENCODER_DEG = 360.0
 """further than so from the middle of its range no encoder of one turn can measure"""
@@ -25,7 +25,7 @@ class DimensionConfig:
     unit: str = ""
     low: float | None = None
     high: float | None = None
-    meaning: Meaning = Meaning.absolute
+    meaning: CommandType = CommandType.absolute
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +219,6 @@ def _check_names(
         for name in names:
             if name not in known:
                 raise ConfigError(
-                    f"{config.what}: {where} names '{name}', which it has not.{nearest(name, known)} "
+                    f"{config.what}: {where} names '{name}', which it has not.{suggest(name, known)} "
                     f"It has {', '.join(sorted(known)) or 'none'}."
                 )

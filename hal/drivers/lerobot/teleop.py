@@ -19,11 +19,11 @@ import numpy as np
 
 from hal.drivers.lerobot.make import make_lerobot
 from hal.drivers.lerobot.spec import motor_units, parts
-from hal.interfaces.teleop import Intent
+from hal.interfaces.teleop import TeleopCommand
 from hal.teleop.pose import check_rest, unknown
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, RobotError, nearest
-from wire.types import Meaning, RobotSpec
+from wire.errors import ConfigError, RobotError, suggest
+from wire.types import CommandType, RobotSpec
 
 log = logging.getLogger(__name__)
 
@@ -106,12 +106,12 @@ class LeRobotTeleop:
         self._check_units(spec, device)
         self._spec, self._pose = spec, unknown(spec)
         self._low, self._high = spec.action_low(), spec.action_high()
-        self._absolute = np.array([d.meaning is Meaning.absolute for d in spec.action])
+        self._absolute = np.array([d.meaning is CommandType.absolute for d in spec.action])
         states = {d.name for d in spec.state}
         self._measurable = self._absolute & np.array([d.name in states for d in spec.action])
         self._changes = np.array([d.name in self.config.changes for d in spec.action])
         self._scale = np.array([self.config.scale.get(d.name, 1.0) for d in spec.action])
-        self._per = np.array([spec.period_ns / 1e9 if d.meaning is Meaning.delta else 1.0 for d in spec.action])
+        self._per = np.array([spec.period_ns / 1e9 if d.meaning is CommandType.delta else 1.0 for d in spec.action])
         self._device = device
         try:
             self._open(device)
@@ -135,7 +135,7 @@ class LeRobotTeleop:
         """See `LetsGo.let_go`."""
         self._engaged = False
 
-    def read(self) -> Intent:
+    def read(self) -> TeleopCommand:
         """See `Device.read`."""
         if self._spec is None:
             raise RobotError(f"{self._what} is read before connect(); call connect() first.")
@@ -147,14 +147,14 @@ class LeRobotTeleop:
         if heard is None or now_ns - heard[0] > _OLD_S * 1e9:
             self.hint = "waiting for the device"
             self._engaged = False
-            return Intent(engaged=True)
+            return TeleopCommand(engaged=True)
         if self.config.engage not in ("near", "always") and not bool(heard[1].get(self.config.engage)):
             self.hint, self._engaged, self._before = f"{self.config.engage} to drive", False, None
-            return Intent(engaged=True)
+            return TeleopCommand(engaged=True)
         wanted = self._wanted(*heard)
         if not self._engaged and not self._may_engage(wanted):
-            return Intent(engaged=True)
-        return Intent(engaged=True, action=self._follow(wanted, now_ns))
+            return TeleopCommand(engaged=True)
+        return TeleopCommand(engaged=True, action=self._follow(wanted, now_ns))
 
     def close(self) -> None:
         """Give it back. May be called twice."""
@@ -285,16 +285,16 @@ class LeRobotTeleop:
                 if name not in actions:
                     raise ConfigError(
                         f"{self._what}: {where} has '{name}', which robot '{spec.embodiment}' has not."
-                        f"{nearest(name, actions)} Its actions: {', '.join(actions)}."
+                        f"{suggest(name, actions)} Its actions: {', '.join(actions)}."
                     )
         for d in spec.action:
-            if d.name in self.config.changes and d.meaning is Meaning.absolute:
+            if d.name in self.config.changes and d.meaning is CommandType.absolute:
                 raise ConfigError(f"{self._what}: '{d.name}' is an absolute target and cannot follow changes.")
         engage = self.config.engage
         if engage not in ("near", "always") and engage not in said:
             raise ConfigError(
                 f"{self._what}: engage='{engage}' is neither near nor always nor something it says."
-                f"{nearest(engage, said)}"
+                f"{suggest(engage, said)}"
             )
         sources, lacking = [], []
         for name in actions:

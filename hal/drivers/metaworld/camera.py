@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from hal.driver_host.priority import ordinary
-from hal.drivers.metaworld.render import Painter, render_error
+from hal.drivers.metaworld.render import Renderer, render_error
 from hal.drivers.metaworld.simulation import Pose, Simulation, import_simulator
 from wire.clock import Clock
 from wire.errors import RenderError
@@ -23,7 +23,7 @@ _PREVIEW_NS = 95_000_000
 """least time between two previews: ten a second, with room for a camera that is a little early"""
 
 
-class Camera(Protocol):
+class MetaWorldCamera(Protocol):
     """What the robot needs of a camera."""
 
     previews: bool
@@ -78,7 +78,7 @@ class InlineCamera:
 
     def __init__(self, name: str, image_px: int, preview_px: int, every_ticks: int, clock: Clock) -> None:
         self.previews = False
-        self._painter = Painter(name, preview_px)
+        self._painter = Renderer(name, preview_px)
         self._framing = _Framing(image_px)
         self._every_ticks = every_ticks
         self._clock = clock
@@ -116,7 +116,7 @@ class _Scene(NamedTuple):
     pose: Pose
 
 
-class ThreadedCamera:
+class ThreadedMetaWorldCamera:
     """Films at its own wall-clock rate in a thread that alone owns the GL context.
 
     The robot leaves a copy of the pose after each step (about 3 us); the thread takes the newest one. Neither waits for
@@ -186,7 +186,7 @@ class ThreadedCamera:
         # Drawing takes a third of a control period: it must not compete with control loops.
         ordinary()
         try:
-            with contextlib.closing(Painter(self._name, self._drawn_px)) as painter:
+            with contextlib.closing(Renderer(self._name, self._drawn_px)) as painter:
                 self._film(painter)
         except Exception as error:  # noqa: BLE001 - handed to the control thread, which raises it
             failed = error if isinstance(error, RenderError) else render_error(error, f"camera '{self._name}' died")
@@ -194,7 +194,7 @@ class ThreadedCamera:
                 self._error = failed
                 self._changed.notify_all()
 
-    def _film(self, painter: Painter) -> None:
+    def _film(self, painter: Renderer) -> None:
         mujoco, _ = import_simulator()
         own: dict[Simulation, Any] = {}
         filmed, deadline = 0, 0.0

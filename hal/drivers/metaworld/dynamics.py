@@ -11,7 +11,7 @@ import numpy as np
 
 from hal.drivers.metaworld.robot import CONTROL_HZ, MetaWorldConfig, metaworld_spec
 from hal.drivers.metaworld.track import HAND_HIGH, HAND_LOW
-from hal.interfaces.dynamics import Coupling, Motion, SpecMotion
+from hal.interfaces.dynamics import ActionStateMapping, DynamicsModel, SpecMotion
 from hal.safety.limiter import SafetyLimits
 from wire.types import RobotSpec
 
@@ -26,11 +26,11 @@ _MEMORY_TICKS = 40
 """after which nothing is left of an action but its step"""
 
 
-def metaworld_motion(config: MetaWorldConfig) -> Motion:
+def metaworld_motion(config: MetaWorldConfig) -> DynamicsModel:
     """The motion of a robot with `config`; needs no simulator."""
     spec = metaworld_spec(config)
     if config.observation == "track":
-        return SpecMotion(spec, [Coupling(f"move_{axis}", f"set_point_{axis}", STEP_M) for axis in "xyz"])
+        return SpecMotion(spec, [ActionStateMapping(f"move_{axis}", f"set_point_{axis}", STEP_M) for axis in "xyz"])
     return HandMotion(spec)
 
 
@@ -47,7 +47,7 @@ def metaworld_limits() -> SafetyLimits:
             f"hand_{axis}": (low - _WALL_M, high + _WALL_M)
             for axis, low, high in zip("xyz", HAND_LOW, HAND_HIGH, strict=True)
         },
-        moves=tuple(Coupling(f"move_{axis}", f"hand_{axis}", STEP_M) for axis in "xyz"),
+        moves=tuple(ActionStateMapping(f"move_{axis}", f"hand_{axis}", STEP_M) for axis in "xyz"),
     )
 
 
@@ -77,7 +77,7 @@ class HandMotion:
         self.rolled[self._hand] = self.rolled[self._before] = True
 
     def roll(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
-        """See `Motion.roll`. Without `past` the hand is taken to be where its set-point is."""
+        """See `DynamicsModel.roll`. Without `past` the hand is taken to be where its set-point is."""
         rolled = np.array(state, np.float32)
         if not len(coming):
             return rolled

@@ -4,8 +4,8 @@ What a frame of `corner2` costs in processor time with Mesa's software renderer:
 64 ms; without shadows, reflections and multisampling, at 192x192 and with meshes coarsened to 6 mm 7.0 ms; at 128x128
 and coarsened to about a pixel 2.7 ms. Most of it is the 67,000 triangles of the arm, of which 5,000 are left then. Four
 samples a pixel at 64x64 would cost 5.4 ms: the mean of four drawn pixels is the cheaper way to the same picture.
-A `Painter` costs one GL context (0.02 s) and for each model it draws a set of meshes and textures (0.2 s for the first,
-0.05 s for the next).
+A `Renderer` costs one GL context (0.02 s) and for each model it draws a set of meshes and textures (0.2 s for the
+first, 0.05 s for the next).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Picture:
     upside_down: bool
 
 
-class Painter:
+class Renderer:
     """Draws what one named camera sees. Make, use and close it in one thread: a GL context belongs to a thread."""
 
     def __init__(self, camera: str, size_px: int) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from hal.drivers.metaworld.camera import Camera, InlineCamera, ThreadedCamera
+from hal.drivers.metaworld.camera import InlineCamera, MetaWorldCamera, ThreadedMetaWorldCamera
 from hal.drivers.metaworld.simulation import CONTROL_HZ, Simulation, import_simulator
 from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS, TRACK, check_task, instruction
 from hal.drivers.metaworld.track import HAND_HIGH, HAND_LOW, TrackSimulation
@@ -20,7 +20,7 @@ from hal.interfaces.robot import Feedback
 from hal.safety.bounds import limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError
-from wire.types import CameraSpec, Dimension, Frame, Meaning, Observation, RobotSpec
+from wire.types import CameraSpec, CommandType, Dimension, Frame, Observation, RobotSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +98,10 @@ def metaworld_spec(config: MetaWorldConfig) -> RobotSpec:
         embodiment=f"metaworld-sawyer-{config.observation}",
         state=places[config.observation],
         action=(
-            Dimension("move_x", "cm/step", -1.0, 1.0, Meaning.delta),
-            Dimension("move_y", "cm/step", -1.0, 1.0, Meaning.delta),
-            Dimension("move_z", "cm/step", -1.0, 1.0, Meaning.delta),
-            Dimension("gripper_effort", "1", -1.0, 1.0, Meaning.absolute),
+            Dimension("move_x", "cm/step", -1.0, 1.0, CommandType.delta),
+            Dimension("move_y", "cm/step", -1.0, 1.0, CommandType.delta),
+            Dimension("move_z", "cm/step", -1.0, 1.0, CommandType.delta),
+            Dimension("gripper_effort", "1", -1.0, 1.0, CommandType.absolute),
         ),
         cameras=(camera,) if pixels else (),
         control_hz=CONTROL_HZ,
@@ -118,7 +118,7 @@ class MetaWorldRobot:
         self.tasks = self.config.tasks
         self._clock = clock or MonotonicClock()
         self._connected = False
-        self._camera: Camera | None = None
+        self._camera: MetaWorldCamera | None = None
         self._simulations: dict[str, Simulation] = {}
         self._now: Simulation | None = None
         self._text = ""
@@ -136,7 +136,9 @@ class MetaWorldRobot:
         if self.spec.cameras:
             sizes = config.camera, config.image_px, config.preview_px
             if config.render_in_thread:
-                self._camera = ThreadedCamera(*sizes, config.camera_hz, self._clock, config.first_frame_timeout_s)
+                self._camera = ThreadedMetaWorldCamera(
+                    *sizes, config.camera_hz, self._clock, config.first_frame_timeout_s
+                )
             else:
                 self._camera = InlineCamera(*sizes, int(CONTROL_HZ / config.camera_hz), self._clock)
             self._camera.previews = self._previews
@@ -175,7 +177,7 @@ class MetaWorldRobot:
     def write(self, action: np.ndarray) -> Feedback:
         """Step the simulator by 12.5 ms with `action`, float32[4], clipped to the limits.
 
-        Raises `InvalidData` for another shape or a number that is not finite; nothing moves then.
+        Raises `InvalidDataError` for another shape or a number that is not finite; nothing moves then.
         """
         simulation = self._simulation("write")
         executed = limit_action(self.spec, action)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from wire.errors import ConfigError, nearest
+from wire.errors import ConfigError, suggest
 
 KNOWN_TASKS = (
     "assembly",
@@ -88,7 +88,7 @@ def check_task(task: str, known: Iterable[str], where: str) -> None:
     """Raise `ConfigError` with the nearest known name if `task` is not in `known`."""
     known = tuple(known)
     if task not in known:
-        raise ConfigError(f"{where}: no task '{task}'.{nearest(task, known)} It knows: {', '.join(known)}.")
+        raise ConfigError(f"{where}: no task '{task}'.{suggest(task, known)} It knows: {', '.join(known)}.")
 
 
 def simulator_name(task: str) -> str:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hal.drivers.ros2.config import ImageTopic, Ros2Config
-from hal.drivers.ros2.inbox import Pictures, Stamps
+from hal.drivers.ros2.inbox import ReceivedPictures, Stamps
 from hal.drivers.ros2.messages import COMPRESSED, IMAGE
 from hal.drivers.ros2.wrapper import NodeOptions, Qos, Reliability, RosNode, interface
-from wire.errors import InvalidData, RobotError
+from wire.errors import InvalidDataError, RobotError
 from wire.types import CameraSpec, Dimension, Frame, RobotSpec
 
 
@@ -47,7 +47,7 @@ class Ros2Camera:
             NodeOptions(config.node, config.namespace, config.domain_id, use_sim_time=config.use_sim_time)
         )
         self._changed = threading.Condition()
-        self._pictures: Pictures | None = None
+        self._pictures: ReceivedPictures | None = None
         self._wrong = ""
 
     def connect(self) -> None:
@@ -61,13 +61,13 @@ class Ros2Camera:
             topic = self._node.topic(how.name(config.name))
             times = _stamping(config, self.spec)
             stamps = Stamps(times, self._node.now_ns, None)
-            pictures = Pictures(self.spec, times, topic, config.resize)
+            pictures = ReceivedPictures(self.spec, times, topic, config.resize)
 
             def heard(message: Any) -> None:
                 try:
                     stamp, time_ns, _ = stamps.read(message, topic)
                     frame = pictures.convert(message, time_ns)
-                except InvalidData as error:
+                except InvalidDataError as error:
                     with self._changed:
                         self._wrong = str(error)
                         self._changed.notify_all()

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from hal.drivers.ros2.wrapper import Reliability
-from wire.errors import ConfigError, nearest
+from wire.errors import ConfigError, suggest
 from wire.types import RobotSpec
 
 Field = Literal["position", "velocity", "effort"]
@@ -41,7 +41,7 @@ class ImageTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class IntegrationTarget:
     """What a delta action moves, when it is sent integrated."""
 
     state: str
@@ -82,7 +82,7 @@ class Ros2Config:
     """which field of its joint a state dimension reads; position when not named"""
     deltas: Literal["as_they_are", "integrated"] = "as_they_are"
     """send delta actions as they are, or as targets: each added onto the last target"""
-    targets: dict[str, Target] = field(default_factory=dict)
+    targets: dict[str, IntegrationTarget] = field(default_factory=dict)
     """for integrated: by action dimension"""
     executed: bool = False
     """the robot publishes what it executed: every command waits for that. Otherwise it is the limited command"""
@@ -147,7 +147,7 @@ def robot_spec(config: Ros2Config) -> RobotSpec:
         for name in given:
             if name not in known:
                 raise ConfigError(
-                    f"Ros2Config: {what}: the spec of '{spec.embodiment}' has no '{name}'.{nearest(name, known)}"
+                    f"Ros2Config: {what}: the spec of '{spec.embodiment}' has no '{name}'.{suggest(name, known)}"
                 )
     if config.deltas == "integrated":
         missing = [d.name for d in spec.action if d.meaning == "delta" and d.name not in config.targets]

@@ -16,7 +16,7 @@ from hal.drivers.ros2.messages import StateReader, fitted, picture, read_execute
 from hal.drivers.ros2.time import ClockMap, FrameStore, StampCounts, StampOrder, read_together
 from hal.interfaces.robot import Feedback
 from wire.clock import Clock
-from wire.errors import InvalidData, RobotError
+from wire.errors import InvalidDataError, RobotError
 from wire.types import CameraSpec, Frame, Observation, RobotSpec
 
 _EXECUTED_KEPT = 16
@@ -42,32 +42,34 @@ class Stamps:
     def read(self, message: Any, topic: str) -> tuple[int, int, str]:
         """(its stamp, its time on our clock, '' or how the ROS clock jumped).
 
-        Raises `InvalidData` for a message without a stamp, or from the future.
+        Raises `InvalidDataError` for a message without a stamp, or from the future.
         """
         if self._config.stamps == "arrival":
             machine_ns = time.monotonic_ns()
             return machine_ns, self._clock.now_ns() if self._clock else machine_ns, ""
         stamp = stamp_ns(message)
         if stamp == 0:
-            raise InvalidData(
+            raise InvalidDataError(
                 f"'{topic}': header.stamp is 0. Have the robot stamp its messages, or set `stamps` to arrival."
             )
         # Two threads hear messages; to note an earlier moment after a later one would look like a clock going back.
         with self._one_at_a_time:
             ros_ns, machine_ns = read_together(self._ros_now)
             if self._config.use_sim_time and ros_ns == 0:
-                raise InvalidData("nothing came on '/clock', and use_sim_time is set. Start it, or unset use_sim_time.")
+                raise InvalidDataError(
+                    "nothing came on '/clock', and use_sim_time is set. Start it, or unset use_sim_time."
+                )
             jump = self._map.note(ros_ns, machine_ns)
         ahead_s = (stamp - ros_ns) / 1e9
         if ahead_s > self._config.future_s:
-            raise InvalidData(
+            raise InvalidDataError(
                 f"'{topic}': stamped {ahead_s:.3f} s ahead of this computer's ROS time. Synchronise the two computers' "
                 "clocks (chrony, PTP), check use_sim_time on both, or set `stamps` to arrival."
             )
         return stamp, self._clock.now_ns() if self._clock else self._map.to_machine(stamp), jump
 
 
-class Pictures:
+class ReceivedPictures:
     """One camera's topic: converts what comes and keeps the last few. Its owner holds the lock that it needs."""
 
     def __init__(self, spec: CameraSpec, config: Ros2Config, topic: str, resize: bool) -> None:
@@ -83,7 +85,7 @@ class Pictures:
         return self._order.counts
 
     def convert(self, message: Any, time_ns: int) -> Frame:
-        """Slow, needs no lock. Raises `InvalidData`."""
+        """Slow, needs no lock. Raises `InvalidDataError`."""
         seen = picture(message, self.topic)
         image = fitted(seen, self.spec, self._resize, self.topic)
         return Frame(time_ns, image, None if image is seen else seen)
@@ -100,13 +102,13 @@ class Pictures:
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _TopicState:
     stamp: int
     time_ns: int
     values: np.ndarray
 
 
-class Inbox:
+class MessageSynchronizer:
     """`heard_*` in the node's threads, the rest in control's."""
 
     def __init__(
@@ -122,7 +124,7 @@ class Inbox:
         self._reader = StateReader(self._topic, spec.state, config.joints, config.fields)
         self._order = StampOrder(config.jump_s)
         self._changed = threading.Condition()
-        self._state: _State | None = None
+        self._state: _TopicState | None = None
         self._heard_ns = 0
         self._wrong: dict[str, str] = {}
         """what is wrong with the newest message, by topic"""
@@ -130,10 +132,10 @@ class Inbox:
         self._last_ns = 0
         self._executed: OrderedDict[int, tuple[np.ndarray, dict[str, float]]] = OrderedDict()
         self._fence = 0
-        self.pictures: dict[str, Pictures] = {}
+        self.pictures: dict[str, ReceivedPictures] = {}
         for camera in spec.cameras:
             resize = config.cameras[camera.name].resize if camera.name in config.cameras else False
-            self.pictures[camera.name] = Pictures(camera, config, topics[camera.name], resize)
+            self.pictures[camera.name] = ReceivedPictures(camera, config, topics[camera.name], resize)
 
     # --- from the node ----------------------------------------------------------------------------------------------
 
@@ -143,7 +145,7 @@ class Inbox:
             try:
                 stamp, time_ns, jump = self._stamps.read(message, self._topic)
                 values = self._reader.read(message)
-            except InvalidData as error:
+            except InvalidDataError as error:
                 self._wrong[self._topic] = str(error)
                 self._changed.notify_all()
                 return
@@ -155,7 +157,7 @@ class Inbox:
                 self._note(f"the stamps of '{self._topic}' jumped by {self._order.jump_s:+.3f} s")
             # One of the scene before the last reset says nothing about this one.
             if verdict in ("fresh", "jumped") and stamp >= self._fence:
-                self._state = _State(stamp, time_ns, values)
+                self._state = _TopicState(stamp, time_ns, values)
                 self._changed.notify_all()
 
     def heard_executed(self, message: Any) -> None:
@@ -164,7 +166,7 @@ class Inbox:
             try:
                 self._executed[stamp_ns(message)] = read_executed(message, [d.name for d in self._spec.action])
                 self._wrong.pop("executed", None)
-            except InvalidData as error:
+            except InvalidDataError as error:
                 self._wrong["executed"] = str(error)
             while len(self._executed) > _EXECUTED_KEPT:
                 self._executed.popitem(last=False)
@@ -176,7 +178,7 @@ class Inbox:
         try:
             stamp, time_ns, jump = self._stamps.read(message, pictures.topic)
             frame = pictures.convert(message, time_ns)
-        except InvalidData as error:
+        except InvalidDataError as error:
             with self._changed:
                 self._wrong[pictures.topic] = str(error)
                 self._changed.notify_all()
@@ -304,7 +306,7 @@ class Inbox:
             self._last_ns = max(self._last_ns, state.time_ns, *(frame.time_ns for frame in images.values()), 0)
             return Observation(self._last_ns, state.values.copy(), images, text)
 
-    def _frame(self, who: str, pictures: Pictures, stamp: int) -> Frame:
+    def _frame(self, who: str, pictures: ReceivedPictures, stamp: int) -> Frame:
         found = pictures.frames.at(stamp)
         wrong = self._wrong.get(pictures.topic, "")
         if found is None:

@@ -13,8 +13,8 @@ import numpy as np
 
 from hal.drivers.ros2.config import Field
 from hal.drivers.ros2.wrapper import interface
-from wire.errors import InvalidData
-from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+from wire.errors import InvalidDataError
+from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 JOINT_STATE = "sensor_msgs/msg/JointState"
 IMAGE = "sensor_msgs/msg/Image"
@@ -50,7 +50,7 @@ class StateReader:
         self._at: list[int] = []
 
     def read(self, message: Any) -> np.ndarray:
-        """Raises `InvalidData` naming the joint for one that is missing, or whose field is."""
+        """Raises `InvalidDataError` naming the joint for one that is missing, or whose field is."""
         if message.name != self._names:
             self._find(list(message.name))
         columns = {"position": message.position, "velocity": message.velocity, "effort": message.effort}
@@ -58,7 +58,7 @@ class StateReader:
         for index, ((joint, field), at) in enumerate(zip(self._wanted, self._at, strict=True)):
             column = columns[field]
             if at >= len(column):
-                raise InvalidData(
+                raise InvalidDataError(
                     f"'{self._topic}': joint '{joint}' has no {field}: {len(column)} of them for "
                     f"{len(message.name)} joints. Have the robot publish it, or say in `fields` what to read."
                 )
@@ -68,12 +68,12 @@ class StateReader:
     def _find(self, names: list[str]) -> None:
         missing = [joint for joint, _ in self._wanted if joint not in names]
         if missing:
-            raise InvalidData(
+            raise InvalidDataError(
                 f"'{self._topic}': no joint {', '.join(dict.fromkeys(missing))}; it has {', '.join(names) or 'none'}. "
                 "Name the robot's joints in `joints`."
             )
         if len(set(names)) != len(names):
-            raise InvalidData(f"'{self._topic}': a joint stands twice in {', '.join(names)}.")
+            raise InvalidDataError(f"'{self._topic}': a joint stands twice in {', '.join(names)}.")
         self._at = [names.index(joint) for joint, _ in self._wanted]
         self._names = names
 
@@ -88,11 +88,11 @@ def joint_state(names: Sequence[str], position: Sequence[float] | np.ndarray, ti
 
 
 def read_executed(message: Any, names: Sequence[str]) -> tuple[np.ndarray, dict[str, float]]:
-    """(float32[da], everything else by name) of an `executed` message. Raises `InvalidData`."""
+    """(float32[da], everything else by name) of an `executed` message. Raises `InvalidDataError`."""
     values = dict(zip(message.name, message.position, strict=False))
     missing = [name for name in names if name not in values]
     if missing or len(message.name) != len(message.position):
-        raise InvalidData(
+        raise InvalidDataError(
             f"'executed': {len(message.position)} positions for {len(message.name)} names, without "
             f"{', '.join(missing) or 'a missing one'}; it must hold every action dimension of the spec."
         )
@@ -109,7 +109,7 @@ def command(spec: RobotSpec, joints: Mapping[str, str], action: np.ndarray, time
     set_stamp(message, time_ns)
     message.joint_names = [joints.get(d.name, d.name) for d in spec.action]
     point = interface("trajectory_msgs/msg/JointTrajectoryPoint")()
-    rates = np.array([d.meaning is Meaning.velocity for d in spec.action], bool)
+    rates = np.array([d.meaning is CommandType.velocity for d in spec.action], bool)
     values = np.asarray(action, np.float64)
     if not rates.all():
         point.positions = array.array("d", np.where(rates, np.nan, values).tobytes())
@@ -121,20 +121,20 @@ def command(spec: RobotSpec, joints: Mapping[str, str], action: np.ndarray, time
 
 
 def read_command(message: Any, spec: RobotSpec, topic: str) -> np.ndarray:
-    """float32[da] of a JointTrajectory as `command` makes it, its joints in any order. Raises `InvalidData`."""
+    """float32[da] of a JointTrajectory as `command` makes it, its joints in any order. Raises `InvalidDataError`."""
     names = list(message.joint_names)
     wanted = [d.name for d in spec.action]
     if sorted(names) != sorted(wanted):
-        raise InvalidData(f"'{topic}': joints {', '.join(names) or 'none'}; this robot has {', '.join(wanted)}.")
+        raise InvalidDataError(f"'{topic}': joints {', '.join(names) or 'none'}; this robot has {', '.join(wanted)}.")
     if len(message.points) != 1:
-        raise InvalidData(f"'{topic}': {len(message.points)} points; send one, for the next control period.")
+        raise InvalidDataError(f"'{topic}': {len(message.points)} points; send one, for the next control period.")
     point = message.points[0]
     action = np.empty(len(wanted), np.float32)
     for index, d in enumerate(spec.action):
-        field = "velocities" if d.meaning is Meaning.velocity else "positions"
+        field = "velocities" if d.meaning is CommandType.velocity else "positions"
         values = getattr(point, field)
         if len(values) != len(names):
-            raise InvalidData(f"'{topic}': {len(values)} {field} for {len(names)} joints; '{d.name}' needs one.")
+            raise InvalidDataError(f"'{topic}': {len(values)} {field} for {len(names)} joints; '{d.name}' needs one.")
         action[index] = values[names.index(d.name)]
     return action
 
@@ -143,21 +143,21 @@ def read_command(message: Any, spec: RobotSpec, topic: str) -> np.ndarray:
 
 
 def picture(message: Any, topic: str) -> np.ndarray:
-    """uint8[h, w, 3] RGB of an Image or CompressedImage. Raises `InvalidData` for what it is not."""
+    """uint8[h, w, 3] RGB of an Image or CompressedImage. Raises `InvalidDataError` for what it is not."""
     return _compressed(message, topic) if hasattr(message, "format") else _raw(message, topic)
 
 
 def _raw(message: Any, topic: str) -> np.ndarray:
     channels = _CHANNELS.get(message.encoding)
     if channels is None:
-        raise InvalidData(
+        raise InvalidDataError(
             f"'{topic}': encoding '{message.encoding}' is none of {', '.join(_CHANNELS)}. Have the camera's node send "
             "one of these, for example with image_proc."
         )
     height, width, step = message.height, message.width, message.step
     data = np.frombuffer(message.data, np.uint8)
     if step < width * channels or data.size != step * height or not data.size:
-        raise InvalidData(
+        raise InvalidDataError(
             f"'{topic}': {data.size} bytes in rows of {step} for {height}x{width} '{message.encoding}'; that takes "
             f"{height * width * channels}."
         )
@@ -174,16 +174,16 @@ def _compressed(message: Any, topic: str) -> np.ndarray:
     data = np.frombuffer(message.data, np.uint8)
     image = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
     if image is None:
-        raise InvalidData(f"'{topic}': {data.size} bytes of format '{message.format}' are no JPEG or PNG picture.")
+        raise InvalidDataError(f"'{topic}': {data.size} bytes of format '{message.format}' are no JPEG or PNG picture.")
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
 def fitted(image: np.ndarray, spec: CameraSpec, resize: bool, topic: str) -> np.ndarray:
-    """`image` in the size of `spec`. Raises `InvalidData` when it has another and `resize` is not wanted."""
+    """`image` in the size of `spec`. Raises `InvalidDataError` when it has another and `resize` is not wanted."""
     if image.shape[:2] == (spec.height, spec.width):
         return image
     if not resize:
-        raise InvalidData(
+        raise InvalidDataError(
             f"'{topic}': pictures of {image.shape[0]}x{image.shape[1]}; camera '{spec.name}' of the spec has "
             f"{spec.height}x{spec.width}. Set the camera's size, or `resize` for it."
         )

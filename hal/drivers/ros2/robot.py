@@ -2,8 +2,8 @@
 
     vla-fleet edge --robot ros2 --robot-config arm.json ...
 
-Callbacks run in the node's threads and leave what they hear in an `Inbox`; `read` takes the newest of it and never
-waits, `write` publishes and, where the robot says what it executed, waits for that.
+Callbacks run in the node's threads and leave what they hear in an `MessageSynchronizer`; `read` takes the newest of it
+and never waits, `write` publishes and, where the robot says what it executed, waits for that.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from functools import partial
 import numpy as np
 
 from hal.drivers.ros2.config import ImageTopic, Ros2Config, robot_spec
-from hal.drivers.ros2.inbox import Inbox, Stamps
+from hal.drivers.ros2.inbox import MessageSynchronizer, Stamps
 from hal.drivers.ros2.messages import COMPRESSED, IMAGE, JOINT_STATE, TRAJECTORY, TRIGGER, command
 from hal.drivers.ros2.time import StampCounts
 from hal.drivers.ros2.wrapper import Client, NodeOptions, Publisher, Qos, RosNode, interface
 from hal.interfaces.robot import Feedback
 from hal.safety.bounds import hold_action, limit_action
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, FleetError, RobotError, nearest
+from wire.errors import ConfigError, FleetError, RobotError, suggest
 from wire.types import Frame, Observation
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Ros2Robot:
         self._camera_node = RosNode(
             NodeOptions(f"{config.node}_cameras", config.namespace, config.domain_id, use_sim_time=config.use_sim_time)
         )
-        self._inbox: Inbox | None = None
+        self._inbox: MessageSynchronizer | None = None
         self._stamps = Stamps(config, self._node.now_ns, self._clock)
         self._command: Publisher | None = None
         self._reset: Client | None = None
@@ -77,7 +77,7 @@ class Ros2Robot:
             cameras = {camera.name: config.cameras.get(camera.name, ImageTopic()) for camera in self.spec.cameras}
             topics = {name: node.topic(how.name(name)) for name, how in cameras.items()}
             topics |= {"joint_states": node.topic(config.topics.joint_states)}
-            inbox = Inbox(self.spec, config, topics, self._stamps, own_clock=self._clock is not None)
+            inbox = MessageSynchronizer(self.spec, config, topics, self._stamps, own_clock=self._clock is not None)
             if cameras:
                 self._camera_node.open(beside=node)
             for name, how in cameras.items():
@@ -109,7 +109,7 @@ class Ros2Robot:
         """
         config, who = self.config, f"robot '{self.spec.embodiment}'"
         if self.tasks and task not in self.tasks:
-            raise ConfigError(f"{who}: no task '{task}'.{nearest(task, self.tasks)} It knows: {', '.join(self.tasks)}.")
+            raise ConfigError(f"{who}: no task '{task}'.{suggest(task, self.tasks)} It knows: {', '.join(self.tasks)}.")
         if seed < 0:
             raise ConfigError(f"{who}: seed {seed} is negative.")
         if self._inbox is None:
@@ -159,8 +159,8 @@ class Ros2Robot:
     def write(self, action: np.ndarray) -> Feedback:
         """Publish `action`, float32[da], limited. What was executed is what the robot says, or else what was sent.
 
-        Raises `InvalidData` for another shape or a number that is not finite, and `RobotError` when nobody listens or
-        no `executed` comes in time.
+        Raises `InvalidDataError` for another shape or a number that is not finite, and `RobotError` when nobody listens
+        or no `executed` comes in time.
         """
         inbox = self._ready("write")
         assert self._command is not None
@@ -210,12 +210,12 @@ class Ros2Robot:
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
-    def _ready(self, what: str) -> Inbox:
+    def _ready(self, what: str) -> MessageSynchronizer:
         if self._inbox is None or not self.task:
             raise RobotError(f"robot '{self.spec.embodiment}': {what} without a scene; call reset() first.")
         return self._inbox
 
-    def _sent(self, inbox: Inbox, limited: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _sent(self, inbox: MessageSynchronizer, limited: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(what goes out, what that executes), both float32[da]."""
         if self.config.deltas == "as_they_are":
             return limited, limited

@@ -44,7 +44,7 @@ from hal.drivers.ros2.wrapper import NodeOptions, Publisher, Qos, RosNode, inter
 from hal.interfaces.robot import Robot
 from hal.registry import make_robot, read_config
 from hal.safety.bounds import hold_action, limit_action, rest_action
-from wire.errors import ConfigError, FleetError, InvalidData, RobotError, nearest
+from wire.errors import ConfigError, FleetError, InvalidDataError, RobotError, suggest
 from wire.types import Observation
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class SimRobotNode:
     def _heard(self, message: Any) -> None:
         try:
             action = limit_action(self.robot.spec, read_command(message, self.robot.spec, "joint_trajectory"))
-        except InvalidData as error:
+        except InvalidDataError as error:
             self.counts.refused += 1
             self.counts.trouble = str(error)
             log.warning("sim_robot_node: %s", error)
@@ -192,7 +192,7 @@ class SimRobotNode:
     def _check(self, values: dict[str, Any]) -> str:
         task, seed = values.get("task", ""), values.get("seed", 0)
         if "task" in values and self._tasks and task not in self._tasks:
-            return f"no task '{task}'.{nearest(task, self._tasks)} It knows: {', '.join(self._tasks)}."
+            return f"no task '{task}'.{suggest(task, self._tasks)} It knows: {', '.join(self._tasks)}."
         if seed < 0:
             return f"seed {seed} is negative."
         fixed = [name for name in values if name not in ("task", "seed", "use_sim_time")]

@@ -18,7 +18,7 @@ _SHARPER = 3.0
 """how much larger than usual the queries are at first"""
 
 
-class Fusion(nn.Module):
+class AttentionPooler(nn.Module):
     """n queries over the tokens: float[b, t, inner], bool[b, t] -> float[b, n * w]."""
 
     def __init__(self, settings: Bridge) -> None:

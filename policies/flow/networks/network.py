@@ -15,7 +15,7 @@ from policies.common.normalizer import Normalizer
 from policies.flow.config import FlowConfig
 from policies.flow.networks import sampling
 from policies.flow.networks.fast import AGE_MARGIN, FastPath
-from policies.flow.networks.slow import SlowPath, TokenSlowPath
+from policies.flow.networks.slow import ConvSlowPath, TokenSlowPath
 from policies.flow.networks.transformer import FastTransformer
 from policies.flow.networks.vlm import Backbone, VlmSlowPath
 from policies.flow.residual import Residual
@@ -34,7 +34,7 @@ class FlowNetwork(nn.Module):
     image_losses: torch.Tensor | None = None
     """float32[b]: the flow loss behind each image of the last `loss`"""
 
-    slow: SlowPath | TokenSlowPath | VlmSlowPath
+    slow: ConvSlowPath | TokenSlowPath | VlmSlowPath
 
     def __init__(self, config: FlowConfig, vlm: Path | None = None, random_vlm: bool = False) -> None:
         """`vlm`: where the backbone lies on this machine, if `config` has one; see `vlm.Backbone` for the errors."""
@@ -206,7 +206,7 @@ class FlowNetwork(nn.Module):
         return sampling.sample(self, latent, self.normalizer(state), noise, age, known, committed)
 
 
-def _slow(config: FlowConfig, vlm: Path | None, random_vlm: bool) -> SlowPath | TokenSlowPath | VlmSlowPath:
+def _slow(config: FlowConfig, vlm: Path | None, random_vlm: bool) -> ConvSlowPath | TokenSlowPath | VlmSlowPath:
     if config.vlm is not None:
         return VlmSlowPath(config, Backbone(vlm, config.vlm, random_vlm))
-    return TokenSlowPath(config) if config.bridge else SlowPath(config)
+    return TokenSlowPath(config) if config.bridge else ConvSlowPath(config)

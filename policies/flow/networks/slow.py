@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from policies.common.text import PADDING
-from policies.flow.config import Eye, FlowConfig
-from policies.flow.networks.attention_pooler import Fusion, Layer
+from policies.flow.config import CameraEncoderConfig, FlowConfig
+from policies.flow.networks.attention_pooler import AttentionPooler, Layer
 from policies.flow.networks.fast import frequencies, waves
 
 _PLACE_FREQUENCIES = 4
@@ -29,7 +29,7 @@ class Features(nn.Module):
     places: torch.Tensor
     """float32[2, cells]: x and y of each cell of the last features, in [-1, 1]"""
 
-    def __init__(self, eye: Eye, config: FlowConfig) -> None:
+    def __init__(self, eye: CameraEncoderConfig, config: FlowConfig) -> None:
         super().__init__()
         convolutions: list[nn.Module] = []
         channels, height, width = 3, eye.height, eye.width
@@ -63,7 +63,7 @@ class Features(nn.Module):
 class Encoder(Features):
     """Image -> feature points. Spatial soft-max: Finn et al. 2016, arXiv 1509.06113, section IV."""
 
-    def __init__(self, eye: Eye, config: FlowConfig) -> None:
+    def __init__(self, eye: CameraEncoderConfig, config: FlowConfig) -> None:
         super().__init__(eye, config)
         self.points = nn.Conv2d(self.channels, config.points, 1)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -79,7 +79,7 @@ class Encoder(Features):
 class Cells(Features):
     """Image -> one token per cell, which knows where it is."""
 
-    def __init__(self, eye: Eye, config: FlowConfig, inner: int) -> None:
+    def __init__(self, eye: CameraEncoderConfig, config: FlowConfig, inner: int) -> None:
         super().__init__(eye, config)
         self.token = nn.Linear(self.channels + 2 + 4 * _PLACE_FREQUENCIES, inner)
         turns = waves(self.places[..., None], frequencies(_PLACE_FREQUENCIES))  # [2, cells, 2 * frequencies]
@@ -96,7 +96,7 @@ class Cells(Features):
         return self.token(torch.cat([found, where], 2))
 
 
-class SlowPath(nn.Module):
+class ConvSlowPath(nn.Module):
     """Images and words -> latent: every camera's feature points, then the mean of the word vectors."""
 
     def __init__(self, config: FlowConfig) -> None:
@@ -126,7 +126,7 @@ class TokenSlowPath(nn.Module):
         # whose token it is: of the mean word, of a word, of a camera
         self.sources = nn.Parameter(0.02 * torch.randn(2 + len(config.eyes), inner))
         self.layers = nn.ModuleList(Layer(inner, config.bridge.heads) for _ in range(config.bridge.layers))
-        self.fusion = Fusion(config.bridge)
+        self.fusion = AttentionPooler(config.bridge)
         self.width = self.fusion.width
 
     def forward(self, images: Sequence[torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:

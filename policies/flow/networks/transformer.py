@@ -26,7 +26,7 @@ _MODULATIONS = 6
 """of a block: shift, scale, gate of its attention and of its feed-forward part"""
 
 
-class Prepared(NamedTuple):
+class ContextMemory(NamedTuple):
     """What does not change between Euler steps."""
 
     memory: list[tuple[torch.Tensor, torch.Tensor]]
@@ -39,7 +39,7 @@ class Prepared(NamedTuple):
     """[steps, b or 1, H or 1, 2 * w], that of the last layer"""
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention over actions and context, then a feed-forward part."""
 
     def __init__(self, width: int, heads: int, ratio: int, depth: int) -> None:
@@ -120,7 +120,7 @@ class FastTransformer(nn.Module):
         self.places = nn.Parameter(0.02 * torch.randn(tokens, width))
         self.positions = nn.Parameter(0.02 * torch.randn(config.horizon, width))
         self.blocks = nn.ModuleList(
-            Block(width, settings.heads, settings.ratio, settings.layers) for _ in range(settings.layers)
+            TransformerBlock(width, settings.heads, settings.ratio, settings.layers) for _ in range(settings.layers)
         )
         self.last = nn.Linear(width, 2 * width)
         self.head = nn.Linear(width, config.action_dim)
@@ -154,7 +154,7 @@ class FastTransformer(nn.Module):
         age: torch.Tensor | None = None,
         committed: torch.Tensor | None = None,
         advantage: torch.Tensor | None = None,
-    ) -> Prepared:
+    ) -> ContextMemory:
         """See `Fast`."""
 
         def one(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -165,13 +165,13 @@ class FastTransformer(nn.Module):
         wave = self._embed(times)
         blocks, last = self.modulation(wave), self.last(wave)
         if committed is None:
-            return Prepared(memory, felt, blocks[:-1], last[:-1])
+            return ContextMemory(memory, felt, blocks[:-1], last[:-1])
         known = committed[..., None] > 0  # [b, H, 1]; they are at time 1, the last of `times`
-        return Prepared(
+        return ContextMemory(
             memory, felt, torch.where(known, blocks[-1:], blocks[:-1]), torch.where(known, last[-1:], last[:-1])
         )
 
-    def step(self, prepared: Prepared, step: int, noisy: torch.Tensor) -> torch.Tensor:
+    def step(self, prepared: ContextMemory, step: int, noisy: torch.Tensor) -> torch.Tensor:
         """See `Fast`."""
         return self._through(noisy, prepared.memory, prepared.felt, prepared.blocks[step], prepared.last[step])
 
@@ -210,7 +210,7 @@ class FastTransformer(nn.Module):
         feeling = _norm(own) + self.places[n:]
         memory = []
         for block in self.blocks:
-            assert isinstance(block, Block)
+            assert isinstance(block, TransformerBlock)
             far, near = block.remember(seen), block.remember(feeling)
             if k > 1:
                 far = far[0].repeat_interleave(k, 0), far[1].repeat_interleave(k, 0)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from policies.flow.config import FlowConfig, Vlm
-from policies.flow.networks.attention_pooler import Fusion
+from policies.flow.networks.attention_pooler import AttentionPooler
 from policies.flow.networks.backbone import preprocessing, require_backbone
 from wire.errors import ConfigError
 
@@ -109,7 +109,7 @@ class VlmSlowPath(nn.Module):
         self.backbone = backbone
         self.token = nn.Linear(backbone.settings.hidden, config.bridge.inner)
         self.norm = nn.LayerNorm(backbone.settings.hidden)
-        self.fusion = Fusion(config.bridge)
+        self.fusion = AttentionPooler(config.bridge)
         self.width = self.fusion.width
 
     def forward(self, images: Sequence[torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """How one kind of lerobot policy is divided into a slow and a fast path.
 
-A new kind needs a class with the members of `Split` and a line in `SPLITS`; any kind that is not listed runs undivided,
-with the pictures themselves as its latent (`whole.py`).
+A new kind needs a class with the members of `PolicyPartition` and a line in `SPLITS`; any kind that is not listed runs
+undivided, with the pictures themselves as its latent (`whole.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Guide:
     """the first so many will have been executed; the rest is leaned on less and less"""
 
 
-class Split(Protocol):
+class PolicyPartition(Protocol):
     """One kind of lerobot policy, divided. Has no state of its own but what can be made again."""
 
     guided: bool
@@ -95,8 +95,8 @@ SPLITS: dict[str, str] = {
 """by `type` in a checkpoint's config.json"""
 
 
-def split_of(kind: str) -> Split:
+def split_of(kind: str) -> PolicyPartition:
     """The split of a lerobot policy type."""
     module, _, name = SPLITS.get(kind, "policies.lerobot.partitions.whole:WholeSplit").partition(":")
-    split: Split = getattr(importlib.import_module(module), name)()
+    split: PolicyPartition = getattr(importlib.import_module(module), name)()
     return split

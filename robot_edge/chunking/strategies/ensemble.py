@@ -7,22 +7,24 @@ from collections import deque
 import numpy as np
 
 from robot_edge.chunking.base import Chosen
-from robot_edge.chunking.request_tracker import Line, Plan
-from robot_edge.chunking.single_chunk import Planned
+from robot_edge.chunking.request_tracker import RequestTracker, ScheduledChunk
+from robot_edge.chunking.single_chunk import SingleChunkScheduler
 from wire.types import Observation
 
 
-class EnsembleSchedule(Planned):
+class EnsembleSchedule(SingleChunkScheduler):
     """Asks as often as answers come and executes w-weighted averages, w_i = exp(-m i) with i = 0 the oldest chunk.
 
     A small m trusts new chunks sooner. Late actions are skipped as in `AlignedSchedule`. The chunk that an action is
     said to be from is the newest of those averaged.
     """
 
-    def __init__(self, m: float = 0.01, most: int = 16, every_ticks: int = 1, line: Line | None = None) -> None:
+    def __init__(
+        self, m: float = 0.01, most: int = 16, every_ticks: int = 1, line: RequestTracker | None = None
+    ) -> None:
         """`most`: chunks kept; `every_ticks`: least time between two requests."""
         self._m = m
-        self._plans: deque[Plan] = deque(maxlen=most)
+        self._plans: deque[ScheduledChunk] = deque(maxlen=most)
         super().__init__(every_ticks, line)
 
     def reset(self, tick: int) -> None:
@@ -40,10 +42,10 @@ class EnsembleSchedule(Planned):
         mean = (weights / weights.sum()) @ actions
         return mean.astype(np.float32), said[-1][1]
 
-    def _due(self, plan: Plan, tick: int) -> bool:
+    def _due(self, plan: ScheduledChunk, tick: int) -> bool:
         return tick >= plan.chunk.first_tick + self._execute_ticks
 
-    def _arrived(self, plan: Plan, tick: int) -> None:
+    def _arrived(self, plan: ScheduledChunk, tick: int) -> None:
         super()._arrived(plan, tick)
         if plan.end > tick:
             self._plans.append(plan)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from hal.interfaces.dynamics import Motion
-from robot_edge.chunking.action_predictor import Foresight
+from hal.interfaces.dynamics import DynamicsModel
+from robot_edge.chunking.action_predictor import ActionPredictor
 from robot_edge.chunking.base import Chosen
-from robot_edge.chunking.request_tracker import Line, Plan
-from robot_edge.chunking.single_chunk import Planned
+from robot_edge.chunking.request_tracker import RequestTracker, ScheduledChunk
+from robot_edge.chunking.single_chunk import SingleChunkScheduler
 from wire.messages.all import ChunkReply, ChunkRequest
 from wire.types import Observation
 
 
-class FutureStateSchedule(Planned):
+class FutureStateSchedule(SingleChunkScheduler):
     """Asks one forecast delay ahead, with the state the robot will have by then.
 
     The state is rolled forward by the actions that are decided until then, as they will be executed. A chunk that is
@@ -24,7 +24,12 @@ class FutureStateSchedule(Planned):
     """
 
     def __init__(
-        self, execute_ticks: int, motion: Motion, foresight: Foresight, max_delay: int, line: Line | None = None
+        self,
+        execute_ticks: int,
+        motion: DynamicsModel,
+        foresight: ActionPredictor,
+        max_delay: int,
+        line: RequestTracker | None = None,
     ) -> None:
         """`max_delay`: ticks the policy was trained to look ahead; what is later is skipped."""
         self._motion = motion
@@ -35,7 +40,7 @@ class FutureStateSchedule(Planned):
     def reset(self, tick: int) -> None:
         super().reset(tick)
         self._foresight.reset()
-        self._next: Plan | None = None
+        self._next: ScheduledChunk | None = None
         self._assumed_until = tick
         """first tick of the newest request: until then it reckons with what will be executed"""
         self._void = False
@@ -59,7 +64,7 @@ class FutureStateSchedule(Planned):
             self._assumed_until = tick
             self._void = True
 
-    def _due(self, plan: Plan, tick: int) -> bool:
+    def _due(self, plan: ScheduledChunk, tick: int) -> bool:
         ends = min(plan.start + self._execute_ticks, plan.end)
         return self._void or tick + self._line.forecast.ticks >= ends
 
@@ -82,7 +87,7 @@ class FutureStateSchedule(Planned):
         super().offer(reply, tick)
         self._promote(tick)
 
-    def _arrived(self, plan: Plan, tick: int) -> None:
+    def _arrived(self, plan: ScheduledChunk, tick: int) -> None:
         if plan.end > tick:
             self._next = plan
 

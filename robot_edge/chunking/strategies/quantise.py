@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from wire.errors import ConfigError
-from wire.types import ActionChunk, Meaning, RobotSpec
+from wire.types import ActionChunk, CommandType, RobotSpec
 
 
 def quantise(chunk: ActionChunk, q: int, spec: RobotSpec) -> ActionChunk:
@@ -38,5 +38,5 @@ def _grouped(actions: np.ndarray, q: int, spec: RobotSpec) -> np.ndarray:
     horizon = len(actions)
     sums = np.add.reduceat(actions, np.arange(0, horizon, q), axis=0)
     last = actions[np.minimum(np.arange(q - 1, horizon + q - 1, q), horizon - 1)]
-    absolute = np.array([d.meaning is Meaning.absolute for d in spec.action], bool)
+    absolute = np.array([d.meaning is CommandType.absolute for d in spec.action], bool)
     return np.where(absolute, last, sums)

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 
 from policies.common.residual_policy import correct, input_width
-from robot_edge.chunking.action_predictor import Foresight
-from robot_edge.chunking.base import Chosen, ChunkSchedule
+from robot_edge.chunking.action_predictor import ActionPredictor
+from robot_edge.chunking.base import Chosen, ChunkScheduler
 from wire.messages.all import ChunkReply, ChunkRequest
-from wire.types import ActionChunk, Corrector, Observation, RobotSpec
+from wire.types import ActionChunk, Observation, ResidualPolicy, RobotSpec
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class ResidualSchedule:
     """
 
     def __init__(
-        self, base: ChunkSchedule, spec: RobotSpec, foresight: Foresight | None = None, speed_up: int = 1
+        self, base: ChunkScheduler, spec: RobotSpec, foresight: ActionPredictor | None = None, speed_up: int = 1
     ) -> None:
         """`foresight`: the one `base` reckons with; it hears of the corrected actions."""
         self._base = base
@@ -40,7 +40,7 @@ class ResidualSchedule:
         self._foresight = foresight
         self._speed_up = speed_up
         self._misfit = ""
-        self._helpers: OrderedDict[_Key, tuple[np.ndarray, Corrector]] = OrderedDict()
+        self._helpers: OrderedDict[_Key, tuple[np.ndarray, ResidualPolicy]] = OrderedDict()
 
     @property
     def delay_ticks(self) -> int:
@@ -87,7 +87,7 @@ class ResidualSchedule:
     def executed(self, tick: int, action: np.ndarray) -> None:
         self._base.executed(tick, action)
 
-    def _remember(self, chunk: ActionChunk, latent: np.ndarray, corrector: Corrector) -> None:
+    def _remember(self, chunk: ActionChunk, latent: np.ndarray, corrector: ResidualPolicy) -> None:
         misfit = _misfit(chunk, len(latent), corrector, len(self._low))
         if misfit != self._misfit and misfit:
             log.warning("actions are not corrected: %s", misfit)
@@ -99,7 +99,7 @@ class ResidualSchedule:
             self._helpers.popitem(last=False)
 
 
-def _misfit(chunk: ActionChunk, latent_width: int, corrector: Corrector, action_dim: int) -> str:
+def _misfit(chunk: ActionChunk, latent_width: int, corrector: ResidualPolicy, action_dim: int) -> str:
     """Why `corrector` cannot correct `chunk`, '' if it can."""
     if corrector.version != chunk.version:
         return f"the corrector is of version {corrector.version}, the chunk of {chunk.version}."

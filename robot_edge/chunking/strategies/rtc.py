@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from robot_edge.chunking.action_predictor import Foresight
+from robot_edge.chunking.action_predictor import ActionPredictor
 from robot_edge.chunking.base import Chosen
-from robot_edge.chunking.request_tracker import Line
-from robot_edge.chunking.single_chunk import Planned
+from robot_edge.chunking.request_tracker import RequestTracker
+from robot_edge.chunking.single_chunk import SingleChunkScheduler
 from wire.messages.all import ChunkRequest
 from wire.types import Observation, Prefix, RobotSpec
 
 
-class RtcSchedule(Planned):
+class RtcSchedule(SingleChunkScheduler):
     """Asks for now, with the running chunk's actions from now on as prefix; executes from the tick of arrival.
 
     Of H actions at most H - `execute_ticks` are committed (section 3.1 of both papers), and no more than training
@@ -29,9 +29,9 @@ class RtcSchedule(Planned):
         execute_ticks: int,
         spec: RobotSpec,
         guided: bool,
-        foresight: Foresight,
+        foresight: ActionPredictor,
         max_delay: int | None = None,
-        line: Line | None = None,
+        line: RequestTracker | None = None,
     ) -> None:
         """`max_delay`: longest prefix the policy was trained with, in actions; None for no such limit."""
         self._guided = guided

@@ -4,7 +4,7 @@ import pytest
 
 from cloud_learner.buffer.check import check_frames, check_names, check_steps, jpeg_size
 from cloud_learner.buffer.synthetic import fake_episode, fake_jpeg, fake_spec
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 from wire.messages.all import CameraFrames
 
 SPEC = fake_spec(2)
@@ -62,7 +62,7 @@ def test_a_good_episode_passes():
     ],
 )
 def test_what_is_wrong_is_named(change, says):
-    with pytest.raises(InvalidData, match=says):
+    with pytest.raises(InvalidDataError, match=says):
         _check(replace(FIRST, **change), {})
 
 
@@ -77,17 +77,17 @@ def test_frames_must_be_images_of_the_spec_that_came_before_the_step():
 
     rng = np.random.default_rng(0)
     for bad in (b"", b"no image", fake_jpeg(32, 64, rng), frames.encoded[0][:-2]):
-        with pytest.raises(InvalidData, match="frame 0"):
+        with pytest.raises(InvalidDataError, match="frame 0"):
             _check(with_frames((bad, *frames.encoded[1:])), {})
-    with pytest.raises(InvalidData, match="frame times"):
+    with pytest.raises(InvalidDataError, match="frame times"):
         _check(with_frames(frames.encoded[:-1]), {})
-    with pytest.raises(InvalidData, match="do not grow"):
+    with pytest.raises(InvalidDataError, match="do not grow"):
         _check(with_frames(times=frames.times_ns[::-1].copy()), {})
-    with pytest.raises(InvalidData, match="older frame"):
+    with pytest.raises(InvalidDataError, match="older frame"):
         _check(with_seen(seen[::-1].copy()), None)
-    with pytest.raises(InvalidData, match="taken after it"):
+    with pytest.raises(InvalidDataError, match="taken after it"):
         _check(with_seen(_changed(seen, slice(40, None), FIRST.times_ns[-1] + 1)), None)
-    with pytest.raises(InvalidData, match="never came"):
+    with pytest.raises(InvalidDataError, match="never came"):
         _check(with_seen(seen + 1 - 1000), {})
 
 
@@ -99,18 +99,18 @@ def test_a_frame_of_an_earlier_segment_may_be_seen():
         },
     )
     _check(late, _known(FIRST))
-    with pytest.raises(InvalidData, match="never came"):
+    with pytest.raises(InvalidDataError, match="never came"):
         _check(late, {})
     # an earlier segment has not come: nobody can tell
     _check(late, None)
 
 
 def test_who_sent_it_must_be_whose_it_is():
-    with pytest.raises(InvalidData, match="sent by 'r2'"):
+    with pytest.raises(InvalidDataError, match="sent by 'r2'"):
         _check(FIRST, {}, peer="r2")
     for field, value in (("source", "dream"), ("task", ""), ("seed", -1), ("robot", "../r1")):
         bad = replace(FIRST, episode=replace(FIRST.episode, **{field: value}))
-        with pytest.raises(InvalidData):
+        with pytest.raises(InvalidDataError):
             _check(bad, {}, peer=bad.episode.robot)
 
 
@@ -119,7 +119,7 @@ def test_the_end_of_an_episode_may_bring_no_steps():
     seen = {camera: times[:0] for camera, times in LAST.frame_times_ns.items()}
     nothing = replace(LAST, **empty, frame_times_ns=seen, frames={})
     _check(nothing, {})
-    with pytest.raises(InvalidData, match="no steps"):
+    with pytest.raises(InvalidDataError, match="no steps"):
         _check(replace(nothing, last=False, outcome=""), {})
 
 

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import msgspec
 
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.server import Gateway
 from cloud_learner.gateway.weight_store import WeightStore
-from cloud_learner.operator.desk import Desk
+from cloud_learner.operator.desk import OperatorSessions
 from cloud_learner.operator.view import FleetView
 from tests.cloud_learner.fake_edge import SPEC, FakeEdge
 from wire.clock import ManualClock
 from wire.messages.all import (
-    Answer,
     Hello,
     ListFleet,
     Message,
-    Operator,
+    OperatorCommand,
     Publish,
+    Response,
     WeightBytes,
 )
 from wire.messages.fleet import JobRequest, JobState, RobotState
@@ -39,11 +39,11 @@ class Hall:
         self.root = root
         self.clock = clock or ManualClock(10**9)
         self.server = server or MemoryServer()
-        self.ledger, store = BufferPlace(root).open_writer()
+        self.ledger, store = BufferLocation(root).open_writer()
         ingest = Ingest(root, self.ledger, store, self.clock)
         ingest.open()
         self.view = FleetView(self.clock)
-        self.desk = Desk(self.view, clock=self.clock)
+        self.desk = OperatorSessions(self.view, clock=self.clock)
         weights = WeightStore.open(root / "weights", self.ledger)
         self.gateway = Gateway(
             self.server, self.ledger, ingest, weights, self.view, TASKS, SPEC, self.clock, lambda: self.clock.now_ns()
@@ -96,10 +96,10 @@ class Hall:
             found.append(message)
         return found
 
-    def ask(self, peer: MemoryClient, message: Message) -> Answer:
+    def ask(self, peer: MemoryClient, message: Message) -> Response:
         peer.send(message)
         self.gateway.turn()
-        return next(m for m in self.hear(peer) if isinstance(m, Answer))
+        return next(m for m in self.hear(peer) if isinstance(m, Response))
 
     def robots(self, peer: MemoryClient) -> dict[str, RobotState]:
         return {robot.name: robot for robot in self.ask(peer, ListFleet(1)).robots}
@@ -134,4 +134,4 @@ def page(hall: Hall, operator: int, kind: str, robot: str = "robot-0", **more: o
 
 
 def wishes(edge: FakeEdge) -> list[str]:
-    return [message.kind for message in edge.heard if isinstance(message, Operator)]
+    return [message.kind for message in edge.heard if isinstance(message, OperatorCommand)]

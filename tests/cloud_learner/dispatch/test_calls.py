@@ -11,16 +11,16 @@ import pytest
 from fleet.cli.client import FleetClient
 from tests.cloud_learner.dispatch.hall import TASKS, Hall
 from tests.cloud_learner.fake_edge import SPEC
-from wire.errors import Refused
+from wire.errors import RejectedError
 from wire.messages.all import (
     AcquireLease,
-    Answer,
     CancelJob,
     Message,
-    Operator,
+    OperatorCommand,
     Preempted,
     ReleaseLease,
     RenewLease,
+    Response,
     SubmitJob,
 )
 from wire.messages.fleet import JobRequest, Requirement
@@ -82,15 +82,15 @@ def test_a_stronger_lease_takes_the_robot_and_the_weaker_holder_hears_of_it(hall
 def test_only_consoles_and_teleoperators_call(hall: Hall) -> None:
     edge = hall.edge("robot-0")
     edge.channel.send(AcquireLease(1, "robot-0", "check", 0, 30.0))
-    edge.channel.send(Operator("robot-0", "take_over"))
+    edge.channel.send(OperatorCommand("robot-0", "take_over"))
     hall.gateway.turn()
     edge.turn()
-    assert not any(isinstance(m, Answer | Operator) for m in edge.heard)
+    assert not any(isinstance(m, Response | OperatorCommand) for m in edge.heard)
     console = hall.peer()
-    console.send(Operator("robot-0", "take_over"))
+    console.send(OperatorCommand("robot-0", "take_over"))
     hall.gateway.turn()
     edge.turn()
-    assert not any(isinstance(m, Operator) for m in edge.heard)
+    assert not any(isinstance(m, OperatorCommand) for m in edge.heard)
     assert hall.lease("robot-0") == ("main", "rollout")
 
 
@@ -103,12 +103,12 @@ def test_the_client_class_speaks_to_a_gateway(hall: Hall) -> None:
         assert list(fleet.specs().values()) == [SPEC]
         lease = fleet.lease("robot-0", 30.0)
         assert fleet.renew(lease).number == lease.number
-        with pytest.raises(Refused, match="ttl_s"):
+        with pytest.raises(RejectedError, match="ttl_s"):
             fleet.lease("robot-0", -1.0)
         fleet.release("robot-0")
-        with pytest.raises(Refused, match="is held by 'main'"):
+        with pytest.raises(RejectedError, match="is held by 'main'"):
             fleet.release("robot-0")
-        with pytest.raises(Refused, match="no job 'x'"):
+        with pytest.raises(RejectedError, match="no job 'x'"):
             fleet.cancel("x")
 
 
@@ -198,9 +198,9 @@ def test_long_names_are_not_repeated(hall: Hall) -> None:
         RenewLease(1, name, 0),
         ReleaseLease(1, name, 0),
         CancelJob(1, name),
-        Operator(name, "estop"),
-        Operator(name, "take_over"),
-        Operator("robot-0", name),
+        OperatorCommand(name, "estop"),
+        OperatorCommand(name, "take_over"),
+        OperatorCommand("robot-0", name),
     ):
         refused = hall.ask(teleoperator, call).refused
         assert 0 < len(refused) < 300, call

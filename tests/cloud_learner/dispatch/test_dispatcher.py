@@ -12,16 +12,16 @@ import pytest
 
 from hal.scheduler.decision import job_of
 from tests.cloud_learner.dispatch.hall import TASKS, Hall, canary, page
-from wire.errors import DiskFull
+from wire.errors import DiskFullError
 from wire.messages.all import (
     AcquireLease,
-    Announce,
     CancelJob,
     Hello,
     Job,
     Preempted,
     RenewLease,
     SubmitJob,
+    VersionAvailable,
 )
 from wire.messages.fleet import Requirement
 
@@ -261,7 +261,7 @@ def test_a_full_disk_stops_neither_robots_nor_the_count(hall: Hall, monkeypatch:
     hall.pass_time(1.0)
 
     def full(*arguments: object) -> None:
-        raise DiskFull("no space left")
+        raise DiskFullError("no space left")
 
     for name in ("count_for_job", "end_job", "add_evaluation", "keep_leases"):
         monkeypatch.setattr(hall.ledger, name, full)
@@ -370,6 +370,6 @@ def test_a_version_that_is_announced_late_reaches_everybody_but_the_examined(hal
     hall.publish(2)
     hall = hall.killed()
     hall.pass_time(2.0)
-    announced = [m.version.number for m in edge.heard if isinstance(m, Announce)]
+    announced = [m.version.number for m in edge.heard if isinstance(m, VersionAvailable)]
     assert edge.job is not None and edge.job.version == 1 and edge.version == 1, announced
     hall.ledger.close()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cloud_learner.dispatch.hall import Hall, page, wishes
-from wire.errors import Refused
-from wire.messages.all import AcquireLease, Operator, Preempted, ReleaseLease, RenewLease
+from wire.errors import RejectedError
+from wire.messages.all import AcquireLease, OperatorCommand, Preempted, ReleaseLease, RenewLease
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_stop_outranks_everybody_until_it_is_released(hall: Hall) -> None:
     teleoperator = hall.peer("teleoperator")
     lease = hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 1000.0)).lease
     assert lease is not None
-    teleoperator.send(Operator("robot-0", "take_over"))
+    teleoperator.send(OperatorCommand("robot-0", "take_over"))
     hall.pass_time(1.0)
     hall.hear(teleoperator)
     me = hall.desk.join()
@@ -117,29 +117,29 @@ def test_a_teleoperator_drives_only_what_it_holds(hall: Hall) -> None:
     hall.pass_time(1.0)
     teleoperator = hall.peer("teleoperator")
     rest = (0.0, 0.0, 0.0, 0.0)
-    assert "is held by 'main'" in hall.ask(teleoperator, Operator("robot-0", "take_over")).refused
+    assert "is held by 'main'" in hall.ask(teleoperator, OperatorCommand("robot-0", "take_over")).refused
     lease = hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 0, 1.0)).lease
     assert lease is not None and lease.priority == 80
-    assert "has not taken" in hall.ask(teleoperator, Operator("robot-0", "command", rest)).refused
-    teleoperator.send(Operator("robot-0", "take_over", operator="forged"))
-    teleoperator.send(Operator("robot-0", "command", rest))
+    assert "has not taken" in hall.ask(teleoperator, OperatorCommand("robot-0", "command", rest)).refused
+    teleoperator.send(OperatorCommand("robot-0", "take_over", operator="forged"))
+    teleoperator.send(OperatorCommand("robot-0", "command", rest))
     hall.gateway.turn()
     for bad, words in (
-        (Operator("robot-0", "command", (9.0, 0.0, 0.0, 0.0)), "outside [-1, 1]"),
-        (Operator("robot-0", "command", (0.0,)), "1 numbers"),
-        (Operator("robot-0", "command", (float("nan"), 0.0, 0.0, 0.0)), "no number to act on"),
-        (Operator("robot-0", "drop_link"), "kind: a teleoperator cannot ask for 'drop_link'"),
+        (OperatorCommand("robot-0", "command", (9.0, 0.0, 0.0, 0.0)), "outside [-1, 1]"),
+        (OperatorCommand("robot-0", "command", (0.0,)), "1 numbers"),
+        (OperatorCommand("robot-0", "command", (float("nan"), 0.0, 0.0, 0.0)), "no number to act on"),
+        (OperatorCommand("robot-0", "drop_link"), "kind: a teleoperator cannot ask for 'drop_link'"),
     ):
         assert words in hall.ask(teleoperator, bad).refused
     hall.pass_time(0.4)
     assert [type(m).__name__ for m in hall.hear(teleoperator)] == ["EdgeStatus"] * 2  # it sees what it drives
     # another one cannot, but anybody may stop
     other = hall.peer("teleoperator-2")
-    assert "is held by 'teleoperator'" in hall.ask(other, Operator("robot-0", "command", rest)).refused
+    assert "is held by 'teleoperator'" in hall.ask(other, OperatorCommand("robot-0", "command", rest)).refused
     hall.ask(teleoperator, ReleaseLease(2, "robot-0", lease.number))
     hall.pass_time(1.0)
     assert wishes(edge) == ["take_over", "command", "hand_back"]
-    assert all(m.operator == "teleoperator" for m in edge.heard if isinstance(m, Operator))
+    assert all(m.operator == "teleoperator" for m in edge.heard if isinstance(m, OperatorCommand))
     assert hall.lease("robot-0") == ("main", "rollout")
 
 
@@ -148,7 +148,7 @@ def test_a_teleoperator_that_vanishes_leaves_the_robot_holding(hall: Hall) -> No
     hall.pass_time(1.0)
     teleoperator = hall.peer("teleoperator")
     hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 1.0))
-    teleoperator.send(Operator("robot-0", "take_over"))
+    teleoperator.send(OperatorCommand("robot-0", "take_over"))
     hall.pass_time(2.0)
     assert wishes(edge) == ["take_over", "drop_link"]
     assert hall.lease("robot-0") == ("dropped:teleoperator", "operator")
@@ -169,20 +169,20 @@ def test_a_teleoperator_that_comes_back_drives_on(hall: Hall) -> None:
     hall.pass_time(1.0)
     teleoperator = hall.peer("teleoperator")
     hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 1.0))
-    teleoperator.send(Operator("robot-0", "take_over"))
+    teleoperator.send(OperatorCommand("robot-0", "take_over"))
     hall.pass_time(3.0)
     lease = hall.ask(teleoperator, AcquireLease(2, "robot-0", "teleoperation", 80, 30.0)).lease
     assert lease is not None
-    teleoperator.send(Operator("robot-0", "take_over"))
+    teleoperator.send(OperatorCommand("robot-0", "take_over"))
     hall.pass_time(5.0)
     assert hall.ask(teleoperator, RenewLease(3, "robot-0", lease.number)).refused == ""
     assert wishes(edge) == ["take_over", "drop_link", "take_over"]
     # it may stop the robot itself, and let it go on
-    teleoperator.send(Operator("robot-0", "estop"))
+    teleoperator.send(OperatorCommand("robot-0", "estop"))
     hall.pass_time(5.0)
     assert hall.lease("robot-0") == ("teleoperator", "estop")
     assert "stopped by 'teleoperator'" in hall.ask(teleoperator, AcquireLease(4, "robot-0", "drive", 80, 1.0)).refused
-    teleoperator.send(Operator("robot-0", "release_estop"))
+    teleoperator.send(OperatorCommand("robot-0", "release_estop"))
     hall.pass_time(1.0)
     assert hall.lease("robot-0") == ("dropped:teleoperator", "operator")
     assert wishes(edge)[3:] == ["estop", "drop_link", "release_estop"] or wishes(edge)[3:] == [
@@ -197,10 +197,10 @@ def test_a_page_cannot_take_what_a_teleoperator_drives_and_a_console_can_end_it(
     hall.pass_time(1.0)
     teleoperator, console, me = hall.peer("teleoperator"), hall.peer(), hall.desk.join()
     hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 100.0))
-    teleoperator.send(Operator("robot-0", "take_over"))
+    teleoperator.send(OperatorCommand("robot-0", "take_over"))
     hall.pass_time(1.0)
     assert hall.desk.control(me) == {"robot-0": "other"}
-    with pytest.raises(Refused, match=r"held by 'teleoperator' \(teleoperation\)"):
+    with pytest.raises(RejectedError, match=r"held by 'teleoperator' \(teleoperation\)"):
         page(hall, me, "take_over")
     hall.hear(teleoperator)
     assert hall.ask(console, ReleaseLease(1, "robot-0", 0)).refused == ""
@@ -217,7 +217,7 @@ def test_a_stop_that_was_lost_is_sent_again_until_the_robot_shows_it(hall: Hall)
     edge = hall.edge("robot-0")
     hall.pass_time(1.0)
     teleoperator = hall.peer("teleoperator")
-    teleoperator.send(Operator("robot-0", "estop"))
+    teleoperator.send(OperatorCommand("robot-0", "estop"))
     hall.gateway.turn()
     hall.hear(edge.channel)  # lost on its way
     for _ in range(30):
@@ -225,7 +225,7 @@ def test_a_stop_that_was_lost_is_sent_again_until_the_robot_shows_it(hall: Hall)
         hall.clock.advance(200_000_000)
         edge.status()
         hall.gateway.turn()
-        lost = [m for m in hall.hear(edge.channel) if isinstance(m, Operator)]
+        lost = [m for m in hall.hear(edge.channel) if isinstance(m, OperatorCommand)]
         assert [(m.kind, m.operator) for m in lost] == [("estop", "teleoperator")]
         assert hall.lease("robot-0") == ("teleoperator", "estop")
     hall.pass_time(0.4)
@@ -249,7 +249,7 @@ def test_a_stop_is_not_sent_faster_than_it_can_be_heard(hall: Hall) -> None:
         edge.mode = "policy"
         edge.status()
         hall.gateway.turn()
-    assert len([m for m in hall.hear(edge.channel) if isinstance(m, Operator)]) == 10
+    assert len([m for m in hall.hear(edge.channel) if isinstance(m, OperatorCommand)]) == 10
 
 
 def test_a_page_stops_a_robot_without_a_link_when_it_is_back(hall: Hall) -> None:
@@ -352,9 +352,12 @@ def test_a_teleoperator_stops_a_robot_that_is_not_back_since_a_restart(hall: Hal
     hall.edges = []
     hall.server.cut.add("robot-0")
     teleoperator = hall.peer("teleoperator")
-    assert "no link to the gateway now; it hears of it" in hall.ask(teleoperator, Operator("robot-0", "estop")).refused
+    assert (
+        "no link to the gateway now; it hears of it"
+        in hall.ask(teleoperator, OperatorCommand("robot-0", "estop")).refused
+    )
     assert hall.lease("robot-0") == ("teleoperator", "estop")
-    assert "there is no robot 'robot-9'" in hall.ask(teleoperator, Operator("robot-9", "estop")).refused
+    assert "there is no robot 'robot-9'" in hall.ask(teleoperator, OperatorCommand("robot-9", "estop")).refused
     hall = hall.killed()  # the stop is kept
     hall.server.cut.clear()
     hall.edges = [edge]
@@ -368,8 +371,8 @@ def test_a_teleoperator_stops_a_robot_whose_spec_is_not_known_yet(hall: Hall) ->
     hall.pass_time(1.0)
     hall = hall.killed()
     teleoperator = hall.peer("teleoperator")
-    assert "said what its actions mean" in hall.ask(teleoperator, Operator("robot-0", "take_over")).refused
-    teleoperator.send(Operator("robot-0", "estop"))
+    assert "said what its actions mean" in hall.ask(teleoperator, OperatorCommand("robot-0", "take_over")).refused
+    teleoperator.send(OperatorCommand("robot-0", "estop"))
     hall.gateway.turn()
     assert hall.hear(teleoperator) == []
     edge.turn()
@@ -381,16 +384,16 @@ def test_who_stopped_a_robot_releases_it_by_another_line_and_nobody_else_does(ha
     edge = hall.edge("robot-0")
     hall.pass_time(1.0)
     first, again, other = hall.peer("teleoperator@4"), hall.peer("teleoperator"), hall.peer("teleoperator-2")
-    refused = hall.ask(again, Operator("robot-0", "release_estop")).refused
+    refused = hall.ask(again, OperatorCommand("robot-0", "release_estop")).refused
     assert refused == "release_estop: 'robot-0' is not stopped."
-    first.send(Operator("robot-0", "estop"))
+    first.send(OperatorCommand("robot-0", "estop"))
     hall.pass_time(3.0)
     assert hall.lease("robot-0") == ("teleoperator@4", "estop")
-    refused = hall.ask(other, Operator("robot-0", "release_estop")).refused
+    refused = hall.ask(other, OperatorCommand("robot-0", "release_estop")).refused
     assert "is stopped by 'teleoperator@4', not by 'teleoperator-2'. Release the stop at the page" in refused
     number = hall.gateway._dispatcher.leases.all()[0].number
     assert "Release the stop" in hall.ask(again, ReleaseLease(1, "robot-0", number)).refused
     assert "until it is released" in hall.ask(again, RenewLease(2, "robot-0", number)).refused
-    again.send(Operator("robot-0", "release_estop"))
+    again.send(OperatorCommand("robot-0", "release_estop"))
     hall.pass_time(5.0)
     assert edge.mode == "policy" and hall.lease("robot-0") == ("main", "rollout")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.check import MAX_EPISODE_STEPS
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.synthetic import CLOSING_NS, fake_episode, fake_spec, same_segment
 from cloud_learner.gateway.ingest import Ingest
 from wire import codec
@@ -27,7 +27,7 @@ class Gateway:
         self.ledger.see_robot("r1", SPEC, "clock", 1)
 
     def start(self):
-        self.ledger, self.store = BufferPlace(self.root).open_writer()
+        self.ledger, self.store = BufferLocation(self.root).open_writer()
         self.ingest = Ingest(self.root, self.ledger, self.store, self.clock)
         self.ingest.open()
 

@@ -11,36 +11,36 @@ import msgspec
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.server import Gateway
 from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from tests import samples
 from wire.clock import ManualClock, clock_name
-from wire.errors import DiskFull
+from wire.errors import DiskFullError
 from wire.messages.all import (
     Ack,
-    Announce,
-    Applied,
     CameraFrames,
     EdgeStatus,
     Evaluate,
     FetchWeights,
-    Fresh,
     Heartbeat,
     Hello,
-    Introduce,
+    HelloAck,
     Job,
     Message,
     Nack,
-    Operator,
+    OperatorCommand,
     Publish,
     Published,
-    Refusal,
+    ReintroduceRequest,
+    Rejection,
     Segment,
+    SegmentCommitted,
+    VersionActivated,
+    VersionAvailable,
     WeightBytes,
-    Welcome,
 )
 from wire.transport.memory_channel import MemoryClient, MemoryServer
 from wire.types import CameraSpec, PolicyVersion
@@ -52,7 +52,7 @@ class Hall:
     def __init__(self, root: Path) -> None:
         self.clock = ManualClock(10**9)
         self.server = MemoryServer()
-        self.ledger, store = BufferPlace(root).open_writer()
+        self.ledger, store = BufferLocation(root).open_writer()
         self.ingest = Ingest(root, self.ledger, store, self.clock)
         self.ingest.open()
         self.view = FleetView(self.clock)
@@ -111,7 +111,7 @@ def test_a_robot_is_welcomed_and_given_work(hall: Hall) -> None:
     peer = hall.server.connect("robot-0")
     hello = Hello("robot-0", "edge", clock_name(), 77, 7, samples.spec(), ("reach", "push"))
     answer = hall.ask(peer, hello)
-    assert kinds(answer) == [Welcome, Job]
+    assert kinds(answer) == [HelloAck, Job]
     assert answer[0].echo_ns == 77
     assert set(answer[1].tasks) == {"reach", "push"}
     again = hall.ask(peer, hello)
@@ -130,7 +130,7 @@ def test_robots_never_share_seeds(hall: Hall) -> None:
 
 def test_whoever_did_not_introduce_himself_is_asked_to(hall: Hall) -> None:
     peer = hall.server.connect("robot-0")
-    assert kinds(hall.ask(peer, samples.segment())) == [Introduce]
+    assert kinds(hall.ask(peer, samples.segment())) == [ReintroduceRequest]
     assert hall.ledger.totals().steps == 0
 
 
@@ -138,9 +138,9 @@ def test_a_robot_of_another_spec_is_refused_with_the_difference(hall: Hall) -> N
     other = msgspec.structs.replace(samples.spec(), cameras=(CameraSpec("wrist", 8, 8, 20.0),))
     peer = hall.server.connect("robot-0")
     answer = hall.ask(peer, Hello("robot-0", "edge", "c", 1, 7, other))
-    assert kinds(answer) == [Refusal]
+    assert kinds(answer) == [Rejection]
     assert "'cameras' differs: ['front'] against ['wrist']" in answer[0].reason
-    assert kinds(hall.ask(peer, samples.segment())) == [Introduce]
+    assert kinds(hall.ask(peer, samples.segment())) == [ReintroduceRequest]
     assert any("refused" in event["text"] for event in hall.view.snapshot()["events"])
 
 
@@ -149,7 +149,7 @@ def test_nobody_speaks_for_another(hall: Hall) -> None:
     status = EdgeStatus("robot-0", 1, "policy", "", "", "", 1, samples.step(0).state, 1, 1, 0, 0.0, 0, 0, 0, 0, 0)
     hall.ask(robot, status)
     assert [r["name"] for r in hall.view.snapshot()["robots"]] == ["robot-1"]
-    assert kinds(hall.ask(hall.server.connect("robot-2"), Hello("robot-1", "edge", "c", 1))) == [Refusal]
+    assert kinds(hall.ask(hall.server.connect("robot-2"), Hello("robot-1", "edge", "c", 1))) == [Rejection]
 
 
 def test_only_the_trainer_publishes_and_only_the_evaluator_asks(hall: Hall) -> None:
@@ -184,7 +184,7 @@ def test_a_full_disk_is_said_and_the_robot_keeps_its_data(hall: Hall, monkeypatc
     robot = hall.robot()
 
     def full(*arguments: object) -> None:
-        raise DiskFull("no space left")
+        raise DiskFullError("no space left")
 
     monkeypatch.setattr(hall.ingest._store, "append", full)
     answer = hall.ask(robot, valid_segment())
@@ -198,34 +198,34 @@ def test_a_version_is_confirmed_announced_served_and_its_use_noted(hall: Hall) -
     robot, trainer = hall.robot(), hall.trainer()
     assert kinds(hall.publish(trainer, 1, b"weights of one")) == [Published]
     announced = hall.hear(robot)
-    assert kinds(announced) == [Announce]
+    assert kinds(announced) == [VersionAvailable]
     served = hall.ask(robot, FetchWeights(1, 3, 100))
     assert served[0].data == b"weights of one"[3:]
-    hall.ask(robot, Applied("robot-0", 1, hall.clock.now_ns() + 5))
+    hall.ask(robot, VersionActivated("robot-0", 1, hall.clock.now_ns() + 5))
     assert [(row.robot, row.version) for row in hall.ledger.applied()] == [("robot-0", 1)]
     # whoever comes later hears of it at once
     late = hall.server.connect("robot-1")
-    assert Announce in kinds(hall.ask(late, Hello("robot-1", "edge", "c", 1, 7, samples.spec())))
+    assert VersionAvailable in kinds(hall.ask(late, Hello("robot-1", "edge", "c", 1, 7, samples.spec())))
 
 
 def test_a_version_with_a_wrong_hash_or_number_is_refused(hall: Hall) -> None:
     trainer = hall.trainer()
     version = PolicyVersion(1, "0" * 64, 4, 0, 1, 1, 1)
-    assert kinds(hall.ask(trainer, Publish(version), WeightBytes(1, 0, b"abcd"))) == [Refusal]
-    assert Refusal in kinds(hall.publish(trainer, 7))
+    assert kinds(hall.ask(trainer, Publish(version), WeightBytes(1, 0, b"abcd"))) == [Rejection]
+    assert Rejection in kinds(hall.publish(trainer, 7))
     assert hall.ledger.newest_version() is None
     assert kinds(hall.publish(trainer, 1)) == [Published]
 
 
 def test_weights_that_do_not_exist_are_refused(hall: Hall) -> None:
-    assert kinds(hall.ask(hall.robot(), FetchWeights(5, 0, 10))) == [Refusal]
+    assert kinds(hall.ask(hall.robot(), FetchWeights(5, 0, 10))) == [Rejection]
 
 
 def test_wishes_go_to_their_robot_and_into_the_ledger(hall: Hall) -> None:
     robot = hall.robot()
-    hall.view.wish(Operator("robot-0", "take_over", operator="web-1"))
+    hall.view.wish(OperatorCommand("robot-0", "take_over", operator="web-1"))
     hall.gateway.turn()
-    assert [m.kind for m in hall.hear(robot) if isinstance(m, Operator)] == ["take_over"]
+    assert [m.kind for m in hall.hear(robot) if isinstance(m, OperatorCommand)] == ["take_over"]
     assert [event.kind for event in hall.ledger.events()] == ["take_over"]
 
 
@@ -257,13 +257,13 @@ def test_trainers_hear_of_what_was_stored_once_it_is_durable(hall: Hall) -> None
     hall.ask(trainer, Hello("trainer", "trainer", clock_name(), 1))
     segment = valid_segment()
     hall.ask(robot, segment, segment)
-    (fresh,) = [m for m in hall.hear(trainer) if isinstance(m, Fresh)]
+    (fresh,) = [m for m in hall.hear(trainer) if isinstance(m, SegmentCommitted)]
     assert hall.ledger.places([fresh.row])[fresh.row].id == fresh.segment.id == segment.id
     # what must stay held out is not passed on
     of = msgspec.structs.replace(samples.episode(), id="held-out", source="evaluation")
     examined = msgspec.structs.replace(segment, id="held-out/0", episode=of)
     assert kinds(hall.ask(robot, examined)) == [Ack]
-    assert [m for m in hall.hear(trainer) if isinstance(m, Fresh)] == []
+    assert [m for m in hall.hear(trainer) if isinstance(m, SegmentCommitted)] == []
 
 
 def test_a_version_remembers_which_episodes_it_was_first_trained_on(hall: Hall) -> None:
@@ -310,7 +310,7 @@ def test_numbers_no_ledger_can_hold_do_not_end_the_gateway(hall: Hall) -> None:
 def test_a_robots_key_cannot_be_a_trainer(hall: Hall) -> None:
     peer = hall.server.connect("robot-0")
     answer = hall.ask(peer, Hello("robot-0", "trainer", clock_name(), 1))
-    assert kinds(answer) == [Refusal]
+    assert kinds(answer) == [Rejection]
     assert "begins with 'trainer'" in answer[0].reason
 
 

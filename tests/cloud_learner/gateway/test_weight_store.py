@@ -7,7 +7,7 @@ import pytest
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.gateway.weight_store import MAX_PART_BYTES, WeightStore
-from wire.errors import Corrupt, DiskFull, Refused
+from wire.errors import CorruptDataError, DiskFullError, RejectedError
 from wire.messages.all import FetchWeights, Publish, WeightBytes
 from wire.types import PolicyVersion
 
@@ -74,7 +74,7 @@ def test_to_publish_again_changes_nothing(tmp_path, store):
     assert [store.receive(part) for part in _parts(1, data)] == [None] * 4
     assert len(_names(tmp_path)) == 1
     other = replace(version, sha256="0" * 64)
-    with pytest.raises(Refused, match="publish it as 2"):
+    with pytest.raises(RejectedError, match="publish it as 2"):
         store.begin(Publish(other))
 
 
@@ -84,7 +84,7 @@ def test_to_publish_again_changes_nothing(tmp_path, store):
 )
 def test_an_offer_that_cannot_be_is_refused(tmp_path, store, change):
     _, version = _weights(1)
-    with pytest.raises(Refused):
+    with pytest.raises(RejectedError):
         store.begin(Publish(replace(version, **change)))
     assert _names(tmp_path) == []
 
@@ -92,7 +92,7 @@ def test_an_offer_that_cannot_be_is_refused(tmp_path, store, change):
 def test_parts_must_come_in_order_and_match(tmp_path, store, ledger):
     data, version = _weights(1)
     parts = _parts(1, data)
-    with pytest.raises(Refused, match="not offered"):
+    with pytest.raises(RejectedError, match="not offered"):
         store.receive(parts[0])
     for wrong, says in (
         ([parts[0], parts[2]], "byte 300 expected"),
@@ -102,7 +102,7 @@ def test_parts_must_come_in_order_and_match(tmp_path, store, ledger):
         ([WeightBytes(2, 0, b"x")], "version 2"),
     ):
         store.begin(Publish(version))
-        with pytest.raises(Refused, match=says):
+        with pytest.raises(RejectedError, match=says):
             for part in wrong:
                 store.receive(part)
         assert ledger.versions() == ()
@@ -114,13 +114,13 @@ def test_parts_must_come_in_order_and_match(tmp_path, store, ledger):
 
 
 def test_unknown_versions_and_ranges_are_refused(store):
-    with pytest.raises(Refused, match="no policy version 1; the newest is 0"):
+    with pytest.raises(RejectedError, match="no policy version 1; the newest is 0"):
         store.serve(FetchWeights(1, 0, 10))
     _publish(store, 1)
     for offset, size in ((1000, 1), (-1, 5), (0, 0), (0, -3)):
-        with pytest.raises(Refused, match="no bytes"):
+        with pytest.raises(RejectedError, match="no bytes"):
             store.serve(FetchWeights(1, offset, size))
-    with pytest.raises(Refused):
+    with pytest.raises(RejectedError):
         store.path(7)
 
 
@@ -133,7 +133,7 @@ def test_a_full_disk_gives_up_the_upload_and_leaves_nothing(tmp_path, store, led
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(DiskFull, match="version 1"):
+        with pytest.raises(DiskFullError, match="version 1"):
             for part in _parts(1, data):
                 store.receive(part)
     assert _names(tmp_path) == []
@@ -156,8 +156,8 @@ def test_a_restart_forgets_what_was_half_sent_and_keeps_what_was_whole(tmp_path,
 def test_a_torn_file_is_noticed(store):
     _publish(store, 1)
     store.path(1).write_bytes(b"short")
-    with pytest.raises(Corrupt, match="safetensors"):
+    with pytest.raises(CorruptDataError, match="safetensors"):
         store.serve(FetchWeights(1, 0, 2000))
     store.path(1).unlink()
-    with pytest.raises(Corrupt, match="gone"):
+    with pytest.raises(CorruptDataError, match="gone"):
         store.serve(FetchWeights(1, 0, 2000))

@@ -10,10 +10,10 @@ from PIL import Image
 from hal.resource import capabilities_of
 from wire.messages.all import EdgeStatus
 from wire.messages.fleet import JobRequest, JobState, RobotState
-from wire.types import CameraSpec, Dimension, Lease, Meaning, RobotSpec
+from wire.types import CameraSpec, CommandType, Dimension, Lease, RobotSpec
 
 
-def arm_spec(meaning: Meaning = Meaning.delta) -> RobotSpec:
+def arm_spec(meaning: CommandType = CommandType.delta) -> RobotSpec:
     """Three motion dimensions and a gripper, as the simulated arms of the fleet have them."""
     move = tuple(Dimension(f"d{axis}", "cm/step", -1.0, 1.0, meaning) for axis in "xyz")
     return RobotSpec(

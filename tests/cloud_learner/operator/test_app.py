@@ -11,11 +11,11 @@ from starlette.testclient import TestClient, WebSocketTestSession
 from starlette.websockets import WebSocketDisconnect
 
 from cloud_learner.operator.app import make_app, serve
-from cloud_learner.operator.guard import Guard
+from cloud_learner.operator.guard import OriginMiddleware
 from cloud_learner.operator.view import FleetView
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status
 from wire.errors import ConfigError
-from wire.messages.all import Operator, Preview
+from wire.messages.all import OperatorCommand, Preview
 
 OWN = {"origin": "http://localhost", "host": "localhost"}
 
@@ -46,7 +46,7 @@ def next_of(page: WebSocketTestSession, kind: str) -> dict:
     raise AssertionError(f"no {kind} in 200 messages")
 
 
-def wait_for_wish(view: FleetView, kind: str) -> Operator:
+def wait_for_wish(view: FleetView, kind: str) -> OperatorCommand:
     """The next wish of `kind`; other wishes before it are dropped."""
     for _ in range(500):
         for wish in view.wishes():
@@ -145,8 +145,8 @@ def test_foreign_host_names_are_refused(client: TestClient):
 
 
 def test_which_hosts_are_served():
-    local = Guard(app=None)  # type: ignore[arg-type]
-    anywhere = Guard(app=None, hosts=["robots.lan"], any_address=True)  # type: ignore[arg-type]
+    local = OriginMiddleware(app=None)  # type: ignore[arg-type]
+    anywhere = OriginMiddleware(app=None, hosts=["robots.lan"], any_address=True)  # type: ignore[arg-type]
     for guard, host, good in (
         (local, "localhost:8080", True),
         (local, "[::1]:8080", True),

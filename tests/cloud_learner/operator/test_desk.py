@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from cloud_learner.operator.desk import Desk
+from cloud_learner.operator.desk import OperatorSessions
 from cloud_learner.operator.view import MAX_WISHES, FleetView
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status, robot_state
 from wire.clock import ManualClock
-from wire.errors import ProtocolError, Refused
-from wire.messages.all import Operator
-from wire.types import Meaning
+from wire.errors import ProtocolError, RejectedError
+from wire.messages.all import OperatorCommand
+from wire.types import CommandType
 
 
 @pytest.fixture
@@ -28,11 +28,11 @@ def view(clock: ManualClock) -> FleetView:
 
 
 @pytest.fixture
-def desk(view: FleetView, clock: ManualClock) -> Desk:
-    return Desk(view, clock=clock)
+def desk(view: FleetView, clock: ManualClock) -> OperatorSessions:
+    return OperatorSessions(view, clock=clock)
 
 
-def say(desk: Desk, operator: int, kind: str, robot: str = "r1", **more: object) -> str:
+def say(desk: OperatorSessions, operator: int, kind: str, robot: str = "r1", **more: object) -> str:
     return desk.hear(operator, json.dumps({"type": kind, "robot": robot, **more}))
 
 
@@ -40,7 +40,7 @@ def kinds(view: FleetView) -> list[tuple[str, str]]:
     return [(wish.robot, wish.kind) for wish in view.wishes()]
 
 
-def test_the_whole_way_of_one_intervention(desk: Desk, view: FleetView):
+def test_the_whole_way_of_one_intervention(desk: OperatorSessions, view: FleetView):
     me = desk.join()
     say(desk, me, "take_over")
     assert desk.control(me) == {"r1": "you"}
@@ -62,11 +62,11 @@ def test_the_whole_way_of_one_intervention(desk: Desk, view: FleetView):
         ([0, -1e300, 0, 0], "outside"),
     ],
 )
-def test_commands_outside_the_spec_are_refused(desk: Desk, view: FleetView, action: list, words: str):
+def test_commands_outside_the_spec_are_refused(desk: OperatorSessions, view: FleetView, action: list, words: str):
     me = desk.join()
     say(desk, me, "take_over")
     view.wishes()
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RejectedError) as caught:
         say(desk, me, "command", action=action)
     assert words in str(caught.value)
     assert view.wishes() == []
@@ -92,7 +92,7 @@ def test_commands_outside_the_spec_are_refused(desk: Desk, view: FleetView, acti
         '{"type": "estop", "robot": "' + "r" * 20_000 + '"}',
     ],
 )
-def test_what_is_no_message_does_nothing(desk: Desk, view: FleetView, data: str | bytes):
+def test_what_is_no_message_does_nothing(desk: OperatorSessions, view: FleetView, data: str | bytes):
     me = desk.join()
     say(desk, me, "take_over")
     view.wishes()
@@ -101,13 +101,13 @@ def test_what_is_no_message_does_nothing(desk: Desk, view: FleetView, data: str 
     assert view.wishes() == []
 
 
-def test_an_unknown_robot_is_named_with_the_nearest(desk: Desk, view: FleetView):
-    with pytest.raises(Refused, match=r"no robot 'r11'. Did you mean 'r1'\?"):
+def test_an_unknown_robot_is_named_with_the_nearest(desk: OperatorSessions, view: FleetView):
+    with pytest.raises(RejectedError, match=r"no robot 'r11'. Did you mean 'r1'\?"):
         say(desk, desk.join(), "estop", "r11")
     assert view.wishes() == []
 
 
-def test_one_operator_per_robot(desk: Desk, view: FleetView):
+def test_one_operator_per_robot(desk: OperatorSessions, view: FleetView):
     me, you = desk.join(), desk.join()
     say(desk, me, "take_over")
     view.wishes()
@@ -117,7 +117,7 @@ def test_one_operator_per_robot(desk: Desk, view: FleetView):
         ("release_estop", {}),
         ("command", {"action": [0, 0, 0, 0]}),
     ):
-        with pytest.raises(Refused, match="driven from another page"):
+        with pytest.raises(RejectedError, match="driven from another page"):
             say(desk, you, kind, **more)
     assert view.wishes() == []
     say(desk, you, "estop")  # anybody may stop
@@ -128,13 +128,13 @@ def test_one_operator_per_robot(desk: Desk, view: FleetView):
     assert desk.control(you)["r1"] == "you"
 
 
-def test_commands_need_a_take_over(desk: Desk, view: FleetView):
-    with pytest.raises(Refused, match="not under your control"):
+def test_commands_need_a_take_over(desk: OperatorSessions, view: FleetView):
+    with pytest.raises(RejectedError, match="not under your control"):
         say(desk, desk.join(), "command", action=[0, 0, 0, 0])
     assert view.wishes() == []
 
 
-def test_a_silent_page_loses_its_robots(desk: Desk, view: FleetView, clock: ManualClock):
+def test_a_silent_page_loses_its_robots(desk: OperatorSessions, view: FleetView, clock: ManualClock):
     me, you = desk.join(), desk.join()
     say(desk, me, "take_over")
     say(desk, me, "take_over", "r2")
@@ -148,7 +148,7 @@ def test_a_silent_page_loses_its_robots(desk: Desk, view: FleetView, clock: Manu
     assert kinds(view) == [("r1", "drop_link"), ("r2", "drop_link")]
     assert desk.expire() == {}
     assert desk.control(me) == {"r1": "dropped", "r2": "dropped"}
-    with pytest.raises(Refused, match="not under your control"):
+    with pytest.raises(RejectedError, match="not under your control"):
         say(desk, me, "command", action=[0, 0, 0, 0])
     say(desk, you, "hand_back")  # somebody must be able to let the policy go on
     assert desk.control(me) == {"r2": "dropped"}
@@ -156,7 +156,7 @@ def test_a_silent_page_loses_its_robots(desk: Desk, view: FleetView, clock: Manu
     assert desk.control(me) == {"r2": "you"}
 
 
-def test_a_page_that_leaves_drops_its_robots(desk: Desk, view: FleetView):
+def test_a_page_that_leaves_drops_its_robots(desk: OperatorSessions, view: FleetView):
     me = desk.join()
     say(desk, me, "take_over")
     view.wishes()
@@ -165,36 +165,36 @@ def test_a_page_that_leaves_drops_its_robots(desk: Desk, view: FleetView):
     assert desk.leave(desk.join()) == []
 
 
-def test_a_lost_robot_cannot_be_taken_and_a_stop_warns(desk: Desk, view: FleetView, clock: ManualClock):
+def test_a_lost_robot_cannot_be_taken_and_a_stop_warns(desk: OperatorSessions, view: FleetView, clock: ManualClock):
     me = desk.join()
     clock.advance(3_000_000_000)
-    with pytest.raises(Refused, match="no link"):
+    with pytest.raises(RejectedError, match="no link"):
         say(desk, me, "take_over")
     assert "may not reach it" in say(desk, me, "estop")
     assert kinds(view) == [("r1", "estop")]
 
 
-def test_robots_that_keys_cannot_drive(desk: Desk, view: FleetView):
+def test_robots_that_keys_cannot_drive(desk: OperatorSessions, view: FleetView):
     me = desk.join()
-    view.robot_seen("r3", arm_spec(Meaning.absolute))
+    view.robot_seen("r3", arm_spec(CommandType.absolute))
     view.status(edge_status("r4"))
     view.status(edge_status("r3"))
-    with pytest.raises(Refused, match="absolute target"):
+    with pytest.raises(RejectedError, match="absolute target"):
         say(desk, me, "take_over", "r3")
-    with pytest.raises(Refused, match="not said what its actions mean"):
+    with pytest.raises(RejectedError, match="not said what its actions mean"):
         say(desk, me, "take_over", "r4")
 
 
-def test_a_gateway_that_does_not_listen_is_named(desk: Desk, view: FleetView):
+def test_a_gateway_that_does_not_listen_is_named(desk: OperatorSessions, view: FleetView):
     me = desk.join()
     for i in range(MAX_WISHES):
-        view.wish(Operator(f"x{i}", "take_over"))
-    with pytest.raises(Refused, match="takes no wishes now"):
+        view.wish(OperatorCommand(f"x{i}", "take_over"))
+    with pytest.raises(RejectedError, match="takes no wishes now"):
         say(desk, me, "take_over")
     assert desk.control(me) == {}
 
 
-def test_what_the_gateway_refuses_is_let_go_without_a_word_to_the_robot(desk: Desk, view: FleetView):
+def test_what_the_gateway_refuses_is_let_go_without_a_word_to_the_robot(desk: OperatorSessions, view: FleetView):
     me = desk.join()
     say(desk, me, "take_over")
     (wish,) = view.wishes()
@@ -204,11 +204,11 @@ def test_what_the_gateway_refuses_is_let_go_without_a_word_to_the_robot(desk: De
     assert view.wishes() == []
 
 
-def test_robots_that_are_driven_elsewhere_or_were_dropped_are_known(desk: Desk, view: FleetView):
+def test_robots_that_are_driven_elsewhere_or_were_dropped_are_known(desk: OperatorSessions, view: FleetView):
     me = desk.join()
     view.fleet((robot_state("r1", "teleoperator", "teleoperation"), robot_state("r2", "dropped:web-9", "operator")), ())
     assert desk.control(me) == {"r1": "other", "r2": "dropped"}
-    with pytest.raises(Refused, match=r"r1 is held by 'teleoperator' \(teleoperation\)"):
+    with pytest.raises(RejectedError, match=r"r1 is held by 'teleoperator' \(teleoperation\)"):
         say(desk, me, "take_over")
     say(desk, me, "take_over", "r2")
     assert desk.control(me) == {"r1": "other", "r2": "you"}

@@ -13,7 +13,7 @@ import pytest
 from cloud_learner.operator.app import Server, serve
 from cloud_learner.operator.view import FleetView
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status, job_state, picture, robot_state
-from wire.messages.all import Evaluation, Operator, Preview, TrainerStatus
+from wire.messages.all import Evaluation, OperatorCommand, Preview, TrainerStatus
 from wire.types import PolicyVersion
 
 sync_api = pytest.importorskip(
@@ -42,7 +42,7 @@ class Gateway:
 
     def __init__(self) -> None:
         self.view = FleetView(instructions={"drawer-open": "open the drawer"})
-        self.wishes: list[Operator] = []
+        self.wishes: list[OperatorCommand] = []
         self.states = {name: robot_state(name, "main") for name in ROBOTS}
         self._modes = dict.fromkeys(ROBOTS, "policy")
         self._stop = threading.Event()
@@ -73,7 +73,7 @@ class Gateway:
                 self.view.preview(Preview(name, "front", turn, pictures[turn // 4 % 4]))
             turn += 1
 
-    def wait_for(self, kind: str, since: int = 0, action: tuple[float, ...] | None = None) -> Operator:
+    def wait_for(self, kind: str, since: int = 0, action: tuple[float, ...] | None = None) -> OperatorCommand:
         """The first wish of `kind` (and `action`) after the first `since` wishes."""
         deadline_s = time.monotonic() + 60
         while time.monotonic() < deadline_s:

@@ -11,8 +11,8 @@ from cloud_learner.operator.cards import not_drivable
 from cloud_learner.operator.view import FleetView
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status, job_state, robot_state
 from wire.clock import ManualClock
-from wire.messages.all import Applied, Evaluation, Operator, Preview, TrainerStatus
-from wire.types import Dimension, Meaning, PolicyVersion
+from wire.messages.all import Evaluation, OperatorCommand, Preview, TrainerStatus, VersionActivated
+from wire.types import CommandType, Dimension, PolicyVersion
 
 SECOND_NS = 1_000_000_000
 
@@ -110,8 +110,8 @@ def test_totals_and_latencies():
     view.stored(40, math.nan)
     view.version(version(4))
     clock.advance(SECOND_NS // 2)
-    view.applied(Applied("r1", 4, 0))
-    view.applied(Applied("r1", 99, 0))
+    view.applied(VersionActivated("r1", 4, 0))
+    view.applied(VersionActivated("r1", 99, 0))
     totals = view.snapshot()["totals"]
     assert totals == {"steps_stored": 1200, "ingest_p50_s": 0.2, "applied_p50_s": 0.5}
     assert view.snapshot()["version"]["number"] == 4
@@ -152,11 +152,11 @@ def test_only_the_newest_picture_is_kept():
 def test_wishes_come_once_in_order_and_only_the_newest_command_waits():
     view = FleetView(ManualClock())
     for wish in (
-        Operator("r1", "take_over"),
-        Operator("r1", "command", (0.1,), 1),
-        Operator("r2", "estop"),
-        Operator("r1", "command", (0.2,), 2),
-        Operator("r1", "hand_back"),
+        OperatorCommand("r1", "take_over"),
+        OperatorCommand("r1", "command", (0.1,), 1),
+        OperatorCommand("r2", "estop"),
+        OperatorCommand("r1", "command", (0.2,), 2),
+        OperatorCommand("r1", "hand_back"),
     ):
         assert view.wish(wish)
     wishes = [(w.robot, w.kind, w.sequence) for w in view.wishes()]
@@ -167,19 +167,19 @@ def test_wishes_come_once_in_order_and_only_the_newest_command_waits():
 def test_a_stop_finds_room_in_a_full_queue():
     view = FleetView(ManualClock())
     for i in range(view_module.MAX_WISHES):
-        assert view.wish(Operator("r1" if i < 10 else f"x{i}", ("take_over", "command")[i % 2]))
-    assert not view.wish(Operator("r1", "hand_back"))
-    assert view.wish(Operator("r1", "estop"))
+        assert view.wish(OperatorCommand("r1" if i < 10 else f"x{i}", ("take_over", "command")[i % 2]))
+    assert not view.wish(OperatorCommand("r1", "hand_back"))
+    assert view.wish(OperatorCommand("r1", "estop"))
     assert [w.kind for w in view.wishes() if w.robot == "r1"] == ["estop"]
 
 
 def test_which_robots_keys_can_drive():
     assert not_drivable(arm_spec()) == ""
-    assert not_drivable(arm_spec(Meaning.velocity)) == ""
-    assert "'dx' is an absolute target" in not_drivable(arm_spec(Meaning.absolute))
+    assert not_drivable(arm_spec(CommandType.velocity)) == ""
+    assert "'dx' is an absolute target" in not_drivable(arm_spec(CommandType.absolute))
     assert "not said" in not_drivable(None)
     low = arm_spec()
-    dimension = Dimension("dx", "cm/step", 0.5, 1.0, Meaning.delta)
+    dimension = Dimension("dx", "cm/step", 0.5, 1.0, CommandType.delta)
     assert "no rest" in not_drivable(type(low)("arm", low.state, (dimension,), (), 80.0))
 
 
@@ -195,7 +195,7 @@ def test_many_threads_may_use_it_at_once():
                 view.preview(Preview(f"{name}-{i % 7}", "front", 0, b"x"))
                 view.snapshot()
                 view.previews(0)
-                view.wish(Operator(name, "estop"))
+                view.wish(OperatorCommand(name, "estop"))
                 view.wishes()
         except BaseException as error:  # noqa: BLE001 - shown by the assertion below
             errors.append(error)
@@ -234,13 +234,13 @@ def test_a_canary_stands_beside_the_curve():
 
 def test_a_refused_wish_reaches_only_who_wished():
     view = FleetView(ManualClock())
-    view.refuse(Operator("r1", "take_over", operator="web-1"), "taken")
-    view.refuse(Operator("r1", "release_estop", operator="web-2"), "not yours")
+    view.refuse(OperatorCommand("r1", "take_over", operator="web-1"), "taken")
+    view.refuse(OperatorCommand("r1", "release_estop", operator="web-2"), "not yours")
     assert view.refusals("web-1") == [("r1", "taken")]
     assert view.refusals("web-2") == [("", "not yours")]
     assert view.refusals("web-1") == []
     for _ in range(1000):
-        view.refuse(Operator("r1", "take_over", operator="web-3"), "taken")
+        view.refuse(OperatorCommand("r1", "take_over", operator="web-3"), "taken")
     assert len(view.refusals("web-3")) == view_module.MAX_EVENTS
 
 

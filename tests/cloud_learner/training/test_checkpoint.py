@@ -12,7 +12,7 @@ from cloud_learner.training import checkpoint
 from cloud_learner.training.learner import Learner
 from policies.conformance.check import example_batch
 from policies.flow import FlowConfig, FlowPolicy
-from wire.errors import Corrupt, DiskFull, StorageError
+from wire.errors import CorruptDataError, DiskFullError, StorageError
 from wire.types import Dimension, RobotSpec
 
 SPEC = RobotSpec("small", (Dimension("x", "m", -1.0, 1.0),), (Dimension("dx", "cm", -1.0, 1.0),), (), 20.0)
@@ -99,7 +99,7 @@ def test_a_torn_checkpoint_falls_back_to_the_one_before(tmp_path, caplog, damage
 
 def test_all_damaged_is_an_error_with_a_way_out(tmp_path):
     cut(checkpoint.save(tmp_path, learner().state(), {}))
-    with pytest.raises(Corrupt, match="Move them away"):
+    with pytest.raises(CorruptDataError, match="Move them away"):
         checkpoint.load_newest(tmp_path)
 
 
@@ -122,7 +122,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoints(tmp_path, monkeypatch, call)
 
     with monkeypatch.context() as patched:
         patched.setattr(os, call, full)
-        with pytest.raises(DiskFull, match="writing a checkpoint"):
+        with pytest.raises(DiskFullError, match="writing a checkpoint"):
             checkpoint.save(tmp_path, subject.state(), {"number": 2})
     assert numbers(tmp_path) == ["00000001"]
     assert checkpoint.load_newest(tmp_path).meta == {"number": 1}

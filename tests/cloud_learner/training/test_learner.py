@@ -15,10 +15,10 @@ from cloud_learner.training.learner import Learner
 from policies.common.normalizer import Normalizer
 from policies.common.weights import Header, load_published, pack_module, unpack
 from policies.conformance.check import example_batch, example_observation
-from policies.flow import Conv, Eye, FlowConfig, FlowPolicy
-from policies.interface.trainable import Lora, Training, base_sha256, prepare
+from policies.flow import CameraEncoderConfig, Conv, FlowConfig, FlowPolicy
+from policies.interface.trainable import FinetuneConfig, Lora, base_sha256, prepare
 from tests.samples import states_only
-from wire.errors import ConfigError, InvalidData, PolicyError
+from wire.errors import ConfigError, InvalidDataError, PolicyError
 from wire.types import CameraSpec, Dimension, RobotSpec
 
 SPEC = RobotSpec(
@@ -32,7 +32,7 @@ NET = FlowConfig(
     state_dim=2,
     action_dim=2,
     horizon=4,
-    eyes=(Eye("front", 16, 16),),
+    eyes=(CameraEncoderConfig("front", 16, 16),),
     stem=(Conv(8, 4, 2),),
     points=4,
     width=32,
@@ -144,7 +144,7 @@ def test_a_loss_or_gradient_that_is_not_finite_changes_nothing(value):
     before = snapshot(subject)
     batch = example_batch(SPEC, 4)
     batch["actions"][0, 0, 0, 0] = value
-    with pytest.raises(InvalidData, match="gradient step 2 was not applied"):
+    with pytest.raises(InvalidDataError, match="gradient step 2 was not applied"):
         subject.step(batch)
     assert subject.gradient_steps == 2
     assert_same(before, snapshot(subject), but=("random/",))
@@ -211,8 +211,8 @@ class Plain:
         return pack_module(self.module if module is None else module, header)
 
 
-LORA = Training(lora=Lora(rank=2, targets=("0", "1")))
-HEAD = Training(train=("3.*",))
+LORA = FinetuneConfig(lora=Lora(rank=2, targets=("0", "1")))
+HEAD = FinetuneConfig(train=("3.*",))
 
 
 @pytest.mark.parametrize("training", [LORA, HEAD])
@@ -234,7 +234,7 @@ def test_what_is_frozen_is_there_once_and_never_in_a_checkpoint(training, tmp_pa
     assert (path / "learner.safetensors").stat().st_size < whole / 4
 
 
-@pytest.mark.parametrize("training", [LORA, HEAD, Training()])
+@pytest.mark.parametrize("training", [LORA, HEAD, FinetuneConfig()])
 @pytest.mark.slow
 def test_a_frozen_base_goes_on_bit_for_bit_too_and_reaches_robots(training, tmp_path):
     first = Learner(Plain(training), CONFIG)
@@ -268,7 +268,7 @@ def test_a_checkpoint_on_top_of_another_base_is_refused_and_nothing_changes():
 
 def test_a_checkpoint_of_adapters_with_another_scale_is_refused_and_nothing_changes():
     lora = LORA.lora
-    subject = Learner(Plain(Training(lora=msgspec.structs.replace(lora, alpha=4 * lora.alpha))), CONFIG)
+    subject = Learner(Plain(FinetuneConfig(lora=msgspec.structs.replace(lora, alpha=4 * lora.alpha))), CONFIG)
     before = snapshot(subject)
     with pytest.raises(PolicyError, match=r"another alpha / rank.*`training` options"):
         subject.restore(Learner(Plain(LORA), CONFIG).state())
@@ -276,7 +276,7 @@ def test_a_checkpoint_of_adapters_with_another_scale_is_refused_and_nothing_chan
 
 
 def test_a_checkpoint_from_before_bases_has_a_tensor_under_both_its_names():
-    policy = Plain(Training())
+    policy = Plain(FinetuneConfig())
     policy.module[1].weight = nn.Parameter(torch.zeros(256, 256))
     policy.module.append(nn.Linear(256, 256, bias=False))
     policy.module[4].weight = policy.module[1].weight
@@ -322,7 +322,7 @@ def test_statistics_that_follow_shifting_data_travel_with_the_weights():
 
 
 def test_nothing_to_train_is_said():
-    policy = Plain(Training())
+    policy = Plain(FinetuneConfig())
     policy.module.requires_grad_(False)
     with pytest.raises(PolicyError, match="every parameter"):
         Learner(policy, CONFIG)

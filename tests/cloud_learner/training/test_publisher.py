@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from cloud_learner.training import publisher as upload
-from cloud_learner.training.publisher import Upload
+from cloud_learner.training.publisher import WeightUploader
 from wire.clock import ManualClock, MonotonicClock
-from wire.messages.all import Heartbeat, Publish, WeightBytes, Welcome
+from wire.messages.all import Heartbeat, HelloAck, Publish, WeightBytes
 from wire.transport.keys import load_pair, load_public, make_keys
 from wire.transport.zmq_channel import ZmqClient, ZmqServer
 from wire.types import PolicyVersion
@@ -57,7 +57,7 @@ def _small(monkeypatch):
 def start(size, line, clock=None):
     weights = np.random.default_rng(0).bytes(size)
     version = PolicyVersion(4, hashlib.sha256(weights).hexdigest(), size, 3, 7, 0, 0, 0)
-    return weights, Upload(version, weights, frozenset({9, 2}), line, clock or ManualClock())
+    return weights, WeightUploader(version, weights, frozenset({9, 2}), line, clock or ManualClock())
 
 
 @pytest.mark.parametrize("size", [1, 999, 2000, 8000])
@@ -161,7 +161,7 @@ def test_over_a_real_line_nothing_is_dropped_however_short_its_queue(tmp_path, q
                         assert offset == len(stored), "a part is missing"
                         stored += data
                     case Heartbeat(sent_ns=sent_ns):
-                        server.send("trainer", Welcome("here", 0, sent_ns))
+                        server.send("trainer", HelloAck("here", 0, sent_ns))
             while (message := client.recv()) is not None:
                 sending.answered(message.echo_ns)
         assert (bytes(stored), offers) == (weights, 1)

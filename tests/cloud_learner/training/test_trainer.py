@@ -8,7 +8,7 @@ import pytest
 
 from cloud_learner.training import checkpoint
 from fleet.config.recipes import fake
-from fleet.evaluation.in_process_fleet import Rehearsal
+from fleet.evaluation.in_process_fleet import InProcessFleet
 from fleet.launch import supplies
 from policies.common.weights import unpack
 
@@ -42,7 +42,7 @@ def recipe():
 
 @pytest.fixture
 def fleet(tmp_path):
-    rehearsal = Rehearsal(tmp_path, recipe())
+    rehearsal = InProcessFleet(tmp_path, recipe())
     yield rehearsal
     rehearsal.close()
 
@@ -123,7 +123,7 @@ def test_it_resumes_where_it_was(fleet):
 
 def test_random_weights_still_wait_for_demonstrations(tmp_path):
     plain = fake()
-    rehearsal = Rehearsal(tmp_path, replace(plain, demonstrations=0))
+    rehearsal = InProcessFleet(tmp_path, replace(plain, demonstrations=0))
     try:
         assert rehearsal.trainer.phase == "waiting"
     finally:

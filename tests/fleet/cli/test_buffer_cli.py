@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from fleet.cli.__main__ import app
@@ -24,7 +24,7 @@ SPEC = fake_spec(1, size=16)
 def data(tmp_path: Path) -> Path:
     """Three finished episodes in a shard, one in the journal, one policy version trained on the first."""
     root = tmp_path / "data"
-    ledger, store = BufferPlace(root).open_writer()
+    ledger, store = BufferLocation(root).open_writer()
     ledger.see_robot("r1", SPEC, "clock", 1)
     for number, (source, actor) in enumerate((("demonstration", 2), ("online", 0), ("online", 1))):
         episode = fake_episode(SPEC, f"e{number}", source=source, actor=[actor] * 100, steps=100, seed=number)
@@ -74,7 +74,7 @@ def test_verify_names_damage_and_repair_lets_the_rest_serve_on(data: Path) -> No
     assert "state" in text
     run("verify", "--data", data, "--repair", status=1)
     assert "all whole" in run("verify", "--data", data)
-    ledger, store = BufferPlace(data).open_reader()
+    ledger, store = BufferLocation(data).open_reader()
     rows = [row.row for row in ledger.segments_after(0) if not row.damaged]
     assert len(rows) < 7
     assert len(store.read(rows, verify=True).segments) == len(rows) > 0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.server import Gateway
 from cloud_learner.gateway.weight_store import WeightStore
@@ -24,7 +24,7 @@ from fleet.cli.__main__ import app
 from fleet.cli.client import FleetClient, gateway_of, note_gateway
 from tests.cloud_learner.fake_edge import SPEC, FakeEdge
 from wire.clock import MonotonicClock
-from wire.errors import ConfigError, Refused, WireError
+from wire.errors import ConfigError, RejectedError, WireError
 from wire.transport.keys import GATEWAY, load_pair, load_public, make_keys
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 from wire.types import PolicyVersion
@@ -105,7 +105,7 @@ class House:
         channel = ZmqServer(self.address, self.keys, apart=True)
         self.address = channel.endpoint
         note_gateway(self.root, channel.endpoint)
-        ledger, store = BufferPlace(self.root).open_writer()
+        ledger, store = BufferLocation(self.root).open_writer()
         ingest = Ingest(self.root, ledger, store)
         ingest.open()
         if ledger.newest_version() is None:
@@ -192,7 +192,7 @@ def test_a_job_that_waits_says_why_and_is_cancelled(house: House) -> None:
     said = run_until(house, "job far is waiting: site: ", *far)
     assert "stands at 'lab', not at 'moon'" in said.output  # of the robot that came first
     assert run(house, "cancel", "far").output == "job far is cancelled after 0 episodes\n"
-    with pytest.raises(Refused, match=r"there is no job 'fat'\. Did you mean 'far'"):
+    with pytest.raises(RejectedError, match=r"there is no job 'fat'\. Did you mean 'far'"):
         CliRunner().invoke(app, ["cancel", "fat", "--data", str(house.root)], catch_exceptions=False)
 
 
@@ -200,11 +200,11 @@ def test_a_job_that_waits_says_why_and_is_cancelled(house: House) -> None:
     ("arguments", "error", "words"),
     [
         (["submit", "--kind", "evaluation"], ConfigError, "needs --episodes"),
-        (["submit", "--kind", "explore", "--task", "reach"], Refused, "kind: there is no 'explore'"),
-        (["submit", "--kind", "rollout", "--task", "reech"], Refused, "Did you mean 'reach'"),
-        (["lease", "robot-7"], Refused, "no robot 'robot-7'"),
-        (["release", "robot-0"], Refused, r"held by 'main' \(rollout\), not by 'console'"),
-        (["release", "robot-0", "--force"], Refused, "works on job 'main'. Cancel the job"),
+        (["submit", "--kind", "explore", "--task", "reach"], RejectedError, "kind: there is no 'explore'"),
+        (["submit", "--kind", "rollout", "--task", "reech"], RejectedError, "Did you mean 'reach'"),
+        (["lease", "robot-7"], RejectedError, "no robot 'robot-7'"),
+        (["release", "robot-0"], RejectedError, r"held by 'main' \(rollout\), not by 'console'"),
+        (["release", "robot-0", "--force"], RejectedError, "works on job 'main'. Cancel the job"),
         (["robots", "--name", "robot-0"], ConfigError, "begins with console or teleoperator"),
         (["robots", "--name", "console-9"], ConfigError, "no usable secret key for 'console-9'"),
     ],
@@ -271,7 +271,7 @@ def test_a_lease_outlives_a_gateway_that_is_killed(house: House) -> None:
         house.wait("both robots are back", lambda: len(fleet.robots()) == 2)
         fleet.release(lease)
         house.wait("a job has it", lambda: holder(house) == "main")
-        with pytest.raises(Refused, match="ended"):
+        with pytest.raises(RejectedError, match="ended"):
             fleet.renew(lease)
 
 

@@ -12,11 +12,11 @@ from fleet.cli.__main__ import app
 from fleet.cli.flight import recorded
 from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
-from robot_edge.inference.infer_chunk import answer
+from robot_edge.inference.infer_chunk import infer_chunk
 from wire.clock import ManualClock
-from wire.messages.all import Applied, ChunkRequest, Job, Operator
+from wire.messages.all import ChunkRequest, Job, OperatorCommand, VersionActivated
 from wire.transport.memory_channel import memory_pair
-from wire.types import Trained
+from wire.types import PolicyCapabilities
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +33,18 @@ def flight(tmp_path_factory: pytest.TempPathFactory) -> Path:
         loop = supplies.make_control(recipe, "robot-0", uplink, inference, clock, paced=False, flight=recorder)
         loop.robot.connect()
         up.send(Job("j", recipe.tasks, 500_000))
-        up.send(Applied("robot-0", 1, 0, policy.trained))
+        up.send(VersionActivated("robot-0", 1, 0, policy.trained))
         waiting = None
         for tick in range(150):
             if tick in (70, 80):
-                up.send(Operator("robot-0", "estop" if tick == 70 else "release_estop"))
+                up.send(OperatorCommand("robot-0", "estop" if tick == 70 else "release_estop"))
             recorder.tick(loop)
             if waiting is not None:
                 inf.send(waiting)
                 waiting = None
             while (request := inf.recv()) is not None:
                 if isinstance(request, ChunkRequest):
-                    waiting = answer(policy, policy.think(request.observation), request)
+                    waiting = infer_chunk(policy, policy.think(request.observation), request)
             while up.recv() is not None:
                 pass
         loop.close()
@@ -70,7 +70,7 @@ def test_another_decision_is_found(flight: Path, monkeypatch: pytest.MonkeyPatch
     def other(recipe):
         make = real(recipe)
 
-        def made(trained: Trained):
+        def made(trained: PolicyCapabilities):
             schedule = make(trained)
             action = schedule.action
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet.config.data_directory import DataDirectory, Identity
+from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.recipes import RECIPES, get_recipe
 from tests.command_line import vla_fleet
-from wire.errors import ConfigError, Corrupt, DiskFull
+from wire.errors import ConfigError, CorruptDataError, DiskFullError
 from wire.transport.keys import make_keys
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -102,8 +102,8 @@ def test_a_report_without_a_directory_is_said_before_anything_starts(tmp_path: P
     assert not (tmp_path / "d").exists()
 
 
-def identity(recipe: str = "pixels") -> Identity:
-    return Identity(recipe, 0, get_recipe(recipe).spec.hash)
+def identity(recipe: str = "pixels") -> RunIdentity:
+    return RunIdentity(recipe, 0, get_recipe(recipe).spec.hash)
 
 
 def test_one_fleet_at_a_time_and_one_recipe_for_ever(tmp_path: Path) -> None:
@@ -118,14 +118,14 @@ def test_one_fleet_at_a_time_and_one_recipe_for_ever(tmp_path: Path) -> None:
 
 def test_a_damaged_identity_says_so(tmp_path: Path) -> None:
     (tmp_path / "fleet.json").write_text("{")
-    with pytest.raises(Corrupt, match=r"fleet\.json"):
+    with pytest.raises(CorruptDataError, match=r"fleet\.json"):
         DataDirectory(tmp_path).prepare(identity())
 
 
 def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 1_000_000})
     monkeypatch.setattr("fleet.config.data_directory.shutil.disk_usage", lambda path: usage)
-    with pytest.raises(DiskFull, match="1 MB free"):
+    with pytest.raises(DiskFullError, match="1 MB free"):
         DataDirectory(tmp_path / "d").prepare(identity())
     assert not (tmp_path / "d" / "fleet.json").exists()
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from fleet.cli.table import Screen
+from fleet.cli.table import Dashboard
 from fleet.config.recipes import get_recipe
 
 
 def test_without_a_terminal_a_status_is_one_line_whatever_the_width(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "40")
-    screen = Screen("http://127.0.0.1:1", get_recipe("fake", 0), tmp_path, headless=True)
+    screen = Dashboard("http://127.0.0.1:1", get_recipe("fake", 0), tmp_path, headless=True)
     screen.say(" · ".join(["a long status"] * 20))
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -17,7 +17,7 @@ def test_without_a_terminal_a_status_is_one_line_whatever_the_width(tmp_path, mo
     ("curve", "unaided"), [([], None), ([{"mean": 0.5, "version": 3}], {"success": 0.25, "episodes": 8})]
 )
 def test_a_status_says_what_is_known_so_far(tmp_path, capsys, curve, unaided):
-    screen = Screen("http://127.0.0.1:1", get_recipe("fake", 0), tmp_path, headless=True)
+    screen = Dashboard("http://127.0.0.1:1", get_recipe("fake", 0), tmp_path, headless=True)
     nothing = {"t_s": 6.0, "robots": [], "trainer": None, "version": None, "totals": {"steps_stored": 0}}
     screen.show(nothing | {"curve": curve, "unaided": unaided}, {}, [])
     shown = capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleet.config.recipes import get_recipe
-from fleet.evaluation.in_process_fleet import Rehearsal
+from fleet.evaluation.in_process_fleet import InProcessFleet
 from robot_edge.chunking.factory import Strategy, resolve
 from robot_edge.chunking.strategies.future_state import FutureStateSchedule
 
@@ -30,7 +30,7 @@ def test_the_pixels_recipe_is_trained_for_what_it_runs() -> None:
 def test_a_robot_thinks_at_its_own_pace_and_acts_between(tmp_path: Path) -> None:
     fake = get_recipe("fake")
     recipe = replace(fake, slow=replace(fake.slow, every_s=0.2), replan_ticks=4)
-    rehearsal = Rehearsal(tmp_path / "fleet", recipe, robots=1)
+    rehearsal = InProcessFleet(tmp_path / "fleet", recipe, robots=1)
     robot = rehearsal.robots[0]
     policy = robot.inference._swap.active
     think, act, counted = policy.think, policy.act, {"think": 0, "act": 0}

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fleet.cli.__main__ import app
 from fleet.cli.up_options import Options
-from fleet.config.data_directory import DataDirectory, Identity
+from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.overrides import Tuning
 from fleet.config.recipes import get_recipe
 from fleet.launch.process_specs import Parts
@@ -24,10 +24,10 @@ from fleet.launch.robot_builders import edge_processes
 from fleet.launch.up import Up
 from fleet.tools.policy_build import Building
 from fleet.tools.policy_smoke_test import _last_word, try_policy
-from policies.conformance.check import Check
+from policies.conformance.check import PolicyCheck
 from policies.interface import registry
 from policies.interface.policy import Policy
-from policies.interface.registry import POLICIES, Hints, PolicyChoice
+from policies.interface.registry import POLICIES, PolicyChoice, PolicyDefaults
 from tests.fleet.tools import echo_kind
 from wire.errors import ConfigError, FleetError, PolicyError
 from wire.transport.keys import GATEWAY, make_keys
@@ -37,11 +37,11 @@ from wire.transport.keys import GATEWAY, make_keys
 def echo(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("echo", "tests.fleet.tools.echo_kind", POLICIES)
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
-    monkeypatch.setattr(echo_kind, "HINTS", Hints())
+    monkeypatch.setattr(echo_kind, "HINTS", PolicyDefaults())
 
 
 def hint(monkeypatch: pytest.MonkeyPatch, **hints: Any) -> None:
-    monkeypatch.setattr(echo_kind, "HINTS", Hints(**hints))
+    monkeypatch.setattr(echo_kind, "HINTS", PolicyDefaults(**hints))
 
 
 def options(data: Path, **changes: object) -> Options:
@@ -163,7 +163,7 @@ def test_a_policy_that_cannot_be_is_said_before_anything_is_there(
 
 def test_one_policy_for_ever(tmp_path: Path) -> None:
     data, spec = DataDirectory(tmp_path / "d"), get_recipe("fake").spec
-    one = Identity("fake", 0, spec.hash, PolicyChoice("echo", "/a/run", {"horizon": 8}))
+    one = RunIdentity("fake", 0, spec.hash, PolicyChoice("echo", "/a/run", {"horizon": 8}))
     with data.prepare(one):
         pass
     faster = PolicyChoice("echo", "/a/run", {"horizon": 8, "runtime": {"int8": True}})
@@ -178,14 +178,14 @@ def test_one_policy_for_ever(tmp_path: Path) -> None:
 def test_a_directory_from_before_there_was_a_choice_goes_on(tmp_path: Path) -> None:
     spec = get_recipe("fake").spec
     (tmp_path / "fleet.json").write_text(json.dumps({"recipe": "fake", "seed": 0, "spec_hash": spec.hash}))
-    with DataDirectory(tmp_path).prepare(Identity("fake", 0, spec.hash)):
+    with DataDirectory(tmp_path).prepare(RunIdentity("fake", 0, spec.hash)):
         pass
     with pytest.raises(ConfigError, match="not to --policy echo:small"):
-        DataDirectory(tmp_path).prepare(Identity("fake", 0, spec.hash, PolicyChoice("echo", "small")))
+        DataDirectory(tmp_path).prepare(RunIdentity("fake", 0, spec.hash, PolicyChoice("echo", "small")))
 
 
-def replace_policy(identity: Identity, policy: PolicyChoice | None) -> Identity:
-    return Identity(identity.recipe, identity.seed, identity.spec_hash, policy)
+def replace_policy(identity: RunIdentity, policy: PolicyChoice | None) -> RunIdentity:
+    return RunIdentity(identity.recipe, identity.seed, identity.spec_hash, policy)
 
 
 def test_a_recipe_with_a_directory_for_a_policy_builds_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,8 +231,8 @@ def test_a_build_is_ended_with_its_job(tmp_path: Path) -> None:
 def test_the_check_prints_every_promise_and_its_status_says_whether_all_are_kept(
     detail: str, status: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def checks(make: Callable[[], Policy]) -> list[Check]:
-        return [Check(f"{make().horizon} actions", True), Check("it rests", not detail, detail)]
+    def checks(make: Callable[[], Policy]) -> list[PolicyCheck]:
+        return [PolicyCheck(f"{make().horizon} actions", True), PolicyCheck("it rests", not detail, detail)]
 
     monkeypatch.setattr("policies.conformance.check.check_policy", checks)
     done = CliRunner().invoke(app, ["policy", "check", "--recipe", "fake", "--policy", "echo:small"])

@@ -16,18 +16,18 @@ from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot
 from robot_edge.chunking.strategies.aligned import AlignedSchedule
 from wire.clock import ManualClock
 from wire.messages.all import (
-    Announce,
     Evaluate,
     Evaluation,
     FetchWeights,
     Hello,
-    Introduce,
+    HelloAck,
     Message,
+    ReintroduceRequest,
+    VersionAvailable,
     WeightBytes,
-    Welcome,
 )
 from wire.transport.memory_channel import MemoryServer
-from wire.types import ActionChunk, Latent, Observation, PolicyVersion, Prefix, Trained
+from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, PolicyVersion, Prefix
 
 TASKS = ("go-left", "go-up")
 SECOND = 1_000_000_000
@@ -37,7 +37,7 @@ class Knowing:
     """Plays the expert when its weights say so, else stands still."""
 
     horizon = 16
-    trained = Trained()
+    trained = PolicyCapabilities()
     corrector = None
 
     def __init__(self, robot: FakeRobot) -> None:
@@ -78,7 +78,7 @@ class Bench:
     def announce(self, number: int, data: bytes) -> None:
         self.weights[number] = data
         version = PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), 0, 0, 0, 0)
-        self.server.send("evaluator", Announce(version, 1))
+        self.server.send("evaluator", VersionAvailable(version, 1))
 
     def turn(self, rounds: int = 20) -> None:
         for _ in range(rounds):
@@ -90,7 +90,7 @@ class Bench:
                     data = self.weights[message.number][message.offset :]
                     self.server.send("evaluator", WeightBytes(message.number, message.offset, data))
                 if isinstance(message, Hello):
-                    self.server.send("evaluator", Welcome("c", 1, 1))
+                    self.server.send("evaluator", HelloAck("c", 1, 1))
 
     def found(self) -> list[Evaluation]:
         return [m for m in self.said if isinstance(m, Evaluation)]
@@ -148,7 +148,7 @@ def test_one_version_once(tmp_path: Path) -> None:
 def test_a_gateway_that_restarted_is_greeted_again(bench: Bench) -> None:
     bench.turn(2)
     greetings = len([m for m in bench.said if isinstance(m, Hello)])
-    bench.server.send("evaluator", Introduce())
+    bench.server.send("evaluator", ReintroduceRequest())
     bench.turn(2)
     assert len([m for m in bench.said if isinstance(m, Hello)]) == greetings + 1
 

@@ -13,7 +13,7 @@ import pytest
 from fleet.config.overrides import Tuning
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import fake
-from fleet.evaluation.in_process_fleet import Rehearsal
+from fleet.evaluation.in_process_fleet import InProcessFleet
 from policies.conformance.check import example_observation
 from policies.conformance.data import awake
 from tests.policies.flow.vlm_directory import build
@@ -68,7 +68,7 @@ def test_a_robot_with_another_alpha_says_how_to_go_on(policy: str) -> None:
 @pytest.mark.slow
 def test_robots_apply_versions_of_which_a_part_is_frozen(tmp_path: Path) -> None:
     recipe = replace(tuned("flow:pixels", training={"freeze": ["slow.*"]}), demonstrations=2)
-    fleet = Rehearsal(tmp_path, recipe, seed=3)  # the trainer's; the robots' are 3000 and 3001
+    fleet = InProcessFleet(tmp_path, recipe, seed=3)  # the trainer's; the robots' are 3000 and 3001
     try:
         fleet.turn(300)
         newest = fleet.ledger.newest_version()

@@ -12,19 +12,19 @@ from fleet.cli.up_options import Options
 from fleet.config.data_directory import DataDirectory
 from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
-from fleet.launch.run_counters import Meters
+from fleet.launch.run_counters import RunCounters
 from fleet.launch.up import Up
 from fleet.tools.report import make_report
 from robot_edge.runtime import process_group as edge_module
 from robot_edge.runtime.process_group import run_edge
-from robot_edge.runtime.rejection_log import Refusals, RefusalTail, not_taken, read_refusal
+from robot_edge.runtime.rejection_log import RejectionLog, RejectionLogTail, not_taken, read_refusal
 from wire.transport.memory_channel import MemoryServer
 
 WHY = "these weights are of another network."
 
 
 def test_a_reason_is_told_once_for_each_robot() -> None:
-    refusals = Refusals()
+    refusals = RejectionLog()
     assert refusals.line("left", not_taken(2, WHY)) == f"left refuses version 2: {WHY}"
     assert refusals.line("left", not_taken(3, WHY)) == "", "another version, the same reason"
     assert refusals.line("right", not_taken(3, WHY)) == f"right refuses version 3: {WHY}"
@@ -54,22 +54,22 @@ def test_up_says_what_a_robot_refuses(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_report_counts_them_by_robot(tmp_path: Path) -> None:
     recipe, data = get_recipe("fake"), DataDirectory(tmp_path)
     gateway, _, ledger, _ = supplies.make_gateway(recipe, data, MemoryServer())
-    assert make_report(data, recipe, Meters(), 1.0)["versions_refused"] == {}
+    assert make_report(data, recipe, RunCounters(), 1.0)["versions_refused"] == {}
     for number in (2, 2, 3):
         gateway._note("robot-0", "refused", not_taken(number, WHY))
     gateway._note("robot-1", "refused", "refused: its key is unknown")
     gateway._note("robot-0", "hold", not_taken(9, "no refusal"))
     gateway._note("robot-0", "refused", not_taken(2, "torn"))
     ledger.close()
-    found = make_report(data, recipe, Meters(), 1.0)["versions_refused"]
+    found = make_report(data, recipe, RunCounters(), 1.0)["versions_refused"]
     assert found == {"robot-0": {"versions": 2, "reason": "torn"}}
 
 
 def test_a_log_is_read_from_where_it_ends_now(tmp_path: Path) -> None:
     log_file = tmp_path / "arm.inference.log"
-    assert RefusalTail("arm", log_file).lines() == []
+    assert RejectionLogTail("arm", log_file).lines() == []
     log_file.write_text(f"{not_taken(1, 'of yesterday')}\n")
-    tail = RefusalTail("arm", log_file)
+    tail = RejectionLogTail("arm", log_file)
     with log_file.open("a") as log:
         log.write("12:00 ERROR robot_edge.inference.weight_swapper: ")
         log.write(f"robot 'arm' stays on version 1: {not_taken(2, WHY)}\nversion 3 is not")

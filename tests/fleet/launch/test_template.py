@@ -131,7 +131,7 @@ def test_what_waits_for_a_template_that_dies_is_started_as_a_program(house: Hous
 
 def test_what_a_template_said_before_it_died_is_heard(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as deaf:
-        deaf.setattr("fleet.launch.template._Line.read", lambda line: None)
+        deaf.setattr("fleet.launch.template._TemplateLink.read", lambda line: None)
         stays = house.start("stay")
         until(lambda: house.log.exists() and "here" in house.log.read_text())
         template = house.template.pid

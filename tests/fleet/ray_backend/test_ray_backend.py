@@ -19,7 +19,7 @@ from fleet.ray_backend.host import TOKEN, look, steps_recorded
 from fleet.ray_backend.node import check_keys, robot_names, start_words
 from fleet.ray_backend.resources import (
     Node,
-    Request,
+    ResourceRequest,
     Waits,
     discover,
     living,
@@ -79,31 +79,33 @@ class TestResources:
 
 class TestPlacing:
     def test_an_edge_goes_where_its_robot_is_and_two_cannot_hold_one(self) -> None:
-        assert place(EDGE, _nodes(HOME, ARM), {}) == Request(resources={"robot:robot-0": 1.0})
+        assert place(EDGE, _nodes(HOME, ARM), {}) == ResourceRequest(resources={"robot:robot-0": 1.0})
 
     def test_a_trainer_takes_a_gpu_that_sees_the_data(self) -> None:
         nodes = _nodes(HOME, replace(GPUS, shares_data=True), BOX)
-        assert place(TRAINER, nodes, {}) == Request(cpus=1.0, gpus=1.0, node="g")
+        assert place(TRAINER, nodes, {}) == ResourceRequest(cpus=1.0, gpus=1.0, node="g")
 
     def test_without_a_gpu_it_stays_at_home(self) -> None:
-        assert place(TRAINER, _nodes(BOX, HOME, GPUS), {}) == Request(cpus=1.0, node="h")
-        assert place(TRAINER, _nodes(replace(BOX, shares_data=True), HOME), {}) == Request(cpus=1.0, node="h")
+        assert place(TRAINER, _nodes(BOX, HOME, GPUS), {}) == ResourceRequest(cpus=1.0, node="h")
+        assert place(TRAINER, _nodes(replace(BOX, shares_data=True), HOME), {}) == ResourceRequest(cpus=1.0, node="h")
 
     def test_gpus_that_are_taken_are_not_given_again(self) -> None:
         nodes = _nodes(HOME, replace(GPUS, shares_data=True, resources={"CPU": 8.0, "GPU": 1.0}))
-        taken = {"trainer": Request(cpus=1.0, gpus=1.0, node="g")}
-        assert place(THINKER, nodes, taken) == Request(cpus=1.0, node="h")
+        taken = {"trainer": ResourceRequest(cpus=1.0, gpus=1.0, node="g")}
+        assert place(THINKER, nodes, taken) == ResourceRequest(cpus=1.0, node="h")
 
     def test_evaluators_spread_over_the_nodes_that_have_their_key(self) -> None:
         nodes = _nodes(HOME, replace(BOX, keys=frozenset({"evaluator", "evaluator-after"})), GPUS)
         first = place(EVALUATOR, nodes, {})
-        assert first == Request(cpus=1.0, node="b")
+        assert first == ResourceRequest(cpus=1.0, node="b")
         second = replace(EVALUATOR, name="evaluator-after")
-        assert place(second, nodes, {"evaluator": Request(cpus=1.0, node="b")}) == Request(cpus=1.0, node="h")
-        assert place(replace(EVALUATOR, name="other"), nodes, {}) == Request(cpus=1.0, node="h")
+        assert place(second, nodes, {"evaluator": ResourceRequest(cpus=1.0, node="b")}) == ResourceRequest(
+            cpus=1.0, node="h"
+        )
+        assert place(replace(EVALUATOR, name="other"), nodes, {}) == ResourceRequest(cpus=1.0, node="h")
 
     def test_where_nobody_has_room_a_part_waits_and_says_for_what(self) -> None:
-        full = {"a": Request(cpus=1.0, node="h"), "b": Request(cpus=1.0, node="h")}
+        full = {"a": ResourceRequest(cpus=1.0, node="h"), "b": ResourceRequest(cpus=1.0, node="h")}
         found = place(TRAINER, _nodes(HOME, BOX), full)
         assert isinstance(found, Waits)
         assert "trainer waits for a node that sees the gateway's data directory and has 1 CPU free" in found.why
@@ -199,7 +201,7 @@ class FakeCluster:
     known: dict[str, Node]
     home: str = "h"
     says: dict[str, Any] = field(default_factory=dict)
-    requests: list[tuple[str, Request]] = field(default_factory=list)
+    requests: list[tuple[str, ResourceRequest]] = field(default_factory=list)
     killed: list[str] = field(default_factory=list)
     looks: dict[str, tuple[bool, list[str]]] = field(default_factory=dict)
 
@@ -209,7 +211,7 @@ class FakeCluster:
     def look(self, node: Node, data: str, token: str) -> str:
         return f"look {node.id}"
 
-    def start(self, part: Part, request: Request, data: str, environment: dict[str, str]) -> str:
+    def start(self, part: Part, request: ResourceRequest, data: str, environment: dict[str, str]) -> str:
         self.requests.append((part.name, request))
         return part.name
 
@@ -295,14 +297,14 @@ def test_a_trainer_whose_node_is_gone_is_placed_on_another(tmp_path: Path, clock
     backend.start(TRAINER)
     cluster.says["trainer"] = _says(node="gpus")
     _turn(backend, clock)
-    assert cluster.requests == [("trainer", Request(cpus=1.0, gpus=1.0, node="g"))]
+    assert cluster.requests == [("trainer", ResourceRequest(cpus=1.0, gpus=1.0, node="g"))]
 
     cluster.known = _nodes(HOME)
     cluster.says["trainer"] = Gone("its node does not answer", comes_back=True)
     _turn(backend, clock)
     cluster.says["trainer"] = _says(host_pid=3, node="home")
     _turn(backend, clock, times=5)
-    assert cluster.requests[1:] == [("trainer", Request(cpus=1.0, node="h"))]
+    assert cluster.requests[1:] == [("trainer", ResourceRequest(cpus=1.0, node="h"))]
     assert cluster.killed == ["trainer"]
     assert backend.parts["trainer"].starts == 2
 
@@ -315,7 +317,7 @@ def test_nobody_is_placed_before_a_new_node_has_said_what_it_has(tmp_path: Path,
     assert said == ["trainer waits until the nodes have said what they have."]
     assert cluster.requests == []
     _turn(backend, clock, seconds=31.0)
-    assert cluster.requests == [("trainer", Request(cpus=1.0, node="h"))], "one that says nothing has nothing"
+    assert cluster.requests == [("trainer", ResourceRequest(cpus=1.0, node="h"))], "one that says nothing has nothing"
 
 
 def test_an_actor_that_is_not_started_for_a_minute_is_placed_anew(tmp_path: Path, clock: Clock) -> None:

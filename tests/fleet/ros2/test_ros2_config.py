@@ -17,7 +17,7 @@ from hal.registry import read_config
 from robot_edge.ros2.parameters import EdgeParameters
 from robot_edge.ros2.topics import Endpoint
 from tests.ros import needs_ros
-from wire.errors import ConfigError, NotWritable
+from wire.errors import ConfigError, NotWritableError
 from wire.transport.keys import make_keys
 
 OUTSIDE = "tests.e2e.outside_recipe:recipe"
@@ -93,7 +93,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="noting the driver's configuration") as caught:
         write(complete(get_recipe("fake"), "", "/"), tmp_path / "file" / "robot.json")
-    assert not isinstance(caught.value, NotWritable | OSError)
+    assert not isinstance(caught.value, NotWritableError | OSError)
 
 
 def parameters(place: Path, **given: object) -> EdgeParameters:

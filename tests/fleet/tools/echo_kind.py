@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from policies.interface.registry import Hints
+from policies.interface.registry import PolicyDefaults
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
-HINTS = Hints()
+HINTS = PolicyDefaults()
 """a test puts others in its place"""
 
 
@@ -19,7 +19,7 @@ def make(place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> Any:
     return FlowPolicy(spec, pixels_network(spec, horizon=int(config.get("horizon", 16))), seed)
 
 
-def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> Hints:
+def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
     if place == "broken":
         raise ConfigError(f"echo:{place}: nothing in it fits robot '{spec.embodiment}'.")
     return HINTS

@@ -10,20 +10,20 @@ import pytest
 from typer.testing import CliRunner
 
 from fleet.cli.__main__ import app
-from fleet.config.data_directory import DataDirectory, Identity
+from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.recipes import fake
-from fleet.evaluation.in_process_fleet import Rehearsal
+from fleet.evaluation.in_process_fleet import InProcessFleet
 from fleet.tools.policy_commands import published, recipe_of, recorded
 from policies.interface.registry import PolicyChoice
-from wire.errors import ConfigError, Corrupt, FleetError, InvalidData
+from wire.errors import ConfigError, CorruptDataError, FleetError, InvalidDataError
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Demonstrations and two versions of the fake recipe."""
     root, recipe = tmp_path_factory.mktemp("fleet"), fake()
-    with DataDirectory(root).prepare(Identity("fake", 0, recipe.spec.hash)):
-        rehearsal = Rehearsal(root, recipe, robots=0)
+    with DataDirectory(root).prepare(RunIdentity("fake", 0, recipe.spec.hash)):
+        rehearsal = InProcessFleet(root, recipe, robots=0)
         while (newest := rehearsal.ledger.newest_version()) is None or newest.version.number < 2:
             rehearsal.turn(40, 1.0)
         rehearsal.close()
@@ -86,7 +86,7 @@ def test_a_version_that_was_changed_on_disk_is_not_taken(fleet: Path) -> None:
     good = path.read_bytes()
     path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     try:
-        with pytest.raises(Corrupt, match="is not what was published as version 1"):
+        with pytest.raises(CorruptDataError, match="is not what was published as version 1"):
             published(fleet, 1)
     finally:
         path.write_bytes(good)
@@ -96,8 +96,8 @@ def test_a_directory_knows_its_policy(fleet: Path, tmp_path: Path) -> None:
     assert recipe_of(fleet)[1].choice() is None
     chosen = PolicyChoice("tokens", "fast", {"horizon": 8})
     for name, identity, words in (
-        ("chosen", Identity("fake", 0, "", chosen), "tokens:fast"),
-        ("built", Identity("vla", 0, ""), f"lerobot:{tmp_path / 'built' / 'policy'}"),
+        ("chosen", RunIdentity("fake", 0, "", chosen), "tokens:fast"),
+        ("built", RunIdentity("vla", 0, ""), f"lerobot:{tmp_path / 'built' / 'policy'}"),
     ):
         (tmp_path / name).mkdir()
         DataDirectory(tmp_path / name)._identify(identity)
@@ -114,7 +114,7 @@ def test_a_directory_knows_its_policy(fleet: Path, tmp_path: Path) -> None:
         (("tokenizer", "fit", "{out}", "--data", "{empty}"), ConfigError, "no fleet has worked there"),
         (("tokenizer", "fit", "{out}/no/file", "--data", "{fleet}"), FleetError, "writing the tokeniser"),
         (("tokenizer", "report", "{out}", "--data", "{fleet}"), FleetError, "reading the tokeniser"),
-        (("tokenizer", "report", "{empty}/pickle", "--data", "{fleet}"), InvalidData, "pickle"),
+        (("tokenizer", "report", "{empty}/pickle", "--data", "{fleet}"), InvalidDataError, "pickle"),
         (("export", "{out}", "--data", "{fleet}"), ConfigError, "only lerobot's can be"),
         (("export", "{out}", "--data", "{empty}"), ConfigError, "no fleet has worked there"),
         (("show", "--recipe", "vla"), ConfigError, "--policy lerobot:DATA/policy"),

@@ -10,31 +10,31 @@ import msgspec
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.server import Gateway
 from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from fleet.cli.teleop import make_device
 from fleet.tools.teleop import FIRST_WORD_S, SILENT_S, TTL_S, Teleop
-from hal.interfaces.teleop import Intent
-from hal.teleop.script import Script
-from robot_edge.control.operator_override import Human
+from hal.interfaces.teleop import TeleopCommand
+from hal.teleop.script import ScriptedDevice
+from robot_edge.control.operator_override import OperatorOverride
 from tests.cloud_learner.fake_edge import SPEC, FakeEdge
 from wire.clock import ManualClock, MonotonicClock
-from wire.errors import ConfigError, Refused, RobotError, WireError
-from wire.messages.all import AcquireLease, Hello, Introduce, Operator
+from wire.errors import ConfigError, RejectedError, RobotError, WireError
+from wire.messages.all import AcquireLease, Hello, OperatorCommand, ReintroduceRequest
 from wire.transport.keys import load_pair, load_public, make_keys
 from wire.transport.memory_channel import MemoryServer
 from wire.transport.zmq_channel import ZmqClient, ZmqServer
 from wire.types import RobotSpec
 
-HERE = Intent()
-HOLD = Intent(engaged=True)
+HERE = TeleopCommand()
+HOLD = TeleopCommand(engaged=True)
 
 
-def drive(*action: float) -> Intent:
-    return Intent(engaged=True, action=np.float32(action))
+def drive(*action: float) -> TeleopCommand:
+    return TeleopCommand(engaged=True, action=np.float32(action))
 
 
 class Hand:
@@ -58,7 +58,7 @@ class Hand:
     def let_go(self) -> None:
         self.let_gos += 1
 
-    def read(self) -> Intent:
+    def read(self) -> TeleopCommand:
         if self.broken:
             raise RobotError(self.broken)
         wants = self.wants
@@ -73,7 +73,7 @@ class Edge(FakeEdge):
 
     def turn(self, timeout_s: float = 0.0) -> None:
         super().turn(timeout_s)
-        stops = [m.kind for m in self.heard if isinstance(m, Operator) and m.kind in ("estop", "release_estop")]
+        stops = [m.kind for m in self.heard if isinstance(m, OperatorCommand) and m.kind in ("estop", "release_estop")]
         if stops[-1:] == ["estop"]:
             self.mode = "estop"
 
@@ -97,7 +97,7 @@ class Scene:
         self.went_ns = 0
 
     def _open(self) -> None:
-        self.ledger, store = BufferPlace(self.root).open_writer()
+        self.ledger, store = BufferLocation(self.root).open_writer()
         ingest = Ingest(self.root, self.ledger, store, self.clock)
         ingest.open()
         self.view = FleetView(self.clock)
@@ -141,8 +141,8 @@ class Scene:
             self.gateway.turn()
 
     @property
-    def wishes(self) -> list[Operator]:
-        return [message for message in self.robot.heard if isinstance(message, Operator)]
+    def wishes(self) -> list[OperatorCommand]:
+        return [message for message in self.robot.heard if isinstance(message, OperatorCommand)]
 
     @property
     def kinds(self) -> list[str]:
@@ -188,7 +188,7 @@ def test_a_person_takes_drives_and_gives_back(scene: Scene) -> None:
 
 def test_what_the_robot_makes_of_it(scene: Scene) -> None:
     """The edge's own reading of wishes: the gripper is set, and a released key holds."""
-    human, executed = Human(SPEC, scene.clock), np.float32([0, 0, 0, -1])
+    human, executed = OperatorOverride(SPEC, scene.clock), np.float32([0, 0, 0, -1])
     for wants in (HOLD, drive(0.5, 0, 0, 1), HOLD):
         scene.hand.wants = wants
         scene.robot.heard.clear()
@@ -263,7 +263,7 @@ def test_somebody_with_more_to_say_takes_the_robot(scene: Scene) -> None:
 def test_two_people_do_not_drive_one_robot(scene: Scene) -> None:
     scene.run(0.5)
     late = scene.teleop("robot-0", Hand(), name="teleoperator-2")
-    with pytest.raises(Refused, match=r"robot-0 cannot be had: .*held by 'teleoperator' for teleoperation"):
+    with pytest.raises(RejectedError, match=r"robot-0 cannot be had: .*held by 'teleoperator' for teleoperation"):
         scene.run(1.0, late)
 
 
@@ -271,7 +271,7 @@ def test_anybody_may_stop_a_robot_and_driving_ends(scene: Scene) -> None:
     scene.run(0.3)
     scene.hand.wants = drive(0.5, 0, 0, 1)
     scene.run(0.3)
-    scene.hand.wants = Intent(estop=True)
+    scene.hand.wants = TeleopCommand(estop=True)
     scene.run(0.3)
     assert "estop" in scene.kinds
     assert not scene.person.driving
@@ -294,7 +294,7 @@ def test_anybody_may_stop_a_robot_and_driving_ends(scene: Scene) -> None:
 def test_a_stop_that_cannot_leave_is_said_and_sent_later(scene: Scene) -> None:
     scene.run(0.3)
     scene.server.cut.add("teleoperator")
-    scene.hand.wants = Intent(estop=True)
+    scene.hand.wants = TeleopCommand(estop=True)
     scene.run(0.2)
     assert "The stop did not leave this computer" in scene.said[-1]
     scene.server.cut.clear()
@@ -358,7 +358,7 @@ def test_quitting_ends_it(scene: Scene) -> None:
     scene.run(0.3)
     scene.hand.wants = drive(0.5, 0, 0, 1)
     scene.run(0.3)
-    scene.hand.wants = Intent(quit=True)
+    scene.hand.wants = TeleopCommand(quit=True)
     scene.run(0.04)
     assert scene.over
     scene.person.close()
@@ -370,7 +370,7 @@ def test_quitting_ends_it(scene: Scene) -> None:
 
 def test_a_number_at_a_limit_is_within_it(tmp_path: Path) -> None:
     """float32(0.1) is more than 0.1: the gateway would refuse it."""
-    sent: list[Operator] = []
+    sent: list[OperatorCommand] = []
 
     class Line:
         def recv(self, timeout_s: float = 0.0) -> None: ...
@@ -405,7 +405,7 @@ def test_no_gateway_is_named(scene: Scene) -> None:
 
 def test_an_unknown_gateway_is_greeted_again(scene: Scene) -> None:
     scene.run(0.5)
-    scene.server.send("teleoperator", Introduce())
+    scene.server.send("teleoperator", ReintroduceRequest())
     scene.run(0.5)
     scene.hand.wants = drive(0.5, 0, 0, 1)
     scene.run(0.3)
@@ -425,7 +425,7 @@ def test_another_gateways_key_is_named_at_once(tmp_path: Path) -> None:
     )
     person = Teleop(line, Hand(), "robot-0", "teleoperator", MonotonicClock())
     end = time.monotonic() + 60
-    with pytest.raises(Refused, match="its gateway has another key"):
+    with pytest.raises(RejectedError, match="its gateway has another key"):
         while time.monotonic() < end:
             server.recv(0.01)
             person.turn()
@@ -438,4 +438,4 @@ def test_devices_are_made_by_name_and_configuration() -> None:
         make_device("keybord", "", False)
     with pytest.raises(ConfigError, match="Did you mean 'path'"):
         make_device("script", '{"pathh": "a.csv"}', False)
-    assert isinstance(make_device("script", '{"path": "a.csv"}', False), Script)
+    assert isinstance(make_device("script", '{"path": "a.csv"}', False), ScriptedDevice)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hal.cameras.picture import fitted, framed, middle, rgb
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 
 RAMP = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
 
@@ -21,7 +21,7 @@ def test_pictures_of_all_layouts_become_one() -> None:
     "bad", [np.zeros((4, 4, 3)), np.zeros((5, 5, 2), np.uint8), np.zeros(7, np.uint8), np.zeros((0, 4, 3), np.uint8)]
 )
 def test_what_is_no_picture_is_refused(bad: np.ndarray) -> None:
-    with pytest.raises(InvalidData, match=r"must be uint8\[height, width, 3\]"):
+    with pytest.raises(InvalidDataError, match=r"must be uint8\[height, width, 3\]"):
         rgb(bad)
 
 

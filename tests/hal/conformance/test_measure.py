@@ -14,7 +14,7 @@ from hal.conformance.rules import Rules
 from hal.drivers.fake import FakeConfig, FakeRobot
 from hal.interfaces.robot import Feedback
 from wire.clock import ManualClock
-from wire.types import Dimension, Meaning, Observation
+from wire.types import CommandType, Dimension, Observation
 
 HZ = 50.0
 CONFIG = FakeConfig(control_hz=HZ, camera_every_ticks=5)
@@ -90,7 +90,7 @@ def test_a_robot_that_never_stops_is_named_with_the_dimension() -> None:
 def test_gentle_begins_where_the_robot_stands_and_commands_no_limit() -> None:
     clock = ManualClock(1)
     robot = Timed(clock)
-    absolute = tuple(Dimension(d.name, "m", d.low, d.high, Meaning.absolute) for d in robot.spec.state)
+    absolute = tuple(Dimension(d.name, "m", d.low, d.high, CommandType.absolute) for d in robot.spec.state)
     robot.spec = msgspec.structs.replace(robot.spec, action=absolute)
     rules = Rules(lambda: robot, "go-left", 3, 24, 0.05, False, lambda s: clock.advance(round(s * 1e9)), gentle=True)
     measure(rules, 2.0, lambda: clock.now_ns() / 1e9)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hal.driver_host.proxy import HostedRobot
+from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import CallLimits, run_host
 from hal.drivers.fake import FakeConfig, FakeRobot, Faults, fake_spec
 from hal.interfaces.robot import Feedback
@@ -88,7 +88,7 @@ def blocking_host(path: Path) -> None:
     run_host(BlockingRobot(), path, lambda: False, limits=CallLimits(quick_s=0.3, slow_s=0.6))
 
 
-def until_held(robot: HostedRobot, times: int = 1) -> None:
+def until_held(robot: RobotProxy, times: int = 1) -> None:
     """Until the host has held the robot that often, as nobody commands it."""
     while robot.held < times:
         time.sleep(4 * PERIOD_S)
@@ -97,7 +97,7 @@ def until_held(robot: HostedRobot, times: int = 1) -> None:
 
 def control(path: Path, value: float, fresh: bool) -> None:
     """Attach and move x by `value` in every period until somebody ends this process."""
-    robot = HostedRobot(FakeRobot(FakeConfig(control_hz=HZ, image_px=16, preview_px=24)).spec, path)
+    robot = RobotProxy(FakeRobot(FakeConfig(control_hz=HZ, image_px=16, preview_px=24)).spec, path)
     robot.connect()
     if fresh:
         robot.reset("go-left", 1)

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.driver_host.frames import FrameReader, FrameWriter
-from hal.driver_host.proxy import HostedRobot
+from hal.driver_host.proxy import RobotProxy
 from hal.drivers.fake import FakeConfig, FakeRobot, fake_spec
 from tests.hal.driver_host.hosting import HZ, LARGE
 from tests.hal.driver_host.test_proxy import hosted, place  # noqa: F401 - a fixture
@@ -216,7 +216,7 @@ def test_larger_pictures_that_cannot_be_shown_are_left_out_and_the_robot_goes_on
 def test_a_host_killed_in_the_middle_of_a_frame(place: Path) -> None:  # noqa: F811
     """Each frame of `hosting.Painter` has one colour, which its time tells; frames that were seen stay as they are."""
     spec: RobotSpec = LARGE
-    robot = HostedRobot(spec, place, attach_s=60.0)
+    robot = RobotProxy(spec, place, attach_s=60.0)
     rng = random.Random(0)
     numbers, kept = [0], []
     for _ in range(3):

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from hal.conformance import check_robot
-from hal.driver_host.proxy import HostedRobot
-from hal.driver_host.server import Host, run_host
+from hal.driver_host.proxy import RobotProxy
+from hal.driver_host.server import DriverServer, run_host
 from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot, fake_spec, with_faults
 from hal.interfaces.robot import Feedback, Robot, Teleoperator
 from hal.safety.limiter import SafetyLimits
 from tests.hal.driver_host.hosting import HZ, PERIOD_S, until_held
-from wire.errors import ConfigError, InvalidData, Refused, RobotError, SpecMismatch
-from wire.types import Dimension, Meaning, Observation, RobotSpec
+from wire.errors import ConfigError, InvalidDataError, RejectedError, RobotError, SpecMismatchError
+from wire.types import CommandType, Dimension, Observation, RobotSpec
 
 CONFIG = FakeConfig(control_hz=HZ, image_px=16, preview_px=24)
 SPEC = fake_spec(CONFIG)
@@ -39,12 +39,12 @@ def place() -> Iterator[Path]:
 @contextlib.contextmanager
 def hosted(
     robot: Robot, path: Path, operator: Teleoperator | None = None, safety: SafetyLimits | None = None, **options: float
-) -> Iterator[HostedRobot]:
+) -> Iterator[RobotProxy]:
     """`robot` in a host that runs in a thread, and the control side of it, not attached yet."""
     over = threading.Event()
     thread = threading.Thread(target=run_host, args=(robot, path, over.is_set, safety, 2, operator))
     thread.start()
-    control = HostedRobot(robot.spec, path, attach_s=60.0, **options)
+    control = RobotProxy(robot.spec, path, attach_s=60.0, **options)
     try:
         yield control
     finally:
@@ -57,7 +57,7 @@ def hosted(
 
 def test_the_robot_through_its_host_keeps_the_contract(place: Path) -> None:
     with hosted(FakeRobot(CONFIG), place):
-        report = check_robot(lambda: HostedRobot(SPEC, place), "go-left", ticks=8, sleep=lambda _: None)
+        report = check_robot(lambda: RobotProxy(SPEC, place), "go-left", ticks=8, sleep=lambda _: None)
     assert report.passed, str(report)
 
 
@@ -96,7 +96,7 @@ def test_errors_come_back_as_what_they_were(place: Path) -> None:
         robot.reset("go-left", 1)
         with pytest.raises(RobotError, match="the arm does not answer"):
             robot.read()
-        with pytest.raises(InvalidData, match="not finite in move_x"):
+        with pytest.raises(InvalidDataError, match="not finite in move_x"):
             robot.write(np.array([np.nan, 0, 0, 0], np.float32))
         with pytest.raises(RobotError, match="without a scripted operator"):
             robot.propose(None)
@@ -131,24 +131,24 @@ def test_the_scripted_operator_runs_beside_the_driver(place: Path) -> None:
 def test_another_robot_or_a_second_control_is_refused(place: Path) -> None:
     other = RobotSpec("other", SPEC.state, SPEC.action, (), HZ)
     with hosted(FakeRobot(CONFIG), place) as robot:
-        with pytest.raises(SpecMismatch, match=r"'other'.*'fake-point'"):
-            HostedRobot(other, place).connect()
+        with pytest.raises(SpecMismatchError, match=r"'other'.*'fake-point'"):
+            RobotProxy(other, place).connect()
         robot.connect()
-        with pytest.raises(Refused, match=f"in the hands of process {os.getpid()}"):
-            HostedRobot(SPEC, place).connect()
+        with pytest.raises(RejectedError, match=f"in the hands of process {os.getpid()}"):
+            RobotProxy(SPEC, place).connect()
         robot.reset("go-left", 1)
         with pytest.raises(ConfigError, match="another host runs"):
-            Host(FakeRobot(CONFIG), place)
+            DriverServer(FakeRobot(CONFIG), place)
         assert robot.read().state.shape == (4,)
 
 
 def test_no_host_and_a_path_too_long_are_said(place: Path) -> None:
     with pytest.raises(RobotError, match="no host at"):
-        HostedRobot(SPEC, place, attach_s=0.05).connect()
+        RobotProxy(SPEC, place, attach_s=0.05).connect()
     with pytest.raises(ConfigError, match="too long"):
-        HostedRobot(SPEC, place.with_name("x" * 120)).connect()
+        RobotProxy(SPEC, place.with_name("x" * 120)).connect()
     with pytest.raises(ConfigError, match="too long"):
-        Host(FakeRobot(CONFIG), place.with_name("x" * 120))
+        DriverServer(FakeRobot(CONFIG), place.with_name("x" * 120))
 
 
 def test_what_a_killed_host_left_is_cleared(place: Path) -> None:
@@ -227,7 +227,9 @@ def test_hold_brakes_within_the_acceleration_limit(place: Path) -> None:
 
 
 def test_absolute_joints_stay_where_they_are() -> None:
-    spec = RobotSpec("arm", (Dimension("j", "rad", 0, 3),), (Dimension("j", "rad", 0, 3, Meaning.absolute),), (), HZ)
+    spec = RobotSpec(
+        "arm", (Dimension("j", "rad", 0, 3),), (Dimension("j", "rad", 0, 3, CommandType.absolute),), (), HZ
+    )
 
     class Arm:
         def __init__(self) -> None:

@@ -19,7 +19,7 @@ from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot, fake_spec
 from hal.interfaces.robot import Feedback
 from tests.hal.driver_host.hosting import HZ, until_held
 from tests.hal.driver_host.test_proxy import hosted
-from wire.errors import FleetError, InvalidData, RobotError
+from wire.errors import FleetError, InvalidDataError, RobotError
 from wire.types import Frame, Observation
 
 CONFIG = FakeConfig(control_hz=HZ, image_px=16, preview_px=24)
@@ -110,7 +110,7 @@ def test_a_reading_that_cannot_be_sent_is_named(place: Path, seen: dict[str, Any
         robot.connect()
         robot.reset("go-left", 1)
         driver.seen = seen
-        with pytest.raises((InvalidData, RobotError), match=f"'{SPEC.embodiment}'.*{named}"):
+        with pytest.raises((InvalidDataError, RobotError), match=f"'{SPEC.embodiment}'.*{named}"):
             robot.read()
         assert robot.read().images["front"].image.shape == (16, 16, 3)
 
@@ -134,7 +134,7 @@ def test_feedback_that_cannot_be_sent_is_named_and_the_robot_can_still_be_held(
         robot.reset("go-left", 1)
         robot.write(STILL)
         driver.done = done
-        with pytest.raises(InvalidData, match=named):
+        with pytest.raises(InvalidDataError, match=named):
             robot.write(MOVE)
         until_held(robot)
         assert robot.executed is not None
@@ -153,7 +153,7 @@ class Mute(Exception):
         (ValueError(f"bad {LONE}"), "ValueError: bad \\?$"),
         (RobotError(f"bad {LONE}"), "^bad \\?$"),
         (ValueError("y" * 1_000_000), "ValueError: y+ ...$"),
-        (InvalidData("\N{SNOWMAN}" * 1_000_000), "^\N{SNOWMAN}+ ...$"),
+        (InvalidDataError("\N{SNOWMAN}" * 1_000_000), "^\N{SNOWMAN}+ ...$"),
         (Mute(), "Mute: it cannot say what is wrong"),
         (SystemExit(3), "SystemExit: 3"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hal.driver_host.proxy import HostedRobot
-from hal.driver_host.server import Watch
+from hal.driver_host.proxy import RobotProxy
+from hal.driver_host.server import CommandWatchdog
 from hal.drivers.fake import FakeConfig, fake_spec
 from tests.hal.driver_host.hosting import BLOCK, HZ, LOG, PERIOD_S
 from wire.errors import ConfigError, RobotError
@@ -143,7 +143,7 @@ def test_control_is_stopped_the_robot_holds_and_its_old_command_is_not_executed(
 
 def test_the_host_is_killed_and_control_says_so(processes: Processes) -> None:
     host = processes.host()
-    robot = HostedRobot(SPEC, processes.path)
+    robot = RobotProxy(SPEC, processes.path)
     robot.connect()
     robot.reset("go-left", 1)
     assert robot.host_pid == host.pid
@@ -191,7 +191,7 @@ def test_control_and_supervisor_gone_the_host_ends(processes: Processes) -> None
 
 class TestWatch:
     def test_nothing_is_due_before_the_first_command_and_at_rest(self) -> None:
-        watch = Watch(20 * MS, 2)
+        watch = CommandWatchdog(20 * MS, 2)
         assert watch.left_s(10**12) == float("inf")
         watch.alone(0)
         watch.held(0)
@@ -202,7 +202,7 @@ class TestWatch:
 
     @pytest.mark.parametrize("patience", [1, 2, 5])
     def test_it_is_due_after_its_patience_to_the_nanosecond(self, patience: int) -> None:
-        watch = Watch(20 * MS, patience)
+        watch = CommandWatchdog(20 * MS, patience)
         watch.commanded(7)
         due = 7 + patience * 20 * MS
         assert watch.left_s(due - 1) == pytest.approx(1e-9)
@@ -210,13 +210,13 @@ class TestWatch:
         assert watch.left_s(due + 10**9) == 0
 
     def test_each_command_begins_anew(self) -> None:
-        watch = Watch(20 * MS, 2)
+        watch = CommandWatchdog(20 * MS, 2)
         for tick in range(100):
             assert watch.left_s(tick * 20 * MS) > 0
             watch.commanded(tick * 20 * MS)
 
     def test_alone_it_waits_for_no_second_period(self) -> None:
-        watch = Watch(20 * MS, 2)
+        watch = CommandWatchdog(20 * MS, 2)
         watch.commanded(0)
         watch.alone(5 * MS)
         assert watch.left_s(5 * MS) == pytest.approx(0.015)
@@ -225,7 +225,7 @@ class TestWatch:
         assert watch.left_s(30 * MS) == 0
 
     def test_hold_comes_in_every_period_and_does_not_catch_up(self) -> None:
-        watch = Watch(20 * MS, 2)
+        watch = CommandWatchdog(20 * MS, 2)
         watch.commanded(0)
         watch.held(41 * MS)
         assert watch.left_s(41 * MS) == pytest.approx(0.019)
@@ -234,7 +234,7 @@ class TestWatch:
 
     def test_a_patience_of_nothing_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="patience of 0"):
-            Watch(20 * MS, 0)
+            CommandWatchdog(20 * MS, 0)
 
 
 @pytest.mark.parametrize("call", ["connect", "reset", "read", "write"])
@@ -245,7 +245,7 @@ def test_a_driver_that_blocks_is_named_and_its_process_makes_room_for_a_new_one(
     fault = processes.path.with_name(f"block_in_{call}")
     monkeypatch.setenv(BLOCK, str(fault))
     waited: list[float] = []
-    robot = HostedRobot(
+    robot = RobotProxy(
         SPEC, processes.path, call_s=0.2, slow_call_s=0.3, meanwhile=lambda: waited.append(time.monotonic())
     )
     calls = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot
 from hal.interfaces.robot import Feedback
 from robot_edge.uplink.segments import SegmentBuilder
@@ -71,7 +71,7 @@ def record(
 
 def stored(data: Path, recorded: Recorded) -> Path:
     """`data`, the directory of a fleet whose buffer has the episode."""
-    ledger, store = BufferPlace(data).open_writer()
+    ledger, store = BufferLocation(data).open_writer()
     ledger.see_robot("robot-0", FakeRobot(FakeConfig(image_px=32)).spec, "clock", 1)
     for segment in recorded.segments:
         assert store.append(segment, 5, 6) is not None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from fleet.cli.__main__ import app
 from fleet.config.recipes import get_recipe
@@ -21,7 +21,7 @@ from hal.registry import make_operator, make_robot, read_config
 from tests.hal.drivers.recorded import ID, Recorded, record, stored
 from wire.clock import ManualClock
 from wire.episode_file import MAGIC, read_episode, read_header
-from wire.errors import ConfigError, Corrupt, InvalidData, RobotError
+from wire.errors import ConfigError, CorruptDataError, InvalidDataError, RobotError
 
 QUALITY = 95
 """of the recorder's JPEGs"""
@@ -76,7 +76,7 @@ def as_jpeg(image: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("sealed", [False, True])
 def test_what_was_recorded_is_shown_again(data: Path, tmp_path: Path, recorded: Recorded, sealed: bool) -> None:
     if sealed:
-        ledger, store = BufferPlace(data).open_writer()
+        ledger, store = BufferLocation(data).open_writer()
         assert seal(store, ledger, 7, force=True).shards == 1
         store.close()
         ledger.close()
@@ -160,7 +160,7 @@ def test_what_it_is_not_ready_for_is_refused(file: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'go-right'"):
         robot.reset("go-rigth", 0)
     robot.reset("go-right", 0)
-    with pytest.raises(InvalidData, match="not finite"):
+    with pytest.raises(InvalidDataError, match="not finite"):
         robot.write(np.full(4, np.nan, np.float32))
     assert robot.tick == 0
 
@@ -184,7 +184,7 @@ def test_what_cannot_be_exported_says_why(data: Path, tmp_path: Path) -> None:
 def test_an_episode_with_a_hole_is_not_exported(tmp_path: Path, recorded: Recorded) -> None:
     holed = Recorded(segments=[recorded.segments[0], recorded.segments[2]])
     data = stored(tmp_path / "data", holed)
-    with pytest.raises(InvalidData, match="the steps from tick 25 to 50 are missing"):
+    with pytest.raises(InvalidDataError, match="the steps from tick 25 to 50 are missing"):
         run("export-episode", ID, tmp_path / "x.episode", "--data", data)
     assert not list(tmp_path.glob("x*"))
 
@@ -204,7 +204,7 @@ def test_the_file_holds_the_segments_to_the_last_bit(file: Path, recorded: Recor
 @pytest.mark.parametrize("kept", [0, 5, 8, 12, 200, -9, -8, -1])
 def test_half_a_file_is_noticed(file: Path, kept: int) -> None:
     file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises((Corrupt, ConfigError), match=r"ends in the middle|is no episode file"):
+    with pytest.raises((CorruptDataError, ConfigError), match=r"ends in the middle|is no episode file"):
         read_episode(file)
 
 
@@ -214,10 +214,10 @@ def test_every_kind_of_damage_is_noticed(file: Path) -> None:
         broken = bytearray(whole)
         broken[at] ^= 0x40
         file.write_bytes(broken)
-        with pytest.raises(Corrupt, match=str(file)):
+        with pytest.raises(CorruptDataError, match=str(file)):
             read_episode(file)
     file.write_bytes(whole + b"more")
-    with pytest.raises(Corrupt, match="goes on after its end"):
+    with pytest.raises(CorruptDataError, match="goes on after its end"):
         read_episode(file)
 
 
@@ -233,7 +233,7 @@ def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
         ReplayRobot(ReplayConfig(str(tmp_path / "none.episode")))
     # a length that would fill the memory is not believed
     file.write_bytes(MAGIC + struct.pack("<II", 2**31, 0))
-    with pytest.raises(Corrupt, match="at most 4194304 are accepted"):
+    with pytest.raises(CorruptDataError, match="at most 4194304 are accepted"):
         read_header(file)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hal.conformance import check_robot
-from hal.driver_host.proxy import HostedRobot
+from hal.driver_host.proxy import RobotProxy
 from hal.drivers.fake import FakeConfig, FakeRobot
 from hal.drivers.gym.presets import fetch, pusht
 from hal.drivers.gym.robot import GymRobot
@@ -54,7 +54,7 @@ def test_it_keeps_the_contract_there(
     robot, task = make(tmp_path)
     sleep = time.sleep if isinstance(robot, CameraRobot) else lambda _: None
     with hosted(robot, place):
-        report = check_robot(lambda: HostedRobot(robot.spec, place), task, ticks=6, sleep=sleep)
+        report = check_robot(lambda: RobotProxy(robot.spec, place), task, ticks=6, sleep=sleep)
     # the first reset draws the first picture: nothing else may be slow or wrong
     assert report.passed, str(report)
 

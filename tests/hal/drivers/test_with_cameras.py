@@ -14,7 +14,7 @@ from hal.drivers.with_cameras import CameraChoice, CameraRobot, CameraRobotConfi
 from hal.registry import make_operator, make_robot, read_config
 from hal.safety.bounds import hold_action
 from tests.hal.cameras.filming import threads, until
-from wire.clock import ManualClock, UnpacedClock
+from wire.clock import ManualClock, SimulatedClock
 from wire.errors import ConfigError, RobotError
 from wire.types import Observation
 
@@ -122,7 +122,7 @@ def test_a_camera_that_cannot_be_opened_leaves_nothing_open() -> None:
 
 
 def test_on_a_clock_of_its_own_pictures_are_as_old_as_they_are() -> None:
-    clock = UnpacedClock()
+    clock = SimulatedClock()
     clock.advance(10**15)
     robot = CameraRobot(CONFIG, clock)
     robot.connect()

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from hal.resource import capabilities_of, unmet
-from hal.resource.capabilities import able
+from hal.resource import capabilities_of, missing_requirements
+from hal.resource.capabilities import satisfies
 from tests.hal.scheduler.fleets import capabilities
 from wire.messages.fleet import Requirement
-from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 SPEC = RobotSpec(
     "arm",
     (Dimension("x", "m", -1.0, 1.0),),
-    (Dimension("dx", "m", -0.1, 0.1, Meaning.delta), Dimension("grip", "1", 0.0, 1.0, Meaning.absolute)),
+    (Dimension("dx", "m", -0.1, 0.1, CommandType.delta), Dimension("grip", "1", 0.0, 1.0, CommandType.absolute)),
     (CameraSpec("wrist", 48, 64, 30.0),),
     20.0,
 )
@@ -26,8 +26,8 @@ def test_they_say_what_the_spec_says() -> None:
 
 
 def test_asking_for_nothing_fits_everyone() -> None:
-    assert unmet(Requirement(), "robot-0", capabilities()) == ""
-    assert unmet(Requirement(), "robot-0", capabilities_of(SPEC)) == ""
+    assert missing_requirements(Requirement(), "robot-0", capabilities()) == ""
+    assert missing_requirements(Requirement(), "robot-0", capabilities_of(SPEC)) == ""
 
 
 @pytest.mark.parametrize(
@@ -44,17 +44,17 @@ def test_asking_for_nothing_fits_everyone() -> None:
 )
 def test_what_is_missing_is_named_with_its_field(requirement: Requirement, said: str) -> None:
     found = capabilities(cameras=("front",), site="north", tasks=("reach",))
-    assert said in unmet(requirement, "robot-0", found)
+    assert said in missing_requirements(requirement, "robot-0", found)
 
 
 def test_one_of_the_tasks_is_enough_and_no_tasks_means_all() -> None:
-    assert unmet(Requirement(tasks=("fold", "reach")), "robot-0", capabilities(tasks=("reach",))) == ""
-    assert unmet(Requirement(tasks=("fold",)), "robot-0", capabilities()) == ""
-    assert able(("fold", "reach"), capabilities(tasks=("reach", "push"))) == ("reach",)
-    assert able(("fold", "reach"), capabilities()) == ("fold", "reach")
+    assert missing_requirements(Requirement(tasks=("fold", "reach")), "robot-0", capabilities(tasks=("reach",))) == ""
+    assert missing_requirements(Requirement(tasks=("fold",)), "robot-0", capabilities()) == ""
+    assert satisfies(("fold", "reach"), capabilities(tasks=("reach", "push"))) == ("reach",)
+    assert satisfies(("fold", "reach"), capabilities()) == ("fold", "reach")
 
 
 def test_only_these_meanings_means_no_other() -> None:
     both = capabilities(meanings=("absolute", "delta"))
-    assert unmet(Requirement(meanings=("absolute", "delta", "velocity")), "r", both) == ""
-    assert "'delta'" in unmet(Requirement(meanings=("absolute",)), "r", both)
+    assert missing_requirements(Requirement(meanings=("absolute", "delta", "velocity")), "r", both) == ""
+    assert "'delta'" in missing_requirements(Requirement(meanings=("absolute",)), "r", both)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.resource import Leases, Priority
-from wire.errors import ConfigError, Refused
+from wire.errors import ConfigError, RejectedError
 from wire.types import Lease
 
 S = 1_000_000_000
@@ -21,7 +21,7 @@ def test_a_lease_lives_while_it_is_renewed() -> None:
     assert leases.of("r", 25 * S) is None
     assert [ended.number for ended in leases.expire(25 * S)] == [1]
     assert leases.expire(25 * S) == []
-    with pytest.raises(Refused, match="lease 1 has ended"):
+    with pytest.raises(RejectedError, match="lease 1 has ended"):
         leases.renew("r", 1, 26 * S)
 
 
@@ -34,9 +34,9 @@ def test_a_heartbeat_never_shortens_it() -> None:
 def test_the_same_priority_is_refused_and_says_who_and_until_when() -> None:
     leases = Leases()
     leases.acquire("r", "main", "rollout", 20, 15 * S, 0)
-    with pytest.raises(Refused, match=r"held by 'main' for rollout \(priority 20\) for another 11\.0 s"):
+    with pytest.raises(RejectedError, match=r"held by 'main' for rollout \(priority 20\) for another 11\.0 s"):
         leases.acquire("r", "other", "evaluation", 20, S, 4 * S)
-    with pytest.raises(Refused):
+    with pytest.raises(RejectedError):
         leases.acquire("r", "other", "evaluation", 19, S, 4 * S)
     # it was as if nothing had been asked
     assert leases.of("r", 4 * S) == Lease("r", "main", "rollout", 20, 15 * S, 1, 15 * S)
@@ -49,9 +49,9 @@ def test_a_higher_one_preempts_and_the_old_number_is_void() -> None:
     new, preempted = leases.acquire("r", "ann", "operator", Priority.operator, 5 * S, S)
     assert preempted == old
     assert new.number == 2
-    with pytest.raises(Refused, match="lease 1 of robot 'r' has ended; 'ann' holds it by lease 2"):
+    with pytest.raises(RejectedError, match="lease 1 of robot 'r' has ended; 'ann' holds it by lease 2"):
         leases.renew("r", 1, 2 * S)
-    with pytest.raises(Refused):
+    with pytest.raises(RejectedError):
         leases.release("r", 1, 2 * S)
     _, preempted = leases.acquire("r", "page", "estop", Priority.estop, 5 * S, 2 * S)
     assert preempted == new
@@ -69,7 +69,7 @@ def test_only_its_own_number_renews_a_lease() -> None:
     leases = Leases()
     leases.acquire("r", "main", "rollout", 10, S, 0)
     for number in (0, -1, 2):
-        with pytest.raises(Refused, match=f"lease {number} of robot 'r' has ended; 'main' holds it by lease 1"):
+        with pytest.raises(RejectedError, match=f"lease {number} of robot 'r' has ended; 'main' holds it by lease 1"):
             leases.renew("r", number, 0)
     assert leases.all()[0].expires_ns == S
 
@@ -78,7 +78,7 @@ def test_release_by_number_or_by_whoever() -> None:
     leases = Leases()
     leases.acquire("r", "main", "rollout", 10, S, 0)
     assert leases.release("r", 0, 0).number == 1
-    with pytest.raises(Refused, match="not held by anybody"):
+    with pytest.raises(RejectedError, match="not held by anybody"):
         leases.release("r", 0, 0)
     leases.acquire("r", "main", "rollout", 10, S, 0)
     assert leases.release("r", 2, 0).number == 2
@@ -156,7 +156,7 @@ def test_no_robot_ever_has_two_holders(steps: list[tuple[str, str, str, int, int
                     assert ended.expires_ns <= now_ns
                     if live.get(ended.robot) == ended:
                         del live[ended.robot]
-        except Refused:
+        except RejectedError:
             assert action == "acquire" or not held
             assert action != "acquire" or held
         for name in ("r", "q"):

@@ -2,20 +2,23 @@ from __future__ import annotations
 
 import pytest
 
-from hal.resource import Change, Health, Leases, Report, Roster
+from hal.resource import Change, Leases, Report, RobotHealth, RobotRegistry
 from tests.hal.scheduler.fleets import capabilities
-from wire.errors import Refused
+from wire.errors import RejectedError
 
 S = 1_000_000_000
 
 
 def test_robots_join_report_and_leave_at_any_time() -> None:
-    roster = Roster()
+    roster = RobotRegistry()
     roster.join("a", capabilities(), 0)
-    assert roster.turn(0) == [Change("a", Health.starting, joined=True)]
+    assert roster.turn(0) == [Change("a", RobotHealth.starting, joined=True)]
     roster.report("a", Report("policy"), S)
     roster.join("b", capabilities(site="north"), S)
-    assert [(change.robot, change.health) for change in roster.turn(S)] == [("a", Health.ready), ("b", Health.starting)]
+    assert [(change.robot, change.health) for change in roster.turn(S)] == [
+        ("a", RobotHealth.ready),
+        ("b", RobotHealth.starting),
+    ]
     assert ("a" in roster, len(roster)) == (True, 2)
     roster.leave("a", "said goodbye", 2 * S)
     assert roster.turn(2 * S) == [Change("a", None, "said goodbye")]
@@ -26,52 +29,52 @@ def test_robots_join_report_and_leave_at_any_time() -> None:
 
 
 def test_saying_hello_again_changes_nothing() -> None:
-    roster = Roster()
+    roster = RobotRegistry()
     roster.join("a", capabilities(), 0, "process 1")
     roster.report("a", Report(), 0)
     roster.turn(0)
     roster.join("a", capabilities(), 1, "process 1")
     assert roster.turn(1) == []
-    assert roster.health("a") is Health.ready
+    assert roster.health("a") is RobotHealth.ready
     roster.join("a", capabilities(site="south"), 2, "process 1")
-    assert roster.turn(2) == [Change("a", Health.ready, "other capabilities", joined=True)]
+    assert roster.turn(2) == [Change("a", RobotHealth.ready, "other capabilities", joined=True)]
 
 
 def test_two_robots_with_one_name_are_refused_with_the_field_named() -> None:
-    roster = Roster()
+    roster = RobotRegistry()
     roster.join("a", capabilities(), 0, "process 1")
     roster.report("a", Report(), S)
-    with pytest.raises(Refused, match=r"name: there is a robot 'a' already \(process 1, heard 0\.5 s ago\)"):
+    with pytest.raises(RejectedError, match=r"name: there is a robot 'a' already \(process 1, heard 0\.5 s ago\)"):
         roster.join("a", capabilities(), round(1.5 * S), "process 2")
     roster.turn(round(1.5 * S))
-    assert roster.health("a") is Health.ready, "the first works on undisturbed"
-    with pytest.raises(Refused, match="name: a robot without a name"):
+    assert roster.health("a") is RobotHealth.ready, "the first works on undisturbed"
+    with pytest.raises(RejectedError, match="name: a robot without a name"):
         roster.join("", capabilities(), S)
 
 
 def test_a_robot_that_started_anew_takes_its_place_when_the_old_process_is_silent() -> None:
-    roster = Roster()
+    roster = RobotRegistry()
     roster.join("a", capabilities(), 0, "process 1")
     roster.report("a", Report(), S)
     roster.turn(S)
     roster.join("a", capabilities(), round(2.5 * S), "process 2")
-    assert roster.turn(round(2.5 * S)) == [Change("a", Health.starting, joined=True)]
+    assert roster.turn(round(2.5 * S)) == [Change("a", RobotHealth.starting, joined=True)]
 
 
 def test_silence_is_found_without_a_report() -> None:
-    roster = Roster()
+    roster = RobotRegistry()
     roster.join("a", capabilities(), 0)
     roster.report("a", Report(), 0)
     roster.turn(0)
     found = [change for tenth in range(80) for change in roster.turn(tenth * S // 10)]
     assert [(change.health, change.reason) for change in found] == [
-        (Health.degraded, "reports late"),
-        (Health.lost, "silent"),
+        (RobotHealth.degraded, "reports late"),
+        (RobotHealth.lost, "silent"),
     ]
 
 
 def test_the_load_is_the_share_of_the_last_minute_in_which_it_worked() -> None:
-    roster = Roster()
+    roster = RobotRegistry()
     roster.join("a", capabilities(), 0)
     for second in range(1, 61):
         roster.report("a", Report("policy" if second % 4 else "hold", "" if second % 4 else "no job yet"), second * S)
@@ -82,7 +85,7 @@ def test_the_load_is_the_share_of_the_last_minute_in_which_it_worked() -> None:
 
 
 def test_a_silent_time_is_not_taken_for_work() -> None:
-    roster = Roster()
+    roster = RobotRegistry()
     roster.join("a", capabilities(), 0)
     roster.report("a", Report("hold", "no job yet"), S)
     roster.report("a", Report("policy"), 41 * S)
@@ -91,7 +94,7 @@ def test_a_silent_time_is_not_taken_for_work() -> None:
 
 def test_it_shows_leases_and_jobs_and_does_not_hear_strangers() -> None:
     leases = Leases()
-    roster = Roster(leases)
+    roster = RobotRegistry(leases)
     roster.join("a", capabilities(), 0)
     lease, _ = leases.acquire("a", "main", "rollout", 10, 15 * S, 0)
     roster.report("a", Report(), S, job="main")

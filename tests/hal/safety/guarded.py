@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from hal.interfaces.dynamics import Coupling
+from hal.interfaces.dynamics import ActionStateMapping
 from hal.safety.bounds import limit_action, rest_action
-from hal.safety.limiter import Guard, SafetyLimits, braked, limited, moved, standing
-from wire.errors import InvalidData
-from wire.types import Dimension, Meaning, RobotSpec
+from hal.safety.limiter import CompiledLimits, SafetyLimits, apply_limits, at_rest, brake_action, update_motion
+from wire.errors import InvalidDataError
+from wire.types import CommandType, Dimension, RobotSpec
 
 HZ = 80.0
 P = 1 / HZ
@@ -20,9 +20,9 @@ SPEC = RobotSpec(
         Dimension("joint", "rad", -9.0, 9.0),
     ),
     action=(
-        Dimension("move", "cm/step", -1.0, 1.0, Meaning.delta),
-        Dimension("spin", "rad/s", -2.0, 2.0, Meaning.velocity),
-        Dimension("joint", "rad", 0.2, 3.0, Meaning.absolute),
+        Dimension("move", "cm/step", -1.0, 1.0, CommandType.delta),
+        Dimension("spin", "rad/s", -2.0, 2.0, CommandType.velocity),
+        Dimension("joint", "rad", 0.2, 3.0, CommandType.absolute),
     ),
     cameras=(),
     control_hz=HZ,
@@ -33,7 +33,7 @@ LIMITS = SafetyLimits(
     velocity={"move": 30.0, "spin": 1.0, "joint": 4.0},
     acceleration={"move": 200.0, "spin": 6.0, "joint": 40.0},
     workspace={"x": (-0.25, 0.3), "angle": (-0.5, 0.4), "joint": (0.5, 2.5)},
-    moves=(Coupling("move", "x", 0.01), Coupling("spin", "angle", -1.0)),
+    moves=(ActionStateMapping("move", "x", 0.01), ActionStateMapping("spin", "angle", -1.0)),
 )
 ACTIONS = [d.name for d in SPEC.action]
 
@@ -58,9 +58,9 @@ def near(bound: float) -> list[np.float32]:
 class Plant:
     """A robot that moves as `SpecMotion` says, and counts what its guard let through."""
 
-    def __init__(self, guard: Guard, limits: SafetyLimits, spec: RobotSpec = SPEC) -> None:
+    def __init__(self, guard: CompiledLimits, limits: SafetyLimits, spec: RobotSpec = SPEC) -> None:
         self.guard, self.limits, self.spec = guard, limits, spec
-        self.moving = standing(rest_action(spec, STATE))
+        self.moving = at_rest(rest_action(spec, STATE))
         self.place = STATE[:2].astype(np.float64)
 
     @property
@@ -70,10 +70,10 @@ class Plant:
     def do(self, wanted: np.ndarray) -> np.ndarray:
         """One period of whatever is asked for; every limit is checked."""
         try:
-            action = limited(self.guard, self.moving, wanted, self.state)
-        except InvalidData:
-            action = braked(self.guard, self.moving, self.state)
-        before, self.moving = self.moving, moved(self.guard, self.moving, action)
+            action = apply_limits(self.guard, self.moving, wanted, self.state)
+        except InvalidDataError:
+            action = brake_action(self.guard, self.moving, self.state)
+        before, self.moving = self.moving, update_motion(self.guard, self.moving, action)
         assert action.dtype == np.float32
         assert np.array_equal(limit_action(self.spec, action), action), "within its bounds"
         for index, name in enumerate(ACTIONS):

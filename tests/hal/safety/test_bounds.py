@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from hal.safety.bounds import hold_action, limit_action
-from wire.errors import InvalidData
-from wire.types import Dimension, Meaning, RobotSpec
+from wire.errors import InvalidDataError
+from wire.types import CommandType, Dimension, RobotSpec
 
 SPEC = RobotSpec(
     embodiment="bench",
     state=(Dimension("x", "m", -1.0, 1.0),),
     action=(
-        Dimension("move", "cm/step", -1.0, 1.0, Meaning.delta),
-        Dimension("spin", "rad/s", -0.5, 2.0, Meaning.velocity),
-        Dimension("joint", "rad", 0.2, 3.0, Meaning.absolute),
+        Dimension("move", "cm/step", -1.0, 1.0, CommandType.delta),
+        Dimension("spin", "rad/s", -0.5, 2.0, CommandType.velocity),
+        Dimension("joint", "rad", 0.2, 3.0, CommandType.absolute),
     ),
     cameras=(),
     control_hz=80.0,
@@ -51,13 +51,13 @@ def test_every_bound_densely(index: int, side: str) -> None:
 def test_a_number_that_is_none_is_refused_by_name(index: int, bad: float) -> None:
     action = MIDDLE.copy()
     action[index] = bad
-    with pytest.raises(InvalidData, match=f"not finite in {SPEC.action[index].name} of"):
+    with pytest.raises(InvalidDataError, match=f"not finite in {SPEC.action[index].name} of"):
         limit_action(SPEC, action)
 
 
 @pytest.mark.parametrize("action", [np.zeros(2), np.zeros(4), np.zeros((1, 3)), np.float32(0), np.array(["a"] * 3)])
 def test_another_shape_is_refused(action: np.ndarray) -> None:
-    with pytest.raises(InvalidData, match="move, spin, joint"):
+    with pytest.raises(InvalidDataError, match="move, spin, joint"):
         limit_action(SPEC, action)
 
 
@@ -80,5 +80,5 @@ def test_hold_stops_deltas_and_velocities_and_keeps_absolute_values() -> None:
 
 def test_hold_is_within_limits_whatever_was_executed() -> None:
     assert hold_action(SPEC, np.array([9, 9, 9], np.float32)).tolist() == [0.0, 0.0, 3.0]
-    with pytest.raises(InvalidData):
+    with pytest.raises(InvalidDataError):
         hold_action(SPEC, np.array([0, 0, np.nan], np.float32))

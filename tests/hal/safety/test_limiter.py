@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.interfaces.dynamics import Coupling
+from hal.interfaces.dynamics import ActionStateMapping
 from hal.safety.bounds import hold_action, limit_action, rest_action
 from hal.safety.limiter import (
-    Moving,
-    Safety,
+    MotionState,
+    SafetyLimiter,
     SafetyLimits,
+    apply_limits,
+    at_rest,
     brake,
-    braked,
+    brake_action,
     check_age,
-    limited,
     make_guard,
     speed_of,
-    standing,
 )
 from tests.hal.safety.guarded import ACTIONS, HZ, LIMITS, MIDDLE, SPEC, STATE, P, Plant, near, with_one
-from wire.errors import ConfigError, InvalidData
+from wire.errors import ConfigError, InvalidDataError
 
 
 class TestVelocity:
@@ -38,7 +38,7 @@ class TestVelocity:
         bound = float(MIDDLE[index] * (name == "joint")) + sign * top * unit
         for value in near(bound):
             wanted = with_one(index, value)
-            action = limited(guard, standing(MIDDLE), wanted)
+            action = apply_limits(guard, at_rest(MIDDLE), wanted)
             speed = speed_of(guard, action, MIDDLE)[index]
             assert abs(speed) <= top
             asked = speed_of(guard, wanted, MIDDLE)[index]
@@ -58,13 +58,13 @@ class TestVelocity:
         guard = make_guard(SPEC, SafetyLimits(velocity={"joint": 0.013}))
         for at in np.linspace(0.2, 3.0, 500, dtype=np.float32):
             for way in (-9.0, 9.0):
-                action = limited(guard, standing(with_one(2, at)), with_one(2, way))
+                action = apply_limits(guard, at_rest(with_one(2, at)), with_one(2, way))
                 assert abs(speed_of(guard, action, with_one(2, at))[2]) <= 0.013
 
     def test_a_limit_finer_than_float32_is_a_stop_not_a_jump(self) -> None:
         guard = make_guard(SPEC, SafetyLimits(velocity={"joint": 1e-9}))
         for at in np.linspace(0.2, 3.0, 100, dtype=np.float32):
-            assert limited(guard, standing(with_one(2, at)), with_one(2, 9.0))[2] == at
+            assert apply_limits(guard, at_rest(with_one(2, at)), with_one(2, 9.0))[2] == at
 
 
 class TestAcceleration:
@@ -81,7 +81,7 @@ class TestAcceleration:
         bound = origin + (start + sign * 8.0 * P) * scale
         for value in near(bound):
             wanted = with_one(index, value)
-            action = limited(guard, Moving(MIDDLE, speed), wanted)
+            action = apply_limits(guard, MotionState(MIDDLE, speed), wanted)
             change = speed_of(guard, action, MIDDLE)[index] - start
             assert abs(change) <= 8.0 * P + 1e-12
             if abs(speed_of(guard, wanted, MIDDLE)[index] - start) <= 8.0 * P:
@@ -90,7 +90,7 @@ class TestAcceleration:
     def test_it_wins_over_velocity(self) -> None:
         guard = make_guard(SPEC, SafetyLimits(velocity={"move": 10.0}, acceleration={"move": 80.0}))
         # pushed to 60 a second it may lose 1 a second in each period
-        action = limited(guard, Moving(MIDDLE, np.array([60.0, 0, 0])), with_one(0, 0.0))
+        action = apply_limits(guard, MotionState(MIDDLE, np.array([60.0, 0, 0])), with_one(0, 0.0))
         assert speed_of(guard, action, MIDDLE)[0] == pytest.approx(59.0, abs=1e-4)
 
     @pytest.mark.parametrize("top", [0.5, 3.0, 40.0])
@@ -108,51 +108,51 @@ class TestWalls:
     @pytest.mark.parametrize("sign", [-1, 1])
     @pytest.mark.parametrize("gain", [0.01, -0.01])
     def test_densely_at_a_wall_of_a_delta(self, sign: int, gain: float) -> None:
-        limits = SafetyLimits(workspace={"x": (-0.25, 0.25)}, moves=(Coupling("move", "x", gain),))
+        limits = SafetyLimits(workspace={"x": (-0.25, 0.25)}, moves=(ActionStateMapping("move", "x", gain),))
         guard = make_guard(SPEC, limits)
         for distance in (*np.linspace(-0.003, 0.012, 61), 0.0):
             state = np.array([sign * (0.25 - distance), 0, 1], np.float32)
             left = max(0.0, 0.25 - abs(float(state[0])))
             outward = np.sign(gain) * sign
             for size in (1.0, 0.3, 1e-6):
-                out = limited(guard, standing(MIDDLE), with_one(0, outward * size), state)[0]
+                out = apply_limits(guard, at_rest(MIDDLE), with_one(0, outward * size), state)[0]
                 assert abs(out * gain) <= left + 1e-12
                 assert abs(out) == pytest.approx(min(size, left / 0.01), abs=1e-6)
-                back = limited(guard, standing(MIDDLE), with_one(0, -outward * size), state)[0]
+                back = apply_limits(guard, at_rest(MIDDLE), with_one(0, -outward * size), state)[0]
                 assert back == np.float32(-outward * size), "back in is always allowed"
 
     def test_a_velocity_knows_how_far_it_gets_in_a_period(self) -> None:
-        limits = SafetyLimits(workspace={"angle": (-0.5, 0.5)}, moves=(Coupling("spin", "angle"),))
+        limits = SafetyLimits(workspace={"angle": (-0.5, 0.5)}, moves=(ActionStateMapping("spin", "angle"),))
         guard = make_guard(SPEC, limits)
         state = np.array([0, 0.49, 1], np.float32)
-        assert limited(guard, standing(MIDDLE), with_one(1, 2.0), state)[1] == pytest.approx(0.01 * HZ, abs=1e-5)
+        assert apply_limits(guard, at_rest(MIDDLE), with_one(1, 2.0), state)[1] == pytest.approx(0.01 * HZ, abs=1e-5)
 
     def test_an_absolute_target_stays_inside_and_never_jumps_there(self) -> None:
         guard = make_guard(SPEC, SafetyLimits(workspace={"joint": (0.5, 2.5)}))
         for target in near(2.5):
-            assert limited(guard, standing(MIDDLE), with_one(2, target))[2] <= 2.5
+            assert apply_limits(guard, at_rest(MIDDLE), with_one(2, target))[2] <= 2.5
         outside = with_one(2, 2.9)
-        assert limited(guard, standing(outside), with_one(2, 3.0))[2] == np.float32(2.9), "no further out"
-        assert limited(guard, standing(outside), outside)[2] == np.float32(2.9), "hold is hold"
-        assert limited(guard, standing(outside), with_one(2, 2.7))[2] == np.float32(2.7), "back in"
+        assert apply_limits(guard, at_rest(outside), with_one(2, 3.0))[2] == np.float32(2.9), "no further out"
+        assert apply_limits(guard, at_rest(outside), outside)[2] == np.float32(2.9), "hold is hold"
+        assert apply_limits(guard, at_rest(outside), with_one(2, 2.7))[2] == np.float32(2.7), "back in"
 
     def test_where_nobody_knows_it_brakes(self) -> None:
         limits = SafetyLimits(
-            acceleration={"move": 80.0}, workspace={"x": (-1, 1)}, moves=(Coupling("move", "x", 0.01),)
+            acceleration={"move": 80.0}, workspace={"x": (-1, 1)}, moves=(ActionStateMapping("move", "x", 0.01),)
         )
         guard = make_guard(SPEC, limits)
-        moving = Moving(MIDDLE, np.array([10.0, 0, 0]))
+        moving = MotionState(MIDDLE, np.array([10.0, 0, 0]))
         for state in (None, np.array([np.nan, 0, 0], np.float32)):
-            action = limited(guard, moving, with_one(0, 1.0), state)
+            action = apply_limits(guard, moving, with_one(0, 1.0), state)
             assert speed_of(guard, action, MIDDLE)[0] == pytest.approx(9.0, abs=1e-4)
 
     def test_at_the_wall_it_stops_whatever_acceleration_says(self) -> None:
         limits = SafetyLimits(
-            acceleration={"move": 1.0}, workspace={"x": (-0.25, 0.25)}, moves=(Coupling("move", "x", 0.01),)
+            acceleration={"move": 1.0}, workspace={"x": (-0.25, 0.25)}, moves=(ActionStateMapping("move", "x", 0.01),)
         )
         guard = make_guard(SPEC, limits)
-        fast = Moving(MIDDLE, np.array([60.0, 0, 0]))
-        assert limited(guard, fast, with_one(0, 1.0), np.array([0.25, 0, 1], np.float32))[0] == 0
+        fast = MotionState(MIDDLE, np.array([60.0, 0, 0]))
+        assert apply_limits(guard, fast, with_one(0, 1.0), np.array([0.25, 0, 1], np.float32))[0] == 0
 
 
 FULL = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
@@ -230,7 +230,7 @@ class TestHold:
             plant.do((rng.standard_normal(3) * 5).astype(np.float32))
         speeds = []
         for _ in range(40):
-            plant.do(braked(plant.guard, plant.moving, plant.state))
+            plant.do(brake_action(plant.guard, plant.moving, plant.state))
             speeds.append(np.abs(plant.moving.speed))
         assert (np.diff(speeds, axis=0) <= 1e-9).all(), "it only gets slower"
         assert not plant.moving.speed.any()
@@ -249,19 +249,19 @@ class TestHold:
         assert np.allclose(first, [0.45, 0.0, 2.0 + 3.0 * P], atol=1e-6)
 
     def test_what_was_done_last_must_be_an_action(self) -> None:
-        with pytest.raises(InvalidData, match="joint"):
+        with pytest.raises(InvalidDataError, match="joint"):
             brake(SPEC, SafetyLimits(), with_one(2, np.nan), np.zeros(3))
 
     def test_rest_is_where_it_is_measured(self) -> None:
         assert rest_action(SPEC, np.array([5.0, 6.0, 1.5], np.float32)).tolist() == [0.0, 0.0, 1.5]
         assert rest_action(SPEC, np.array([5.0, 6.0, 7.5], np.float32)).tolist() == [0.0, 0.0, 3.0]
-        with pytest.raises(InvalidData, match="joint"):
+        with pytest.raises(InvalidDataError, match="joint"):
             rest_action(SPEC, np.array([0, 0, np.nan], np.float32))
 
 
 class TestSafety:
     def test_it_remembers_the_speed_for_a_loop(self) -> None:
-        safety = Safety(SPEC, SafetyLimits(acceleration={"move": 800.0}))
+        safety = SafetyLimiter(SPEC, SafetyLimits(acceleration={"move": 800.0}))
         executed, seen = MIDDLE, []
         for _ in range(4):
             action = safety.limit(with_one(0, 1.0), executed, STATE)
@@ -282,7 +282,7 @@ class TestSafety:
         assert safety.still
 
     def test_without_limits_only_bounds_are_left(self) -> None:
-        safety = Safety(SPEC, SafetyLimits())
+        safety = SafetyLimiter(SPEC, SafetyLimits())
         rng = np.random.default_rng(0)
         for wanted in rng.uniform(-5, 5, (200, 3)).astype(np.float32):
             action = safety.limit(wanted, MIDDLE, STATE)
@@ -291,13 +291,13 @@ class TestSafety:
 
     def test_the_spec_and_its_hash_know_nothing_of_it(self) -> None:
         before = SPEC.hash
-        Safety(SPEC, LIMITS)
+        SafetyLimiter(SPEC, LIMITS)
         assert SPEC.hash == before
 
     def test_arguments_are_left_alone(self) -> None:
         guard = make_guard(SPEC, LIMITS)
-        wanted, moving, state = with_one(0, 9.0), standing(MIDDLE.copy()), STATE.copy()
-        limited(guard, moving, wanted, state)
+        wanted, moving, state = with_one(0, 9.0), at_rest(MIDDLE.copy()), STATE.copy()
+        apply_limits(guard, moving, wanted, state)
         assert wanted[0] == 9
         assert np.array_equal(moving.executed, MIDDLE)
         assert not moving.speed.any()
@@ -316,11 +316,13 @@ class TestSafety:
         (SafetyLimits(workspace={"joint": (1, 1)}), "is empty"),
         (SafetyLimits(workspace={"x": (0, 1)}), "nothing says which action moves 'x'"),
         (SafetyLimits(workspace={"joint": (5, 6)}), "no value of 'joint'"),
-        (SafetyLimits(moves=(Coupling("move", "y"),)), "moves names 'y'"),
-        (SafetyLimits(moves=(Coupling("mov", "x"),)), "moves names 'mov'"),
-        (SafetyLimits(moves=(Coupling("move", "x", 0.0),)), "give a gain"),
+        (SafetyLimits(moves=(ActionStateMapping("move", "y"),)), "moves names 'y'"),
+        (SafetyLimits(moves=(ActionStateMapping("mov", "x"),)), "moves names 'mov'"),
+        (SafetyLimits(moves=(ActionStateMapping("move", "x", 0.0),)), "give a gain"),
         (
-            SafetyLimits(workspace={"x": (0, 1)}, moves=(Coupling("move", "x"), Coupling("spin", "x"))),
+            SafetyLimits(
+                workspace={"x": (0, 1)}, moves=(ActionStateMapping("move", "x"), ActionStateMapping("spin", "x"))
+            ),
             "moved by move, spin",
         ),
     ],
@@ -341,5 +343,5 @@ def test_age_at_its_bounds(age_ns: int, words: str) -> None:
     if not words:
         check_age("the state", now_ns - age_ns, now_ns, 0.5, 0.001)
         return
-    with pytest.raises(InvalidData, match=f"the state is .*{words}"):
+    with pytest.raises(InvalidDataError, match=f"the state is .*{words}"):
         check_age("the state", now_ns - age_ns, now_ns, 0.5, 0.001)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from hal.resource.capabilities import able, unmet
+from hal.resource.capabilities import missing_requirements, satisfies
 from hal.resource.lease import Leases
-from hal.resource.roster import Roster
+from hal.resource.roster import RobotRegistry
 from hal.scheduler.scheduler import Scheduler
 from hal.scheduler.simulator import SECOND, Arrival, Scenario, Scheduled, SimulatedRobot, Simulator, outages
 from wire.messages.fleet import Capabilities, JobRequest, Requirement
@@ -26,9 +26,9 @@ def capabilities(**rest: object) -> Capabilities:
     return Capabilities(**{**usual, **rest})  # type: ignore[arg-type]
 
 
-def scheduler(**rest: object) -> tuple[Scheduler, Roster, Leases]:
+def scheduler(**rest: object) -> tuple[Scheduler, RobotRegistry, Leases]:
     leases = Leases()
-    roster = Roster(leases)
+    roster = RobotRegistry(leases)
     return Scheduler(roster, leases, **rest), roster, leases  # type: ignore[arg-type]
 
 
@@ -99,16 +99,18 @@ class Watcher:
             if health is None or found is None or not health.works or robot.assignment is not None:
                 continue
             for job in jobs:
-                fits = not unmet(job.request.requirement, name, found) and able(job.request.tasks, found)
+                fits = not missing_requirements(job.request.requirement, name, found) and satisfies(
+                    job.request.tasks, found
+                )
                 waits = not job.request.robots or len(job.assignments) < job.request.robots
-                work = job.work.open(able(job.request.tasks, found))
+                work = job.work.open(satisfies(job.request.tasks, found))
                 assert not (fits and waits and work), f"{name} is idle while {job.id} waits"
 
 
 class _Recorded(Scheduled):
     """Keeps what robots were told."""
 
-    def __init__(self, scheduler: Scheduler, roster: Roster) -> None:
+    def __init__(self, scheduler: Scheduler, roster: RobotRegistry) -> None:
         super().__init__(scheduler, roster)
         self.told: list[tuple[int, str, object]] = []
 

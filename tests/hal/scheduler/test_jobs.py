@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.scheduler.jobs import MOST_SLICE, CountedWork, EndlessWork, ExaminedWork, JobRecord, Slice
+from hal.scheduler.jobs import MOST_SLICE, CountedWork, EndlessWork, ExaminedWork, JobRecord, WorkUnit
 from hal.scheduler.seeds import Stretch
 from wire.messages.fleet import JobRequest
 
@@ -14,8 +14,8 @@ FIRST = 1_000_000
 def test_endless_work_is_never_done() -> None:
     work = EndlessWork()
     assert work.open(("a",))
-    assert work.take(("a",), 3) == Slice(0)
-    work.put_back(Slice(4500), ())
+    assert work.take(("a",), 3) == WorkUnit(0)
+    work.put_back(WorkUnit(4500), ())
     assert work.claim("a", 1)
 
 
@@ -28,7 +28,7 @@ def test_counted_work_is_handed_out_in_shrinking_parts() -> None:
     assert taken[0] == 5
     assert taken == sorted(taken, reverse=True)
     assert not work.claim("a", 1)
-    work.put_back(Slice(5), [1, 2])
+    work.put_back(WorkUnit(5), [1, 2])
     assert [work.claim("a", seed) for seed in range(4)] == [True, True, True, False]
 
 
@@ -39,13 +39,13 @@ def test_one_robot_alone_gets_as_much_as_a_part_may_have() -> None:
 
 def test_examined_work_is_every_seed_of_every_task_once() -> None:
     work = ExaminedWork(("a", "b"), Stretch(FIRST, 3))
-    assert work.take(("a", "b"), 1) == Slice(3, "a", FIRST)
+    assert work.take(("a", "b"), 1) == WorkUnit(3, "a", FIRST)
     assert work.open(("a", "b"))
     assert not work.open(("a",)), "a robot that can only do a task that is handed out has nothing to do"
-    assert work.take(("b",), 1) == Slice(3, "b", FIRST)
-    work.put_back(Slice(3, "a", FIRST), [FIRST + 1])
-    assert work.take(("a",), 1) == Slice(1, "a", FIRST)
-    assert work.take(("a",), 1) == Slice(1, "a", FIRST + 2)
+    assert work.take(("b",), 1) == WorkUnit(3, "b", FIRST)
+    work.put_back(WorkUnit(3, "a", FIRST), [FIRST + 1])
+    assert work.take(("a",), 1) == WorkUnit(1, "a", FIRST)
+    assert work.take(("a",), 1) == WorkUnit(1, "a", FIRST + 2)
     assert not work.open(("a", "b"))
 
 
@@ -55,7 +55,7 @@ def test_a_late_episode_is_taken_from_what_is_left() -> None:
     assert not work.claim("a", FIRST + 2)
     assert not work.claim("a", FIRST + 5)
     assert not work.claim("b", FIRST)
-    assert [work.take(("a",), 1) for _ in range(2)] == [Slice(2, "a", FIRST), Slice(2, "a", FIRST + 3)]
+    assert [work.take(("a",), 1) for _ in range(2)] == [WorkUnit(2, "a", FIRST), WorkUnit(2, "a", FIRST + 3)]
 
 
 steps = st.lists(
@@ -68,7 +68,7 @@ steps = st.lists(
 def test_no_examined_episode_is_lost_or_handed_out_twice(episodes: int, steps: list[tuple[str, int, int]]) -> None:
     tasks = ("a", "b")
     work = ExaminedWork(tasks, Stretch(FIRST, episodes))
-    out: list[Slice] = []
+    out: list[WorkUnit] = []
     left = {(task, FIRST + n) for task in tasks for n in range(episodes)}
     for step, number, robots in steps:
         able = tasks[: 1 + number % 2]

@@ -3,10 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from hal.resource import Leases, Priority, Report, Roster
+from hal.resource import Leases, Priority, Report, RobotRegistry
 from hal.scheduler import REST, Decision, Done, Scheduler, SchedulerConfig, TaskCount, job_of
 from tests.hal.scheduler.fleets import capabilities, scheduler
-from wire.errors import ConfigError, Refused
+from wire.errors import ConfigError, RejectedError
 from wire.messages.fleet import JobRequest, Requirement
 from wire.types import Lease
 
@@ -245,7 +245,7 @@ def test_an_operator_takes_a_robot_at_once_and_it_goes_on_where_it_was() -> None
     assert (preempted.holder, lease.holder) == ("main", "ann")
     assert fleet.turn() == []
     assert fleet.on_job("main") == ()
-    with pytest.raises(Refused, match="held by 'ann'"):
+    with pytest.raises(RejectedError, match="held by 'ann'"):
         fleet.scheduler.take("r0", "bob", "correction", Priority.operator, 5 * S, S)
     assert fleet.scheduler.renew("r0", lease.number, 4 * S).expires_ns == 9 * S
     fleet.scheduler.give_back("r0", lease.number, 5 * S)
@@ -265,7 +265,7 @@ def test_a_lease_of_somebody_else_rests_the_robot_and_ends_by_itself() -> None:
     assert fleet.on_job("main") == ()
     fleet.live(2)
     assert fleet.on_job("main") == ("r0",)
-    with pytest.raises(Refused, match=r"there is no robot 'r9'\. Did you mean 'r0'"):
+    with pytest.raises(RejectedError, match=r"there is no robot 'r9'\. Did you mean 'r0'"):
         fleet.scheduler.take("r9", "console", "maintenance", 40, S, 0)
 
 
@@ -273,7 +273,7 @@ def test_a_lease_from_before_a_restart_keeps_jobs_away() -> None:
     leases = Leases()
     leases.restore(Lease("r0", "console", "maintenance", 40, 5 * S, 17, 5 * S))
     leases.restore(Lease("r1", "main", "rollout", 10, 15 * S, 18, 15 * S))
-    roster = Roster(leases)
+    roster = RobotRegistry(leases)
     found = Scheduler(roster, leases)
     found.submit(MAIN, 0)
     for robot in ("r0", "r1"):
@@ -333,7 +333,7 @@ def test_cancelling_frees_the_robots() -> None:
     (decision,) = fleet.turn()
     assert (decision.job.id, decision.reason) == (REST, "job 'main' is cancelled")
     assert fleet.leases.all() == ()
-    with pytest.raises(Refused, match=r"no job 'mian'\. Did you mean 'main'"):
+    with pytest.raises(RejectedError, match=r"no job 'mian'\. Did you mean 'main'"):
         fleet.scheduler.cancel("mian", S)
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from hal.resource import Health
+from hal.resource import RobotHealth
 from hal.scheduler.jobs import JobRecord
 from hal.scheduler.simulator import (
     SECOND,
@@ -50,9 +50,9 @@ def test_an_unplugged_robot_is_only_found_by_its_silence_and_the_work_goes_to_an
     late = SimulatedRobot("r1", capabilities(), joins_ns=SECOND)
     simulator, decider = simulated(gone, late)
     simulator.run(14 * SECOND)
-    assert decider.roster.health("r0") is not Health.lost
+    assert decider.roster.health("r0") is not RobotHealth.lost
     simulator.run(24 * SECOND)
-    assert decider.roster.health("r0") is Health.lost
+    assert decider.roster.health("r0") is RobotHealth.lost
     assert [one.robot for one in simulator.finished] == ["r0", "r0"]
     simulator.run(70 * SECOND)
     assert [one.counted_for for one in simulator.finished] == ["job"] * 8
@@ -68,11 +68,17 @@ def test_a_robot_in_trouble_drains_and_returns() -> None:
         health = decider.roster.health("r0")
         if health is not None and (not seen or seen[-1] is not health):
             seen.append(health)
-    assert seen == [Health.starting, Health.ready, Health.degraded, Health.draining, Health.ready] or seen == [
-        Health.ready,
-        Health.degraded,
-        Health.draining,
-        Health.ready,
+    assert seen == [
+        RobotHealth.starting,
+        RobotHealth.ready,
+        RobotHealth.degraded,
+        RobotHealth.draining,
+        RobotHealth.ready,
+    ] or seen == [
+        RobotHealth.ready,
+        RobotHealth.degraded,
+        RobotHealth.draining,
+        RobotHealth.ready,
     ]
     simulator.run(100 * SECOND)
     state = decider.scheduler.job("job")

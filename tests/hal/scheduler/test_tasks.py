@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.scheduler.tasks import SpreadConfig, TaskCount, TaskSpread
+from hal.scheduler.tasks import SpreadConfig, TaskBalancer, TaskCount
 from wire.errors import ConfigError
 
 TASKS = ("a", "b", "c", "d")
@@ -19,7 +19,7 @@ counts = st.dictionaries(
 
 
 def test_before_anything_is_known_all_come_in_turn_and_robots_begin_at_others() -> None:
-    spread = TaskSpread()
+    spread = TaskBalancer()
     assert spread.shares(TASKS) == pytest.approx(dict.fromkeys(TASKS, 0.25))
     assert [spread.cycle(TASKS, n)[0] for n in range(5)] == ["a", "b", "c", "d", "a"]
     assert spread.cycle(TASKS, 2) == ("c", "d", "a", "b")
@@ -28,7 +28,7 @@ def test_before_anything_is_known_all_come_in_turn_and_robots_begin_at_others() 
 
 
 def test_the_shares_are_those_of_the_formula() -> None:
-    spread = TaskSpread({"a": TaskCount(10, 10), "b": TaskCount(10, 5), "c": TaskCount(4, 0)})
+    spread = TaskBalancer({"a": TaskCount(10, 10), "b": TaskCount(10, 5), "c": TaskCount(4, 0)})
     mean = 8
     needs = {
         "a": (1 - 11 / 12) * (mean + 1) / 11,
@@ -40,15 +40,15 @@ def test_the_shares_are_those_of_the_formula() -> None:
 
 
 def test_the_least_successful_and_the_least_sampled_get_more() -> None:
-    spread = TaskSpread({task: TaskCount(50, won) for task, won in zip(TASKS, (50, 40, 20, 0), strict=True)})
+    spread = TaskBalancer({task: TaskCount(50, won) for task, won in zip(TASKS, (50, 40, 20, 0), strict=True)})
     shares = spread.shares(TASKS)
     assert shares["a"] < shares["b"] < shares["c"] < shares["d"]
-    fresh = TaskSpread({"a": TaskCount(100, 50), "b": TaskCount(20, 10)}).shares("ab")
+    fresh = TaskBalancer({"a": TaskCount(100, 50), "b": TaskCount(20, 10)}).shares("ab")
     assert fresh["b"] > 2 * fresh["a"]
 
 
 def test_what_was_learned_counts_not_what_was_long_ago() -> None:
-    spread = TaskSpread({"a": TaskCount(1000, 0), "b": TaskCount(1000, 500)})
+    spread = TaskBalancer({"a": TaskCount(1000, 0), "b": TaskCount(1000, 500)})
     before = spread.shares("ab")["a"]
     for _ in range(50):
         spread.add("a", True)
@@ -63,7 +63,7 @@ def test_what_was_learned_counts_not_what_was_long_ago() -> None:
 def test_shares_sum_to_one_keep_the_floor_and_the_cycle_follows_them(
     found: dict[str, TaskCount], number: int, start: int
 ) -> None:
-    spread, tasks = TaskSpread(found), TASKS[:number]
+    spread, tasks = TaskBalancer(found), TASKS[:number]
     shares = spread.shares(tasks)
     assert sum(shares.values()) == pytest.approx(1.0)
     assert min(shares.values()) >= 0.25 / number - 1e-12
@@ -80,7 +80,7 @@ def test_shares_sum_to_one_keep_the_floor_and_the_cycle_follows_them(
 @given(counts)
 def test_a_cycle_is_smooth(found: dict[str, TaskCount]) -> None:
     """From one turn of a task to its next is at most as far as in a perfectly even order, and one for each task."""
-    cycle = TaskSpread(found).cycle(TASKS)
+    cycle = TaskBalancer(found).cycle(TASKS)
     for task in TASKS:
         places = [place for place, name in enumerate(cycle) if name == task]
         gaps = [
@@ -93,7 +93,7 @@ def test_a_cycle_is_smooth(found: dict[str, TaskCount]) -> None:
 def test_practice_evens_success_out() -> None:
     """A task that is learned at a quarter of the speed gets more episodes, and the easy one is not dropped."""
     drawn = random.Random(0)
-    spread, done = TaskSpread(), Counter[str]()
+    spread, done = TaskBalancer(), Counter[str]()
     for _ in range(100):
         for task in spread.cycle(("easy", "hard")):
             done[task] += 1

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hal.resource.capabilities import able, unmet
+from hal.resource.capabilities import missing_requirements, satisfies
 from hal.resource.lease import Priority
 from hal.scheduler.decision import SchedulerConfig
 from hal.scheduler.jobs import MOST_SLICE
@@ -167,6 +167,7 @@ def _possible(request: JobRequest, robots: Sequence[SimulatedRobot]) -> bool:
     fit = [
         robot
         for robot in robots
-        if not unmet(request.requirement, robot.name, robot.capabilities) and able(request.tasks, robot.capabilities)
+        if not missing_requirements(request.requirement, robot.name, robot.capabilities)
+        and satisfies(request.tasks, robot.capabilities)
     ]
     return bool(fit)

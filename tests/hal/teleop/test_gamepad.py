@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hal.drivers.fake import FakeConfig, fake_spec
-from hal.interfaces.teleop import Device, Intent
+from hal.interfaces.teleop import TeleopCommand, TeleopDevice
 from hal.teleop.gamepad import AXIS, BUTTON, EVENT, INITIAL, Gamepad, GamepadConfig
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
@@ -26,17 +26,17 @@ class Pad:
         self.end = os.open(path, os.O_RDWR)
         self.gamepad = Gamepad(GamepadConfig(device=str(path), **options), ManualClock(10**9))  # type: ignore[arg-type]
 
-    def event(self, kind: int, number: int, value: int) -> Intent:
+    def event(self, kind: int, number: int, value: int) -> TeleopCommand:
         os.write(self.end, EVENT.pack(0, value, kind, number))
         return self.gamepad.read()
 
-    def press(self, number: int) -> Intent:
+    def press(self, number: int) -> TeleopCommand:
         return self.event(BUTTON, number, 1)
 
-    def release(self, number: int) -> Intent:
+    def release(self, number: int) -> TeleopCommand:
         return self.event(BUTTON, number, 0)
 
-    def stick(self, number: int, share: float) -> Intent:
+    def stick(self, number: int, share: float) -> TeleopCommand:
         return self.event(AXIS, number, round(share * 32767))
 
 
@@ -50,13 +50,13 @@ def pad(tmp_path: Path) -> Iterator[Pad]:
         os.close(pad.end)
 
 
-def action(intent: Intent) -> list[float]:
+def action(intent: TeleopCommand) -> list[float]:
     assert intent.action is not None
     return [round(float(value), 3) for value in intent.action]
 
 
 def test_nothing_moves_without_the_dead_man_button(pad: Pad) -> None:
-    assert isinstance(pad.gamepad, Device)
+    assert isinstance(pad.gamepad, TeleopDevice)
     assert not pad.stick(0, 1.0).engaged
     assert action(pad.press(RB)) == [0.5, 0, 0, 0]
     released = pad.release(RB)

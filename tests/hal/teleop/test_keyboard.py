@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FakeConfig, fake_spec
-from hal.interfaces.teleop import Device, Intent
+from hal.interfaces.teleop import TeleopCommand, TeleopDevice
 from hal.teleop.keyboard import Keyboard, KeyboardConfig
 from tests.samples import spec as sample_spec
 from wire.clock import ManualClock
@@ -28,12 +28,12 @@ class Desk:
         self.clock = ManualClock(10**9)
         self.keyboard = Keyboard(KeyboardConfig(terminal=os.ttyname(self.slave)), self.clock)
 
-    def type(self, text: str) -> Intent:
+    def type(self, text: str) -> TeleopCommand:
         os.write(self.master, text.encode())
         # The line discipline hands bytes over in order; they are there when select says so.
         return self.keyboard.read()
 
-    def later(self, seconds: float) -> Intent:
+    def later(self, seconds: float) -> TeleopCommand:
         self.clock.advance(round(seconds * 1e9))
         return self.keyboard.read()
 
@@ -49,14 +49,14 @@ def desk() -> Iterator[Desk]:
         os.close(desk.master)
 
 
-def action(intent: Intent) -> list[float]:
+def action(intent: TeleopCommand) -> list[float]:
     assert intent.action is not None
     assert intent.action.dtype == np.float32
     return [round(float(value), 4) for value in intent.action]
 
 
 def test_it_is_a_device_that_drives_nothing_until_enter(desk: Desk) -> None:
-    assert isinstance(desk.keyboard, Device)
+    assert isinstance(desk.keyboard, TeleopDevice)
     assert not desk.type("ddww").engaged
     assert desk.type("\r").engaged
     assert not desk.type("\r").engaged

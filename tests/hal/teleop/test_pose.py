@@ -7,11 +7,11 @@ import pytest
 
 from hal.drivers.fake import FakeConfig, fake_spec
 from hal.teleop.pose import Jog, check_rest, held, neutral, pose_of, read_binding, resting
-from robot_edge.control.operator_override import Human
+from robot_edge.control.operator_override import OperatorOverride
 from wire.clock import ManualClock
 from wire.errors import ConfigError
-from wire.messages.all import Operator
-from wire.types import Dimension, Meaning, RobotSpec
+from wire.messages.all import OperatorCommand
+from wire.types import CommandType, Dimension, RobotSpec
 
 ARM = RobotSpec(
     "arm",
@@ -19,7 +19,7 @@ ARM = RobotSpec(
     action=(
         Dimension("pan", "deg", -100, 100),
         Dimension("lift", "deg", 0, 100),
-        Dimension("speed", "m/s", -2, 1, Meaning.velocity),
+        Dimension("speed", "m/s", -2, 1, CommandType.velocity),
         Dimension("grip", "1", -1, 1),
     ),
     cameras=(),
@@ -96,18 +96,18 @@ def test_what_is_not_measured_is_set_and_stays() -> None:
 def test_a_robot_does_what_the_second_command_says_and_keeps_the_rest() -> None:
     """The edge's own rules for a person's commands, after the first one that asks for nothing."""
     clock = ManualClock()
-    human = Human(ARM, clock)
-    human.hear(Operator("arm", "take_over"))
+    human = OperatorOverride(ARM, clock)
+    human.hear(OperatorCommand("arm", "take_over"))
     executed = np.float32([20, 50, 0, -1])
     pose = np.float32([20.5, 49, 0, np.nan])
     action = np.float32([60, 49.5, 0, 1])
     first = neutral(ARM, pose, action)
     assert np.abs(first - action).max() <= 0.001 * 200 + 1e-3, "harmless if it were executed"
-    human.hear(Operator("arm", "command", tuple(map(float, first))))
+    human.hear(OperatorCommand("arm", "command", tuple(map(float, first))))
     assert human.command(executed) is None
-    human.hear(Operator("arm", "command", tuple(map(float, action))))
+    human.hear(OperatorCommand("arm", "command", tuple(map(float, action))))
     assert human.command(executed) == pytest.approx([60, 50, 0, 1]), "lift was there: it stays as it was executed"
-    human.hear(Operator("arm", "command", tuple(map(float, held(ARM, action)))))
+    human.hear(OperatorCommand("arm", "command", tuple(map(float, held(ARM, action)))))
     assert human.command(executed) is None, "a released key holds"
 
 
@@ -128,6 +128,6 @@ def test_bindings_name_what_is_wrong() -> None:
 
 
 def test_a_robot_without_rest_is_refused() -> None:
-    spec = RobotSpec("drill", (), (Dimension("spin", "rad/s", 5, 9, Meaning.velocity),), (), 20)
+    spec = RobotSpec("drill", (), (Dimension("spin", "rad/s", 5, 9, CommandType.velocity),), (), 20)
     with pytest.raises(ConfigError, match=r"0 is outside the limits \[5, 9\] of 'spin'"):
         check_rest(spec, "a keyboard")

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from hal.drivers.fake import FakeConfig, fake_spec
-from hal.interfaces.teleop import Device, Intent
+from hal.interfaces.teleop import TeleopCommand, TeleopDevice
 from hal.registry import TELEOPERATORS, make_teleoperator, read_config
-from hal.teleop.script import Script, ScriptConfig
+from hal.teleop.script import ScriptConfig, ScriptedDevice
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
 
 SPEC = fake_spec(FakeConfig())
 
 
-def play(config: ScriptConfig, times: list[float]) -> list[Intent]:
+def play(config: ScriptConfig, times: list[float]) -> list[TeleopCommand]:
     clock = ManualClock(5)
-    script = Script(config, clock)
-    assert isinstance(script, Device)
+    script = ScriptedDevice(config, clock)
+    assert isinstance(script, TeleopDevice)
     script.connect(SPEC)
     seen = []
     for time_s in times:
@@ -30,7 +30,7 @@ def play(config: ScriptConfig, times: list[float]) -> list[Intent]:
     return seen
 
 
-def actions(intents: list[Intent]) -> list[list[float] | None]:
+def actions(intents: list[TeleopCommand]) -> list[list[float] | None]:
     return [None if i.action is None else [round(float(a), 3) for a in i.action] for i in intents]
 
 
@@ -83,14 +83,14 @@ def test_a_wrong_file_is_named(tmp_path: Path, rows: str, message: str) -> None:
     file = tmp_path / "way.json"
     file.write_text(rows)
     with pytest.raises(ConfigError, match=message):
-        Script(ScriptConfig(str(file))).connect(SPEC)
+        ScriptedDevice(ScriptConfig(str(file))).connect(SPEC)
 
 
 def test_a_missing_file_or_function_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nothing\.json cannot be read"):
-        Script(ScriptConfig(str(tmp_path / "nothing.json"))).connect(SPEC)
+        ScriptedDevice(ScriptConfig(str(tmp_path / "nothing.json"))).connect(SPEC)
     with pytest.raises(ConfigError, match=r"'own_scrip:go' cannot be loaded.*PYTHONPATH"):
-        Script(ScriptConfig(function="own_scrip:go")).connect(SPEC)
+        ScriptedDevice(ScriptConfig(function="own_scrip:go")).connect(SPEC)
     with pytest.raises(ConfigError, match="either path or function"):
         ScriptConfig()
     with pytest.raises(ConfigError, match="'script' needs a configuration"):

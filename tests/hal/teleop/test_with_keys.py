@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FakeConfig, fake_spec
-from hal.interfaces.teleop import Device, Intent
+from hal.interfaces.teleop import TeleopCommand, TeleopDevice
 from hal.teleop.with_keys import WithKeys
 from wire.types import RobotSpec
 
@@ -24,7 +24,7 @@ class Leader:
     def __init__(self) -> None:
         self.let_gos = 0
         self.open = False
-        self.wants = Intent(engaged=True, action=np.float32([1, 0, 0, 0]))
+        self.wants = TeleopCommand(engaged=True, action=np.float32([1, 0, 0, 0]))
 
     def connect(self, spec: RobotSpec) -> None:
         self.open = True
@@ -32,7 +32,7 @@ class Leader:
     def let_go(self) -> None:
         self.let_gos += 1
 
-    def read(self) -> Intent:
+    def read(self) -> TeleopCommand:
         return self.wants
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ class Desk:
         self.device = WithKeys(self.leader, os.ttyname(self.slave), armed)
         self.device.connect(SPEC)
 
-    def type(self, keys: str) -> Intent:
+    def type(self, keys: str) -> TeleopCommand:
         os.write(self.master, keys.encode())
         return self.device.read()
 
@@ -65,7 +65,7 @@ def desk() -> Iterator[Desk]:
 
 
 def test_enter_lets_it_drive_and_takes_that_back(desk: Desk) -> None:
-    assert isinstance(desk.device, Device)
+    assert isinstance(desk.device, TeleopDevice)
     assert not desk.device.read().engaged
     assert desk.leader.let_gos == 1, "it may not begin where it left off"
     assert desk.type("\r").action is not None
@@ -93,9 +93,9 @@ def test_stop_and_quit(desk: Desk) -> None:
 
 
 def test_what_the_device_says_goes_through(desk: Desk) -> None:
-    desk.leader.wants = Intent(quit=True)
+    desk.leader.wants = TeleopCommand(quit=True)
     assert desk.device.read().quit
-    desk.leader.wants = Intent(estop=True)
+    desk.leader.wants = TeleopCommand(estop=True)
     assert desk.device.read().estop
 
 

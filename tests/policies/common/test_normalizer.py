@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from policies.common.normalizer import LIMIT, MIN_STD, Normalizer
-from wire.errors import InvalidData, PolicyError
+from wire.errors import InvalidDataError, PolicyError
 
 
 def test_data_becomes_zero_mean_unit_deviation():
@@ -31,7 +31,7 @@ def test_statistics_are_buffers():
 
 @pytest.mark.parametrize("states", [np.zeros((0, 2)), np.zeros((4, 3)), np.zeros(2), np.array([[np.nan, 0.0]])])
 def test_bad_statistics_are_refused(states):
-    with pytest.raises(InvalidData, match="state statistics"):
+    with pytest.raises(InvalidDataError, match="state statistics"):
         Normalizer(2).fit(states)
 
 
@@ -75,7 +75,7 @@ def test_an_update_that_cannot_be_taken_changes_nothing(states):
     followed = online()
     followed.fit(np.random.default_rng(0).normal(size=(10, 2)))
     before = {n: t.clone() for n, t in followed.state_dict().items()}
-    with pytest.raises(InvalidData):
+    with pytest.raises(InvalidDataError):
         followed.update(states)
     followed.update(torch.zeros(0, 2))
     assert all(torch.equal(t, before[n]) for n, t in followed.state_dict().items())

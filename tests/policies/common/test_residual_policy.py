@@ -9,7 +9,7 @@ from policies.common.residual_policy import correct
 from policies.conformance.check import example_batch, example_observation
 from policies.flow import FlowPolicy
 from tests.samples import states_only
-from wire.errors import ConfigError, InvalidData
+from wire.errors import ConfigError, InvalidDataError
 
 
 @pytest.fixture
@@ -120,14 +120,14 @@ def test_masked_actions_teach_the_corrector_nothing(seeing, net):
     ],
 )
 def test_later_states_that_do_not_fit_are_named(seeing, net, name, value, says):
-    with pytest.raises(InvalidData, match=says):
+    with pytest.raises(InvalidDataError, match=says):
         FlowPolicy(seeing, net).loss(example_batch(seeing, 4) | {name: value})
 
 
 def test_a_later_state_without_its_index_is_named(seeing, net):
     batch = example_batch(seeing, 4)
     del batch["later_index"]
-    with pytest.raises(InvalidData, match="lacks \\['later_index'\\]"):
+    with pytest.raises(InvalidDataError, match="lacks \\['later_index'\\]"):
         FlowPolicy(seeing, net).loss(batch)
 
 

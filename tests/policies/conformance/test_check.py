@@ -12,7 +12,7 @@ from policies.conformance.check import CHECKS, check_policy, example_batch
 from policies.conformance.data import flattened, moved, random_state, seeded
 from policies.flow import FlowPolicy
 from policies.interface.chunks import require_prefix
-from wire.types import ActionChunk, Frame, Trained
+from wire.types import ActionChunk, Frame, PolicyCapabilities
 
 
 def broken(policy_type, spec, config):
@@ -93,7 +93,7 @@ class Copying(One):
 
 
 class Boastful(One):
-    trained = Trained(residual_trained=True)
+    trained = PolicyCapabilities(residual_trained=True)
 
 
 class Impatient(One):

@@ -9,7 +9,7 @@ from policies.conformance.check import example_batch, example_observation
 from policies.flow import FlowPolicy, pixels_network, state_network
 from policies.flow.networks.network import FlowNetwork
 from tests.samples import states_only
-from wire.errors import ConfigError, InvalidData, PolicyError, SpecMismatch, WeightsError
+from wire.errors import ConfigError, InvalidDataError, PolicyError, SpecMismatchError, WeightsError
 from wire.types import Frame
 
 
@@ -81,9 +81,9 @@ def test_observations_that_do_not_fit_are_refused(seeing, seeing_net):
     policy = FlowPolicy(seeing, seeing_net)
     observation = example_observation(seeing)
     latent = policy.think(observation)
-    with pytest.raises(InvalidData, match="front"):
+    with pytest.raises(InvalidDataError, match="front"):
         policy.think(msgspec.structs.replace(observation, images={}))
-    with pytest.raises(InvalidData, match="not finite in \\['y'\\]"):
+    with pytest.raises(InvalidDataError, match="not finite in \\['y'\\]"):
         policy.act(msgspec.structs.replace(observation, state=np.float32([0, np.nan])), latent, 0)
     with pytest.raises(PolicyError, match="think\\(\\) gives \\[40\\]"):
         policy.act(observation, msgspec.structs.replace(latent, data=latent.data[:3]), 0)
@@ -145,7 +145,7 @@ def test_from_weights_builds_the_network_in_the_file(seeing, seeing_net):
 def test_weights_of_another_robot_or_network_are_refused_and_the_old_stay(seeing, seeing_net, blind, blind_net):
     policy = FlowPolicy(seeing, seeing_net)
     good = policy.save()
-    with pytest.raises(SpecMismatch, match="'embodiment' differs"):
+    with pytest.raises(SpecMismatchError, match="'embodiment' differs"):
         policy.load(FlowPolicy(blind, blind_net).save(), 1)
     wider = msgspec.structs.replace(seeing_net, width=64)
     with pytest.raises(WeightsError, match="network with width 64, this policy has 32"):
@@ -217,7 +217,7 @@ def test_masked_steps_get_no_gradient_whatever_they_hold(seeing, seeing_net):
     ],
 )
 def test_batches_that_do_not_fit_are_named(seeing, seeing_net, name, value, says):
-    with pytest.raises(InvalidData, match=says):
+    with pytest.raises(InvalidDataError, match=says):
         FlowPolicy(seeing, seeing_net).loss(example_batch(seeing, 4) | {name: value})
 
 

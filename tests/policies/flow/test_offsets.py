@@ -10,8 +10,8 @@ from policies.conformance.check import check_policy, example_batch, example_obse
 from policies.flow import FlowPolicy, pixels_network, state_network
 from policies.flow.config import Bridge, Transformer
 from policies.flow.networks.network import AGE_MARGIN
-from wire.errors import ConfigError, InvalidData, PolicyError, SpecMismatch, WeightsError
-from wire.types import Frame, Prefix, Trained
+from wire.errors import ConfigError, InvalidDataError, PolicyError, SpecMismatchError, WeightsError
+from wire.types import Frame, PolicyCapabilities, Prefix
 
 MIDDLE, HALF = np.float32([0, 5]), np.float32([2, 5])
 
@@ -124,10 +124,10 @@ def test_the_state_of_the_look_must_be_in_the_batch(seeing, aged):
         torch.manual_seed(0)
         losses.add(policy.loss(batch | {"seen_state": seen}).item())
     assert len(losses) == 2
-    with pytest.raises(InvalidData, match="seen_state has shape"):
+    with pytest.raises(InvalidDataError, match="seen_state has shape"):
         policy.loss(batch | {"seen_state": batch["state"]})
     del batch["seen_state"]
-    with pytest.raises(InvalidData, match="lacks \\['seen_state'\\]"):
+    with pytest.raises(InvalidDataError, match="lacks \\['seen_state'\\]"):
         policy.loss(batch)
     for change in ({"max_offset": 0}, {"transformer": Transformer(), "bridge": Bridge()}):
         with pytest.raises(ConfigError, match="ego_motion needs max_offset"):
@@ -136,9 +136,9 @@ def test_the_state_of_the_look_must_be_in_the_batch(seeing, aged):
 
 @pytest.mark.parametrize("given", [np.zeros(3, np.float32), np.zeros((4, 3), np.float32)])
 def test_ages_that_do_not_fit_are_named(seeing, aged, given):
-    with pytest.raises(InvalidData, match="frame_age has shape"):
+    with pytest.raises(InvalidDataError, match="frame_age has shape"):
         FlowPolicy(seeing, aged).loss(example_batch(seeing, 4) | {"frame_age": given})
-    with pytest.raises(InvalidData, match="lacks \\['frame_age'\\]"):
+    with pytest.raises(InvalidDataError, match="lacks \\['frame_age'\\]"):
         batch = example_batch(seeing, 4)
         del batch["frame_age"]
         FlowPolicy(seeing, aged).loss(batch)
@@ -262,7 +262,7 @@ def test_a_network_that_knows_no_prefix_says_so(seeing, aged):
 
 
 def test_a_file_says_what_it_was_trained_for(seeing, seeing_net, full):
-    for config, trained in ((seeing_net, Trained()), (full, Trained(6, True, True, True))):
+    for config, trained in ((seeing_net, PolicyCapabilities()), (full, PolicyCapabilities(6, True, True, True))):
         policy = FlowPolicy(seeing, config)
         assert policy.trained == trained
         assert read_header(policy.save()).trained == trained
@@ -301,12 +301,12 @@ def test_weights_for_another_delay_camera_or_rate_are_refused_naming_both(seeing
     with pytest.raises(WeightsError, match="network with max_offset 8, this policy has 6"):
         policy.load(longer.save(), 1)
     slower = FlowPolicy(msgspec.structs.replace(seeing, control_hz=10.0), aged)
-    with pytest.raises(SpecMismatch, match=r"'control_hz' differs: 10\.0 against 20\.0"):
+    with pytest.raises(SpecMismatchError, match=r"'control_hz' differs: 10\.0 against 20\.0"):
         policy.load(slower.save(), 1)
     lens = msgspec.structs.replace(seeing, cameras=(msgspec.structs.replace(seeing.cameras[0], name="wrist"),))
     eyes = (msgspec.structs.replace(aged.eyes[0], name="wrist"),)
     other = FlowPolicy(lens, msgspec.structs.replace(aged, eyes=eyes))
-    with pytest.raises(SpecMismatch, match=r"'cameras' differs: \['wrist'\] against \['front'\]"):
+    with pytest.raises(SpecMismatchError, match=r"'cameras' differs: \['wrist'\] against \['front'\]"):
         policy.load(other.save(), 1)
 
 
@@ -327,6 +327,6 @@ def test_options_that_cannot_work_are_refused(seeing, full, change, says):
 def test_presets_take_the_options(seeing):
     for preset in (pixels_network, state_network):
         config = preset(seeing, horizon=8, max_offset=5, prefix=True, residual=True)
-        assert config.trained == Trained(5, True, True, True)
+        assert config.trained == PolicyCapabilities(5, True, True, True)
         assert config.horizon == 8
-        assert preset(seeing).trained == Trained()
+        assert preset(seeing).trained == PolicyCapabilities()

@@ -10,11 +10,11 @@ from policies.conformance.check import check_policy, example_batch, example_obse
 from policies.flow import Bridge, FlowPolicy, Transformer
 from policies.flow.networks.network import FlowNetwork
 from policies.flow.networks.sampling import BAD, GOOD, UNKNOWN
-from policies.interface.trainable import Lora, Training, published
+from policies.interface.trainable import FinetuneConfig, Lora, published
 from tests.policies.flow.test_offsets import chunk, older
 from tests.policies.flow.test_strategies import jumps, train
 from tests.samples import states_only
-from wire.errors import ConfigError, InvalidData, PolicyError
+from wire.errors import ConfigError, InvalidDataError, PolicyError
 from wire.types import Prefix
 
 MIDDLE, HALF = np.float32([0, 5]), np.float32([2, 5])
@@ -160,7 +160,7 @@ def test_a_policy_told_which_actions_were_good_does_those(blind, blind_net, toke
 def test_advantages_that_do_not_fit_are_named(seeing, full):
     policy, batch = FlowPolicy(seeing, full), example_batch(seeing, 4)
     for given, says in ((np.full((4, 2), 3), "advantage must be in 0..2"), (np.zeros(3, int), "advantage has shape")):
-        with pytest.raises(InvalidData, match=says):
+        with pytest.raises(InvalidDataError, match=says):
             policy.loss(batch | {"advantage": given})
     losses = []
     for given in (
@@ -277,7 +277,7 @@ def test_a_trained_prefix_goes_on_across_the_seam(blind, blind_net):
 @pytest.mark.slow
 def test_adapters_alone_travel(seeing, net):
     """On a base that both sides have: random weights of a seed that is the same for all of them."""
-    make = lambda seed=0: FlowPolicy(seeing, net, seed, training=Training(lora=Lora(rank=2)))  # noqa: E731
+    make = lambda seed=0: FlowPolicy(seeing, net, seed, training=FinetuneConfig(lora=Lora(rank=2)))  # noqa: E731
     policy, robot = make(), make(4321)
     robot._noise.manual_seed(0)
     names = published(policy.module)
@@ -301,7 +301,7 @@ def test_adapters_alone_travel(seeing, net):
 
 
 def test_first_weights_are_those_of_the_seed_unless_something_is_frozen(seeing, net):
-    make = lambda seed, **training: FlowPolicy(seeing, net, seed, training=Training(**training))  # noqa: E731
+    make = lambda seed, **training: FlowPolicy(seeing, net, seed, training=FinetuneConfig(**training))  # noqa: E731
     torch.manual_seed(4321)
     assert torch.equal(make(4321).module.slow.words.weight, FlowNetwork(net).slow.words.weight)
     for training in ({"freeze": ("slow.*",)}, {"train": ("fast.*",)}, {"lora": Lora(rank=2)}):
@@ -311,7 +311,7 @@ def test_first_weights_are_those_of_the_seed_unless_something_is_frozen(seeing, 
 
 
 def test_a_corrector_with_adapters_is_exported_with_them(seeing, full):
-    policy = FlowPolicy(seeing, full, training=Training(lora=Lora(rank=2, targets=("residual.*",))))
+    policy = FlowPolicy(seeing, full, training=FinetuneConfig(lora=Lora(rank=2, targets=("residual.*",))))
     before = policy.corrector
     train(policy, lambda: example_batch(seeing, 4), steps=3)
     after = policy.corrector
@@ -349,6 +349,6 @@ def test_data_of_another_robot_is_refused(seeing, net):
     policy.loss(batch | {"spec_hash": seeing.hash})
     for given in ("0123", [seeing.hash, "0123"]):
         with pytest.raises(
-            InvalidData, match=f"spec_hash 0123, but this policy is for robot 'seeing' with {seeing.hash}"
+            InvalidDataError, match=f"spec_hash 0123, but this policy is for robot 'seeing' with {seeing.hash}"
         ):
             policy.loss(batch | {"spec_hash": given})

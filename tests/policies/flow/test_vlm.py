@@ -12,7 +12,7 @@ from policies.common.runtime import Runtime
 from policies.conformance.check import check_policy, example_batch, example_observation
 from policies.flow import Bridge, FlowPolicy, Transformer, factory
 from policies.flow.networks.backbone import describe, require_backbone
-from policies.interface.trainable import Lora, Training, published
+from policies.interface.trainable import FinetuneConfig, Lora, published
 from tests.policies.flow.test_strategies import train
 from tests.policies.flow.vlm_directory import IMAGE, build
 from wire.errors import ConfigError, WeightsError
@@ -62,7 +62,7 @@ def test_it_conforms_and_only_what_learns_travels(seeing, net, directory):
     ("change", "made"),
     [
         ({"train": True}, {}),
-        ({"layers": 1}, {"training": Training(train=("fast.*", "slow.fusion.*"), lora=Lora(rank=2))}),
+        ({"layers": 1}, {"training": FinetuneConfig(train=("fast.*", "slow.fusion.*"), lora=Lora(rank=2))}),
     ],
     ids=["trained", "adapters"],
 )

@@ -15,8 +15,8 @@ import pytest
 from policies.interface import registry
 from policies.interface.registry import (
     POLICIES,
-    Hints,
     PolicyChoice,
+    PolicyDefaults,
     hints,
     known_policies,
     make_policy,
@@ -24,7 +24,7 @@ from policies.interface.registry import (
     same_network,
 )
 from tests.samples import spec
-from wire.errors import ConfigError, PolicyError, SpecMismatch
+from wire.errors import ConfigError, PolicyError, SpecMismatchError
 from wire.types import RobotSpec
 
 
@@ -41,7 +41,7 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
         echo.made.append((place, config, seed))
         return FlowPolicy(robot, state_network(robot), seed)
 
-    echo.make, echo.hints = make, lambda place, config, robot: Hints(horizon=16, batch=len(config))
+    echo.make, echo.hints = make, lambda place, config, robot: PolicyDefaults(horizon=16, batch=len(config))
     half: Any = types.ModuleType("half_kind")
     half.make = make
     monkeypatch.setitem(sys.modules, "echo_kind", echo)
@@ -118,7 +118,7 @@ def test_a_policy_is_made_for_a_robot_with_its_seed_and_device(kinds: Any) -> No
     assert policy.spec == robot
     assert kinds.made == [("small", {"a": 1, "runtime": {"device": "cuda"}}, 7)]
     assert choice.config == {"a": 1}, "a choice is not changed"
-    assert hints(choice, robot) == Hints(horizon=16, batch=1)
+    assert hints(choice, robot) == PolicyDefaults(horizon=16, batch=1)
     make_policy(parse_policy("echo", '{"runtime": {"device": "cpu"}}'), robot, 0, "cuda")
     assert kinds.made[-1][1] == {"runtime": {"device": "cpu"}}, "what is configured holds"
 
@@ -126,7 +126,7 @@ def test_a_policy_is_made_for_a_robot_with_its_seed_and_device(kinds: Any) -> No
 def test_a_policy_for_another_robot_is_refused(kinds: Any) -> None:
     made = kinds.make
     kinds.make = lambda place, config, other, seed: made(place, config, spec(camera=False, control_hz=10.0), seed)
-    with pytest.raises(SpecMismatch, match="policy 'echo:small' was made for another robot"):
+    with pytest.raises(SpecMismatchError, match="policy 'echo:small' was made for another robot"):
         make_policy(parse_policy("echo:small"), spec(camera=False), 0)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from policies.common.weights import Header, load_into, load_published, pack_module, read_header, unpack
-from policies.interface.trainable import Lora, Training, base_sha256, first_seed, prepare, published
+from policies.interface.trainable import FinetuneConfig, Lora, base_sha256, first_seed, prepare, published
 from wire.errors import ConfigError, WeightsError
 
 
@@ -34,7 +34,7 @@ class Net(nn.Module):
         return self.head(b["mlp"](b["q_proj"](x - self.mean) * b["v_proj"](x)).tanh() + self.tied(x))
 
 
-LORA = Training(lora=Lora(rank=2, targets=("*_proj",)))
+LORA = FinetuneConfig(lora=Lora(rank=2, targets=("*_proj",)))
 
 
 @pytest.fixture
@@ -63,22 +63,22 @@ def trained(net):
 
 
 def test_by_default_everything_but_what_the_network_froze_itself_is_trained():
-    net = make(Training())
+    net = make(FinetuneConfig())
     assert "odd" not in trained(net) and "backbone.mlp.weight" in trained(net)
     assert "odd" not in published(net) and "mean" in published(net)
-    everything = make(Training(train=("*", "odd")))
+    everything = make(FinetuneConfig(train=("*", "odd")))
     assert "odd" in trained(everything)
     assert base_sha256(everything) == "" and len(base_sha256(net)) == 64
 
 
 def test_everything_is_published_once_when_nothing_is_frozen_or_prepared():
-    for net in (Net(), make(Training(train=("*", "odd")))):
+    for net in (Net(), make(FinetuneConfig(train=("*", "odd")))):
         assert set(published(net)) == set(net.state_dict()) - {"tied.weight"}
         assert published(net)["head.weight"] is net.head.weight
 
 
 def test_patterns_choose_what_is_trained_and_what_of_it_is_not():
-    net = make(Training(train=("head.*", "backbone.q_proj.*"), freeze=("*.bias",)))
+    net = make(FinetuneConfig(train=("head.*", "backbone.q_proj.*"), freeze=("*.bias",)))
     assert trained(net) == ["backbone.q_proj.weight", "head.weight"]
     assert set(published(net)) == {"backbone.q_proj.weight", "head.weight", "mean"}
 
@@ -86,13 +86,13 @@ def test_patterns_choose_what_is_trained_and_what_of_it_is_not():
 @pytest.mark.parametrize(
     ("training", "says"),
     [
-        (Training(train=("haed.*",)), r"train 'haed\.\*' matches none of 9 names; near ones: .*head"),
-        (Training(freeze=("zzzz",)), "freeze 'zzzz' matches none"),
+        (FinetuneConfig(train=("haed.*",)), r"train 'haed\.\*' matches none of 9 names; near ones: .*head"),
+        (FinetuneConfig(freeze=("zzzz",)), "freeze 'zzzz' matches none"),
         (
-            Training(lora=Lora(targets=("*qproj",))),
+            FinetuneConfig(lora=Lora(targets=("*qproj",))),
             r"lora target '\*qproj' matches none of 5.*near ones: .*q_proj",
         ),
-        (Training(train=("head.*",), freeze=("head.*",)), "leave nothing to train"),
+        (FinetuneConfig(train=("head.*",), freeze=("head.*",)), "leave nothing to train"),
     ],
 )
 def test_a_pattern_that_matches_nothing_is_named_with_what_is_near(training, says):
@@ -105,7 +105,7 @@ def test_numbers_that_no_adapter_can_have_are_refused():
         with pytest.raises(ConfigError, match="lora"):
             Lora(**wrong)
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"lora": {"rnk": 4}}, Training)
+        msgspec.convert({"lora": {"rnk": 4}}, FinetuneConfig)
 
 
 def test_adapters_alone_are_trained_and_change_nothing_at_first():
@@ -119,16 +119,16 @@ def test_adapters_alone_are_trained_and_change_nothing_at_first():
 
 def test_adapters_and_what_train_names():
     lora = Lora(rank=2, targets=("backbone.q_proj",))
-    net = make(Training(train=("head.*",), lora=lora))
+    net = make(FinetuneConfig(train=("head.*",), lora=lora))
     assert trained(net) == [f"backbone.q_proj.lora_{ab}.default.weight" for ab in "AB"] + ["head.bias", "head.weight"]
     # a Linear that has adapters may itself be named, by the name it had
-    net = make(Training(train=("backbone.q_proj.weight",), lora=lora))
+    net = make(FinetuneConfig(train=("backbone.q_proj.weight",), lora=lora))
     assert "backbone.q_proj.base_layer.weight" in trained(net)
 
 
 def test_the_policys_own_targets_and_else_every_linear():
-    assert {n.split(".")[1] for n in trained(make(Training(lora=Lora()), targets=("*v_proj",)))} == {"v_proj"}
-    assert len(trained(make(Training(lora=Lora())))) == 2 * 5
+    assert {n.split(".")[1] for n in trained(make(FinetuneConfig(lora=Lora()), targets=("*v_proj",)))} == {"v_proj"}
+    assert len(trained(make(FinetuneConfig(lora=Lora())))) == 2 * 5
 
 
 def test_adapters_are_drawn_under_the_seed_and_no_random_stream_moves():
@@ -174,7 +174,9 @@ def test_the_base_is_hashed_once_and_again_when_it_changes(monkeypatch):
     assert base_sha256(net) != first and len(calls) == 2
 
 
-@pytest.mark.parametrize("training", [Training(train=("*", "odd")), Training(), LORA, Training(train=("head.*",))])
+@pytest.mark.parametrize(
+    "training", [FinetuneConfig(train=("*", "odd")), FinetuneConfig(), LORA, FinetuneConfig(train=("head.*",))]
+)
 def test_what_was_trained_travels_and_the_base_stays(training, header):
     net, x = learn(make(training)), torch.randn(3, 6)
     data = pack_module(net, header)
@@ -194,7 +196,7 @@ def test_a_file_of_adapters_is_small(header):
             self.layer = nn.Linear(512, 512)
 
     wide = Wide()
-    prepare(wide, Training(lora=Lora(rank=4)))
+    prepare(wide, FinetuneConfig(lora=Lora(rank=4)))
     assert len(pack_module(wide, header)) < 512 * 4 * 2 * 4 + 4000 < 512 * 512 * 4 / 10
 
 
@@ -213,7 +215,7 @@ def test_another_base_is_refused_with_both_hashes_and_the_way_out(header):
 
 def test_adapters_of_another_scale_are_refused_although_all_their_tensors_fit(header):
     def scaled(rank, alpha, train=()):
-        return make(Training(train=train, lora=Lora(rank, alpha, ("*_proj",))), seed=0)
+        return make(FinetuneConfig(train=train, lora=Lora(rank, alpha, ("*_proj",))), seed=0)
 
     net = learn(scaled(2, 16.0))
     file = unpack(pack_module(net, header))
@@ -247,19 +249,19 @@ def test_a_base_without_adapters_has_the_hash_it_always_had():
         for parameter in net.parameters():
             parameter.copy_(torch.arange(parameter.numel()).view_as(parameter))
     net[0].scaling = 0.5  # as attention has one
-    prepare(net, Training(train=("1.*",)))
+    prepare(net, FinetuneConfig(train=("1.*",)))
     assert base_sha256(net) == "dd3333323c270ba8e6f75d3fa18c8fd103249f1c0cd214ff80f6632163fee4a1"
 
 
 def test_only_where_something_is_frozen_the_first_weights_do_not_depend_on_the_seed():
-    assert [first_seed(Training(), seed) for seed in (0, 7)] == [0, 7]
-    assert first_seed(Training(train=("*", "slow.backbone.*")), 7) == 7
-    for training in (LORA, Training(train=("head.*",)), Training(freeze=("head.*",))):
+    assert [first_seed(FinetuneConfig(), seed) for seed in (0, 7)] == [0, 7]
+    assert first_seed(FinetuneConfig(train=("*", "slow.backbone.*")), 7) == 7
+    for training in (LORA, FinetuneConfig(train=("head.*",)), FinetuneConfig(freeze=("head.*",))):
         assert first_seed(training, 7) == first_seed(training, 0)
 
 
 def test_part_and_whole_are_not_mistaken_for_each_other(header):
-    part, whole = make(LORA), make(Training(train=("*", "odd")))
+    part, whole = make(LORA), make(FinetuneConfig(train=("*", "odd")))
     with pytest.raises(WeightsError, match="nothing is frozen in this policy"):
         load_published(whole, *unpack(pack_module(part, header)))
     with pytest.raises(WeightsError, match="it has every tensor"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def robot() -> RobotSpec:
     return RobotSpec(
         embodiment="robot",
         state=tuple(Dimension(name, "m", -1.0, 1.0) for name in "xyz"),
-        action=(Dimension("dx", "cm", -2.0, 2.0, Meaning.delta), Dimension("grip", "1", 0.0, 10.0)),
+        action=(Dimension("dx", "cm", -2.0, 2.0, CommandType.delta), Dimension("grip", "1", 0.0, 10.0)),
         cameras=(CameraSpec("front", 64, 64, 20.0),),
         control_hz=20.0,
     )
@@ -147,16 +147,16 @@ def diffusion_dir(robot, tiny_backbone, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def act_checkpoint(act_dir):
-    from policies.lerobot.checkpoint import Checkpoint
+    from policies.lerobot.checkpoint import LeRobotCheckpoint
 
-    return Checkpoint.open(str(act_dir))
+    return LeRobotCheckpoint.open(str(act_dir))
 
 
 @pytest.fixture(scope="module")
 def diffusion_checkpoint(diffusion_dir):
-    from policies.lerobot.checkpoint import Checkpoint
+    from policies.lerobot.checkpoint import LeRobotCheckpoint
 
-    return Checkpoint.open(str(diffusion_dir))
+    return LeRobotCheckpoint.open(str(diffusion_dir))
 
 
 @pytest.fixture

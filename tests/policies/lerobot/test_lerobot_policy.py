@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from policies.conformance.check import check_policy, example_batch, example_observation
-from policies.lerobot.checkpoint import Checkpoint
-from policies.lerobot.history import Memory
+from policies.lerobot.checkpoint import LeRobotCheckpoint
+from policies.lerobot.history import ObservationHistory
 from policies.lerobot.partitions.partition import split_of
 from tests.extras import needs
 from tests.policies.lerobot.lerobot_side import PICTURE, STATE, as_lerobot
 from wire.codec import decode, encode
-from wire.errors import InvalidData, PolicyError
+from wire.errors import InvalidDataError, PolicyError
 from wire.messages.all import ThinkReply
 from wire.types import Frame, Prefix, RobotSpec
 
@@ -71,7 +71,7 @@ def test_diffusion_is_lerobots_own_chunk_after_two_observations(robot, diffusion
 @pytest.mark.parametrize(("kind", "steps"), [("act", 1), ("diffusion", 1), ("diffusion", 2)])
 def test_split_and_whole_give_the_same_bits(robot, act_dir, diffusion_dir, kind, steps):
     place = str(act_dir if kind == "act" else diffusion_dir)
-    checkpoint = Checkpoint.open(place, {"n_obs_steps": steps})
+    checkpoint = LeRobotCheckpoint.open(place, {"n_obs_steps": steps})
     network, (before, _) = checkpoint.policy(seed=5), checkpoint.processors()
     batch = before(as_lerobot(example_observation(robot)))
     felt = {STATE: batch[STATE]}
@@ -163,7 +163,7 @@ def test_history_of_a_batch_is_what_the_network_sees(robot, diffusion):
     assert torch.allclose(found[PICTURE][:, 0], 1 - alone[PICTURE][:, 1], atol=1e-6)
     assert torch.equal(found[STATE][:, 1], alone[STATE][:, 1])
     batch["past_state"] = batch["past_state"][..., :2]
-    with pytest.raises(InvalidData, match="past_state has shape"):
+    with pytest.raises(InvalidDataError, match="past_state has shape"):
         diffusion.loss(batch)
 
 
@@ -216,7 +216,7 @@ def test_numbers_that_are_not_finite_are_an_error(robot, act):
 
 
 def test_states_of_the_ticks_before_are_interpolated():
-    memory = Memory(3, period_ns=10)
+    memory = ObservationHistory(3, period_ns=10)
     memory.add(100, "open", [torch.tensor([[0.0]])])
     assert memory.interpolated()[0].flatten().tolist() == [0, 0, 0]
     memory.add(140, "open", [torch.tensor([[4.0]])])

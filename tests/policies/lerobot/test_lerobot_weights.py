@@ -16,16 +16,16 @@ from torch import nn
 from policies.common.runtime import Runtime
 from policies.common.weights import unpack
 from policies.conformance.check import example_batch, example_observation
-from policies.interface.policy import Examples
-from policies.interface.trainable import Lora, Training
-from policies.lerobot.checkpoint import Checkpoint
+from policies.interface.policy import NormalizationData
+from policies.interface.trainable import FinetuneConfig, Lora
+from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.factory import make
 from policies.lerobot.loading import load_weights
-from policies.lerobot.options import LeRobotConfig
+from policies.lerobot.options import LeRobotOptions
 from tests.extras import needs
 from tests.policies.lerobot.lerobot_side import PICTURE, STATE, as_lerobot
-from wire.errors import ConfigError, SpecMismatch, WeightsError
-from wire.types import CameraSpec, RobotSpec, Trained
+from wire.errors import ConfigError, SpecMismatchError, WeightsError
+from wire.types import CameraSpec, PolicyCapabilities, RobotSpec
 
 pytestmark = [pytest.mark.slow, needs("lerobot")]
 
@@ -41,15 +41,15 @@ def setup_module() -> None:
 
 
 def test_statistics_travel_with_the_weights(robot, act_dir, act_checkpoint):
-    fitted = LeRobotPolicy(robot, act_checkpoint, LeRobotConfig(statistics="buffer"))
+    fitted = LeRobotPolicy(robot, act_checkpoint, LeRobotOptions(statistics="buffer"))
     assert not fitted.pretrained
     rng = np.random.default_rng(0)
     states = rng.normal(3, 2, (500, 3)).astype(np.float32)
-    fitted.fit(Examples(states, rng.uniform(-1, 1, (40, 8, 2)).astype(np.float32)))
+    fitted.fit(NormalizationData(states, rng.uniform(-1, 1, (40, 8, 2)).astype(np.float32)))
     batch = fitted._before({STATE: torch.from_numpy(states)})
     assert torch.allclose(batch[STATE].mean(0), torch.zeros(3), atol=1e-3)
     assert torch.allclose(batch[STATE].std(0), torch.ones(3), atol=1e-2)
-    other = LeRobotPolicy(robot, act_checkpoint, LeRobotConfig(statistics="spec"))
+    other = LeRobotPolicy(robot, act_checkpoint, LeRobotOptions(statistics="spec"))
     observation = example_observation(robot)
     assert not np.array_equal(*(p.act(observation, p.think(observation), 0).actions for p in (fitted, other)))
     other.load(fitted.save(), 3)
@@ -59,11 +59,11 @@ def test_statistics_travel_with_the_weights(robot, act_dir, act_checkpoint):
 
 def test_statistics_of_limits_map_them_to_one(robot, act_checkpoint, diffusion_checkpoint):
     for checkpoint in (act_checkpoint, diffusion_checkpoint):
-        policy = LeRobotPolicy(robot, checkpoint, LeRobotConfig(statistics="spec"))
+        policy = LeRobotPolicy(robot, checkpoint, LeRobotOptions(statistics="spec"))
         ends = torch.tensor(np.stack([robot.action_low(), robot.action_high()]))
         found = policy._before({STATE: torch.zeros(2, 3), "action": ends})["action"]
         assert torch.allclose(found, torch.tensor([[-1.0, -1.0], [1.0, 1.0]]), atol=1e-5)
-        policy.fit(Examples(np.ones((4, 3), np.float32), np.zeros((0, policy.horizon, 2), np.float32)))
+        policy.fit(NormalizationData(np.ones((4, 3), np.float32), np.zeros((0, policy.horizon, 2), np.float32)))
         assert torch.equal(found, policy._before({STATE: torch.zeros(2, 3), "action": ends})["action"])
 
 
@@ -77,7 +77,7 @@ def test_the_average_of_weights_is_saved_like_the_policys_own(robot, act, act_ch
 
 
 def test_adapters_alone_are_published(robot, act_checkpoint):
-    config = LeRobotConfig(training=Training(lora=Lora(rank=2)))
+    config = LeRobotOptions(training=FinetuneConfig(lora=Lora(rank=2)))
     policy, other = LeRobotPolicy(robot, act_checkpoint, config), LeRobotPolicy(robot, act_checkpoint, config, seed=1)
     whole = LeRobotPolicy(robot, act_checkpoint)
     with torch.no_grad():
@@ -107,16 +107,16 @@ def test_weights_of_something_else_are_refused(robot, act, diffusion, act_dir):
         act.load(own, 1)
     with pytest.raises(WeightsError, match="with type diffusion, this one has act"):
         act.load(diffusion.save(), 1)
-    shorter = LeRobotPolicy(robot, Checkpoint.open(str(act_dir), {"n_heads": 2}))
+    shorter = LeRobotPolicy(robot, LeRobotCheckpoint.open(str(act_dir), {"n_heads": 2}))
     with pytest.raises(WeightsError, match="with n_heads 2, this one has 4"):
         act.load(shorter.save(), 1)
-    late = LeRobotPolicy(robot, act.checkpoint, LeRobotConfig(max_offset=3))
-    assert late.trained == Trained(3, True) and late.max_offset == 3
+    late = LeRobotPolicy(robot, act.checkpoint, LeRobotOptions(max_offset=3))
+    assert late.trained == PolicyCapabilities(3, True) and late.max_offset == 3
     with pytest.raises(WeightsError, match="max_offset 3, this one has 0"):
         act.load(late.save(), 1)
     limits = robot.action
     other = RobotSpec("other", robot.state, limits, robot.cameras, robot.control_hz)
-    with pytest.raises(SpecMismatch, match="embodiment"):
+    with pytest.raises(SpecMismatchError, match="embodiment"):
         act.load(LeRobotPolicy(other, act.checkpoint).save(), 1)
     assert act.version == 0
 
@@ -136,7 +136,7 @@ def test_a_picture_of_another_size_is_resized(robot, act_checkpoint):
 def test_acting_copies(robot, act, act_checkpoint, runtime):
     observation = example_observation(robot)
     exact = act.act(observation, act.think(observation), 0).actions
-    rough = LeRobotPolicy(robot, act_checkpoint, LeRobotConfig(runtime=runtime))
+    rough = LeRobotPolicy(robot, act_checkpoint, LeRobotOptions(runtime=runtime))
     found = rough.act(observation, rough.think(observation), 0).actions
     assert np.abs(found - exact).max() < 0.05 * (robot.action_high() - robot.action_low()).max()
     assert rough.save() == act.save(), "what is trained and saved stays float32"
@@ -313,13 +313,13 @@ def test_configurations_that_cannot_be(act_dir, tmp_path, changes, message):
     config = json.loads((act_dir / "config.json").read_text()) | changes
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=message) as caught:
-        Checkpoint.open(str(tmp_path))
+        LeRobotCheckpoint.open(str(tmp_path))
     assert str(tmp_path / "config.json") in str(caught.value)
 
 
 def test_an_override_that_is_no_field(act_dir):
     with pytest.raises(ConfigError, match=r"'n_head' is no field of a 'act'.*mean 'n_heads'"):
-        Checkpoint.open(str(act_dir), {"n_head": 2})
+        LeRobotCheckpoint.open(str(act_dir), {"n_head": 2})
 
 
 def test_pi0_says_what_builds_it(robot, tmp_path):
@@ -336,15 +336,15 @@ def test_pi0_says_what_builds_it(robot, tmp_path):
 # --- back to lerobot --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("training", [Training(), Training(lora=Lora(rank=2))])
+@pytest.mark.parametrize("training", [FinetuneConfig(), FinetuneConfig(lora=Lora(rank=2))])
 def test_a_policy_that_learned_goes_back_to_lerobot(robot, act_checkpoint, tmp_path, training):
     from lerobot.policies.act.modeling_act import ACTPolicy
     from lerobot.policies.factory import make_pre_post_processors
 
-    policy = LeRobotPolicy(robot, act_checkpoint, LeRobotConfig(statistics="buffer", training=training))
+    policy = LeRobotPolicy(robot, act_checkpoint, LeRobotOptions(statistics="buffer", training=training))
     rng = np.random.default_rng(0)
     actions = rng.uniform(-1, 1, (40, 8, 2)).astype(np.float32)
-    policy.fit(Examples(rng.normal(3, 2, (500, 3)).astype(np.float32), actions))
+    policy.fit(NormalizationData(rng.normal(3, 2, (500, 3)).astype(np.float32), actions))
     with torch.no_grad():
         for parameter in policy.module.parameters():
             if parameter.requires_grad:

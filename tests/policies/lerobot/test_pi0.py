@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from policies.lerobot.checkpoint import Checkpoint
+from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.partitions.partition import Guide
 from policies.lerobot.partitions.pi0 import PI0Split, PI05Split
 from tests.extras import needs
@@ -294,7 +294,7 @@ def test_a_checkpoint_opens_and_says_which_versions_build_it(kind, tmp_path) -> 
         "n_action_steps": 20,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    checkpoint = Checkpoint.open(str(tmp_path))
+    checkpoint = LeRobotCheckpoint.open(str(tmp_path))
     assert checkpoint.type == kind and checkpoint.config.chunk_size == 20
     with pytest.raises(ConfigError, match=rf"'{kind}'.*transformers"):
         checkpoint.policy(seed=0)

@@ -14,14 +14,14 @@ from policies.lerobot.partitions.smolvla import SmolVLASplit
 from policies.lerobot.tiny import build_tiny
 from tests.extras import needs
 from wire.errors import PolicyError
-from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 pytestmark = [pytest.mark.slow, needs("lerobot")]
 
 CHUNK = 8
 SPLIT = SmolVLASplit()
 STATE = (Dimension("x", "m", -1.0, 1.0), Dimension("y", "m", -1.0, 1.0), Dimension("z", "m", 0.0, 2.0))
-ACTION = (Dimension("dx", "cm", -2.0, 2.0, Meaning.delta), Dimension("grip", "1", 0.0, 10.0))
+ACTION = (Dimension("dx", "cm", -2.0, 2.0, CommandType.delta), Dimension("grip", "1", 0.0, 10.0))
 ONE = RobotSpec("one", STATE, ACTION, (CameraSpec("front", 64, 64, 20.0),), 20.0)
 TWO = RobotSpec("two", STATE, ACTION, (CameraSpec("left", 64, 64, 20.0), CameraSpec("wrist", 48, 64, 20.0)), 20.0)
 

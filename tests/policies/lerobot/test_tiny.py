@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from policies.interface.policy import Examples
-from policies.lerobot.checkpoint import Checkpoint
+from policies.interface.policy import NormalizationData
+from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.tiny import build_tiny
 from tests.extras import needs
 from wire.errors import ConfigError
-from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 pytestmark = [pytest.mark.slow, needs("lerobot")]
 
 SPEC = RobotSpec(
     "built",
     (Dimension("x", "m", -1.0, 3.0), Dimension("y", "m", -1.0, 1.0)),
-    (Dimension("dx", "cm", -2.0, 2.0, Meaning.delta), Dimension("grip", "1", 0.0, 10.0)),
+    (Dimension("dx", "cm", -2.0, 2.0, CommandType.delta), Dimension("grip", "1", 0.0, 10.0)),
     (CameraSpec("front", 48, 64, 20.0), CameraSpec("wrist", 64, 64, 20.0)),
     20.0,
 )
@@ -69,9 +69,9 @@ def test_a_copy_elsewhere_is_as_good(built, tmp_path) -> None:
         config = json.loads((moved / "config.json").read_text())
         config["vlm_model_name"] = str(tmp_path / "gone" / "vlm")
         (moved / "config.json").write_text(json.dumps(config))
-    checkpoint = Checkpoint.open(str(moved))
+    checkpoint = LeRobotCheckpoint.open(str(moved))
     before, _ = checkpoint.processors()
-    first, second = Checkpoint.open(str(directory)).policy(), checkpoint.policy()
+    first, second = LeRobotCheckpoint.open(str(directory)).policy(), checkpoint.policy()
     ready = before(_observation())
     chunks = []
     for policy in (first, second):
@@ -96,22 +96,22 @@ def test_statistics_are_those_of_the_examples(tmp_path) -> None:
     rng = np.random.default_rng(0)
     states = rng.normal((5.0, -2.0), (1.0, 3.0), (4000, 2)).astype(np.float32)
     chunks = rng.normal((0.5, 4.0), (0.25, 2.0), (500, 6, 2)).astype(np.float32)
-    directory = build_tiny("smolvla", tmp_path / "s", SPEC, [], chunk=6, examples=Examples(states, chunks))
-    before, after = Checkpoint.open(str(directory)).processors()
+    directory = build_tiny("smolvla", tmp_path / "s", SPEC, [], chunk=6, examples=NormalizationData(states, chunks))
+    before, after = LeRobotCheckpoint.open(str(directory)).processors()
     ready = before({**_observation(), "observation.state": torch.tensor([6.0, 1.0])})
     torch.testing.assert_close(ready["observation.state"], torch.ones(1, 2), atol=0.1, rtol=0)
     torch.testing.assert_close(after(torch.ones(1, 2)), torch.tensor([[0.75, 6.0]]), atol=0.1, rtol=0)
 
 
 def test_a_random_act_does_not_grow_from_layer_to_layer(tmp_path) -> None:
-    policy = Checkpoint.open(str(build_tiny("act", tmp_path / "a", SPEC))).policy()
+    policy = LeRobotCheckpoint.open(str(build_tiny("act", tmp_path / "a", SPEC))).policy()
     with torch.no_grad():
         features = policy.model.backbone(torch.randn(4, 3, 64, 64))["feature_map"]
     assert 0.1 < features.std() < 10
 
 
 def test_a_long_instruction_in_any_letters_can_be_read(tmp_path) -> None:
-    before, _ = Checkpoint.open(str(build_tiny("smolvla", tmp_path / "s", SPEC, ["go"]))).processors()
+    before, _ = LeRobotCheckpoint.open(str(build_tiny("smolvla", tmp_path / "s", SPEC, ["go"]))).processors()
     long = "Öffne die Schublade, bitte: 打开抽屉! " * 5
     tokens = [before({**_observation(), "task": text})["observation.language.tokens"] for text in ("go", long)]
     assert tokens[0].shape[1] < tokens[1].shape[1] == 24

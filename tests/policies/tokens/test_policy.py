@@ -12,27 +12,27 @@ from cloud_learner.training.learner import Learner
 from policies.common.runtime import Runtime
 from policies.common.weights import pack, unpack
 from policies.conformance.check import check_policy, example_observation
-from policies.interface.policy import Examples
+from policies.interface.policy import NormalizationData
 from policies.interface.registry import hints, make_policy, parse_policy
-from policies.interface.trainable import Lora, Training
-from policies.tokens.config import Conv, Eye, FastConfig, ResidualVQConfig, TokensConfig
+from policies.interface.trainable import FinetuneConfig, Lora
+from policies.tokens.config import CameraEncoderConfig, Conv, FastConfig, ResidualVQConfig, TokensConfig
 from policies.tokens.network import TokenNetwork
 from policies.tokens.policy import TokenPolicy, held
-from wire.errors import ConfigError, InvalidData, PolicyError, SpecMismatch, WeightsError
-from wire.types import CameraSpec, Dimension, Meaning, Observation, Prefix, RobotSpec
+from wire.errors import ConfigError, InvalidDataError, PolicyError, SpecMismatchError, WeightsError
+from wire.types import CameraSpec, CommandType, Dimension, Observation, Prefix, RobotSpec
 
 H = 8
 REACHER = RobotSpec(
     "reacher",
     tuple(Dimension(name, "m", -1.0, 1.0) for name in ("x", "y", "goal_x", "goal_y")),
-    tuple(Dimension(name, "dm/step", -1.0, 1.0, Meaning.delta) for name in ("dx", "dy")),
+    tuple(Dimension(name, "dm/step", -1.0, 1.0, CommandType.delta) for name in ("dx", "dy")),
     (),
     20.0,
 )
 SEEING = RobotSpec(
     "seeing",
     (Dimension("x", "m", -1.0, 1.0), Dimension("y", "m", -1.0, 1.0)),
-    (Dimension("dx", "cm", -2.0, 2.0, Meaning.delta), Dimension("grip", "1", 0.0, 10.0)),
+    (Dimension("dx", "cm", -2.0, 2.0, CommandType.delta), Dimension("grip", "1", 0.0, 10.0)),
     (CameraSpec("front", 16, 16, 20.0),),
     20.0,
 )
@@ -77,7 +77,7 @@ def batch_of(state):
 def trained(config, steps, seed=0):
     policy = TokenPolicy(REACHER, config, seed)
     states = draw(1500, 1)
-    policy.fit(Examples(states, expert(states)))
+    policy.fit(NormalizationData(states, expert(states)))
     optimizer = torch.optim.AdamW(policy.module.parameters(), 3e-3, weight_decay=1e-4)
     losses = []
     for step in range(steps):
@@ -116,7 +116,10 @@ def reaching():
     [
         (REACHER, msgspec.structs.replace(REACHING, max_offset=3)),
         (REACHER, msgspec.structs.replace(REACHING, tokenizer="residual_vq", temperature=0.5)),
-        (SEEING, TokensConfig(2, 2, 4, (Eye("front", 16, 16),), (Conv(8, 4, 2), Conv(8, 3, 1)), points=4)),
+        (
+            SEEING,
+            TokensConfig(2, 2, 4, (CameraEncoderConfig("front", 16, 16),), (Conv(8, 4, 2), Conv(8, 3, 1)), points=4),
+        ),
     ],
 )
 @pytest.mark.slow
@@ -126,7 +129,9 @@ def test_it_conforms_before_it_saw_any_data(spec, config):
     assert [f"{c.name}: {c.detail}" for c in checks if not c.passed] == []
 
 
-@pytest.mark.parametrize("training", [Training(freeze=("slow.*",)), Training(lora=Lora(rank=2))], ids=["part", "lora"])
+@pytest.mark.parametrize(
+    "training", [FinetuneConfig(freeze=("slow.*",)), FinetuneConfig(lora=Lora(rank=2))], ids=["part", "lora"]
+)
 @pytest.mark.slow
 def test_what_was_trained_on_a_random_base_reaches_robots_of_other_seeds(training):
     config = msgspec.structs.replace(REACHING, temperature=0.5)
@@ -165,7 +170,7 @@ def test_it_learns_to_reach(reaching):
     policy, losses = reaching
     assert np.mean(losses[-20:]) < 0.7 * losses[0]
     untrained = TokenPolicy(REACHER, REACHING)
-    untrained.fit(Examples(draw(500, 1), expert(draw(500, 1))))
+    untrained.fit(NormalizationData(draw(500, 1), expert(draw(500, 1))))
     assert left_over(policy) < 0.6 * left_over(untrained)
 
 
@@ -185,7 +190,7 @@ def test_the_tokeniser_goes_where_the_weights_go(reaching):
 def test_the_tokeniser_is_in_the_learners_checkpoint_and_in_its_average(kind):
     config = msgspec.structs.replace(REACHING, tokenizer=kind)
     policy = TokenPolicy(REACHER, config)
-    policy.fit(Examples(draw(300, 1), expert(draw(300, 1))))
+    policy.fit(NormalizationData(draw(300, 1), expert(draw(300, 1))))
     learner = Learner(policy, HGDagger(batch=8))
     learner.step(batch_of(draw(8, 2)))
     other = TokenPolicy(REACHER, config, 9)
@@ -301,7 +306,7 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay():
     for bad, error, words in (
         (pack(broken, header), WeightsError, "FAST tokeniser"),
         (smaller, WeightsError, "width 32"),
-        (foreign, SpecMismatch, "reacher"),
+        (foreign, SpecMismatchError, "reacher"),
         (pack(tensors, msgspec.structs.replace(header, network="flow")), WeightsError, "'flow' network"),
     ):
         with pytest.raises(error, match=words):
@@ -312,10 +317,10 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay():
 def test_without_a_whole_chunk_it_keeps_its_first_tokeniser():
     policy = TokenPolicy(REACHER, REACHING)
     before = policy.tokenizer.to_bytes()
-    policy.fit(Examples(draw(50, 1), np.zeros((0, H, 2), np.float32)))
+    policy.fit(NormalizationData(draw(50, 1), np.zeros((0, H, 2), np.float32)))
     assert policy.tokenizer.to_bytes() == before
     assert np.isfinite(policy.loss(batch_of(draw(4, 2))).item())
-    with pytest.raises(InvalidData, match="not finite"):
+    with pytest.raises(InvalidDataError, match="not finite"):
         policy.loss(batch_of(draw(4, 2)) | {"actions": np.full((4, H, 2), np.nan, np.float32)})
 
 

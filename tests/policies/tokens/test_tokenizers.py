@@ -7,7 +7,7 @@ from policies.tokens.config import FastConfig, ResidualVQConfig
 from policies.tokens.fast import FastTokenizer
 from policies.tokens.residual_vq import ResidualVQ
 from policies.tokens.tokenizer import from_bytes, report
-from wire.errors import ConfigError, InvalidData
+from wire.errors import ConfigError, InvalidDataError
 
 H, DA = 20, 3
 
@@ -166,30 +166,30 @@ def test_each_stage_has_its_own_codes(residual):
 
 
 def test_chunks_that_do_not_fit_are_refused(tokenizer):
-    with pytest.raises(InvalidData, match="expected numbers"):
+    with pytest.raises(InvalidDataError, match="expected numbers"):
         tokenizer.encode_batch(np.zeros((H, DA)))
-    with pytest.raises(InvalidData, match="chunks of 7 actions"):
+    with pytest.raises(InvalidDataError, match="chunks of 7 actions"):
         tokenizer.encode(np.zeros((7, DA)))
-    with pytest.raises(InvalidData, match="chunks of 4 dimensions"):
+    with pytest.raises(InvalidDataError, match="chunks of 4 dimensions"):
         tokenizer.encode(np.zeros((H, 4)))
     bad = smooth(2)
     bad[1, 3, 0] = np.nan
-    with pytest.raises(InvalidData, match="1 of 2 chunks are not finite"):
+    with pytest.raises(InvalidDataError, match="1 of 2 chunks are not finite"):
         tokenizer.encode_batch(bad)
-    with pytest.raises(InvalidData, match="m > 0"):
+    with pytest.raises(InvalidDataError, match="m > 0"):
         type(tokenizer).fit(np.zeros((0, H, DA)))
 
 
 def test_bytes_that_are_no_tokeniser_are_refused(tokenizer):
     data = tokenizer.to_bytes()
     for bad in (b"", b"{}", b"\x80\x04N.", bytes(range(256)) * 8, data[: len(data) // 2], b"{" + data):
-        with pytest.raises(InvalidData):
+        with pytest.raises(InvalidDataError):
             from_bytes(bad)
 
 
 @pytest.mark.parametrize("data", [b"PK\x03\x04" + bytes(60), b"\x80\x04N." + bytes(9)])
 def test_a_pickle_is_not_opened(data):
-    with pytest.raises(InvalidData, match=r"a pickle or torch archive.*not opened.*JSON or safetensors"):
+    with pytest.raises(InvalidDataError, match=r"a pickle or torch archive.*not opened.*JSON or safetensors"):
         from_bytes(data)
 
 
@@ -206,7 +206,7 @@ def test_a_pickle_is_not_opened(data):
 def test_a_changed_fast_tokeniser_is_refused(fast, old, new):
     data = fast.to_bytes()
     assert old in data
-    with pytest.raises(InvalidData, match="FAST tokeniser"):
+    with pytest.raises(InvalidDataError, match="FAST tokeniser"):
         from_bytes(data.replace(old, new))
 
 
@@ -215,7 +215,7 @@ def test_byte_pairs_that_grow_without_end_are_refused(fast):
     doubling = [[last + i, last + i] for i in range(60)]
     text = fast.to_bytes().decode()
     grown = text[: text.rindex("]")] + "," + str(doubling)[1:] + "}"
-    with pytest.raises(InvalidData, match="changed"):
+    with pytest.raises(InvalidDataError, match="changed"):
         from_bytes(grown.encode())
 
 
@@ -231,9 +231,9 @@ def test_a_changed_residual_tokeniser_is_refused(residual):
         ("low", lambda t: t + 1e6),
     ):
         bad = safetensors.numpy.save(tensors | {name: change(tensors[name])}, metadata)
-        with pytest.raises(InvalidData, match="residual VQ"):
+        with pytest.raises(InvalidDataError, match="residual VQ"):
             from_bytes(bad)
-    with pytest.raises(InvalidData, match="no action tokeniser"):
+    with pytest.raises(InvalidDataError, match="no action tokeniser"):
         from_bytes(safetensors.numpy.save(tensors))
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hal.safety.bounds import hold_action
-from robot_edge.chunking.base import ChunkSchedule
+from robot_edge.chunking.base import ChunkScheduler
 from wire.messages.all import ChunkReply, ChunkRequest
-from wire.types import ActionChunk, CameraSpec, Dimension, Meaning, Observation, RobotSpec
+from wire.types import ActionChunk, CameraSpec, CommandType, Dimension, Observation, RobotSpec
 
 LOST = None
 """a delay that never ends"""
@@ -27,7 +27,7 @@ SPEC = RobotSpec(
 LINE = RobotSpec(
     embodiment="line",
     state=(Dimension("x", "m", -100, 100), Dimension("goal", "m", -100, 100)),
-    action=(Dimension("x", "m", -1, 1, Meaning.delta),),
+    action=(Dimension("x", "m", -1, 1, CommandType.delta),),
     cameras=(),
     control_hz=50.0,
 )
@@ -66,7 +66,7 @@ class Tick:
 class Simulated:
     """Drives a schedule as a control loop does. `delays`: of each request in turn, the last one goes on."""
 
-    schedule: ChunkSchedule
+    schedule: ChunkScheduler
     delays: Iterable[int | None] = (0,)
     spec: RobotSpec = SPEC
     policy: Callable[[ChunkRequest], ChunkReply] = oracle
@@ -142,8 +142,8 @@ def plain(camera: bool = False) -> RobotSpec:
         state=(Dimension("a", "rad", -2, 2), Dimension("d", "m", -5, 5), Dimension("v", "m", -5, 5)),
         action=(
             Dimension("a", "rad", -2, 2),
-            Dimension("d", "m", -1, 1, Meaning.delta),
-            Dimension("v", "m/s", -1, 1, Meaning.velocity),
+            Dimension("d", "m", -1, 1, CommandType.delta),
+            Dimension("v", "m/s", -1, 1, CommandType.velocity),
         ),
         cameras=(CameraSpec("front", 8, 8, 20.0),) if camera else (),
         control_hz=10.0,

@@ -14,7 +14,7 @@ from hal.interfaces.dynamics import SpecMotion
 from robot_edge.chunking.factory import make_schedule
 from tests.robot_edge.chunking.simulated import SPEC, Simulated, Tick, asked, oracle
 from wire.messages.all import ChunkReply, ChunkRequest
-from wire.types import Trained
+from wire.types import PolicyCapabilities
 
 STRATEGIES = ["sync", "naive", "aligned", "ensemble", "future_state", "rtc_guided", "rtc_trained", "residual"]
 IN_TIME = {"aligned", "ensemble", "future_state", "rtc_guided", "rtc_trained", "residual"}
@@ -126,7 +126,7 @@ def test_whatever_the_line_does(
     schedule = make_schedule(
         strategy,
         SPEC,
-        Trained(8, True, True, True),
+        PolicyCapabilities(8, True, True, True),
         Still(),
         execute_ticks=execute,
         speed_up=speed_up,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hal.interfaces.dynamics import SpecMotion
-from robot_edge.chunking.delay_estimate import DelayForecast
+from robot_edge.chunking.delay_estimate import DelayEstimator
 from robot_edge.chunking.factory import Strategy, check_strategy, make_schedule, resolve
 from robot_edge.chunking.strategies.aligned import AlignedSchedule
 from robot_edge.chunking.strategies.ensemble import EnsembleSchedule
@@ -17,41 +17,43 @@ from robot_edge.chunking.strategies.rtc import RtcSchedule
 from robot_edge.chunking.strategies.sync import SyncSchedule
 from tests.robot_edge.chunking.simulated import LINE, Simulated, reply_to
 from wire.errors import ConfigError
-from wire.types import Trained
+from wire.types import PolicyCapabilities
 
 MOTION = SpecMotion(LINE)
-ALL = Trained(8, True, True, True)
+ALL = PolicyCapabilities(8, True, True, True)
 
 
 @pytest.mark.parametrize(
     ("trained", "motion", "chosen"),
     [
-        (Trained(), None, Strategy.aligned),
-        (Trained(), MOTION, Strategy.aligned),
-        (Trained(8, True), MOTION, Strategy.future_state),
-        (Trained(8, True), None, Strategy.aligned),
-        (Trained(0, True), MOTION, Strategy.aligned),
-        (Trained(8, False, True), MOTION, Strategy.rtc_trained),
-        (Trained(8, True, True), None, Strategy.rtc_trained),
+        (PolicyCapabilities(), None, Strategy.aligned),
+        (PolicyCapabilities(), MOTION, Strategy.aligned),
+        (PolicyCapabilities(8, True), MOTION, Strategy.future_state),
+        (PolicyCapabilities(8, True), None, Strategy.aligned),
+        (PolicyCapabilities(0, True), MOTION, Strategy.aligned),
+        (PolicyCapabilities(8, False, True), MOTION, Strategy.rtc_trained),
+        (PolicyCapabilities(8, True, True), None, Strategy.rtc_trained),
         (ALL, MOTION, Strategy.future_state),
     ],
 )
-def test_the_default_follows_the_checkpoint(trained: Trained, motion: SpecMotion | None, chosen: Strategy) -> None:
+def test_the_default_follows_the_checkpoint(
+    trained: PolicyCapabilities, motion: SpecMotion | None, chosen: Strategy
+) -> None:
     assert resolve("auto", trained, motion) is chosen
 
 
 @pytest.mark.parametrize(
     ("strategy", "trained", "motion", "parts"),
     [
-        ("future_state", Trained(8, False), MOTION, ["state_aligned False", "max_offset", "'aligned'"]),
-        ("future_state", Trained(0, True), MOTION, ["trained_max_delay 0", "max_offset"]),
-        ("future_state", Trained(8, True, True), None, ["no motion", "SpecMotion", "'rtc_trained'"]),
-        ("rtc_trained", Trained(8, True), MOTION, ["prefix_trained False", "'future_state'"]),
-        ("residual", Trained(8, True, True), MOTION, ["residual_trained False", "corrector"]),
+        ("future_state", PolicyCapabilities(8, False), MOTION, ["state_aligned False", "max_offset", "'aligned'"]),
+        ("future_state", PolicyCapabilities(0, True), MOTION, ["trained_max_delay 0", "max_offset"]),
+        ("future_state", PolicyCapabilities(8, True, True), None, ["no motion", "SpecMotion", "'rtc_trained'"]),
+        ("rtc_trained", PolicyCapabilities(8, True), MOTION, ["prefix_trained False", "'future_state'"]),
+        ("residual", PolicyCapabilities(8, True, True), MOTION, ["residual_trained False", "corrector"]),
     ],
 )
 def test_a_mismatch_is_refused_with_the_reason(
-    strategy: str, trained: Trained, motion: SpecMotion | None, parts: list[str]
+    strategy: str, trained: PolicyCapabilities, motion: SpecMotion | None, parts: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as error:
         make_schedule(strategy, LINE, trained, motion, execute_ticks=8)
@@ -79,7 +81,7 @@ def test_each_name_has_its_schedule(strategy: str, kind: type) -> None:
 
 @pytest.mark.parametrize("strategy", ["sync", "naive", "aligned", "ensemble", "rtc_guided"])
 def test_what_needs_no_training_takes_any_checkpoint(strategy: str) -> None:
-    make_schedule(strategy, LINE, Trained(), None, execute_ticks=8)
+    make_schedule(strategy, LINE, PolicyCapabilities(), None, execute_ticks=8)
 
 
 def test_an_unknown_name_gets_help() -> None:
@@ -90,11 +92,11 @@ def test_an_unknown_name_gets_help() -> None:
 @pytest.mark.parametrize("wrong", [{"execute_ticks": 0}, {"speed_up": 0}, {"patience_ticks": 0}])
 def test_numbers_below_one_are_refused(wrong: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        make_schedule("aligned", LINE, Trained(), None, **{"execute_ticks": 8, **wrong})
+        make_schedule("aligned", LINE, PolicyCapabilities(), None, **{"execute_ticks": 8, **wrong})
 
 
 def test_delays_are_handed_on_to_the_next_schedule() -> None:
-    forecast = DelayForecast()
+    forecast = DelayEstimator()
     for strategy in ("aligned", "future_state"):
         schedule = make_schedule(strategy, LINE, ALL, MOTION, execute_ticks=8, forecast=forecast)
         policy = lambda request: reply_to(request, np.zeros((16, 1), np.float32))  # noqa: E731

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from hal.interfaces.dynamics import SpecMotion
-from hal.safety.limiter import Safety, SafetyLimits
-from robot_edge.chunking.action_predictor import Foresight
+from hal.safety.limiter import SafetyLimiter, SafetyLimits
+from robot_edge.chunking.action_predictor import ActionPredictor
 from robot_edge.chunking.factory import make_schedule
 from tests.robot_edge.chunking.simulated import LINE, Simulated, asked, reply_to, starved
 from wire.messages.all import ChunkReply, ChunkRequest
-from wire.types import Trained
+from wire.types import PolicyCapabilities
 
-TRAINED = Trained(trained_max_delay=8, state_aligned=True)
+TRAINED = PolicyCapabilities(trained_max_delay=8, state_aligned=True)
 
 
 def drive(state: np.ndarray, action: np.ndarray) -> np.ndarray:
@@ -81,7 +81,7 @@ def test_limits_of_motion_are_reckoned_with() -> None:
     """Velocity and acceleration limits change what is executed at every splice, and while it brakes."""
     limits = SafetyLimits(velocity={"x": 40.0}, acceleration={"x": 500.0})
     simulated = simulate([6], safety=limits, policy=lambda r: reply_to(r, restless(r).chunk.actions[:9]))
-    safety = Safety(LINE, limits)
+    safety = SafetyLimiter(LINE, limits)
 
     def limited(action: np.ndarray) -> np.ndarray:
         executed = safety.limit(action, simulated.last, simulated.state)
@@ -182,7 +182,7 @@ def test_it_does_not_repeat_a_motion_that_is_under_way(delay: int) -> None:
 
 def test_walls_are_reckoned_with_where_the_robot_will_be() -> None:
     limits = SafetyLimits(workspace={"x": (-1.0, 2.0)})
-    foresight = Foresight(LINE, limits, SpecMotion(LINE))
+    foresight = ActionPredictor(LINE, limits, SpecMotion(LINE))
     foresight.executed(0, np.array([0.5], np.float32))
     coming = foresight.coming([np.array([0.8], np.float32)] * 4, np.array([0.5, 0], np.float32))
     # from 0.5 there are 1.5 left: two whole steps no longer fit

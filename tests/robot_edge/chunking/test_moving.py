@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from hal.interfaces.dynamics import SpecMotion
 from robot_edge.chunking.factory import Strategy, make_schedule
-from robot_edge.inference.infer_chunk import answer
+from robot_edge.inference.infer_chunk import infer_chunk
 from tests import samples
 from tests.robot_edge.chunking.simulated import reply_to
 from tests.robot_edge.inference.thinking import Scripted
 from wire.messages.all import ChunkRequest
-from wire.types import Latent, Trained
+from wire.types import Latent, PolicyCapabilities
 
 SPEC = samples.spec()
-TRAINED = Trained(8, state_aligned=True, prefix_trained=True, residual_trained=True)
+TRAINED = PolicyCapabilities(8, state_aligned=True, prefix_trained=True, residual_trained=True)
 DONE = st.lists(st.sampled_from([[0, 0, 0, 0.5], [0, 0, 0, -0.5], [0.1, 0, 0, 0.5]]), min_size=1, max_size=24)
 
 
@@ -54,7 +54,7 @@ def test_a_picture_is_called_no_older_than_the_robot_has_moved(age: int, moved: 
     now_ns = 100 * period_ns
     latent = Latent(np.array([ord("1"), 0, 0], np.float32), now_ns - age * period_ns, 1)
     seen = msgspec.structs.replace(samples.observation(), time_ns=now_ns)
-    reply = answer(policy, latent, ChunkRequest(5, seen, 5 + ahead, seen.state, moved_ticks=moved))
+    reply = infer_chunk(policy, latent, ChunkRequest(5, seen, 5 + ahead, seen.state, moved_ticks=moved))
     ((moment, shown, tick, _),) = policy.acted
     told = (moment.time_ns - shown.observed_ns) / period_ns
     assert told == ahead + (age if moved < 0 else min(age, moved)) and tick == 5 + ahead

@@ -11,23 +11,25 @@ from policies.common.residual_policy import input_width
 from robot_edge.chunking.factory import make_schedule
 from tests.robot_edge.chunking.simulated import LINE, Simulated, reply_to
 from wire.messages.all import ChunkReply, ChunkRequest
-from wire.types import Corrector, Trained
+from wire.types import PolicyCapabilities, ResidualPolicy
 
 STATE, LATENT, ACTION, INDEX, AGE = range(0, 2), 2, 3, 4, 5
 
 
-def corrector(version: int = 1, **gains: float) -> Corrector:
+def corrector(version: int = 1, **gains: float) -> ResidualPolicy:
     """One layer that adds gain x input to the action."""
     weights = np.zeros((1, input_width(2, 1, 1)), np.float32)
     for name, gain in gains.items():
         weights[0, {"x": 0, "goal": 1, "latent": LATENT, "action": ACTION, "index": INDEX, "age": AGE}[name]] = gain
-    return Corrector((weights,), (np.zeros(1, np.float32),), np.zeros(2, np.float32), np.ones(2, np.float32), version)
+    return ResidualPolicy(
+        (weights,), (np.zeros(1, np.float32),), np.zeros(2, np.float32), np.ones(2, np.float32), version
+    )
 
 
 class Replies:
     """Chunks of zeros whose latent is the tick they were asked at."""
 
-    def __init__(self, helper: Corrector | None) -> None:
+    def __init__(self, helper: ResidualPolicy | None) -> None:
         self.helper = helper
 
     def __call__(self, request: ChunkRequest) -> ChunkReply:
@@ -37,8 +39,8 @@ class Replies:
         return msgspec.structs.replace(reply, latent=latent, corrector=self.helper)
 
 
-def simulate(helper: Corrector | None, delay: int = 3, aligned: bool = True, speed_up: int = 1) -> Simulated:
-    trained = Trained(8, aligned, False, True)
+def simulate(helper: ResidualPolicy | None, delay: int = 3, aligned: bool = True, speed_up: int = 1) -> Simulated:
+    trained = PolicyCapabilities(8, aligned, False, True)
     schedule = make_schedule("residual", LINE, trained, SpecMotion(LINE), execute_ticks=8, speed_up=speed_up)
     return Simulated(
         schedule,
@@ -85,7 +87,7 @@ def test_the_latent_and_the_place_are_those_of_the_running_chunk() -> None:
 
 
 @pytest.mark.parametrize("helper", [None, corrector(version=2, goal=1.0), corrector(goal=np.nan)])
-def test_without_a_fitting_corrector_the_chunk_is_executed_as_it_is(helper: Corrector | None) -> None:
+def test_without_a_fitting_corrector_the_chunk_is_executed_as_it_is(helper: ResidualPolicy | None) -> None:
     rows = simulate(helper).run(40)
     assert {row.action[0] for row in rows[3:]} == {0.0}
 

@@ -9,13 +9,13 @@ from hal.interfaces.dynamics import SpecMotion
 from robot_edge.chunking.factory import make_schedule
 from tests.robot_edge.chunking.simulated import LINE, SPEC, Simulated, reply_to
 from wire.messages.all import ChunkReply, ChunkRequest
-from wire.types import Trained
+from wire.types import PolicyCapabilities
 
 Q = 2
 
 
 def test_plans_are_shorter_and_keep_their_ticks() -> None:
-    schedule = make_schedule("aligned", SPEC, Trained(), None, execute_ticks=4, speed_up=Q)
+    schedule = make_schedule("aligned", SPEC, PolicyCapabilities(), None, execute_ticks=4, speed_up=Q)
     rows = Simulated(schedule, [2]).run(20)
     for row in rows[2:]:
         index = row.tick - row.chunk.first_tick
@@ -29,7 +29,9 @@ def test_the_state_asked_for_is_where_the_faster_robot_will_be() -> None:
         rng = np.random.default_rng(request.tick)
         return reply_to(request, rng.uniform(-0.8, 0.8, (16, 1)).astype(np.float32))
 
-    schedule = make_schedule("future_state", LINE, Trained(8, True), SpecMotion(LINE), execute_ticks=4, speed_up=Q)
+    schedule = make_schedule(
+        "future_state", LINE, PolicyCapabilities(8, True), SpecMotion(LINE), execute_ticks=4, speed_up=Q
+    )
     simulated = Simulated(
         schedule,
         [3],
@@ -50,7 +52,7 @@ def test_the_state_asked_for_is_where_the_faster_robot_will_be() -> None:
 
 def test_a_prefix_is_at_the_pace_the_policy_knows() -> None:
     """Two ticks of delay are four of the policy's actions."""
-    schedule = make_schedule("rtc_trained", SPEC, Trained(8, False, True), None, execute_ticks=4, speed_up=Q)
+    schedule = make_schedule("rtc_trained", SPEC, PolicyCapabilities(8, False, True), None, execute_ticks=4, speed_up=Q)
     rows = Simulated(schedule, [2]).run(30)
     late = [row for row in rows[1:] if row.request]
     assert len(late) > 4

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from hal.interfaces.dynamics import SpecMotion
-from robot_edge.chunking.base import ChunkSchedule
+from robot_edge.chunking.base import ChunkScheduler
 from robot_edge.chunking.factory import make_schedule
 from robot_edge.chunking.strategies.aligned import AlignedSchedule
 from robot_edge.chunking.strategies.ensemble import EnsembleSchedule
 from tests.robot_edge.chunking.simulated import LOST, SPEC, Simulated, asked, oracle, starved
-from wire.types import Trained
+from wire.types import PolicyCapabilities
 
-EVERYTHING = Trained(trained_max_delay=8, state_aligned=True, prefix_trained=True, residual_trained=True)
+EVERYTHING = PolicyCapabilities(trained_max_delay=8, state_aligned=True, prefix_trained=True, residual_trained=True)
 H, EXECUTE = 16, 8
 
 
@@ -27,7 +27,7 @@ class Still(SpecMotion):
         return state
 
 
-def make(strategy: str, **options: int) -> ChunkSchedule:
+def make(strategy: str, **options: int) -> ChunkScheduler:
     return make_schedule(strategy, SPEC, EVERYTHING, Still(), **{"execute_ticks": EXECUTE, **options})
 
 
@@ -140,7 +140,7 @@ def test_rtc_commits_what_will_be_executed_meanwhile(delay: int, committed: int)
 
 
 def test_rtc_commits_no_more_than_training_knew() -> None:
-    schedule = make_schedule("rtc_trained", SPEC, Trained(2, False, True), None, execute_ticks=4)
+    schedule = make_schedule("rtc_trained", SPEC, PolicyCapabilities(2, False, True), None, execute_ticks=4)
     rows = Simulated(schedule, [6]).run(40)
     assert {row.request.prefix.committed for row in rows[1:] if row.request} == {2}
 

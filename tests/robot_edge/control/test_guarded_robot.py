@@ -13,12 +13,12 @@ import pytest
 
 from hal.drivers.fake import FakeConfig, Faults
 from hal.interfaces.robot import Feedback
-from robot_edge.control.guarded_robot import DriverConfig, done, sound
-from robot_edge.control.mode import Hold, Mode
+from robot_edge.control.guarded_robot import RobotTimeouts, validate_feedback, validate_observation
+from robot_edge.control.mode import HoldReason, Mode
 from tests import samples
 from tests.robot_edge.control.test_loop import Bench
-from wire.errors import ConfigError, InvalidData, RobotError, RobotGone
-from wire.messages.all import EdgeEvent, EdgeStatus, Hello, Job, Operator, RequestPreviews
+from wire.errors import ConfigError, InvalidDataError, RobotDisconnectedError, RobotError
+from wire.messages.all import EdgeEvent, EdgeStatus, Hello, Job, OperatorCommand, RequestPreviews
 from wire.types import Frame, Observation
 
 SECOND = 80
@@ -41,17 +41,17 @@ def faulty(switch: Path, **faults: bool) -> Bench:
 @pytest.mark.parametrize(
     ("fault", "first", "then", "words"),
     [
-        ("unplugged", Hold.bad_observation, Hold.no_robot, "check its cable"),
-        ("raise_on_read", Hold.bad_observation, None, "check its cable"),
-        ("nan_state", Hold.bad_observation, None, "not finite"),
-        ("wrong_shape", Hold.bad_observation, None, r"shape \(5,\)"),
-        ("raise_on_write", Hold.safety, None, "does not take a command"),
-        ("wrong_feedback", Hold.safety, None, r"takes float32\[4\]"),
+        ("unplugged", HoldReason.bad_observation, HoldReason.no_robot, "check its cable"),
+        ("raise_on_read", HoldReason.bad_observation, None, "check its cable"),
+        ("nan_state", HoldReason.bad_observation, None, "not finite"),
+        ("wrong_shape", HoldReason.bad_observation, None, r"shape \(5,\)"),
+        ("raise_on_write", HoldReason.safety, None, "does not take a command"),
+        ("wrong_feedback", HoldReason.safety, None, r"takes float32\[4\]"),
     ],
 )
 @pytest.mark.slow
 def test_in_the_middle_of_an_episode_it_is_told_once_and_over_by_itself(
-    tmp_path: Path, fault: str, first: Hold, then: Hold | None, words: str
+    tmp_path: Path, fault: str, first: HoldReason, then: HoldReason | None, words: str
 ) -> None:
     switch = tmp_path / "unplugged"
     bench = faulty(switch, **{fault: True}).ready().tick(20)
@@ -61,7 +61,7 @@ def test_in_the_middle_of_an_episode_it_is_told_once_and_over_by_itself(
     assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, first)
     bench.tick(8 * SECOND)
     assert bench.loop.mode is Mode.hold
-    assert bench.loop.reason in ({then} if then else {Hold.no_robot, first})
+    assert bench.loop.reason in ({then} if then else {HoldReason.no_robot, first})
     assert trouble(bench)
     assert bench.outcomes()[0] == "aborted"
     assert [kind for kind, detail in events(bench) if re.search(words, detail)] == ["hold"]
@@ -75,8 +75,12 @@ def test_in_the_middle_of_an_episode_it_is_told_once_and_over_by_itself(
     assert bench.outcomes() == ["aborted"] * len(bench.outcomes())
 
 
-@pytest.mark.parametrize(("fault", "reason"), [("raise_on_connect", Hold.no_robot), ("raise_on_reset", Hold.no_reset)])
-def test_before_an_episode_it_is_tried_again_after_ever_longer_pauses(tmp_path: Path, fault: str, reason: Hold) -> None:
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("raise_on_connect", HoldReason.no_robot), ("raise_on_reset", HoldReason.no_reset)]
+)
+def test_before_an_episode_it_is_tried_again_after_ever_longer_pauses(
+    tmp_path: Path, fault: str, reason: HoldReason
+) -> None:
     switch = tmp_path / "unplugged"
     bench = faulty(switch, **{fault: True}).ready()
     switch.touch()
@@ -94,9 +98,9 @@ def test_before_an_episode_it_is_tried_again_after_ever_longer_pauses(tmp_path: 
     assert np.diff(tries).round().tolist() == [1, 2, 4, 8, 16, 30]
     assert "check its cable" in trouble(bench)
     assert [kind for kind, _ in events(bench)] == ["hold"]
-    bench.uplink.send(Operator("robot-0", "estop"))
+    bench.uplink.send(OperatorCommand("robot-0", "estop"))
     assert bench.tick().loop.mode is Mode.estop
-    bench.uplink.send(Operator("robot-0", "release_estop"))
+    bench.uplink.send(OperatorCommand("robot-0", "release_estop"))
     switch.unlink()
     bench.tick(31 * SECOND)
     assert (bench.loop.mode, trouble(bench)) == (Mode.policy, "")
@@ -107,10 +111,10 @@ def test_a_driver_whose_process_is_gone_is_connected_again_and_the_episode_ended
     bench = Bench(max_ticks=10_000).ready().tick(20)
     read, connect = bench.robot.read, bench.robot.connect
     calls: list[str] = []
-    bench.robot.read = lambda: (_ for _ in ()).throw(RobotGone("its host ended"))  # type: ignore[method-assign]
+    bench.robot.read = lambda: (_ for _ in ()).throw(RobotDisconnectedError("its host ended"))  # type: ignore[method-assign]
     bench.robot.connect = lambda: (calls.append("connect"), connect())[1]  # type: ignore[method-assign,func-returns-value]
     bench.tick(2)
-    assert (bench.loop.mode, bench.loop.reason, bench.outcomes()) == (Mode.hold, Hold.no_robot, ["aborted"])
+    assert (bench.loop.mode, bench.loop.reason, bench.outcomes()) == (Mode.hold, HoldReason.no_robot, ["aborted"])
     bench.robot.read = read  # type: ignore[method-assign]
     bench.tick(2 * SECOND)
     assert (calls, bench.loop.mode) == (["connect"], Mode.policy)
@@ -120,7 +124,7 @@ def test_a_task_the_robot_has_not_does_not_stop_the_others() -> None:
     bench = Bench(max_ticks=10, status_every_ticks=1).ready()
     bench.uplink.send(Job("j", ("fly", "go-left"), 500))
     bench.tick(2)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.no_reset)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_reset)
     assert "no task 'fly'" in trouble(bench)
     bench.tick(2 * SECOND)
     assert bench.outcomes()[0] == "failure"
@@ -132,15 +136,15 @@ def test_at_rest_a_robot_is_still_watched(tmp_path: Path) -> None:
     bench.uplink.send(Job("rest", (), 0))
     bench.uplink.send(Hello("robot-0", "uplink", "", 1))
     bench.tick(SECOND)
-    assert (bench.loop.reason, trouble(bench)) == (Hold.no_job, "")
+    assert (bench.loop.reason, trouble(bench)) == (HoldReason.no_job, "")
     switch.touch()
     bench.tick(SECOND)
     assert "check its cable" in trouble(bench)
     bench.tick(4 * SECOND)
-    assert bench.loop.reason is Hold.no_robot
+    assert bench.loop.reason is HoldReason.no_robot
     switch.unlink()
     bench.tick(10 * SECOND)
-    assert (bench.loop.reason, trouble(bench)) == (Hold.no_job, "")
+    assert (bench.loop.reason, trouble(bench)) == (HoldReason.no_job, "")
     assert [kind for kind, _ in events(bench)] == ["hold", "recovered"]
 
 
@@ -180,34 +184,36 @@ GOOD = Observation(1, np.zeros(3, np.float32), {"front": Frame(1, np.zeros((2, 2
 )
 def test_an_observation_of_other_kinds_is_refused_by_name(change: dict[str, Any], words: str) -> None:
     fields = {name: getattr(GOOD, name) for name in GOOD.__struct_fields__}
-    with pytest.raises(InvalidData, match=words):
-        sound(samples.spec(), Observation(**{**fields, **change}))
+    with pytest.raises(InvalidDataError, match=words):
+        validate_observation(samples.spec(), Observation(**{**fields, **change}))
 
 
 def test_numbers_of_another_width_become_float32() -> None:
-    assert sound(samples.spec(), GOOD) is GOOD
+    assert validate_observation(samples.spec(), GOOD) is GOOD
     wide = Observation(1, np.zeros(3), GOOD.images, "reach")
-    assert sound(samples.spec(), wide).state.dtype == np.float32
+    assert validate_observation(samples.spec(), wide).state.dtype == np.float32
     stamped = Observation(np.int64(7), GOOD.state, GOOD.images, "reach")  # type: ignore[arg-type]
-    assert type(sound(samples.spec(), stamped).time_ns) is int
-    feedback = done(samples.spec(), Feedback(np.zeros(samples.spec().action_dim), reward=np.float64(2)))  # type: ignore[arg-type]
+    assert type(validate_observation(samples.spec(), stamped).time_ns) is int
+    feedback = validate_feedback(samples.spec(), Feedback(np.zeros(samples.spec().action_dim), reward=np.float64(2)))  # type: ignore[arg-type]
     assert (feedback.executed.dtype, type(feedback.reward), type(feedback.success)) == (np.float32, float, bool)
 
 
 @pytest.mark.parametrize("nothing", [None, SimpleNamespace(state=np.zeros(3))])
 def test_what_is_no_observation_or_feedback_is_refused(nothing: Any) -> None:
-    with pytest.raises(InvalidData, match="not an Observation"):
-        sound(samples.spec(), nothing)
-    with pytest.raises(InvalidData, match="not a Feedback"):
-        done(samples.spec(), nothing)
-    with pytest.raises(InvalidData, match="reward"):
-        done(samples.spec(), Feedback(np.zeros(samples.spec().action_dim, np.float32), reward=float("nan")))
+    with pytest.raises(InvalidDataError, match="not an Observation"):
+        validate_observation(samples.spec(), nothing)
+    with pytest.raises(InvalidDataError, match="not a Feedback"):
+        validate_feedback(samples.spec(), nothing)
+    with pytest.raises(InvalidDataError, match="reward"):
+        validate_feedback(
+            samples.spec(), Feedback(np.zeros(samples.spec().action_dim, np.float32), reward=float("nan"))
+        )
 
 
 def test_a_patience_that_cannot_be_is_refused() -> None:
     for wrong, words in (({"give_up_s": 0}, "give_up_s"), ({"longest_pause_s": 0.5}, "less than first_pause_s")):
         with pytest.raises(ConfigError, match=words):
-            DriverConfig(**wrong)
+            RobotTimeouts(**wrong)
 
 
 def test_errors_of_any_kind_name_the_call_and_the_robot() -> None:

@@ -11,23 +11,23 @@ import pytest
 from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeRobot
 from robot_edge.chunking.strategies.aligned import AlignedSchedule
 from robot_edge.control.loop import ControlLoop, LoopConfig
-from robot_edge.control.mode import Hold, Mode
+from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.runtime.process_group import record_line
-from robot_edge.runtime.shared_frames import FramedChannel, intact
+from robot_edge.runtime.shared_frames import SharedFrameChannel, intact
 from tests.hal.driver_host.test_proxy import hosted, place  # noqa: F401 - a fixture
 from wire.clock import ManualClock
 from wire.messages.all import (
-    Applied,
     ChunkReply,
     ChunkRequest,
     EdgeEvent,
     EdgeStatus,
     EpisodeEnded,
-    Framed,
-    FrameTaken,
+    FrameRecorded,
     Job,
     Message,
-    StepTaken,
+    SharedFrameEnvelope,
+    StepRecorded,
+    VersionActivated,
 )
 from wire.transport.frame_ring import FrameRing, SharedFrame, ring_path
 from wire.transport.memory_channel import memory_pair
@@ -77,13 +77,13 @@ class Bench:
         self.uplink, uplink = (record_line(run, spec, uplink=side) for side in (True, False))
         self.asked, inference = memory_pair()
         self.rings = [FrameRing(ring_path(socket, spec), spec, write=False) for _ in range(2)]
-        self.inference = FramedChannel(self.asked, self.rings[0])
+        self.inference = SharedFrameChannel(self.asked, self.rings[0])
         self.loop = ControlLoop(
             "robot-0",
             "boot",
             robot,
             uplink,
-            FramedChannel(inference, self.rings[1]),
+            SharedFrameChannel(inference, self.rings[1]),
             lambda trained: AlignedSchedule(8),
             self.clock,
             LoopConfig(max_ticks=40, tail_ticks=2),
@@ -91,7 +91,7 @@ class Bench:
         self.said: list[Message] = []
         self.requests: list[ChunkRequest] = []
         self.uplink.send(Job("j", FAKE_TASKS, 500_000))
-        self.uplink.send(Applied("robot-0", 3, 0))
+        self.uplink.send(VersionActivated("robot-0", 3, 0))
 
     def tick(self, count: int) -> Bench:
         for _ in range(count):
@@ -130,12 +130,12 @@ def test_everybody_sees_what_the_driver_drew_and_inference_where_it_lies(bench: 
         assert frame.preview is None
         assert intact(request.observation)
         assert bench.driver.drew(frame)
-    taken = bench.of(FrameTaken)
+    taken = bench.of(FrameRecorded)
     assert len(taken) > 20
     for message in taken:
         assert np.array_equal(message.frame.preview, bench.driver.drew(message.frame).preview)
     recorded = {message.frame.time_ns for message in taken}
-    assert all(set(step.step.frames.values()) <= recorded for step in bench.of(StepTaken))
+    assert all(set(step.step.frames.values()) <= recorded for step in bench.of(StepRecorded))
 
 
 def test_no_pixel_is_sent_to_inference(bench: Bench) -> None:
@@ -146,7 +146,7 @@ def test_no_pixel_is_sent_to_inference(bench: Bench) -> None:
         bench.loop.tick()
         while (message := bench.asked.recv()) is not None:
             raw.append(message)
-    framed = [message for message in raw if isinstance(message, Framed)]
+    framed = [message for message in raw if isinstance(message, SharedFrameEnvelope)]
     assert framed
     assert all(message.message.observation.images == {} for message in framed)
     assert not any(isinstance(message, ChunkRequest) for message in raw)
@@ -155,15 +155,15 @@ def test_no_pixel_is_sent_to_inference(bench: Bench) -> None:
 def test_pictures_of_another_shape_hold_the_robot_by_name_and_it_goes_on_afterwards(bench: Bench) -> None:
     bench.tick(10)
     assert bench.loop.mode is Mode.policy
-    before = len(bench.of(StepTaken))
+    before = len(bench.of(StepRecorded))
     bench.driver.turned = True
     bench.tick(20)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.bad_observation)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.bad_observation)
     named = "camera 'front': uint8[16, 12, 3], expected uint8[16, 16, 3]"
     assert named in bench.loop.detail
     assert [named in event.detail for event in bench.of(EdgeEvent)] == [True], "people are told once"
     assert named in bench.of(EdgeStatus)[-1].trouble
-    assert len(bench.of(StepTaken)) == before
+    assert len(bench.of(StepRecorded)) == before
     bench.driver.turned = False
     bench.tick(20)
     assert bench.loop.mode is Mode.policy
@@ -179,8 +179,8 @@ def test_a_frame_that_is_lost_before_it_is_recorded_ends_its_episode(
             bench.tick(1)
     assert bench.of(EpisodeEnded)[0].outcome == "aborted"
     assert "overwritten in shared memory before it was copied" in bench.of(EdgeEvent)[-1].detail
-    recorded = {message.frame.time_ns for message in bench.of(FrameTaken)}
-    assert all(set(step.step.frames.values()) <= recorded for step in bench.of(StepTaken))
+    recorded = {message.frame.time_ns for message in bench.of(FrameRecorded)}
+    assert all(set(step.step.frames.values()) <= recorded for step in bench.of(StepRecorded))
     bench.tick(20)
     assert bench.loop.mode is Mode.policy
-    assert bench.of(StepTaken)[-1].step.tick < 20, "another episode"
+    assert bench.of(StepRecorded)[-1].step.tick < 20, "another episode"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hal.drivers.fake import FAKE_TASKS
-from robot_edge.control.mode import Hold, Mode
+from robot_edge.control.mode import HoldReason, Mode
 from tests.robot_edge.control.test_loop import Bench
-from wire.messages.all import Applied, EdgeStatus, EpisodeStarted, Hello, Job
+from wire.messages.all import EdgeStatus, EpisodeStarted, Hello, Job, VersionActivated
 from wire.types import Actor, Episode
 
 LEFT, RIGHT = FAKE_TASKS[:2]
@@ -27,7 +27,7 @@ def scenes(bench: Bench) -> list[tuple[str, int]]:
 
 def bench_with(*jobs: Job, **more: int) -> Bench:
     bench = Bench(max_ticks=10, status_every_ticks=1, **more)
-    bench.uplink.send(Applied("robot-0", 3, 0))
+    bench.uplink.send(VersionActivated("robot-0", 3, 0))
     for job in jobs:
         bench.uplink.send(job)
     return bench
@@ -66,7 +66,7 @@ def test_no_tasks_mean_rest_after_the_running_episode() -> None:
     bench.tick(2)
     assert bench.loop.mode is Mode.policy
     bench.tick(30)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.no_job)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_job)
     assert len(episodes(bench)) == 1
     assert (status(bench).job, status(bench).trouble) == ("rest", "")
     bench.uplink.send(Job("main", (LEFT,), 500))
@@ -79,27 +79,27 @@ def test_a_job_of_so_many_episodes_counts_those_that_were_finished() -> None:
     bench.uplink.send(Hello("robot-0", "uplink", "", 1))
     bench.tick(60)
     assert bench.outcomes() == ["aborted", "failure", "failure"]
-    assert (bench.loop.reason, status(bench).job_episodes) == (Hold.no_job, 2)
+    assert (bench.loop.reason, status(bench).job_episodes) == (HoldReason.no_job, 2)
     assert [seed for _, seed in scenes(bench)] == [500, 501, 502]
 
 
 def test_an_evaluation_waits_for_its_version_and_nobody_helps() -> None:
     bench = Bench(operated=True, max_ticks=25, status_every_ticks=1)
     bench.answer = -bench.answer - 1  # type: ignore[operator] # so wrong that the operator would step in
-    bench.uplink.send(Applied("robot-0", 3, 0))
+    bench.uplink.send(VersionActivated("robot-0", 3, 0))
     bench.uplink.send(Job("canary", (LEFT,), 1_000_000, kind="evaluation", episodes=2, version=2))
     bench.tick(5)
-    assert (bench.loop.mode, bench.loop.reason, episodes(bench)) == (Mode.hold, Hold.other_version, [])
-    bench.uplink.send(Applied("robot-0", 2, 0))
+    assert (bench.loop.mode, bench.loop.reason, episodes(bench)) == (Mode.hold, HoldReason.other_version, [])
+    bench.uplink.send(VersionActivated("robot-0", 2, 0))
     bench.tick(10)
     assert [(e.source, e.seed) for e in episodes(bench)] == [("evaluation", 1_000_000)]
     bench.tick(10)
     assert {step.actor for step in bench.steps()} == {Actor.hold, Actor.policy}
-    bench.uplink.send(Applied("robot-0", 4, 0))
+    bench.uplink.send(VersionActivated("robot-0", 4, 0))
     bench.tick(10)
     assert bench.outcomes() == ["aborted"], "what another version did is not measured"
-    assert bench.loop.reason is Hold.other_version
-    bench.uplink.send(Applied("robot-0", 2, 0))
+    assert bench.loop.reason is HoldReason.other_version
+    bench.uplink.send(VersionActivated("robot-0", 2, 0))
     bench.uplink.send(Job("main", (LEFT,), 500))
     bench.tick(40)
     assert episodes(bench)[-1].source == "online"

@@ -10,25 +10,25 @@ import pytest
 from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, Faults
 from robot_edge.chunking.strategies.aligned import AlignedSchedule
 from robot_edge.control.loop import ControlLoop, LoopConfig
-from robot_edge.control.mode import Hold, Mode
+from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.control.takeover_gate import Gate, GateConfig
 from wire.clock import ManualClock
 from wire.messages.all import (
-    Applied,
     ChunkReply,
     ChunkRequest,
     EdgeEvent,
     EdgeStatus,
     EpisodeEnded,
     EpisodeStarted,
-    FrameTaken,
+    FrameRecorded,
     Hello,
     Job,
     Message,
     Nack,
-    Operator,
-    StepTaken,
+    OperatorCommand,
+    StepRecorded,
     Stop,
+    VersionActivated,
 )
 from wire.transport.memory_channel import memory_pair
 from wire.types import ActionChunk, Actor, Step
@@ -64,7 +64,7 @@ class Bench:
 
     def ready(self) -> Bench:
         self.uplink.send(Job("j", FAKE_TASKS, 500_000))
-        self.uplink.send(Applied("robot-0", 3, 0))
+        self.uplink.send(VersionActivated("robot-0", 3, 0))
         return self
 
     def tick(self, count: int = 1) -> Bench:
@@ -85,7 +85,7 @@ class Bench:
         return self
 
     def steps(self) -> list[Step]:
-        return [m.step for m in self.said if isinstance(m, StepTaken)]
+        return [m.step for m in self.said if isinstance(m, StepRecorded)]
 
     def outcomes(self) -> list[str]:
         return [m.outcome for m in self.said if isinstance(m, EpisodeEnded)]
@@ -93,12 +93,12 @@ class Bench:
 
 def test_a_robot_holds_until_it_has_a_job_and_a_version() -> None:
     bench = Bench().tick()
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.no_job)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_job)
     bench.uplink.send(Job("j", FAKE_TASKS, 500_000))
     bench.tick()
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.no_version)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_version)
     assert bench.steps() == []
-    bench.uplink.send(Applied("robot-0", 3, 0))
+    bench.uplink.send(VersionActivated("robot-0", 3, 0))
     bench.tick(3)
     assert bench.loop.mode is Mode.policy
     assert bench.steps()
@@ -126,10 +126,10 @@ def test_frames_are_sent_once_and_before_the_steps_that_saw_them() -> None:
     bench = Bench().ready().tick(20)
     known: set[int] = set()
     for message in bench.said:
-        if isinstance(message, FrameTaken):
+        if isinstance(message, FrameRecorded):
             assert message.frame.time_ns not in known
             known.add(message.frame.time_ns)
-        if isinstance(message, StepTaken):
+        if isinstance(message, StepRecorded):
             assert set(message.step.frames.values()) <= known
     assert len(known) == 5
 
@@ -141,7 +141,7 @@ def test_without_fresh_actions_the_robot_stands_still_and_comes_back() -> None:
     assert bench.loop.mode is Mode.policy
     bench.answer = None
     bench.tick(20)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.no_action)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_action)
     last = bench.steps()[-1]
     assert last.actor is Actor.hold
     # a delta action is never repeated; the gripper keeps what it was told
@@ -164,21 +164,21 @@ def test_an_action_that_is_not_a_number_brings_hold() -> None:
     bench = Bench().ready()
     bench.answer = np.array([np.nan, 0, 0, 0], np.float32)
     bench.tick(5)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.bad_action)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.bad_action)
     assert np.isfinite(bench.steps()[-1].executed).all()
 
 
 @pytest.mark.parametrize("faults", [Faults(nan_state=True, from_tick=5), Faults(raise_on_read=True, from_tick=5)])
 def test_a_robot_that_reports_nonsense_holds_with_the_reason(faults: Faults, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(replace(FakeConfig(), faults=faults)).ready().tick(15)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.bad_observation)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.bad_observation)
     assert "hold:" in caplog.text
     assert all(np.isfinite(s.state).all() for s in bench.steps())
 
 
 def test_a_robot_that_never_answers_is_held_and_the_operator_told() -> None:
     bench = Bench(replace(FakeConfig(), faults=Faults(raise_on_read=True))).ready().tick(3)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.bad_observation)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.bad_observation)
     (event,) = [m for m in bench.said if isinstance(m, EdgeEvent)]
     assert event.kind == "hold" and "does not answer" in event.detail
 
@@ -186,7 +186,7 @@ def test_a_robot_that_never_answers_is_held_and_the_operator_told() -> None:
 def test_a_camera_that_stands_still_brings_hold() -> None:
     bench = Bench(replace(FakeConfig(), faults=Faults(frozen_camera=True)), max_ticks=200).ready()
     bench.tick(60)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.stale_camera)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.stale_camera)
 
 
 def test_the_scripted_operator_takes_over_when_the_policy_goes_wrong() -> None:
@@ -204,30 +204,30 @@ def test_a_person_outranks_the_scripted_operator_and_pauses_the_time_limit() -> 
     bench = Bench(operated=True).ready()
     bench.answer = -np.ones(4, np.float32)
     bench.tick(3)
-    bench.uplink.send(Operator("robot-0", "take_over"))
+    bench.uplink.send(OperatorCommand("robot-0", "take_over"))
     for _ in range(60):
-        bench.uplink.send(Operator("robot-0", "command", (0.0, 0.0, 0.3, 0.0)))
+        bench.uplink.send(OperatorCommand("robot-0", "command", (0.0, 0.0, 0.3, 0.0)))
         bench.tick()
     assert bench.loop.mode is Mode.human
     assert bench.outcomes() == []
     assert {s.actor for s in bench.steps()[5:]} == {Actor.human}
-    bench.uplink.send(Operator("robot-0", "hand_back"))
+    bench.uplink.send(OperatorCommand("robot-0", "hand_back"))
     bench.tick(40)
     assert bench.outcomes() == ["failure"] or bench.outcomes() == ["success"]
 
 
 def test_estop_ends_the_episode_and_nothing_starts_until_it_is_released() -> None:
     bench = Bench().ready().tick(5)
-    bench.uplink.send(Operator("robot-0", "estop"))
+    bench.uplink.send(OperatorCommand("robot-0", "estop"))
     bench.tick(10)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.estop, Hold.estop)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.estop, HoldReason.estop)
     assert bench.outcomes() == ["aborted"]
-    bench.uplink.send(Operator("robot-0", "take_over"))
-    bench.uplink.send(Operator("robot-0", "command", (1.0, 0.0, 0.0, 0.0)))
+    bench.uplink.send(OperatorCommand("robot-0", "take_over"))
+    bench.uplink.send(OperatorCommand("robot-0", "command", (1.0, 0.0, 0.0, 0.0)))
     bench.tick(5)
     assert bench.loop.mode is Mode.estop
-    bench.uplink.send(Operator("robot-0", "hand_back"))
-    bench.uplink.send(Operator("robot-0", "release_estop"))
+    bench.uplink.send(OperatorCommand("robot-0", "hand_back"))
+    bench.uplink.send(OperatorCommand("robot-0", "release_estop"))
     bench.tick(5)
     assert bench.loop.mode is Mode.policy
 
@@ -236,7 +236,7 @@ def test_a_spool_that_cannot_be_written_holds_the_robot() -> None:
     bench = Bench().ready().tick(5)
     bench.uplink.send(Nack("the disk is full"))
     bench.tick(2)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.storage)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.storage)
     bench.uplink.send(Nack(""))
     bench.tick(2)
     assert bench.loop.mode is Mode.policy
@@ -276,5 +276,5 @@ def test_without_a_recorder_the_robot_holds_and_memory_does_not_grow() -> None:
     bench = Bench(max_ticks=10_000).ready().tick(5)
     bench.loop.log.recorder._channel = Deaf()
     bench.tick(200)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.no_recorder)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_recorder)
     assert len(bench.loop.log.recorder._waiting) < 40

@@ -6,31 +6,31 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeRobot, Faults
-from hal.interfaces.dynamics import Coupling, SpecMotion
+from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
 from hal.interfaces.robot import Feedback
 from hal.safety.limiter import SafetyLimits
 from robot_edge.chunking.factory import make_schedule
 from robot_edge.chunking.strategies.future_state import FutureStateSchedule
 from robot_edge.control.loop import ControlLoop, LoopConfig
-from robot_edge.control.mode import Hold, Mode
-from robot_edge.control.observation_monitor import HealthConfig
+from robot_edge.control.mode import HoldReason, Mode
+from robot_edge.control.observation_monitor import ObservationLimits
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
 from wire.messages.all import (
-    Applied,
     ChunkReply,
     ChunkRequest,
     EdgeEvent,
     EpisodeEnded,
     Job,
     Message,
-    Operator,
-    StepTaken,
+    OperatorCommand,
+    StepRecorded,
+    VersionActivated,
 )
 from wire.transport.memory_channel import memory_pair
-from wire.types import ActionChunk, Actor, Step, Trained
+from wire.types import ActionChunk, Actor, PolicyCapabilities, Step
 
-ALIGNED = Trained(trained_max_delay=8, state_aligned=True)
+ALIGNED = PolicyCapabilities(trained_max_delay=8, state_aligned=True)
 
 
 class Bench:
@@ -44,7 +44,7 @@ class Bench:
         self.robot.connect()
         self.uplink, uplink = memory_pair()
         self.inference, inference = memory_pair()
-        motion = SpecMotion(self.robot.spec, [Coupling(f"move_{axis}", axis, 0.01) for axis in "xyz"])
+        motion = SpecMotion(self.robot.spec, [ActionStateMapping(f"move_{axis}", axis, 0.01) for axis in "xyz"])
         limits = safety or SafetyLimits()
         self.loop = ControlLoop(
             "robot-0",
@@ -54,7 +54,7 @@ class Bench:
             inference,
             lambda trained: make_schedule(strategy, self.robot.spec, trained, motion, execute_ticks=8, safety=limits),
             self.clock,
-            LoopConfig(**{"max_ticks": 40, **config}, health=HealthConfig(recover_ticks=2), safety=limits),
+            LoopConfig(**{"max_ticks": 40, **config}, health=ObservationLimits(recover_ticks=2), safety=limits),
         )
         self.said: list[Message] = []
         self.asked: list[ChunkRequest] = []
@@ -64,8 +64,8 @@ class Bench:
         self._now = 0
         self.uplink.send(Job("j", FAKE_TASKS, 500_000))
 
-    def applied(self, number: int, trained: Trained) -> Bench:
-        self.uplink.send(Applied("robot-0", number, 0, trained))
+    def applied(self, number: int, trained: PolicyCapabilities) -> Bench:
+        self.uplink.send(VersionActivated("robot-0", number, 0, trained))
         return self
 
     def tick(self, count: int = 1) -> Bench:
@@ -92,7 +92,7 @@ class Bench:
                     self.inference.send(reply)
 
     def steps(self) -> list[Step]:
-        return [m.step for m in self.said if isinstance(m, StepTaken)]
+        return [m.step for m in self.said if isinstance(m, StepRecorded)]
 
     def events(self) -> list[tuple[str, str]]:
         return [(m.kind, m.detail) for m in self.said if isinstance(m, EdgeEvent)]
@@ -117,8 +117,8 @@ def test_auto_follows_the_checkpoint_and_asks_with_the_state_to_come() -> None:
 
 
 def test_a_checkpoint_that_was_not_trained_for_the_strategy_is_refused_and_a_later_one_taken() -> None:
-    bench = Bench("future_state").applied(1, Trained()).tick(5)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.untrained)
+    bench = Bench("future_state").applied(1, PolicyCapabilities()).tick(5)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.untrained)
     ((kind, detail),) = bench.events()
     assert kind == "refused"
     assert "trained_max_delay 0" in detail and "aligned" in detail
@@ -128,7 +128,7 @@ def test_a_checkpoint_that_was_not_trained_for_the_strategy_is_refused_and_a_lat
 
 
 def test_another_training_ends_the_episode_and_the_next_one_follows_it() -> None:
-    bench = Bench("auto").applied(1, Trained()).tick(10)
+    bench = Bench("auto").applied(1, PolicyCapabilities()).tick(10)
     assert not isinstance(bench.loop.planner.schedule, FutureStateSchedule)
     bench.applied(2, ALIGNED).tick(3)
     assert [m.outcome for m in bench.said if isinstance(m, EpisodeEnded)] == ["aborted"]
@@ -142,11 +142,11 @@ def test_a_first_reading_that_is_not_valid_holds_without_a_command_and_recovers(
     write = bench.robot.write
     bench.robot.write = lambda action: (written.append(action), write(action))[1]  # type: ignore[method-assign]
     bench.tick(5)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.bad_observation)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.bad_observation)
     assert written == [], "nobody knows what holds a robot that was not seen yet"
-    bench.uplink.send(Operator("robot-0", "estop"))
+    bench.uplink.send(OperatorCommand("robot-0", "estop"))
     assert bench.tick(2).loop.mode is Mode.estop
-    bench.uplink.send(Operator("robot-0", "release_estop"))
+    bench.uplink.send(OperatorCommand("robot-0", "release_estop"))
     bench.robot.config = FakeConfig()
     assert bench.tick(12).loop.mode is Mode.policy
 
@@ -164,7 +164,7 @@ def test_a_later_episode_never_holds_at_the_place_of_the_one_before() -> None:
     bench.robot.write = lambda action: (written.append(action), write(action))[1]  # type: ignore[method-assign]
     bench.tick(20)
     assert bench.loop.episodes == 1
-    assert bench.loop.reason is Hold.bad_observation
+    assert bench.loop.reason is HoldReason.bad_observation
     assert written == []
 
 
@@ -182,14 +182,14 @@ def test_a_driver_that_does_not_take_a_command_is_held_and_tried_again(wrong: ob
 
     bench.robot.write = refuse  # type: ignore[method-assign]
     bench.tick(3)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.safety)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.safety)
     assert bench.steps()[-1].executed.tolist() == [0, 0, 0, 0]
     failing[0] = False
     assert bench.tick(12).loop.mode is Mode.policy
     assert [kind for kind, _ in bench.events()] == ["hold", "recovered"]
     failing[0] = True
     bench.tick(60)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.no_robot)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_robot)
     assert "took none of 41 commands" in bench.loop.driver.trouble
     failing[0] = False
     bench.tick(120)
@@ -199,11 +199,11 @@ def test_a_driver_that_does_not_take_a_command_is_held_and_tried_again(wrong: ob
 
 def test_after_a_stop_the_robot_is_slowed_down_to_rest() -> None:
     limits = SafetyLimits(acceleration={"move_x": 0.1 * 80 * 80})
-    bench = Bench("aligned", safety=limits).applied(1, Trained()).tick(20)
+    bench = Bench("aligned", safety=limits).applied(1, PolicyCapabilities()).tick(20)
     written: list[float] = []
     write = bench.robot.write
     bench.robot.write = lambda action: (written.append(float(action[0])), write(action))[1]  # type: ignore[method-assign]
-    bench.uplink.send(Operator("robot-0", "estop"))
+    bench.uplink.send(OperatorCommand("robot-0", "estop"))
     bench.tick(10)
     np.testing.assert_allclose(written[:4], [0.3, 0.2, 0.1, 0.0], atol=1e-6)
     assert len(written) <= 5, "and then nothing is commanded any more"
@@ -211,7 +211,7 @@ def test_after_a_stop_the_robot_is_slowed_down_to_rest() -> None:
 
 
 def test_a_quick_answer_counts_in_the_tick_it_was_asked_in_when_the_command_may_wait() -> None:
-    bench = Bench("aligned", write_after_s=0.008).applied(1, Trained())
+    bench = Bench("aligned", write_after_s=0.008).applied(1, PolicyCapabilities())
     clock, sleep = bench.clock, bench.clock.sleep_until
     began = []
 
@@ -235,7 +235,7 @@ def test_a_joint_that_reports_nan_holds_tells_the_operator_once_and_recovers() -
     assert bench.loop.mode is Mode.policy
     bench.robot.config = FakeConfig(faults=Faults(nan_state=True))
     bench.tick(6)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, Hold.bad_observation)
+    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.bad_observation)
     bench.robot.config = FakeConfig()
     bench.tick(12)
     assert bench.loop.mode is Mode.policy
@@ -247,7 +247,7 @@ def test_a_joint_that_reports_nan_holds_tells_the_operator_once_and_recovers() -
 def test_starved_it_brakes_as_hard_as_it_may_and_stands() -> None:
     # from 0.4 cm a step to rest, at 0.1 cm a step per step
     limits = SafetyLimits(acceleration={"move_x": 0.1 * 80 * 80})
-    bench = Bench("aligned", safety=limits).applied(1, Trained()).tick(20)
+    bench = Bench("aligned", safety=limits).applied(1, PolicyCapabilities()).tick(20)
     assert bench.steps()[-1].executed[0] == np.float32(0.4)
     bench.delay = 10_000
     bench.tick(22)

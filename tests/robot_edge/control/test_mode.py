@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from robot_edge.control.mode import TABLE, Hold, Known, Mode, decide
+from robot_edge.control.mode import PRIORITY_RULES, ControlConditions, HoldReason, Mode, decide
 
 FLAGS = (
     "estop",
@@ -23,21 +23,21 @@ FLAGS = (
     "action_ready",
 )
 UNFIT = (
-    Hold.none,
-    Hold.bad_observation,
-    Hold.stale_state,
-    Hold.stale_camera,
-    Hold.frozen_camera,
-    Hold.clock_jump,
-    Hold.no_robot,
-    Hold.no_reset,
+    HoldReason.none,
+    HoldReason.bad_observation,
+    HoldReason.stale_state,
+    HoldReason.stale_camera,
+    HoldReason.frozen_camera,
+    HoldReason.clock_jump,
+    HoldReason.no_robot,
+    HoldReason.no_reset,
 )
 
 
 def all_that_can_be_known():
     for values in itertools.product((False, True), repeat=len(FLAGS)):
-        for version, unfit in itertools.product((0, 7), (Hold.none, Hold.clock_jump)):
-            yield Known(**dict(zip(FLAGS, values, strict=True)), version=version, unfit=unfit)
+        for version, unfit in itertools.product((0, 7), (HoldReason.none, HoldReason.clock_jump)):
+            yield ControlConditions(**dict(zip(FLAGS, values, strict=True)), version=version, unfit=unfit)
 
 
 def test_every_combination_follows_the_rules() -> None:
@@ -45,12 +45,12 @@ def test_every_combination_follows_the_rules() -> None:
     for known in all_that_can_be_known():
         mode, reason = decide(known)
         seen.add((mode, reason))
-        fit = known.recorder_ok and known.storage_ok and known.safe and known.unfit is Hold.none
+        fit = known.recorder_ok and known.storage_ok and known.safe and known.unfit is HoldReason.none
         commanded = known.human_linked and known.human_command_fresh
         # e-stop always wins, and nothing else is called one
         assert (mode is Mode.estop) == known.estop
         # a hold has a reason, and whoever moves has none
-        assert (reason is not Hold.none) == (mode in (Mode.hold, Mode.estop))
+        assert (reason is not HoldReason.none) == (mode in (Mode.hold, Mode.estop))
         # nobody moves without alive, fresh and valid
         moves = mode in (Mode.human, Mode.reset, Mode.script, Mode.policy)
         assert not moves or (fit and not known.estop)
@@ -66,42 +66,50 @@ def test_every_combination_follows_the_rules() -> None:
         assert (mode is Mode.policy) == (free and not known.resetting and not known.script and needs)
     holds = {reason for mode, reason in seen if mode is Mode.hold}
     # reasons that the loop itself gives, or that are other ways of being unfit
-    by_the_loop = {Hold.none, Hold.estop, Hold.no_job, Hold.other_version, Hold.bad_action}
-    assert set(Hold) - holds == (by_the_loop | set(UNFIT)) - {Hold.clock_jump}
+    by_the_loop = {
+        HoldReason.none,
+        HoldReason.estop,
+        HoldReason.no_job,
+        HoldReason.other_version,
+        HoldReason.bad_action,
+    }
+    assert set(HoldReason) - holds == (by_the_loop | set(UNFIT)) - {HoldReason.clock_jump}
 
 
 @pytest.mark.parametrize("unfit", UNFIT[1:])
-def test_what_is_unfit_is_the_reason(unfit: Hold) -> None:
+def test_what_is_unfit_is_the_reason(unfit: HoldReason) -> None:
     fine = {"version": 3, "action_ready": True}
-    assert decide(Known(**fine, unfit=unfit)) == (Mode.hold, unfit)
-    assert decide(Known(**fine, unfit=unfit, human=True, human_command_fresh=True)) == (Mode.hold, unfit)
-    assert decide(Known(**fine, unfit=unfit, estop=True)) == (Mode.estop, Hold.estop)
-    assert decide(Known(**fine)) == (Mode.policy, Hold.none)
+    assert decide(ControlConditions(**fine, unfit=unfit)) == (Mode.hold, unfit)
+    assert decide(ControlConditions(**fine, unfit=unfit, human=True, human_command_fresh=True)) == (Mode.hold, unfit)
+    assert decide(ControlConditions(**fine, unfit=unfit, estop=True)) == (Mode.estop, HoldReason.estop)
+    assert decide(ControlConditions(**fine)) == (Mode.policy, HoldReason.none)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"recorder_ok": False}, Hold.no_recorder),
-        ({"storage_ok": False}, Hold.storage),
-        ({"safe": False}, Hold.safety),
-        ({"human": True, "human_linked": False}, Hold.operator_lost),
-        ({"human": True}, Hold.operator_idle),
-        ({"version": 0}, Hold.no_version),
-        ({"trained": False}, Hold.untrained),
-        ({"slow_path_ok": False}, Hold.slow_path_lost),
-        ({"action_ready": False}, Hold.no_action),
+        ({"recorder_ok": False}, HoldReason.no_recorder),
+        ({"storage_ok": False}, HoldReason.storage),
+        ({"safe": False}, HoldReason.safety),
+        ({"human": True, "human_linked": False}, HoldReason.operator_lost),
+        ({"human": True}, HoldReason.operator_idle),
+        ({"version": 0}, HoldReason.no_version),
+        ({"trained": False}, HoldReason.untrained),
+        ({"slow_path_ok": False}, HoldReason.slow_path_lost),
+        ({"action_ready": False}, HoldReason.no_action),
     ],
 )
-def test_one_thing_missing_is_named(change: dict, reason: Hold) -> None:
-    assert decide(Known(**{"version": 3, "action_ready": True, **change})) == (Mode.hold, reason)
+def test_one_thing_missing_is_named(change: dict, reason: HoldReason) -> None:
+    assert decide(ControlConditions(**{"version": 3, "action_ready": True, **change})) == (Mode.hold, reason)
 
 
 def test_every_row_of_the_table_is_needed() -> None:
-    first = [next(i for i, (when, _, _) in enumerate(TABLE) if when(known)) for known in all_that_can_be_known()]
-    assert set(first) == set(range(len(TABLE)))
+    first = [
+        next(i for i, (when, _, _) in enumerate(PRIORITY_RULES) if when(known)) for known in all_that_can_be_known()
+    ]
+    assert set(first) == set(range(len(PRIORITY_RULES)))
 
 
 def test_reasons_read_differently() -> None:
-    texts = [reason.value for reason in Hold]
+    texts = [reason.value for reason in HoldReason]
     assert len(set(texts)) == len(texts)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FakeConfig, FakeRobot, with_faults
-from robot_edge.control.mode import Hold
-from robot_edge.control.observation_monitor import Health, HealthConfig, Verdict
+from robot_edge.control.mode import HoldReason
+from robot_edge.control.observation_monitor import CheckResult, ObservationLimits, ObservationMonitor
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
 from wire.types import CameraSpec, Dimension, Frame, Observation, RobotSpec
@@ -26,8 +26,8 @@ SPEC = RobotSpec(
 class Bench:
     """A robot whose every tick is composed by the test; `origin_ns` of its clock is not control's."""
 
-    def __init__(self, config: HealthConfig | None = None, origin_ns: int = 10**15) -> None:
-        self.health = Health(SPEC, config or HealthConfig())
+    def __init__(self, config: ObservationLimits | None = None, origin_ns: int = 10**15) -> None:
+        self.health = ObservationMonitor(SPEC, config or ObservationLimits())
         self.now_ns = 5_000_000_000
         self.origin_ns = origin_ns
         self.rng = np.random.default_rng(0)
@@ -47,7 +47,7 @@ class Bench:
         state: np.ndarray | None = None,
         images: dict[str, np.ndarray] | None = None,
         took_ns: int = TICK_NS,
-    ) -> Verdict:
+    ) -> CheckResult:
         """One tick: `frame_ns` is when each frame was made, relative to the observation; `still` cameras repeat."""
         self.now_ns += took_ns
         time_ns = self.now_ns + self.origin_ns - lag_ns
@@ -61,20 +61,20 @@ class Bench:
         seen = Observation(time_ns, self.state if state is None else state, frames, "x")
         return self.note(self.health.check(seen, self.now_ns))
 
-    def note(self, verdict: Verdict) -> Verdict:
+    def note(self, verdict: CheckResult) -> CheckResult:
         self.events += [(event.kind, event.detail) for event in verdict.events]
         return verdict
 
     def well(self, ticks: int = 1) -> None:
         for _ in range(ticks):
             verdict = self.tick()
-            assert (verdict.reason, verdict.detail, verdict.valid) == (Hold.none, "", True)
+            assert (verdict.reason, verdict.detail, verdict.valid) == (HoldReason.none, "", True)
 
     def recovers(self, ticks: int = 3) -> None:
         """It holds for `ticks` healthy ticks and moves at the next, and says so once."""
         said = len(self.events)
         for _ in range(ticks):
-            assert self.tick().reason is not Hold.none
+            assert self.tick().reason is not HoldReason.none
         self.well(5)
         assert [kind for kind, _ in self.events[said:]] == ["recovered"]
 
@@ -90,7 +90,7 @@ def test_a_joint_that_is_no_number_is_named(bad: float) -> None:
     bench = Bench()
     bench.well(3)
     verdict = bench.tick(state=np.array([0.1, bad], np.float32))
-    assert verdict.reason is Hold.bad_observation
+    assert verdict.reason is HoldReason.bad_observation
     assert not verdict.valid
     assert "elbow" in verdict.detail
     assert "shoulder" not in verdict.detail
@@ -111,7 +111,7 @@ def test_a_robot_that_cannot_be_read() -> None:
     bench = Bench()
     bench.well(2)
     verdict = bench.note(bench.health.failed("the arm does not answer"))
-    assert (verdict.reason, verdict.valid) == (Hold.bad_observation, False)
+    assert (verdict.reason, verdict.valid) == (HoldReason.bad_observation, False)
     for _ in range(5):
         bench.note(bench.health.failed("the arm does not answer"))
     assert bench.events == [("hold", "the arm does not answer")]
@@ -123,7 +123,7 @@ def test_a_camera_whose_frames_stop() -> None:
     bench.well(3)
     verdicts = [bench.tick(frame_ns={"right": -MS - tick * TICK_NS}) for tick in range(1, 40)]
     # 24 ticks make 481 ms, 25 make 501
-    assert [verdict.reason for verdict in verdicts] == [Hold.none] * 24 + [Hold.stale_camera] * 15
+    assert [verdict.reason for verdict in verdicts] == [HoldReason.none] * 24 + [HoldReason.stale_camera] * 15
     assert verdicts[-1].valid
     assert "'right'" in verdicts[-1].detail
     assert len(bench.events) == 1, "its growing age is no event"
@@ -135,25 +135,25 @@ def test_a_camera_whose_frames_stop() -> None:
 
 @pytest.mark.parametrize(("age_ns", "stale"), [(500 * MS - 1, False), (500 * MS, False), (500 * MS + 1, True)])
 def test_the_age_of_a_frame_at_its_bound(age_ns: int, stale: bool) -> None:
-    assert (Bench().tick(frame_ns={"left": -age_ns}).reason is Hold.stale_camera) == stale
+    assert (Bench().tick(frame_ns={"left": -age_ns}).reason is HoldReason.stale_camera) == stale
 
 
 def test_recovery_counts_ticks_in_a_row() -> None:
     bench = Bench()
     nan = np.full(2, np.nan, np.float32)
     for _ in range(10):
-        assert bench.tick(state=nan).reason is not Hold.none
+        assert bench.tick(state=nan).reason is not HoldReason.none
         for _ in range(3):
-            assert bench.tick().reason is Hold.bad_observation, "not before the fourth"
+            assert bench.tick().reason is HoldReason.bad_observation, "not before the fourth"
     assert [kind for kind, _ in bench.events] == ["hold"]
-    assert bench.tick().reason is Hold.none
+    assert bench.tick().reason is HoldReason.none
     assert [kind for kind, _ in bench.events] == ["hold", "recovered"]
 
 
 @pytest.mark.parametrize("limits", [{"camera_stale_s": 0.0}, {"jump_s": float("nan")}, {"recover_ticks": -1}])
 def test_limits_that_make_no_sense_are_refused(limits: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(limits))):
-        HealthConfig(**limits)
+        ObservationLimits(**limits)
 
 
 def test_an_episode_does_not_forgive() -> None:
@@ -174,7 +174,7 @@ class TestClock:
         bench.well(5)
         bench.origin_ns -= TICK_NS + back_ns
         verdict = bench.tick()
-        assert verdict.reason is Hold.clock_jump
+        assert verdict.reason is HoldReason.clock_jump
         assert "went back" in verdict.detail
         bench.recovers()
 
@@ -183,14 +183,14 @@ class TestClock:
         bench = Bench()
         bench.well(5)
         bench.origin_ns += ahead_ns
-        assert (bench.tick().reason is Hold.clock_jump) == jump
+        assert (bench.tick().reason is HoldReason.clock_jump) == jump
         if jump:
             bench.recovers()
 
     def test_a_pause_of_control_is_none(self) -> None:
         bench = Bench()
         bench.well(5)
-        assert bench.tick(took_ns=8 * 10**9) == Verdict()
+        assert bench.tick(took_ns=8 * 10**9) == CheckResult()
 
     def test_an_observation_that_stands_still_grows_old(self) -> None:
         bench = Bench()
@@ -200,8 +200,8 @@ class TestClock:
             lag += TICK_NS
             reasons.append(bench.tick(lag_ns=lag, frame_ns={"left": 0, "right": 0}).reason)
         # 500 ms are 25 periods
-        assert reasons[:25] == [Hold.none] * 25
-        assert reasons[26:] == [Hold.stale_state] * 14
+        assert reasons[:25] == [HoldReason.none] * 25
+        assert reasons[26:] == [HoldReason.stale_state] * 14
         assert "old" in bench.events[0][1]
 
     def test_a_slow_clock_does_not_add_up(self) -> None:
@@ -210,28 +210,28 @@ class TestClock:
         for _ in range(3_600):
             # 500 ppm slower, seen once a second for an hour: 1.8 s in all
             bench.origin_ns -= 500_000
-            assert bench.tick(took_ns=10**9).reason is Hold.none
+            assert bench.tick(took_ns=10**9).reason is HoldReason.none
 
     def test_a_frame_that_goes_back_or_is_of_the_future(self) -> None:
         bench = Bench()
         bench.well(3)
-        assert bench.tick(frame_ns={"left": 49 * MS}).reason is Hold.none
-        assert bench.tick(took_ns=100 * MS).reason is Hold.none
+        assert bench.tick(frame_ns={"left": 49 * MS}).reason is HoldReason.none
+        assert bench.tick(took_ns=100 * MS).reason is HoldReason.none
         verdict = bench.tick(frame_ns={"left": 51 * MS})
-        assert verdict.reason is Hold.clock_jump
+        assert verdict.reason is HoldReason.clock_jump
         assert "'left'" in verdict.detail
         assert "newer" in verdict.detail
         # its next frame is of an earlier time than that one
         bench.tick(took_ns=MS)
         bench.recovers()
         verdict = bench.tick(frame_ns={"right": -100 * MS})
-        assert verdict.reason is Hold.clock_jump
+        assert verdict.reason is HoldReason.clock_jump
         assert "older than the one before" in verdict.detail
         bench.recovers()
 
 
 class TestRepeats:
-    def go(self, bench: Bench, ticks: int, step: float, still: tuple[str, ...] = ("right",)) -> list[Hold]:
+    def go(self, bench: Bench, ticks: int, step: float, still: tuple[str, ...] = ("right",)) -> list[HoldReason]:
         reasons = []
         for _ in range(ticks):
             bench.state = bench.state + np.array([step, 0], np.float32)
@@ -244,24 +244,24 @@ class TestRepeats:
         bench.well(3)
         reasons = self.go(bench, 60, 0.02)
         # enough frames are there long before the robot has gone through a tenth of its range of 4
-        assert 19 <= reasons.index(Hold.frozen_camera) <= 21
+        assert 19 <= reasons.index(HoldReason.frozen_camera) <= 21
         assert "'right'" in bench.events[0][1]
         assert [kind for kind, _ in bench.events] == ["hold"]
         bench.recovers()
 
     def test_a_scene_in_which_nothing_moves_draws_the_same_picture(self) -> None:
         bench = Bench()
-        assert set(self.go(bench, 500, 0.0)) == {Hold.none}
-        assert set(self.go(bench, 500, 0.0, ("left", "right"))) == {Hold.none}
+        assert set(self.go(bench, 500, 0.0)) == {HoldReason.none}
+        assert set(self.go(bench, 500, 0.0, ("left", "right"))) == {HoldReason.none}
 
     def test_trembling_in_place_is_not_moving_far(self) -> None:
         bench = Bench()
         for tick in range(500):
             bench.state[0] = 0.15 * (tick % 2)
-            assert bench.tick(still=("right",)).reason is Hold.none
+            assert bench.tick(still=("right",)).reason is HoldReason.none
 
     def test_creeping_is_not_moving(self) -> None:
-        assert set(self.go(Bench(), 300, 0.004)) == {Hold.none}
+        assert set(self.go(Bench(), 300, 0.004)) == {HoldReason.none}
 
     def test_one_other_pixel_is_another_picture(self) -> None:
         bench = Bench()
@@ -270,7 +270,9 @@ class TestRepeats:
             image = bench.images["right"]
             # beside the sample, so that only the whole comparison sees it
             image[1, 1, 0] = tick % 256
-            assert bench.tick(still=("right",), images=bench.images | {"left": bench.picture()}).reason is Hold.none
+            assert (
+                bench.tick(still=("right",), images=bench.images | {"left": bench.picture()}).reason is HoldReason.none
+            )
 
     def test_a_driver_that_reuses_its_memory_is_not_frozen(self) -> None:
         bench = Bench()
@@ -279,16 +281,16 @@ class TestRepeats:
             bench.state[0] = -2 + 0.01 * tick
             for image in memory.values():
                 image[...] = bench.picture()
-            assert bench.tick(images=memory).reason is Hold.none
+            assert bench.tick(images=memory).reason is HoldReason.none
 
     def test_a_real_camera_may_be_told_by_its_pictures_alone(self) -> None:
-        bench = Bench(HealthConfig(repeats_while_still=True, repeated_frames=10))
+        bench = Bench(ObservationLimits(repeats_while_still=True, repeated_frames=10))
         bench.well(3)
         reasons = self.go(bench, 20, 0.0)
-        assert reasons.index(Hold.frozen_camera) == 10
+        assert reasons.index(HoldReason.frozen_camera) == 10
 
     def test_it_can_be_left_out(self) -> None:
-        assert set(self.go(Bench(HealthConfig(repeated_frames=0)), 150, 0.02)) == {Hold.none}
+        assert set(self.go(Bench(ObservationLimits(repeated_frames=0)), 150, 0.02)) == {HoldReason.none}
 
     def test_the_same_frame_again_is_no_new_frame(self) -> None:
         bench = Bench()
@@ -297,23 +299,25 @@ class TestRepeats:
             bench.state[0] = -1 + 0.05 * tick
             age = (tick + 1) * TICK_NS
             times = {"left": -MS, "right": -age}
-            assert bench.tick(frame_ns=times, images={"left": bench.picture(), "right": image}).reason is Hold.none
+            assert (
+                bench.tick(frame_ns=times, images={"left": bench.picture(), "right": image}).reason is HoldReason.none
+            )
 
 
 class TestWithTheFakeRobot:
     @pytest.mark.parametrize(
         ("fault", "reason", "word"),
         [
-            ("nan_state", Hold.bad_observation, "x"),
-            ("wrong_shape", Hold.bad_observation, "shape"),
-            ("frozen_camera", Hold.stale_camera, "'front'"),
-            ("future_frame", Hold.clock_jump, "'front'"),
-            ("clock_back", Hold.clock_jump, "went back"),
+            ("nan_state", HoldReason.bad_observation, "x"),
+            ("wrong_shape", HoldReason.bad_observation, "shape"),
+            ("frozen_camera", HoldReason.stale_camera, "'front'"),
+            ("future_frame", HoldReason.clock_jump, "'front'"),
+            ("clock_back", HoldReason.clock_jump, "went back"),
         ],
     )
-    def test_each_fault_holds_with_its_reason(self, fault: str, reason: Hold, word: str) -> None:
+    def test_each_fault_holds_with_its_reason(self, fault: str, reason: HoldReason, word: str) -> None:
         verdicts = self.run(with_faults(**{fault: True, "from_tick": 10}), 80)
-        assert all(verdict.reason is Hold.none for verdict in verdicts[:10])
+        assert all(verdict.reason is HoldReason.none for verdict in verdicts[:10])
         assert verdicts[-1].reason is reason
         assert word in verdicts[-1].detail
 
@@ -324,24 +328,24 @@ class TestWithTheFakeRobot:
         # motions of a policy: smooth, of any size, some dimensions still
         phase = rng.uniform(0.01, 0.2, 4)
         moves = [scale * np.sin(phase * tick) for tick in range(2_000)]
-        assert all(verdict == Verdict() for verdict in self.run(FakeConfig(), 2_000, moves))
+        assert all(verdict == CheckResult() for verdict in self.run(FakeConfig(), 2_000, moves))
 
     def test_a_robot_that_does_not_answer(self) -> None:
         clock = ManualClock()
         robot = FakeRobot(with_faults(raise_on_read=True), clock)
-        health = Health(robot.spec, HealthConfig())
+        health = ObservationMonitor(robot.spec, ObservationLimits())
         robot.connect()
         robot.reset("go-left", 1)
         with pytest.raises(RobotError) as error:
             robot.read()
         assert "does not answer" in health.failed(str(error.value)).detail
 
-    def run(self, config: FakeConfig, ticks: int, moves: list[np.ndarray] | None = None) -> list[Verdict]:
+    def run(self, config: FakeConfig, ticks: int, moves: list[np.ndarray] | None = None) -> list[CheckResult]:
         clock = ManualClock(10**9)
         robot = FakeRobot(config, clock)
         robot.connect()
         robot.reset("go-left", 1)
-        health, verdicts = Health(robot.spec, HealthConfig()), []
+        health, verdicts = ObservationMonitor(robot.spec, ObservationLimits()), []
         for tick in range(ticks):
             clock.advance(robot.spec.period_ns)
             verdicts.append(health.check(robot.read(), clock.now_ns()))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from robot_edge.control.operator_override import Human
+from robot_edge.control.operator_override import OperatorOverride
 from robot_edge.control.rate import Rate
 from robot_edge.control.takeover_gate import Gate, GateConfig
 from tests import samples
 from wire.clock import ManualClock
-from wire.messages.all import Operator
+from wire.messages.all import OperatorCommand
 
 MS = 1_000_000
 
@@ -92,12 +92,12 @@ class TestGate:
 class TestHuman:
     executed = np.array([0, 0, 0, 1], np.float32)
 
-    def wish(self, kind: str, *action: float) -> Operator:
-        return Operator("robot-0", kind, action)
+    def wish(self, kind: str, *action: float) -> OperatorCommand:
+        return OperatorCommand("robot-0", kind, action)
 
     def test_a_key_moves_and_its_release_holds(self) -> None:
         clock = ManualClock()
-        human = Human(samples.spec(), clock)
+        human = OperatorOverride(samples.spec(), clock)
         assert human.hear(self.wish("take_over"))
         assert not human.hear(self.wish("take_over"))
         human.hear(self.wish("command", 0.5, 0, 0, -1))
@@ -114,7 +114,7 @@ class TestHuman:
 
     def test_an_old_command_is_a_released_key(self) -> None:
         clock = ManualClock()
-        human = Human(samples.spec(), clock)
+        human = OperatorOverride(samples.spec(), clock)
         human.hear(self.wish("take_over"))
         human.hear(self.wish("command", 1, 0, 0, 0))
         clock.advance(290 * MS)
@@ -123,7 +123,7 @@ class TestHuman:
         assert human.command(self.executed) is None
 
     def test_a_lost_link_holds_until_the_person_is_back(self) -> None:
-        human = Human(samples.spec(), ManualClock())
+        human = OperatorOverride(samples.spec(), ManualClock())
         human.hear(self.wish("take_over"))
         human.hear(self.wish("command", 1, 0, 0, 0))
         human.hear(self.wish("drop_link"))
@@ -134,7 +134,7 @@ class TestHuman:
         assert human.linked
 
     def test_a_takeover_that_is_said_again_changes_nothing_but_after_a_lost_link(self) -> None:
-        human = Human(samples.spec(), ManualClock())
+        human = OperatorOverride(samples.spec(), ManualClock())
         human.hear(self.wish("take_over"))
         human.hear(self.wish("command", 0.5, 0, 0, 0.5))
         human.hear(self.wish("command", 0.5, 0, 0, -0.5))
@@ -147,13 +147,13 @@ class TestHuman:
         assert human.linked and human.command(self.executed) is None
 
     def test_nobody_moves_a_robot_without_taking_over(self) -> None:
-        human = Human(samples.spec(), ManualClock())
+        human = OperatorOverride(samples.spec(), ManualClock())
         human.hear(self.wish("command", 1, 0, 0, 0))
         assert human.command(self.executed) is None
 
     @pytest.mark.parametrize("action", [(1.0,), (float("nan"), 0, 0, 0)])
     def test_bad_commands_are_ignored(self, action: tuple[float, ...]) -> None:
-        human = Human(samples.spec(), ManualClock())
+        human = OperatorOverride(samples.spec(), ManualClock())
         human.hear(self.wish("take_over"))
         human.hear(self.wish("command", *action))
         assert human.command(self.executed) is None

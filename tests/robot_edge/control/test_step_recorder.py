@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from robot_edge.control.step_recorder import Recorder
+from robot_edge.control.step_recorder import StepRecorder
 from robot_edge.runtime.process_group import record_line
 from tests import samples
-from wire.errors import InvalidData
-from wire.messages.all import EpisodeStarted, FrameTaken, Message, StepTaken
+from wire.errors import InvalidDataError
+from wire.messages.all import EpisodeStarted, FrameRecorded, Message, StepRecorded
 from wire.transport.frame_ring import FrameRing, SharedFrame, with_preview
 from wire.transport.shared_channel import SharedChannel
 from wire.types import CameraSpec, Frame, Observation
@@ -27,38 +27,38 @@ def heard(line: SharedChannel) -> list[Message]:
 
 def test_steps_and_each_frame_once_through_shared_memory(tmp_path: Path) -> None:
     uplink, control = (record_line(tmp_path, samples.spec(), uplink=side) for side in (True, False))
-    recorder = Recorder(control)
+    recorder = StepRecorder(control)
     recorder.start(samples.episode())
     for tick in range(3):
         recorder.step(samples.observation(frame_ns=90), samples.step(tick))
     assert recorder.healthy
-    assert [type(message) for message in heard(uplink)] == [EpisodeStarted, FrameTaken, *[StepTaken] * 3]
+    assert [type(message) for message in heard(uplink)] == [EpisodeStarted, FrameRecorded, *[StepRecorded] * 3]
     uplink.close()
     control.close()
 
 
 def test_with_nobody_there_it_is_not_healthy_and_keeps_what_it_has(tmp_path: Path) -> None:
     control = record_line(tmp_path, samples.spec(), uplink=False)
-    recorder = Recorder(control, backlog=3)
+    recorder = StepRecorder(control, backlog=3)
     recorder.start(samples.episode())
     recorder.step(samples.observation(), samples.step(0))
     assert not recorder.healthy
     uplink = record_line(tmp_path, samples.spec(), uplink=True)
     assert recorder.healthy
-    assert [type(message) for message in heard(uplink)] == [EpisodeStarted, FrameTaken, StepTaken]
+    assert [type(message) for message in heard(uplink)] == [EpisodeStarted, FrameRecorded, StepRecorded]
     uplink.close()
     control.close()
 
 
 def test_a_picture_for_people_that_is_too_large_is_left_out_and_nothing_else(tmp_path: Path) -> None:
     uplink, control = (SharedChannel(tmp_path / "line", bind=side, capacity_bytes=1 << 16) for side in (True, False))
-    recorder = Recorder(control)
+    recorder = StepRecorder(control)
     recorder.start(samples.episode())
     seen = samples.observation()
     image = seen.images["front"].image
     larger = Frame(90, image, np.zeros((300, 300, 3), np.uint8))
     recorder.step(Observation(seen.time_ns, seen.state, {"front": larger}, seen.task), samples.step(0))
-    frame = next(message.frame for message in heard(uplink) if isinstance(message, FrameTaken))
+    frame = next(message.frame for message in heard(uplink) if isinstance(message, FrameRecorded))
     assert frame.preview is None and np.array_equal(frame.image, image)
     uplink.close()
     control.close()
@@ -89,7 +89,7 @@ def pictures(messages: list[Message]) -> list[tuple[int, int]]:
     """(time, colour) of each frame; every pixel has it."""
     found = []
     for message in messages:
-        if isinstance(message, FrameTaken):
+        if isinstance(message, FrameRecorded):
             assert message.frame.image.min() == message.frame.image.max()
             found.append((message.frame.time_ns, int(message.frame.image[0, 0, 0])))
     return found
@@ -98,7 +98,7 @@ def pictures(messages: list[Message]) -> list[tuple[int, int]]:
 def test_a_frame_that_waits_for_the_uplink_is_kept_before_it_is_overwritten(tmp_path: Path) -> None:
     shared = Shared(tmp_path)
     control = record_line(tmp_path, samples.spec(), uplink=False)
-    recorder = Recorder(control)
+    recorder = StepRecorder(control)
     recorder.start(samples.episode())
     for number in (1, 2):
         recorder.step(shared.see(number), samples.step(number, frame_ns=10 * number))
@@ -129,13 +129,13 @@ def test_a_frame_that_is_overwritten_while_it_is_copied_is_never_recorded(
     ends = [
         record_line(tmp_path, samples.spec(), uplink=side) for side in ((True, False) if uplink_there else (False,))
     ]
-    recorder = Recorder(ends[-1])
+    recorder = StepRecorder(ends[-1])
     recorder.start(samples.episode())
     recorder.step(shared.see(1), samples.step(1, frame_ns=10))
     spoiled = shared.see(2)
     with monkeypatch.context() as patched:
         patched.setattr(shared.ring, "has", Slow(shared))
-        with pytest.raises(InvalidData, match="the frame of 20 ns was overwritten"):
+        with pytest.raises(InvalidDataError, match="the frame of 20 ns was overwritten"):
             recorder.step(spoiled, samples.step(2, frame_ns=20))
     recorder.end("aborted", 1)
     if not uplink_there:
@@ -143,7 +143,7 @@ def test_a_frame_that_is_overwritten_while_it_is_copied_is_never_recorded(
     assert recorder.healthy
     messages = heard(ends[0])
     assert pictures(messages) == [(10, 1)]
-    assert [m.step.tick for m in messages if isinstance(m, StepTaken)] == [1], "nor a step that saw it"
+    assert [m.step.tick for m in messages if isinstance(m, StepRecorded)] == [1], "nor a step that saw it"
     for end in ends:
         end.close()
 
@@ -155,14 +155,14 @@ def test_a_frame_without_its_picture_for_people_is_still_known_to_lie_there(
     large = msgspec.structs.replace(samples.spec(), cameras=(CameraSpec("front", 300, 300, 20.0),))
     previews = FrameRing(tmp_path / "previews", large, write=True)
     line = [SharedChannel(tmp_path / "line", bind=side, capacity_bytes=1 << 16) for side in (True, False)]
-    recorder = Recorder(line[1])
+    recorder = StepRecorder(line[1])
     recorder.start(samples.episode())
     seen = shared.see(1)
     larger = previews.view("front", previews.put("front", Frame(10, np.zeros((300, 300, 3), np.uint8))))
     assert larger is not None and isinstance(seen.images["front"], SharedFrame)
     both = with_preview(seen.images["front"], larger)
     monkeypatch.setattr(shared.ring, "has", Slow(shared))
-    with pytest.raises(InvalidData, match="the frame of 10 ns was overwritten"):
+    with pytest.raises(InvalidDataError, match="the frame of 10 ns was overwritten"):
         recorder.step(Observation(seen.time_ns, seen.state, {"front": both}, seen.task), samples.step(0))
     assert pictures(heard(line[0])) == []
     for end in line:

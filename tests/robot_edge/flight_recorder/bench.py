@@ -11,30 +11,30 @@ from typing import Any
 import numpy as np
 
 from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, Faults
-from hal.interfaces.dynamics import Coupling, SpecMotion
+from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
 from hal.interfaces.robot import Robot, Teleoperator
-from robot_edge.chunking.base import ChunkSchedule
+from robot_edge.chunking.base import ChunkScheduler
 from robot_edge.chunking.factory import make_schedule
 from robot_edge.chunking.strategies.aligned import AlignedSchedule
 from robot_edge.control.loop import ControlLoop, LoopConfig
 from robot_edge.control.takeover_gate import Gate, GateConfig
-from robot_edge.flight_recorder.events import Header
+from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.flight_recorder.writer import FlightConfig
 from wire.clock import Clock, ManualClock
-from wire.messages.all import Applied, ChunkReply, ChunkRequest, Job, Message, Operator
+from wire.messages.all import ChunkReply, ChunkRequest, Job, Message, OperatorCommand, VersionActivated
 from wire.transport.channel import Channel
 from wire.transport.memory_channel import memory_pair
-from wire.types import ActionChunk, Corrector, Trained
+from wire.types import ActionChunk, PolicyCapabilities, ResidualPolicy
 
 FAKE = FakeConfig(image_px=32)
-CORRECTOR = Corrector(
+CORRECTOR = ResidualPolicy(
     (np.full((4, 4 + 900 + 4 + 2), 1e-3, np.float32),), (np.zeros(4, np.float32),), np.zeros(4), np.ones(4), 3
 )
 
 
 def make_loop(
-    header: Header, robot: Robot, uplink: Channel, inference: Channel, clock: Clock, operator: Teleoperator | None
+    header: FlightHeader, robot: Robot, uplink: Channel, inference: Channel, clock: Clock, operator: Teleoperator | None
 ) -> ControlLoop:
     """As the program would: from the header and the borders alone."""
     return ControlLoop(
@@ -51,11 +51,11 @@ def make_loop(
     )
 
 
-def _schedule(header: Header, trained: Trained) -> ChunkSchedule:
+def _schedule(header: FlightHeader, trained: PolicyCapabilities) -> ChunkScheduler:
     settings = dict(header.settings)
     if "replan_ticks" in settings:
         return AlignedSchedule(settings["replan_ticks"])
-    motion = SpecMotion(header.spec, [Coupling(f"move_{axis}", axis, 0.01) for axis in "xyz"])
+    motion = SpecMotion(header.spec, [ActionStateMapping(f"move_{axis}", axis, 0.01) for axis in "xyz"])
     return make_schedule(settings.pop("strategy"), header.spec, trained, motion, **settings)
 
 
@@ -94,7 +94,7 @@ class Bench:
         self.uplink, uplink = memory_pair()
         self.inference, inference = memory_pair()
         self.up, self.inf = Lossy(uplink), Lossy(inference)
-        self.header = Header(
+        self.header = FlightHeader(
             "robot-0",
             "boot",
             self.robot.spec,
@@ -119,9 +119,9 @@ class Bench:
         self._late: list[tuple[int, ChunkReply]] = []
         self._ticks: Iterator[int] = itertools.count(1)
 
-    def ready(self, trained: Trained = Trained()) -> Bench:
+    def ready(self, trained: PolicyCapabilities = PolicyCapabilities()) -> Bench:
         self.uplink.send(Job("j", FAKE_TASKS, 500_000))
-        self.uplink.send(Applied("robot-0", 3, 0, trained))
+        self.uplink.send(VersionActivated("robot-0", 3, 0, trained))
         return self
 
     def fly(self, count: int) -> Bench:
@@ -147,7 +147,7 @@ class Bench:
         return self
 
     def say(self, kind: str, *action: float) -> Bench:
-        self.uplink.send(Operator("robot-0", kind, action))
+        self.uplink.send(OperatorCommand("robot-0", kind, action))
         return self
 
     def land(self) -> Bench:

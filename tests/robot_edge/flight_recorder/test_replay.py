@@ -16,14 +16,22 @@ import pytest
 from hal.drivers.fake import FakeConfig
 from robot_edge.chunking.strategies.aligned import AlignedSchedule
 from robot_edge.control.loop import ControlLoop
-from robot_edge.control.mode import Hold
+from robot_edge.control.mode import HoldReason
 from robot_edge.flight_recorder.command import replay_command
-from robot_edge.flight_recorder.events import Header, Picture, Raised, Read, SnapshotRecord, TickRecord, Written
+from robot_edge.flight_recorder.events import (
+    FlightHeader,
+    PreviewFrame,
+    Raised,
+    Read,
+    SnapshotRecord,
+    TickRecord,
+    WriteEvent,
+)
 from robot_edge.flight_recorder.file import MAGIC, TICKS, _ticks, frame, frames
-from robot_edge.flight_recorder.replay import Played, records, replay
+from robot_edge.flight_recorder.replay import ReplayedTick, records, replay
 from tests.robot_edge.flight_recorder.bench import FAKE, Bench, eventful, make_loop
-from wire.errors import ConfigError, Corrupt, FleetError, RobotError, RobotGone
-from wire.types import Frame, Observation, Trained
+from wire.errors import ConfigError, CorruptDataError, FleetError, RobotDisconnectedError, RobotError
+from wire.types import Frame, Observation, PolicyCapabilities
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -43,16 +51,16 @@ def flown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 
 def test_an_eventful_flight_is_decided_again_to_the_last_bit(flown: tuple[Path, int]) -> None:
     directory, ticks = flown
-    seen: list[Played] = []
+    seen: list[ReplayedTick] = []
     result = replay(directory, make_loop, on_tick=seen.append)
     assert (result.differences, result.notes) == ([], [])
     assert (result.first_tick, result.last_tick, result.ticks) == (1, ticks, ticks)
     assert [played.tick for played in seen] == list(range(1, ticks + 1))
     assert {played.mode for played in seen} == {"policy", "script", "human", "hold", "estop"}
     reasons = {played.reason for played in seen}
-    assert {Hold.no_recorder, Hold.bad_observation, Hold.no_action, Hold.estop} <= reasons
+    assert {HoldReason.no_recorder, HoldReason.bad_observation, HoldReason.no_action, HoldReason.estop} <= reasons
     # the robot was moved, so there was something to compare
-    written = [event.action for played in seen for event in played.events if isinstance(event, Written)]
+    written = [event.action for played in seen for event in played.events if isinstance(event, WriteEvent)]
     assert len(written) > 80
     assert np.abs(np.array(written)).max() > 0.5
 
@@ -67,7 +75,7 @@ def test_a_stretch_begins_at_the_snapshot_before_it(flown: tuple[Path, int]) -> 
 
 
 def test_another_rule_of_decision_is_named(flown: tuple[Path, int]) -> None:
-    def other(header: Header, *borders: object) -> ControlLoop:
+    def other(header: FlightHeader, *borders: object) -> ControlLoop:
         return make_loop(msgspec.structs.replace(header, settings={"replan_ticks": 3}), *borders)  # type: ignore[arg-type]
 
     result = replay(flown[0], other)
@@ -138,7 +146,7 @@ def test_a_torn_end_is_cut_off(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no file"):
         replay(path, make_loop)
     path.write_bytes(b"something else")
-    with pytest.raises(Corrupt, match="not a flight file"):
+    with pytest.raises(CorruptDataError, match="not a flight file"):
         replay(path, make_loop)
 
 
@@ -173,7 +181,7 @@ def test_a_frozen_camera_is_found_again_though_no_pixel_was_kept(tmp_path: Path)
     reasons: list[str] = []
     result = replay(tmp_path, make_loop, on_tick=lambda played: reasons.append(played.reason))
     assert result.differences == []
-    assert Hold.frozen_camera in reasons
+    assert HoldReason.frozen_camera in reasons
 
 
 class SerialGone(OSError):
@@ -182,7 +190,7 @@ class SerialGone(OSError):
 
 @pytest.mark.parametrize("call", ["connect", "reset", "read", "write"])
 @pytest.mark.parametrize(
-    "error", [RobotError("the arm does not answer"), RobotGone("its host ended"), SerialGone("gone")]
+    "error", [RobotError("the arm does not answer"), RobotDisconnectedError("its host ended"), SerialGone("gone")]
 )
 def test_a_robot_that_fails_and_is_tried_again_is_replayed(tmp_path: Path, call: str, error: Exception) -> None:
     bench = Bench(tmp_path, FakeConfig(image_px=32), operated=True, queue_ticks=5000).ready()
@@ -203,7 +211,7 @@ def test_a_robot_that_fails_and_is_tried_again_is_replayed(tmp_path: Path, call:
     failing[0] = False
     bench.fly(400).land()
     assert {"policy", "script"} & set(bench.modes[-60:])
-    seen: list[Played] = []
+    seen: list[ReplayedTick] = []
     assert replay(tmp_path, make_loop, on_tick=seen.append).differences == []
     assert seen[-1].tick == 690
 
@@ -225,7 +233,7 @@ def test_a_tick_that_ended_with_an_error_is_replayed(tmp_path: Path) -> None:
     with pytest.raises(RobotError, match="a bug of ours"):
         bench.fly(5)
     bench.land()
-    seen: list[Played] = []
+    seen: list[ReplayedTick] = []
     result = replay(tmp_path, lambda *borders: broken(make_loop(*borders)), on_tick=seen.append)
     assert (result.differences, seen[-1].tick) == ([], 4)
     last = [record.what for record in records(tmp_path)[1] if isinstance(record.what, TickRecord)][-1]
@@ -274,7 +282,7 @@ def test_a_killed_process_leaves_a_flight_that_replays(tmp_path: Path) -> None:
 def test_pictures_are_kept_at_their_rate(tmp_path: Path) -> None:
     """60 ticks at 80 Hz are 0.75 s."""
     Bench(tmp_path, FAKE, frames_hz=8.0, frames_px=16).ready().fly(60).land()
-    pictures = [r.what for r in records(tmp_path)[1] if isinstance(r.what, Picture)]
+    pictures = [r.what for r in records(tmp_path)[1] if isinstance(r.what, PreviewFrame)]
     assert 5 <= len(pictures) <= 8
     import cv2
 
@@ -317,13 +325,13 @@ STRATEGIES = [
 @pytest.mark.parametrize(("strategy", "more"), STRATEGIES)
 def test_every_strategy_can_be_taken_up_in_the_middle(tmp_path: Path, strategy: str, more: dict[str, int]) -> None:
     """Snapshots every 17 ticks carry each strategy's plans, forecasts and reckoning."""
-    trained = Trained(8, state_aligned=True, prefix_trained=True, residual_trained=True)
+    trained = PolicyCapabilities(8, state_aligned=True, prefix_trained=True, residual_trained=True)
     settings = {"strategy": strategy, "execute_ticks": 6, **more}
     bench = Bench(tmp_path, settings=settings, snapshot_ticks=16).ready(trained).fly(110).land()
     assert len({mode for mode in bench.modes if mode == "policy"}) == 1
     assert replay(tmp_path, make_loop).differences == []
     for first in (25, 60, 100):
-        seen: list[Played] = []
+        seen: list[ReplayedTick] = []
         assert replay(tmp_path, make_loop, first, first + 10, on_tick=seen.append).differences == []
         assert [played.tick for played in seen] == list(range(first, min(first + 10, 110) + 1))
 
@@ -343,7 +351,7 @@ def test_a_driver_may_use_a_frames_memory_again(tmp_path: Path) -> None:
     bench.fly(60).land()
     images: list[bytes] = []
 
-    def look(played: Played) -> None:
+    def look(played: ReplayedTick) -> None:
         images.extend(e.observation.images["front"].image.tobytes() for e in played.events if isinstance(e, Read))  # type: ignore[union-attr]
 
     assert replay(tmp_path, make_loop, on_tick=look).differences == []

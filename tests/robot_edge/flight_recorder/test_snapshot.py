@@ -17,11 +17,11 @@ import pytest
 from robot_edge.chunking.strategies.aligned import AlignedSchedule
 from robot_edge.control.mode import Mode
 from robot_edge.control.observation_monitor import _SAMPLE
-from robot_edge.flight_recorder.events import SAMPLE, Packer, array_reader, refer, stand_in
+from robot_edge.flight_recorder.events import SAMPLE, EventEncoder, array_reader, refer, stand_in
 from robot_edge.flight_recorder.snapshot import capture, restore
 from tests.robot_edge.flight_recorder.bench import Bench
 from tests.samples import chunk, spec
-from wire.errors import Corrupt
+from wire.errors import CorruptDataError
 
 
 class Thing:
@@ -34,7 +34,7 @@ def moved(value: Any, into: Thing | None = None) -> tuple[Any, list[str]]:
     source = Thing()
     source.data = value
     tree, left_out = capture(source)
-    packer, buffer = Packer(), bytearray()
+    packer, buffer = EventEncoder(), bytearray()
     packer.into(tree, buffer)
     read = array_reader([np.array(array) for array in packer.large])
     target = into or Thing()
@@ -116,7 +116,7 @@ def test_what_keeps_itself_out_of_sight_is_named() -> None:
 def test_a_file_cannot_make_what_is_not_ours(name: str) -> None:
     assert os.system
     for node in (["o", 0, name, {}], ["e", name, 1], ["named", 0, name, []]):
-        with pytest.raises(Corrupt, match="not a class of this project"):
+        with pytest.raises(CorruptDataError, match="not a class of this project"):
             restore(Thing(), ["o", 9, f"{Thing.__module__}:Thing", {"data": node}], np.asarray)
 
 

@@ -15,26 +15,26 @@ import numpy as np
 import pytest
 
 from robot_edge.inference.latent_encoder import InlineSlowPath, PacedSlowPath, ProcessSlowPath, RemoteSlowPath
-from robot_edge.inference.latent_server import Thinker, ThinkProcess, ThinkServer
+from robot_edge.inference.latent_server import LatentEncoder, LatentServer, LatentWorker
 from robot_edge.inference.server import Inference, SlowConfig
-from robot_edge.runtime.shared_frames import FramedChannel
+from robot_edge.runtime.shared_frames import SharedFrameChannel
 from tests.robot_edge.inference.thinking import Scripted, seen, version
 from wire.clock import ManualClock, MonotonicClock
 from wire.errors import ConfigError
 from wire.messages.all import (
-    Announce,
     ChunkReply,
     ChunkRequest,
     FetchWeights,
     Heartbeat,
     Hello,
-    Introduce,
+    HelloAck,
     LoadWeights,
-    Refusal,
+    ReintroduceRequest,
+    Rejection,
     ThinkReply,
     ThinkRequest,
+    VersionAvailable,
     WeightBytes,
-    Welcome,
 )
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import FrameRing
@@ -102,8 +102,8 @@ class Beside:
         self.restart()
 
     def restart(self) -> None:
-        self.thinker = Thinker(Scripted)
-        self.process = ThinkProcess(self.far, self.thinker, self.files.__getitem__)
+        self.thinker = LatentEncoder(Scripted)
+        self.process = LatentWorker(self.far, self.thinker, self.files.__getitem__)
 
     def adopt(self, number: int, path: str = "") -> None:
         self.slow.adopt(Scripted(), version(number), path or f"v{number}")
@@ -200,7 +200,7 @@ def test_the_wanted_version_first_and_the_old_one_meanwhile(caplog: pytest.LogCa
     ],
 )
 def test_a_request_that_makes_no_sense_is_answered_with_the_reason(request_: ThinkRequest, words: str) -> None:
-    thinker = Thinker(Scripted)
+    thinker = LatentEncoder(Scripted)
     thinker.load(version(1), lambda: b"1")
     assert words in thinker.answer(request_).error
 
@@ -221,7 +221,7 @@ class Served:
         self.robots = MemoryServer()
         self.clock = ManualClock()
         self.made: list[Scripted] = []
-        self.server = ThinkServer("thinker-0", self.robots, end, Thinker(self.make), weights, self.clock)
+        self.server = LatentServer("thinker-0", self.robots, end, LatentEncoder(self.make), weights, self.clock)
         self.data = b"weights of version 7"
 
     def make(self) -> Scripted:
@@ -233,7 +233,7 @@ class Served:
 
     def publish(self) -> None:
         made = PolicyVersion(7, hashlib.sha256(self.data).hexdigest(), len(self.data), 0, 0, 0, 0)
-        self.gateway.send(Announce(made, 1))
+        self.gateway.send(VersionAvailable(made, 1))
         self.server.turn()
         while (message := self.gateway.recv()) is not None:
             if isinstance(message, FetchWeights):
@@ -247,15 +247,15 @@ def test_a_think_server_follows_the_gateway(tmp_path: Path) -> None:
     hello = served.gateway.recv()
     assert isinstance(hello, Hello)
     assert (hello.name, hello.role) == ("thinker-0", "thinker")
-    served.gateway.send(Refusal("no"))
+    served.gateway.send(Rejection("no"))
     served.server.turn()
     assert served.server.refused == "no"
-    served.gateway.send(Welcome("gateway", 1, 2))
+    served.gateway.send(HelloAck("gateway", 1, 2))
     served.clock.advance(2_000 * MS)
     served.server.turn()
     assert served.server.refused == ""
     assert isinstance(served.gateway.recv(), Heartbeat)
-    served.gateway.send(Introduce())
+    served.gateway.send(ReintroduceRequest())
     served.server.turn()
     assert isinstance(served.gateway.recv(), Hello)
     served.publish()
@@ -291,7 +291,7 @@ def test_a_robot_that_asks_much_does_not_push_in(tmp_path: Path) -> None:
     served.server.turn()
     served.server.turn()
     assert served.made[-1].thoughts == [5, 2]
-    assert isinstance(eager.recv(), Refusal)
+    assert isinstance(eager.recv(), Rejection)
 
 
 # --- real processes --------------------------------------------------------------------------------------------------
@@ -317,8 +317,8 @@ class Robot:
         near, far = memory_pair()
         self.control: Channel = near
         if ring is not None and place is not None:
-            self.control = FramedChannel(near, FrameRing(place / "frames", Scripted.spec, write=True))
-            far = FramedChannel(far, ring)  # type: ignore[assignment]
+            self.control = SharedFrameChannel(near, FrameRing(place / "frames", Scripted.spec, write=True))
+            far = SharedFrameChannel(far, ring)  # type: ignore[assignment]
         self.uplink, uplink = memory_pair()
         self.policy = Scripted()
         config = SlowConfig(max_age_s=0.4, fallback=fallback)
@@ -376,7 +376,7 @@ while True:
 def test_a_thinking_process_that_is_killed_and_comes_back(tmp_path: Path) -> None:
     """Frames lie in shared memory, weights on disk: the successor needs neither a word from control nor a restart."""
     ring = FrameRing(tmp_path / "frames", Scripted.spec, write=False)
-    line = FramedChannel(SharedChannel(tmp_path / "think", bind=False), ring)
+    line = SharedFrameChannel(SharedChannel(tmp_path / "think", bind=False), ring)
     robot = Robot(ProcessSlowPath(line, MonotonicClock(), patience_s=0.3), "hold", ring, tmp_path)
     with running(BESIDE, str(tmp_path)) as process:
         robot.load(3, tmp_path / "weights")

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robot_edge.inference.latents import LatentBuffer, Thought, seen_ns
+from robot_edge.inference.latents import LatentBuffer, StampedLatent, seen_ns
 from tests import samples
 from wire.clock import ManualClock
 from wire.types import Frame, Latent, Observation
 
 
-def thought(version: int, frame_ns: int, task: str = "reach") -> Thought:
-    return Thought(Latent(np.array([version], np.float32), frame_ns - 5, version), frame_ns, frame_ns + 1, task)
+def thought(version: int, frame_ns: int, task: str = "reach") -> StampedLatent:
+    return StampedLatent(Latent(np.array([version], np.float32), frame_ns - 5, version), frame_ns, frame_ns + 1, task)
 
 
 def test_the_newest_of_each_version_and_task() -> None:

@@ -15,7 +15,7 @@ from robot_edge.inference.server import Inference, SlowConfig
 from tests.robot_edge.inference.thinking import Scripted, seen, version
 from wire.clock import ManualClock
 from wire.errors import ConfigError
-from wire.messages.all import Applied, ChunkReply, ChunkRequest, EdgeEvent, EpisodeStarted, Hello, LoadWeights
+from wire.messages.all import ChunkReply, ChunkRequest, EdgeEvent, EpisodeStarted, Hello, LoadWeights, VersionActivated
 from wire.transport.memory_channel import memory_pair
 from wire.types import Episode, Observation, Prefix
 
@@ -75,7 +75,7 @@ class Bench:
     def applied(self) -> list[int]:
         found = []
         while (message := self.uplink.recv()) is not None:
-            if isinstance(message, Applied):
+            if isinstance(message, VersionActivated):
                 found.append(message.number)
         return found
 
@@ -197,7 +197,7 @@ def test_what_was_applied_is_told_and_bad_weights_change_nothing(caplog: pytest.
     assert isinstance(bench.uplink.recv(), Hello)
     bench.load(1)
     applied = bench.uplink.recv()
-    assert isinstance(applied, Applied)
+    assert isinstance(applied, VersionActivated)
     assert (applied.number, applied.applied_ns, applied.trained.trained_max_delay) == (1, 7, 8)
     bench.load(2, "bad")
     refused = bench.uplink.recv()

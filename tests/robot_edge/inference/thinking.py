@@ -8,7 +8,7 @@ import numpy as np
 
 from tests import samples
 from wire.errors import PolicyError, WeightsError
-from wire.types import ActionChunk, Corrector, Latent, Observation, PolicyVersion, Prefix, Trained
+from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, PolicyVersion, Prefix, ResidualPolicy
 
 
 class Scripted:
@@ -26,13 +26,13 @@ class Scripted:
         self._load_s = load_s
 
     @property
-    def trained(self) -> Trained:
-        return Trained(trained_max_delay=8)
+    def trained(self) -> PolicyCapabilities:
+        return PolicyCapabilities(trained_max_delay=8)
 
     @property
-    def corrector(self) -> Corrector | None:
+    def corrector(self) -> ResidualPolicy | None:
         ones = np.ones(4, np.float32)
-        return Corrector((), (), ones, ones, self.version)
+        return ResidualPolicy((), (), ones, ones, self.version)
 
     def think(self, observation: Observation) -> Latent:
         if self.fail == "think":

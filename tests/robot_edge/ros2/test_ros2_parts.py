@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from robot_edge.control.mode import Hold
+from robot_edge.control.mode import HoldReason
 from robot_edge.ros2.diagnostics import ERROR, OK, STALE, WARN, diagnose
-from robot_edge.ros2.operator import Desk
+from robot_edge.ros2.operator import Ros2Operator
 from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, read_parameters, usage
 from robot_edge.ros2.topics import Endpoint, missing
-from robot_edge.uplink.local_operator import DeskLine
+from robot_edge.uplink.local_operator import LocalOperatorLink
 from wire.errors import ConfigError
 from wire.messages.all import EdgeEvent, EdgeStatus
 from wire.transport.memory_channel import memory_pair
@@ -133,16 +133,16 @@ def test_a_robot_at_work_is_fine_and_says_what_it_does() -> None:
     assert all(isinstance(value, str) for value in found.values.values())
 
 
-@pytest.mark.parametrize("reason", [Hold.no_job, Hold.no_version, Hold.no_action])
-def test_a_robot_that_has_nothing_to_do_is_fine(reason: Hold) -> None:
+@pytest.mark.parametrize("reason", [HoldReason.no_job, HoldReason.no_version, HoldReason.no_action])
+def test_a_robot_that_has_nothing_to_do_is_fine(reason: HoldReason) -> None:
     assert diagnose("active", "", status("hold", reason), 0.1)[:2] == (OK, f"the robot holds: {reason}")
 
 
 @pytest.mark.parametrize(
     ("found", "level", "says"),
     [
-        (diagnose("active", "", status("hold", Hold.stale_camera), 0.1), WARN, "a camera stands still"),
-        (diagnose("active", "", status("estop", Hold.estop), 0.1), WARN, "~/release_estop"),
+        (diagnose("active", "", status("hold", HoldReason.stale_camera), 0.1), WARN, "a camera stands still"),
+        (diagnose("active", "", status("estop", HoldReason.estop), 0.1), WARN, "~/release_estop"),
         (diagnose("active", "", status("hold", "x", trouble="the arm does not answer"), 0.1), ERROR, "does not answer"),
         (diagnose("active", "", status(), 0.1, "left.uplink ended with signal SIGKILL"), WARN, "left.uplink ended"),
         (diagnose("active", "", None, 1.0), WARN, "starting"),
@@ -166,7 +166,7 @@ class Robot:
 
     def __init__(self) -> None:
         ours, self.theirs = memory_pair()
-        self.line = DeskLine("left", ours)
+        self.line = LocalOperatorLink("left", ours)
         self.mode = "policy"
         self.deaf = False
         self.ended = threading.Event()
@@ -190,7 +190,7 @@ class Robot:
 
 def test_a_wish_is_carried_out_and_seen() -> None:
     with Robot() as robot:
-        desk = Desk("left", robot.theirs)
+        desk = Ros2Operator("left", robot.theirs)
         assert desk.wish("estop", lambda status: status.mode == "estop", 5.0) == ""
         assert desk.status is not None
         assert desk.status.mode == "estop"
@@ -200,15 +200,15 @@ def test_a_wish_is_carried_out_and_seen() -> None:
 def test_a_wish_that_control_does_not_hear_is_not_called_done() -> None:
     with Robot() as robot:
         robot.deaf = True
-        desk = Desk("left", robot.theirs)
+        desk = Ros2Operator("left", robot.theirs)
         problem = desk.wish("estop", lambda status: status.mode == "estop", 0.3)
     assert problem == "robot 'left': 'estop' was sent, but control did not confirm it within 0.3 s"
 
 
 def test_what_was_so_before_does_not_count_as_the_wish_come_true() -> None:
     ours, theirs = memory_pair()
-    DeskLine("left", ours).tell(status("estop"))
-    desk = Desk("left", theirs)
+    LocalOperatorLink("left", ours).tell(status("estop"))
+    desk = Ros2Operator("left", theirs)
     desk.turn()
     assert "did not confirm" in desk.wish("estop", lambda status: status.mode == "estop", 0.2)
 
@@ -224,16 +224,16 @@ def test_nobody_at_the_other_end_is_said() -> None:
         def close(self) -> None:
             return None
 
-    problem = Desk("left", Nobody()).wish("estop", lambda status: True, 0.1)
+    problem = Ros2Operator("left", Nobody()).wish("estop", lambda status: True, 0.1)
     assert "does not listen" in problem
 
 
 def test_a_closed_desk_hears_nothing_and_may_be_closed_again() -> None:
     ours, theirs = memory_pair()
-    desk = Desk("left", theirs)
+    desk = Ros2Operator("left", theirs)
     desk.close()
     desk.close()
-    DeskLine("left", ours).tell(status())
+    LocalOperatorLink("left", ours).tell(status())
     desk.turn()
     assert desk.status is None
 
@@ -241,10 +241,10 @@ def test_a_closed_desk_hears_nothing_and_may_be_closed_again() -> None:
 def test_events_are_told_once_and_the_age_is_that_of_the_newest_status() -> None:
     now_s = 10.0
     ours, theirs = memory_pair()
-    desk = Desk("left", theirs, lambda: now_s)
+    desk = Ros2Operator("left", theirs, lambda: now_s)
     now_s = 12.0
     assert desk.age_s == 2.0
-    line = DeskLine("left", ours)
+    line = LocalOperatorLink("left", ours)
     line.tell(EdgeEvent("left", 1, "hold", "a camera stands still"))
     line.tell(msgspec.structs.replace(status(), tick=9))
     desk.turn()
@@ -258,7 +258,7 @@ def test_events_are_told_once_and_the_age_is_that_of_the_newest_status() -> None
 
 def test_threads_may_wish_at_once() -> None:
     with Robot() as robot:
-        desk = Desk("left", robot.theirs)
+        desk = Ros2Operator("left", robot.theirs)
         problems: list[str] = []
 
         def wish(kind: str) -> None:

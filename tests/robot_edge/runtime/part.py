@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from robot_edge.runtime.lifecycle import Lifeline
+from robot_edge.runtime.lifecycle import ShutdownSignal
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
             atexit.register(print, "and at its end")
             print(json.dumps(_seen()))
         case ["stay"]:
-            lifeline = Lifeline()
+            lifeline = ShutdownSignal()
             print(f"here {os.getpid()}", flush=True)
             while not lifeline.cut:
                 time.sleep(0.01)

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robot_edge.runtime.shared_frames import FramedChannel, intact, without_previews
+from robot_edge.runtime.shared_frames import SharedFrameChannel, intact, without_previews
 from tests import samples
 from tests.wire.transport.rings import SLOTS, SPEC, Rings, frame
 from tests.wire.transport.rings import rings as rings
-from wire.messages.all import ChunkReply, ChunkRequest, Framed, Heartbeat, ThinkRequest
+from wire.messages.all import ChunkReply, ChunkRequest, Heartbeat, SharedFrameEnvelope, ThinkRequest
 from wire.transport.frame_ring import FrameRing
 from wire.transport.memory_channel import memory_pair
 from wire.transport.shared_channel import SharedChannel
@@ -34,8 +34,8 @@ def test_a_robot_without_cameras(tmp_path: Path) -> None:
     writer, reader = FrameRing(tmp_path / "none", spec, write=True), FrameRing(tmp_path / "none", spec, write=False)
     near, far = memory_pair()
     plain = Observation(1, np.zeros(4, np.float32), {}, "reach")
-    assert FramedChannel(near, writer).send(ChunkRequest(1, plain, 1, plain.state))
-    came = FramedChannel(far, reader).recv()
+    assert SharedFrameChannel(near, writer).send(ChunkRequest(1, plain, 1, plain.state))
+    came = SharedFrameChannel(far, reader).recv()
     assert isinstance(came, ChunkRequest)
     assert came.observation.images == {}
 
@@ -43,11 +43,11 @@ def test_a_robot_without_cameras(tmp_path: Path) -> None:
 def test_requests_cross_without_their_images(rings: Rings) -> None:
     writer, reader = rings
     near, far = memory_pair()
-    control, inference = FramedChannel(near, writer), FramedChannel(far, reader)
+    control, inference = SharedFrameChannel(near, writer), SharedFrameChannel(far, reader)
     sent = seen(4, preview=True)
     assert control.send(ChunkRequest(7, sent, 9, sent.state + 1, None, True))
     raw = far.recv()
-    assert isinstance(raw, Framed)
+    assert isinstance(raw, SharedFrameEnvelope)
     assert raw.message.observation.images == {}
     assert raw.frames == {"front": 1}
 
@@ -70,16 +70,16 @@ def test_a_view_is_passed_on_by_its_number(rings: Rings) -> None:
     """Inference, which cannot write, lets a thinking process see the same frame."""
     writer, reader = rings
     near, far = memory_pair()
-    FramedChannel(near, writer).send(ChunkRequest(1, seen(5), 1, seen(5).state))
-    came = FramedChannel(far, reader).recv()
+    SharedFrameChannel(near, writer).send(ChunkRequest(1, seen(5), 1, seen(5).state))
+    came = SharedFrameChannel(far, reader).recv()
     assert isinstance(came, ChunkRequest)
     near, far = memory_pair()
-    FramedChannel(near, reader).send(ThinkRequest(1, (1,), came.observation))
+    SharedFrameChannel(near, reader).send(ThinkRequest(1, (1,), came.observation))
     raw = far.recv()
-    assert isinstance(raw, Framed)
+    assert isinstance(raw, SharedFrameEnvelope)
     assert raw.frames == {"front": 1}
     # What is in no ring goes as it is.
-    FramedChannel(near, reader).send(ThinkRequest(2, (1,), seen(6, preview=True)))
+    SharedFrameChannel(near, reader).send(ThinkRequest(2, (1,), seen(6, preview=True)))
     whole = far.recv()
     assert isinstance(whole, ThinkRequest)
     assert (whole.observation.images["front"].image == 6).all()
@@ -89,7 +89,7 @@ def test_a_view_is_passed_on_by_its_number(rings: Rings) -> None:
 def test_a_request_that_waited_too_long_is_dropped(rings: Rings, caplog: pytest.LogCaptureFixture) -> None:
     writer, reader = rings
     near, far = memory_pair()
-    control, inference = FramedChannel(near, writer), FramedChannel(far, reader)
+    control, inference = SharedFrameChannel(near, writer), SharedFrameChannel(far, reader)
     for number in range(1, SLOTS + 3):
         control.send(ChunkRequest(number, seen(number), number, seen(number).state))
     ticks = []
@@ -103,8 +103,8 @@ def test_a_request_that_waited_too_long_is_dropped(rings: Rings, caplog: pytest.
 
 def test_other_messages_pass(rings: Rings) -> None:
     near, far = memory_pair()
-    FramedChannel(near, rings[0]).send(Heartbeat(3))
-    message = FramedChannel(far, rings[1]).recv()
+    SharedFrameChannel(near, rings[0]).send(Heartbeat(3))
+    message = SharedFrameChannel(far, rings[1]).recv()
     assert isinstance(message, Heartbeat)
 
 
@@ -141,7 +141,7 @@ while os.getppid() == parent:
 def test_a_control_process_killed_in_the_middle_of_a_frame(tmp_path: Path) -> None:
     """Whatever is still called intact after it was used has one colour only; the successor's frames are new ones."""
     ring = FrameRing(tmp_path / "frames", BIG, write=False)
-    line = FramedChannel(SharedChannel(tmp_path / "line", bind=False), ring)
+    line = SharedFrameChannel(SharedChannel(tmp_path / "line", bind=False), ring)
     used = 0
     for _ in range(2):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)

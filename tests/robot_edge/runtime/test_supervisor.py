@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from robot_edge.runtime.lifecycle import only_one
+from robot_edge.runtime.lifecycle import instance_lock
 from robot_edge.runtime.supervisor import Child, Supervisor
 from wire.errors import ConfigError
 
@@ -126,8 +126,8 @@ def test_a_child_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
 
 
 def test_one_robot_is_started_once(tmp_path: Path) -> None:
-    second = only_one(tmp_path / "lock", patience_s=0.1)
-    with only_one(tmp_path / "lock"), pytest.raises(ConfigError, match="two robots have one name"), second:
+    second = instance_lock(tmp_path / "lock", patience_s=0.1)
+    with instance_lock(tmp_path / "lock"), pytest.raises(ConfigError, match="two robots have one name"), second:
         pytest.fail("both hold it")
-    with only_one(tmp_path / "lock"):
+    with instance_lock(tmp_path / "lock"):
         pass

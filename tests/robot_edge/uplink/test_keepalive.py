@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from robot_edge.uplink.keepalive import Pulse
+from robot_edge.uplink.keepalive import StatusKeepalive
 from tests import samples
 from wire.clock import ManualClock
 from wire.messages.all import EdgeStatus, Stop
@@ -12,7 +12,7 @@ from wire.transport.memory_channel import memory_pair
 def test_the_last_status_is_said_again_while_nothing_else_is() -> None:
     clock = ManualClock()
     here, there = memory_pair()
-    pulse = Pulse(there, clock)
+    pulse = StatusKeepalive(there, clock)
     pulse.beat()
     assert here.recv() is None, "there is no status yet"
     state = samples.step(0).state

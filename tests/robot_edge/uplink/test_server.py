@@ -8,34 +8,34 @@ from pathlib import Path
 
 import pytest
 
-from robot_edge.uplink.local_operator import DeskLine
+from robot_edge.uplink.local_operator import LocalOperatorLink
 from robot_edge.uplink.server import Uplink
 from tests import samples
 from wire.clock import ManualClock, clock_name
-from wire.errors import DiskFull
+from wire.errors import DiskFullError
 from wire.messages.all import (
     Ack,
-    Announce,
-    Applied,
     EdgeEvent,
     EdgeStatus,
     EpisodeEnded,
     EpisodeStarted,
     FetchWeights,
-    FrameTaken,
+    FrameRecorded,
     Hello,
-    Introduce,
+    HelloAck,
     Job,
     LoadWeights,
     Message,
     Nack,
-    Operator,
+    OperatorCommand,
     Preview,
+    ReintroduceRequest,
     RequestPreviews,
     Segment,
-    StepTaken,
+    StepRecorded,
+    VersionActivated,
+    VersionAvailable,
     WeightBytes,
-    Welcome,
 )
 from wire.transport.memory_channel import MemoryServer, memory_pair
 from wire.types import Frame, PolicyVersion
@@ -57,7 +57,7 @@ class Desk:
     def hello(self) -> None:
         self.control.send(Hello("robot-0", "edge", "c", 1, 77, samples.spec(), ("reach",)))
         self.uplink.turn()
-        self.server.send("robot-0", Welcome(clock_name(), 1, 1))
+        self.server.send("robot-0", HelloAck(clock_name(), 1, 1))
         self.uplink.turn()
 
     def record(self, steps: int, number: int = 0, end: bool = True) -> None:
@@ -65,8 +65,8 @@ class Desk:
         self.control.send(EpisodeStarted(episode))
         for tick in range(steps):
             if tick % 4 == 0:
-                self.control.send(FrameTaken(episode.id, "front", Frame(10 * tick + 1, samples.image(tick))))
-            self.control.send(StepTaken(episode.id, samples.step(tick, frame_ns=10 * (tick - tick % 4) + 1)))
+                self.control.send(FrameRecorded(episode.id, "front", Frame(10 * tick + 1, samples.image(tick))))
+            self.control.send(StepRecorded(episode.id, samples.step(tick, frame_ns=10 * (tick - tick % 4) + 1)))
         if end:
             self.control.send(EpisodeEnded(episode.id, "success", 5))
         self.uplink.turn()
@@ -164,10 +164,10 @@ def test_a_gateway_that_restarted_is_told_who_this_is_and_gets_everything_again(
     desk.hello()
     desk.record(5)
     desk.received()
-    desk.server.send("robot-0", Introduce())
+    desk.server.send("robot-0", ReintroduceRequest())
     desk.uplink.turn()
     assert any(isinstance(m, Hello) for m in desk.received())
-    desk.server.send("robot-0", Welcome(clock_name(), 1, 1))
+    desk.server.send("robot-0", HelloAck(clock_name(), 1, 1))
     desk.uplink.turn()
     assert len(segments(desk.received())) == 1
 
@@ -197,7 +197,7 @@ def test_a_full_disk_holds_the_robot_and_drops_nothing(desk: Desk, monkeypatch: 
     put = desk.uplink.spool.put
 
     def full(segment: Segment) -> None:
-        raise DiskFull("the disk is full")
+        raise DiskFullError("the disk is full")
 
     monkeypatch.setattr(desk.uplink.spool, "put", full)
     desk.record(5)
@@ -224,7 +224,7 @@ def test_an_episode_that_control_never_ended_is_closed_as_aborted(desk: Desk) ->
 
 
 def test_a_new_uplink_in_the_middle_of_an_episode_says_so(desk: Desk) -> None:
-    desk.control.send(StepTaken("an episode it never heard of", samples.step(3)))
+    desk.control.send(StepRecorded("an episode it never heard of", samples.step(3)))
     desk.uplink.turn()
     assert any(isinstance(m, Hello) and m.role == "uplink" for m in desk.to_control())
 
@@ -236,7 +236,7 @@ def version(number: int, data: bytes) -> PolicyVersion:
 def test_weights_are_fetched_in_parts_checked_and_offered_whole(desk: Desk) -> None:
     desk.hello()
     data = bytes(range(256)) * 2000
-    desk.server.send("robot-0", Announce(version(1, data), 5))
+    desk.server.send("robot-0", VersionAvailable(version(1, data), 5))
     offered: list[Message] = []
     for _ in range(10):
         desk.uplink.turn()
@@ -250,17 +250,17 @@ def test_weights_are_fetched_in_parts_checked_and_offered_whole(desk: Desk) -> N
     assert Path(offered[0].path).read_bytes() == data
     # a new inference process is offered them again, and what it applied is passed on
     desk.inference.send(Hello("robot-0", "inference", "", 1, 42))
-    desk.inference.send(Applied("robot-0", 1, 9))
+    desk.inference.send(VersionActivated("robot-0", 1, 9))
     desk.uplink.turn()
     assert any(isinstance(m, LoadWeights) for m in desk.heard(desk.inference))
-    assert any(isinstance(m, Applied) for m in desk.to_control())
-    assert len(desk.received(Applied)) == 1
+    assert any(isinstance(m, VersionActivated) for m in desk.to_control())
+    assert len(desk.received(VersionActivated)) == 1
 
 
 def test_weights_with_a_wrong_hash_are_never_offered(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.hello()
     good, bad = b"good" * 100, b"evil" * 100
-    desk.server.send("robot-0", Announce(version(1, good), 5))
+    desk.server.send("robot-0", VersionAvailable(version(1, good), 5))
     desk.uplink.turn()
     desk.server.send("robot-0", WeightBytes(1, 0, bad))
     desk.uplink.turn()
@@ -273,7 +273,7 @@ def test_weights_with_a_wrong_hash_are_never_offered(desk: Desk, caplog: pytest.
 
 def fetch(desk: Desk, number: int, data: bytes) -> list[int]:
     """Announce and bring; the numbers that inference is offered."""
-    desk.server.send("robot-0", Announce(version(number, data), 5))
+    desk.server.send("robot-0", VersionAvailable(version(number, data), 5))
     desk.uplink.turn()
     if desk.received(FetchWeights):
         desk.server.send("robot-0", WeightBytes(number, 0, data))
@@ -295,8 +295,8 @@ def test_a_measurement_goes_back_to_an_older_version_and_on_to_the_newest(desk: 
 def test_a_version_that_is_called_back_before_the_next_one_was_here_stays(desk: Desk) -> None:
     desk.hello()
     assert fetch(desk, 3, b"3") == [3]
-    desk.server.send("robot-0", Announce(version(4, b"4"), 5))
-    desk.server.send("robot-0", Announce(version(3, b"3"), 5))
+    desk.server.send("robot-0", VersionAvailable(version(4, b"4"), 5))
+    desk.server.send("robot-0", VersionAvailable(version(3, b"3"), 5))
     desk.server.send("robot-0", WeightBytes(4, 0, b"4"))
     desk.uplink.turn()
     assert desk.heard(desk.inference) == []
@@ -305,7 +305,7 @@ def test_a_version_that_is_called_back_before_the_next_one_was_here_stays(desk: 
 
 def test_a_desk_beside_the_robot_hears_it_and_stops_it_without_a_gateway(desk: Desk, tmp_path: Path) -> None:
     beside, line = memory_pair()
-    desk.uplink.desk = DeskLine("robot-0", line)
+    desk.uplink.desk = LocalOperatorLink("robot-0", line)
     desk.control.send(Hello("robot-0", "edge", "c", 1, 77, samples.spec(), ("reach",)))
     state = samples.step(0).state
     desk.control.send(EdgeStatus("robot-0", 1, "policy", "", "reach", "e", 1, state, 1, 1, 0, 0.0, 0, 0, 0, 0, 0))
@@ -315,27 +315,27 @@ def test_a_desk_beside_the_robot_hears_it_and_stops_it_without_a_gateway(desk: D
     heard = desk.heard(beside)
     assert [m.control_pid for m in heard if isinstance(m, EdgeStatus)] == [77]
     assert [m.kind for m in heard if isinstance(m, EdgeEvent)] == ["hold", "refused"]
-    beside.send(Operator("robot-1", "release_estop"))
+    beside.send(OperatorCommand("robot-1", "release_estop"))
     beside.send(Hello("desk", "desk", "c", 1))
-    beside.send(Operator("robot-0", "estop"))
+    beside.send(OperatorCommand("robot-0", "estop"))
     desk.uplink.turn()
-    assert [m.kind for m in desk.to_control() if isinstance(m, Operator)] == ["estop"]
+    assert [m.kind for m in desk.to_control() if isinstance(m, OperatorCommand)] == ["estop"]
     # and the stop is remembered like any other
     again = Desk(tmp_path)
     again.hello()
-    assert [m.kind for m in again.to_control() if isinstance(m, Operator)] == ["estop"]
+    assert [m.kind for m in again.to_control() if isinstance(m, OperatorCommand)] == ["estop"]
     again.uplink.close()
 
 
 def test_a_lost_part_is_asked_for_again_and_a_newer_version_replaces_the_fetch(desk: Desk) -> None:
     desk.hello()
-    desk.server.send("robot-0", Announce(version(1, b"old"), 5))
+    desk.server.send("robot-0", VersionAvailable(version(1, b"old"), 5))
     desk.uplink.turn()
     assert len(desk.received(FetchWeights)) == 1
     desk.clock.advance(3 * SECOND)
     desk.uplink.turn()
     assert len(desk.received(FetchWeights)) == 1
-    desk.server.send("robot-0", Announce(version(2, b"new"), 5))
+    desk.server.send("robot-0", VersionAvailable(version(2, b"new"), 5))
     desk.server.send("robot-0", WeightBytes(1, 0, b"old"))
     desk.server.send("robot-0", WeightBytes(2, 0, b"new"))
     desk.uplink.turn()
@@ -346,11 +346,11 @@ def test_a_lost_part_is_asked_for_again_and_a_newer_version_replaces_the_fetch(d
 def test_jobs_and_wishes_reach_control_and_a_new_control_hears_the_job_again(desk: Desk) -> None:
     desk.hello()
     desk.server.send("robot-0", Job("j", ("reach",), 5))
-    desk.server.send("robot-0", Operator("robot-0", "take_over"))
+    desk.server.send("robot-0", OperatorCommand("robot-0", "take_over"))
     desk.uplink.turn()
     kinds = [type(m) for m in desk.to_control()]
     assert Job in kinds
-    assert Operator in kinds
+    assert OperatorCommand in kinds
     desk.control.send(Hello("robot-0", "edge", "c", 1, 78, samples.spec(), ("reach",)))
     desk.uplink.turn()
     assert any(isinstance(m, Job) for m in desk.to_control())
@@ -359,12 +359,12 @@ def test_jobs_and_wishes_reach_control_and_a_new_control_hears_the_job_again(des
 def test_control_that_says_hello_again_still_knows_that_its_driver_vanished(desk: Desk) -> None:
     def told(*kinds: str) -> list[str]:
         for kind in kinds:
-            desk.server.send("robot-0", Operator("robot-0", kind, operator="web-1"))
+            desk.server.send("robot-0", OperatorCommand("robot-0", kind, operator="web-1"))
         desk.uplink.turn()
         desk.to_control()
         desk.control.send(Hello("robot-0", "edge", "c", 1, 77, samples.spec(), ("reach",)))
         desk.uplink.turn()
-        return [m.kind for m in desk.to_control() if isinstance(m, Operator)]
+        return [m.kind for m in desk.to_control() if isinstance(m, OperatorCommand)]
 
     desk.hello()
     assert told("drop_link") == []
@@ -382,7 +382,7 @@ def test_status_carries_the_spool_and_previews_are_thinned(desk: Desk) -> None:
         EdgeStatus("robot-0", 1, "policy", "", "reach", "e", 1, samples.step(0).state, 1, 1, 0, 0.0, 0, 0, 0, 0, 0)
     )
     for n in range(6):
-        desk.control.send(FrameTaken("e", "front", Frame(SECOND + n * 20_000_000, samples.image(n))))
+        desk.control.send(FrameRecorded("e", "front", Frame(SECOND + n * 20_000_000, samples.image(n))))
     desk.uplink.turn()
     received = desk.received()
     status = next(m for m in received if isinstance(m, EdgeStatus))
@@ -392,23 +392,23 @@ def test_status_carries_the_spool_and_previews_are_thinned(desk: Desk) -> None:
 
 def test_a_control_process_that_is_started_again_still_knows_of_the_stop(desk: Desk, tmp_path: Path) -> None:
     desk.hello()
-    desk.server.send("robot-0", Operator("robot-0", "take_over"))
-    desk.server.send("robot-0", Operator("robot-0", "estop"))
+    desk.server.send("robot-0", OperatorCommand("robot-0", "take_over"))
+    desk.server.send("robot-0", OperatorCommand("robot-0", "estop"))
     desk.uplink.turn()
     desk.to_control()
     desk.control.send(Hello("robot-0", "edge", "c", 1, 78, samples.spec(), ("reach",)))
     desk.uplink.turn()
-    assert [m.kind for m in desk.to_control() if isinstance(m, Operator)] == ["estop", "take_over"]
+    assert [m.kind for m in desk.to_control() if isinstance(m, OperatorCommand)] == ["estop", "take_over"]
     # and when the whole edge was started again
     again = Desk(tmp_path)
     again.hello()
-    assert [m.kind for m in again.to_control() if isinstance(m, Operator)] == ["estop"]
-    again.server.send("robot-0", Operator("robot-0", "release_estop"))
+    assert [m.kind for m in again.to_control() if isinstance(m, OperatorCommand)] == ["estop"]
+    again.server.send("robot-0", OperatorCommand("robot-0", "release_estop"))
     again.uplink.turn()
     again.uplink.close()
     third = Desk(tmp_path)
     third.hello()
-    assert [m for m in third.to_control() if isinstance(m, Operator)] == []
+    assert [m for m in third.to_control() if isinstance(m, OperatorCommand)] == []
     third.uplink.close()
 
 
@@ -421,7 +421,7 @@ def test_a_full_disk_that_cannot_even_forget_keeps_what_is_acknowledged(
     forget = desk.uplink.spool.forget
 
     def full(some: tuple[str, ...]) -> None:
-        raise DiskFull("the disk is full")
+        raise DiskFullError("the disk is full")
 
     monkeypatch.setattr(desk.uplink.spool, "forget", full)
     desk.server.send("robot-0", Ack(ids[:2]))
@@ -438,7 +438,7 @@ def test_pictures_for_people_follow_whether_somebody_looks(desk: Desk) -> None:
         for n in range(20):
             larger = samples.image(n) if preview and n % 2 == 0 else None
             time_ns = int(at_s * SECOND) + n * 50_000_000
-            desk.control.send(FrameTaken("e", "front", Frame(time_ns, samples.image(n), larger)))
+            desk.control.send(FrameRecorded("e", "front", Frame(time_ns, samples.image(n), larger)))
         desk.uplink.turn()
         return [m for m in desk.received() if isinstance(m, Preview)]
 
@@ -448,7 +448,7 @@ def test_pictures_for_people_follow_whether_somebody_looks(desk: Desk) -> None:
     desk.hello()
     assert asked() == [False]
     assert len(shown(10)) == 1
-    desk.server.send("robot-0", Welcome(clock_name(), 1, 1, watched=True))
+    desk.server.send("robot-0", HelloAck(clock_name(), 1, 1, watched=True))
     desk.uplink.turn()
     assert asked() == [True]
     # small pictures until the first larger one; then only those, until they have been gone for a second
@@ -459,6 +459,6 @@ def test_pictures_for_people_follow_whether_somebody_looks(desk: Desk) -> None:
     desk.control.send(Hello("robot-0", "edge", "c", 1, 78, samples.spec(), ("reach",)))
     desk.uplink.turn()
     assert asked() == [True]
-    desk.server.send("robot-0", Welcome(clock_name(), 1, 1))
+    desk.server.send("robot-0", HelloAck(clock_name(), 1, 1))
     desk.uplink.turn()
     assert asked() == [False]

@@ -13,7 +13,7 @@ import pytest
 
 from robot_edge.uplink.spool import Spool
 from tests import samples
-from wire.errors import Corrupt, DiskFull, NotWritable, StorageError
+from wire.errors import CorruptDataError, DiskFullError, NotWritableError, StorageError
 
 
 def test_first_in_first_out_until_forgotten(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_full_disk_takes_back_what_was_being_written(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool.sqlite")
     spool.put(samples.segment(0))
     spool._db.execute("PRAGMA max_page_count = 12")
-    with pytest.raises(DiskFull, match="Free some room"):
+    with pytest.raises(DiskFullError, match="Free some room"):
         for index in range(1, 100):
             spool.put(samples.segment(index, steps=400))
     kept = len(spool)
@@ -63,14 +63,14 @@ def test_a_full_disk_takes_back_what_was_being_written(tmp_path: Path) -> None:
 def test_a_file_that_is_no_spool_says_so(tmp_path: Path) -> None:
     path = tmp_path / "spool.sqlite"
     path.write_bytes(b"this is not a database, but it is long enough to be looked at" * 100)
-    with pytest.raises(Corrupt, match="Move it away"):
+    with pytest.raises(CorruptDataError, match="Move it away"):
         Spool(path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_an_unwritable_directory(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(NotWritable):
+    with pytest.raises(NotWritableError):
         Spool(tmp_path / "below" / "spool.sqlite")
 
 

@@ -12,8 +12,8 @@ from tests import samples
 from tests.wire.transport.rings import SLOTS, SPEC, Rings, frame
 from tests.wire.transport.rings import rings as rings
 from wire.codec import decode, encode
-from wire.errors import ConfigError, InvalidData
-from wire.messages.all import FrameTaken
+from wire.errors import ConfigError, InvalidDataError
+from wire.messages.all import FrameRecorded
 from wire.transport.frame_ring import FrameRing, SharedFrame, private, ring_path, with_preview, without_preview
 from wire.types import Frame
 
@@ -122,13 +122,13 @@ def test_a_writer_that_comes_back_counts_on(rings: Rings, tmp_path: Path) -> Non
 
 def test_wrong_shapes_and_unknown_cameras_are_named(rings: Rings) -> None:
     writer, _ = rings
-    with pytest.raises(InvalidData, match=r"camera 'front': uint8\[4, 8, 3\], expected uint8\[8, 8, 3\]"):
+    with pytest.raises(InvalidDataError, match=r"camera 'front': uint8\[4, 8, 3\], expected uint8\[8, 8, 3\]"):
         writer.put("front", Frame(1, np.zeros((4, 8, 3), np.uint8)))
-    with pytest.raises(InvalidData, match=r"float32\[8, 8, 3\]"):
+    with pytest.raises(InvalidDataError, match=r"float32\[8, 8, 3\]"):
         writer.put("front", Frame(1, np.zeros((8, 8, 3), np.float32)))
-    with pytest.raises(InvalidData, match=r"camera 'front': list, expected"):
+    with pytest.raises(InvalidDataError, match=r"camera 'front': list, expected"):
         writer.put("front", Frame(1, [0]))  # type: ignore[arg-type]
-    with pytest.raises(InvalidData, match=r"camera 'wrist'; this robot has \['front'\]"):
+    with pytest.raises(InvalidDataError, match=r"camera 'wrist'; this robot has \['front'\]"):
         writer.put("wrist", frame(1))
 
 
@@ -139,8 +139,8 @@ def test_another_robot_is_refused(rings: Rings, tmp_path: Path) -> None:
 
 def test_for_others_it_is_a_plain_frame(rings: Rings) -> None:
     view = seen(*rings, 7)
-    message = decode(encode(FrameTaken("e", "front", view)))
-    assert isinstance(message, FrameTaken)
+    message = decode(encode(FrameRecorded("e", "front", view)))
+    assert isinstance(message, FrameRecorded)
     assert type(message.frame) is Frame
     assert (message.frame.time_ns, message.frame.image.tolist()) == (70, view.image.tolist())
 
@@ -152,7 +152,7 @@ def test_a_copy_of_an_overwritten_frame_is_refused(rings: Rings) -> None:
     assert type(copy) is Frame
     for number in range(2, SLOTS + 2):
         writer.put("front", frame(number))
-    with pytest.raises(InvalidData, match="the frame of 10 ns was overwritten"):
+    with pytest.raises(InvalidDataError, match="the frame of 10 ns was overwritten"):
         private(old)
     assert (copy.image == 1).all()
     own = frame(3)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import samples
-from wire.errors import ConfigError, StorageError, TooLarge
+from wire.errors import ConfigError, MessageTooLargeError, StorageError
 from wire.messages.all import ChunkReply, ChunkRequest, Heartbeat, WeightBytes
 from wire.transport.shared_channel import SharedChannel
 from wire.transport.zmq_channel import ZmqPair, wait_any
@@ -101,7 +101,7 @@ def test_a_full_line_says_no_and_goes_on_when_read(pair: Pair) -> None:
 
 
 def test_what_can_never_fit_is_an_error(pair: Pair) -> None:
-    with pytest.raises(TooLarge, match="larger capacity_bytes"):
+    with pytest.raises(MessageTooLargeError, match="larger capacity_bytes"):
         pair[0].send(WeightBytes(1, 0, bytes(5000)))
 
 

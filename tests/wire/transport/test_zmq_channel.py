@@ -12,7 +12,7 @@ import zmq
 
 from tests import samples
 from wire.errors import ConfigError
-from wire.messages.all import Ack, Heartbeat, Hello, Message, Refusal, Welcome
+from wire.messages.all import Ack, Heartbeat, Hello, HelloAck, Message, Rejection
 from wire.transport.keys import KeyPair, check_name, load_pair, load_public, make_keys
 from wire.transport.zmq_channel import ZmqClient, ZmqPair, ZmqServer, wait_any
 
@@ -89,7 +89,7 @@ def test_an_unknown_key_is_refused_by_name_and_disturbs_nobody(
     stranger = connect("robot-9", KeyPair(*zmq.curve_keypair()))
     assert exchange(server, stranger, Hello("robot-9", "edge", "c", 1), 1.0) is None
     refusal = answer(stranger, server)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, Rejection)
     assert "'robot-9' is refused" in refusal.reason
     assert [name for name, _ in server.refused()] == ["robot-9"]
     assert "refused 'robot-9' from 127.0.0.1" in caplog.text
@@ -133,8 +133,8 @@ def test_a_peer_that_comes_back_is_found_under_its_name(server: ZmqServer, conne
     assert exchange(server, connect("robot-0"), Heartbeat(1)) is not None
     second = connect("robot-0")
     assert exchange(server, second, Heartbeat(2)) is not None
-    assert server.send("robot-0", Welcome("c", 1, 2))
-    assert isinstance(answer(second, server), Welcome)
+    assert server.send("robot-0", HelloAck("c", 1, 2))
+    assert isinstance(answer(second, server), HelloAck)
 
 
 def test_garbage_from_a_known_peer_is_dropped_with_its_name(
@@ -143,7 +143,7 @@ def test_garbage_from_a_known_peer_is_dropped_with_its_name(
     client = connect("robot-0")
     assert exchange(server, client, Heartbeat(1)) is not None
     client.socket.send(b"\x01garbage")
-    assert isinstance(answer(client, server), Refusal)
+    assert isinstance(answer(client, server), Rejection)
     assert "dropped a message of 'robot-0'" in caplog.text
     assert exchange(server, client, Heartbeat(2)) is not None
 

@@ -22,7 +22,7 @@ CARRY_BACK = 16
 """how many segments back a frame that a step saw is looked for"""
 
 
-class Found(Protocol):
+class ReadSegments(Protocol):
     """What a store read."""
 
     @property
@@ -33,11 +33,11 @@ class Found(Protocol):
     def elsewhere(self) -> Sequence[int]: ...
 
 
-Read = Callable[[Sequence[int]], Found]
+Read = Callable[[Sequence[int]], ReadSegments]
 """The segments of ledger rows; rows that are gone are simply absent. Raises `StorageError`."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class SegmentRequest(msgspec.Struct, frozen=True):
     """One segment to bring into memory."""
 
     row: int
@@ -47,13 +47,13 @@ class Wanted(msgspec.Struct, frozen=True):
     """ledger rows of those after it, as far as its windows may reach"""
 
 
-class Job(msgspec.Struct, frozen=True):
+class LoadJob(msgspec.Struct, frozen=True):
     """What is loaded together."""
 
     number: int
     """grows in the order of need"""
-    wanted: tuple[Wanted, ...]
-    follow: tuple[Wanted, ...] = ()
+    wanted: tuple[SegmentRequest, ...]
+    follow: tuple[SegmentRequest, ...] = ()
     """segments in memory of which only what follows is wanted"""
     room: tuple[int, ...] = ()
     """frames of each shape that should be enough"""
@@ -61,7 +61,7 @@ class Job(msgspec.Struct, frozen=True):
     """memory that the steps take"""
 
 
-class Steps(msgspec.Struct, frozen=True):
+class LoadedSteps(msgspec.Struct, frozen=True):
     """One segment, loaded."""
 
     row: int
@@ -75,8 +75,8 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     """A job that was done."""
 
     job: int
-    segments: tuple[Steps, ...] = ()
-    follow: tuple[Steps, ...] = ()
+    segments: tuple[LoadedSteps, ...] = ()
+    follow: tuple[LoadedSteps, ...] = ()
     used: tuple[int, ...] = ()
     """how many of the frames of each shape that were given; the first ones"""
     short: tuple[int, ...] = ()
@@ -90,7 +90,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     """ledger rows of the segments whose steps saw those"""
 
 
-def load_block(job: Job, room: Rows, frames: Sequence[np.ndarray], read: Read, layout: Layout) -> Loaded:
+def load_block(job: LoadJob, room: Rows, frames: Sequence[np.ndarray], read: Read, layout: Layout) -> Loaded:
     """Do `job`, writing decoded frames to the rows `room` of `frames` (uint8[rows, h, w, 3] by shape).
 
     Raises `StorageError` if the store cannot be read at all.
@@ -116,9 +116,9 @@ def load_block(job: Job, room: Rows, frames: Sequence[np.ndarray], read: Read, l
             if UNREADABLE_FRAME in numbers:
                 unreadable_in.append(w.row)
             records["frame"][view.steps, c] = np.array(numbers, np.int32)[np.searchsorted(view.times, view.saw)]
-        segments.append(Steps(w.row, segment.steps, records.tobytes()))
+        segments.append(LoadedSteps(w.row, segment.steps, records.tobytes()))
     nothing = np.zeros(0, layout.record)
-    follow = [Steps(w.row, 0, block.with_following(nothing, w.after).tobytes()) for w in job.follow]
+    follow = [LoadedSteps(w.row, 0, block.with_following(nothing, w.after).tobytes()) for w in job.follow]
     return Loaded(
         job.number,
         tuple(segments),
@@ -178,7 +178,7 @@ class _Block:
             left -= len(parts[-1])
         return np.concatenate(parts)
 
-    def with_past(self, wanted: Wanted) -> np.ndarray:
+    def with_past(self, wanted: SegmentRequest) -> np.ndarray:
         """Records of the `history` steps before `wanted` and of its own; the oldest known is repeated."""
         own = records_of(self.segments[wanted.row], self._layout)
         if not self._layout.history:
@@ -190,7 +190,7 @@ class _Block:
         records["eligible"][: self._layout.history] = False
         return records
 
-    def _before(self, wanted: Wanted) -> Iterator[tuple[Segment, int]]:
+    def _before(self, wanted: SegmentRequest) -> Iterator[tuple[Segment, int]]:
         """Segments before `wanted`, nearest first, each with how many of its last steps belong to the history."""
         left = self._layout.history
         for row in wanted.before:
@@ -200,7 +200,7 @@ class _Block:
             yield self.segments[row], min(left, self.segments[row].steps)
             left -= self.segments[row].steps
 
-    def _times(self, wanted: Wanted, camera: str) -> np.ndarray:
+    def _times(self, wanted: SegmentRequest, camera: str) -> np.ndarray:
         """int64[history + T]: time of the frame that each step of `with_past` saw."""
         own = self.segments[wanted.row].frame_times_ns[camera]
         if not self._layout.history:
@@ -210,7 +210,7 @@ class _Block:
             parts.insert(0, segment.frame_times_ns[camera][segment.steps - steps :])
         return _padded(parts, self._layout.history + len(own))
 
-    def frames_seen(self, wanted: Wanted) -> list[_Seen]:
+    def frames_seen(self, wanted: SegmentRequest) -> list[_Seen]:
         """By camera. Segments before `wanted` are read as far back as a frame has to be looked for."""
         segment = self.segments[wanted.row]
         startable = np.array(self._layout.starts[segment.episode.source == "demonstration"])[segment.actor]

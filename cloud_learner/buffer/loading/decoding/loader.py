@@ -13,8 +13,8 @@ from typing import Protocol
 
 import msgspec
 
-from cloud_learner.buffer.loading.decoding.block import Found, Job, Loaded, Read, load_block
-from cloud_learner.buffer.loading.frame_cache import Arena, Rows
+from cloud_learner.buffer.loading.decoding.block import Loaded, LoadJob, Read, ReadSegments, load_block
+from cloud_learner.buffer.loading.frame_cache import FrameCache, Rows
 from cloud_learner.buffer.loading.layout import Layout
 from wire.errors import ConfigError
 from wire.messages.all import Segment
@@ -22,7 +22,7 @@ from wire.messages.all import Segment
 log = logging.getLogger(__name__)
 
 
-class Fresh:
+class FreshSegments:
     """Segments that came straight from the gateway, the newest below a number of bytes: they need not be read."""
 
     def __init__(self, cap_bytes: int) -> None:
@@ -61,7 +61,7 @@ class Loader(Protocol):
     @property
     def stats(self) -> LoaderStats: ...
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: LoadJob) -> None:
         """Do it when its turn comes."""
         ...
 
@@ -116,13 +116,13 @@ class LoaderStats(msgspec.Struct):
 class InlineLoader:
     """Does each job in the thread that asks for it, when it asks."""
 
-    def __init__(self, arena: Arena, read: Read, layout: Layout, fresh: Fresh) -> None:
+    def __init__(self, arena: FrameCache, read: Read, layout: Layout, fresh: FreshSegments) -> None:
         self._arena, self._store_read, self._layout, self._fresh = arena, read, layout, fresh
         self._frames = [arena.frames(shape) for shape in range(len(layout.shapes))]
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, LoadJob] = {}
         self.stats = LoaderStats()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: LoadJob) -> None:
         self._jobs[job.number] = job
 
     def take(self, number: int) -> Taken:
@@ -149,13 +149,13 @@ class InlineLoader:
     def close(self) -> None:
         self._jobs.clear()
 
-    def _read(self, rows: Sequence[int]) -> Found:
+    def _read(self, rows: Sequence[int]) -> ReadSegments:
         given = self._fresh.get(rows)
         self.stats.from_gateway += len(given)
         return read_others(rows, given, self._store_read)
 
 
-def read_others(rows: Sequence[int], given: Mapping[int, Segment], read: Read) -> Found:
+def read_others(rows: Sequence[int], given: Mapping[int, Segment], read: Read) -> ReadSegments:
     """The segments of `rows`: those that are `given`, and the others read."""
     others = [row for row in rows if row not in given]
     if not others:
@@ -170,14 +170,14 @@ class _Both(msgspec.Struct, frozen=True, eq=False):
     elsewhere: Sequence[int] = ()
 
 
-def taken(arena: Arena, loaded: Loaded, room: Rows) -> Taken:
+def taken(arena: FrameCache, loaded: Loaded, room: Rows) -> Taken:
     """`loaded` with the frames it used; the others go back."""
     used = loaded.used or (0,) * len(room)
     arena.release(tuple(rows[n:] for rows, n in zip(room, used, strict=True)))
     return Taken(loaded, tuple(rows[:n] for rows, n in zip(room, used, strict=True)))
 
 
-def no_room(job: Job, arena: Arena) -> ConfigError:
+def no_room(job: LoadJob, arena: FrameCache) -> ConfigError:
     return ConfigError(
         f"a cache of {arena.cap_bytes} bytes, {arena.used_bytes} of them in use, has no room for {job.room} frames of "
         f"{len(job.wanted)} segments: give it more (cache_bytes)."

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.loading.decoding.block import CARRY_BACK, Job, Wanted
+from cloud_learner.buffer.loading.decoding.block import CARRY_BACK, LoadJob, SegmentRequest
 from cloud_learner.buffer.loading.layout import Layout
 from cloud_learner.buffer.loading.windows import Draws
-from cloud_learner.buffer.sampling.plan import Plan
-from cloud_learner.buffer.sampling.segment_index import Universe
+from cloud_learner.buffer.sampling.plan import SamplingPlan
+from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 
 
 class Order(msgspec.Struct, frozen=True, eq=False):
@@ -23,17 +23,17 @@ class Order(msgspec.Struct, frozen=True, eq=False):
 
     number: int
     drop: tuple[int, ...]
-    jobs: tuple[Job, ...]
+    jobs: tuple[LoadJob, ...]
     draws: Draws
     release: tuple[int, ...]
     watermark: int
     """newest ledger row that was known"""
 
 
-class Orders:
+class LoadOrders:
     """Counts who holds a segment and remembers which neighbours it was loaded with."""
 
-    def __init__(self, universe: Universe, layout: Layout, bytes_of: Callable[[np.ndarray], np.ndarray]) -> None:
+    def __init__(self, universe: SegmentIndex, layout: Layout, bytes_of: Callable[[np.ndarray], np.ndarray]) -> None:
         """`bytes_of`: memory of the steps of segments, from their int[k] numbers of steps."""
         self._universe, self._layout, self._bytes_of = universe, layout, bytes_of
         self._holders: dict[int, int] = {}
@@ -64,7 +64,7 @@ class Orders:
         offsets = universe.run_offsets
         return self._startable[offsets[segments + 1]] - self._startable[offsets[segments]]
 
-    def order(self, plan: Plan, watermark: int | None = None) -> Order:
+    def order(self, plan: SamplingPlan, watermark: int | None = None) -> Order:
         """Carry the plan's blocks into the count of holders; what follows from it.
 
         `watermark`: the newest ledger row that was known when the plan was made, when that is not now.
@@ -110,15 +110,15 @@ class Orders:
 
     # --- loading --------------------------------------------------------------------------------------------------
 
-    def _load(self, segments: np.ndarray, follow: tuple[Wanted, ...] = ()) -> Job:
+    def _load(self, segments: np.ndarray, follow: tuple[SegmentRequest, ...] = ()) -> LoadJob:
         self._jobs += 1
         wanted = []
         for segment, row, chain in zip(
             segments.tolist(), self._universe.row[segments].tolist(), self._look_around(segments), strict=True
         ):
             self._chains[segment] = chain
-            wanted.append(Wanted(row, chain.before, chain.after))
-        return Job(
+            wanted.append(SegmentRequest(row, chain.before, chain.after))
+        return LoadJob(
             number=self._jobs,
             wanted=tuple(wanted),
             follow=follow,
@@ -126,7 +126,7 @@ class Orders:
             other_bytes=int(self._bytes_of(self._universe.steps[segments]).sum()),
         )
 
-    def _catch_up(self) -> list[Job]:
+    def _catch_up(self) -> list[LoadJob]:
         """Load again what now has other neighbours: wholly if a frame may have come, else only what follows."""
         stale = np.array(sorted(segment for segment in self._stale if segment in self._holders), np.int64)
         self._stale.clear()
@@ -140,7 +140,7 @@ class Orders:
             if known is None or known.before != chain.before:
                 again.append(segment)
             elif known.after != chain.after:
-                follow.append(Wanted(row, (), chain.after))
+                follow.append(SegmentRequest(row, (), chain.after))
             self._chains[segment] = chain
         return [self._load(np.array(again, np.int64), tuple(follow))] if again or follow else []
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from cloud_learner.buffer.loading.decoding.block import Job, Loaded
-from cloud_learner.buffer.loading.decoding.loader import Fresh, LoaderStats, Taken, no_room, taken
-from cloud_learner.buffer.loading.decoding.worker import Begin, Failed, Ready, Work, receive_answer, send
-from cloud_learner.buffer.loading.frame_cache import Arena, Rows
+from cloud_learner.buffer.loading.decoding.block import Loaded, LoadJob
+from cloud_learner.buffer.loading.decoding.loader import FreshSegments, LoaderStats, Taken, no_room, taken
+from cloud_learner.buffer.loading.decoding.worker import Begin, LoadFailed, LoadTask, Ready, receive_answer, send
+from cloud_learner.buffer.loading.frame_cache import FrameCache, Rows
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from wire import codec
 from wire.errors import StorageError
 
@@ -32,16 +32,18 @@ _END_S = 5.0
 class ProcessLoader:
     """`loader.Loader` over a number of processes. Its methods may be called in any thread."""
 
-    def __init__(self, arena: Arena, place: BufferPlace, layout: Layout, workers: int, fresh: Fresh) -> None:
+    def __init__(
+        self, arena: FrameCache, place: BufferLocation, layout: Layout, workers: int, fresh: FreshSegments
+    ) -> None:
         """Raises `ConfigError` where memory cannot be shared."""
         self._arena, self._fresh = arena, fresh
         self._begin = Begin(str(place.data), place.ledger, place.store, layout, arena.mappings())
         self.stats = LoaderStats()
         self._changed = threading.Condition()
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[LoadJob] = deque()
         """not given to a process yet, in order"""
-        self._done: dict[int, tuple[Job, Taken]] = {}
-        self._failed: dict[int, tuple[Job, str]] = {}
+        self._done: dict[int, tuple[LoadJob, Taken]] = {}
+        self._failed: dict[int, tuple[LoadJob, str]] = {}
         self._tries: dict[int, int] = {}
         """by job, how many processes ended over it"""
         self._never_ready = 0
@@ -57,7 +59,7 @@ class ProcessLoader:
         with self._changed:
             return tuple(worker.process.pid for worker in self._workers)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: LoadJob) -> None:
         with self._changed:
             self._waiting.append(job)
             self._hand_out()
@@ -118,7 +120,7 @@ class ProcessLoader:
             )
             self.stats.from_gateway += len(given)
             encoded = {row: codec.encode(segment) for row, segment in given.items()}
-            worker.send(Work(job, tuple(rows.tobytes() for rows in room), encoded))
+            worker.send(LoadTask(job, tuple(rows.tobytes() for rows in room), encoded))
 
     def _make_room(self, number: int) -> None:
         """Nothing is under way and the job still waits: later ones that were done earlier have to be done again."""
@@ -133,18 +135,18 @@ class ProcessLoader:
             self._put_back([job])
         self._hand_out()
 
-    def _put_back(self, jobs: list[Job]) -> None:
+    def _put_back(self, jobs: list[LoadJob]) -> None:
         self._waiting = deque(sorted((*jobs, *self._waiting), key=lambda job: job.number))
 
-    def _answer(self, worker: _Worker, answer: Ready | Loaded | Failed) -> None:
+    def _answer(self, worker: _Worker, answer: Ready | Loaded | LoadFailed) -> None:
         if isinstance(answer, Ready):
             worker.ready, self._never_ready = True, 0
             return
-        if isinstance(answer, Failed) and answer.job < 0:
+        if isinstance(answer, LoadFailed) and answer.job < 0:
             self._broken = answer.reason
             return
         job, room = worker.jobs.pop(answer.job)
-        if isinstance(answer, Failed):
+        if isinstance(answer, LoadFailed):
             self._arena.release(room, job.other_bytes)
             self._failed[job.number] = job, answer.reason
         elif answer.short:
@@ -205,7 +207,7 @@ class _Worker:
     """One process, its socket and the thread that listens to it."""
 
     def __init__(self, begin: Begin, serve: Callable[[_Worker], None]) -> None:
-        self.jobs: dict[int, tuple[Job, Rows]] = {}
+        self.jobs: dict[int, tuple[LoadJob, Rows]] = {}
         self.ready = False
         self.connection, other = socket.socketpair()
         with other:

@@ -1,7 +1,7 @@
 """A process that loads blocks for another one: `python -m cloud_learner.buffer.loading.decoding.worker <socket>`.
 
-Says `Ready` when its buffer is open, then answers each `Work` with a `Loaded` or `Failed`, in order. It ends when the
-other end of its socket closes, in the middle of whatever it does: nobody waits for its answer then.
+Says `Ready` when its buffer is open, then answers each `LoadTask` with a `Loaded` or `LoadFailed`, in order. It ends
+when the other end of its socket closes, in the middle of whatever it does: nobody waits for its answer then.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import cv2
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.loading.decoding.block import Job, Loaded, Read, load_block
+from cloud_learner.buffer.loading.decoding.block import Loaded, LoadJob, Read, load_block
 from cloud_learner.buffer.loading.decoding.loader import read_others
-from cloud_learner.buffer.loading.frame_cache import Mapping, attach
+from cloud_learner.buffer.loading.frame_cache import SharedFrames, attach
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from wire import codec
 from wire.errors import FleetError, StorageError
 from wire.messages.all import Segment
@@ -39,13 +39,13 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     ledger: str
     store: str
     layout: Layout
-    frames: tuple[Mapping, ...]
+    frames: tuple[SharedFrames, ...]
 
 
-class Work(msgspec.Struct, frozen=True, tag=True):
+class LoadTask(msgspec.Struct, frozen=True, tag=True):
     """One job."""
 
-    job: Job
+    job: LoadJob
     room: tuple[bytes, ...]
     """int32[n] numbers of frames by shape"""
     given: dict[int, bytes]
@@ -56,7 +56,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The buffer is open."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class LoadFailed(msgspec.Struct, frozen=True, tag=True):
     """A job that could not be done now, or (-1) a buffer that cannot be opened."""
 
     job: int
@@ -64,8 +64,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(Begin | Work)
-_answers = msgspec.msgpack.Decoder(Ready | Loaded | Failed)
+_requests = msgspec.msgpack.Decoder(Begin | LoadTask)
+_answers = msgspec.msgpack.Decoder(Ready | Loaded | LoadFailed)
 
 
 def send(connection: socket.socket, message: msgspec.Struct) -> None:
@@ -74,7 +74,7 @@ def send(connection: socket.socket, message: msgspec.Struct) -> None:
     connection.sendall(len(data).to_bytes(8, "little") + data)
 
 
-def receive_answer(connection: socket.socket) -> Ready | Loaded | Failed | None:
+def receive_answer(connection: socket.socket) -> Ready | Loaded | LoadFailed | None:
     """The next message of a worker, None when it ended."""
     data = _receive(connection)
     return None if data is None else _answers.decode(data)
@@ -107,25 +107,25 @@ def run(connection: socket.socket) -> None:
     if not isinstance(begin, Begin):
         raise StorageError(f"a loading process got {type(begin).__name__} before Begin.")
     try:
-        _, store = BufferPlace(data=Path(begin.data), ledger=begin.ledger, store=begin.store).open_reader()
+        _, store = BufferLocation(data=Path(begin.data), ledger=begin.ledger, store=begin.store).open_reader()
     except FleetError as error:
-        send(connection, Failed(-1, str(error)))
+        send(connection, LoadFailed(-1, str(error)))
         return
     frames = [attach(mapping) for mapping in begin.frames]
     send(connection, Ready())
     while True:
         work = _requests.decode(requests.get())
-        if isinstance(work, Work):
+        if isinstance(work, LoadTask):
             send(connection, _do(work, frames, store.read, begin.layout))
 
 
-def _do(work: Work, frames: list[np.ndarray], read: Read, layout: Layout) -> Loaded | Failed:
+def _do(work: LoadTask, frames: list[np.ndarray], read: Read, layout: Layout) -> Loaded | LoadFailed:
     given: dict[int, Segment] = {row: codec.decode(data) for row, data in work.given.items()}  # type: ignore[misc]
     room = tuple(np.frombuffer(rows, np.int32) for rows in work.room)
     try:
         return load_block(work.job, room, frames, lambda rows: read_others(rows, given, read), layout)
     except StorageError as error:
-        return Failed(work.job.number, str(error))
+        return LoadFailed(work.job.number, str(error))
 
 
 def _listen(connection: socket.socket, requests: queue.SimpleQueue[bytearray]) -> None:

@@ -10,7 +10,7 @@ from cloud_learner.buffer.ledger.control import summarise_control
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import ClockOffsetRow, Intervention, Journaled, Totals
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 from wire.messages.all import ACTORS, Evaluation
 
 SPEC = fake_spec()
@@ -171,16 +171,16 @@ def test_an_episode_cannot_change_its_facts(ledger):
     _commit(ledger, segments[0])
     for change in ({"robot": "r2"}, {"task": "other"}, {"source": "evaluation"}, {"seed": 9}):
         episode = replace(segments[1].episode, **change)
-        with pytest.raises(InvalidData, match=next(iter(change))):
+        with pytest.raises(InvalidDataError, match=next(iter(change))):
             _commit(ledger, replace(segments[1], episode=episode))
     stranger = fake_episode(fake_spec(state_dim=7), "e9")[0]
-    with pytest.raises(InvalidData, match="unknown"):
+    with pytest.raises(InvalidDataError, match="unknown"):
         _commit(ledger, stranger)
-    with pytest.raises(InvalidData, match="another segment of index 0"):
+    with pytest.raises(InvalidDataError, match="another segment of index 0"):
         _commit(ledger, replace(segments[0], id="e1/other"))
-    with pytest.raises(InvalidData, match="index"):
+    with pytest.raises(InvalidDataError, match="index"):
         _commit(ledger, replace(segments[1], index=2**40))
-    with pytest.raises(InvalidData, match="4097 steps"):
+    with pytest.raises(InvalidDataError, match="4097 steps"):
         _commit(ledger, _steps([POLICY] * 4097, 1, 80, segments[0].episode))
     assert ledger.totals().segments == 1
     assert ledger.episode("e9") is None
@@ -388,5 +388,5 @@ def test_labels_are_kept_with_who_gave_them(ledger):
         ("e1", "quality", "bad", "otto", 6),
     ]
     assert ledger.labels("e2") == ()
-    with pytest.raises(InvalidData, match="'e2'"):
+    with pytest.raises(InvalidDataError, match="'e2'"):
         ledger.add_label("e2", "quality", "good", "anna", 5)

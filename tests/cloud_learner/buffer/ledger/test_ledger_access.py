@@ -14,7 +14,7 @@ from cloud_learner.buffer.ledger.control import summarise_control
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, Totals
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec
-from wire.errors import ConfigError, Corrupt, DiskFull, InvalidData, NotWritable, StorageError
+from wire.errors import ConfigError, CorruptDataError, DiskFullError, InvalidDataError, NotWritableError, StorageError
 
 SPEC = fake_spec()
 
@@ -39,12 +39,12 @@ def test_others_read_while_the_gateway_writes(ledger, ledger_place):
     for number, segment in enumerate(fake_episode(SPEC, "e1", steps=200), start=1):
         _commit(ledger, segment)
         assert reader.totals().segments == number
-    with pytest.raises(NotWritable, match="reading only"):
+    with pytest.raises(NotWritableError, match="reading only"):
         reader.add_event(1, "r1", "no")
-    with pytest.raises(NotWritable, match="reading only"), reader.exclusive():
+    with pytest.raises(NotWritableError, match="reading only"), reader.exclusive():
         pass
     # not only this class says no
-    with pytest.raises(NotWritable), reader._database._explained(), reader._database._reader.begin() as connection:
+    with pytest.raises(NotWritableError), reader._database._explained(), reader._database._reader.begin() as connection:
         connection.execute(sa.text("DELETE FROM segments"))
     ledger.close()
     # the last writer may have tidied up behind it; readers still come in
@@ -162,7 +162,7 @@ def test_files_that_are_no_ledger_are_named(tmp_path):
     with pytest.raises(StorageError, match="format unknown"):
         Ledger.open(tmp_path / "other.sqlite")
     (tmp_path / "text.sqlite").write_text("this is no database" * 100)
-    with pytest.raises(Corrupt, match=r"text\.sqlite"):
+    with pytest.raises(CorruptDataError, match=r"text\.sqlite"):
         Ledger.open(tmp_path / "text.sqlite")
     # directories are made, and any name will do
     path = tmp_path / "name with ? and # and %" / "ledger.sqlite"
@@ -184,7 +184,7 @@ def test_a_full_disk_is_said_and_survived(tmp_path):
     limit = lambda raw, _record: raw.execute("PRAGMA max_page_count=1")  # noqa: E731
     sa.event.listen(engine, "connect", limit)
     engine.dispose()
-    with pytest.raises(DiskFull, match=r"no space left for .*ledger\.sqlite"):
+    with pytest.raises(DiskFullError, match=r"no space left for .*ledger\.sqlite"):
         for index in range(10_000):
             ledger.add_event(index, "r1", "kind", "x" * 1000)
     sa.event.remove(engine, "connect", limit)
@@ -204,7 +204,7 @@ def test_a_password_is_shown_to_nobody(postgres_url):
     ledger = Ledger.open(url)
     assert secret not in ledger.place + repr(ledger)
     assert ledger.place.startswith("postgresql://fleet@/")
-    with pytest.raises(InvalidData, match="out of range") as raised:
+    with pytest.raises(InvalidDataError, match="out of range") as raised:
         ledger.see_robot("r1", None, "clock", 2**70)
     ledger.close()
     texts = ["".join(traceback.format_exception(raised.value))]
@@ -244,6 +244,6 @@ def test_connections_that_broke_are_replaced(postgres_server, postgres_url):
 def test_a_text_that_cannot_be_stored_is_invalid_data(postgres_url):
     ledger = Ledger.open(postgres_url)
     ledger.see_robot("r1", SPEC, "clock", 5)
-    with pytest.raises(InvalidData, match="NUL"):
+    with pytest.raises(InvalidDataError, match="NUL"):
         _commit(ledger, fake_episode(SPEC, "e1", task="a\0b")[0])
     ledger.close()

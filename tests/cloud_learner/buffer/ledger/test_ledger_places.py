@@ -15,7 +15,7 @@ from cloud_learner.buffer.ledger.commit import commit_segment
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, ObjectRow, Placed, Totals, Unsealed, Waiting
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec
-from wire.errors import InvalidData, StorageError
+from wire.errors import InvalidDataError, StorageError
 from wire.types import PolicyVersion
 
 SPEC, OTHER = fake_spec(), fake_spec(state_dim=7)
@@ -187,7 +187,7 @@ def test_shards_are_numbered_once_for_each_spec(ledger):
         ledger.forget_shard(SPEC.hash, number)
     assert _seal(ledger, rows) == 3
     assert [(shard.spec_hash, shard.number) for shard in ledger.shards(SPEC.hash)] == [(SPEC.hash, 0), (SPEC.hash, 3)]
-    with pytest.raises(InvalidData, match="unknown"):
+    with pytest.raises(InvalidDataError, match="unknown"):
         ledger.reserve_shard("0" * 16, 1)
     # of the same number, but other specs
     others = _commit(ledger, *fake_episode(OTHER, "o", robot="r2", steps=80))
@@ -269,7 +269,7 @@ def test_a_segment_of_a_pruned_episode_is_refused(ledger):
     _commit(ledger, *segments[:2])
     ledger.prune(["e1"], 5)
     for segment in segments:
-        with pytest.raises(InvalidData, match="its episode was pruned"):
+        with pytest.raises(InvalidDataError, match="its episode was pruned"):
             _commit(ledger, segment)
     assert ledger.totals() == Totals()
     assert ledger.in_journal().segments == 0

@@ -6,7 +6,7 @@ import pytest
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 from wire.types import PolicyVersion
 
 SPEC = fake_spec()
@@ -36,7 +36,7 @@ def test_versions_are_entered_once(ledger):
     assert ledger.versions() == ()
     one, two = _version(1, 0), _version(2, 1)
     ledger.commit_version(one, "1.safetensors")
-    with pytest.raises(InvalidData, match="version 1"):
+    with pytest.raises(InvalidDataError, match="version 1"):
         ledger.commit_version(one, "1.safetensors")
     ledger.commit_version(two, "2.safetensors")
     assert ledger.newest_version().version == two
@@ -92,7 +92,7 @@ def test_an_episode_is_first_drawn_once_on_every_way(ledger):
 
 def test_a_version_trained_on_what_is_not_here_is_refused_whole(ledger):
     _episodes(ledger, 2)
-    with pytest.raises(InvalidData, match="no episode of number 3"):
+    with pytest.raises(InvalidDataError, match="no episode of number 3"):
         ledger.commit_version(_version(1, 0), "1", [1, 3, 9])
     assert ledger.version(1) is None
     ledger.commit_version(_version(1, 0), "1", (2, 1, 2))

@@ -16,9 +16,9 @@ import pytest
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.lerobot.importer import import_dataset
-from cloud_learner.buffer.lerobot.mapping import Mapping, map_dataset
-from cloud_learner.buffer.lerobot.source import Source
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.lerobot.mapping import DatasetMapping, map_dataset
+from cloud_learner.buffer.lerobot.source import DatasetSource
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.store.store import SegmentStore
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec
@@ -35,7 +35,7 @@ class Buffer:
     def __init__(self, path: Path) -> None:
         self.ledger: Ledger
         self.store: SegmentStore
-        self.ledger, self.store = BufferPlace(path).open_writer()
+        self.ledger, self.store = BufferLocation(path).open_writer()
         self.put: dict[str, tuple[Segment, ...]] = {}
 
     def add(self, segments: tuple[Segment, ...], spec: RobotSpec = SPEC) -> None:
@@ -131,10 +131,10 @@ def two_episodes(buffer: Buffer, steps: int = 24) -> None:
     buffer.add(demonstration)
 
 
-def taken(root: Path, mapping: Mapping | None = None, **options) -> list[Segment]:
+def taken(root: Path, mapping: DatasetMapping | None = None, **options) -> list[Segment]:
     """The segments that an import of `root` gives away."""
-    source, found = Source.open(root), []
-    import_dataset(source, map_dataset(source, mapping or Mapping()), found.append, **options)
+    source, found = DatasetSource.open(root), []
+    import_dataset(source, map_dataset(source, mapping or DatasetMapping()), found.append, **options)
     return found
 
 

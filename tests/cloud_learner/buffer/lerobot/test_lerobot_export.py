@@ -16,7 +16,7 @@ from cloud_learner.buffer.lerobot import encoder as lerobot_encoder
 from cloud_learner.buffer.lerobot import exporter as lerobot_export
 from cloud_learner.buffer.lerobot.encoder import PixelCounts, VideoEncoder
 from cloud_learner.buffer.lerobot.exporter import export
-from cloud_learner.buffer.lerobot.selection import Progress, Selection, select
+from cloud_learner.buffer.lerobot.selection import Selection, TransferProgress, select
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from tests.cloud_learner.buffer.lerobot.lerobot_samples import (
     HUMAN,
@@ -29,7 +29,7 @@ from tests.cloud_learner.buffer.lerobot.lerobot_samples import (
     two_episodes,
 )
 from tests.extras import needs
-from wire.errors import ConfigError, Corrupt, DiskFull, StorageError
+from wire.errors import ConfigError, CorruptDataError, DiskFullError, StorageError
 from wire.messages.all import CameraFrames
 
 __all__ = ["buffer", "hub_cache"]
@@ -56,7 +56,7 @@ def picture(item: dict, camera: str) -> np.ndarray:
 @pytest.mark.parametrize("video", [True, False])
 def test_lerobot_reads_what_was_stored(buffer: Buffer, tmp_path: Path, hub_cache: None, video: bool) -> None:
     two_episodes(buffer)
-    told: list[Progress] = []
+    told: list[TransferProgress] = []
     done = export(
         buffer.ledger,
         buffer.store,
@@ -67,7 +67,7 @@ def test_lerobot_reads_what_was_stored(buffer: Buffer, tmp_path: Path, hub_cache
         progress=told.append,
     )
     assert (done.episodes, done.rows, done.fps, done.video, done.left_out) == (2, 44, 80, video, ())
-    assert told == [Progress(1, 2, 24), Progress(2, 2, 44)]
+    assert told == [TransferProgress(1, 2, 24), TransferProgress(2, 2, 44)]
     dataset = opened(tmp_path / "out")
     assert dataset.fps == 80
     assert dataset.meta.robot_type == "fake"
@@ -206,7 +206,7 @@ def test_nothing_is_written_when_nothing_matches_or_the_place_is_taken(buffer: B
 def test_an_interrupted_export_leaves_nothing(buffer: Buffer, tmp_path: Path, error: type[BaseException]) -> None:
     two_episodes(buffer)
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: TransferProgress) -> None:
         raise error
 
     with pytest.raises(error):
@@ -294,7 +294,7 @@ def test_a_stored_frame_that_is_none(buffer: Buffer, tmp_path: Path) -> None:
     frames = segment.frames["camera1"]
     broken = CameraFrames(frames.times_ns, (frames.encoded[0], b"\xff\xd8\xff no picture"))
     buffer.add((msgspec.structs.replace(segment, frames={**segment.frames, "camera1": broken}),))
-    with pytest.raises(Corrupt, match="episode e: a stored frame of camera 'camera1' cannot be decoded"):
+    with pytest.raises(CorruptDataError, match="episode e: a stored frame of camera 'camera1' cannot be decoded"):
         export(buffer.ledger, buffer.store, SPEC, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
 
@@ -331,7 +331,7 @@ def test_a_full_disk(buffer: Buffer, tmp_path: Path, video: bool) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48k", "none", place], capture_output=True).returncode:
         pytest.skip("may not mount a file system")
     try:
-        with pytest.raises(DiskFull, match="no space left"):
+        with pytest.raises(DiskFullError, match="no space left"):
             export(buffer.ledger, buffer.store, SPEC, place / "out", video=video)
         assert os.listdir(place) == []
     finally:

@@ -15,10 +15,10 @@ from cloud_learner.buffer.lerobot import exporter as lerobot_export
 from cloud_learner.buffer.lerobot import importer as lerobot_import
 from cloud_learner.buffer.lerobot.exporter import export
 from cloud_learner.buffer.lerobot.importer import fetch, import_dataset, import_into
-from cloud_learner.buffer.lerobot.mapping import Mapping, map_dataset
+from cloud_learner.buffer.lerobot.mapping import DatasetMapping, map_dataset
 from cloud_learner.buffer.lerobot.rows import row_spec
-from cloud_learner.buffer.lerobot.selection import Progress, Selection
-from cloud_learner.buffer.lerobot.source import Source
+from cloud_learner.buffer.lerobot.selection import Selection, TransferProgress
+from cloud_learner.buffer.lerobot.source import DatasetSource
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from tests.cloud_learner.buffer.lerobot.lerobot_samples import (
     HUMAN,
@@ -33,7 +33,7 @@ from tests.cloud_learner.buffer.lerobot.lerobot_samples import (
     two_episodes,
 )
 from tests.extras import needs
-from wire.errors import ConfigError, Corrupt, StorageError
+from wire.errors import ConfigError, CorruptDataError, StorageError
 from wire.messages.all import Segment
 
 pytestmark = [
@@ -59,11 +59,11 @@ def exported(buffer: Buffer, tmp_path: Path) -> Path:
 def test_there_and_back(buffer: Buffer, other: Buffer, tmp_path: Path, video: bool) -> None:
     two_episodes(buffer, steps=300)
     export(buffer.ledger, buffer.store, SPEC, tmp_path / "out", video=video)
-    told: list[Progress] = []
+    told: list[TransferProgress] = []
     done = import_into(other.ledger, other.store, tmp_path / "out", progress=told.append)
     assert (done.episodes, done.known, done.steps, done.left_out) == (2, 0, 596, ())
     assert done.spec == SPEC
-    assert told == [Progress(1, 2, 300), Progress(2, 2, 596)]
+    assert told == [TransferProgress(1, 2, 300), TransferProgress(2, 2, 596)]
     other.seal()
     back = episodes(other.segments())
     for stored, copy in zip(buffer.put.values(), back, strict=True):
@@ -132,16 +132,16 @@ def test_images_are_held_one_segment_at_a_time(buffer: Buffer, tmp_path: Path, m
     two_episodes(buffer)
     export(buffer.ledger, buffer.store, SPEC, tmp_path / "out")
     monkeypatch.setattr(lerobot_import, "SEGMENT_STEPS", 5)
-    pictures, drawn, at = Source.pictures, [0], []
+    pictures, drawn, at = DatasetSource.pictures, [0], []
 
     def counted(*arguments) -> Iterator:
         for picture in pictures(*arguments):
             drawn[0] += 1
             yield picture
 
-    monkeypatch.setattr(Source, "pictures", counted)
-    source = Source.open(tmp_path / "out")
-    import_dataset(source, map_dataset(source, Mapping()), lambda segment: at.append((drawn[0], segment.steps)))
+    monkeypatch.setattr(DatasetSource, "pictures", counted)
+    source = DatasetSource.open(tmp_path / "out")
+    import_dataset(source, map_dataset(source, DatasetMapping()), lambda segment: at.append((drawn[0], segment.steps)))
     assert [count for count, _ in at] == (2 * np.cumsum([steps for _, steps in at])).tolist()
 
 
@@ -154,14 +154,14 @@ def test_the_rate_of_the_camera_comes_back_as_such(buffer: Buffer, other: Buffer
     assert np.array_equal(joined(copy, "state"), joined(stored, "state")[::4])
     assert np.array_equal(joined(copy, "times_ns"), joined(stored, "times_ns")[::4])
     with pytest.raises(ConfigError, match=r"has 20 rows a second, robot spec 'fake' runs at 80 Hz.*control_hz=20"):
-        taken(tmp_path / "out", Mapping(spec=SPEC))
+        taken(tmp_path / "out", DatasetMapping(spec=SPEC))
 
 
 def test_corrections_alone_are_episodes_without_a_known_end(buffer: Buffer, tmp_path: Path) -> None:
     actor = [0] * 8 + [HUMAN] * 8 + [0] * 8
     buffer.add(fake_episode(SPEC, "e", steps=24, actor=actor))
     export(buffer.ledger, buffer.store, SPEC, tmp_path / "out", selection=Selection(actors=("human",)))
-    segments = taken(tmp_path / "out", Mapping(outcome="aborted"))
+    segments = taken(tmp_path / "out", DatasetMapping(outcome="aborted"))
     assert [(s.steps, s.outcome) for s in segments] == [(8, "aborted")]
     assert np.array_equal(segments[0].state, buffer.put["e"][0].state[8:16])
 
@@ -181,7 +181,9 @@ def test_a_video_that_cannot_be_decoded(exported: Path, other: Buffer, harm: str
         path.unlink()
     else:
         path.write_bytes(kept[: len(kept) // 3] if harm == "cut" else b"\0" * len(kept))
-    with pytest.raises(Corrupt, match=rf"episode 0: video {path} (cannot be decoded|is not there|has no frame)"):
+    with pytest.raises(
+        CorruptDataError, match=rf"episode 0: video {path} (cannot be decoded|is not there|has no frame)"
+    ):
         import_into(other.ledger, other.store, exported)
     assert other.rows() == []
     done = import_into(other.ledger, other.store, exported, skip_broken=True)
@@ -194,7 +196,7 @@ def test_a_video_that_cannot_be_decoded(exported: Path, other: Buffer, harm: str
 
 def test_a_video_that_ends_too_early(exported: Path) -> None:
     shutil.copy(video_of(exported, 1), video_of(exported, 0))
-    with pytest.raises(Corrupt, match=r"episode 0: video .*camera1.* has no frame at 0\.2\d\d s"):
+    with pytest.raises(CorruptDataError, match=r"episode 0: video .*camera1.* has no frame at 0\.2\d\d s"):
         taken(exported)
 
 
@@ -219,26 +221,26 @@ def test_a_fault_in_the_middle_leaves_an_unfinished_episode_that_a_mended_datase
 
 def test_no_dataset_an_old_one_and_one_that_was_not_finalized(exported: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no LeRobot dataset at .*nowhere.*info\.json is missing"):
-        Source.open(tmp_path / "nowhere")
+        DatasetSource.open(tmp_path / "nowhere")
     info = exported / "meta" / "info.json"
     kept = info.read_text()
     info.write_text(kept.replace("v3.0", "v2.1"))
     with pytest.raises(ConfigError, match=r"format v2\.1.*convert_dataset_v21_to_v30"):
-        Source.open(exported)
+        DatasetSource.open(exported)
     info.write_text(kept[:100])
-    with pytest.raises(Corrupt, match=r"info\.json cannot be read"):
-        Source.open(exported)
+    with pytest.raises(CorruptDataError, match=r"info\.json cannot be read"):
+        DatasetSource.open(exported)
     info.write_text(kept)
     for name in ("vla_fleet.json", "vla_fleet_episodes.jsonl"):
         path = exported / "meta" / name
         good = path.read_bytes()
         path.write_bytes(b"{}")
-        with pytest.raises(Corrupt, match=name):
-            Source.open(exported)
+        with pytest.raises(CorruptDataError, match=name):
+            DatasetSource.open(exported)
         path.write_bytes(good)
     shutil.rmtree(exported / "meta" / "episodes")
     with pytest.raises(ConfigError, match="no episode"):
-        Source.open(exported)
+        DatasetSource.open(exported)
 
 
 def test_without_state_or_action(exported: Path) -> None:
@@ -254,23 +256,23 @@ def test_rows_that_are_missing_or_garbled(exported: Path) -> None:
     path = next((exported / "data").rglob("*.parquet"))
     kept = path.read_bytes()
     path.write_bytes(kept[:-40])
-    with pytest.raises(Corrupt, match=rf"episode 0: {path} cannot be read"):
+    with pytest.raises(CorruptDataError, match=rf"episode 0: {path} cannot be read"):
         taken(exported)
     path.unlink()
-    with pytest.raises(Corrupt, match=rf"episode 0: {path} cannot be read"):
+    with pytest.raises(CorruptDataError, match=rf"episode 0: {path} cannot be read"):
         taken(exported)
     import pyarrow.parquet as parquet
 
     path.write_bytes(kept)
     table = parquet.read_table(path)
     parquet.write_table(table.slice(1), path)
-    with pytest.raises(Corrupt, match=rf"episode 0: {path} has 23 rows of it, not 24"):
+    with pytest.raises(CorruptDataError, match=rf"episode 0: {path} has 23 rows of it, not 24"):
         taken(exported)
 
 
 def test_without_the_libraries_it_says_how_to_get_them(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Source.open(exported)
-    mapped = map_dataset(source, Mapping())
+    source = DatasetSource.open(exported)
+    mapped = map_dataset(source, DatasetMapping())
     for module in ("av", "pyarrow.parquet"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, module, None)

@@ -12,8 +12,8 @@ import pytest
 
 from cloud_learner.buffer.lerobot import source as lerobot_source
 from cloud_learner.buffer.lerobot.importer import import_into
-from cloud_learner.buffer.lerobot.mapping import Mapping, map_dataset
-from cloud_learner.buffer.lerobot.source import Source
+from cloud_learner.buffer.lerobot.mapping import DatasetMapping, map_dataset
+from cloud_learner.buffer.lerobot.source import DatasetSource
 from tests.cloud_learner.buffer.lerobot.lerobot_samples import (
     HUMAN,
     Buffer,
@@ -25,8 +25,8 @@ from tests.cloud_learner.buffer.lerobot.lerobot_samples import (
     taken,
 )
 from tests.extras import needs
-from wire.errors import ConfigError, Corrupt, InvalidData, SpecMismatch
-from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+from wire.errors import ConfigError, CorruptDataError, InvalidDataError, SpecMismatchError
+from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 pytestmark = [
     pytest.mark.slow,
@@ -83,7 +83,7 @@ def foreign(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_a_robot_is_made_of_what_the_dataset_says(foreign: Callable[..., Path], other: Buffer) -> None:
-    done = import_into(other.ledger, other.store, foreign(), Mapping(units={"pan": "deg"}))
+    done = import_into(other.ledger, other.store, foreign(), DatasetMapping(units={"pan": "deg"}))
     spec = done.spec
     assert (spec.embodiment, spec.control_hz) == ("so100", 30)
     assert [d.name for d in spec.state] == ["pan", "lift", "grip"]
@@ -120,7 +120,7 @@ def arm(**changes) -> RobotSpec:
     return RobotSpec(**{**facts, **changes})
 
 
-def fitting(**changes) -> Mapping:
+def fitting(**changes) -> DatasetMapping:
     facts = {
         "spec": arm(),
         "names": {},
@@ -129,7 +129,7 @@ def fitting(**changes) -> Mapping:
         "tasks": {"push the cube": "push"},
         "robot": "arm-1",
     }
-    return Mapping(**{**facts, **changes})
+    return DatasetMapping(**{**facts, **changes})
 
 
 def named(root: Path) -> Path:
@@ -165,17 +165,17 @@ def test_state_and_action_may_share_a_name_that_means_two_things(foreign: Callab
         ({"spec": arm(control_hz=50.0)}, ConfigError, r"30 rows a second, robot spec 'arm' runs at 50 Hz"),
         (
             {"spec": arm(action=(Dimension("twist", "rad", -1, 1),))},
-            SpecMismatch,
+            SpecMismatchError,
             r"'action' of .* has no 'twist'.*pan, lift",
         ),
-        ({"cameras": {}}, SpecMismatch, r"no images 'above'.*it has: observation\.images\.top"),
+        ({"cameras": {}}, SpecMismatchError, r"no images 'above'.*it has: observation\.images\.top"),
         ({"cameras": {"aboev": "top"}}, ConfigError, r"no camera 'aboev'.*Did you mean 'above'"),
         ({"scale": {}}, ConfigError, r"'observation.state' .* 'pan' runs from 0 to 110, .* -3\.2 to 3\.2 rad.*scale"),
         ({"scale": {"pna": 1.0}}, ConfigError, "scale: the robot has no state or action 'pna'"),
         ({"names": {"x": "y"}}, ConfigError, "names: the robot has no state or action 'x'"),
-        ({"by_position": True}, SpecMismatch, "has 3 numbers, the robot's state has 2"),
+        ({"by_position": True}, SpecMismatchError, "has 3 numbers, the robot's state has 2"),
         ({"outcome": "good"}, ConfigError, "outcome 'good' is none of"),
-        ({"robot": "../x"}, InvalidData, "robot '../x' cannot be a file name"),
+        ({"robot": "../x"}, InvalidDataError, "robot '../x' cannot be a file name"),
         ({"state_key": "observation.pose"}, ConfigError, r"no state 'observation\.pose' of numbers; it has: action, "),
         ({"action_key": "observation.images.top"}, ConfigError, "no action 'observation.images.top' of numbers"),
     ],
@@ -195,10 +195,10 @@ def test_by_position(foreign: Callable[..., Path]) -> None:
 
 
 def test_an_action_can_be_a_delta(foreign: Callable[..., Path]) -> None:
-    source = Source.open(foreign())
-    mapped = map_dataset(source, Mapping(action_meaning=Meaning.delta))
-    assert {d.meaning for d in mapped.spec.action} == {Meaning.delta}
-    assert {d.meaning for d in mapped.spec.state} == {Meaning.absolute}
+    source = DatasetSource.open(foreign())
+    mapped = map_dataset(source, DatasetMapping(action_meaning=CommandType.delta))
+    assert {d.meaning for d in mapped.spec.action} == {CommandType.delta}
+    assert {d.meaning for d in mapped.spec.state} == {CommandType.absolute}
 
 
 def test_rewards_and_outcomes_of_others(foreign: Callable[..., Path]) -> None:
@@ -248,7 +248,7 @@ def test_an_instruction_too_long_for_a_name(foreign: Callable[..., Path]) -> Non
     root = foreign(tasks=(long,))
     with pytest.raises(ConfigError, match=r"episode 0: a task name has 1 to 200.*has 280"):
         taken(root)
-    assert taken(root, Mapping(tasks={long: "push"}))[0].episode.task == "push"
+    assert taken(root, DatasetMapping(tasks={long: "push"}))[0].episode.task == "push"
 
 
 def test_a_number_that_is_none(foreign: Callable[..., Path]) -> None:
@@ -260,7 +260,7 @@ def test_a_number_that_is_none(foreign: Callable[..., Path]) -> None:
     root = foreign(change=change)
     spec = arm(state=(Dimension("pan", "deg", -200, 200),), action=tuple(Dimension(n, "x", -200, 200) for n in "ab"))
     mapping = fitting(spec=spec, scale={}, names={"a": "action0", "b": "action1"})
-    with pytest.raises(InvalidData, match=r"episode 1 of .*foreign: proposed is not finite at tick 7"):
+    with pytest.raises(InvalidDataError, match=r"episode 1 of .*foreign: proposed is not finite at tick 7"):
         taken(root, mapping)
     assert len(taken(root, mapping, skip_broken=True)) == 1
 
@@ -291,6 +291,6 @@ def test_jpeg_images_of_the_right_size_are_kept_as_they_are(foreign: Callable[..
     assert [jpeg for segment in segments for jpeg in segment.frames["top"].encoded] == images
     cells = pa.array([{"bytes": images[0][:99], "path": None}] * 24, table.schema.field(at).type)
     parquet.write_table(table.set_column(at, table.schema.field(at), cells), path)
-    with pytest.raises(Corrupt, match=r"episode 0 of .*: an image of camera 'top' cannot be decoded"):
+    with pytest.raises(CorruptDataError, match=r"episode 0 of .*: an image of camera 'top' cannot be decoded"):
         taken(root)
     assert lerobot_source.picture_size({"shape": (3, 4, 5), "names": ["channel", "h", "w"]}) == (4, 5, 3)

@@ -11,14 +11,14 @@ import pytest
 from cloud_learner.buffer.lerobot.rows import choose_rate, image_keys, pieces_of, row_spec, thin, track_of
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import ConfigError
-from wire.types import Dimension, Meaning
+from wire.types import CommandType, Dimension
 
 SPEC = fake_spec(cameras=1)
 MIXED = msgspec.structs.replace(
     SPEC,
     action=tuple(
         Dimension(meaning.value, "m", -1.0, 1.0, meaning)
-        for meaning in (Meaning.absolute, Meaning.delta, Meaning.velocity)
+        for meaning in (CommandType.absolute, CommandType.delta, CommandType.velocity)
     ),
 )
 

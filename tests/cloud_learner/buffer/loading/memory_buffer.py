@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.check import OUTCOMES
-from cloud_learner.buffer.sampling.plan import Plan
+from cloud_learner.buffer.sampling.plan import SamplingPlan
 from cloud_learner.buffer.synthetic import fake_jpeg
-from wire.errors import InvalidData
+from wire.errors import InvalidDataError
 from wire.messages.all import ACTORS, CameraFrames, Segment
 from wire.types import CameraSpec, Dimension, Episode, RobotSpec
 
@@ -246,7 +246,7 @@ class ChaosPlanner:
         rng = np.random.default_rng([self.seed, self.number])
         eligible = self._eligible()
         if not eligible:
-            raise InvalidData("there is no step to learn from yet")
+            raise InvalidDataError("there is no step to learn from yet")
         admit = list(self.held) if self.readmit else []
         self.readmit = False
         population = sorted(eligible)
@@ -266,7 +266,7 @@ class ChaosPlanner:
         for block in release:
             self.held.remove(block)
         # at least one block with something to draw stays or comes next time: the budget allows one at any time
-        plan = Plan(self.number, tuple(self.drop), tuple(admit), segments, offsets, tuple(release))
+        plan = SamplingPlan(self.number, tuple(self.drop), tuple(admit), segments, offsets, tuple(release))
         self.number, self.drop = self.number + 1, []
         return plan
 

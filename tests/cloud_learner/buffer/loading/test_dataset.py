@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloud_learner.buffer.loading.config import FeedConfig
-from cloud_learner.buffer.loading.dataset import Feed
-from cloud_learner.buffer.loading.decoding.loader import Fresh
-from cloud_learner.buffer.sampling.plan import Plan, Planner
+from cloud_learner.buffer.loading.config import DatasetConfig
+from cloud_learner.buffer.loading.dataset import ReplayDataset
+from cloud_learner.buffer.loading.decoding.loader import FreshSegments
+from cloud_learner.buffer.sampling.plan import SamplingPlan, SamplingPlanner
 from cloud_learner.buffer.sampling.target import OnlineShare, Recent, TaskMix, imitation, uniform
 from tests.cloud_learner.buffer.loading.memory_buffer import TASKS, ChaosPlanner, MemoryBuffer, record, robot
 from tests.cloud_learner.buffer.loading.reference import Reference
-from wire.errors import ConfigError, Corrupt, InvalidData, StorageError
+from wire.errors import ConfigError, CorruptDataError, InvalidDataError, StorageError
 from wire.messages.all import CameraFrames
 
 CAMERAS = {
@@ -29,9 +29,9 @@ CAMERAS = {
 }
 
 
-def config(**options) -> FeedConfig:
+def config(**options) -> DatasetConfig:
     defaults = {"tasks": TASKS, "target": uniform(), "batch": 8, "cache_bytes": 4_000_000, "prefetch": 0, "lead": 3}
-    return FeedConfig(**(defaults | options))
+    return DatasetConfig(**(defaults | options))
 
 
 def copied(batch):
@@ -58,7 +58,7 @@ def same(a, b) -> bool:
     return True
 
 
-class Watched(Feed):
+class Watched(ReplayDataset):
     """Knows what the buffer held when the plan of the last batch was made."""
 
     def __init__(self, buffer, settings, planner=ChaosPlanner):
@@ -117,7 +117,7 @@ class Watched(Feed):
                 reference.check(batch, i, j, drawn[i] if self.config.max_offset else None, drawn[i])
 
 
-@pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
+@pytest.mark.parametrize("planner", [ChaosPlanner, SamplingPlanner])
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_every_window_is_what_brute_force_finds(planner, data):
             for _ in range(draw(st.integers(0, 5))):
                 try:
                     batch = feed.next()
-                except (InvalidData, Corrupt):
+                except (InvalidDataError, CorruptDataError):
                     break
                 feed.check(batch)
             if not queue:
@@ -229,7 +229,7 @@ def life(feed, buffer, queue, batches=40, start=0):
 ADAPTIVE = uniform(Recent(0.2, 20), mix=TaskMix(online=OnlineShare(at_least=1)))
 
 
-@pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
+@pytest.mark.parametrize("planner", [ChaosPlanner, SamplingPlanner])
 @pytest.mark.parametrize(
     ("ticks_per_frame", "offsets"), [(1, {}), (4, {"history": 2}), (4, {"max_offset": 9, "later": True})]
 )
@@ -250,14 +250,14 @@ def test_prefetching_changes_no_batch(planner, ticks_per_frame, offsets):
             batch=32,
             **offsets,
         )
-        with Feed(buffer, buffer, spec, options, planner=planner) as feed:
+        with ReplayDataset(buffer, buffer, spec, options, planner=planner) as feed:
             made.append(life(feed, buffer, queue[5:]))
     for other in made[1:]:
         assert all(same(a, b) for a, b in zip(made[0], other, strict=True))
     # another seed gives others
     buffer = MemoryBuffer(spec)
     buffer.add(*queue[:5])
-    with Feed(
+    with ReplayDataset(
         buffer, buffer, spec, config(seed=4, ticks_per_frame=ticks_per_frame, **offsets), planner=planner
     ) as feed:
         feed.refresh()
@@ -266,7 +266,7 @@ def test_prefetching_changes_no_batch(planner, ticks_per_frame, offsets):
 
 @pytest.mark.parametrize("stop", [1, 9, 22])
 @pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("planner", [ChaosPlanner, Planner])
+@pytest.mark.parametrize("planner", [ChaosPlanner, SamplingPlanner])
 @pytest.mark.parametrize("offsets", [{}, {"max_offset": 8, "rolled": (True, True, False), "later": True, "history": 3}])
 @pytest.mark.slow
 def test_a_feed_goes_on_where_it_stopped(planner, stop, prefetch, offsets):
@@ -283,7 +283,7 @@ def test_a_feed_goes_on_where_it_stopped(planner, stop, prefetch, offsets):
         echo=4.0,
         **offsets,
     )
-    with Feed(buffer, buffer, spec, options, planner=planner) as feed:
+    with ReplayDataset(buffer, buffer, spec, options, planner=planner) as feed:
         made = life(feed, buffer, queue[5:], stop)
         state = msgspec.json.decode(msgspec.json.encode(feed.state()))
         drawn = set(state["drawn"])
@@ -291,14 +291,14 @@ def test_a_feed_goes_on_where_it_stopped(planner, stop, prefetch, offsets):
         expect = life(feed, buffer, queue[5:], stop + 25, start=stop)
     # the buffer as it was when it stopped
     again = buffer.until(state["watermark"])
-    with Feed(again, again, spec, options, planner=planner) as feed:
+    with ReplayDataset(again, again, spec, options, planner=planner) as feed:
         assert feed.restore(state)
         assert feed.drawn_episodes() == drawn
         assert feed.drawn_episodes() == set()
         found = life(feed, again, queue[5:], stop + 25, start=stop)
     assert all(same(a, b) for a, b in zip(expect, found, strict=True))
     # a buffer that has grown since: what is planned already, and until the next refresh, is the same
-    with Feed(buffer, buffer, spec, options, planner=planner) as feed:
+    with ReplayDataset(buffer, buffer, spec, options, planner=planner) as feed:
         assert feed.restore(state)
         found = [copied(feed.next()) for _ in range(-stop % 4)]
     assert all(same(a, b) for a, b in zip(expect, found, strict=False))
@@ -308,25 +308,25 @@ def test_a_state_that_does_not_fit_is_refused():
     spec = robot([])
     buffer = MemoryBuffer(spec)
     buffer.add(*record(spec, "e", [20], 0))
-    with Feed(buffer, buffer, spec, config(), planner=ChaosPlanner) as feed:
-        with pytest.raises(InvalidData, match="format None"):
+    with ReplayDataset(buffer, buffer, spec, config(), planner=ChaosPlanner) as feed:
+        with pytest.raises(InvalidDataError, match="format None"):
             feed.restore({})
         feed.refresh()
-        with pytest.raises(InvalidData, match="before the first refresh"):
+        with pytest.raises(InvalidDataError, match="before the first refresh"):
             feed.restore(feed.state())
         state = feed.state()
     offsets = config(max_offset=3)
     with (
-        Feed(buffer, buffer, spec, offsets, planner=ChaosPlanner) as feed,
-        pytest.raises(InvalidData, match=r"offsets None, this feed has \[3, \[\], False\]"),
+        ReplayDataset(buffer, buffer, spec, offsets, planner=ChaosPlanner) as feed,
+        pytest.raises(InvalidDataError, match=r"offsets None, this feed has \[3, \[\], False\]"),
     ):
         feed.restore(state)
-    with Feed(buffer, buffer, spec, offsets, planner=ChaosPlanner) as feed:
+    with ReplayDataset(buffer, buffer, spec, offsets, planner=ChaosPlanner) as feed:
         feed.refresh()
         state = feed.state()
     with (
-        Feed(buffer, buffer, spec, config(), planner=ChaosPlanner) as feed,
-        pytest.raises(InvalidData, match=r"offsets \[3, \[\], False\], this feed has None"),
+        ReplayDataset(buffer, buffer, spec, config(), planner=ChaosPlanner) as feed,
+        pytest.raises(InvalidDataError, match=r"offsets \[3, \[\], False\], this feed has None"),
     ):
         feed.restore(state)
 
@@ -351,20 +351,20 @@ def test_what_cannot_work_is_refused():
     spec = robot(CAMERAS["one"])
     buffer = MemoryBuffer(spec)
     with pytest.raises(ConfigError, match="place of the buffer"):
-        Feed(buffer, buffer, spec, config(workers=1), planner=ChaosPlanner)
+        ReplayDataset(buffer, buffer, spec, config(workers=1), planner=ChaosPlanner)
     with pytest.raises(ConfigError, match="rolled names 2 state dimensions, robot 'fake' has 3"):
-        Feed(buffer, buffer, spec, config(rolled=(True, False)), planner=ChaosPlanner)
+        ReplayDataset(buffer, buffer, spec, config(rolled=(True, False)), planner=ChaosPlanner)
     with pytest.raises(ConfigError, match="does not hold one frame"):
-        Feed(buffer, buffer, spec, config(cache_bytes=100), planner=ChaosPlanner)
+        ReplayDataset(buffer, buffer, spec, config(cache_bytes=100), planner=ChaosPlanner)
 
 
 def test_nothing_to_learn_from_is_said_and_goes_away():
     spec = robot(CAMERAS["one"])
     buffer = MemoryBuffer(spec)
-    with Feed(buffer, buffer, spec, config(prefetch=2), planner=ChaosPlanner) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(prefetch=2), planner=ChaosPlanner) as feed:
         assert feed.refresh() == 0
         for _ in range(2):
-            with pytest.raises(InvalidData, match="no step to learn from"):
+            with pytest.raises(InvalidDataError, match="no step to learn from"):
                 feed.next()
         buffer.add(*record(spec, "e", [30], 1))
         assert feed.refresh() == 1
@@ -387,7 +387,7 @@ def test_a_store_that_fails_for_a_while_loses_no_batch(prefetch):
             return read(rows)
 
         buffer.read = flaky
-        with Feed(buffer, buffer, spec, config(prefetch=prefetch), planner=ChaosPlanner) as feed:
+        with ReplayDataset(buffer, buffer, spec, config(prefetch=prefetch), planner=ChaosPlanner) as feed:
             feed.refresh()
             batches, failures = [], 0
             while len(batches) < 10:
@@ -428,9 +428,9 @@ def test_when_nothing_at_all_can_be_read_it_says_so():
     spec = robot([])
     buffer = MemoryBuffer(spec)
     buffer.damaged.update(buffer.add(*record(spec, "e", [20, 20], 5)))
-    with Feed(buffer, buffer, spec, config(), planner=ChaosPlanner) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(), planner=ChaosPlanner) as feed:
         feed.refresh()
-        with pytest.raises(Corrupt, match="buffer verify"):
+        with pytest.raises(CorruptDataError, match="buffer verify"):
             feed.next()
 
 
@@ -439,7 +439,7 @@ def test_what_lies_in_another_journal_is_loaded_when_it_was_sealed():
     buffer = MemoryBuffer(spec)
     buffer.add(*record(spec, "a", [30], 1))
     buffer.elsewhere.update(buffer.add(*record(spec, "b", [30], 2)))
-    with Feed(buffer, buffer, spec, config(batch=16), planner=HoldAll) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(batch=16), planner=HoldAll) as feed:
         feed.refresh()
         assert {int(e) for _ in range(10) for e in feed.next()["episode"]} == {1}
         assert feed.stats.damaged == 0
@@ -462,13 +462,13 @@ class HoldAll(ChaosPlanner):
         segments = np.array([there[i] for i in rng.integers(0, len(there), self.batch)], np.int64)
         offsets = np.array([rng.choice(eligible[s]) for s in segments.tolist()], np.int64)
         self.number += 1
-        return Plan(self.number - 1, (), fresh, segments, offsets, ())
+        return SamplingPlan(self.number - 1, (), fresh, segments, offsets, ())
 
 
 def test_a_cache_that_is_too_small_says_so_and_is_never_exceeded():
     spec = robot(CAMERAS["one"])
     buffer = MemoryBuffer(spec)
-    with Feed(buffer, buffer, spec, config(cache_bytes=30_000, lead=1), planner=HoldAll) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(cache_bytes=30_000, lead=1), planner=HoldAll) as feed:
         for e in range(20):
             buffer.add(*record(spec, f"e{e}", [20], e))
         feed.refresh()
@@ -485,7 +485,7 @@ def test_whatever_is_planned_stays_within_the_cache(cameras, cache_bytes):
     buffer, queue = MemoryBuffer(spec), fleet(spec, episodes=30)
     options = config(cache_bytes=cache_bytes, batch=64, echo=3.0, target=imitation())
     most = 0
-    with Feed(buffer, buffer, spec, options) as feed:
+    with ReplayDataset(buffer, buffer, spec, options) as feed:
         for number in range(120):
             if number % 10 == 0:
                 for row, segment in zip(buffer.add(*queue[:12]), queue[:12], strict=False):
@@ -507,13 +507,13 @@ def test_a_fault_in_the_code_is_raised_where_a_batch_is_asked_for(prefetch, monk
     buffer = MemoryBuffer(spec)
     buffer.add(*record(spec, "e", [20], 0))
     monkeypatch.setattr(buffer, "read", lambda rows: 1 / 0)
-    feed = Feed(buffer, buffer, spec, config(prefetch=prefetch), planner=ChaosPlanner)
+    feed = ReplayDataset(buffer, buffer, spec, config(prefetch=prefetch), planner=ChaosPlanner)
     feed.refresh()
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
             feed.next()
     feed.close()
-    with pytest.raises(InvalidData, match="closed"):
+    with pytest.raises(InvalidDataError, match="closed"):
         feed.next()
 
 
@@ -545,7 +545,7 @@ def test_fresh_segments_are_not_read_again():
     spec = robot(CAMERAS["one"])
     buffer = MemoryBuffer(spec)
     other = robot(CAMERAS["two"])
-    with Feed(buffer, buffer, spec, config(), planner=HoldAll) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(), planner=HoldAll) as feed:
         for segment in record(spec, "e", [10, 10, 10, 10], 0):
             (row,) = buffer.add(segment)
             feed.offer(row, segment)
@@ -559,7 +559,7 @@ def test_fresh_segments_are_not_read_again():
 
 def test_fresh_segments_take_no_more_than_they_may():
     spec = robot(CAMERAS["one"])
-    fresh = Fresh(20_000)
+    fresh = FreshSegments(20_000)
     segments = record(spec, "e", [20] * 8, 0)
     for row, segment in enumerate(segments):
         fresh.add(row, segment)
@@ -579,7 +579,7 @@ def test_finished_episodes_and_states():
         *record(spec, "d", [10, 10], 3),
     ]
     buffer.add(*segments)
-    with Feed(buffer, buffer, spec, config(target=imitation()), planner=HoldAll) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(target=imitation()), planner=HoldAll) as feed:
         assert feed.examples().states.shape == (0, 3)
         assert feed.refresh(limit=4) == 4
         assert (feed.finished("demonstration"), feed.finished("online"), feed.newest_row) == (1, 0, 4)
@@ -605,7 +605,7 @@ def test_example_chunks_are_what_was_executed_in_runs_that_are_all_imitable():
         allowed += [s.executed[t : t + horizon] for t in range(s.steps - horizon + 1) if able[t : t + horizon].all()]
         runs += int((able[1:] & ~able[:-1]).sum()) if s.episode.source == "online" else 0
     assert runs > 3, "people must come and go, or nothing would be shown"
-    with Feed(buffer, buffer, spec, config(target=imitation(), horizon=horizon), planner=HoldAll) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(target=imitation(), horizon=horizon), planner=HoldAll) as feed:
         assert feed.examples().chunks.shape == (0, horizon, spec.action_dim)
         feed.refresh()
         chunks = feed.examples().chunks
@@ -621,14 +621,14 @@ def test_a_state_fits_only_feeds_with_the_same_history(options):
     spec = robot([])
     buffer = MemoryBuffer(spec)
     buffer.add(*fleet(spec))
-    with Feed(buffer, buffer, spec, config(**options), planner=HoldAll) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(**options), planner=HoldAll) as feed:
         feed.refresh()
         feed.next()
         state = feed.state()
         assert ("history" in state["settings"]) == bool(options)
     with (
-        Feed(buffer, buffer, spec, config(history=5), planner=HoldAll) as other,
-        pytest.raises(InvalidData, match="history"),
+        ReplayDataset(buffer, buffer, spec, config(history=5), planner=HoldAll) as other,
+        pytest.raises(InvalidDataError, match="history"),
     ):
         other.restore(state)
 
@@ -641,7 +641,7 @@ def test_two_ranks_share_the_episodes():
     assert len(there) > 8
     drawn = []
     for rank in range(2):
-        with Feed(buffer, buffer, spec, config(rank=rank, world=2), planner=HoldAll) as feed:
+        with ReplayDataset(buffer, buffer, spec, config(rank=rank, world=2), planner=HoldAll) as feed:
             feed.refresh()
             for _ in range(60):
                 feed.next()
@@ -654,7 +654,7 @@ def test_a_closed_feed_can_be_closed_again_and_an_iterator_goes_on():
     spec = robot(CAMERAS["one"])
     buffer = MemoryBuffer(spec)
     buffer.add(*fleet(spec))
-    feed = Feed(buffer, buffer, spec, config(prefetch=2), planner=ChaosPlanner)
+    feed = ReplayDataset(buffer, buffer, spec, config(prefetch=2), planner=ChaosPlanner)
     feed.refresh()
     numbers = [int(batch["tick"][0]) for batch, _ in zip(feed, range(5), strict=False)]
     assert len(numbers) == 5

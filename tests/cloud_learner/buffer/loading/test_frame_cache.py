@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.loading.frame_cache import Arena, attach
+from cloud_learner.buffer.loading.frame_cache import FrameCache, attach
 from wire.errors import ConfigError
 
 SMALL, LARGE = (4, 8, 3), (64, 64, 3)
@@ -30,7 +30,7 @@ def resident_pages(array) -> int:
 
 
 def test_frames_are_handed_out_once_and_taken_back():
-    arena = Arena([SMALL, LARGE], 10 * LARGE_BYTES)
+    arena = FrameCache([SMALL, LARGE], 10 * LARGE_BYTES)
     rng = np.random.default_rng(0)
     held, value = [], 0
     for _ in range(300):
@@ -63,7 +63,7 @@ def test_frames_are_handed_out_once_and_taken_back():
 
 
 def test_only_what_was_written_costs_memory_and_trimmed_pages_go_back():
-    arena = Arena([LARGE, (64, 32, 3)], 1000 * LARGE_BYTES)
+    arena = FrameCache([LARGE, (64, 32, 3)], 1000 * LARGE_BYTES)
     frames = arena.frames(0)
     assert resident_pages(frames) == 0
     rows = arena.reserve([800, 0])
@@ -84,7 +84,7 @@ def test_only_what_was_written_costs_memory_and_trimmed_pages_go_back():
 
 
 def test_small_frames_share_pages_with_used_ones_and_stay_whole():
-    arena = Arena([SMALL, LARGE], 20 * LARGE_BYTES)
+    arena = FrameCache([SMALL, LARGE], 20 * LARGE_BYTES)
     rows = arena.reserve([2000, 0])[0]
     frames = arena.frames(0)
     frames[rows] = np.arange(2000)[:, None, None, None] % 251
@@ -99,7 +99,7 @@ def test_small_frames_share_pages_with_used_ones_and_stay_whole():
 
 
 def test_another_process_writes_into_the_same_frames():
-    arena = Arena([SMALL], 10 * SMALL_BYTES)
+    arena = FrameCache([SMALL], 10 * SMALL_BYTES)
     (mapping,) = arena.mappings()
     code = (
         "import sys\nfrom cloud_learner.buffer.loading.frame_cache import Mapping, attach\n"
@@ -118,7 +118,7 @@ def test_another_process_writes_into_the_same_frames():
 def test_an_arena_gives_its_descriptors_back():
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
-        arena = Arena([SMALL, LARGE], 10 * LARGE_BYTES)
+        arena = FrameCache([SMALL, LARGE], 10 * LARGE_BYTES)
         arena.close()
         arena.close()
     del arena
@@ -127,7 +127,7 @@ def test_an_arena_gives_its_descriptors_back():
 
 def test_where_memory_has_no_descriptor_it_serves_one_process(monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
-    arena = Arena([SMALL], 10 * SMALL_BYTES)
+    arena = FrameCache([SMALL], 10 * SMALL_BYTES)
     (rows,) = arena.reserve([4])
     arena.frames(0)[rows] = 1
     with pytest.raises(ConfigError, match="workers=0"):
@@ -135,8 +135,8 @@ def test_where_memory_has_no_descriptor_it_serves_one_process(monkeypatch):
 
 
 def test_an_arena_without_cameras_or_room():
-    arena = Arena([], 1000)
+    arena = FrameCache([], 1000)
     assert arena.reserve((), 900) == ()
     assert arena.reserve((), 200) is None
     with pytest.raises(ConfigError, match="100 bytes"):
-        Arena([LARGE], 100)
+        FrameCache([LARGE], 100)

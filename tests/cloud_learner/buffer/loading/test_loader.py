@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.loading.dataset import open_feed
-from cloud_learner.buffer.loading.decoding.block import Job, Wanted, load_block
-from cloud_learner.buffer.loading.decoding.loader import Fresh, InlineLoader
+from cloud_learner.buffer.loading.dataset import open_dataset
+from cloud_learner.buffer.loading.decoding.block import LoadJob, SegmentRequest, load_block
+from cloud_learner.buffer.loading.decoding.loader import FreshSegments, InlineLoader
 from cloud_learner.buffer.loading.decoding.processes import ProcessLoader
-from cloud_learner.buffer.loading.frame_cache import Arena
+from cloud_learner.buffer.loading.frame_cache import FrameCache
 from cloud_learner.buffer.loading.layout import NO_FRAME, UNREADABLE_FRAME, Layout
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.sampling.target import imitation, uniform
 from tests.cloud_learner.buffer.loading.memory_buffer import MemoryBuffer, record, robot
@@ -48,7 +48,7 @@ def wait_for(condition, timeout_s=60.0):
 
 def load(buffer, job, plan=None, room=1000):
     plan = plan or layout(buffer.spec)
-    arena = Arena(plan.shapes, 10_000_000)
+    arena = FrameCache(plan.shapes, 10_000_000)
     frames = [arena.frames(shape) for shape in range(len(plan.shapes))]
     loaded = load_block(job, arena.reserve((room,) * len(plan.shapes)), frames, buffer.read, plan)
     return loaded, {s.row: np.frombuffer(s.records, plan.record) for s in loaded.segments}, frames
@@ -66,7 +66,9 @@ def test_a_block_holds_steps_what_follows_and_each_frame_once(spec):
     segments = record(spec, "e", [30, 30, 3, 30], 0, source="demonstration")
     buffer.add(*segments)
     plan = layout(spec)
-    loaded, records, frames = load(buffer, Job(1, (Wanted(2, (1,), (3, 4)), Wanted(1, (), (2,)))), plan)
+    loaded, records, frames = load(
+        buffer, LoadJob(1, (SegmentRequest(2, (1,), (3, 4)), SegmentRequest(1, (), (2,)))), plan
+    )
     assert [(s.row, s.own) for s in loaded.segments] == [(2, 30), (1, 30)]
     assert len(records[2]) == 35
     np.testing.assert_array_equal(records[2]["state"][30:], np.concatenate([s.state for s in segments[2:]])[:5])
@@ -96,7 +98,7 @@ def test_only_frames_that_a_window_may_show_are_decoded():
     buffer.add(segment)
     able = imitation().starts(segment.actor, False)
     assert 0 < able.sum() < 80
-    loaded, _, _ = load(buffer, Job(1, (Wanted(1),)), layout(target=imitation()))
+    loaded, _, _ = load(buffer, LoadJob(1, (SegmentRequest(1),)), layout(target=imitation()))
     seen = sum(len(np.unique(times[able])) for times in segment.frame_times_ns.values())
     assert loaded.used == (seen,)
 
@@ -115,15 +117,15 @@ def test_a_frame_is_looked_for_further_back_only_when_it_must_be():
         for s in (first, *others)
     ]
     buffer.add(*changed)
-    _, records, frames = load(buffer, Job(1, (Wanted(6, (5, 4, 3, 2, 1)),)))
+    _, records, frames = load(buffer, LoadJob(1, (SegmentRequest(6, (5, 4, 3, 2, 1)),)))
     number = records[6]["frame"][records[6]["eligible"], 1]
     np.testing.assert_array_equal(frames[0][number[0]], pixels(first, "camera1", still))
     assert set(buffer.reads) == {1, 2, 3, 4, 5, 6}
     buffer.reads.clear()
-    load(buffer, Job(1, (Wanted(2, (1,)),)))
+    load(buffer, LoadJob(1, (SegmentRequest(2, (1,)),)))
     assert sorted(buffer.reads) == [1, 2]
     # nobody brought it: the steps are there, without a frame
-    _, records, _ = load(buffer, Job(1, (Wanted(6, (5, 4)),)))
+    _, records, _ = load(buffer, LoadJob(1, (SegmentRequest(6, (5, 4)),)))
     assert (records[6]["frame"][:, 1] == NO_FRAME).all()
 
 
@@ -138,7 +140,16 @@ def test_what_is_wrong_with_a_block_is_said():
     buffer.add(*segments[:2], msgspec.structs.replace(segments[2], frames=broken))
     buffer.damaged.add(2)
     loaded, records, _ = load(
-        buffer, Job(1, (Wanted(1, (), (2, 3)), Wanted(2, (1,), (3,)), Wanted(3, (2, 1)), Wanted(99)))
+        buffer,
+        LoadJob(
+            1,
+            (
+                SegmentRequest(1, (), (2, 3)),
+                SegmentRequest(2, (1,), (3,)),
+                SegmentRequest(3, (2, 1)),
+                SegmentRequest(99),
+            ),
+        ),
     )
     assert [s.row for s in loaded.segments] == [1, 3]
     assert loaded.missing == {2: "it is damaged", 99: "it is not there (any more, or not yet)"}
@@ -152,8 +163,8 @@ def test_what_is_wrong_with_a_block_is_said():
 def test_too_little_room_is_told_before_anything_is_written():
     buffer = MemoryBuffer(SPEC)
     buffer.add(*record(SPEC, "e", [40], 2, source="demonstration"))
-    enough, _, _ = load(buffer, Job(1, (Wanted(1),)))
-    loaded, _, frames = load(buffer, Job(1, (Wanted(1),)), room=3)
+    enough, _, _ = load(buffer, LoadJob(1, (SegmentRequest(1),)))
+    loaded, _, frames = load(buffer, LoadJob(1, (SegmentRequest(1),)), room=3)
     assert loaded.short == enough.used
     assert not loaded.segments
     assert not frames[0][:3].any()
@@ -162,16 +173,16 @@ def test_too_little_room_is_told_before_anything_is_written():
 def test_the_inline_loader_asks_for_more_room_and_gives_back_what_is_left():
     buffer = MemoryBuffer(SPEC)
     buffer.add(*record(SPEC, "e", [40], 2, source="demonstration"))
-    arena = Arena(layout().shapes, 1_000_000)
-    loader = InlineLoader(arena, buffer.read, layout(), Fresh(1000))
+    arena = FrameCache(layout().shapes, 1_000_000)
+    loader = InlineLoader(arena, buffer.read, layout(), FreshSegments(1000))
     for room in (2, 500):
-        loader.submit(Job(1, (Wanted(1),), room=(room,), other_bytes=100))
+        loader.submit(LoadJob(1, (SegmentRequest(1),), room=(room,), other_bytes=100))
         taken = loader.take(1)
         assert len(taken.frames[0]) == taken.loaded.used[0]
         assert arena.used_bytes == 100 + 768 * len(taken.frames[0])
         loader.release(taken.frames, 100)
         assert arena.used_bytes == 0
-    loader.submit(Job(2, (Wanted(1),), room=(2000,)))
+    loader.submit(LoadJob(2, (SegmentRequest(1),), room=(2000,)))
     with pytest.raises(ConfigError, match="no room for"):
         loader.take(2)
 
@@ -182,7 +193,7 @@ def test_the_inline_loader_asks_for_more_room_and_gives_back_what_is_left():
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
     """A buffer of two robots' episodes, one part in shards and one in the journal; and the segments."""
-    place = BufferPlace(tmp_path_factory.mktemp("buffer"))
+    place = BufferLocation(tmp_path_factory.mktemp("buffer"))
     ledger, store = place.open_writer()
     ledger.see_robot("r1", SPEC, "clock", 1)
     segments = fleet(SPEC, episodes=14)
@@ -198,7 +209,7 @@ def filled(tmp_path_factory):
 
 def batches(place, count, kill=0, during=None, **options):
     made = []
-    with open_feed(place, SPEC, config(cache_bytes=250_000, lead=6, batch=64, echo=2.0, **options)) as feed:
+    with open_dataset(place, SPEC, config(cache_bytes=250_000, lead=6, batch=64, echo=2.0, **options)) as feed:
         feed.refresh(20)
         for number in range(count):
             if number == count // 2:
@@ -253,7 +264,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(filled, caplog):
 @pytest.mark.slow
 def test_processes_end_with_their_feed_and_with_their_parent(filled, tmp_path):
     place, _ = filled
-    feed = open_feed(place, SPEC, config(workers=2, prefetch=1))
+    feed = open_dataset(place, SPEC, config(workers=2, prefetch=1))
     feed.refresh()
     feed.next()
     pids = feed._loader.pids
@@ -290,14 +301,14 @@ def _alive(pid):
 def test_a_block_over_which_processes_end_is_left_out_after_a_few(filled, caplog):
     place, segments = filled
     plan = layout()
-    fresh = Fresh(10_000_000)
+    fresh = FreshSegments(10_000_000)
     # a segment of another robot: whoever takes it ends with an error
     fresh.add(1, record(robot([]), "other", [10], 0)[0])
-    arena = Arena(plan.shapes, 1_000_000)
+    arena = FrameCache(plan.shapes, 1_000_000)
     loader = ProcessLoader(arena, place, plan, 1, fresh)
     try:
-        loader.submit(Job(1, (Wanted(1),), room=(10,), other_bytes=50))
-        loader.submit(Job(2, (Wanted(2),), room=(200,), other_bytes=50))
+        loader.submit(LoadJob(1, (SegmentRequest(1),), room=(10,), other_bytes=50))
+        loader.submit(LoadJob(2, (SegmentRequest(2),), room=(200,), other_bytes=50))
         taken = loader.take(1)
         assert taken.loaded.missing == {1: "3 loading processes ended over it"}
         assert "ledger row 1 is left out" in caplog.text
@@ -312,11 +323,11 @@ def test_a_block_over_which_processes_end_is_left_out_after_a_few(filled, caplog
 @pytest.mark.slow
 def test_a_buffer_that_cannot_be_opened_or_processes_that_cannot_start_are_named(filled, tmp_path, monkeypatch):
     place, _ = filled
-    for where, match in ((BufferPlace(tmp_path), "ledger"), (place, "workers=0")):
-        arena = Arena(layout().shapes, 1_000_000)
-        loader = ProcessLoader(arena, where, layout(), 2, Fresh(1000))
+    for where, match in ((BufferLocation(tmp_path), "ledger"), (place, "workers=0")):
+        arena = FrameCache(layout().shapes, 1_000_000)
+        loader = ProcessLoader(arena, where, layout(), 2, FreshSegments(1000))
         try:
-            loader.submit(Job(1, (Wanted(1),), room=(10,)))
+            loader.submit(LoadJob(1, (SegmentRequest(1),), room=(10,)))
             with pytest.raises(StorageError, match=match):
                 loader.take(1)
         finally:
@@ -329,20 +340,20 @@ def test_a_buffer_that_cannot_be_opened_or_processes_that_cannot_start_are_named
 def test_a_loader_that_ran_ahead_too_far_gives_back_what_is_needed_later(filled):
     place, segments = filled
     plan = layout()
-    arena = Arena(plan.shapes, 80 * 768)
-    loader = ProcessLoader(arena, place, plan, 1, Fresh(1000))
+    arena = FrameCache(plan.shapes, 80 * 768)
+    loader = ProcessLoader(arena, place, plan, 1, FreshSegments(1000))
     try:
         rows = sorted(segments, key=lambda row: -segments[row].steps)[:3]
         # the first asks for far too little, so that the others are done before it can be
-        loader.submit(Job(1, (Wanted(rows[0]),), room=(1,)))
+        loader.submit(LoadJob(1, (SegmentRequest(rows[0]),), room=(1,)))
         for number in (1, 2):
-            loader.submit(Job(number + 1, (Wanted(rows[number]),), room=(38,)))
+            loader.submit(LoadJob(number + 1, (SegmentRequest(rows[number]),), room=(38,)))
         for number in range(3):
             taken = loader.take(number + 1)
             assert [s.row for s in taken.loaded.segments] == [rows[number]]
             loader.release(taken.frames, 0)
         assert arena.used_bytes == 0
-        loader.submit(Job(9, (Wanted(rows[0]),), room=(1000,)))
+        loader.submit(LoadJob(9, (SegmentRequest(rows[0]),), room=(1000,)))
         with pytest.raises(ConfigError, match="cache_bytes"):
             loader.take(9)
     finally:
@@ -352,8 +363,8 @@ def test_a_loader_that_ran_ahead_too_far_gives_back_what_is_needed_later(filled)
 
 def test_a_closed_loader_wakes_who_waits(filled):
     place, _ = filled
-    arena = Arena(layout().shapes, 1_000_000)
-    loader = ProcessLoader(arena, place, layout(), 1, Fresh(1000))
+    arena = FrameCache(layout().shapes, 1_000_000)
+    loader = ProcessLoader(arena, place, layout(), 1, FreshSegments(1000))
     loader.close()
     arena.close()
     with pytest.raises(StorageError, match="closed"):

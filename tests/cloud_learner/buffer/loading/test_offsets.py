@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.step_cache import Pool
-from cloud_learner.buffer.loading.windows import Draws, Shape, Slot, gather, settle
+from cloud_learner.buffer.loading.step_cache import StepCache
+from cloud_learner.buffer.loading.windows import BatchSlot, Draws, Shape, gather, settle
 from tests.cloud_learner.buffer.loading.memory_buffer import HUMAN, POLICY, SCRIPT, robot
 
 SPEC = robot([(4, 4, 40.0)])
@@ -36,7 +36,7 @@ def pool_of(shape, actors, own, starts=by_human, continues=by_all, spec=SPEC):
     steps["frame_age"] = 0.5 if spec.cameras else 0.0
     steps["frame"] = -1
     steps["frame"][:own] = number[:own, None]
-    pool = Pool(layout)
+    pool = StepCache(layout)
     pool.insert(7, steps, own)
     return pool, layout
 
@@ -55,7 +55,7 @@ def windows(offset, shape, actors, own, count=MANY, seed=0, online=True, **optio
     )
     positions, rows = settle(pool, draws)
     rng = np.random.default_rng(seed)
-    return gather(pool, PICTURES, layout, draws.take(positions), rows, shape, ["do it"], Slot(), rng)
+    return gather(pool, PICTURES, layout, draws.take(positions), rows, shape, ["do it"], BatchSlot(), rng)
 
 
 def shares(tick):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.step_cache import Pool
+from cloud_learner.buffer.loading.step_cache import StepCache
 from cloud_learner.buffer.sampling.target import uniform
 from tests.cloud_learner.buffer.loading.memory_buffer import robot
 
@@ -68,7 +68,7 @@ def check(pool, plan, there):
 @pytest.mark.parametrize("cameras", [0, 1, 2])
 def test_a_pool_holds_what_was_put_in_through_any_history(cameras):
     plan = layout(cameras)
-    pool, rng, there = Pool(plan), np.random.default_rng(cameras), {}
+    pool, rng, there = StepCache(plan), np.random.default_rng(cameras), {}
     most = 0
     for number in range(400):
         choice = rng.random()
@@ -106,7 +106,7 @@ def test_a_pool_holds_what_was_put_in_through_any_history(cameras):
 
 def test_an_emptied_pool_gives_its_memory_back():
     plan = layout()
-    pool, rng = Pool(plan), np.random.default_rng(0)
+    pool, rng = StepCache(plan), np.random.default_rng(0)
     for number in range(200):
         pool.insert(number, records(plan, 50, 0, rng), 50)
     full = pool.bytes

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.step_cache import Pool
-from cloud_learner.buffer.loading.windows import Draws, Shape, Slot, gather, settle, spread
+from cloud_learner.buffer.loading.step_cache import StepCache
+from cloud_learner.buffer.loading.windows import BatchSlot, Draws, Shape, gather, settle, spread
 from cloud_learner.buffer.sampling.target import imitation
 from tests.cloud_learner.buffer.loading.memory_buffer import HUMAN, POLICY, robot
 from wire.errors import ConfigError
@@ -19,7 +19,7 @@ def filled(horizon=4, ahead=(), frames=(0, 0, 0, 1, 1, 2), actor=(1, 1, 1, 1, 0,
     """One segment of an online episode, ledger row 7: by default a human acts at all steps but the fifth."""
     shape = Shape(horizon, tuple(ahead))
     plan = Layout.of(SPEC, shape.lookahead, imitation().starts, imitation().continues)
-    pool = Pool(plan)
+    pool = StepCache(plan)
     steps = np.zeros(len(actor) + min(len(after), shape.lookahead), plan.record)
     everybody = np.array([*actor, *after], np.uint8)[: len(steps)]
     steps["actor"] = everybody
@@ -54,7 +54,7 @@ def one(offset, slot=None, ticks=1, **options):
     positions, rows = settle(pool, asked)
     pictures = [np.arange(10, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)]
     rng = np.random.default_rng(0)
-    return gather(pool, pictures, plan, asked.take(positions), rows, shape, ["do it"], slot or Slot(), rng)
+    return gather(pool, pictures, plan, asked.take(positions), rows, shape, ["do it"], slot or BatchSlot(), rng)
 
 
 def test_a_window_ends_at_the_first_step_that_may_not_be_continued_over():
@@ -116,7 +116,7 @@ def test_draws_that_cannot_be_used_are_replaced_by_the_next_that_can():
 
 
 def test_a_slot_is_used_again_and_its_arrays_are_aligned():
-    slot = Slot()
+    slot = BatchSlot()
     first = one(1, slot)
     second = one(0, slot)
     for name in ("state", "actions", "mask", "valid", "reward", "tick", "task", "return_to_go"):
@@ -136,7 +136,7 @@ def test_pinned_slots_ask_torch_for_page_locked_memory(monkeypatch):
         return empty(*size, **options)
 
     monkeypatch.setattr(torch, "empty", noted)
-    array = Slot(pin=True).array("x", (5, 7), np.float32)
+    array = BatchSlot(pin=True).array("x", (5, 7), np.float32)
     array[...] = 3
     assert asked == [True, True]
     assert array.shape == (5, 7)
@@ -150,7 +150,7 @@ def test_page_locked_memory_that_is_not_there_is_refused(monkeypatch):
 
     monkeypatch.setattr(torch, "empty", refused)
     with pytest.raises(ConfigError, match="pin=False"):
-        Slot(pin=True)
+        BatchSlot(pin=True)
 
 
 def test_draws_survive_being_packed():

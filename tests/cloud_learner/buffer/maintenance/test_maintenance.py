@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.ledger import commit as ledger_commit
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance import maintenance as upkeep
 from cloud_learner.buffer.maintenance.maintenance import Retention
 from cloud_learner.buffer.maintenance.shard_writer import seal
@@ -23,14 +23,14 @@ def buffer(request, tmp_path):
     urls = {}
     if request.param == "cloud":
         urls = {"ledger": request.getfixturevalue("postgres_url"), "store": request.getfixturevalue("s3")}
-    buffer = Buffer(BufferPlace(tmp_path / "data", **urls))
+    buffer = Buffer(BufferLocation(tmp_path / "data", **urls))
     yield buffer
     buffer.ledger.close()
 
 
 @pytest.fixture
 def local(tmp_path):
-    buffer = Buffer(BufferPlace(tmp_path / "data"))
+    buffer = Buffer(BufferLocation(tmp_path / "data"))
     yield buffer
     buffer.ledger.close()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance import format1, migrate
 from cloud_learner.buffer.maintenance import maintenance as upkeep
 from cloud_learner.buffer.store.shard import canonical
@@ -24,7 +24,7 @@ SPEC = fake_spec(2, size=8)
 def place(tmp_path):
     data = tmp_path / "data"
     shutil.copytree(FIXTURE, data)
-    return BufferPlace(data)
+    return BufferLocation(data)
 
 
 def _old():

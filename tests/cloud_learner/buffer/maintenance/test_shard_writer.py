@@ -2,8 +2,8 @@ import threading
 
 import pytest
 
-from cloud_learner.buffer.location import BufferPlace
-from cloud_learner.buffer.maintenance.shard_writer import Sealer, SealPolicy, seal
+from cloud_learner.buffer.location import BufferLocation
+from cloud_learner.buffer.maintenance.shard_writer import SealPolicy, ShardWriter, seal
 from cloud_learner.buffer.store import arrays
 from cloud_learner.buffer.synthetic import fake_episode
 from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer
@@ -13,7 +13,7 @@ from wire.errors import StorageError
 
 @pytest.fixture
 def local(tmp_path):
-    buffer = Buffer(BufferPlace(tmp_path / "data"))
+    buffer = Buffer(BufferLocation(tmp_path / "data"))
     yield buffer
     buffer.ledger.close()
 
@@ -113,7 +113,7 @@ def test_somebody_else_at_work_is_named_and_waited_for(local):
 
 def test_the_sealing_thread_seals_and_survives_what_fails(local, monkeypatch, caplog):
     clock = ManualClock(1000)
-    sealer = Sealer(
+    sealer = ShardWriter(
         local.store, local.ledger, SealPolicy(min_rows=100, max_age_s=600), clock, every_s=0.01, pause_s=0.01
     )
     rows = local.add_episode("e0", steps=160)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cloud_learner.buffer.ledger.rows import EpisodeFacts, SegmentIndex
-from cloud_learner.buffer.sampling.plan import Plan
-from cloud_learner.buffer.sampling.segment_index import Universe
+from cloud_learner.buffer.ledger.rows import EpisodeFacts, SegmentColumns
+from cloud_learner.buffer.sampling.plan import SamplingPlan
+from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 
 POLICY, HUMAN, SCRIPT, HOLD = range(4)
 Run = tuple[int, int, int]
@@ -74,7 +74,7 @@ class Book:
     def damage(self, rows: set[int]) -> None:
         self._segments = [segment for segment in self._segments if segment[0] not in rows]
 
-    def index(self, after: int = 0, until: int = 2**62) -> SegmentIndex:
+    def index(self, after: int = 0, until: int = 2**62) -> SegmentColumns:
         chosen = [segment for segment in self._segments if after < segment[0] <= until]
         runs, offsets = [], [0]
         for segment in chosen:
@@ -85,7 +85,7 @@ class Book:
             offsets.append(len(runs))
         steps = [sum(run[0] for run in segment[4]) for segment in chosen]
         columns = list(zip(*chosen, strict=True)) or [[]] * 8
-        return SegmentIndex(
+        return SegmentColumns(
             row=np.array(columns[0], np.int64),
             episode=np.array(columns[1], np.int64),
             index=np.array(columns[2], np.int32),
@@ -100,13 +100,13 @@ class Book:
             episodes={number: self._facts[number] for number in columns[1]},
         )
 
-    def universe(self, tasks: tuple[str, ...] = ("a", "b")) -> Universe:
-        universe = Universe(tasks)
+    def universe(self, tasks: tuple[str, ...] = ("a", "b")) -> SegmentIndex:
+        universe = SegmentIndex(tasks)
         universe.extend(self.index())
         return universe
 
 
-def by_step(universe: Universe, bytes_per_step: int = 1000):
+def by_step(universe: SegmentIndex, bytes_per_step: int = 1000):
     """A cost for the planner: int64[k] bytes of int64[k] segments."""
     return lambda segments: universe.steps[segments].astype(np.int64) * bytes_per_step
 
@@ -114,7 +114,7 @@ def by_step(universe: Universe, bytes_per_step: int = 1000):
 class Reader:
     """Carries plans out as the feed does, and counts what was drawn."""
 
-    def __init__(self, universe: Universe, cost, budget: int) -> None:
+    def __init__(self, universe: SegmentIndex, cost, budget: int) -> None:
         self.universe, self.cost, self.budget = universe, cost, budget
         self.holders: Counter[int] = Counter()
         self.held: Counter[tuple[int, ...]] = Counter()
@@ -122,7 +122,7 @@ class Reader:
         self.loads = 0
         self.peak = 0
 
-    def carry_out(self, plan: Plan, batch: int) -> None:
+    def carry_out(self, plan: SamplingPlan, batch: int) -> None:
         self._let_go(plan.drop)
         for block in plan.admit:
             assert block and len(set(block)) == len(block)
@@ -157,7 +157,7 @@ class Reader:
                 assert self.holders[segment] >= 0
 
 
-def per_step(universe: Universe, by_run: np.ndarray) -> np.ndarray:
+def per_step(universe: SegmentIndex, by_run: np.ndarray) -> np.ndarray:
     """A value of each run, for each step of the universe, segment after segment."""
     values = np.zeros(int(universe.steps.sum()))
     first = np.concatenate([[0], np.cumsum(universe.steps, dtype=np.int64)])
@@ -167,7 +167,7 @@ def per_step(universe: Universe, by_run: np.ndarray) -> np.ndarray:
     return values
 
 
-def same(one: Plan, other: Plan) -> bool:
+def same(one: SamplingPlan, other: SamplingPlan) -> bool:
     """Whether two plans draw the same steps."""
     return (
         one.number == other.number

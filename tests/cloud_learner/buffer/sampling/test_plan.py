@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloud_learner.buffer.sampling import stratum as strata
-from cloud_learner.buffer.sampling.plan import Plan, Planner
-from cloud_learner.buffer.sampling.segment_index import Universe
+from cloud_learner.buffer.sampling.plan import SamplingPlan, SamplingPlanner
+from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 from cloud_learner.buffer.sampling.target import (
     OnlineShare,
     Recent,
-    Target,
+    SamplingDistribution,
     TaskMix,
     by_actor,
     by_outcome,
@@ -27,20 +27,20 @@ from cloud_learner.buffer.sampling.target import (
     uniform,
 )
 from tests.cloud_learner.buffer.sampling.planned import HOLD, HUMAN, POLICY, Book, Reader, by_step, per_step, same
-from wire.errors import ConfigError, InvalidData
+from wire.errors import ConfigError, InvalidDataError
 
 
-def rest(universe: Universe, cost) -> int:
+def rest(universe: SegmentIndex, cost) -> int:
     """Bytes of everything."""
     return int(cost(np.arange(len(universe))).sum())
 
 
-def draw(planner: Planner, reader: Reader, plans: int, batch: int) -> None:
+def draw(planner: SamplingPlanner, reader: Reader, plans: int, batch: int) -> None:
     for _ in range(plans):
         reader.carry_out(planner.next(), batch)
 
 
-def steps_before(universe: Universe) -> np.ndarray:
+def steps_before(universe: SegmentIndex) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(universe.steps, dtype=np.int64)])
 
 
@@ -66,7 +66,7 @@ def test_a_sweep_through_a_tenth_of_the_data_draws_every_step_as_often_as_it_sho
     cost = by_step(universe)
     budget = rest(universe, cost) // 10
     mix = TaskMix(shares={"a": 2, "b": 3})
-    planner = Planner(universe, uniform(factors=UNEQUAL, mix=mix), cost, budget, 32, 3, echo=1.5)
+    planner = SamplingPlanner(universe, uniform(factors=UNEQUAL, mix=mix), cost, budget, 32, 3, echo=1.5)
     reader = Reader(universe, cost, budget)
     plans = 0
     while min(stratum.passes for stratum in planner._strata) < 21:
@@ -99,7 +99,7 @@ def test_late_data_gets_its_share_from_the_moment_it_came():
         universe = book.universe(("a",))
         cost = by_step(universe)
         budget = rest(universe, cost) // 3
-        planner = Planner(universe, imitation(), cost, budget, 64, seed, echo=2)
+        planner = SamplingPlanner(universe, imitation(), cost, budget, 64, seed, echo=2)
         reader = Reader(universe, cost, budget)
         expected = np.zeros(int(universe.steps.sum()))
         for number in range(300):
@@ -139,7 +139,7 @@ def test_late_data_keeps_its_share_while_a_new_pass_begins():
             book.record([20, 20], "a")
         universe = book.universe(("a",))
         cost = by_step(universe)
-        planner = Planner(universe, imitation(), cost, rest(universe, cost) // 2, 32, seed, echo=2)
+        planner = SamplingPlanner(universe, imitation(), cost, rest(universe, cost) // 2, 32, seed, echo=2)
         for _ in range(60):  # of 75 batches in a pass
             planner.next()
         for _ in range(3):
@@ -162,7 +162,7 @@ def test_a_resident_stratum_is_read_once_and_drawn_by_weight():
     universe = book.universe()
     cost = by_step(universe)
     budget = rest(universe, cost)
-    planner = Planner(universe, uniform(factors=UNEQUAL), cost, budget, 256, 5, echo=1)
+    planner = SamplingPlanner(universe, uniform(factors=UNEQUAL), cost, budget, 256, 5, echo=1)
     reader = Reader(universe, cost, budget)
     draw(planner, reader, 60, 256)
     assert planner.stats.resident_strata == 4
@@ -186,7 +186,7 @@ def test_the_first_batches_draw_all_demonstrations_alike(monkeypatch, at_once, m
             book.record(rng.integers(30, 40, 3), task)
     universe = book.universe(("a", "b", "c", "d"))
     cost = by_step(universe)
-    planner = Planner(universe, imitation(), cost, 10**9, 64, 1)
+    planner = SamplingPlanner(universe, imitation(), cost, 10**9, 64, 1)
     of_step = np.repeat(universe.episode, universe.steps)
     due = np.bincount(of_step, per_step(universe, planner.probabilities())) * 150 * 64
     drawn = np.zeros(48)
@@ -208,7 +208,7 @@ def test_strata_get_their_shares_to_within_a_draw_in_any_number_of_batches():
     universe = book.universe(("a", "b", "c"))
     cost = by_step(universe)
     mix = TaskMix(shares={"a": 2, "b": 1, "c": 5}, online=0.3)
-    planner = Planner(universe, imitation(mix=mix), cost, 10**9, 10, 5)
+    planner = SamplingPlanner(universe, imitation(mix=mix), cost, 10**9, 10, 5)
     drawn = np.zeros((3, 2))
     for number in range(1, 200):
         plan = planner.next()
@@ -223,17 +223,17 @@ def test_an_adaptive_share_acts_with_the_next_batch():
         for _ in range(5):
             book.record([40], "a", source)
     universe = book.universe(("a",))
-    planner = Planner(universe, imitation(mix=TaskMix(online=OnlineShare())), by_step(universe), 10**9, 100, 1)
+    planner = SamplingPlanner(universe, imitation(mix=TaskMix(online=OnlineShare())), by_step(universe), 10**9, 100, 1)
     online = universe.online[planner.next().segments].sum()
     assert online == 50
     for _ in range(20):
         planner.note("a", True, 5.0)
         planner.note("a", False, 0.1)
     assert universe.online[planner.next().segments].sum() == 80
-    planner = Planner(universe, imitation(), by_step(universe), 10**9, 100, 1)
+    planner = SamplingPlanner(universe, imitation(), by_step(universe), 10**9, 100, 1)
     planner.note("a", True, 5.0)  # of no use to a mix that does not adapt
-    with pytest.raises(InvalidData, match="loss"):
-        Planner(universe, imitation(mix=TaskMix(online=OnlineShare())), by_step(universe), 10**9, 100, 1).note(
+    with pytest.raises(InvalidDataError, match="loss"):
+        SamplingPlanner(universe, imitation(mix=TaskMix(online=OnlineShare())), by_step(universe), 10**9, 100, 1).note(
             "a", True, float("nan")
         )
 
@@ -247,7 +247,7 @@ def test_the_newest_steps_get_their_part_and_stay_in_memory(ratio):
     universe = book.universe()
     cost = by_step(universe)
     budget = int(rest(universe, cost) * ratio)
-    planner = Planner(universe, imitation(Recent(0.5, 45)), cost, budget, 64, 1, echo=2)
+    planner = SamplingPlanner(universe, imitation(Recent(0.5, 45)), cost, budget, 64, 1, echo=2)
     reader = Reader(universe, cost, budget)
     for number in range(60):
         reader.carry_out(planner.next(), 64)
@@ -281,7 +281,7 @@ def test_no_step_is_drawn_that_became_too_old(ratio):
     universe = book.universe(("a",))
     cost = by_step(universe)
     budget = int(rest(universe, cost) * ratio)
-    planner = Planner(universe, uniform(factors=(max_lag(10),)), cost, budget, 64, 1, echo=4, newest_version=30)
+    planner = SamplingPlanner(universe, uniform(factors=(max_lag(10),)), cost, budget, 64, 1, echo=4, newest_version=30)
     reader = Reader(universe, cost, budget)
     for newest in range(30, 40):
         planner.refresh(newest)
@@ -290,7 +290,7 @@ def test_no_step_is_drawn_that_became_too_old(ratio):
         versions = {int(universe.run_version[universe.run_offsets[s]]) for s, _ in reader.drawn}
         assert min(versions) >= newest - 10
     planner.refresh(41)
-    with pytest.raises(InvalidData, match="policy version 41"):
+    with pytest.raises(InvalidDataError, match="policy version 41"):
         planner.next()
     number = book.episode("a", "online")
     book.segment(number, [(20, POLICY, 41)])
@@ -310,7 +310,9 @@ def test_a_half_life_is_followed_while_versions_go_by(ratio):
     universe = book.universe(("a",))
     cost = by_step(universe)
     budget = int(rest(universe, cost) * ratio)
-    planner = Planner(universe, uniform(factors=(lag_half_life(4),)), cost, budget, 64, 1, echo=4, newest_version=20)
+    planner = SamplingPlanner(
+        universe, uniform(factors=(lag_half_life(4),)), cost, budget, 64, 1, echo=4, newest_version=20
+    )
     reader = Reader(universe, cost, budget)
     expected = np.zeros(int(universe.steps.sum()))
     for version in range(20, 50):
@@ -334,8 +336,8 @@ def test_outcomes_count_when_they_are_known():
         book.segment(number, [(20, HUMAN, 1)])
     universe = book.universe(("a",))
     target = imitation(factors=(by_outcome({"success": 1}, unknown=0),))
-    planner = Planner(universe, target, by_step(universe), 10**9, 32, 1)
-    with pytest.raises(InvalidData, match="no weight"):
+    planner = SamplingPlanner(universe, target, by_step(universe), 10**9, 32, 1)
+    with pytest.raises(InvalidDataError, match="no weight"):
         planner.next()
     book.segment(numbers[2], [(10, HUMAN, 1)], outcome=0)
     book.segment(numbers[3], [(10, HUMAN, 1)], outcome=1)
@@ -356,7 +358,7 @@ def test_data_that_outgrows_the_memory_is_swept_and_fits_again_after_a_prune():
     universe = book.universe(("a",))
     cost = by_step(universe)
     budget = 2 * rest(universe, cost)
-    planner = Planner(universe, imitation(), cost, budget, 64, 1, echo=1)
+    planner = SamplingPlanner(universe, imitation(), cost, budget, 64, 1, echo=1)
     reader = Reader(universe, cost, budget)
     draw(planner, reader, 30, 64)
     assert planner.stats.resident_strata == 1
@@ -386,7 +388,7 @@ def test_a_new_task_gets_room_from_the_others():
     universe = book.universe()
     cost = by_step(universe)
     budget = rest(universe, cost) // 3
-    planner = Planner(universe, imitation(), cost, budget, 64, 1, echo=4)
+    planner = SamplingPlanner(universe, imitation(), cost, budget, 64, 1, echo=4)
     reader = Reader(universe, cost, budget)
     draw(planner, reader, 40, 64)
     for _ in range(30):
@@ -408,13 +410,13 @@ def test_a_memory_that_is_too_small_names_what_is_enough():
     universe = book.universe()
     cost = by_step(universe)
     with pytest.raises(ConfigError, match="cache_bytes") as refused:
-        Planner(universe, imitation(), cost, 1_000_000, 64, 1)
+        SamplingPlanner(universe, imitation(), cost, 1_000_000, 64, 1)
     enough = int(str(refused.value).split("at least ")[1].split(",")[0])
     assert enough == 4_596_000
-    planner = Planner(universe, imitation(), cost, enough, 64, 1)
+    planner = SamplingPlanner(universe, imitation(), cost, enough, 64, 1)
     draw(planner, Reader(universe, cost, enough), 300, 64)
     with pytest.raises(ConfigError):
-        Planner(universe, imitation(), cost, enough - 1, 64, 1)
+        SamplingPlanner(universe, imitation(), cost, enough - 1, 64, 1)
 
 
 def test_a_refused_refresh_is_made_up_for():
@@ -424,7 +426,7 @@ def test_a_refused_refresh_is_made_up_for():
     universe = book.universe(("a",))
     cost = by_step(universe)
     budget = rest(universe, cost)
-    planner = Planner(universe, imitation(), cost, budget, 64, 1)
+    planner = SamplingPlanner(universe, imitation(), cost, budget, 64, 1)
     reader = Reader(universe, cost, budget)
     draw(planner, reader, 100, 64)
     huge, late = book.record([4096], "a"), book.record([7], "a")
@@ -442,7 +444,7 @@ def test_a_refused_refresh_is_made_up_for():
 # --- the same again ---------------------------------------------------------------------------------------------------
 
 
-def some_target(rng: np.random.Generator, tasks: tuple[str, ...]) -> Target:
+def some_target(rng: np.random.Generator, tasks: tuple[str, ...]) -> SamplingDistribution:
     factors = (
         max_lag(int(rng.integers(0, 6))),
         lag_half_life(float(rng.choice([0.5, 3]))),
@@ -462,12 +464,12 @@ class Twin:
     def __init__(self, book: Book, tasks: tuple[str, ...], state: dict, **settings) -> None:
         self.universe = book.universe(tasks)
         cost = by_step(self.universe, settings.pop("bytes_per_step"))
-        self.planner = Planner(self.universe, cost=cost, newest_version=9, **settings)
+        self.planner = SamplingPlanner(self.universe, cost=cost, newest_version=9, **settings)
         assert self.planner.restore(json.loads(json.dumps(state)))
         self.reader = Reader(self.universe, cost, settings["budget_bytes"])
         self.first = True
 
-    def follow(self, plan: Plan, universe: Universe, batch: int) -> None:
+    def follow(self, plan: SamplingPlan, universe: SegmentIndex, batch: int) -> None:
         """Plan the same in ledger rows: the same draws, and after the first plan the same moves."""
         mine = self.planner.next()
         self.reader.carry_out(mine, batch)
@@ -510,7 +512,7 @@ def _go_on_exactly(seed: int) -> None:
     }
     twin, version = None, 3
     try:
-        planner = Planner(universe, cost=cost, newest_version=version, **settings)
+        planner = SamplingPlanner(universe, cost=cost, newest_version=version, **settings)
         reader = Reader(universe, cost, budget)
         for _ in range(50):
             event = rng.random()
@@ -537,9 +539,9 @@ def _go_on_exactly(seed: int) -> None:
                     twin.planner.note(*note)
             try:
                 plan = planner.next()
-            except InvalidData:
+            except InvalidDataError:
                 if twin:
-                    with pytest.raises(InvalidData):
+                    with pytest.raises(InvalidDataError):
                         twin.planner.next()
                 continue
             reader.carry_out(plan, batch)
@@ -559,7 +561,7 @@ def test_the_same_seed_plans_the_same_and_another_does_not():
     for budget in (rest(universe, cost) // 4, 10**9):
         plans = [
             [planner.next() for _ in range(20)]
-            for planner in (Planner(universe, uniform(), cost, budget, 64, seed, echo=1) for seed in (1, 1, 2))
+            for planner in (SamplingPlanner(universe, uniform(), cost, budget, 64, seed, echo=1) for seed in (1, 1, 2))
         ]
         assert all(same(one, two) for one, two in zip(plans[0], plans[1], strict=True))
         assert not any(same(one, two) for one, two in zip(plans[0], plans[2], strict=True))
@@ -572,21 +574,21 @@ def test_a_state_of_other_data_or_settings_is_gone_on_from_with_new_passes():
     universe = book.universe()
     cost = by_step(universe)
     budget = rest(universe, cost) // 2
-    planner = Planner(universe, uniform(), cost, budget, 64, 1, echo=1)
+    planner = SamplingPlanner(universe, uniform(), cost, budget, 64, 1, echo=1)
     for _ in range(20):
         planner.next()
     state = json.loads(json.dumps(planner.state()))
-    other = Planner(universe, uniform(), cost, budget * 2, 64, 1, echo=1)
+    other = SamplingPlanner(universe, uniform(), cost, budget * 2, 64, 1, echo=1)
     assert not other.restore(state)
     assert other.next().number == 20
     book.prune({3, 4})
     pruned = book.universe()
-    other = Planner(pruned, uniform(), by_step(pruned), budget, 64, 1, echo=1)
+    other = SamplingPlanner(pruned, uniform(), by_step(pruned), budget, 64, 1, echo=1)
     assert not other.restore(state)
     draw(other, Reader(pruned, by_step(pruned), budget), 30, 64)
     assert other.stats.passes > planner.stats.passes, "with other random numbers than before"
     fewer = book.universe(("b",))
-    other = Planner(fewer, uniform(), by_step(fewer), budget, 64, 1, echo=1)
+    other = SamplingPlanner(fewer, uniform(), by_step(fewer), budget, 64, 1, echo=1)
     assert not other.restore(state)
     assert other.next().number == 20
 
@@ -595,24 +597,26 @@ def test_what_is_no_state_is_refused():
     book = Book()
     book.record([20, 20], "a")
     universe = book.universe(("a",))
-    planner = Planner(universe, imitation(), by_step(universe), 10**9, 8, 1)
+    planner = SamplingPlanner(universe, imitation(), by_step(universe), 10**9, 8, 1)
     good = planner.state()
     for wrong in ({}, {**good, "format": 99}, {**good, "strata": "x"}, {**good, "credit": None}):
-        with pytest.raises(InvalidData, match="planner"):
-            Planner(universe, imitation(), by_step(universe), 10**9, 8, 1).restore(wrong)
+        with pytest.raises(InvalidDataError, match="planner"):
+            SamplingPlanner(universe, imitation(), by_step(universe), 10**9, 8, 1).restore(wrong)
     planner.next()
-    with pytest.raises(InvalidData, match="before the first plan"):
+    with pytest.raises(InvalidDataError, match="before the first plan"):
         planner.restore(good)
 
 
 # --- odd data ---------------------------------------------------------------------------------------------------------
 
 
-def carried_out(book: Book, target: Target, ratio: float, batch: int = 64, echo: float = 8.0, plans: int = 60):
+def carried_out(
+    book: Book, target: SamplingDistribution, ratio: float, batch: int = 64, echo: float = 8.0, plans: int = 60
+):
     universe = book.universe(("a", "b"))
     cost = by_step(universe)
     budget = max(int(rest(universe, cost) * ratio), int(cost(np.arange(len(universe))).max()) * 2)
-    planner = Planner(universe, target, cost, budget, batch, 1, echo)
+    planner = SamplingPlanner(universe, target, cost, budget, batch, 1, echo)
     reader = Reader(universe, cost, budget)
     draw(planner, reader, plans, batch)
     return planner, reader
@@ -678,7 +682,7 @@ def test_a_task_whose_data_comes_later_joins_in():
     book = Book()
     book.record([30, 30], "a")
     universe = book.universe()
-    planner = Planner(universe, imitation(), by_step(universe), 10**9, 64, 1)
+    planner = SamplingPlanner(universe, imitation(), by_step(universe), 10**9, 64, 1)
     assert set(universe.task[planner.next().segments].tolist()) == {0}
     book.record([30, 30], "b")
     universe.extend(book.index(universe.watermark))
@@ -688,20 +692,20 @@ def test_a_task_whose_data_comes_later_joins_in():
 
 
 def test_while_there_is_nothing_to_learn_from_it_says_why():
-    universe = Universe(("a", "b"))
-    planner = Planner(universe, imitation(mix=TaskMix(shares={"b": 1})), by_step(universe), 10**6, 8, 1)
-    with pytest.raises(InvalidData, match="there is no step to learn from yet: no segment"):
+    universe = SegmentIndex(("a", "b"))
+    planner = SamplingPlanner(universe, imitation(mix=TaskMix(shares={"b": 1})), by_step(universe), 10**6, 8, 1)
+    with pytest.raises(InvalidDataError, match="there is no step to learn from yet: no segment"):
         planner.next()
     book = Book()
     book.segment(book.episode("a", "online"), [(20, POLICY, 1)])
     universe.extend(book.index())
     planner.refresh(1)
-    with pytest.raises(InvalidData, match="gives no weight to any of 1 segments at policy version 1"):
+    with pytest.raises(InvalidDataError, match="gives no weight to any of 1 segments at policy version 1"):
         planner.next()
     book.record([20], "a")
     universe.extend(book.index(universe.watermark))
     planner.refresh(1)
-    with pytest.raises(InvalidData, match=r"no share to a \(offline\), the only data"):
+    with pytest.raises(InvalidDataError, match=r"no share to a \(offline\), the only data"):
         planner.next()
     book.record([20], "b")
     universe.extend(book.index(universe.watermark))
@@ -710,18 +714,18 @@ def test_while_there_is_nothing_to_learn_from_it_says_why():
 
 
 def test_settings_that_cannot_work_are_refused():
-    universe = Universe(("reach",))
+    universe = SegmentIndex(("reach",))
     good = {"batch": 8, "seed": 1, "echo": 1.0}
     for wrong in ({"batch": 0}, {"seed": -1}, {"echo": 0.0}, {"echo": float("inf")}):
         with pytest.raises(ConfigError):
-            Planner(universe, imitation(), by_step(universe), 10**6, **{**good, **wrong})
+            SamplingPlanner(universe, imitation(), by_step(universe), 10**6, **{**good, **wrong})
     with pytest.raises(ConfigError, match="Did you mean 'reach'"):
-        Planner(universe, imitation(mix=TaskMix(shares={"raech": 1})), by_step(universe), 10**6, **good)
+        SamplingPlanner(universe, imitation(mix=TaskMix(shares={"raech": 1})), by_step(universe), 10**6, **good)
     book = Book()
     book.record([20], "reach")
     universe.extend(book.index())
     with pytest.raises(ConfigError, match="cost"):
-        Planner(universe, imitation(), lambda segments: -np.ones(len(segments)), 10**6, **good)
+        SamplingPlanner(universe, imitation(), lambda segments: -np.ones(len(segments)), 10**6, **good)
 
 
 def test_a_backlog_enters_memory_in_parts():
@@ -729,7 +733,7 @@ def test_a_backlog_enters_memory_in_parts():
     book.record([20] * 5, "a")
     universe = book.universe(("a",))
     cost = by_step(universe)
-    planner = Planner(universe, imitation(), cost, 10**9, 64, 1)
+    planner = SamplingPlanner(universe, imitation(), cost, 10**9, 64, 1)
     reader = Reader(universe, cost, 10**9)
     draw(planner, reader, 20, 64)
     for _ in range(100):
@@ -754,11 +758,11 @@ def test_a_plan_costs_the_same_over_a_hundred_times_the_runs(ratio):
     from tests.cloud_learner.buffer.sampling.test_segment_index import large_index
 
     def shortest(segments: int) -> float:
-        universe = Universe(("a",))
+        universe = SegmentIndex(("a",))
         universe.extend(large_index(0, segments))
         cost = by_step(universe)
         budget = int(rest(universe, cost) * ratio)
-        planner = Planner(universe, uniform(), cost, budget, 256, 1, echo=0.02 if ratio > 1 else 8)
+        planner = SamplingPlanner(universe, uniform(), cost, budget, 256, 1, echo=0.02 if ratio > 1 else 8)
         took = []
         for _ in range(600):
             begin = time.thread_time()

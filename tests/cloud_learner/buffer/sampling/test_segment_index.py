@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import EpisodeFacts, Journaled, SegmentIndex
-from cloud_learner.buffer.sampling.plan import Planner
-from cloud_learner.buffer.sampling.segment_index import Universe
+from cloud_learner.buffer.ledger.rows import EpisodeFacts, Journaled, SegmentColumns
+from cloud_learner.buffer.sampling.plan import SamplingPlanner
+from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 from cloud_learner.buffer.sampling.target import uniform
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from tests.cloud_learner.buffer.sampling.planned import HUMAN, POLICY, Book, by_step
-from wire.errors import ConfigError, InvalidData
+from wire.errors import ConfigError, InvalidDataError
 
 COLUMNS = (
     "row",
@@ -65,7 +65,7 @@ def test_evaluations_other_tasks_and_other_ranks_are_left_out():
     book.record([3], "a", "evaluation")
     book.record([3], "other")
     kept = [book.record([3], "a") for _ in range(6)]
-    universes = [Universe(("a",), rank, 2) for rank in range(2)]
+    universes = [SegmentIndex(("a",), rank, 2) for rank in range(2)]
     for universe in universes:
         added = universe.extend(book.index())
         assert added.tolist() == list(range(len(universe)))
@@ -81,7 +81,7 @@ def test_neighbours_are_found_whoever_comes_first_and_only_where_ticks_adjoin():
     book.segment(number, [(5, POLICY, 1)], at=(2, 9))
     book.segment(number, [(4, POLICY, 1)], at=(0, 0))
     book.segment(number, [(3, POLICY, 1)], at=(4, 99))  # index 3 is missing
-    universe = Universe(("a",))
+    universe = SegmentIndex(("a",))
     universe.extend(book.index())
     assert universe.previous.tolist() == [-1, -1, -1]
     book.segment(number, [(5, POLICY, 1)], at=(1, 4))
@@ -99,7 +99,7 @@ def test_growing_in_any_parts_gives_the_same_universe():
     book.record_some(rng, 60)
     whole = book.universe()
     for size in (1, 7, 50):
-        universe = Universe(("a", "b"))
+        universe = SegmentIndex(("a", "b"))
         while universe.watermark < book.row:
             universe.extend(book.index(universe.watermark, universe.watermark + size))
         for name in (*COLUMNS, "previous", "following", "run_offsets", "run_segment", "run_first", "run_actor"):
@@ -195,17 +195,17 @@ def test_an_empty_last_segment_has_no_runs():
 
 def test_wrong_settings_and_wrong_answers_are_refused():
     with pytest.raises(ConfigError):
-        Universe(())
+        SegmentIndex(())
     with pytest.raises(ConfigError):
-        Universe(("a", "a"))
+        SegmentIndex(("a", "a"))
     with pytest.raises(ConfigError):
-        Universe(("a",), 2, 2)
+        SegmentIndex(("a",), 2, 2)
     book = Book()
     book.record([3, 3])
     index = book.index()
     index.row[:] = [2, 1]
-    with pytest.raises(InvalidData, match="do not grow"):
-        Universe(("a",)).extend(index)
+    with pytest.raises(InvalidDataError, match="do not grow"):
+        SegmentIndex(("a",)).extend(index)
 
 
 def test_it_takes_in_what_a_ledger_answers(ledger_place):
@@ -220,7 +220,7 @@ def test_it_takes_in_what_a_ledger_answers(ledger_place):
         )
         for segment in (*kept, *(segment for segments in others for segment in segments)):
             ledger.commit_segment(segment, Journaled(1, 0, 1, "0" * 64), 1, 2)
-        universe = Universe(("a",))
+        universe = SegmentIndex(("a",))
         universe.extend(ledger.index(0, spec.hash))
         assert universe.watermark == ledger.newest_row()
         assert universe.steps.tolist() == [40, 40, 10, 30]
@@ -235,7 +235,7 @@ def test_it_takes_in_what_a_ledger_answers(ledger_place):
         after = universe.return_after(np.arange(3))
         rewards = [segment.reward.sum(dtype=np.float64) for segment in kept]
         assert after.tolist() == pytest.approx([rewards[1] + rewards[2], rewards[2], 0.0])
-        planner = Planner(universe, uniform(), by_step(universe), 10**9, 16, 1)
+        planner = SamplingPlanner(universe, uniform(), by_step(universe), 10**9, 16, 1)
         plan = planner.next()
         assert (universe.steps[plan.segments] > plan.offsets).all()
         ledger.prune(["kept"], 5)
@@ -244,13 +244,13 @@ def test_it_takes_in_what_a_ledger_answers(ledger_place):
         assert set(planner.next().segments.tolist()) == {3}
 
 
-def large_index(first: int, count: int) -> SegmentIndex:
+def large_index(first: int, count: int) -> SegmentColumns:
     """Segments [first, first + count) of episodes of three, each of two runs of ten steps."""
     at = np.arange(first, first + count)
     runs = np.zeros((2 * count, 4), np.int32)
     runs[:, 1] = 10
     runs[1::2, 0] = 10
-    return SegmentIndex(
+    return SegmentColumns(
         row=at + 1,
         episode=at // 3 + 1,
         index=(at % 3).astype(np.int32),
@@ -268,7 +268,7 @@ def large_index(first: int, count: int) -> SegmentIndex:
 
 def test_a_refresh_of_a_large_universe_costs_what_is_new():
     segments = 150_000
-    universe, index = Universe(("a",)), large_index(0, segments)
+    universe, index = SegmentIndex(("a",)), large_index(0, segments)
     begin = time.thread_time()
     universe.extend(index)
     whole = time.thread_time() - begin

@@ -13,8 +13,8 @@ from cloud_learner.buffer.sampling.target import (
     Moment,
     OnlineShare,
     Recent,
-    Runs,
-    Target,
+    SamplingDistribution,
+    StepRuns,
     TaskMix,
     acted_steps,
     by_actor,
@@ -27,13 +27,13 @@ from cloud_learner.buffer.sampling.target import (
     strata_shares,
     uniform,
 )
-from wire.errors import ConfigError, InvalidData
+from wire.errors import ConfigError, InvalidDataError
 
 NOW = Moment(10)
 
 
-def runs(actor=(0, 1, 2, 3), version=(1, 5, 9, 10), demonstration=(False,) * 4, outcome=(0, 1, 2, -1)) -> Runs:
-    return Runs(
+def runs(actor=(0, 1, 2, 3), version=(1, 5, 9, 10), demonstration=(False,) * 4, outcome=(0, 1, 2, -1)) -> StepRuns:
+    return StepRuns(
         np.array(actor, np.uint8), np.array(version, np.int32), np.array(demonstration), np.array(outcome, np.int8)
     )
 
@@ -66,7 +66,7 @@ def test_staleness_is_bounded_hard_or_softly_but_never_that_of_a_demonstration()
 
 
 def test_factors_multiply_and_only_starts_have_weight():
-    target = Target(
+    target = SamplingDistribution(
         (by_actor({"human": 3, "policy": 2, "hold": 1}), max_lag(5)), TaskMix(), Recent(), acted_steps, acted_steps
     )
     assert target.weights(runs(), NOW).tolist() == [0, 3, 0, 0]
@@ -161,5 +161,5 @@ def test_the_adaptive_share_goes_on_after_a_stop_and_refuses_what_is_no_loss():
     other.restore(json.loads(json.dumps(losses.state())))
     assert other.share("a") == losses.share("a")
     assert other.state() == losses.state()
-    with pytest.raises(InvalidData, match="task 'a'"):
+    with pytest.raises(InvalidDataError, match="task 'a'"):
         losses.note("a", True, math.nan)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_learner.buffer.sampling.cache_ops import Moves
-from cloud_learner.buffer.sampling.calendar_queue import Pending
-from cloud_learner.buffer.sampling.epoch import BLOCK_STEPS, Pass, PassState, Population, cut, generator
-from cloud_learner.buffer.sampling.windowed_shuffle import Sweep, SweepState
+from cloud_learner.buffer.sampling.cache_ops import CacheOps
+from cloud_learner.buffer.sampling.calendar_queue import CalendarQueue
+from cloud_learner.buffer.sampling.epoch import BLOCK_STEPS, Epoch, EpochState, Population, cut, generator
+from cloud_learner.buffer.sampling.windowed_shuffle import WindowedShuffle, WindowedShuffleState
 
 
 def population(counts, weights, costs=None, segments=None, first_run: int = 0) -> Population:
@@ -51,12 +51,12 @@ class Driven:
     seed: int = 0
     keep: bool = False
     block_bytes: int = 10**9
-    moves: Moves = field(default_factory=Moves)
+    moves: CacheOps = field(default_factory=CacheOps)
     passes: int = 0
 
     def __post_init__(self) -> None:
         self.cost = dict(zip(self.population.segment.tolist(), self.population.cost.tolist(), strict=True))
-        self.sweep = Sweep(self.make, self.costs, self.moves, self.keep)
+        self.sweep = WindowedShuffle(self.make, self.costs, self.moves, self.keep)
         self.alive = np.ones(int(self.population.run.max()) + 1, bool)
         self.first = np.concatenate([[0], np.cumsum(self.population.count)])
         self.counts = np.zeros(self.first[-1], np.int64)
@@ -67,16 +67,16 @@ class Driven:
     def costs(self, block: tuple[int, ...]) -> list[int]:
         return [self.cost[segment] for segment in block]
 
-    def make(self) -> Pass:
+    def make(self) -> Epoch:
         scale, window_bytes = self.draws / self.population.mass, int(self.ratio * sum(self.cost.values()))
-        state = PassState(self.passes, 0, scale, window_bytes, self.block_bytes, [(0, 0)])
+        state = EpochState(self.passes, 0, scale, window_bytes, self.block_bytes, [(0, 0)])
         self.passes += 1
-        made = Pass(state, (self.seed,))
+        made = Epoch(state, (self.seed,))
         made.join(self.population)
         return made
 
-    def remake(self, state: PassState) -> Pass:
-        made = Pass(state, (self.seed,))
+    def remake(self, state: EpochState) -> Epoch:
+        made = Epoch(state, (self.seed,))
         made.join(self.population)
         return made
 
@@ -315,14 +315,14 @@ def test_late_steps_join_as_if_they_had_been_there_from_the_start():
         driven = Driven(population([20] * 50, [1.0] * 50), 0.0, 0, seed, block_bytes=400)
         passes = 0
 
-        def make(seed=seed) -> Pass:
+        def make(seed=seed) -> Epoch:
             nonlocal passes
-            made = Pass(PassState(passes, 0, 4.0, 2000, 400, [(0, 0)]), (seed,))
+            made = Epoch(EpochState(passes, 0, 4.0, 2000, 400, [(0, 0)]), (seed,))
             made.join(old if passes == 0 else population([20] * 50, [1.0] * 50))
             passes += 1
             return made
 
-        driven.sweep = Sweep(make, driven.costs, driven.moves, False)
+        driven.sweep = WindowedShuffle(make, driven.costs, driven.moves, False)
         driven.sweep.begin()
         driven.take(1500 + 10 * seed % 900)  # of 3200, a window of 800
         driven.counts[:] = 0
@@ -365,7 +365,7 @@ def test_it_goes_on_exactly_from_any_moment(seed, keep):
         if rng.random() < 0.2 and not keep:
             driven.sweep.start_batch()
             driven.sweep.shrink(int(some.cost.max()) * 3)
-    state = msgspec.json.decode(json.dumps(msgspec.to_builtins(driven.sweep.state())), type=SweepState)
+    state = msgspec.json.decode(json.dumps(msgspec.to_builtins(driven.sweep.state())), type=WindowedShuffleState)
     other = Driven(*arguments)
     other.passes = driven.passes
     other.sweep.restore(state, other.remake)
@@ -383,7 +383,7 @@ def test_it_goes_on_exactly_from_any_moment(seed, keep):
 @given(st.integers(0, 2**32 - 1))
 def test_the_queue_gives_back_what_it_got_in_order(seed):
     rng = np.random.default_rng(seed)
-    pending = Pending(float(rng.choice([0.5, 3.0, 1000.0])))
+    pending = CalendarQueue(float(rng.choice([0.5, 3.0, 1000.0])))
     waiting: list[tuple[float, int, int, int]] = []
     added = 0
     for _ in range(40):

@@ -8,7 +8,7 @@ import pytest
 
 from cloud_learner.buffer.ledger.rows import Journaled
 from cloud_learner.buffer.store.journal import Journal
-from wire.errors import Corrupt, DiskFull, NotWritable, StorageError
+from wire.errors import CorruptDataError, DiskFullError, NotWritableError, StorageError
 
 
 def _files(root):
@@ -30,7 +30,7 @@ def test_records_come_back_and_say_where_they_are(tmp_path):
 def test_a_journal_that_is_only_read_touches_nothing(tmp_path):
     journal = Journal(tmp_path / "journal")
     assert journal.numbers() == [] and not journal.is_here()
-    with pytest.raises(Corrupt, match=r"00000007\.journal is gone"):
+    with pytest.raises(CorruptDataError, match=r"00000007\.journal is gone"):
         journal.read(Journaled(7, 0, 3, "00" * 32))
     assert list(tmp_path.iterdir()) == []
 
@@ -55,7 +55,7 @@ def test_a_torn_tail_is_never_appended_to_and_never_read(tmp_path):
     journal = Journal(tmp_path)
     assert journal.append(b"later").journal == 2
     assert journal.read(whole) == b"whole"
-    with pytest.raises(Corrupt, match=r"00000001\.journal: the record at byte 49"):
+    with pytest.raises(CorruptDataError, match=r"00000001\.journal: the record at byte 49"):
         journal.read(torn)
 
 
@@ -66,7 +66,7 @@ def test_every_changed_byte_of_a_record_is_noticed(tmp_path):
     good = path.read_bytes()
     for place in range(at.offset, len(good)):
         path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptDataError):
             journal.read(at)
         assert journal.read(first) == b"before"
 
@@ -74,13 +74,18 @@ def test_every_changed_byte_of_a_record_is_noticed(tmp_path):
 def test_a_place_that_belongs_to_another_record_is_refused(tmp_path):
     journal = Journal(tmp_path)
     at, other = journal.append(b"payload"), journal.append(b"another")
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptDataError):
         journal.read(Journaled(at.journal, at.offset, at.bytes, other.sha256))
 
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EACCES, NotWritable), (errno.EIO, StorageError)],
+    [
+        (errno.ENOSPC, DiskFullError),
+        (errno.EDQUOT, DiskFullError),
+        (errno.EACCES, NotWritableError),
+        (errno.EIO, StorageError),
+    ],
 )
 @pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
 @pytest.mark.parametrize("begun", [False, True])

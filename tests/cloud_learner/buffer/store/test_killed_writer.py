@@ -20,7 +20,7 @@ import traceback
 
 import pytest
 
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance import maintenance as upkeep
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
@@ -70,7 +70,7 @@ def _die_at(at):
 def _write(root, out, seed):
     """Work until killed; every acknowledgement is a line in `out`."""
     chance = random.Random(seed)
-    ledger, store = BufferPlace(root).open_writer()
+    ledger, store = BufferLocation(root).open_writer()
     ledger.see_robot("r1", SPEC, "clock", 1)
     ingest = Ingest(root, ledger, store)
     ingest.open()
@@ -96,7 +96,7 @@ def _write(root, out, seed):
 
 def _check(root, acknowledged):
     """Everything that was acknowledged is there, once and to the last bit, or was forgotten on purpose."""
-    ledger, store = BufferPlace(root).open_writer()
+    ledger, store = BufferLocation(root).open_writer()
     rows = ledger.segments_after(0, limit=10**6)
     ids = [row.id for row in rows]
     assert len(ids) == len(set(ids))

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from cloud_learner.buffer.store.objects import LocalObjects, RemoteObjects, open_objects, put_all
-from wire.errors import ConfigError, Corrupt, DiskFull, NotWritable, StorageError
+from wire.errors import ConfigError, CorruptDataError, DiskFullError, NotWritableError, StorageError
 
 pytest_plugins = ["tests.s3"]
 
@@ -41,12 +41,12 @@ def test_parts_are_read_in_the_order_asked(objects):
 @pytest.mark.parametrize("key", ["gone", "x/deeper"])
 def test_what_is_gone_or_short_is_corrupt(objects, key):
     objects.put("x", b"12345")
-    with pytest.raises(Corrupt, match="is gone"):
+    with pytest.raises(CorruptDataError, match="is gone"):
         objects.get(key)
-    with pytest.raises(Corrupt, match="is gone"):
+    with pytest.raises(CorruptDataError, match="is gone"):
         objects.read([("x", 0, 1), (key, 0, 1)])
     for span in (("x", 0, 6), ("x", 5, 6), ("x", 70, 80)):
-        with pytest.raises(Corrupt, match=r"ends before byte"):
+        with pytest.raises(CorruptDataError, match=r"ends before byte"):
             objects.read([("x", 0, 2), span])
 
 
@@ -61,7 +61,12 @@ def test_zarr_sees_the_same_objects_and_may_not_write(objects):
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EROFS, NotWritable), (errno.EIO, StorageError)],
+    [
+        (errno.ENOSPC, DiskFullError),
+        (errno.EDQUOT, DiskFullError),
+        (errno.EROFS, NotWritableError),
+        (errno.EIO, StorageError),
+    ],
 )
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_failing_disk_leaves_nothing_behind(tmp_path, monkeypatch, code, kind, call):
@@ -95,9 +100,9 @@ def test_what_a_crash_left_half_written_is_no_object_and_goes(tmp_path):
 @pytest.mark.slow
 def test_errors_of_an_object_store_name_the_place_and_no_secret(s3, monkeypatch):
     secret = os.environ["AWS_SECRET_ACCESS_KEY"]
-    with pytest.raises(Corrupt, match=r"s3://fleet/some/prefix/gone is gone"):
+    with pytest.raises(CorruptDataError, match=r"s3://fleet/some/prefix/gone is gone"):
         RemoteObjects(s3).get("gone")
-    with pytest.raises(Corrupt, match=r"create the bucket"):
+    with pytest.raises(CorruptDataError, match=r"create the bucket"):
         RemoteObjects("s3://no-such-bucket/x").put("a", b"1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     objects = RemoteObjects("s3://fleet/prefix")

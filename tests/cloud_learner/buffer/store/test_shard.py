@@ -13,10 +13,10 @@ from cloud_learner.buffer.ledger.rows import Place
 from cloud_learner.buffer.store import arrays
 from cloud_learner.buffer.store.gather import read_segments
 from cloud_learner.buffer.store.objects import open_objects, put_all
-from cloud_learner.buffer.store.shard import Item, Room, canonical, encode_shard, require_room
+from cloud_learner.buffer.store.shard import Room, ShardItem, canonical, encode_shard, require_room
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from wire import codec
-from wire.errors import Corrupt, InvalidData
+from wire.errors import CorruptDataError, InvalidDataError
 from wire.messages.all import CameraFrames
 
 pytest_plugins = ["tests.s3"]
@@ -28,7 +28,7 @@ def _items(segments, spec):
     found = []
     for row, segment in enumerate(segments, start=1):
         whole = canonical(segment, spec)
-        found.append(Item(row, hashlib.sha256(codec.encode(whole)).hexdigest(), whole))
+        found.append(ShardItem(row, hashlib.sha256(codec.encode(whole)).hexdigest(), whole))
     return found
 
 
@@ -232,7 +232,7 @@ def test_canonical_has_every_camera_in_order():
     assert found.frames["camera0"].encoded == () and found.frames["camera0"].times_ns.dtype == np.int64
     assert found.frames["camera1"] is segment.frames["camera1"]
     for wrong in ({"frames": {"other": segment.frames["camera1"]}}, {"frame_times_ns": {}}):
-        with pytest.raises(InvalidData, match=r"\['camera0', 'camera1'\]"):
+        with pytest.raises(InvalidDataError, match=r"\['camera0', 'camera1'\]"):
             canonical(msgspec.structs.replace(segment, **wrong), spec)
 
 
@@ -260,10 +260,10 @@ def test_a_segment_larger_than_any_shard_is_refused():
     (segment,) = fake_episode(spec, "e", steps=10)
     image = segment.frames["camera0"].encoded[0]
     frames = {"camera0": CameraFrames(np.arange(4097), (image,) * 4097)}
-    with pytest.raises(InvalidData, match="larger than a shard"):
+    with pytest.raises(InvalidDataError, match="larger than a shard"):
         require_room(msgspec.structs.replace(segment, frames=frames), spec)
     big = {"camera0": CameraFrames(np.arange(2), (bytes(33 << 20),) * 2)}
-    with pytest.raises(InvalidData, match="larger than a shard"):
+    with pytest.raises(InvalidDataError, match="larger than a shard"):
         require_room(msgspec.structs.replace(segment, frames=big), spec)
     require_room(segment, spec)
 
@@ -274,7 +274,7 @@ def test_facts_use_no_more_than_their_room(tmp_path, monkeypatch):
     (segment,) = fake_episode(spec, "e", steps=1)
     room, items = Room(spec), []
     while room.take(segment):
-        items.append(Item(2**62, "f" * 64, segment))
+        items.append(ShardItem(2**62, "f" * 64, segment))
     assert 2 < len(items) < 12
     lines = encode_shard(spec, 2**30, items).placed[-1].placed[-1]
     assert 2000 < lines[2] + lines[3] <= 4096
@@ -293,17 +293,17 @@ def test_every_damaged_object_is_noticed_and_only_where_it_is_damaged(tmp_path):
             torn, changed = good[:at], good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]
             for bad in (torn, changed):
                 objects.put(key, bad)
-                with pytest.raises(Corrupt, match=r"object|segment"):
+                with pytest.raises(CorruptDataError, match=r"object|segment"):
                     read_segments(objects, spec, NUMBER, places)
                 for place, item in zip(places, items, strict=True):
                     try:
                         segment = read_segments(objects, spec, NUMBER, [place])[item.row]
-                    except Corrupt:
+                    except CorruptDataError:
                         continue
                     assert same_segment(segment, item.segment)
                     untouched += 1
         objects.delete(key)
-        with pytest.raises(Corrupt, match="is gone"):
+        with pytest.raises(CorruptDataError, match="is gone"):
             read_segments(objects, spec, NUMBER, places)
         objects.put(key, good)
     assert untouched > 500
@@ -315,7 +315,7 @@ def test_a_shard_of_another_ledger_is_refused(tmp_path):
     items = _items(fake_episode(spec, "e", steps=160), spec)
     _, places = _stored(objects, spec, items)
     _stored(objects, spec, _items(fake_episode(spec, "f", steps=160), spec))
-    with pytest.raises(Corrupt, match=r"f/0 where the ledger expects e/0"):
+    with pytest.raises(CorruptDataError, match=r"f/0 where the ledger expects e/0"):
         read_segments(objects, spec, NUMBER, places)
-    with pytest.raises(Corrupt, match="does not say where"):
+    with pytest.raises(CorruptDataError, match="does not say where"):
         read_segments(objects, spec, NUMBER, [msgspec.structs.replace(places[0], placed=None)])

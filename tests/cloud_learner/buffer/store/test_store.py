@@ -7,15 +7,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.location import BufferPlace
+from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import SealPolicy, seal
 from cloud_learner.buffer.store.objects import LocalObjects
-from cloud_learner.buffer.store.shard import Item, encode_shard
+from cloud_learner.buffer.store.shard import ShardItem, encode_shard
 from cloud_learner.buffer.store.store import SegmentStore
 from cloud_learner.buffer.synthetic import fake_episode, same_segment
 from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer
 from wire import codec
-from wire.errors import DiskFull, InvalidData, StorageError
+from wire.errors import DiskFullError, InvalidDataError, StorageError
 from wire.messages.all import CameraFrames
 
 pytest_plugins = ["tests.s3"]
@@ -27,14 +27,14 @@ def buffer(request, tmp_path):
     urls = {}
     if request.param == "cloud":
         urls = {"ledger": request.getfixturevalue("postgres_url"), "store": request.getfixturevalue("s3")}
-    buffer = Buffer(BufferPlace(tmp_path / "data", **urls))
+    buffer = Buffer(BufferLocation(tmp_path / "data", **urls))
     yield buffer
     buffer.ledger.close()
 
 
 @pytest.fixture
 def local(tmp_path):
-    buffer = Buffer(BufferPlace(tmp_path / "data"))
+    buffer = Buffer(BufferLocation(tmp_path / "data"))
     yield buffer
     buffer.ledger.close()
 
@@ -81,11 +81,11 @@ def test_the_ledger_has_the_size_and_hash_of_the_canonical_record(local):
 def test_what_may_not_be_stored_leaves_no_row(local):
     (segment,) = fake_episode(SPEC, "e", steps=20)
     stranger = msgspec.structs.replace(segment.episode, spec_hash="0123456789abcdef")
-    with pytest.raises(InvalidData, match="say hello"):
+    with pytest.raises(InvalidDataError, match="say hello"):
         local.store.append(msgspec.structs.replace(segment, episode=stranger), 1, 2)
     image = segment.frames["camera0"].encoded[0]
     many = {**segment.frames, "camera0": CameraFrames(np.arange(5000), (image,) * 5000)}
-    with pytest.raises(InvalidData, match="larger than a shard"):
+    with pytest.raises(InvalidDataError, match="larger than a shard"):
         local.store.append(msgspec.structs.replace(segment, frames=many), 1, 2)
     assert local.ledger.newest_row() == 0
     assert local.store.append(segment, 1, 2) == 1
@@ -103,7 +103,7 @@ def test_leftovers_of_a_crash_go_when_the_next_writer_opens(buffer):
     before = sorted(buffer.store.objects.list())
     # a shard that was written but never committed
     number = buffer.ledger.reserve_shard(SPEC.hash, 5)
-    items = [Item(row, "0" * 64, buffer.segments[row]) for row in rows]
+    items = [ShardItem(row, "0" * 64, buffer.segments[row]) for row in rows]
     encoded = encode_shard(SPEC, number, items)
     for key, data in list(encoded.objects.items())[3:]:
         buffer.store.objects.put(key, data)
@@ -205,7 +205,7 @@ def test_readers_and_a_sealer_at_the_same_time(local):
 
 def test_a_journal_of_another_machine_is_no_damage(local, tmp_path):
     rows = local.add_episode("e0", steps=160)
-    there = BufferPlace(tmp_path / "other", store=local.place.store_place)
+    there = BufferLocation(tmp_path / "other", store=local.place.store_place)
     store = SegmentStore(there.journal, LocalObjects(tmp_path / "data" / "store"), local.ledger)
     found = store.read(rows)
     assert found.elsewhere == tuple(rows) and found.segments == {} and found.damaged == {}
@@ -248,18 +248,18 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_is_really_full(small_disk):
-    buffer = Buffer(BufferPlace(small_disk / "data"))
+    buffer = Buffer(BufferLocation(small_disk / "data"))
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(500_000))
     for number in range(1000):
         try:
             buffer.add_episode(f"e{number}", steps=320)
-        except DiskFull:
+        except DiskFullError:
             break
     taken = dict(buffer.segments)
     assert len(taken) > 20
     for _ in range(3):
-        with pytest.raises(DiskFull):
+        with pytest.raises(DiskFullError):
             seal(buffer.store, buffer.ledger, 2000, force=True)
         buffer.check()
     # somebody makes a little room: what was begun goes, and sealing gives more room than it takes
@@ -277,5 +277,5 @@ def test_a_disk_that_is_really_full(small_disk):
 
 def test_what_a_reader_opens_must_be_there(tmp_path):
     with pytest.raises(StorageError):
-        BufferPlace(tmp_path / "nothing").open_reader()
+        BufferLocation(tmp_path / "nothing").open_reader()
     assert not (tmp_path / "nothing").exists()

@@ -22,8 +22,8 @@ from hal.drivers.gym.presets import aloha, fetch, metaworld, pusht
 from hal.drivers.gym.robot import GymRobot
 from hal.registry import make_robot, read_config
 from wire.clock import ManualClock
-from wire.errors import ConfigError, InvalidData, RobotError
-from wire.types import Meaning, Observation
+from wire.errors import ConfigError, InvalidDataError, RobotError
+from wire.types import CommandType, Observation
 
 ID = "vla_fleet_test/Cart-v3"
 
@@ -77,7 +77,7 @@ CONFIG = GymConfig(
     ID,
     tasks=(GymTask("ahead", "drive to the mark"), GymTask("shifted", options={"shift": 0.2})),
     state=(PLACE,),
-    action=GymPart("", ("drive",), ("0.1 m/step",), meaning=(Meaning.delta,)),
+    action=GymPart("", ("drive",), ("0.1 m/step",), meaning=(CommandType.delta,)),
     cameras=(GymCamera("eye", 12, 16, 10.0), GymCamera("film", 6, 8, source="pixels")),
 )
 
@@ -115,7 +115,7 @@ def test_what_the_environment_says_need_not_be_said_again() -> None:
     spec = GymRobot(CONFIG).spec
     assert spec.control_hz == 20
     assert [(d.name, d.unit, d.low, d.high) for d in spec.state] == [("cart", "m", -1.0, 1.0)]
-    assert [(d.name, d.meaning) for d in spec.action] == [("drive", Meaning.delta)]
+    assert [(d.name, d.meaning) for d in spec.action] == [("drive", CommandType.delta)]
     assert [(c.name, c.rate_hz) for c in spec.cameras] == [("eye", 10.0), ("film", 20.0)]
     flat = GymRobot(GymConfig(ID, kwargs={"flat": True})).spec
     assert [(d.name, d.unit, d.high) for d in flat.state] == [("state", "1", 1.0)]
@@ -219,7 +219,7 @@ def test_an_action_that_is_none_moves_nothing() -> None:
     robot, _ = ready(CONFIG)
     before = robot.read().state
     for bad in (np.array([np.nan], np.float32), np.zeros(2, np.float32)):
-        with pytest.raises(InvalidData):
+        with pytest.raises(InvalidDataError):
             robot.write(bad)
     assert robot.read().state == before
 

@@ -16,15 +16,15 @@ from hal.conformance import check_robot
 from hal.drivers.lerobot.robot import LeRobotRobot
 from hal.drivers.lerobot.spec import DimensionConfig, LeRobotConfig
 from tests.extras import needs
-from wire.errors import ConfigError, InvalidData, RobotError
-from wire.types import Meaning
+from wire.errors import ConfigError, InvalidDataError, RobotError
+from wire.types import CommandType
 
 pytestmark = [needs("lerobot"), pytest.mark.slow]  # importing lerobot alone takes ten seconds
 
 DIMENSIONS = {
     "lift.height": DimensionConfig("m", 0.0, 1.0),
-    "left.vel": DimensionConfig("rad/s", -5, 5, Meaning.velocity),
-    "right.vel": DimensionConfig("rad/s", -5, 5, Meaning.velocity),
+    "left.vel": DimensionConfig("rad/s", -5, 5, CommandType.velocity),
+    "right.vel": DimensionConfig("rad/s", -5, 5, CommandType.velocity),
     "battery": DimensionConfig("1", 0, 1),
 }
 FRONT = {"front": {"type": "standin", "width": 32, "height": 24, "fps": 7}}
@@ -67,7 +67,7 @@ def test_it_is_found_and_keeps_the_contract(tmp_path: Path) -> None:
 def test_its_spec_is_what_features_and_configuration_say(tmp_path: Path) -> None:
     spec = LeRobotRobot(config(tmp_path, {"cameras": FRONT}, leave_out=("battery",))).spec
     assert [d.name for d in spec.state] == ["lift.height", "left.vel", "right.vel"]
-    assert [d.meaning for d in spec.action] == [Meaning.absolute, Meaning.velocity, Meaning.velocity]
+    assert [d.meaning for d in spec.action] == [CommandType.absolute, CommandType.velocity, CommandType.velocity]
     assert (spec.cameras[0].name, spec.cameras[0].height, spec.cameras[0].width, spec.cameras[0].rate_hz) == (
         "front",
         24,
@@ -120,7 +120,7 @@ def test_a_robots_own_picture_counts_once_while_it_is_the_same(tmp_path: Path) -
 def test_executed_is_what_the_robot_says(tmp_path: Path) -> None:
     robot = at_work(config(tmp_path))
     assert robot.write(np.float32([1.0, 2, -2])).executed == pytest.approx([0.3, 2, -2])
-    with pytest.raises(InvalidData, match=r"left\.vel"):
+    with pytest.raises(InvalidDataError, match=r"left\.vel"):
         robot.write(np.float32([1.0, np.nan, 0]))
     robot.close()
 

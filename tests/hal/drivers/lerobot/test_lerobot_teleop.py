@@ -14,17 +14,17 @@ from hal.drivers.lerobot import teleop as lerobot_teleop
 from hal.drivers.lerobot.robot import LeRobotRobot
 from hal.drivers.lerobot.spec import DimensionConfig
 from hal.drivers.lerobot.teleop import LeRobotTeleop, LeRobotTeleopConfig
-from hal.interfaces.teleop import Device, Intent
+from hal.interfaces.teleop import TeleopCommand, TeleopDevice
 from hal.registry import TELEOPERATORS, make_teleoperator, read_config
 from hal.teleop.pose import neutral, pose_of
-from robot_edge.control.operator_override import Human
+from robot_edge.control.operator_override import OperatorOverride
 from tests.extras import needs
 from tests.hal.drivers.lerobot.feetech_bus import FeetechBus
 from tests.hal.drivers.lerobot.so_arm import JOINTS, be_patient, calibrated, follower
 from wire.clock import ManualClock, MonotonicClock
 from wire.errors import ConfigError, RobotError
-from wire.messages.all import Operator
-from wire.types import Dimension, Meaning, RobotSpec
+from wire.messages.all import OperatorCommand
+from wire.types import CommandType, Dimension, RobotSpec
 
 pytestmark = [needs("lerobot"), pytest.mark.slow]  # importing lerobot alone takes ten seconds
 
@@ -55,7 +55,7 @@ def leader(bus: FeetechBus, directory: Path, **options: object) -> LeRobotTeleop
     return device
 
 
-def heard(device: LeRobotTeleop, enough=lambda intent: True) -> Intent:
+def heard(device: LeRobotTeleop, enough=lambda intent: True) -> TeleopCommand:
     """The first intent that is `enough`, made of a reading."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
@@ -72,7 +72,7 @@ def pose(pan: float = 0.0, gripper: float = 50.0) -> np.ndarray:
 
 def test_a_leader_is_followed_when_it_is_where_the_robot_is(bus: FeetechBus, tmp_path: Path) -> None:
     device = leader(bus, tmp_path)
-    assert isinstance(device, Device)
+    assert isinstance(device, TeleopDevice)
     assert not bus.torque(1), "a leader moves freely"
     assert heard(device).action is None
     assert device.hint == "waiting for the robot's pose"
@@ -114,8 +114,8 @@ def test_a_leader_leads_a_follower(bus: FeetechBus, tmp_path: Path) -> None:
             LeRobotTeleopConfig("so101_leader", calibrated(bus, tmp_path, "leader"), engage="always")
         )
         device.connect(robot.spec)
-        human, executed = Human(robot.spec, MonotonicClock()), robot.read().state
-        human.hear(Operator("arm", "take_over"))
+        human, executed = OperatorOverride(robot.spec, MonotonicClock()), robot.read().state
+        human.hear(OperatorCommand("arm", "take_over"))
         before: np.ndarray | None = None
         steps = []
         for _ in range(100):
@@ -124,7 +124,7 @@ def test_a_leader_leads_a_follower(bus: FeetechBus, tmp_path: Path) -> None:
             action = device.read().action
             if action is not None:
                 sent = neutral(robot.spec, here, action) if before is None else action
-                human.hear(Operator("arm", "command", tuple(map(float, sent))))
+                human.hear(OperatorCommand("arm", "command", tuple(map(float, sent))))
                 before = sent
             command = human.command(executed)
             done = robot.write(executed if command is None else command).executed
@@ -139,7 +139,7 @@ def test_a_leader_leads_a_follower(bus: FeetechBus, tmp_path: Path) -> None:
             assert time.monotonic() < end
             device.see(pose_of(robot.spec, robot.read().state))
             if (action := device.read().action) is not None:
-                human.hear(Operator("arm", "command", tuple(map(float, action))))
+                human.hear(OperatorCommand("arm", "command", tuple(map(float, action))))
             if (command := human.command(executed)) is not None:
                 executed = robot.write(command).executed
             time.sleep(0.02)
@@ -225,8 +225,8 @@ SPEC = RobotSpec(
     "hand",
     (),
     (
-        Dimension("x", "m/s", -0.5, 0.5, Meaning.velocity),
-        Dimension("up", "m/step", -0.01, 0.01, Meaning.delta),
+        Dimension("x", "m/s", -0.5, 0.5, CommandType.velocity),
+        Dimension("up", "m/step", -0.01, 0.01, CommandType.delta),
         Dimension("grip", "%", 0, 100),
     ),
     (),
@@ -250,7 +250,7 @@ def test_a_phone_moves_the_hand_as_it_moves_while_it_is_enabled(phone: Phone) ->
     device = LeRobotTeleop(config, clock)
     device.connect(SPEC)
 
-    def say(x: float, up: float, enabled: bool = True) -> Intent:
+    def say(x: float, up: float, enabled: bool = True) -> TeleopCommand:
         phone.said = {"phone.pos": np.array([x, 0, up]), "phone.enabled": enabled, "phone.raw_inputs": {"a3": 0.25}}
         clock.advance(100_000_000)
         return heard(device, lambda _: device._heard[1] is not None and device._heard[1]["phone.pos"][0] == x)

@@ -19,9 +19,9 @@ from hal.drivers.metaworld.robot import (
 )
 from hal.drivers.metaworld.tasks import PIXEL_TASKS, STATE_TASKS
 from hal.drivers.metaworld.track import HAND_HIGH
-from hal.interfaces.dynamics import Coupling, SpecMotion
+from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
 from hal.safety.bounds import rest_action
-from hal.safety.limiter import Safety
+from hal.safety.limiter import SafetyLimiter
 from tests.extras import needs
 
 pytestmark = needs("metaworld")
@@ -80,7 +80,7 @@ def test_the_hand_is_foretold_better_than_by_adding_up() -> None:
     config = MetaWorldConfig(tasks=(*PIXEL_TASKS, *STATE_TASKS), observation="state")
     episodes = record(config, config.tasks, noise=0.1)
     motion = metaworld_motion(config)
-    adding = SpecMotion(metaworld_spec(config), [Coupling(f"move_{a}", f"hand_{a}", STEP_M) for a in "xyz"])
+    adding = SpecMotion(metaworld_spec(config), [ActionStateMapping(f"move_{a}", f"hand_{a}", STEP_M) for a in "xyz"])
     for ticks, most_mm in ((1, 3), (2, 6), (4, 11), (8, 18), (12, 22)):
         error = error_mm(episodes, motion.roll, ticks)
         assert error < most_mm
@@ -118,7 +118,7 @@ def test_the_lead_of_the_set_point_counts() -> None:
 def test_the_experts_act_as_they_like_within_the_limits_that_robots_keep() -> None:
     robot = MetaWorldRobot(MetaWorldConfig(tasks=("drawer-open", "button-press-topdown"), observation="state"))
     robot.connect()
-    expert, safety = MetaWorldExpert(robot), Safety(robot.spec, metaworld_limits())
+    expert, safety = MetaWorldExpert(robot), SafetyLimiter(robot.spec, metaworld_limits())
     for task in robot.tasks:
         robot.reset(task, 3)
         safety.reset()

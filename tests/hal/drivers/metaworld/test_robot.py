@@ -13,7 +13,7 @@ import pytest
 from hal.conformance import check_robot
 from hal.drivers.metaworld.camera import _Framing
 from hal.drivers.metaworld.expert import MetaWorldExpert
-from hal.drivers.metaworld.render import Painter, coarsen_meshes
+from hal.drivers.metaworld.render import Renderer, coarsen_meshes
 from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot, state_config
 from hal.drivers.metaworld.simulation import Simulation
 from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS
@@ -249,7 +249,7 @@ def test_coarser_meshes_look_the_same(pixels: MetaWorldRobot, monkeypatch: pytes
     monkeypatch.setattr(
         "hal.drivers.metaworld.render.coarsen_meshes", lambda model, cell: __import__("copy").copy(model)
     )
-    painter = Painter("corner2", 128)
+    painter = Renderer("corner2", 128)
     exact = painter.paint(simulation.model, simulation.data).reshape(64, 2, 64, 2, 3).mean((1, 3))
     painter.close()
     painter.close()

@@ -9,20 +9,20 @@ import pytest
 
 from hal.drivers.fake import FakeConfig, fake_spec
 from tests.ros import needs_ros
-from wire.errors import ConfigError, InvalidData
-from wire.types import CameraSpec, Dimension, Meaning, RobotSpec
+from wire.errors import ConfigError, InvalidDataError
+from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 pytestmark = needs_ros
 
 from hal.drivers.ros2 import messages as m  # noqa: E402
-from hal.drivers.ros2.config import ImageTopic, Ros2Config, Target, robot_spec  # noqa: E402
+from hal.drivers.ros2.config import ImageTopic, IntegrationTarget, Ros2Config, robot_spec  # noqa: E402
 
 ARM = RobotSpec(
     "arm",
     (Dimension("elbow", "rad", -3.0, 3.0), Dimension("elbow_speed", "rad/s", -9.0, 9.0)),
     (
         Dimension("elbow", "rad", -3.0, 3.0),
-        Dimension("wheel", "rad/s", -5.0, 5.0, Meaning.velocity),
+        Dimension("wheel", "rad/s", -5.0, 5.0, CommandType.velocity),
     ),
     (CameraSpec("front", 4, 6, 30.0),),
     50.0,
@@ -54,7 +54,7 @@ def test_a_state_is_read_by_name_in_any_order_from_the_field_that_is_asked_for()
     ],
 )
 def test_joint_states_that_do_not_fit_are_named(names: list[str], position: list[float], said: str) -> None:
-    with pytest.raises(InvalidData, match="'/arm/joint_states'") as raised:
+    with pytest.raises(InvalidDataError, match="'/arm/joint_states'") as raised:
         reader().read(m.joint_state(names, position, 1))
     assert said in str(raised.value)
 
@@ -82,14 +82,14 @@ def test_velocities_travel_as_velocities() -> None:
 
 def test_a_command_for_another_robot_is_named() -> None:
     good = m.command(ARM, {}, np.zeros(2, np.float32), 1)
-    with pytest.raises(InvalidData, match="this robot has move_x"):
+    with pytest.raises(InvalidDataError, match="this robot has move_x"):
         m.read_command(good, fake_spec(FakeConfig()), "joint_trajectory")
     good.points = [*good.points, *good.points]
-    with pytest.raises(InvalidData, match="2 points; send one"):
+    with pytest.raises(InvalidDataError, match="2 points; send one"):
         m.read_command(good, ARM, "joint_trajectory")
     good.points = good.points[:1]
     good.points[0].velocities = []
-    with pytest.raises(InvalidData, match="0 velocities for 2 joints; 'wheel'"):
+    with pytest.raises(InvalidDataError, match="0 velocities for 2 joints; 'wheel'"):
         m.read_command(good, ARM, "joint_trajectory")
 
 
@@ -97,7 +97,7 @@ def test_what_was_executed_needs_every_dimension() -> None:
     executed, more = m.read_executed(m.joint_state(["b", "reward", "a"], [2.0, 0.5, 1.0], 1), ["a", "b"])
     assert executed.tolist() == [1.0, 2.0]
     assert more == {"reward": 0.5}
-    with pytest.raises(InvalidData, match="without b"):
+    with pytest.raises(InvalidDataError, match="without b"):
         m.read_executed(m.joint_state(["a"], [1.0], 1), ["a", "b"])
 
 
@@ -118,14 +118,14 @@ def test_pictures_that_do_not_fit_are_named() -> None:
     message = m.raw_image("front", np.zeros((4, 6, 3), np.uint8), 1)
     assert np.array_equal(m.picture(message, "t"), np.zeros((4, 6, 3), np.uint8))
     message.encoding = "16UC1"
-    with pytest.raises(InvalidData, match="encoding '16UC1' is none of rgb8, bgr8, mono8"):
+    with pytest.raises(InvalidDataError, match="encoding '16UC1' is none of rgb8, bgr8, mono8"):
         m.picture(message, "/front")
     message.encoding, message.height = "rgb8", 5
-    with pytest.raises(InvalidData, match="72 bytes in rows of 18 for 5x6 'rgb8'; that takes 90"):
+    with pytest.raises(InvalidDataError, match="72 bytes in rows of 18 for 5x6 'rgb8'; that takes 90"):
         m.picture(message, "/front")
     broken = m.compressed_image("front", 90, np.zeros((4, 6, 3), np.uint8), 1)
     broken.data = broken.data[:10]
-    with pytest.raises(InvalidData, match="no JPEG or PNG"):
+    with pytest.raises(InvalidDataError, match="no JPEG or PNG"):
         m.picture(broken, "/front")
 
 
@@ -136,7 +136,7 @@ def test_a_jpeg_comes_back_nearly_as_it_was_and_may_be_shrunk() -> None:
     seen = m.picture(m.compressed_image("front", 95, ramp, 1), "t")
     assert np.abs(seen.astype(int) - ramp).mean() < 3
     assert m.fitted(seen, spec, True, "t").shape == (24, 32, 3)
-    with pytest.raises(InvalidData, match="48x64; camera 'front' of the spec has 24x32"):
+    with pytest.raises(InvalidDataError, match="48x64; camera 'front' of the spec has 24x32"):
         m.fitted(seen, spec, False, "t")
 
 
@@ -154,7 +154,7 @@ def test_a_configuration_is_checked_against_its_spec(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"cameras: the spec of 'arm' has no 'frant'. Did you mean 'front'"):
         robot_spec(Ros2Config(ARM, cameras={"frant": ImageTopic()}))
     with pytest.raises(ConfigError, match="targets are only used with deltas"):
-        Ros2Config(ARM, targets={"elbow": Target("elbow")})
+        Ros2Config(ARM, targets={"elbow": IntegrationTarget("elbow")})
     with pytest.raises(ConfigError, match="stepped needs executed"):
         Ros2Config(ARM, stepped=True)
     with pytest.raises(ConfigError, match="stepped needs stamps: header"):

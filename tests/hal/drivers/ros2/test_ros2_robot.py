@@ -17,7 +17,7 @@ import pytest
 
 from fleet.config.overrides import Tuning
 from fleet.config.recipes import get_recipe
-from fleet.evaluation.demonstrations import Insistent
+from fleet.evaluation.demonstrations import AlwaysIntervene
 from fleet.launch.supplies import make_control
 from hal.conformance import check_robot
 from hal.drivers.fake import FakeConfig, FakeRobot, fake_spec
@@ -25,18 +25,18 @@ from hal.interfaces.robot import Robot
 from hal.registry import make_robot, read_config
 from robot_edge.chunking.strategies.aligned import AlignedSchedule
 from robot_edge.control.loop import ControlLoop, LoopConfig
-from robot_edge.control.observation_monitor import HealthConfig
+from robot_edge.control.observation_monitor import ObservationLimits
 from tests.ros import needs_ros, sim_node, wait_until
 from tests.ros import ros as ros
 from wire.clock import MonotonicClock
 from wire.errors import ConfigError, RobotError
-from wire.messages.all import EpisodeEnded, FrameTaken, Hello, Job, StepTaken
+from wire.messages.all import EpisodeEnded, FrameRecorded, Hello, Job, StepRecorded
 from wire.transport.memory_channel import memory_pair
 from wire.types import Frame, Observation, Step
 
 pytestmark = needs_ros
 
-from hal.drivers.ros2.config import Ros2Config, Target  # noqa: E402
+from hal.drivers.ros2.config import IntegrationTarget, Ros2Config  # noqa: E402
 from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, joint_state, raw_image  # noqa: E402
 from hal.drivers.ros2.robot import Ros2Robot  # noqa: E402
 from hal.drivers.ros2.sim_report import describe  # noqa: E402
@@ -44,7 +44,7 @@ from hal.drivers.ros2.wrapper import NodeOptions, RosNode, interface  # noqa: E4
 
 SPEC = fake_spec(FakeConfig())
 PATIENT = {"max_age_s": 20.0, "confirm_timeout_s": 10.0, "max_skew_s": 20.0, "connect_timeout_s": 40.0}
-HEALTH = HealthConfig(state_stale_s=60, camera_stale_s=60, jump_s=60, repeated_frames=0)
+HEALTH = ObservationLimits(state_stale_s=60, camera_stale_s=60, jump_s=60, repeated_frames=0)
 """a busy machine is no reason to hold in these tests"""
 
 
@@ -67,7 +67,7 @@ def recorded(robot: Robot, task: str, seed: int, episodes: int, ticks: int) -> t
     config = LoopConfig(max_ticks=ticks, tail_ticks=1, needs_policy=False, source="demonstration", health=HEALTH)
     clock = MonotonicClock()
     loop = ControlLoop(
-        "r", "b", robot, uplink, inference, lambda _: AlignedSchedule(8), clock, config, Seer(), Insistent()
+        "r", "b", robot, uplink, inference, lambda _: AlignedSchedule(8), clock, config, Seer(), AlwaysIntervene()
     )
     robot.connect()
     steps: list[Step] = []
@@ -79,9 +79,9 @@ def recorded(robot: Robot, task: str, seed: int, episodes: int, ticks: int) -> t
     while ended < episodes and time.monotonic() < deadline:
         loop.tick()
         while (message := ours.recv()) is not None:
-            if isinstance(message, StepTaken):
+            if isinstance(message, StepRecorded):
                 steps.append(message.step)
-            elif isinstance(message, FrameTaken):
+            elif isinstance(message, FrameRecorded):
                 frames.append(message.frame)
             ended += isinstance(message, EpisodeEnded)
     loop.close()
@@ -147,7 +147,7 @@ def test_a_robot_moves_to_ros_by_configuration_alone(ros: Mapping[str, str], tmp
         while len(steps) < 5 and time.monotonic() < deadline:
             loop.tick()
             while (message := ours.recv()) is not None:
-                steps += [message.step] if isinstance(message, StepTaken) else []
+                steps += [message.step] if isinstance(message, StepRecorded) else []
         loop.close()
     assert len(steps) >= 5
     same = FakeRobot()
@@ -279,7 +279,7 @@ def test_joint_states_and_trajectories_are_enough(bare: Bare, connected: Ros2Rob
 
 
 def test_integrated_deltas_are_targets_from_where_the_robot_was(bare: Bare) -> None:
-    targets = {f"move_{axis}": Target(axis, 0.01) for axis in "xyz"}
+    targets = {f"move_{axis}": IntegrationTarget(axis, 0.01) for axis in "xyz"}
     robot = Ros2Robot(Ros2Config(SPEC, deltas="integrated", targets=targets, connect_timeout_s=20.0, max_age_s=5.0))
     robot.connect()
     robot.reset("anything", 0)
