@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.maintenance import format1, migrate
 from cloud_learner.buffer.store.objects import open_objects
 from cloud_learner.buffer.store.store import SegmentStore
 from wire.errors import StorageError
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +46,7 @@ class BufferLocation:
         return True
 
     def open_reader(self) -> tuple[Ledger, SegmentStore]:
-        """Ledger and store to read from. Raises `StorageError` when there is none, or it has the first form."""
-        if not self.ledger and format1.ledger_format(self.data / "ledger.sqlite") == str(format1.FORMAT):
-            raise StorageError(
-                f"{self.data} holds segments in the first form, one file each. Run `vla-fleet gateway` or "
-                "`vla-fleet buffer compact` on it once: they bring it into the present form."
-            )
+        """Ledger and store to read from. Raises `StorageError` when there is none."""
         ledger = Ledger.open(self.ledger_place, read_only=True)
         with contextlib.ExitStack() as undo:
             undo.callback(ledger.close)
@@ -65,14 +55,11 @@ class BufferLocation:
             undo.pop_all()
         return ledger, store
 
-    def open_writer(self, progress: Callable[[str], None] = log.info) -> tuple[Ledger, SegmentStore]:
+    def open_writer(self) -> tuple[Ledger, SegmentStore]:
         """Ledger and store to write to, created if they are not there.
 
-        A data directory in the first form is brought into the present one before; `progress` hears how that goes.
         Raises `StorageError`, `CorruptDataError`, `DiskFullError` or `NotWritableError`.
         """
-        if not self.ledger:
-            migrate.migrate(self, progress)
         ledger = Ledger.open(self.ledger_place)
         with contextlib.ExitStack() as undo:
             undo.callback(ledger.close)

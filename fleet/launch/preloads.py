@@ -14,7 +14,6 @@ _GATEWAY = (
     "cloud_learner.operator.app",
     "cloud_learner.operator.view",
     "cloud_learner.buffer.location",
-    "cloud_learner.buffer.maintenance.migrate",
     "cloud_learner.buffer.maintenance.shard_writer",
     "uvicorn.lifespan.on",
     "uvicorn.loops.auto",

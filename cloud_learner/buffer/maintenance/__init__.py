@@ -1,1 +1,1 @@
-"""Keeping the store whole and in bounds: sealing, checking, forgetting, rewriting, migrating."""
+"""Keeping the store whole and in bounds: sealing, checking, forgetting, rewriting."""
