@@ -1,0 +1,1 @@
+"""`benchmarks.async_delay`: strategies for late actions, compared at equal training."""

@@ -1,0 +1,1 @@
+"""`benchmarks.buffer` and `benchmarks.buffer.load`: the replay buffer beside its peers."""

@@ -1,0 +1,1 @@
+"""`benchmarks.edge_cost`: processor time and copies of one control tick."""

@@ -1,0 +1,1 @@
+"""`benchmarks.main_job`: `vla-fleet up` as a user runs it, one row a commit."""

@@ -1,0 +1,1 @@
+"""`benchmarks.prefix_age`: what an older image prefix costs a vision-language-action policy."""

@@ -17,7 +17,7 @@ from cloud_learner.dispatch.canary import measurement
 from cloud_learner.dispatch.people import OperatorControl
 from cloud_learner.operator.cards import DROPPED
 from cloud_learner.operator.view import FleetView
-from hal.resource import Leases, Report, RobotRegistry, capabilities_of
+from hal.resource import HealthReport, Leases, RobotRegistry, capabilities_of
 from hal.scheduler.decision import job_of
 from hal.scheduler.jobs import KINDS, LONGEST_NAME, Done, check_request, check_sizes
 from hal.scheduler.scheduler import Scheduler
@@ -169,7 +169,7 @@ class Dispatcher:
     def status(self, status: EdgeStatus, now_ns: int) -> None:
         """A robot reported."""
         robot = status.robot
-        self.roster.report(robot, Report.of(status), now_ns, status.job)
+        self.roster.report(robot, HealthReport.of(status), now_ns, status.job)
         self.scheduler.heartbeat(robot, status.job, status.job_episodes, now_ns)
         self.people.status(status, now_ns)
         self._callers.watch(status)

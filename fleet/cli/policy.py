@@ -127,7 +127,7 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Fit a tokeniser on four fifths of what a fleet recorded, report it on the last fifth, and write it."""
-    from fleet.cli import policy_tokens as work
+    from fleet.tools import policy_tokenizer as work
 
     chunks, spec = work.recorded_chunks(data, horizon)
     held_out = len(chunks) - len(chunks) // 5
@@ -144,7 +144,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Tokens per chunk and reconstruction error of a tokeniser on all that a fleet recorded."""
-    from fleet.cli import policy_tokens as work
+    from fleet.tools import policy_tokenizer as work
 
     made = work.read(file)
     chunks, _ = work.recorded_chunks(data, made.horizon)

@@ -83,8 +83,8 @@ def up(
     policy_config: PolicyConfig = "",
 ) -> None:
     """Run the whole loop: gateway, trainer, evaluator and robots, on this machine or on a Ray cluster."""
-    from fleet.cli.up_options import Options
     from fleet.config.overrides import Tuning
+    from fleet.launch.options import Options
     from fleet.launch.up import run_up
 
     tuning = Tuning(strategy, delay, speed_up, policy=policy, policy_config=policy_config)

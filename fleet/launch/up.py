@@ -18,12 +18,12 @@ from typing import Any
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from fleet.cli.table import Dashboard
-from fleet.cli.up_options import EVERYWHERE, Options, check_options, free_port
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from fleet.launch.backend import Backend, LocalBackend, changes
 from fleet.launch.builders import THINKER
+from fleet.launch.options import EVERYWHERE, Options, check_options, free_port
 from fleet.launch.preloads import by_role
 from fleet.launch.process_specs import AFTER, BEFORE, DEMONSTRATOR, HELPERS, Parts, measurer, minute_label
 from fleet.launch.run_counters import RunCounters

@@ -1,0 +1,1 @@
+"""Entry points of the ROS 2 package: `edge_node` and `sim_robot_node`."""

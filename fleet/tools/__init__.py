@@ -1,0 +1,4 @@
+"""What commands do beside running a fleet: diagnosis, plots, reports, policies, teleoperation.
+
+Called by `fleet.cli`.
+"""

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hal.conformance import Check, Figure, Report, check_robot
+from hal.conformance import ConformanceReport, Figure, RobotCheck, check_robot
 from hal.interfaces.robot import Robot
 from hal.registry import CAMERAS, ROBOTS, TELEOPERATORS, broken, known, make_robot
 from wire.errors import ConfigError
@@ -45,7 +45,7 @@ class Visit:
     """a check that takes longer means that the driver blocks"""
 
 
-def examine(visit: Visit, tell: Callable[[str], None], give_up: Callable[[str], None]) -> Report:
+def examine(visit: Visit, tell: Callable[[str], None], give_up: Callable[[str], None]) -> ConformanceReport:
     """Run the conformance suite. `tell` hears each check's name; `give_up` is called from another thread with a reason
     when a check never ends. Raises as `prepared`."""
     task = prepared(visit).task
@@ -115,7 +115,7 @@ class _DoctorWatch:
                 return
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: ConformanceReport, console: Console) -> None:
     """A table a person can act on."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for check in report.checks:
@@ -145,16 +145,20 @@ def _bound(figure: Figure) -> str:
 # --- this computer ---------------------------------------------------------------------------------------------------
 
 
-def computer(data: Path) -> list[Check]:
+def computer(data: Path) -> list[RobotCheck]:
     """What this computer has for driving robots; what is missing says what it would be for."""
-    checks = [Check("python", sys.version_info >= (3, 11), f"{sys.version.split()[0]}; 3.11 or newer is needed")]
+    checks = [RobotCheck("python", sys.version_info >= (3, 11), f"{sys.version.split()[0]}; 3.11 or newer is needed")]
     cores = len(os.sched_getaffinity(0))
-    checks.append(Check("cores", cores >= 2, f"{cores}; control, inference and uplink want two"))
+    checks.append(RobotCheck("cores", cores >= 2, f"{cores}; control, inference and uplink want two"))
     memory = memory_directory()
-    checks.append(Check("shared memory", memory is not None, str(memory or "no /dev/shm; pictures go through files")))
-    checks.append(Check("real-time priority", _may_be_real_time(), "without it other programs delay control; see docs"))
+    checks.append(
+        RobotCheck("shared memory", memory is not None, str(memory or "no /dev/shm; pictures go through files"))
+    )
+    checks.append(
+        RobotCheck("real-time priority", _may_be_real_time(), "without it other programs delay control; see docs")
+    )
     free = shutil.disk_usage(data if data.is_dir() else Path.cwd()).free / 1e9
-    checks.append(Check("disk", free > 1.0, f"{free:.1f} GB free for the spool and the weight cache"))
+    checks.append(RobotCheck("disk", free > 1.0, f"{free:.1f} GB free for the spool and the weight cache"))
     for module, purpose in (
         ("torch", "inference on this computer (without: edge --think)"),
         ("cv2", "cameras and pictures"),
@@ -163,12 +167,12 @@ def computer(data: Path) -> list[Check]:
         ("ray", "fleets over a Ray cluster"),
     ):
         there = find_spec(module) is not None
-        checks.append(Check(module, there, purpose))
+        checks.append(RobotCheck(module, there, purpose))
     for group, noun in ((ROBOTS, "robots"), (CAMERAS, "cameras"), (TELEOPERATORS, "teleoperators")):
         wrong = broken(group)
         names = ", ".join(name for name in known(group) if name not in wrong)
-        checks.append(Check(noun, True, names or "none"))
-        checks += [Check(f"{noun}: {name}", False, reason) for name, reason in wrong.items()]
+        checks.append(RobotCheck(noun, True, names or "none"))
+        checks += [RobotCheck(f"{noun}: {name}", False, reason) for name, reason in wrong.items()]
     return checks
 
 
@@ -181,7 +185,7 @@ def _may_be_real_time() -> bool:
         return False
 
 
-def show_computer(checks: list[Check], console: Console) -> None:
+def show_computer(checks: list[RobotCheck], console: Console) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     for check in checks:
         table.add_row(Text("ok", "green") if check.passed else Text("no", "yellow"), check.name, check.message)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hal.cameras.capture import check_spec
-from hal.conformance import Check, Figure, Report
+from hal.conformance import ConformanceReport, Figure, RobotCheck
 from hal.interfaces.camera import Camera
 from wire.errors import FleetError, RobotError
 from wire.types import CameraSpec, Frame
@@ -23,7 +23,7 @@ LOOKS_HZ = 200.0
 
 def check_camera(
     make: Callable[[], Camera], seconds: float = 2.0, sleep: Callable[[float], None] = time.sleep
-) -> Report:
+) -> ConformanceReport:
     """Run every check on cameras from `make`, and watch one for `seconds`. Nothing is open when it returns."""
     run = _CameraRun(make, seconds, sleep)
     checks = []
@@ -32,8 +32,8 @@ def check_camera(
             wrong = rule()
         except Exception as error:  # noqa: BLE001 - a camera may raise anything; the report must say what
             wrong = f"raised {type(error).__name__}: {error}"
-        checks.append(Check(rule.__name__, not wrong, wrong))
-    return Report(tuple(checks), run.figures)
+        checks.append(RobotCheck(rule.__name__, not wrong, wrong))
+    return ConformanceReport(tuple(checks), run.figures)
 
 
 class _CameraRun:

@@ -1,0 +1,1 @@
+"""What several policies share: normalisation, weight files, words, quantisation, the residual corrector."""

@@ -1,0 +1,4 @@
+"""What a policy must offer, and how one is found by name. Everybody may import this.
+
+Light: `registry` and `options` load no torch.
+"""

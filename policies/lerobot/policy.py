@@ -17,13 +17,13 @@ from policies.common.weights import Header, load_published, pack_module, unpack
 from policies.interface.chunks import chunk, require_prefix, require_version
 from policies.interface.policy import Batch, NormalizationData, check_observation
 from policies.interface.trainable import prepare
-from policies.lerobot import latents
 from policies.lerobot.batch_adapter import ACTION, BatchAdapter
 from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.checkpoint_path import POSTPROCESSOR, PREPROCESSOR
 from policies.lerobot.history import ObservationHistory
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotOptions
+from policies.lerobot.partitions import latents
 from policies.lerobot.partitions.partition import Guide, Tensors, split_of
 from policies.lerobot.statistics import (
     ATTRIBUTE,

@@ -1,0 +1,1 @@
+"""Everything two processes may say to each other; `all` is the whole list."""

@@ -1,0 +1,1 @@
+"""Gymnasium environments as robots, reached as `gym` through `hal.registry`."""

@@ -1,0 +1,1 @@
+"""LeRobot robots and teleoperators, reached as `lerobot` through `hal.registry`."""

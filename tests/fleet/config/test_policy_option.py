@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fleet.cli.__main__ import app
-from fleet.cli.up_options import Options
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.overrides import Tuning
 from fleet.config.recipes import get_recipe
+from fleet.launch.options import Options
 from fleet.launch.process_specs import Parts
 from fleet.launch.robot_builders import edge_processes
 from fleet.launch.up import Up

@@ -8,10 +8,10 @@ from typing import Any, Self
 
 import pytest
 
-from fleet.cli.up_options import Options
 from fleet.config.data_directory import DataDirectory
 from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
+from fleet.launch.options import Options
 from fleet.launch.run_counters import RunCounters
 from fleet.launch.up import Up
 from fleet.tools.report import make_report

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cli.up_options import Options
 from fleet.config.overrides import Tuning
 from fleet.launch.backend import Part, PartState
+from fleet.launch.options import Options
 from fleet.launch.process_specs import Parts
 from fleet.launch.up import Up
 from wire.errors import ConfigError, FleetError

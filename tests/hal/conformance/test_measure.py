@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from hal.conformance import Figure, Report, check_robot
+from hal.conformance import ConformanceReport, Figure, check_robot
 from hal.conformance.measure import measure
 from hal.conformance.rules import Rules
 from hal.drivers.fake import FakeConfig, FakeRobot
@@ -119,7 +119,9 @@ def test_no_move_only_connects() -> None:
 
 
 def test_a_report_tells_what_failed_and_fits_in_json() -> None:
-    report = Report((), (Figure("read p99", 30.0, "ms", 20.0, advice="be quicker"), Figure("reset", 1.0, "s")))
+    report = ConformanceReport(
+        (), (Figure("read p99", 30.0, "ms", 20.0, advice="be quicker"), Figure("reset", 1.0, "s"))
+    )
     assert not report.passed and report.failed == ("read p99",)
     assert "FAIL read p99 30 ms (at most 20): be quicker" in str(report) and "0 of 1 checks passed" in str(report)
     assert report.as_json()["figures"][1]["holds"] is True

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hal.resource import Change, Leases, Report, RobotHealth, RobotRegistry
+from hal.resource import Change, HealthReport, Leases, RobotHealth, RobotRegistry
 from tests.hal.scheduler.fleets import capabilities
 from wire.errors import RejectedError
 
@@ -13,7 +13,7 @@ def test_robots_join_report_and_leave_at_any_time() -> None:
     roster = RobotRegistry()
     roster.join("a", capabilities(), 0)
     assert roster.turn(0) == [Change("a", RobotHealth.starting, joined=True)]
-    roster.report("a", Report("policy"), S)
+    roster.report("a", HealthReport("policy"), S)
     roster.join("b", capabilities(site="north"), S)
     assert [(change.robot, change.health) for change in roster.turn(S)] == [
         ("a", RobotHealth.ready),
@@ -31,7 +31,7 @@ def test_robots_join_report_and_leave_at_any_time() -> None:
 def test_saying_hello_again_changes_nothing() -> None:
     roster = RobotRegistry()
     roster.join("a", capabilities(), 0, "process 1")
-    roster.report("a", Report(), 0)
+    roster.report("a", HealthReport(), 0)
     roster.turn(0)
     roster.join("a", capabilities(), 1, "process 1")
     assert roster.turn(1) == []
@@ -43,7 +43,7 @@ def test_saying_hello_again_changes_nothing() -> None:
 def test_two_robots_with_one_name_are_refused_with_the_field_named() -> None:
     roster = RobotRegistry()
     roster.join("a", capabilities(), 0, "process 1")
-    roster.report("a", Report(), S)
+    roster.report("a", HealthReport(), S)
     with pytest.raises(RejectedError, match=r"name: there is a robot 'a' already \(process 1, heard 0\.5 s ago\)"):
         roster.join("a", capabilities(), round(1.5 * S), "process 2")
     roster.turn(round(1.5 * S))
@@ -55,7 +55,7 @@ def test_two_robots_with_one_name_are_refused_with_the_field_named() -> None:
 def test_a_robot_that_started_anew_takes_its_place_when_the_old_process_is_silent() -> None:
     roster = RobotRegistry()
     roster.join("a", capabilities(), 0, "process 1")
-    roster.report("a", Report(), S)
+    roster.report("a", HealthReport(), S)
     roster.turn(S)
     roster.join("a", capabilities(), round(2.5 * S), "process 2")
     assert roster.turn(round(2.5 * S)) == [Change("a", RobotHealth.starting, joined=True)]
@@ -64,7 +64,7 @@ def test_a_robot_that_started_anew_takes_its_place_when_the_old_process_is_silen
 def test_silence_is_found_without_a_report() -> None:
     roster = RobotRegistry()
     roster.join("a", capabilities(), 0)
-    roster.report("a", Report(), 0)
+    roster.report("a", HealthReport(), 0)
     roster.turn(0)
     found = [change for tenth in range(80) for change in roster.turn(tenth * S // 10)]
     assert [(change.health, change.reason) for change in found] == [
@@ -77,18 +77,20 @@ def test_the_load_is_the_share_of_the_last_minute_in_which_it_worked() -> None:
     roster = RobotRegistry()
     roster.join("a", capabilities(), 0)
     for second in range(1, 61):
-        roster.report("a", Report("policy" if second % 4 else "hold", "" if second % 4 else "no job yet"), second * S)
+        roster.report(
+            "a", HealthReport("policy" if second % 4 else "hold", "" if second % 4 else "no job yet"), second * S
+        )
     assert roster.robots()[0].load == pytest.approx(0.75, abs=0.03)
     for second in range(61, 131):
-        roster.report("a", Report("hold", "no job yet"), second * S)
+        roster.report("a", HealthReport("hold", "no job yet"), second * S)
     assert roster.robots()[0].load == 0.0
 
 
 def test_a_silent_time_is_not_taken_for_work() -> None:
     roster = RobotRegistry()
     roster.join("a", capabilities(), 0)
-    roster.report("a", Report("hold", "no job yet"), S)
-    roster.report("a", Report("policy"), 41 * S)
+    roster.report("a", HealthReport("hold", "no job yet"), S)
+    roster.report("a", HealthReport("policy"), 41 * S)
     assert roster.robots()[0].load == pytest.approx(0.5)
 
 
@@ -97,9 +99,9 @@ def test_it_shows_leases_and_jobs_and_does_not_hear_strangers() -> None:
     roster = RobotRegistry(leases)
     roster.join("a", capabilities(), 0)
     lease, _ = leases.acquire("a", "main", "rollout", 10, 15 * S, 0)
-    roster.report("a", Report(), S, job="main")
-    roster.report("nobody", Report(), S)
+    roster.report("a", HealthReport(), S, job="main")
+    roster.report("nobody", HealthReport(), S)
     (state,) = roster.robots()
     assert (state.lease, state.job, state.health, state.since_ns) == (lease, "main", "ready", S)
-    roster.report("a", Report(), 20 * S)
+    roster.report("a", HealthReport(), 20 * S)
     assert roster.robots()[0].lease is None, "it has run out"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from hal.resource import Leases, Priority, Report, RobotRegistry
+from hal.resource import HealthReport, Leases, Priority, RobotRegistry
 from hal.scheduler import REST, Decision, Done, Scheduler, SchedulerConfig, TaskCount, job_of
 from tests.hal.scheduler.fleets import capabilities, scheduler
 from wire.errors import ConfigError, RejectedError
@@ -29,7 +29,7 @@ class Fleet:
         self.decisions: list[Decision] = []
         for robot in robots:
             self.scheduler.join(robot, capabilities(), 0)
-            self.roster.report(robot, Report(), 0)
+            self.roster.report(robot, HealthReport(), 0)
 
     def submit(self, request: JobRequest) -> None:
         self.scheduler.submit(request, self.now_ns)
@@ -47,7 +47,7 @@ class Fleet:
             for state in self.roster.robots():
                 if state.name not in silent:
                     job = self.told[state.name].job.id if state.name in self.told else ""
-                    report = Report("hold", "x", "broken") if state.name == trouble else Report()
+                    report = HealthReport("hold", "x", "broken") if state.name == trouble else HealthReport()
                     self.roster.report(state.name, report, self.now_ns, job_of(job))
                     self.scheduler.heartbeat(state.name, job, 0, self.now_ns)
             self.turn()
@@ -158,7 +158,7 @@ def test_a_scarce_robot_is_kept_for_what_only_it_can_do() -> None:
     fleet = Fleet()
     for name, cameras in (("a-scarce", ("wrist",)), ("b-plain", ())):
         fleet.scheduler.join(name, capabilities(cameras=cameras), 0)
-        fleet.roster.report(name, Report(), 0)
+        fleet.roster.report(name, HealthReport(), 0)
     fleet.scheduler.submit(JobRequest("any", "teleoperation", ("a",), robots=1), 0)
     fleet.scheduler.submit(
         JobRequest("scarce", "teleoperation", ("a",), robots=1, requirement=Requirement(cameras=("wrist",))), 0
@@ -358,7 +358,7 @@ def test_a_robot_that_does_not_take_up_its_job_loses_it() -> None:
     fleet.submit(canary())
     for second in range(1, 60):
         fleet.now_ns = second * S
-        fleet.roster.report("r0", Report(), fleet.now_ns)
+        fleet.roster.report("r0", HealthReport(), fleet.now_ns)
         fleet.scheduler.heartbeat("r0", "something old", 0, fleet.now_ns)
         fleet.turn()
         if fleet.decisions:
