@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hal.conformance import ConformanceReport, Figure, RobotCheck, check_robot
+from hal.conformance import CheckOutcome, ConformanceReport, Figure, check_robot
 from hal.interfaces.robot import Robot
 from hal.registry import CAMERAS, ROBOTS, TELEOPERATORS, broken, known, make_robot
 from wire.errors import ConfigError
@@ -145,20 +145,20 @@ def _bound(figure: Figure) -> str:
 # --- this computer ---------------------------------------------------------------------------------------------------
 
 
-def computer(data: Path) -> list[RobotCheck]:
+def computer(data: Path) -> list[CheckOutcome]:
     """What this computer has for driving robots; what is missing says what it would be for."""
-    checks = [RobotCheck("python", sys.version_info >= (3, 11), f"{sys.version.split()[0]}; 3.11 or newer is needed")]
+    checks = [CheckOutcome("python", sys.version_info >= (3, 11), f"{sys.version.split()[0]}; 3.11 or newer is needed")]
     cores = len(os.sched_getaffinity(0))
-    checks.append(RobotCheck("cores", cores >= 2, f"{cores}; control, inference and uplink want two"))
+    checks.append(CheckOutcome("cores", cores >= 2, f"{cores}; control, inference and uplink want two"))
     memory = memory_directory()
     checks.append(
-        RobotCheck("shared memory", memory is not None, str(memory or "no /dev/shm; pictures go through files"))
+        CheckOutcome("shared memory", memory is not None, str(memory or "no /dev/shm; pictures go through files"))
     )
     checks.append(
-        RobotCheck("real-time priority", _may_be_real_time(), "without it other programs delay control; see docs")
+        CheckOutcome("real-time priority", _may_be_real_time(), "without it other programs delay control; see docs")
     )
     free = shutil.disk_usage(data if data.is_dir() else Path.cwd()).free / 1e9
-    checks.append(RobotCheck("disk", free > 1.0, f"{free:.1f} GB free for the spool and the weight cache"))
+    checks.append(CheckOutcome("disk", free > 1.0, f"{free:.1f} GB free for the spool and the weight cache"))
     for module, purpose in (
         ("torch", "inference on this computer (without: edge --think)"),
         ("cv2", "cameras and pictures"),
@@ -167,12 +167,12 @@ def computer(data: Path) -> list[RobotCheck]:
         ("ray", "fleets over a Ray cluster"),
     ):
         there = find_spec(module) is not None
-        checks.append(RobotCheck(module, there, purpose))
+        checks.append(CheckOutcome(module, there, purpose))
     for group, noun in ((ROBOTS, "robots"), (CAMERAS, "cameras"), (TELEOPERATORS, "teleoperators")):
         wrong = broken(group)
         names = ", ".join(name for name in known(group) if name not in wrong)
-        checks.append(RobotCheck(noun, True, names or "none"))
-        checks += [RobotCheck(f"{noun}: {name}", False, reason) for name, reason in wrong.items()]
+        checks.append(CheckOutcome(noun, True, names or "none"))
+        checks += [CheckOutcome(f"{noun}: {name}", False, reason) for name, reason in wrong.items()]
     return checks
 
 
@@ -185,7 +185,7 @@ def _may_be_real_time() -> bool:
         return False
 
 
-def show_computer(checks: list[RobotCheck], console: Console) -> None:
+def show_computer(checks: list[CheckOutcome], console: Console) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     for check in checks:
         table.add_row(Text("ok", "green") if check.passed else Text("no", "yellow"), check.name, check.message)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hal.cameras.capture import check_spec
-from hal.conformance import ConformanceReport, Figure, RobotCheck
+from hal.conformance import CheckOutcome, ConformanceReport, Figure
 from hal.interfaces.camera import Camera
 from wire.errors import FleetError, RobotError
 from wire.types import CameraSpec, Frame
@@ -32,7 +32,7 @@ def check_camera(
             wrong = rule()
         except Exception as error:  # noqa: BLE001 - a camera may raise anything; the report must say what
             wrong = f"raised {type(error).__name__}: {error}"
-        checks.append(RobotCheck(rule.__name__, not wrong, wrong))
+        checks.append(CheckOutcome(rule.__name__, not wrong, wrong))
     return ConformanceReport(tuple(checks), run.figures)
 
 

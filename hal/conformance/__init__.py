@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 
 from hal.conformance.measure import measure
-from hal.conformance.report import ConformanceReport, Figure, RobotCheck
+from hal.conformance.report import CheckOutcome, ConformanceReport, Figure
 from hal.conformance.rules import RuleBrokenError, Rules
 from hal.interfaces.robot import Robot
 
-__all__ = ["ConformanceReport", "Figure", "RobotCheck", "check_robot"]
+__all__ = ["CheckOutcome", "ConformanceReport", "Figure", "check_robot"]
 
 
 def check_robot(
@@ -48,16 +48,16 @@ def check_robot(
         tell(name)
         try:
             rule()
-            checks.append(RobotCheck(name, True))
+            checks.append(CheckOutcome(name, True))
         except RuleBrokenError as broken:
-            checks.append(RobotCheck(name, False, str(broken)))
+            checks.append(CheckOutcome(name, False, str(broken)))
         except Exception as error:  # noqa: BLE001 - a driver may raise anything; the report must say what
-            checks.append(RobotCheck(name, False, f"raised {type(error).__name__}: {error}"))
+            checks.append(CheckOutcome(name, False, f"raised {type(error).__name__}: {error}"))
     figures: tuple[Figure, ...] = ()
     if measure_s and move:
         tell("figures")
         try:
             figures = measure(rules, measure_s)
         except Exception as error:  # noqa: BLE001 - as above
-            checks.append(RobotCheck("figures", False, f"raised {type(error).__name__}: {error}"))
+            checks.append(CheckOutcome("figures", False, f"raised {type(error).__name__}: {error}"))
     return ConformanceReport(tuple(checks), figures)

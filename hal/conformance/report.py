@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class RobotCheck:
+class CheckOutcome:
     """One rule and how the robot did."""
 
     name: str
@@ -45,7 +45,7 @@ class Figure:
 class ConformanceReport:
     """All checks and figures, in the order they were made."""
 
-    checks: tuple[RobotCheck, ...]
+    checks: tuple[CheckOutcome, ...]
     figures: tuple[Figure, ...] = ()
 
     @property
