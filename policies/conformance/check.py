@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from policies.conformance.check import acting, learning, weights
+from policies.conformance import acting, learning, weights
 from policies.conformance.data import BothPolicies, Make, example_batch, example_observation
 from policies.interface.policy import Batch
 from wire.types import Observation
