@@ -364,7 +364,8 @@ from wire.transport.frame_ring import FrameRing
 from wire.transport.shared_channel import SharedChannel
 from wire.transport.zmq_channel import wait_any
 place = Path(sys.argv[1])
-line = SharedFrameChannel(SharedChannel(place / "think", bind=True), FrameRing(place / "frames", Scripted.spec, write=False))
+ring = FrameRing(place / "frames", Scripted.spec, write=False)
+line = SharedFrameChannel(SharedChannel(place / "think", bind=True), ring)
 process = LatentWorker(line, LatentEncoder(Scripted))
 print("ready", flush=True)
 while True:
