@@ -1,82 +1,61 @@
-"""Options that several `vla-fleet` commands share, their defaults, and what every command does first."""
+"""How a command is made of the options of a process, and what every command does first."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import logging
 import os
 import sys
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, get_type_hints
 
 import typer
 
-Recipe = Annotated[str, typer.Option(help="Which job: a name from `vla-fleet recipes`, or module:function.")]
-Data = Annotated[Path | None, typer.Option(help="Data directory; default data/RECIPE.", show_default=False)]
-Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
-Address = Annotated[str, typer.Option(help="The gateway, tcp://HOST:PORT.")]
-Keys = Annotated[Path | None, typer.Option(help="Key directory; default DATA/keys.", show_default=False)]
-Name = Annotated[str, typer.Option(help="Name of this process; its key is filed under it.")]
-LedgerUrl = Annotated[
-    str, typer.Option("--ledger", help="PostgreSQL URL of the ledger; default: a file in DATA.", show_default=False)
-]
-StoreUrl = Annotated[
-    str, typer.Option("--store", help="Object store for shards, s3://BUCKET/PREFIX; default: DATA.", show_default=False)
-]
-Strategy = Annotated[
-    str,
-    typer.Option(
-        help="How late actions are dealt with: auto (as the checkpoint was trained), sync, naive, aligned, ensemble, "
-        "future_state, rtc_guided, rtc_trained or residual; default: the recipe's.",
-        show_default=False,
-    ),
-]
-DelayOption = Annotated[
-    str,
-    typer.Option(
-        "--delay",
-        help="Inject latency in control ticks: 4, random:2-8, or burst:2,12,0.05 (usual, long, share).",
-        show_default=False,
-    ),
-]
-SpeedUp = Annotated[int, typer.Option(help="Execute every q-th action; 0: as the recipe says.", show_default=False)]
-RobotKind = Annotated[
-    str,
-    typer.Option("--robot", help="Another driver for the recipe's robot, such as ros2.", show_default=False),
-]
-RobotConfig = Annotated[
-    str,
-    typer.Option("--robot-config", help="That driver's configuration: JSON, or a JSON file.", show_default=False),
-]
-PolicyOption = Annotated[
-    str,
-    typer.Option(
-        "--policy",
-        help="Another policy, KIND:PLACE: flow:PRESET, lerobot:DIRECTORY or a hub name, tokens:PRESET; default: the "
-        "recipe's.",
-        show_default=False,
-    ),
-]
-PolicyConfig = Annotated[
-    str,
-    typer.Option("--policy-config", help="That policy's configuration: JSON, or a JSON file.", show_default=False),
-]
-Think = Annotated[
-    str,
-    typer.Option(
-        help="A think server, tcp://HOST:PORT, that runs the slow path; default: this computer.", show_default=False
-    ),
-]
-Site = Annotated[str, typer.Option(help="Where the robot stands, for jobs that ask for it.", show_default=False)]
-RunDir = Annotated[Path, typer.Option(hidden=True)]
+from fleet.config.overrides import Overrides
+from fleet.config.process_options import default, taken
 
-PORT = 5760
-WEB_PORT = 8080
-THINK_PORT = 5761
+Options = TypeVar("Options")
 
 
-def directory(data: Path | None, recipe: str) -> Path:
-    """The one that was given, else data/RECIPE."""
-    return data if data is not None else Path("data") / recipe.replace(":", ".")
+def command(
+    app: typer.Typer, kind: type[Options], name: str | None = None, hidden: bool = False
+) -> Callable[[Callable[[Options], None]], Callable[[Options], None]]:
+    """Add a command to `app` that parses a `kind` (a dataclass) and calls the decorated function with it.
+
+    Its help is the function's, and its name, unless there is a `name`. A field for overrides stands for those it takes.
+    """
+
+    def add(work: Callable[[Options], None]) -> Callable[[Options], None]:
+        def parsed(**given: Any) -> None:
+            log_to_stderr()
+            work(_made(kind, given))
+
+        parsed.__name__, parsed.__doc__, parsed.__annotations__ = work.__name__, work.__doc__, {}
+        parsed.__signature__ = inspect.Signature(list(_parameters(kind)))  # type: ignore[attr-defined]
+        app.command(name=name, hidden=hidden)(parsed)
+        return work
+
+    return add
+
+
+def _parameters(kind: type, only: tuple[str, ...] = ()) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    for one in dataclasses.fields(kind):
+        if names := taken(hints[one.name]):
+            yield from _parameters(Overrides, names)
+        elif not only or one.name in only:
+            value = default(one)
+            value = inspect.Parameter.empty if value is dataclasses.MISSING else value
+            yield inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=hints[one.name])
+
+
+def _made(kind: type[Options], given: dict[str, Any]) -> Options:
+    values = dict(given)
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if names := taken(hint):
+            values[name] = Overrides(**{each: values.pop(each) for each in names})
+    return kind(**values)
 
 
 def log_to_stderr() -> None:

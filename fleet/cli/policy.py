@@ -8,7 +8,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from fleet.cli.options import PolicyConfig, Recipe, Seed, SpeedUp
+from fleet.cli.options import command
+from fleet.config.overrides import PolicyConfig
+from fleet.config.process_options import Recipe, Seed, TryPolicyOptions
 
 app = typer.Typer(
     name="policy",
@@ -56,18 +58,12 @@ def show(
     typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode() if as_json else "\n".join(lines(found)))
 
 
-@app.command(name="try", hidden=True)
-def try_(
-    recipe: Recipe = "pixels",
-    policy: Policy = "",
-    policy_config: PolicyConfig = "",
-    seed: Seed = 0,
-    speed_up: SpeedUp = 0,
-) -> None:
+@command(app, TryPolicyOptions, name="try", hidden=True)
+def try_policy(options: TryPolicyOptions) -> None:
     """Make a policy once and say nothing; started by `up` and `edge`."""
     from fleet.tools.policy_commands import make_once
 
-    make_once(recipe, policy, policy_config, seed, speed_up)
+    make_once(options)
 
 
 @app.command()

@@ -7,109 +7,23 @@ from typing import Annotated
 
 import typer
 
-from fleet.cli.options import (
-    PORT,
-    WEB_PORT,
-    Data,
-    DelayOption,
-    LedgerUrl,
-    PolicyConfig,
-    PolicyOption,
-    Recipe,
-    RobotConfig,
-    RobotKind,
-    Seed,
-    Site,
-    SpeedUp,
-    StoreUrl,
-    Strategy,
-)
+from fleet.cli.options import command
+from fleet.config.overrides import RobotConfig, RobotKind
+from fleet.config.process_options import Site
+from fleet.launch.options import UpOptions
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add them to `app`."""
-    app.command()(up)
+
+    @command(app, UpOptions)
+    def up(options: UpOptions) -> None:
+        """Run the whole loop: gateway, trainer, evaluator and robots, on this machine or on a Ray cluster."""
+        from fleet.launch.up import run_up
+
+        raise typer.Exit(run_up(options))
+
     app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(ray_node)
-
-
-def up(
-    recipe: Recipe = "pixels",
-    robots: Annotated[
-        int | None, typer.Option(min=1, max=64, help="How many simulated robots; default 3.", show_default=False)
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=0.0, help="Stop after so many minutes of robots at work; default: at Ctrl-C.")
-    ] = None,
-    data: Data = None,
-    seed: Seed = 0,
-    headless: Annotated[bool, typer.Option("--headless", help="Lines instead of a live table.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Write what was measured to this JSON file.")] = None,
-    measure_at: Annotated[
-        list[float] | None,
-        typer.Option(
-            min=0.0,
-            metavar="MIN",
-            show_default=False,
-            help="For the report, also measure what is the newest version after MIN minutes, once the run is over; may "
-            "be repeated.",
-        ),
-    ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Gateway port; 0 takes a free one.")] = PORT,
-    web_port: Annotated[int, typer.Option(min=0, max=65535, help="Page port; 0 takes a free one.")] = WEB_PORT,
-    web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1",
-    operator: Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")] = True,
-    ledger: LedgerUrl = "",
-    store: StoreUrl = "",
-    strategy: Strategy = "",
-    delay: DelayOption = "",
-    speed_up: SpeedUp = 0,
-    backend: Annotated[
-        str, typer.Option(help="Where parts run: local (children of this process) or ray (nodes of a Ray cluster).")
-    ] = "local",
-    ray_address: Annotated[
-        str,
-        typer.Option(
-            help="The Ray cluster: auto or HOST:PORT; default: one of this machine alone.", show_default=False
-        ),
-    ] = "",
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Address the gateway listens on; default 127.0.0.1, with Ray this node's.", show_default=False
-        ),
-    ] = "",
-    think_server: Annotated[bool, typer.Option("--think-server", help="Robots think in one think server.")] = False,
-    policy: PolicyOption = "",
-    policy_config: PolicyConfig = "",
-) -> None:
-    """Run the whole loop: gateway, trainer, evaluator and robots, on this machine or on a Ray cluster."""
-    from fleet.config.overrides import Tuning
-    from fleet.launch.options import Options
-    from fleet.launch.up import run_up
-
-    tuning = Tuning(strategy, delay, speed_up, policy=policy, policy_config=policy_config)
-    options = Options(
-        recipe=recipe,
-        robots=robots,
-        minutes=minutes,
-        data=data,
-        seed=seed,
-        headless=headless,
-        report=report,
-        port=port,
-        web_port=web_port,
-        web_host=web_host,
-        operator=operator,
-        ledger=ledger,
-        store=store,
-        tuning=tuning,
-        backend=backend,
-        ray_address=ray_address,
-        host=host,
-        think_server=think_server,
-        measure_at=tuple(measure_at or ()),
-    )
-    raise typer.Exit(run_up(options))
 
 
 def ray_node(

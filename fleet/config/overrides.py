@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from fleet.config.recipe import Recipe
 from fleet.evaluation.injected_delay import parse_delay
@@ -15,22 +18,53 @@ from policies.interface.registry import PolicyChoice, parse_policy, read_object
 from robot_edge.chunking.factory import check_strategy
 from wire.errors import ConfigError
 
+Strategy = Annotated[
+    str,
+    typer.Option(
+        help="How late actions are dealt with: auto (as the checkpoint was trained), sync, naive, aligned, ensemble, "
+        "future_state, rtc_guided, rtc_trained or residual; default: the recipe's.",
+        show_default=False,
+    ),
+]
+Delay = Annotated[
+    str,
+    typer.Option(
+        help="Inject latency in control ticks: 4, random:2-8, or burst:2,12,0.05 (usual, long, share).",
+        show_default=False,
+    ),
+]
+SpeedUp = Annotated[int, typer.Option(help="Execute every q-th action; 0: as the recipe says.", show_default=False)]
+RobotKind = Annotated[
+    str, typer.Option(help="Another driver for the recipe's robot, such as ros2.", show_default=False)
+]
+RobotConfig = Annotated[
+    str, typer.Option(help="That driver's configuration: JSON, or a JSON file.", show_default=False)
+]
+PolicyOption = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        help="Another policy, KIND:PLACE: flow:PRESET, lerobot:DIRECTORY or a hub name, tokens:PRESET; default: the "
+        "recipe's.",
+        show_default=False,
+    ),
+]
+PolicyConfig = Annotated[
+    str, typer.Option(help="That policy's configuration: JSON, or a JSON file.", show_default=False)
+]
+
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class Overrides:
     """'' and 0 leave what the recipe says. Raises `ConfigError` for what cannot be understood."""
 
-    strategy: str = ""
-    delay: str = ""
-    speed_up: int = 0
-    robot: str = ""
-    """another driver for the same robot: its spec must be the recipe's"""
-    robot_config: str = ""
-    """that driver's configuration: JSON, or a JSON file"""
-    policy: str = ""
-    """another policy for it, KIND:PLACE"""
-    policy_config: str = ""
-    """that policy's configuration: JSON, or a JSON file"""
+    strategy: Strategy = ""
+    delay: Delay = ""
+    speed_up: SpeedUp = 0
+    robot: RobotKind = ""
+    robot_config: RobotConfig = ""
+    policy: PolicyOption = ""
+    policy_config: PolicyConfig = ""
 
     def __post_init__(self) -> None:
         if self.strategy:
@@ -42,24 +76,16 @@ class Tuning:
         if self.policy_config and not self.policy:
             raise ConfigError("--policy-config needs --policy KIND:PLACE, which it configures.")
 
-    def flags(self) -> list[str]:
-        """The same as options of another `vla-fleet` command."""
-        given = (
-            ("--strategy", self.strategy),
-            ("--delay", self.delay),
-            ("--speed-up", str(self.speed_up or "")),
-            ("--robot", self.robot),
-            ("--robot-config", self.robot_config),
-        )
-        return [part for option, value in given if value for part in (option, value)] + self.policy_flags()
-
-    def policy_flags(self) -> list[str]:
-        """Those of the policy alone, which mean the same in every working directory."""
+    def given(self, only: Collection[str]) -> Iterator[tuple[str, Any]]:
+        """Those of `only` that say something, by name; the policy's mean the same in every working directory."""
         choice = self.choice()
-        if choice is None:
-            return []
-        config = ["--policy-config", json.dumps(choice.config)] if choice.config else []
-        return ["--policy", str(choice), *config]
+        same = self
+        if choice is not None:
+            config = json.dumps(choice.config) if choice.config else ""
+            same = replace(self, policy=str(choice), policy_config=config)
+        for one in fields(same):
+            if one.name in only and (value := getattr(same, one.name)):
+                yield one.name, value
 
     def choice(self) -> PolicyChoice | None:
         """The policy that was asked for, its place absolute. Raises `ConfigError`."""

@@ -7,11 +7,17 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from fleet.cli.client import note_gateway
 from fleet.config.data_directory import DataDirectory
-from fleet.config.overrides import Tuning
+from fleet.config.process_options import (
+    ClientOptions,
+    DemonstratorOptions,
+    EvaluatorOptions,
+    GatewayOptions,
+    ThinkServerOptions,
+    TrainerOptions,
+)
 from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
 from hal.driver_host.priority import idle
@@ -26,19 +32,18 @@ log = logging.getLogger(__name__)
 REFUSED_PATIENCE_S = 5.0
 THINKER = "thinker"
 """name and key of a think server"""
-UNTUNED = Tuning()
 
 
-def run_gateway(recipe_name: str, root: Path, host: str, port: int, web_host: str, web_port: int) -> None:
+def run_gateway(options: GatewayOptions) -> None:
     """Serve until asked to stop."""
     from cloud_learner.operator.app import serve
 
-    recipe, data = get_recipe(recipe_name), DataDirectory(root)
+    recipe, data = get_recipe(options.recipe), DataDirectory(options.root)
     lifeline = ShutdownSignal()
-    channel = ZmqServer(f"tcp://{host}:{port or '*'}", data.keys, apart=True)
+    channel = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", data.keys, apart=True)
     gateway, view, ledger, sealer = supplies.make_gateway(recipe, data, channel)
-    page = serve(view, web_host, web_port)
-    if web_host not in ("127.0.0.1", "localhost", "::1"):
+    page = serve(view, options.web_host, options.web_port)
+    if options.web_host not in ("127.0.0.1", "localhost", "::1"):
         log.warning("the page has no log-in: everybody who reaches %s can move robots.", page.url)
     note_gateway(data.root, channel.endpoint.replace("//0.0.0.0:", "//127.0.0.1:"))
     log.info("robots connect to %s; the page is %s", channel.endpoint, page.url)
@@ -56,24 +61,16 @@ def run_gateway(recipe_name: str, root: Path, host: str, port: int, web_host: st
         ledger.close()
 
 
-def run_trainer(
-    recipe_name: str,
-    root: Path,
-    gateway: str,
-    keys: Path | None,
-    seed: int,
-    name: str,
-    max_steps: int,
-    tuning: Tuning = UNTUNED,
-) -> None:
+def run_trainer(options: TrainerOptions) -> None:
     """Train until asked to stop, then write a checkpoint."""
     one_thread()
-    recipe, data = tuning.applied(get_recipe(recipe_name, seed)), DataDirectory(root)
+    recipe = options.overrides.applied(get_recipe(options.recipe, options.seed))
+    data = DataDirectory(options.root)
     lifeline = ShutdownSignal()
-    with line_to(gateway, name, keys or data.keys) as channel:
+    with gateway_channel(options, options.name) as channel:
         while not data.buffer.exists() and not lifeline.cut:
             time.sleep(0.1)
-        trainer = supplies.make_trainer(recipe, name, data, channel, seed, max_steps)
+        trainer = supplies.make_trainer(recipe, options.name, data, channel, options.seed, options.max_steps)
         patience = _Patience()
         while not (lifeline.cut or trainer.stopping):
             if not trainer.turn():
@@ -84,26 +81,17 @@ def run_trainer(
         trainer.close()
 
 
-def run_evaluator(
-    recipe_name: str,
-    root: Path,
-    gateway: str,
-    keys: Path | None,
-    seed: int,
-    name: str,
-    version: int,
-    label: str,
-    tuning: Tuning = UNTUNED,
-) -> None:
+def run_evaluator(options: EvaluatorOptions) -> None:
     """Measure versions until asked to stop, or one version once."""
     idle()
     one_thread()
-    recipe, data = tuning.applied(get_recipe(recipe_name, seed)), DataDirectory(root)
+    recipe = options.overrides.applied(get_recipe(options.recipe, options.seed))
+    data, version = DataDirectory(options.root), options.version
     lifeline = ShutdownSignal()
     config = recipe.evaluator
-    only = Evaluate(version, config.final_episodes, config.final_first_seed, label) if version else None
-    with line_to(gateway, name, keys or data.keys) as channel:
-        evaluator = supplies.make_evaluator(recipe, name, data, channel, seed, only)
+    only = Evaluate(version, config.final_episodes, config.final_first_seed, options.label) if version else None
+    with gateway_channel(options, options.name) as channel:
+        evaluator = supplies.make_evaluator(recipe, options.name, data, channel, options.seed, only)
         evaluator.robot.connect()
         patience = _Patience()
         try:
@@ -116,21 +104,19 @@ def run_evaluator(
             evaluator.robot.close()
 
 
-def run_demonstrator(
-    recipe_name: str, root: Path, gateway: str, keys: Path | None, name: str, first_seed: int, episodes: int
-) -> None:
+def run_demonstrator(options: DemonstratorOptions) -> None:
     """Record the recipe's demonstrations and wait until they are safe."""
     from fleet.evaluation.demonstrations import demonstrate
     from wire.transport.memory_channel import memory_pair
 
-    recipe, data = get_recipe(recipe_name), DataDirectory(root)
-    count = episodes or recipe.demonstrations * len(recipe.tasks)
+    recipe, data = get_recipe(options.recipe), DataDirectory(options.root)
+    count = options.episodes or recipe.demonstrations * len(recipe.tasks)
     clock = SimulatedClock()
     control_end, uplink_end = memory_pair()
     idle_end, unused_end = memory_pair()
-    with line_to(gateway, name, keys or data.keys) as channel:
-        loop = supplies.make_demonstrator(recipe, name, control_end, idle_end, clock)
-        uplink = supplies.make_uplink(name, data.edge(name), channel, uplink_end, unused_end)
+    with gateway_channel(options, options.name) as channel:
+        loop = supplies.make_demonstrator(recipe, options.name, control_end, idle_end, clock)
+        uplink = supplies.make_uplink(options.name, data.edge(options.name), channel, uplink_end, unused_end)
         demonstrate(
             loop,
             uplink,
@@ -138,29 +124,20 @@ def run_demonstrator(
             uplink_end,
             recipe.tasks,
             count,
-            first_seed,
+            options.first_seed,
             lambda: wait_any([channel], 0.02),
         )
 
 
-def run_think_server(
-    recipe_name: str,
-    root: Path,
-    gateway: str,
-    keys: Path | None,
-    host: str,
-    port: int,
-    tuning: Tuning = UNTUNED,
-) -> None:
+def run_think_server(options: ThinkServerOptions) -> None:
     """Think for robots on other machines until asked to stop."""
     from robot_edge.inference.latent_server import LatentEncoder, LatentServer
 
     one_thread()
-    recipe, data = tuning.applied(get_recipe(recipe_name)), DataDirectory(root)
-    keys = keys or data.keys
+    recipe, data = options.overrides.applied(get_recipe(options.recipe)), DataDirectory(options.root)
     lifeline = ShutdownSignal()
-    robots = ZmqServer(f"tcp://{host}:{port or '*'}", keys, THINKER)
-    with line_to(gateway, THINKER, keys) as channel:
+    robots = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", options.key_directory, THINKER)
+    with gateway_channel(options, THINKER) as channel:
         thinker = LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))
         server = LatentServer(THINKER, robots, channel, thinker, data.edge(THINKER) / "weights", MonotonicClock())
         log.info("robots that think here connect to %s", robots.endpoint)
@@ -189,8 +166,9 @@ class _Patience:
 
 
 @contextlib.contextmanager
-def line_to(gateway: str, name: str, keys: Path) -> Iterator[ZmqClient]:
-    channel = supplies.client(gateway, name, keys)
+def gateway_channel(options: ClientOptions, name: str) -> Iterator[ZmqClient]:
+    """The connection of the process called `name` to its gateway, closed in the end."""
+    channel = supplies.client(options.gateway, name, options.key_directory)
     try:
         yield channel
     finally:

@@ -5,45 +5,77 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from fleet.config.overrides import Tuning
+import typer
+
+from fleet.config.overrides import Overrides
+from fleet.config.process_options import (
+    NOTHING,
+    PORT,
+    SIMULATED,
+    WEB_PORT,
+    LedgerUrl,
+    Operator,
+    ProcessOptions,
+    Seed,
+    StoreUrl,
+)
 from wire.errors import ConfigError
 
 EVERYWHERE = ("0.0.0.0", "::", "*")
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class UpOptions(ProcessOptions):
     """What the command line asked for."""
 
-    recipe: str
-    robots: int | None
-    """simulated robots of this machine; None: the usual number, or what the cluster's nodes have"""
-    minutes: float | None
-    data: Path | None
-    seed: int
-    headless: bool
-    report: Path | None
-    port: int
-    web_port: int
-    web_host: str
-    operator: bool
-    ledger: str = ""
-    store: str = ""
-    tuning: Tuning = field(default_factory=Tuning)
-    backend: str = "local"
-    """local or ray"""
-    ray_address: str = ""
-    """auto or HOST:PORT; '': a cluster of this machine alone"""
-    host: str = ""
-    """where the gateway listens; '': this machine only, or with Ray this node's address"""
-    think_server: bool = False
-    """robots think in one think server"""
-    measure_at: tuple[float, ...] = ()
-    """minutes: what was the newest version then is measured at the end, too"""
+    robots: Annotated[
+        int | None, typer.Option(min=1, max=64, help="How many simulated robots; default 3.", show_default=False)
+    ] = None
+    """None: the usual number, or what the cluster's nodes have"""
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="Stop after so many minutes of robots at work; default: at Ctrl-C.")
+    ] = None
+    seed: Seed = 0
+    headless: Annotated[bool, typer.Option("--headless", help="Lines instead of a live table.")] = False
+    report: Annotated[Path | None, typer.Option(help="Write what was measured to this JSON file.")] = None
+    measure_at: Annotated[
+        list[float],
+        typer.Option(
+            min=0.0,
+            metavar="MIN",
+            show_default=False,
+            help="For the report, also measure what is the newest version after MIN minutes, once the run is over; may "
+            "be repeated.",
+        ),
+    ] = field(default_factory=list)
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Gateway port; 0 takes a free one.")] = PORT
+    web_port: Annotated[int, typer.Option(min=0, max=65535, help="Page port; 0 takes a free one.")] = WEB_PORT
+    web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1"
+    operator: Operator = True
+    ledger: LedgerUrl = ""
+    store: StoreUrl = ""
+    backend: Annotated[
+        str, typer.Option(help="Where parts run: local (children of this process) or ray (nodes of a Ray cluster).")
+    ] = "local"
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            help="The Ray cluster: auto or HOST:PORT; default: one of this machine alone.", show_default=False
+        ),
+    ] = ""
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address the gateway listens on; default 127.0.0.1, with Ray this node's.", show_default=False
+        ),
+    ] = ""
+    think_server: Annotated[bool, typer.Option("--think-server", help="Robots think in one think server.")] = False
+    overrides: Annotated[Overrides, SIMULATED] = NOTHING
 
 
-def check_options(options: Options) -> None:
+def check_options(options: UpOptions) -> None:
     """Raises `ConfigError` for options that contradict each other."""
     if options.backend not in ("local", "ray"):
         raise ConfigError(f"--backend {options.backend}: there are local and ray.")

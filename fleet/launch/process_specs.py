@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from fleet.config.overrides import Tuning
+from fleet.config.overrides import Overrides
+from fleet.config.process_options import (
+    DemonstratorOptions,
+    EdgeOptions,
+    EvaluatorOptions,
+    GatewayOptions,
+    ProcessOptions,
+    ThinkServerOptions,
+    TrainerOptions,
+)
 from fleet.launch.backend import Part
 from fleet.launch.builders import THINKER
+from wire.transport.keys import GATEWAY
 
 TRAINER, EVALUATOR, DEMONSTRATOR = "trainer", "evaluator", "demonstrator"
 BEFORE, AFTER = "before", "after"
@@ -34,44 +45,59 @@ class Parts:
     seed: int
     operated: bool
     """with the scripted operator beside the robots"""
-    tuning: Tuning
+    overrides: Overrides
 
     def make_gateway(self, host: str, port: int, web_host: str, web_port: int) -> Part:
-        words = ["gateway", "--recipe", self.recipe, "--host", host, "--port", str(port)]
-        return Part("gateway", "gateway", (*words, "--web-host", web_host, "--web-port", str(web_port)))
+        options = GatewayOptions(recipe=self.recipe, host=host, port=port, web_host=web_host, web_port=web_port)
+        return _part(GATEWAY, "gateway", options)
 
     def make_trainer(self) -> Part:
-        words = (TRAINER, *self._connected(), *self.tuning.policy_flags(), "--seed", str(self.seed))
-        return Part(TRAINER, "trainer", words, nice=5)
+        options = TrainerOptions(
+            recipe=self.recipe, gateway=self.gateway, seed=self.seed, name=TRAINER, overrides=self.overrides
+        )
+        return _part(TRAINER, "trainer", options, nice=5)
 
     def make_evaluator(self) -> Part:
-        return Part(EVALUATOR, "evaluator", self._evaluator(), nice=15)
+        return _part(EVALUATOR, "evaluator", self._evaluator(EVALUATOR), nice=15)
 
     def make_measurer(self, label: str, version: int) -> Part:
         """Measures one version once; `label`: before, after or `minute_label` of some moment."""
         name = measurer(label)
-        words = ["--name", name, "--version", str(version), "--label", label]
-        return Part(name, "evaluator", (*self._evaluator(), *words), restart=False)
+        options = replace(self._evaluator(name), version=version, label=label)
+        return _part(name, "evaluator", options, restart=False)
 
     def make_demonstrator(self, episodes: int) -> Part:
-        words = ("demonstrate", *self._connected(), "--episodes", str(episodes))
-        return Part(DEMONSTRATOR, "demonstrator", words, restart=False)
+        options = DemonstratorOptions(recipe=self.recipe, gateway=self.gateway, name=DEMONSTRATOR, episodes=episodes)
+        return _part(DEMONSTRATOR, "demonstrate", options, restart=False)
 
     def make_thinker(self) -> Part:
-        words = ("think-server", *self._connected(), *self.tuning.policy_flags())
-        return Part(THINKER, "thinker", words, nice=5)
+        options = ThinkServerOptions(recipe=self.recipe, gateway=self.gateway, overrides=self.overrides)
+        return _part(THINKER, "think-server", options, nice=5)
 
     def make_edge(self, robot: str, think: str = "") -> Part:
         """A robot is never given up: what ails it may pass, and the others go on meanwhile.
 
         `think`: address of the think server, '' for its own computer.
         """
-        words = ["edge", *self._connected(), *self.tuning.flags(), "--name", robot]
-        words += ["--operator" if self.operated else "--no-operator", *(["--think", think] if think else [])]
-        return Part(robot, "edge", tuple(words), give_up_after=0)
+        options = EdgeOptions(
+            recipe=self.recipe,
+            gateway=self.gateway,
+            name=robot,
+            operator=self.operated,
+            think=think,
+            overrides=self.overrides,
+        )
+        return _part(robot, "edge", options, give_up_after=0)
 
-    def _connected(self) -> list[str]:
-        return ["--recipe", self.recipe, "--gateway", self.gateway]
+    def _evaluator(self, name: str) -> EvaluatorOptions:
+        return EvaluatorOptions(
+            recipe=self.recipe, gateway=self.gateway, seed=self.seed, name=name, overrides=self.overrides
+        )
 
-    def _evaluator(self) -> tuple[str, ...]:
-        return ("evaluator", *self._connected(), "--seed", str(self.seed), *self.tuning.flags())
+
+_ROLES = {"demonstrate": "demonstrator", "think-server": "thinker"}
+"""by command, where they differ"""
+
+
+def _part(name: str, command: str, options: ProcessOptions, **kept: Any) -> Part:
+    return Part(name, _ROLES.get(command, command), (command, *options.arguments()), **kept)

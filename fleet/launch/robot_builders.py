@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from fleet.cli.flight import recorded
 from fleet.config.data_directory import DataDirectory
-from fleet.config.overrides import Tuning
+from fleet.config.process_options import EdgeOptions, EdgePartOptions
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
-from fleet.launch.builders import THINKER, line_to, one_thread
+from fleet.launch.builders import THINKER, gateway_channel, one_thread
 from fleet.launch.preloads import of_edge
 from fleet.tools.policy_smoke_test import try_policy
 from hal.driver_host.proxy import RobotProxy
@@ -49,97 +50,62 @@ _HOST = "robot"
 """the host's socket in the run directory; the robot's frames lie beside it"""
 
 
-def edge_processes(
-    recipe_name: str,
-    root: Path,
-    gateway: str,
-    keys: Path | None,
-    name: str,
-    operator: bool,
-    tuning: Tuning,
-    think: str = "",
-    site: str = "",
-) -> EdgeProcesses:
+def edge_processes(options: EdgeOptions) -> EdgeProcesses:
     """One robot's processes, not started yet.
 
-    `think`: address of a think server, '' to think on this computer; `site`: where the robot stands. Raises
-    `ConfigError` for what none of them could start with: an unknown recipe, a missing key, a driver of another robot.
+    Raises `ConfigError` for what none of them could start with: an unknown recipe, a missing key, a driver of another
+    robot.
     """
-    recipe = tuning.applied(get_recipe(recipe_name))
-    data = DataDirectory(root)
+    options = replace(options, keys=options.key_directory, data=options.root)
+    recipe = options.overrides.applied(get_recipe(options.recipe))
     # Fails here, in one line, rather than in each of the children.
-    load_pair(keys or data.keys, name)
-    load_public(keys or data.keys, GATEWAY)
-    # First what tells one from another: a fork shows no more words than its parent has room for.
-    common = ["--name", name, "--data", str(root), "--gateway", gateway, "--recipe", recipe_name]
-    common += ["--keys", str(keys or data.keys), "--operator" if operator else "--no-operator", *tuning.flags()]
-    if think:
-        load_public(keys or data.keys, THINKER)
-        common += ["--think", think]
-    if site:
-        common += ["--site", site]
+    load_pair(options.key_directory, options.name)
+    load_public(options.key_directory, GATEWAY)
+    if options.think:
+        load_public(options.key_directory, THINKER)
     left_out = set() if recipe.hosted else {"robot"}
-    left_out |= set() if recipe.think_apart and not think else {"thinker"}
-    parts = [part for part in PARTS if part not in left_out]
-    commands = {part: [sys.executable, "-m", "fleet.cli", "edge-part", part, *common] for part in parts}
-    return EdgeProcesses(name, commands, data.logs, THINKING if has_gpu() else frozenset())
+    left_out |= set() if recipe.think_apart and not options.think else {"thinker"}
+    told = options.arguments()
+    commands = {
+        part: [sys.executable, "-m", "fleet.cli", "edge-part", part, *told] for part in PARTS if part not in left_out
+    }
+    logs = DataDirectory(options.root).logs
+    return EdgeProcesses(options.name, commands, logs, THINKING if has_gpu() else frozenset())
 
 
-def run_robot(
-    recipe_name: str,
-    root: Path,
-    gateway: str,
-    keys: Path | None,
-    name: str,
-    operator: bool,
-    tuning: Tuning,
-    think: str,
-    site: str = "",
-) -> int:
+def run_robot(options: EdgeOptions) -> int:
     """Start and keep one robot's processes until asked to stop; the exit status.
 
-    Raises as `edge_processes`, and `PolicyError` for a policy of `tuning` that cannot be made.
+    Raises as `edge_processes`, and `PolicyError` for a policy of `options.overrides` that cannot be made.
     """
-    edge = edge_processes(recipe_name, root, gateway, keys, name, operator, tuning, think, site)
+    edge, overrides = edge_processes(options), options.overrides
     # Whoever started this as one of many has tried it.
-    if tuning.policy and PARENT not in os.environ:
+    if overrides.policy and PARENT not in os.environ:
         lifeline = ShutdownSignal()
-        if not try_policy(recipe_name, tuning, 0, lambda: lifeline.cut):
+        if not try_policy(options.recipe, overrides, 0, lambda: lifeline.cut):
             return 0
-    preload(of_edge(tuning.applied(get_recipe(recipe_name)), tuning.policy))
+    preload(of_edge(overrides.applied(get_recipe(options.recipe)), overrides.policy))
     return run_edge(edge)
 
 
-def run_edge_part(
-    part: str,
-    run_directory: Path,
-    recipe_name: str,
-    root: Path,
-    gateway: str,
-    keys: Path | None,
-    name: str,
-    operator: bool,
-    tuning: Tuning,
-    think: str,
-    site: str = "",
-) -> None:
+def run_edge_part(options: EdgePartOptions) -> None:
     """One of a robot's processes, until asked to stop."""
-    recipe, data = tuning.applied(get_recipe(recipe_name)), DataDirectory(root)
-    keys = keys or data.keys
+    recipe, data = options.overrides.applied(get_recipe(options.recipe)), DataDirectory(options.root)
+    name, run_directory, part = options.name, options.run_dir, options.part
     if part not in PARTS:
         raise ConfigError(f"a robot has no part '{part}'.{suggest(part, PARTS)} It has {', '.join(PARTS)}.")
     with instance_lock(data.edge(name) / f"{part}.lock"):
         match part:
             case "robot":
-                _driver(recipe, run_directory, operator)
+                _driver(recipe, run_directory, options.operator)
             case "control":
-                _control(recipe, data, name, run_directory, operator, site)
+                _control(recipe, data, options)
             case "inference":
-                _inference(recipe, name, run_directory, keys, think)
+                _inference(recipe, options)
             case "thinker":
                 _thinker(recipe, run_directory)
             case _:
-                _uplink(recipe, data, name, run_directory, gateway, keys)
+                _uplink(recipe, data, options)
 
 
 def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
@@ -152,8 +118,9 @@ def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
     run_host(robot, run_directory / _HOST, lambda: lifeline.cut, recipe.loop.safety, operator=operator, limits=limits)
 
 
-def _control(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path, operated: bool, site: str) -> None:
+def _control(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> None:
     clock, patience = MonotonicClock(), recipe.loop.driver
+    name, run_directory, operated = options.name, options.run_dir, options.operator
     uplink = StatusKeepalive(record_line(run_directory, recipe.spec, uplink=False), clock)
     hosted = None
     if recipe.hosted:
@@ -171,25 +138,25 @@ def _control(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path
         loop = supplies.make_control(
             recipe, name, uplink, inference, clock, operated=operated, robot=hosted, operator=hosted, flight=flight
         )
-        run_control(loop, uplink, recipe.tasks, flight, site)
+        run_control(loop, uplink, recipe.tasks, flight, options.site)
     inference.close()
     uplink.close()
     ring.close()
 
 
-def _inference(recipe: Recipe, name: str, run_directory: Path, keys: Path, think: str) -> None:
+def _inference(recipe: Recipe, options: EdgePartOptions) -> None:
     from robot_edge.inference.server import Inference
 
     one_thread()
-    clock = MonotonicClock()
+    clock, name, run_directory = MonotonicClock(), options.name, options.run_dir
     ring = _frames(recipe, run_directory)
     control = SharedFrameChannel(SharedChannel(run_directory / "inference-control", bind=True), ring)
     uplink = ZmqPair(lines(run_directory)["uplink-inference"], bind=False)
     policy, spare = (recipe.make_policy(recipe.spec, os.getpid()) for _ in range(2))
     line: Channel | None = None
     slow: SlowPath
-    if think:
-        line = supplies.client(think, name, keys, THINKER)
+    if options.think:
+        line = supplies.client(options.think, name, options.key_directory, THINKER)
         slow = RemoteSlowPath(line, clock)
     elif recipe.think_apart:
         line = SharedFrameChannel(SharedChannel(run_directory / "thinker", bind=True), ring)
@@ -221,12 +188,13 @@ def _frames(recipe: Recipe, run_directory: Path, *, write: bool = False) -> Fram
     return FrameRing(ring_path(run_directory / _HOST, recipe.spec), recipe.spec, write=write)
 
 
-def _uplink(recipe: Recipe, data: DataDirectory, name: str, run_directory: Path, gateway: str, keys: Path) -> None:
+def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> None:
+    name, run_directory = options.name, options.run_dir
     ends = lines(run_directory)
     control = record_line(run_directory, recipe.spec, uplink=True)
     inference = ZmqPair(ends["uplink-inference"], bind=True)
     desk = ZmqPair(ends["uplink-desk"], bind=True)
-    with line_to(gateway, name, keys) as channel:
+    with gateway_channel(options, name) as channel:
         uplink = supplies.make_uplink(name, data.edge(name), channel, control, inference)
         uplink.desk = LocalOperatorLink(name, desk)
         run_uplink(uplink, channel, inference, desk)

@@ -12,7 +12,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,7 +22,7 @@ from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from fleet.launch.backend import Backend, LocalBackend, changes
 from fleet.launch.builders import THINKER
-from fleet.launch.options import EVERYWHERE, Options, check_options, free_port
+from fleet.launch.options import EVERYWHERE, UpOptions, check_options, free_port
 from fleet.launch.preloads import by_role
 from fleet.launch.process_specs import AFTER, BEFORE, DEMONSTRATOR, HELPERS, Parts, measurer, minute_label
 from fleet.launch.run_counters import RunCounters
@@ -52,15 +51,15 @@ class StopRequestedError(Exception):
 class Up:
     """One run of the main job."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: UpOptions) -> None:
         check_options(options)
         self.options = options
-        self.tuning = options.tuning
+        self.overrides = options.overrides
         self.recipe: Recipe = get_recipe(options.recipe, options.seed)
         if not self._builds:
             # What cannot work is said here, once, rather than by every part.
-            self.recipe = self.tuning.applied(self.recipe)
-        self.data = DataDirectory((options.data or Path("data") / self.recipe.name.replace(":", ".")).resolve())
+            self.recipe = self.overrides.applied(self.recipe)
+        self.data = DataDirectory(options.root.resolve())
         self.meters = RunCounters()
         self._refusals = RejectionLog()
         self._robots: dict[str, str] = {}
@@ -75,12 +74,12 @@ class Up:
         options = self.options
         if options.report is not None and not options.report.resolve().parent.is_dir():
             raise ConfigError(f"--report {options.report}: its directory does not exist; create it first.")
-        identity = RunIdentity(self.recipe.name, options.seed, self.recipe.spec.hash, self.tuning.choice())
+        identity = RunIdentity(self.recipe.name, options.seed, self.recipe.spec.hash, self.overrides.choice())
         self._listen()
         self.data.require(identity)
         # Before the directory is given to this policy for ever. With Ray other machines make it.
-        tried = self.tuning.policy and options.backend == "local"
-        if tried and not try_policy(options.recipe, self.tuning, options.seed, lambda: bool(self._asked)):
+        tried = self.overrides.policy and options.backend == "local"
+        if tried and not try_policy(options.recipe, self.overrides, options.seed, lambda: bool(self._asked)):
             return 0
         with self.data.prepare(identity):
             self.data.keep_buffer_at(options.ledger, options.store)
@@ -92,7 +91,7 @@ class Up:
                 port = free_port(options.port, host, "--port")
                 web_port = free_port(options.web_port, options.web_host, "--web-port")
                 address = f"tcp://{reached if host in EVERYWHERE else host}:{port}"
-                self.parts = Parts(self.recipe.name, address, options.seed, options.operator, self.tuning)
+                self.parts = Parts(self.recipe.name, address, options.seed, options.operator, self.overrides)
                 shown = "127.0.0.1" if options.web_host in ("", *EVERYWHERE) else options.web_host
                 self.page = f"http://{shown}:{web_port}"
                 self.screen = Dashboard(self.page, self.recipe, self.data.root, headless=options.headless)
@@ -125,7 +124,7 @@ class Up:
         options, data = self.options, self.data
         simulated = tuple(f"robot-{number}" for number in range(options.robots or USUAL_ROBOTS))
         if options.backend == "local":
-            with Template(by_role(self.recipe, self.tuning.policy), data.logs / "template.log") as template:
+            with Template(by_role(self.recipe, self.overrides.policy), data.logs / "template.log") as template:
                 yield LocalBackend(data.root, data.logs, simulated, start=template.starter), "127.0.0.1"
             return
         from fleet.ray_backend.backend import RayBackend
@@ -139,7 +138,7 @@ class Up:
     @property
     def _builds(self) -> bool:
         """Whether the policy is a tiny one that this job builds."""
-        return bool(self.recipe.tiny) and not self.tuning.policy
+        return bool(self.recipe.tiny) and not self.overrides.policy
 
     def _work(self, host: str, port: int, web_port: int) -> None:
         self.backend.start(self.parts.make_gateway(host, port, self.options.web_host, web_port))
@@ -186,9 +185,9 @@ class Up:
             with Building(kind, self.data, self.recipe.name, self.options.seed) as building:
                 while not building.done():
                     self._rest(0.2, None)
-        self.tuning = replace(self.tuning, policy=f"lerobot:{place}")
-        self.recipe = self.tuning.applied(self.recipe)
-        self.parts = replace(self.parts, tuning=self.tuning)
+        self.overrides = replace(self.overrides, policy=f"lerobot:{place}")
+        self.recipe = self.overrides.applied(self.recipe)
+        self.parts = replace(self.parts, overrides=self.overrides)
 
     def _meet(self) -> None:
         """Start the edges of robots that have joined since the last time."""
@@ -349,6 +348,6 @@ class Up:
         self._asked += 1
 
 
-def run_up(options: Options) -> int:
+def run_up(options: UpOptions) -> int:
     """Run the main job; the exit status."""
     return Up(options).run()

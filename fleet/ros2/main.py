@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fleet.config.data_directory import DataDirectory
-from fleet.config.overrides import Tuning
+from fleet.config.overrides import Overrides
+from fleet.config.process_options import EdgeOptions
 from fleet.config.recipes import get_recipe
 from fleet.launch.robot_builders import edge_processes
 from fleet.ros2.config import ROS2, complete, endpoints, write
@@ -54,7 +55,7 @@ def prepare(parameters: EdgeParameters, namespace: str) -> NodeSetup:
         path = DataDirectory(root).edge(parameters.name) / "robot.json"
         write(config, path)
         kind, robot_config = ROS2, str(path)
-    tuning = Tuning(
+    overrides = Overrides(
         parameters.strategy,
         parameters.delay,
         parameters.speed_up,
@@ -63,23 +64,22 @@ def prepare(parameters: EdgeParameters, namespace: str) -> NodeSetup:
         parameters.policy,
         parameters.policy_config,
     )
-    driven = tuning.applied(recipe)
+    driven = overrides.applied(recipe)
     make_robot(driven.robot, driven.robot_config)
     if parameters.operator and driven.robot not in known_operators():
         raise ConfigError(f"robot '{driven.robot}' has no scripted operator; leave parameter 'operator' false.")
-    keys = Path(parameters.keys).absolute() if parameters.keys else None
-    edge = edge_processes(
-        parameters.recipe,
-        root,
-        parameters.gateway,
-        keys,
-        parameters.name,
-        parameters.operator,
-        tuning,
-        parameters.think,
-        parameters.site,
+    options = EdgeOptions(
+        recipe=parameters.recipe,
+        data=root,
+        gateway=parameters.gateway,
+        keys=Path(parameters.keys).absolute() if parameters.keys else None,
+        name=parameters.name,
+        operator=parameters.operator,
+        think=parameters.think,
+        site=parameters.site,
+        overrides=overrides,
     )
-    return NodeSetup(edge, wanted)
+    return NodeSetup(edge_processes(options), wanted)
 
 
 def ros_home() -> Path:

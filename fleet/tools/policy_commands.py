@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from fleet.config.data_directory import DataDirectory
-from fleet.config.overrides import Tuning
+from fleet.config.overrides import Overrides
+from fleet.config.process_options import TryPolicyOptions
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from fleet.launch.builders import one_thread
@@ -49,23 +50,22 @@ class Shown(msgspec.Struct, frozen=True):
 def tuned(recipe: str, policy: str, policy_config: str) -> Recipe:
     """The recipe with that policy, in a process that is about to run it. Raises `ConfigError`."""
     one_thread()
-    return Tuning(policy=policy, policy_config=policy_config).applied(get_recipe(recipe))
+    return Overrides(policy=policy, policy_config=policy_config).applied(get_recipe(recipe))
 
 
-def make_once(recipe: str, policy: str, policy_config: str, seed: int, speed_up: int = 0) -> None:
-    """Make that policy for the recipe's robot.
+def make_once(options: TryPolicyOptions) -> None:
+    """Make the policy of `options` for the recipe's robot.
 
     Raises a `FleetError` when it cannot be made, `PolicyError` for what a policy raises that says no more of itself.
     """
     one_thread()
-    tuning = Tuning(speed_up=speed_up, policy=policy, policy_config=policy_config)
-    job = tuning.applied(get_recipe(recipe, seed))
+    job = options.overrides.applied(get_recipe(options.recipe, options.seed))
     try:
-        job.make_policy(job.spec, seed)
+        job.make_policy(job.spec, options.seed)
     except FleetError:
         raise
     except Exception as error:  # whatever a third party's policy raises
-        what = policy or f"of recipe '{recipe}'"
+        what = options.overrides.policy or f"of recipe '{options.recipe}'"
         raise PolicyError(f"policy {what} cannot be made: {type(error).__name__}: {error}") from error
 
 
@@ -121,7 +121,7 @@ def lines(shown: Shown) -> list[str]:
     ]
 
 
-def recipe_of(root: Path) -> tuple[Recipe, Tuning]:
+def recipe_of(root: Path) -> tuple[Recipe, Overrides]:
     """What the fleet below `root` runs: its recipe, and the policy that was chosen for it. Raises `ConfigError`."""
     data = DataDirectory(root.resolve())
     identity = data.identity()
@@ -129,8 +129,8 @@ def recipe_of(root: Path) -> tuple[Recipe, Tuning]:
         raise ConfigError(f"--data {root}: no fleet has worked there. `vla-fleet up` makes such a directory.")
     recipe, choice = get_recipe(identity.recipe), identity.policy
     if choice is not None:
-        return recipe, Tuning(policy=str(choice), policy_config=json.dumps(choice.config) if choice.config else "")
-    return recipe, Tuning(policy=f"lerobot:{data.policy}") if recipe.tiny else Tuning()
+        return recipe, Overrides(policy=str(choice), policy_config=json.dumps(choice.config) if choice.config else "")
+    return recipe, Overrides(policy=f"lerobot:{data.policy}") if recipe.tiny else Overrides()
 
 
 def exported(root: Path, version: int, out: Path) -> int:
@@ -138,8 +138,8 @@ def exported(root: Path, version: int, out: Path) -> int:
 
     Raises `ConfigError` when there is no such version or the policy is none of lerobot's.
     """
-    recipe, tuning = recipe_of(root)
-    choice = tuning.choice()
+    recipe, overrides = recipe_of(root)
+    choice = overrides.choice()
     if choice is None or choice.kind != "lerobot":
         raise ConfigError(
             f"--data {root}: its policy is {choice or 'the one of recipe ' + recipe.name}; only lerobot's can be "
@@ -150,7 +150,7 @@ def exported(root: Path, version: int, out: Path) -> int:
     from policies.lerobot.export import export
     from policies.lerobot.policy import LeRobotPolicy
 
-    policy = tuning.applied(recipe).make_policy(recipe.spec, 0)
+    policy = overrides.applied(recipe).make_policy(recipe.spec, 0)
     assert isinstance(policy, LeRobotPolicy)
     policy.load(weights, number)
     export(policy, out)

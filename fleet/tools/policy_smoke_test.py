@@ -13,21 +13,21 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from fleet.config.overrides import Tuning
+from fleet.config.overrides import Overrides
+from fleet.config.process_options import TryPolicyOptions
 from wire.errors import PolicyError
 
 _OURS = "vla-fleet: "
 
 
-def try_policy(recipe: str, tuning: Tuning, seed: int, asked: Callable[[], bool]) -> bool:
-    """Make the policy of `tuning` for the robot of `recipe`; False when `asked` to stop before that was done.
+def try_policy(recipe: str, overrides: Overrides, seed: int, asked: Callable[[], bool]) -> bool:
+    """Make the policy of `overrides` for the robot of `recipe`; False when `asked` to stop before that was done.
 
     Raises `PolicyError` with the one line that the process said.
     """
-    sys.stderr.write(f"trying the policy {tuning.policy} …\n")
+    sys.stderr.write(f"trying the policy {overrides.policy} …\n")
     sys.stderr.flush()
-    words = ["policy", "try", "--recipe", recipe, *tuning.policy_flags(), "--seed", str(seed)]
-    words += ["--speed-up", str(tuning.speed_up)] if tuning.speed_up else []
+    words = ["policy", "try", *TryPolicyOptions(recipe=recipe, seed=seed, overrides=overrides).arguments()]
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "fleet.cli", *words],
@@ -50,7 +50,7 @@ def try_policy(recipe: str, tuning: Tuning, seed: int, asked: Callable[[], bool]
         if process.returncode == 0:
             return True
         said.seek(0)
-        raise PolicyError(_last_word(said.read().decode(errors="replace"), process.returncode, tuning.policy))
+        raise PolicyError(_last_word(said.read().decode(errors="replace"), process.returncode, overrides.policy))
 
 
 def _last_word(text: str, status: int, policy: str) -> str:

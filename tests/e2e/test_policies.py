@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory, RunIdentity
-from fleet.config.overrides import Tuning
+from fleet.config.overrides import Overrides
 from fleet.evaluation.in_process_fleet import InProcessFleet
 from fleet.tools.policy_commands import published
 from policies.interface.policy import Batch
@@ -89,10 +89,10 @@ def test_a_checkpoint_of_lerobot_train_learns_in_the_fleet(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the backbone's 11 million weights need not travel for this
-    tuning = Tuning(policy=f"lerobot:{checkpoint}", policy_config='{"training": {"freeze": ["*backbone*"]}}')
-    recipe, data, out = tuning.applied(reach()), tmp_path / "data", tmp_path / "out"
+    overrides = Overrides(policy=f"lerobot:{checkpoint}", policy_config='{"training": {"freeze": ["*backbone*"]}}')
+    recipe, data, out = overrides.applied(reach()), tmp_path / "data", tmp_path / "out"
     name = "tests.e2e.reach_recipe:reach"
-    with DataDirectory(data).prepare(RunIdentity(name, 0, recipe.spec.hash, tuning.choice())):
+    with DataDirectory(data).prepare(RunIdentity(name, 0, recipe.spec.hash, overrides.choice())):
         fleet = InProcessFleet(data, recipe)
     try:
         fleet.turn(60, 0.1)

@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory, RunIdentity
-from fleet.config.overrides import Tuning
+from fleet.config.overrides import Overrides
+from fleet.config.process_options import EdgeOptions, EvaluatorOptions, TrainerOptions
 from fleet.config.recipes import get_recipe
-from fleet.launch.options import Options
+from fleet.launch.options import UpOptions
 from fleet.launch.process_specs import Parts
 from fleet.launch.robot_builders import edge_processes
 from fleet.launch.up import Up
@@ -44,8 +45,8 @@ def hint(monkeypatch: pytest.MonkeyPatch, **hints: Any) -> None:
     monkeypatch.setattr(echo_kind, "HINTS", PolicyDefaults(**hints))
 
 
-def options(data: Path, **changes: object) -> Options:
-    given = Options(
+def options(data: Path, **changes: object) -> UpOptions:
+    given = UpOptions(
         recipe="fake",
         robots=1,
         minutes=None,
@@ -63,7 +64,7 @@ def options(data: Path, **changes: object) -> Options:
 
 def test_a_policy_without_hints_leaves_the_job_as_it_is() -> None:
     recipe = get_recipe("fake")
-    tuned = Tuning(policy="echo:small").applied(recipe)
+    tuned = Overrides(policy="echo:small").applied(recipe)
     assert replace(tuned, make_policy=recipe.make_policy) == recipe
     assert tuned.make_policy(recipe.spec, 3).horizon == 16
 
@@ -79,7 +80,7 @@ def test_hints_change_algorithm_and_pace_and_nothing_else(monkeypatch: pytest.Mo
     given |= {"ema_decay": 0.5, "shift_px": 0, "pretrain_steps": 0, "publish_every_s": 60.0}
     hint(monkeypatch, horizon=16, think_every_s=3.0, demonstrations=0, **given)
     recipe = get_recipe("pixels")
-    tuned = Tuning(policy="echo:small").applied(recipe)
+    tuned = Overrides(policy="echo:small").applied(recipe)
     assert tuned.algorithm == replace(recipe.algorithm, **given)
     assert tuned.slow.every_s == 3.0
     assert tuned.slow.max_age_s > 3.0, "a latent serves until the next one is there"
@@ -94,17 +95,17 @@ def test_chunks_are_replaced_before_they_end(
     hint(monkeypatch, horizon=horizon)
     recipe = get_recipe("fake")
     assert recipe.replan_ticks == 8
-    assert Tuning(speed_up=speed_up, policy="echo:small").applied(recipe).replan_ticks == ticks
+    assert Overrides(speed_up=speed_up, policy="echo:small").applied(recipe).replan_ticks == ticks
 
 
 def test_chunks_of_one_action_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     hint(monkeypatch, horizon=3)
     with pytest.raises(ConfigError, match=r"gives 3 actions at a time at speed-up 2.*longer chunks"):
-        Tuning(speed_up=2, policy="echo:small").applied(get_recipe("fake"))
+        Overrides(speed_up=2, policy="echo:small").applied(get_recipe("fake"))
 
 
 def test_a_short_policy_that_did_not_say_so_is_refused_when_it_is_made() -> None:
-    recipe = Tuning(policy="echo:small", policy_config='{"horizon": 8}').applied(get_recipe("fake"))
+    recipe = Overrides(policy="echo:small", policy_config='{"horizon": 8}').applied(get_recipe("fake"))
     with pytest.raises(ConfigError, match=r"'echo:small' gives 8 actions at a time.*after 8 ticks"):
         recipe.make_policy(recipe.spec, 0)
 
@@ -113,16 +114,17 @@ def test_flags_mean_the_same_in_every_directory(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "run").mkdir()
     (tmp_path / "c.json").write_text('{"horizon": 12}')
     monkeypatch.chdir(tmp_path)
-    tuning = Tuning(strategy="naive", policy="echo:run", policy_config="c.json")
-    assert tuning.policy_flags() == ["--policy", f"echo:{tmp_path / 'run'}", "--policy-config", '{"horizon": 12}']
-    assert tuning.flags() == ["--strategy", "naive", *tuning.policy_flags()]
-    _, policy, _, config = tuning.policy_flags()
-    assert Tuning(policy=policy, policy_config=config).choice() == tuning.choice()
+    overrides = Overrides(strategy="naive", policy="echo:run", policy_config="c.json")
+    options = TrainerOptions(overrides=overrides).arguments()
+    assert options[-4:] == ["--policy", f"echo:{tmp_path / 'run'}", "--policy-config", '{"horizon": 12}']
+    assert EvaluatorOptions(overrides=overrides).arguments()[-6:] == ["--strategy", "naive", *options[-4:]]
+    again = Overrides(policy=options[-3], policy_config=options[-1])
+    assert again.choice() == overrides.choice()
 
 
 def test_whoever_runs_or_trains_the_policy_is_told_and_nobody_else() -> None:
-    tuning = Tuning(delay="4", policy="echo:small", policy_config='{"horizon": 12}')
-    parts = Parts("fake", "tcp://10.0.0.1:5760", 3, operated=True, tuning=tuning)
+    overrides = Overrides(delay="4", policy="echo:small", policy_config='{"horizon": 12}')
+    parts = Parts("fake", "tcp://10.0.0.1:5760", 3, operated=True, overrides=overrides)
     told = [parts.make_trainer(), parts.make_evaluator(), parts.make_measurer("after", 3), parts.make_thinker()]
     for part in (*told, parts.make_edge("robot-0")):
         assert part.words[part.words.index("--policy") + 1] == "echo:small", part.name
@@ -134,16 +136,17 @@ def test_whoever_runs_or_trains_the_policy_is_told_and_nobody_else() -> None:
 
 def test_an_edge_tells_its_processes(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", [GATEWAY, "robot-0"])
-    edge = edge_processes("fake", tmp_path, "tcp://x:1", None, "robot-0", False, Tuning(policy="echo:small"))
+    options = EdgeOptions(recipe="fake", data=tmp_path, gateway="tcp://x:1", operator=False)
+    edge = edge_processes(replace(options, overrides=Overrides(policy="echo:small")))
     assert set(edge._commands) == {"robot", "control", "inference", "uplink"}
     for command in edge._commands.values():
         assert command[command.index("--policy") + 1] == "echo:small"
     with pytest.raises(ConfigError, match="nothing in it fits robot 'fake-point'"):
-        edge_processes("fake", tmp_path, "tcp://x:1", None, "robot-0", False, Tuning(policy="echo:broken"))
+        edge_processes(replace(options, overrides=Overrides(policy="echo:broken")))
 
 
 @pytest.mark.parametrize(
-    ("tuning", "words"),
+    ("overrides", "words"),
     [
         ({"policy": "ecko:small"}, "Did you mean 'echo'"),
         ({"policy": "echo:broken"}, "nothing in it fits robot 'fake-point'"),
@@ -154,10 +157,10 @@ def test_an_edge_tells_its_processes(tmp_path: Path) -> None:
     ],
 )
 def test_a_policy_that_cannot_be_is_said_before_anything_is_there(
-    tuning: dict[str, Any], words: str, tmp_path: Path
+    overrides: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        Up(options(tmp_path / "d", tuning=Tuning(**tuning)))
+        Up(options(tmp_path / "d", overrides=Overrides(**overrides)))
     assert not (tmp_path / "d").exists()
 
 
@@ -192,7 +195,7 @@ def test_a_recipe_with_a_directory_for_a_policy_builds_it_once(tmp_path: Path, m
     up = Up(options(tmp_path, recipe="vla"))
     assert up._builds
     said: list[str] = []
-    up.parts = Parts("vla", "tcp://127.0.0.1:5760", 0, operated=True, tuning=up.tuning)
+    up.parts = Parts("vla", "tcp://127.0.0.1:5760", 0, operated=True, overrides=up.overrides)
     up.screen = type("Screen", (), {"say": lambda self, text: said.append(text)})()
     monkeypatch.setattr(registry, "_BUILT_IN", (EntryPoint("lerobot", "tests.fleet.tools.echo_kind", POLICIES),))
     up.data.policy.mkdir()
@@ -205,7 +208,7 @@ def test_a_recipe_with_a_directory_for_a_policy_builds_it_once(tmp_path: Path, m
 
 def test_a_part_of_such_a_recipe_wants_to_be_told() -> None:
     with pytest.raises(ConfigError, match="--policy lerobot:DATA/policy"):
-        Tuning().applied(get_recipe("vla"))
+        Overrides().applied(get_recipe("vla"))
 
 
 @pytest.mark.slow
@@ -275,7 +278,7 @@ def test_a_policy_is_tried_before_anything_starts(command: str, tmp_path: Path) 
 
 
 def test_a_trial_ends_when_somebody_asks(capfd: pytest.CaptureFixture[str]) -> None:
-    assert not try_policy("fake", Tuning(policy="echo:small"), 0, lambda: True)
+    assert not try_policy("fake", Overrides(policy="echo:small"), 0, lambda: True)
     assert "trying the policy echo:small" in capfd.readouterr().err
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet.config.overrides import Tuning
+from fleet.config.overrides import Overrides
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import fake
 from fleet.evaluation.in_process_fleet import InProcessFleet
@@ -23,7 +23,7 @@ LORA = {"lora": {"rank": 4}}
 
 
 def tuned(policy: str, **config: Any) -> Recipe:
-    return Tuning(policy=policy, policy_config=json.dumps(config)).applied(fake())
+    return Overrides(policy=policy, policy_config=json.dumps(config)).applied(fake())
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from fleet.config.data_directory import DataDirectory
 from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
-from fleet.launch.options import Options
+from fleet.launch.options import UpOptions
 from fleet.launch.run_counters import RunCounters
 from fleet.launch.up import Up
 from fleet.tools.report import make_report
@@ -34,7 +34,7 @@ def test_a_reason_is_told_once_for_each_robot() -> None:
 
 
 def test_up_says_what_a_robot_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    up = Up(Options("fake", None, None, tmp_path, 0, True, None, 0, 0, "127.0.0.1", True))
+    up = Up(UpOptions(recipe="fake", data=tmp_path, headless=True, port=0, web_port=0))
     said: list[str] = []
     screen = {"say": lambda self, text: said.append(text), "show": lambda self, *shown: None}
     up.screen = type("Screen", (), screen)()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet.config.overrides import Tuning
+from fleet.config.overrides import Overrides
 from fleet.launch.backend import Part, PartState
-from fleet.launch.options import Options
+from fleet.launch.options import UpOptions
 from fleet.launch.process_specs import Parts
 from fleet.launch.up import Up
 from wire.errors import ConfigError, FleetError
@@ -48,8 +48,8 @@ class FakeScreen:
         self.said.append(text)
 
 
-def _options(tmp_path: Path) -> Options:
-    return Options(
+def _options(tmp_path: Path) -> UpOptions:
+    return UpOptions(
         recipe="fake",
         robots=None,
         minutes=None,
@@ -68,7 +68,7 @@ def _options(tmp_path: Path) -> Options:
 def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Up:
     made = Up(_options(tmp_path))
     made.backend, made.screen = FakeBackend(), FakeScreen()  # type: ignore[assignment]
-    made.parts = Parts("fake", "tcp://127.0.0.1:5760", 0, operated=True, tuning=Tuning())
+    made.parts = Parts("fake", "tcp://127.0.0.1:5760", 0, operated=True, overrides=Overrides())
     monkeypatch.setattr(made, "_look", lambda: None)
     return made
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.config.overrides import Tuning
+from fleet.config.overrides import Overrides
 from fleet.config.recipes import get_recipe
 from fleet.ros2 import main as ros2
 from fleet.ros2.config import absolute, complete, endpoints, write
@@ -83,7 +83,7 @@ def test_what_was_completed_is_what_the_edge_reads(tmp_path: Path) -> None:
     recipe = get_recipe("fake")
     config = complete(recipe, '{"reset": true}', "/left")
     write(config, tmp_path / "edges" / "left" / "robot.json")
-    driven = Tuning(robot="ros2", robot_config=str(tmp_path / "edges" / "left" / "robot.json")).applied(recipe)
+    driven = Overrides(robot="ros2", robot_config=str(tmp_path / "edges" / "left" / "robot.json")).applied(recipe)
     assert driven.robot == "ros2"
     assert isinstance(driven.robot_config, Ros2Config)
     assert driven.robot_config == config

@@ -101,9 +101,9 @@ def test_a_directory_knows_its_policy(fleet: Path, tmp_path: Path) -> None:
     ):
         (tmp_path / name).mkdir()
         DataDirectory(tmp_path / name)._identify(identity)
-        recipe, tuning = recipe_of(tmp_path / name)
+        recipe, overrides = recipe_of(tmp_path / name)
         assert recipe.name == identity.recipe
-        assert str(tuning.choice()) == words
+        assert str(overrides.choice()) == words
     assert recipe_of(tmp_path / "chosen")[1].choice() == chosen
 
 

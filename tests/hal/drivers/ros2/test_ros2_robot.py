@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleet.config.overrides import Tuning
+from fleet.config.overrides import Overrides
 from fleet.config.recipes import get_recipe
 from fleet.evaluation.demonstrations import AlwaysIntervene
 from fleet.launch.supplies import make_control
@@ -130,7 +130,7 @@ def test_the_same_metaworld_episode_through_topics_records_the_same(ros: Mapping
 def test_a_robot_moves_to_ros_by_configuration_alone(ros: Mapping[str, str], tmp_path: Path) -> None:
     path = tmp_path / "robot.json"
     path.write_text(json.dumps({**describe(make_robot("fake")), "stepped": True, **PATIENT}))
-    recipe = Tuning(robot="ros2", robot_config=str(path)).applied(get_recipe("fake"))
+    recipe = Overrides(robot="ros2", robot_config=str(path)).applied(get_recipe("fake"))
     assert recipe.robot == "ros2"
     recipe = replace(recipe, loop=replace(recipe.loop, needs_policy=False, max_ticks=10, health=HEALTH))
     ours, uplink = memory_pair()

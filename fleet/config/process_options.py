@@ -1,0 +1,176 @@
+"""What each process of a fleet is told: one class each, which stands for its options on every way.
+
+The command line makes one (`fleet.cli.options.command`), the process gets it whole, and `arguments` turns it into the
+command line of another process. So an option is spelt once, here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from fleet.config.overrides import Overrides
+
+PORT = 5760
+WEB_PORT = 8080
+THINK_PORT = 5761
+POLICY = ("policy", "policy_config")
+SIMULATED = ("strategy", "delay", "speed_up", *POLICY)
+"""overrides that leave the recipe's robot as it is"""
+NOTHING = Overrides()
+_ALWAYS = ("name", "recipe", "gateway")
+"""what is told even where it is the default: people and tools find processes by it"""
+_FIRST = ("name", "data")
+"""what tells one process from another: a fork shows no more words than its parent has room for"""
+
+Recipe = Annotated[str, typer.Option(help="Which job: a name from `vla-fleet recipes`, or module:function.")]
+Data = Annotated[Path | None, typer.Option(help="Data directory; default data/RECIPE.", show_default=False)]
+Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
+Address = Annotated[str, typer.Option(help="The gateway, tcp://HOST:PORT.")]
+Keys = Annotated[Path | None, typer.Option(help="Key directory; default DATA/keys.", show_default=False)]
+Name = Annotated[str, typer.Option(help="Name of this process; its key is filed under it.")]
+LedgerUrl = Annotated[
+    str, typer.Option(help="PostgreSQL URL of the ledger; default: a file in DATA.", show_default=False)
+]
+StoreUrl = Annotated[
+    str, typer.Option(help="Object store for shards, s3://BUCKET/PREFIX; default: DATA.", show_default=False)
+]
+Operator = Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")]
+Site = Annotated[str, typer.Option(help="Where the robot stands, for jobs that ask for it.", show_default=False)]
+Port = Annotated[int, typer.Option(min=0, max=65535)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    """Of every process."""
+
+    recipe: Recipe = "pixels"
+    data: Data = None
+
+    @property
+    def root(self) -> Path:
+        """The data directory: the one that was given, else data/RECIPE."""
+        return self.data if self.data is not None else Path("data") / self.recipe.replace(":", ".")
+
+    def arguments(self) -> list[str]:
+        """The same as words of a command line; what the command takes as it is by default is left out."""
+        return [word for name, value in self._given() for word in words(name, value)]
+
+    def _given(self) -> Iterator[tuple[str, Any]]:
+        hints = get_type_hints(type(self), include_extras=True)
+        for one in sorted(dataclasses.fields(self), key=lambda one: one.name not in _FIRST):
+            value = getattr(self, one.name)
+            if isinstance(value, Overrides):
+                yield from value.given(taken(hints[one.name]))
+            elif one.name in _ALWAYS or value != default(one):
+                yield one.name, value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions(ProcessOptions):
+    """Of every process that connects to the gateway."""
+
+    gateway: Address = f"tcp://127.0.0.1:{PORT}"
+    keys: Keys = None
+
+    @property
+    def key_directory(self) -> Path:
+        return self.keys or self.root / "keys"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayOptions(ProcessOptions):
+    port: Port = PORT
+    host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1"
+    web_port: Port = WEB_PORT
+    web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1"
+    ledger: LedgerUrl = ""
+    store: StoreUrl = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerOptions(ClientOptions):
+    name: Name = "trainer"
+    seed: Seed = 0
+    max_steps: Annotated[int, typer.Option(help="Stop learning after so many gradient steps; 0: never.")] = 0
+    overrides: Annotated[Overrides, POLICY] = NOTHING
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorOptions(ClientOptions):
+    name: Name = "evaluator"
+    seed: Seed = 0
+    version: Annotated[int, typer.Option(help="Measure only this version, then end; 0: the newest, steadily.")] = 0
+    label: Annotated[str, typer.Option(help="With --version: before, after or any word.")] = "once"
+    overrides: Annotated[Overrides, SIMULATED] = NOTHING
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemonstratorOptions(ClientOptions):
+    name: Name = "demonstrator"
+    first_seed: Annotated[int, typer.Option(help="Seed of the first demonstration.")] = 0
+    episodes: Annotated[int, typer.Option(help="How many in all; 0: as the recipe says.")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TryPolicyOptions(ProcessOptions):
+    seed: Seed = 0
+    overrides: Annotated[Overrides, ("speed_up", *POLICY)] = NOTHING
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThinkServerOptions(ClientOptions):
+    port: Port = THINK_PORT
+    host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1"
+    overrides: Annotated[Overrides, POLICY] = NOTHING
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeOptions(ClientOptions):
+    """Of a robot's supervisor."""
+
+    name: Name = "robot-0"
+    operator: Operator = True
+    think: Annotated[
+        str,
+        typer.Option(
+            help="A think server, tcp://HOST:PORT, that runs the slow path; default: this computer.",
+            show_default=False,
+        ),
+    ] = ""
+    site: Site = ""
+    overrides: Annotated[Overrides, (*SIMULATED, "robot", "robot_config")] = NOTHING
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgePartOptions(EdgeOptions):
+    """Of one process of a robot."""
+
+    part: Annotated[str, typer.Argument(help="robot, control, inference, thinker or uplink")]
+    run_dir: Annotated[Path, typer.Option(hidden=True)]
+
+
+def taken(hint: Any) -> tuple[str, ...]:
+    """Which fields of `Overrides` a field with this annotation stands for; none for any other annotation."""
+    names: tuple[str, ...] = hint.__metadata__[0] if getattr(hint, "__origin__", None) is Overrides else ()
+    return names
+
+
+def default(one: dataclasses.Field[Any]) -> Any:
+    """What a field is when nothing is said."""
+    return one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+
+
+def words(name: str, value: Any) -> Collection[str]:
+    """One option of a command line."""
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return (f"--{option}" if value else f"--no-{option}",)
+    if isinstance(value, list):
+        return [word for one in value for word in (f"--{option}", str(one))]
+    return f"--{option}", str(value)

@@ -1,0 +1,90 @@
+"""The options of a process come back from the command line they were turned into, whatever they say."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.cli.options import command
+from fleet.config.overrides import Overrides
+from fleet.config.process_options import (
+    POLICY,
+    DemonstratorOptions,
+    EdgeOptions,
+    EvaluatorOptions,
+    GatewayOptions,
+    ProcessOptions,
+    ThinkServerOptions,
+    TrainerOptions,
+)
+from fleet.launch.options import UpOptions
+
+KINDS = (
+    GatewayOptions,
+    TrainerOptions,
+    EvaluatorOptions,
+    DemonstratorOptions,
+    ThinkServerOptions,
+    EdgeOptions,
+    UpOptions,
+)
+TEXT = st.text("ab -=ü/'\"{}", max_size=6)
+VALUES = {
+    str: TEXT,
+    int: st.integers(1, 64),
+    bool: st.booleans(),
+    float: st.floats(0, 9),
+    Path: st.text("ab/", min_size=1).map(Path),
+}
+
+
+def parsed(kind: type[ProcessOptions], words: list[str]) -> ProcessOptions:
+    app, found = typer.Typer(pretty_exceptions_enable=False), []
+    command(app, kind, name="it")(found.append)
+    app(words, standalone_mode=False)
+    return found[0]
+
+
+def _value(default: Any, name: str) -> st.SearchStrategy[Any]:
+    if name == "measure_at":
+        return st.lists(st.floats(0, 9), max_size=3)
+    if default is None:
+        return VALUES[{"robots": int, "minutes": float}.get(name, Path)]
+    return VALUES[type(default)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_they_come_back_as_they_went(kind: type[ProcessOptions], data: st.DataObject) -> None:
+    changed: dict[str, Any] = {}
+    for one in dataclasses.fields(kind):
+        default = getattr(kind(), one.name)
+        if not isinstance(default, Overrides) and data.draw(st.booleans()):
+            changed[one.name] = data.draw(_value(default, one.name))
+    if any(one.name == "overrides" for one in dataclasses.fields(kind)):
+        taken = {"delay": "4", "speed_up": 2} if kind in (EvaluatorOptions, EdgeOptions, UpOptions) else {}
+        changed["overrides"] = Overrides(**taken)
+    options = kind(**changed)
+    assert parsed(kind, options.arguments()) == options
+
+
+def test_a_process_takes_only_the_overrides_that_concern_it() -> None:
+    overrides = Overrides(delay="4", robot="fake", policy="flow:small")
+    told = TrainerOptions(overrides=overrides).arguments()
+    assert [word for word in told if word.startswith("--")] == ["--name", "--recipe", "--gateway", "--policy"]
+    assert "--robot" not in EvaluatorOptions(overrides=overrides).arguments()
+    assert "--robot" in EdgeOptions(overrides=overrides).arguments()
+    assert {f"--{name.replace('_', '-')}" for name in POLICY} & set(told) == {"--policy"}
+    with pytest.raises(Exception, match="No such option"):
+        parsed(TrainerOptions, ["--delay", "4"])
+
+
+def test_what_tells_processes_apart_comes_first() -> None:
+    assert EdgeOptions(name="arm", data=Path("d")).arguments()[:4] == ["--data", "d", "--name", "arm"]
