@@ -1,6 +1,6 @@
 """A thousand robots that fail and return, ten thousand jobs: how much of their time is put to use, and how fast.
 
-The robots are simulated (`hal.scheduler.simulator`); what decides sees greetings, reports and stored episodes as a
+The robots are simulated (`benchmarks.scheduler.simulator`); what decides sees greetings, reports and stored episodes as a
 gateway does. All arms meet the same robots, jobs and failures.
 
 - `scheduler`: this project's.
@@ -32,11 +32,11 @@ from benchmarks.scheduler.bound import clairvoyant_s
 from benchmarks.scheduler.world import MEAN_DOWN_S, MEAN_UP_S, REPORT_S, SILENT, WorldSize, scenario
 from hal.resource.health import HealthConfig
 from hal.resource.lease import Priority
-from hal.resource.roster import RobotRegistry
+from hal.resource.robot_registry import RobotRegistry
 from hal.scheduler.decision import SchedulerConfig
 from hal.scheduler.jobs import KINDS
 from hal.scheduler.scheduler import Scheduler
-from hal.scheduler.simulator import SECOND, Scenario, Scheduled, SchedulerInterface, Simulator, available_ns
+from benchmarks.scheduler.simulator import SECOND, Scenario, Scheduled, SchedulerInterface, Simulator, available_ns
 
 FULL = WorldSize(1000, 10_000, 0.5, 0.97, 0.5, (0, 1, 2))
 QUICK = WorldSize(120, 700, 0.5, 0.97, 0.5, (0,))
@@ -160,9 +160,9 @@ OURS = "scheduler"
 
 def _ours() -> tuple[SchedulerInterface, Audit, Books]:
     audit = Audit()
-    roster = RobotRegistry(audit, HEALTH)
-    scheduler = Scheduler(roster, audit)
-    return Scheduled(scheduler, roster), audit, Books(scheduler, audit, 5 * SECOND)
+    registry = RobotRegistry(audit, HEALTH)
+    scheduler = Scheduler(registry, audit)
+    return Scheduled(scheduler, registry), audit, Books(scheduler, audit, 5 * SECOND)
 
 
 ARMS: dict[str, Callable[[], tuple[SchedulerInterface, Audit | None, Books | None]]] = {

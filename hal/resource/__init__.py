@@ -3,7 +3,7 @@
 from hal.resource.capabilities import capabilities_of, missing_requirements
 from hal.resource.health import HealthConfig, HealthReport, HealthWatch, RobotHealth
 from hal.resource.lease import Leases, Priority
-from hal.resource.roster import Change, RobotRegistry
+from hal.resource.robot_registry import Change, RobotRegistry
 
 __all__ = [
     "Change",

@@ -1,180 +1,200 @@
-"""Indexes that keep a decision short: robots that are alike, jobs that ask for the same, and who waits for whom.
+"""Who fits whom, kept so that a decision is short.
 
-Robots with equal capabilities are a `Group`; jobs with the same requirement and tasks share a `JobClass`. Which demand
-fits which group is decided once. Each group has a queue of the jobs that fit it, so a free robot looks at the head of
-one queue whatever the number of jobs, and a new job at the few groups it fits whatever the number of robots.
+Robots that are the same to every job are a `Group`, and jobs that ask for the same are a `JobClass`. Which class fits
+which group is decided once: a robot that comes free looks at the first job of each class whatever the number of jobs.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections import OrderedDict
-from collections.abc import Hashable, Iterator
-
-import msgspec
+from bisect import insort
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 
 from hal.resource.capabilities import missing_requirements, satisfies
+from hal.scheduler.decision import SchedulerConfig
 from hal.scheduler.jobs import Assignment, JobRecord
 from wire.messages.all import Job
 from wire.messages.fleet import Capabilities, Requirement
-from wire.types import Lease
 
 
-class Queue:
-    """Jobs that wait for robots of one group, or for one robot by name.
-
-    What does not want a robot any more, or has been served and comes later now, is found out at the head.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, int, JobRecord]] = []
-        self._serial = itertools.count()
-        self.standing: dict[int, JobRecord] = {}
-        """jobs without an end, by number"""
-
-    def add(self, job: JobRecord) -> None:
-        if job.standing:
-            self.standing[job.number] = job
-        elif self not in job.queued or job.urgency < job.queued[self]:
-            job.queued[self] = job.urgency
-            heapq.heappush(self._heap, self._entry(job))
-
-    def _entry(self, job: JobRecord) -> tuple[int, int, int, JobRecord]:
-        return job.urgency, job.number, next(self._serial), job
-
-    def head(self, group: Group) -> JobRecord | None:
-        """The most urgent job with an end that wants one more robot of `group`."""
-        while self._heap:
-            urgency, _, _, job = self._heap[0]
-            if job.queued.get(self) != urgency:
-                # It stands further in front, too, or is not there any more.
-                heapq.heappop(self._heap)
-            elif not job.wants(group):
-                heapq.heappop(self._heap)
-                del job.queued[self]
-            elif urgency < job.urgency:
-                job.queued[self] = job.urgency
-                heapq.heapreplace(self._heap, self._entry(job))
-            else:
-                return job
-        return None
-
-
+@dataclass(slots=True, eq=False)
 class SchedulableRobot:
     """A robot as the scheduler sees it."""
 
-    def __init__(self, name: str, index: int) -> None:
-        self.name = name
-        self.index = index
-        """its training lane"""
-        self.spent = 0
-        """training seeds it has used"""
-        self.group: Group | None = None
-        """None: it is not there, or may not be given work"""
-        self.kin: Group | None = None
-        """its group, whether it may be given work or not"""
-        self.assignment: Assignment | None = None
-        self.before: Assignment | None = None
-        """what it did before; episodes of it may still come"""
-        self.taken: Lease | None = None
-        """held by somebody who is not a job"""
-        self.wire: Job | None = None
-        """the last job it was told"""
-        self.spent_before = 0
-        """`spent` when it was told it"""
-        self.queue: Queue | None = None
-        """of jobs that ask for it by name"""
+    name: str
+    index: int
+    """of its seed partition"""
+    seeds_spent: int = 0
+    """training seeds it has used"""
+    group: Group | None = None
+    """None: it is not there"""
+    available: bool = False
+    """whether it may be given work"""
+    assignment: Assignment | None = None
+    before: Assignment | None = None
+    """what it did before; episodes of it may still come"""
+    wire: Job | None = None
+    """the last job it was told"""
 
 
 class Group:
-    """Robots with equal capabilities."""
+    """Robots with equal capabilities that may be given work; one that jobs ask for by `name` is alone."""
 
-    def __init__(self, number: int, capabilities: Capabilities) -> None:
-        self.number = number
+    def __init__(self, name: str, capabilities: Capabilities) -> None:
+        self.name = name
         self.capabilities = capabilities
-        self.queue = Queue()
-        self.free: OrderedDict[str, SchedulableRobot] = OrderedDict()
-        """those without work, the longest idle first"""
-        self.flexible = 0
-        """demands of jobs at work or waiting that it fits: one with few is kept for them"""
-        self.members = 0
-        """robots that may be given work"""
-        self.running: dict[JobClass, OrderedDict[str, Assignment]] = {}
-        self.victims: list[tuple[int, int, Assignment]] = []
-        """heap of assignments of jobs with an end, the least urgent first; those that ended meanwhile too"""
-        self._tasks: dict[JobClass, tuple[str, ...]] = {}
+        self.classes: list[JobClass] = []
+        """of jobs at work or waiting, those that it fits"""
+        self.free: dict[str, SchedulableRobot] = {}
+        """the longest idle first"""
+        self.runs: dict[str, Assignment] = {}
+        """by robot, the newest last"""
 
-    def tasks_for(self, demand: JobClass) -> tuple[str, ...]:
-        """The tasks of `demand` that these robots can do."""
-        found = self._tasks.get(demand)
-        if found is None:
-            found = self._tasks[demand] = satisfies(demand.tasks, self.capabilities)
-        return found
+    @property
+    def robots(self) -> int:
+        return len(self.free) + len(self.runs)
 
-    def forget(self, demand: JobClass) -> None:
-        """No job asks for it any more."""
-        self.flexible -= 1
-        self._tasks.pop(demand, None)
+    def enter(self, robot: SchedulableRobot) -> None:
+        """The robot may be given work, or has begun or ended some."""
+        if robot.assignment is None:
+            self.runs.pop(robot.name, None)
+            self.free.setdefault(robot.name, robot)
+        else:
+            self.free.pop(robot.name, None)
+            self.runs[robot.name] = robot.assignment
 
-    def started(self, assignment: Assignment, serial: int) -> None:
-        job = assignment.job
-        assignment.group = self
-        self.running.setdefault(job.demand, OrderedDict())[assignment.robot] = assignment
-        if not job.standing:
-            heapq.heappush(self.victims, (-assignment.urgency, -serial, assignment))
+    def leave(self, robot: SchedulableRobot) -> None:
+        """The robot may not be given work."""
+        self.free.pop(robot.name, None)
+        self.runs.pop(robot.name, None)
 
-    def ended(self, assignment: Assignment) -> None:
-        assignment.group = None
-        demand = assignment.job.demand
-        running = self.running[demand]
-        del running[assignment.robot]
-        if not running:
-            del self.running[demand]
-
-    def weakest(self) -> Assignment | None:
-        """The running assignment, of a job with an end, that would be preempted first: least urgent, then newest."""
-        while self.victims and not (self.victims[0][2].live and self.victims[0][2].group is self):
-            heapq.heappop(self.victims)
-        return self.victims[0][2] if self.victims else None
-
-    def standing_runs(self) -> Iterator[Assignment]:
-        """The newest assignment of each job without an end."""
-        for running in self.running.values():
-            newest = running[next(reversed(running))]
-            if newest.job.standing:
-                yield newest
+    def most_urgent(self, now_ns: int) -> JobRecord | None:
+        """The job that a free robot of the group is to work on."""
+        found = [job for job_class in self.classes if (job := job_class.first_for(self)) is not None]
+        return min(found, key=lambda job: job.rank(now_ns), default=None)
 
 
 class JobClass:
-    """What jobs with one requirement and one set of tasks ask for; a job without an end has one of its own."""
+    """Jobs with one requirement and one set of tasks; a job without an end has a class of its own."""
 
-    def __init__(self, requirement: Requirement, tasks: tuple[str, ...], key: Hashable) -> None:
-        self.names = requirement.robots
-        """the only robots it may have, by name; none: any that fit"""
-        self.requirement = msgspec.structs.replace(requirement, robots=())
-        self.tasks = tuple(dict.fromkeys(tasks))
+    def __init__(self, key: Hashable, requirement: Requirement, tasks: tuple[str, ...]) -> None:
         self.key = key
-        self.groups: dict[Group, None] = {}
-        """that fit it"""
-        self.jobs: dict[int, JobRecord] = {}
-        """alive, by number"""
+        self.requirement = requirement
+        self.tasks = tuple(dict.fromkeys(tasks))
+        self.groups: dict[Group, tuple[str, ...]] = {}
+        """that fit, with those of `tasks` that their robots can do"""
+        self.alive = 0
+        """jobs that wait or run"""
+        self.waiting: list[JobRecord] = []
+        """those that may want a robot, the most urgent first"""
 
     @property
     def robots(self) -> int:
         """How many may be given it now, at most."""
-        members = sum(group.members for group in self.groups)
-        return min(len(self.names), members) if self.names else members
+        return sum(group.robots for group in self.groups)
 
-    def fits(self, group: Group) -> bool:
-        return group in self.groups
+    def meet(self, group: Group) -> None:
+        """Decide whether the two fit."""
+        tasks = satisfies(self.tasks, group.capabilities)
+        if tasks and not missing_requirements(self.requirement, group.name, group.capabilities):
+            self.groups[group] = tasks
+            group.classes.append(self)
 
-    def meet(self, group: Group) -> bool:
-        """A new group is there; whether it fits."""
-        fits = not missing_requirements(self.requirement, "", group.capabilities) and bool(
-            satisfies(self.tasks, group.capabilities)
-        )
-        if fits:
-            self.groups[group] = None
-            group.flexible += 1
-        return fits
+    def first_for(self, group: Group) -> JobRecord | None:
+        """The most urgent of its jobs that wants one more robot of `group`."""
+        return next((job for job in self.waiting if job.wants(self.groups[group])), None)
+
+    def requeue(self, job: JobRecord) -> bool:
+        """Put the job where it belongs among those that wait; whether it does."""
+        if job in self.waiting:
+            self.waiting.remove(job)
+        wants = job.wants(self.tasks)
+        if wants:
+            insort(self.waiting, job, key=lambda job: (job.urgency_ns, job.number))
+        return wants
+
+
+class Fleet:
+    """All groups and classes, and where there is something to decide."""
+
+    def __init__(self, robots: Mapping[str, SchedulableRobot], config: SchedulerConfig) -> None:
+        """`robots`: all that are known, by name; more may come."""
+        self.robots = robots
+        self.aging_ns = round(config.aging_s * 1e9)
+        self._scarce_ns = config.scarce_s * 1e9
+        self._groups: dict[tuple[str, Capabilities], Group] = {}
+        self._classes: dict[Hashable, JobClass] = {}
+        self._asked: set[str] = set()
+        """names of robots that jobs ask for"""
+        self.open: dict[Group, None] = {}
+        """in which a robot became free or a job came to wait"""
+        self.new: dict[str, JobRecord] = {}
+        """jobs that came to want a robot and may take one from others"""
+
+    @property
+    def groups(self) -> Collection[Group]:
+        return self._groups.values()
+
+    def place(self, robot: SchedulableRobot, capabilities: Capabilities | None, available: bool) -> None:
+        """Put a robot among those like it, again after whatever changed. No `capabilities`: it is not there."""
+        group = None if capabilities is None else self._group(robot.name, capabilities)
+        if robot.group is not None and (robot.group is not group or not available):
+            robot.group.leave(robot)
+        robot.group, robot.available = group, available
+        if group is not None and available:
+            group.enter(robot)
+            self.open[group] = None
+
+    def _group(self, name: str, capabilities: Capabilities) -> Group:
+        key = (name if name in self._asked else "", capabilities)
+        if key not in self._groups:
+            self._groups[key] = Group(*key)
+            for job_class in self._classes.values():
+                job_class.meet(self._groups[key])
+        return self._groups[key]
+
+    def add(self, job: JobRecord) -> None:
+        """A new job wants robots."""
+        need, tasks = job.request.requirement, job.request.tasks
+        for name in need.robots:
+            robot = self.robots.get(name)
+            if name not in self._asked and robot is not None and robot.group is not None:
+                self._asked.add(name)
+                self.place(robot, robot.group.capabilities, robot.available)
+            self._asked.add(name)
+        key = need, tasks, job.number if job.standing else -1
+        if key not in self._classes:
+            self._classes[key] = JobClass(key, need, tasks)
+            for group in self.groups:
+                self._classes[key].meet(group)
+        job.job_class = self._classes[key]
+        job.job_class.alive += 1
+        everyone = sum(group.robots for group in self.groups)
+        scarce = 1 - job.job_class.robots / everyone if everyone and not job.standing else 0.0
+        job.ahead_ns = job.priority * self.aging_ns + round(scarce * self._scarce_ns)
+        job.urgency_ns = job.submitted_ns - job.ahead_ns
+        self.wait(job)
+
+    def wait(self, job: JobRecord) -> None:
+        """A job may want a robot again."""
+        if job.job_class.requeue(job):
+            self.new[job.id] = job
+            self.open.update((group, None) for group in job.job_class.groups if group.free)
+
+    def remove(self, job: JobRecord) -> None:
+        """A job is not alive any more."""
+        self.new.pop(job.id, None)
+        job_class = job.job_class
+        job_class.requeue(job)
+        job_class.alive -= 1
+        if not job_class.alive:
+            del self._classes[job_class.key]
+            for group in job_class.groups:
+                group.classes.remove(job_class)
+
+    def weakest(self, job: JobRecord, groups: Iterable[Group], now_ns: int) -> Assignment | None:
+        """What gives way to a job first, of that at work in `groups`."""
+        wanted = (group for group in groups if job.wants(job.job_class.groups[group]))
+        runs = (run for group in wanted for run in reversed(group.runs.values()))
+        yields = (run for run in runs if run.yields_to(job, now_ns, self.aging_ns))
+        return min(yields, key=Assignment.strength, default=None)

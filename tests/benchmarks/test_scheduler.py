@@ -13,7 +13,7 @@ from benchmarks.scheduler import __main__ as scheduler
 from benchmarks.scheduler.audit import Audit
 from benchmarks.scheduler.bound import Flow, clairvoyant_s
 from benchmarks.scheduler.world import LENGTHS_S, WorldSize, scenario, work_s
-from hal.scheduler.simulator import SECOND, Arrival, Outage, Scenario, SimulatedRobot
+from benchmarks.scheduler.simulator import SECOND, Arrival, Outage, Scenario, SimulatedRobot
 from tests.hal.scheduler.fleets import capabilities
 from wire.messages.fleet import JobRequest, Requirement
 
