@@ -9,7 +9,7 @@ from hal.resource.capabilities import missing_requirements
 from hal.resource.health import HealthConfig, HealthReport
 from hal.resource.robot_registry import RobotRegistry
 from hal.scheduler.decision import job_of
-from hal.scheduler.jobs import JobPhase, JobRecord, WorkUnit
+from hal.scheduler.jobs import JobPhase, JobRecord
 from hal.scheduler.seeds import TRAINING_SEEDS
 from benchmarks.scheduler.simulator import SimulatedRobot
 from wire.messages.all import Job
@@ -23,7 +23,7 @@ class _PlainArm:
         self.registry = RobotRegistry(config=health)
         self.jobs: dict[str, JobRecord] = {}
         self.robots: dict[str, Capabilities] = {}
-        self.busy: dict[str, tuple[JobRecord, WorkUnit, list[int]]] = {}
+        self.busy: dict[str, tuple[JobRecord, list[int]]] = {}
         self.well: set[str] = set()
         self.told: list[tuple[str, Job]] = []
         self._parts = 0
@@ -36,13 +36,13 @@ class _PlainArm:
         self.registry.report(robot, report, now_ns)
 
     def stored(self, robot: str, job: str, task: str, seed: int, success: bool, now_ns: int) -> str:
-        record, part, done = self.busy.get(robot, (None, None, []))
-        if record is None or part is None or record.id != job_of(job) or not record.alive:
+        record, (_, seeds), done = self.busy.get(robot, (None, ("", range(0)), []))
+        if record is None or record.id != job_of(job) or not record.alive:
             return ""
         done.append(seed)
         if record.count(success):
             record.phase, record.ended_ns = JobPhase.done, now_ns
-        if len(done) == len(part.seeds):
+        if len(done) == len(seeds):
             del self.busy[robot]
             self.part_done(robot, record)
         return record.id
@@ -52,17 +52,16 @@ class _PlainArm:
             well = change.health is not None and change.health.works
             if change.robot in self.busy and (change.joined or not well):
                 record, part, done = self.busy.pop(change.robot)
-                record.work.put_back(part, done)
+                record.work.put_back(*part, done)
                 self.failed(change.robot, record)
             (self.well.add if well else self.well.discard)(change.robot)
 
     def give(self, robot: str, record: JobRecord) -> None:
-        part = record.work.pop(record.request.tasks, record.request.robots, TRAINING_SEEDS)
-        task = part.task or record.request.tasks[0]
+        task, seeds = part = record.work.pop(record.request.tasks, record.request.robots, TRAINING_SEEDS)
         self._parts += 1
         record.phase, self.busy[robot] = JobPhase.running, (record, part, [])
         kind = record.request.kind
-        self.told.append((robot, Job(f"{record.id}/{self._parts}", (task,), part.seeds.start, kind, len(part.seeds))))
+        self.told.append((robot, Job(f"{record.id}/{self._parts}", (task or record.request.tasks[0],), seeds.start, kind, len(seeds))))
 
     def part_done(self, robot: str, record: JobRecord) -> None: ...
 
@@ -176,7 +175,7 @@ class StaticRanks(_PlainArm):
             self._look[one] = None
             if one in self.busy and self.busy[one][0] is record:
                 _, part, done = self.busy.pop(one)
-                record.work.put_back(part, done)
+                record.work.put_back(*part, done)
                 self.told.append((one, Job("rest", (), 0)))
 
     def step(self, now_ns: int) -> list[tuple[str, Job]]:

@@ -15,12 +15,12 @@ from cloud_learner.dispatch.book import JobStore
 from cloud_learner.dispatch.calls import ClientSessions
 from cloud_learner.dispatch.canary import measurement
 from cloud_learner.dispatch.people import OperatorControl
-from cloud_learner.dispatch.requests import LONGEST_NAME, check_names
+from cloud_learner.dispatch.requests import LONGEST_NAME, check_names, check_request
 from cloud_learner.operator.cards import DROPPED
 from cloud_learner.operator.view import FleetView
 from hal.resource import HealthReport, Leases, RobotRegistry, capabilities_of
 from hal.scheduler.decision import job_of
-from hal.scheduler.jobs import KINDS, Done, check_request
+from hal.scheduler.jobs import KINDS, Done
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import ConfigError, RejectedError, StorageError, suggest
 from wire.messages.all import (
@@ -115,6 +115,7 @@ class Dispatcher:
             if phase == "waiting":
                 try:
                     check_names(row.request)
+                    check_request(row.request)
                     self.scheduler.submit(row.request, now_ns, done)
                     self._submitted[row.id] = row
                     self._open.add(row.id)

@@ -1,10 +1,13 @@
-"""What a client may write into a request for a job: names that can be kept, shown and told from people's."""
+"""What a request for a job may say: names that can be kept, shown and told from people's, and work that can be done."""
 
 from __future__ import annotations
 
 import re
 
-from wire.errors import ConfigError
+from hal.resource import Priority
+from hal.scheduler import HELD_OUT_SEEDS, KINDS
+from hal.scheduler.seeds import held_out_seeds
+from wire.errors import ConfigError, suggest
 from wire.messages.fleet import JobRequest
 
 LONGEST_NAME = 100
@@ -40,4 +43,31 @@ def check_names(request: JobRequest) -> None:
         raise ConfigError(
             f"id: '{request.id}' is kept for those who are no job: {', '.join(_TAKEN)}, and whatever begins with "
             f"{', '.join(_RESERVED)}. Choose another name."
+        )
+
+
+def check_request(request: JobRequest) -> None:
+    """Raises `ConfigError` that names the field for a job that cannot work."""
+    where = f"job '{request.id}'"
+    if request.kind not in KINDS:
+        raise ConfigError(
+            f"{where}: kind: there is no '{request.kind}'.{suggest(request.kind, KINDS)} Known: {', '.join(KINDS)}."
+        )
+    if not request.tasks or not all(request.tasks):
+        raise ConfigError(f"{where}: tasks: name at least one.")
+    for name in ("robots", "episodes", "priority", "version", "first_seed"):
+        if getattr(request, name) < 0:
+            raise ConfigError(f"{where}: {name} is {getattr(request, name)}; give 0 or more.")
+    if request.priority >= Priority.operator:
+        raise ConfigError(
+            f"{where}: priority is {request.priority}; {int(Priority.operator)} and above are people's. Give less."
+        )
+    if request.kind == "evaluation":
+        if not request.episodes:
+            raise ConfigError(f"{where}: episodes: an evaluation needs a number of episodes for each task.")
+        held_out_seeds(request.first_seed, request.episodes)
+    elif request.first_seed:
+        raise ConfigError(
+            f"{where}: first_seed: only an evaluation chooses its seeds, {HELD_OUT_SEEDS.start} or later; "
+            "others go on in each robot's training seeds. Leave it 0."
         )

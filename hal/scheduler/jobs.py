@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hal.resource.lease import Priority
-from hal.scheduler.seeds import HELD_OUT_SEEDS, PARTITION_EPISODES, held_out_seeds
-from wire.errors import ConfigError, suggest
+from hal.scheduler.seeds import PARTITION_EPISODES, held_out_seeds
 from wire.messages.all import Job
 from wire.messages.fleet import JobRequest, JobState
 
 if TYPE_CHECKING:
-    from hal.scheduler.groups import JobClass, SchedulableRobot
+    from hal.scheduler.matching import Group, SchedulableRobot
 
 KINDS = ("rollout", "evaluation", "teleoperation")
 MOST_EPISODES = 16
@@ -25,8 +24,6 @@ MOST_EPISODES = 16
 
 
 class JobPhase(StrEnum):
-    """Where a job is in its life."""
-
     waiting = "waiting"
     running = "running"
     done = "done"
@@ -41,15 +38,6 @@ class Done(msgspec.Struct, frozen=True):
     success: bool
 
 
-class WorkUnit(msgspec.Struct, frozen=True):
-    """What one robot is to do of a job."""
-
-    task: str
-    """'': the job's tasks in proportion to their need"""
-    seeds: range
-    """one an episode"""
-
-
 class CountedWork:
     """So many episodes, whichever."""
 
@@ -61,17 +49,17 @@ class CountedWork:
         """Whether a robot that can do `tasks` can do some of what is left."""
         return self._left > 0
 
-    def pop(self, tasks: Sequence[str], robots: int, seeds: range) -> WorkUnit:
-        """Some of what is left, for one of `robots` that share it; `seeds` are the robot's next ones for training. Only
-        when it is open."""
+    def pop(self, tasks: Sequence[str], robots: int, seeds: range) -> tuple[str, range]:
+        """(task, '' for all of them in proportion to their need; seeds, one an episode) for one of `robots` that share
+        what is left. `seeds` are the robot's next ones for training. Only when it is open."""
         if self._left < math.inf:
             seeds = seeds[: _share(int(self._left), robots)]
         self._left -= len(seeds)
-        return WorkUnit("", seeds)
+        return "", seeds
 
-    def put_back(self, unit: WorkUnit, done: Collection[int]) -> None:
+    def put_back(self, task: str, seeds: range, done: Collection[int]) -> None:
         """What was not done of a unit; `done` are the finished episodes' seeds."""
-        self._left += len(unit.seeds) - len(done)
+        self._left += len(seeds) - len(done)
 
     def claim(self, task: str, seed: int) -> bool:
         """An episode is done that no robot is meant to do now: whether it is one of those left. It is not any more."""
@@ -89,22 +77,22 @@ class ExaminedWork:
     def open(self, tasks: Sequence[str]) -> bool:
         return any(self._left[task] for task in tasks)
 
-    def pop(self, tasks: Sequence[str], robots: int, seeds: range) -> WorkUnit:
+    def pop(self, tasks: Sequence[str], robots: int, seeds: range) -> tuple[str, range]:
         # The first of the tasks with most left: none is finished long before the others.
         size, task = max(((sum(map(len, self._left[task])), task) for task in tasks), key=lambda pair: pair[0])
         episodes, first = _share(size, robots), self._left[task].pop(0)
         if rest := first[episodes:]:
             self._left[task].insert(0, rest)
-        return WorkUnit(task, first[:episodes])
+        return task, first[:episodes]
 
-    def put_back(self, unit: WorkUnit, done: Collection[int]) -> None:
-        left = self._left[unit.task]
-        for seed in sorted(set(unit.seeds) - set(done)):
+    def put_back(self, task: str, seeds: range, done: Collection[int]) -> None:
+        left = self._left[task]
+        for seed in sorted(set(seeds) - set(done)):
             if left and left[-1].stop == seed:
                 left[-1] = range(left[-1].start, seed + 1)
             else:
                 left.append(range(seed, seed + 1))
-        left.sort(key=lambda seeds: seeds.start)
+        left.sort(key=lambda part: part.start)
 
     def claim(self, task: str, seed: int) -> bool:
         left = self._left.get(task, [])
@@ -127,27 +115,24 @@ class JobRecord:
 
     def __init__(self, request: JobRequest, number: int, now_ns: int) -> None:
         self.request = request
-        self.number = number
         self.id = request.id
+        self.number = number
+        self.tasks = tuple(dict.fromkeys(request.tasks))
         self.priority = request.priority or int(Priority[request.kind])
         self.standing = request.episodes == 0  # has no end
         self.examines = request.kind == "evaluation"
-        self.target = request.episodes  # episodes after which it is done; 0: it goes on
+        self.target = request.episodes * (len(self.tasks) if self.examines else 1)  # done after so many; 0: never
         self.work: CountedWork | ExaminedWork = CountedWork(request.episodes)
         if self.examines:
-            tasks = tuple(dict.fromkeys(request.tasks))
-            self.target *= len(tasks)
-            self.work = ExaminedWork(tasks, held_out_seeds(request.first_seed, request.episodes))
+            self.work = ExaminedWork(self.tasks, held_out_seeds(request.first_seed, request.episodes))
         self.phase = JobPhase.waiting
         self.episodes = self.successes = 0
-        self.submitted_ns = self.waits_since_ns = now_ns  # waits since: when it last had no robot
+        self.submitted_ns = now_ns
         self.started_ns = self.ended_ns = 0
         self.assignments: dict[str, Assignment] = {}  # by robot
-        self.job_class: JobClass
-        self.ahead_ns = 0
-        """head start for its priority, and because few robots fit"""
-        self.urgency_ns = 0
-        """when it was last given a unit, less its head start: whoever waits grows older alike"""
+        self.groups: dict[Group, tuple[str, ...]] = {}  # of robots that fit, with the tasks they can do
+        self.ahead_ns = 0  # head start for its priority, and because few robots fit
+        self.urgency_ns = 0  # when it began to wait, less its head start: all grow older alike
 
     @property
     def alive(self) -> bool:
@@ -158,8 +143,7 @@ class JobRecord:
         and comes after its equals."""
         if not self.standing:
             return self.urgency_ns, 0, self.number
-        since_ns = now_ns if self.assignments else self.waits_since_ns
-        return since_ns - self.ahead_ns, 1 + len(self.assignments), self.number
+        return now_ns - self.ahead_ns if self.assignments else self.urgency_ns, 1 + len(self.assignments), self.number
 
     def wants(self, tasks: Sequence[str]) -> bool:
         """Whether it could use one more robot, one that can do `tasks` of it."""
@@ -174,15 +158,15 @@ class JobRecord:
 
     def state(self, note: str) -> JobState:
         return JobState(
-            request=self.request,
-            phase=self.phase,
-            robots=tuple(sorted(self.assignments)),
-            episodes=self.episodes,
-            successes=self.successes,
-            note=note,
-            submitted_ns=self.submitted_ns,
-            started_ns=self.started_ns,
-            ended_ns=self.ended_ns,
+            self.request,
+            self.phase,
+            tuple(sorted(self.assignments)),
+            self.episodes,
+            self.successes,
+            note,
+            self.submitted_ns,
+            self.started_ns,
+            self.ended_ns,
         )
 
 
@@ -192,81 +176,44 @@ class Assignment:
 
     job: JobRecord
     robot: SchedulableRobot
-    unit: WorkUnit
-    wire: Job
-    """the job as the robot was told it"""
+    task: str  # '': all of the job's, in proportion to their need
+    seeds: range
+    wire: Job  # as the robot was told it
     since_ns: int
-    urgency_ns: int
-    """the job's when it was given the unit, which keeps that rank"""
-    taken_up: bool
-    """the robot has said that it works on it"""
-    kept_until_ns: int
-    """not taken for another job before"""
-    done: list[int] = field(default_factory=list)
-    """seeds of the finished episodes that count"""
-    stored: int = 0
-    """finished episodes that came, counted or not"""
-    finished_ns: int | None = None
-    """when the robot said that it has done all of it"""
-    cycle_ends: int = 0
-    """finished episodes after which the tasks are balanced anew"""
+    kept_until_ns: int  # not taken for another job before
+    taken_up: bool  # the robot has said that it works on it
+    urgency_ns: int = field(init=False)  # the job's when it was given the unit, which keeps that rank
+    cycle_ends: int = field(init=False)  # finished episodes after which the tasks are balanced anew
+    done: list[int] = field(default_factory=list)  # seeds of the finished episodes that count
+    stored: int = 0  # finished episodes that came, counted or not
+    finished_ns: int | None = None  # when the robot said that it has done all of it
+
+    def __post_init__(self) -> None:
+        self.urgency_ns, self.cycle_ends = self.job.urgency_ns, len(self.wire.tasks)
 
     def owns(self, task: str, seed: int) -> bool:
         """Whether an episode is one of it that is not done yet. `seed` -1: not known."""
-        if task not in ((self.unit.task,) if self.unit.task else self.job.request.tasks):
+        if task not in ((self.task,) if self.task else self.job.tasks):
             return False
         if seed < 0:
             return self.taken_up
         # In training an aborted episode makes a unit run on to later seeds of the partition.
-        first = self.unit.seeds.start
-        seeds = self.unit.seeds if self.unit.task else range(first, first + PARTITION_EPISODES)
+        seeds = self.seeds if self.task else range(self.seeds.start, self.seeds.start + PARTITION_EPISODES)
         return seed in seeds and seed not in self.done
+
+    def rank(self, now_ns: int) -> tuple[int, int, int]:
+        """Order in which robots go over to other jobs, lowest first: the least urgent of the lowest priority."""
+        job = self.job
+        return job.priority, job.ahead_ns - now_ns if job.standing else -self.urgency_ns, -len(job.assignments)
 
     def yields_to(self, job: JobRecord, now_ns: int, aging_ns: int) -> bool:
         """Whether the robot is to go over to a job that waits."""
-        mine, urgency_ns = self.job, job.rank(now_ns)[0]
-        if mine is job or now_ns < self.kept_until_ns:
+        mine = self.job
+        if mine is job or now_ns < self.kept_until_ns or not (mine.standing or mine.priority < job.priority):
             return False
-        if mine.priority < job.priority:
-            # Who has waited for it does not lose it to who has waited less.
-            return urgency_ns < (now_ns - mine.ahead_ns if mine.standing else self.urgency_ns)
-        if not mine.standing:
-            return False
-        if job.standing and job.priority == mine.priority and len(mine.assignments) > len(job.assignments) + 1:
-            return True  # jobs without an end share robots evenly with their equals
-        waits = not (job.standing and job.assignments)
-        return waits and now_ns - urgency_ns >= (mine.priority + 1) * aging_ns
-
-    def strength(self) -> tuple[int, int, int, int]:
-        """Order in which robots go over to other jobs, lowest first."""
-        job = self.job
-        if job.standing:
-            return job.priority, 0, -len(job.assignments), -job.number
-        return job.priority, 1, -self.urgency_ns, -job.number
-
-
-def check_request(request: JobRequest) -> None:
-    """Raises `ConfigError` that names the field for a job that cannot work."""
-    where = f"job '{request.id}'"
-    if request.kind not in KINDS:
-        raise ConfigError(
-            f"{where}: kind: there is no '{request.kind}'.{suggest(request.kind, KINDS)} Known: {', '.join(KINDS)}."
-        )
-    if not request.tasks or not all(request.tasks):
-        raise ConfigError(f"{where}: tasks: name at least one.")
-    for name in ("robots", "episodes", "priority", "version", "first_seed"):
-        if getattr(request, name) < 0:
-            raise ConfigError(f"{where}: {name} is {getattr(request, name)}; give 0 or more.")
-    if request.priority >= Priority.operator:
-        raise ConfigError(
-            f"{where}: priority is {request.priority}; {int(Priority.operator)} and above are people's. Give less."
-        )
-    if request.kind == "evaluation":
-        if not request.episodes:
-            raise ConfigError(f"{where}: episodes: an evaluation needs a number of episodes for each task.")
-        held_out_seeds(request.first_seed, request.episodes)
-    elif request.first_seed:
-        raise ConfigError(
-            f"{where}: first_seed: only an evaluation chooses its seeds, {HELD_OUT_SEEDS.start} or later; "
-            "others go on in each robot's training seeds. Leave it 0."
-        )
+        if mine.standing and job.standing and mine.priority == job.priority:
+            if len(mine.assignments) > len(job.assignments) + 1:
+                return True  # they share robots evenly
+        # Who has waited for it does not lose it to who has waited less.
+        head_start_ns = aging_ns if mine.priority >= job.priority else 0
+        return job.rank(now_ns)[0] < -self.rank(now_ns)[1] - head_start_ns

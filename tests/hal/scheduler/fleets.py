@@ -94,7 +94,7 @@ class Watcher:
             assert not job.target or job.episodes < job.target
             assert not job.request.robots or len(job.assignments) <= job.request.robots
             assert (job.phase == "running") == bool(job.assignments)
-        for name, robot in self.scheduler._robots.items():
+        for name, robot in self.scheduler._matcher.robots.items():
             health, found = self.registry.health(name), self.registry.capabilities(name)
             if health is None or found is None or not health.works or robot.assignment is not None:
                 continue

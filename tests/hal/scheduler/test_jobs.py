@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.scheduler.jobs import MOST_EPISODES, CountedWork, ExaminedWork, JobRecord, WorkUnit
+from hal.scheduler.jobs import MOST_EPISODES, CountedWork, ExaminedWork, JobRecord
 from hal.scheduler.seeds import training_seeds
 from wire.messages.fleet import JobRequest
 
@@ -12,15 +12,15 @@ FIRST = 1_000_000
 SEEDS = training_seeds(0, 0)
 
 
-def unit(task: str, first_seed: int, episodes: int) -> WorkUnit:
-    return WorkUnit(task, range(first_seed, first_seed + episodes))
+def unit(task: str, first_seed: int, episodes: int) -> tuple[str, range]:
+    return task, range(first_seed, first_seed + episodes)
 
 
 def test_endless_work_is_never_done() -> None:
     work = CountedWork(0)
     assert work.open(("a",))
-    assert work.pop(("a",), 3, SEEDS) == WorkUnit("", SEEDS), "as much as the robot has seeds for"
-    work.put_back(unit("", SEEDS[0], 4500), ())
+    assert work.pop(("a",), 3, SEEDS) == ("", SEEDS), "as much as the robot has seeds for"
+    work.put_back(*unit("", SEEDS[0], 4500), ())
     assert work.open(("a",))
     assert work.claim("a", 1)
 
@@ -29,12 +29,12 @@ def test_counted_work_is_handed_out_in_shrinking_parts() -> None:
     work = CountedWork(40)
     taken = []
     while work.open(("a",)):
-        taken.append(len(work.pop(("a",), 4, SEEDS).seeds))
+        taken.append(len(work.pop(("a",), 4, SEEDS)[1]))
     assert sum(taken) == 40
     assert taken[0] == 5
     assert taken == sorted(taken, reverse=True)
     assert not work.claim("a", 1)
-    work.put_back(unit("", SEEDS[0], 5), [SEEDS[0], SEEDS[1]])
+    work.put_back(*unit("", SEEDS[0], 5), [SEEDS[0], SEEDS[1]])
     assert [work.claim("a", seed) for seed in range(4)] == [True, True, True, False]
 
 
@@ -46,7 +46,7 @@ def test_a_part_ends_with_the_robots_seeds() -> None:
 
 def test_one_robot_alone_gets_as_much_as_a_part_may_have() -> None:
     work = CountedWork(40)
-    assert [len(work.pop(("a",), 1, SEEDS).seeds) for _ in range(3)] == [MOST_EPISODES, MOST_EPISODES, 8]
+    assert [len(work.pop(("a",), 1, SEEDS)[1]) for _ in range(3)] == [MOST_EPISODES, MOST_EPISODES, 8]
 
 
 def test_examined_work_is_every_seed_of_every_task_once() -> None:
@@ -55,7 +55,7 @@ def test_examined_work_is_every_seed_of_every_task_once() -> None:
     assert work.open(("a", "b"))
     assert not work.open(("a",)), "a robot that can only do a task that is handed out has nothing to do"
     assert work.pop(("b",), 1, SEEDS) == unit("b", FIRST, 3)
-    work.put_back(unit("a", FIRST, 3), [FIRST + 1])
+    work.put_back(*unit("a", FIRST, 3), [FIRST + 1])
     assert work.pop(("a",), 1, SEEDS) == unit("a", FIRST, 1)
     assert work.pop(("a",), 1, SEEDS) == unit("a", FIRST + 2, 1)
     assert not work.open(("a", "b"))
@@ -80,23 +80,23 @@ steps = st.lists(
 def test_no_examined_episode_is_lost_or_handed_out_twice(episodes: int, steps: list[tuple[str, int, int]]) -> None:
     tasks = ("a", "b")
     work = ExaminedWork(tasks, range(FIRST, FIRST + episodes))
-    out: list[WorkUnit] = []
+    out: list[tuple[str, range]] = []
     left = {(task, FIRST + n) for task in tasks for n in range(episodes)}
     for step, number, robots in steps:
         able = tasks[: 1 + number % 2]
         assert work.open(able) == any(task in able for task, _ in left)
         if step == "pop" and work.open(able):
-            part = work.pop(able, robots, SEEDS)
-            pairs = {(part.task, seed) for seed in part.seeds}
+            task, seeds = work.pop(able, robots, SEEDS)
+            pairs = {(task, seed) for seed in seeds}
             assert pairs
             assert pairs <= left
             left -= pairs
-            out.append(part)
+            out.append((task, seeds))
         elif step == "back" and out:
-            part = out.pop(number % len(out))
-            done = part.seeds[: number % (len(part.seeds) + 1)]
-            work.put_back(part, done)
-            left |= {(part.task, seed) for seed in part.seeds if seed not in done}
+            task, seeds = out.pop(number % len(out))
+            done = seeds[: number % (len(seeds) + 1)]
+            work.put_back(task, seeds, done)
+            left |= {(task, seed) for seed in seeds if seed not in done}
         elif step == "claim":
             pair = (tasks[number % 2], FIRST + number)
             assert work.claim(*pair) == (pair in left)

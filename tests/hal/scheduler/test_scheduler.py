@@ -6,7 +6,7 @@ import pytest
 from hal.resource import HealthReport, Leases, Priority, RobotRegistry
 from hal.scheduler import REST, Decision, Done, Scheduler, SchedulerConfig, TaskCount, job_of
 from tests.hal.scheduler.fleets import capabilities, scheduler
-from wire.errors import ConfigError, RejectedError
+from wire.errors import RejectedError
 from wire.messages.fleet import JobRequest, Requirement
 from wire.types import Lease
 
@@ -420,23 +420,3 @@ def test_ended_jobs_are_forgotten_after_a_while() -> None:
         fleet.submit(msgspec.structs.replace(MAIN, id=f"job-{n}"))
         fleet.scheduler.cancel(f"job-{n}", n)
     assert [state.request.id for state in fleet.scheduler.states()] == ["job-2", "job-3"]
-
-
-@pytest.mark.parametrize(
-    ("request_", "said"),
-    [
-        (JobRequest("j", "rolout", ("a",)), "job 'j': kind: there is no 'rolout'. Did you mean 'rollout'"),
-        (JobRequest("j", "rollout", ()), "job 'j': tasks: name at least one"),
-        (JobRequest("j", "rollout", ("a",), robots=-1), "job 'j': robots is -1"),
-        (JobRequest("j", "rollout", ("a",), priority=80), "job 'j': priority is 80"),
-        (JobRequest("j", "rollout", ("a",), first_seed=500_000), "job 'j': first_seed: only an evaluation"),
-        (JobRequest("j", "evaluation", ("a",)), "job 'j': episodes: an evaluation needs"),
-        (JobRequest("j", "evaluation", ("a",), episodes=3, first_seed=999_999), "first_seed: seeds 999999 to 1000001"),
-    ],
-)
-def test_a_job_that_cannot_work_is_refused_with_the_field_named(request_: JobRequest, said: str) -> None:
-    fleet = Fleet("r0")
-    with pytest.raises(ConfigError) as caught:
-        fleet.scheduler.submit(request_, 0)
-    assert said in str(caught.value)
-    assert fleet.scheduler.states() == ()
