@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from benchmarks.scheduler.simulator import SimulatedRobot
 from benchmarks.scheduler.world import work_s
 from hal.resource.capabilities import missing_requirements
 from hal.resource.health import HealthConfig, HealthReport
@@ -11,7 +12,6 @@ from hal.resource.robot_registry import RobotRegistry
 from hal.scheduler.decision import job_of
 from hal.scheduler.jobs import JobPhase, JobRecord
 from hal.scheduler.seeds import TRAINING_SEEDS
-from benchmarks.scheduler.simulator import SimulatedRobot
 from wire.messages.all import Job
 from wire.messages.fleet import Capabilities, JobRequest, Requirement
 
@@ -61,7 +61,12 @@ class _PlainArm:
         self._parts += 1
         record.phase, self.busy[robot] = JobPhase.running, (record, part, [])
         kind = record.request.kind
-        self.told.append((robot, Job(f"{record.id}/{self._parts}", (task or record.request.tasks[0],), seeds.start, kind, len(seeds))))
+        self.told.append(
+            (
+                robot,
+                Job(f"{record.id}/{self._parts}", (task or record.request.tasks[0],), seeds.start, kind, len(seeds)),
+            )
+        )
 
     def part_done(self, robot: str, record: JobRecord) -> None: ...
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.scheduler.simulator import SchedulerInterface
 from hal.resource.lease import Leases
 from hal.scheduler.scheduler import Scheduler
-from benchmarks.scheduler.simulator import SchedulerInterface
 from wire.types import Lease
 
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from hal.resource.capabilities import missing_requirements
 from benchmarks.scheduler.simulator import SECOND, Arrival, Scenario, SimulatedRobot, available_ns, outages
+from hal.resource.capabilities import missing_requirements
 from wire.messages.fleet import Capabilities, JobRequest, Requirement
 
 LENGTHS_S = {"reach": 8.0, "push": 14.0, "pick": 20.0, "fold": 35.0}

@@ -33,11 +33,6 @@ class SchedulerConfig:
     kept: int = 1000
     """ended jobs whose state is still told"""
 
-    def overtaken_s(self, priority: int, highest: int) -> float:
-        """After so long a job that waits has become so urgent that no other, up to priority `highest`, comes before it
-        that is submitted or given a unit later."""
-        return max(0, highest - priority) * self.aging_s + self.scarce_s
-
 
 class Decision(msgspec.Struct, frozen=True):
     """What a robot is to be told now."""

@@ -211,9 +211,9 @@ class Assignment:
         mine = self.job
         if mine is job or now_ns < self.kept_until_ns or not (mine.standing or mine.priority < job.priority):
             return False
-        if mine.standing and job.standing and mine.priority == job.priority:
-            if len(mine.assignments) > len(job.assignments) + 1:
-                return True  # they share robots evenly
+        equals = mine.standing and job.standing and mine.priority == job.priority
+        if equals and len(mine.assignments) > len(job.assignments) + 1:
+            return True  # they share robots evenly
         # Who has waited for it does not lose it to who has waited less.
         head_start_ns = aging_ns if mine.priority >= job.priority else 0
         return job.rank(now_ns)[0] < -self.rank(now_ns)[1] - head_start_ns

@@ -51,15 +51,12 @@ class Group:
 
     def update(self, robot: SchedulableRobot) -> None:
         """A robot of the group came, went, or has begun or ended some work."""
-        run = robot.assignment
-        if not robot.available or run is not None:
-            self.free.pop(robot.name, None)
-        if not robot.available or run is None:
-            self.runs.pop(robot.name, None)
-        if robot.available and run is not None:
-            self.runs[robot.name] = run
-        elif robot.available:
-            self.free.setdefault(robot.name, robot)
+        self.free.pop(robot.name, None)
+        self.runs.pop(robot.name, None)
+        if robot.available and robot.assignment is None:
+            self.free[robot.name] = robot
+        elif robot.available and robot.assignment is not None:
+            self.runs[robot.name] = robot.assignment
 
 
 class Matcher:
@@ -88,17 +85,18 @@ class Matcher:
 
     def place(self, robot: SchedulableRobot, capabilities: Capabilities | None, available: bool) -> None:
         """Put a robot among those like it, again after whatever changed. No `capabilities`: it is not here."""
+        group = self._group(robot.name, capabilities) if capabilities is not None else None
+        if (group, available) == (robot.group, robot.available):
+            return
         if robot.group is not None:
             robot.available = False
             robot.group.update(robot)
-        robot.group, robot.available = self._group(robot.name, capabilities), available
-        if robot.group is not None:
-            robot.group.update(robot)
-            self._open[robot.group] = None
+        robot.group, robot.available = group, available
+        if group is not None:
+            group.update(robot)
+            self._open[group] = None
 
-    def _group(self, name: str, capabilities: Capabilities | None) -> Group | None:
-        if capabilities is None:
-            return None
+    def _group(self, name: str, capabilities: Capabilities) -> Group:
         key = (name if name in self._asked else "", capabilities)
         if key not in self._groups:
             self._groups[key] = Group(*key)

@@ -169,9 +169,10 @@ class Scheduler:
         running job leaves it its job. Raises `RejectedError` for a robot that is not there or is held by as high a
         priority.
         """
-        robot = self._matcher.robots.get(name)
-        if robot is None or name not in self._registry:
-            raise RejectedError(f"there is no robot '{name}'.{suggest(name, self._matcher.robots)} `robots` lists them.")
+        known = self._matcher.robots
+        if name not in self._registry or name not in known:
+            raise RejectedError(f"there is no robot '{name}'.{suggest(name, known)} `robots` lists them.")
+        robot = known[name]
         lease, preempted = self._leases.acquire(name, holder, purpose, priority, ttl_ns, now_ns)
         if robot.assignment is not None:
             self._matcher.end(robot.assignment, f"held by {holder}", now_ns, rest=False)

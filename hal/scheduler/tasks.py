@@ -81,12 +81,8 @@ class TaskBalancer:
         """
         slots = _apportion(self.shares(tuple(dict.fromkeys(tasks))))
         # Each task as often as it has slots, evenly spaced (stride scheduling, Waldspurger and Weihl, 1995).
-        strides = [
-            ((n + 0.5) / count, -count, index, task)
-            for index, (task, count) in enumerate(slots.items())
-            for n in range(count)
-        ]
-        order = tuple(task for *_, task in sorted(strides))
+        strides = [((n + 0.5) / slots[task], -slots[task], task) for task in slots for n in range(slots[task])]
+        order = tuple(task for *_, task in sorted(strides, key=lambda stride: stride[:2]))
         start %= max(1, len(order))
         return order[start:] + order[:start]
 

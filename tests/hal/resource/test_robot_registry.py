@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hal.resource import Change, HealthReport, Leases, RobotHealth, RobotRegistry
+from hal.resource import HealthReport, Leases, RobotHealth, RobotRegistry
+from hal.resource.robot_registry import Change
 from tests.hal.scheduler.fleets import capabilities
 from wire.errors import RejectedError
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
+from benchmarks.scheduler.simulator import SECOND, Arrival, Scenario, Scheduled, SimulatedRobot, Simulator, outages
 from hal.resource.capabilities import missing_requirements, satisfies
 from hal.resource.lease import Leases
 from hal.resource.robot_registry import RobotRegistry
 from hal.scheduler.scheduler import Scheduler
-from benchmarks.scheduler.simulator import SECOND, Arrival, Scenario, Scheduled, SimulatedRobot, Simulator, outages
 from wire.messages.fleet import Capabilities, JobRequest, Requirement
 
 LENGTHS_S = {"a": 4.0, "b": 9.0, "c": 15.0}

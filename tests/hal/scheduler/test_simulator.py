@@ -5,8 +5,6 @@ from itertools import pairwise
 
 import pytest
 
-from hal.resource import RobotHealth
-from hal.scheduler.jobs import JobRecord
 from benchmarks.scheduler.simulator import (
     SECOND,
     Arrival,
@@ -18,6 +16,8 @@ from benchmarks.scheduler.simulator import (
     available_ns,
     outages,
 )
+from hal.resource import RobotHealth
+from hal.scheduler.jobs import JobRecord
 from tests.hal.scheduler.fleets import LENGTHS_S, capabilities, scheduler
 from wire.messages.fleet import JobRequest
 

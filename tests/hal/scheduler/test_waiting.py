@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.scheduler.bound import overtaken_s
+from benchmarks.scheduler.simulator import SECOND, Arrival, Scenario, SimulatedRobot
 from hal.resource.capabilities import missing_requirements, satisfies
 from hal.resource.lease import Priority
 from hal.scheduler.decision import SchedulerConfig
 from hal.scheduler.jobs import MOST_EPISODES
-from benchmarks.scheduler.simulator import SECOND, Arrival, Scenario, SimulatedRobot
 from tests.hal.scheduler.fleets import LENGTHS_S, Watcher, capabilities, random_scenario
 from wire.messages.fleet import JobRequest, Requirement
 
@@ -39,7 +40,7 @@ def part_s(request: JobRequest, config: SchedulerConfig) -> float:
 def bound_s(request: JobRequest, others: Sequence[JobRequest], config: SchedulerConfig) -> float:
     """After `overtaken_s` a part is at work, and each of the others is given one more before it at most."""
     highest, parts_s = max(rank(other) for other in others), [part_s(other, config) for other in others]
-    return config.overtaken_s(rank(request), highest) + max(parts_s) + sum(parts_s)
+    return overtaken_s(rank(request), highest, config) + max(parts_s) + sum(parts_s)
 
 
 def fleet(robots: int, *jobs: JobRequest, config: SchedulerConfig = CONFIG) -> Watcher:
@@ -85,8 +86,8 @@ def test_a_stream_of_more_urgent_jobs_does_not_hold_one_up_for_ever() -> None:
     arrivals += tuple(Arrival(n * 15 * SECOND, job) for n, job in enumerate(stream) if n)
     watcher = Watcher(Scenario(bodies, arrivals, LENGTHS_S, report_s=1.0, step_s=1.0), config=CONFIG)
     # 20 s of work come every 15 s: those before it when nothing passes it any more are at most so many
-    before = [one.request for one in arrivals if one.time_ns <= (1 + CONFIG.overtaken_s(10, 20)) * SECOND]
-    limit_s = 1 + CONFIG.overtaken_s(10, 20) + sum(part_s(job, CONFIG) for job in before)
+    before = [one.request for one in arrivals if one.time_ns <= (1 + overtaken_s(10, 20, CONFIG)) * SECOND]
+    limit_s = 1 + overtaken_s(10, 20, CONFIG) + sum(part_s(job, CONFIG) for job in before)
     assert limit_s < 15 * len(stream) / 2
     watcher.run(limit_s)
     assert "practice" in watcher.simulator.first_begun_ns
@@ -95,7 +96,7 @@ def test_a_stream_of_more_urgent_jobs_does_not_hold_one_up_for_ever() -> None:
 
 def test_a_job_without_an_end_has_its_turn_again_and_again() -> None:
     watcher = fleet(2, MAIN, EXAM)
-    turn_s = CONFIG.overtaken_s(10, 20) + part_s(EXAM, CONFIG) + part_s(MAIN, CONFIG)
+    turn_s = overtaken_s(10, 20, CONFIG) + part_s(EXAM, CONFIG) + part_s(MAIN, CONFIG)
     done = []
     for n in range(1, 9):
         watcher.run(n * turn_s)
