@@ -1,7 +1,7 @@
 """A thousand robots that fail and return, ten thousand jobs: how much of their time is put to use, and how fast.
 
-The robots are simulated (`hal.scheduler.simulator`); what decides sees greetings, reports and stored episodes as a
-gateway does. All arms meet the same robots, jobs and failures.
+The robots are simulated (`benchmarks.scheduler.simulator`); what decides sees greetings, reports and stored episodes as
+a gateway does. All arms meet the same robots, jobs and failures.
 
 - `scheduler`: this project's.
 - `FIFO, first fit`: a free robot goes to the oldest job that it fits; a job keeps its robots until it is done.
@@ -28,15 +28,15 @@ import numpy as np
 from benchmarks.common.table import Goal, Result, run
 from benchmarks.scheduler.arms import FirstFit, StaticRanks
 from benchmarks.scheduler.audit import Audit, Books, Timed
-from benchmarks.scheduler.bound import clairvoyant_s
+from benchmarks.scheduler.bound import clairvoyant_s, overtaken_s
+from benchmarks.scheduler.simulator import SECOND, Scenario, Scheduled, SchedulerInterface, Simulator, available_ns
 from benchmarks.scheduler.world import MEAN_DOWN_S, MEAN_UP_S, REPORT_S, SILENT, WorldSize, scenario
 from hal.resource.health import HealthConfig
 from hal.resource.lease import Priority
-from hal.resource.roster import RobotRegistry
+from hal.resource.robot_registry import RobotRegistry
 from hal.scheduler.decision import SchedulerConfig
 from hal.scheduler.jobs import KINDS
 from hal.scheduler.scheduler import Scheduler
-from hal.scheduler.simulator import SECOND, Scenario, Scheduled, SchedulerInterface, Simulator, available_ns
 
 FULL = WorldSize(1000, 10_000, 0.5, 0.97, 0.5, (0, 1, 2))
 QUICK = WorldSize(120, 700, 0.5, 0.97, 0.5, (0,))
@@ -45,7 +45,7 @@ HEALTH = HealthConfig(late_after_s=REPORT_S * 1.5)
 """robots report every two seconds: a thousand of them for hours"""
 
 RANKS = tuple(int(Priority[kind]) for kind in KINDS)
-LONGEST_WAIT_MIN = SchedulerConfig().overtaken_s(min(RANKS), max(RANKS)) / 60
+LONGEST_WAIT_MIN = overtaken_s(min(RANKS), max(RANKS), SchedulerConfig()) / 60
 """after which nothing that comes or is served later is before a job of the lowest priority (docs/scheduling.md); in a
 fleet with less work than it can do it should have its robot by then"""
 
@@ -160,9 +160,9 @@ OURS = "scheduler"
 
 def _ours() -> tuple[SchedulerInterface, Audit, Books]:
     audit = Audit()
-    roster = RobotRegistry(audit, HEALTH)
-    scheduler = Scheduler(roster, audit)
-    return Scheduled(scheduler, roster), audit, Books(scheduler, audit, 5 * SECOND)
+    registry = RobotRegistry(audit, HEALTH)
+    scheduler = Scheduler(registry, audit)
+    return Scheduled(scheduler, registry), audit, Books(scheduler, audit, 5 * SECOND)
 
 
 ARMS: dict[str, Callable[[], tuple[SchedulerInterface, Audit | None, Books | None]]] = {

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 
+from benchmarks.scheduler.simulator import SimulatedRobot
 from benchmarks.scheduler.world import work_s
 from hal.resource.capabilities import missing_requirements
 from hal.resource.health import HealthConfig, HealthReport
-from hal.resource.roster import RobotRegistry
+from hal.resource.robot_registry import RobotRegistry
 from hal.scheduler.decision import job_of
-from hal.scheduler.jobs import JobRecord, WorkUnit
-from hal.scheduler.simulator import SimulatedRobot
+from hal.scheduler.jobs import JobPhase, JobRecord
+from hal.scheduler.seeds import TRAINING_SEEDS
 from wire.messages.all import Job
 from wire.messages.fleet import Capabilities, JobRequest, Requirement
 
@@ -19,50 +20,53 @@ class _PlainArm:
     """What the two simple arms share: the same watch over robots' health, work handed out in the same parts."""
 
     def __init__(self, health: HealthConfig) -> None:
-        self.roster = RobotRegistry(config=health)
+        self.registry = RobotRegistry(config=health)
         self.jobs: dict[str, JobRecord] = {}
         self.robots: dict[str, Capabilities] = {}
-        self.busy: dict[str, tuple[JobRecord, WorkUnit, list[int]]] = {}
+        self.busy: dict[str, tuple[JobRecord, list[int]]] = {}
         self.well: set[str] = set()
         self.told: list[tuple[str, Job]] = []
         self._parts = 0
 
     def joined(self, robot: SimulatedRobot, process: int, now_ns: int) -> None:
         self.robots[robot.name] = robot.capabilities
-        self.roster.join(robot.name, robot.capabilities, now_ns, str(process))
+        self.registry.join(robot.name, robot.capabilities, now_ns, str(process))
 
     def reported(self, robot: str, report: HealthReport, job: str, episodes: int, now_ns: int) -> None:
-        self.roster.report(robot, report, now_ns)
+        self.registry.report(robot, report, now_ns)
 
     def stored(self, robot: str, job: str, task: str, seed: int, success: bool, now_ns: int) -> str:
-        record, part, done = self.busy.get(robot, (None, None, []))
-        if record is None or part is None or record.id != job_of(job) or not record.alive:
+        record, (_, seeds), done = self.busy.get(robot, (None, ("", range(0)), []))
+        if record is None or record.id != job_of(job) or not record.alive:
             return ""
         done.append(seed)
         if record.count(success):
-            record.phase, record.ended_ns = "done", now_ns
-        if len(done) == part.episodes:
+            record.phase, record.ended_ns = JobPhase.done, now_ns
+        if len(done) == len(seeds):
             del self.busy[robot]
             self.part_done(robot, record)
         return record.id
 
     def watch(self, now_ns: int) -> None:
-        for change in self.roster.turn(now_ns):
+        for change in self.registry.poll(now_ns):
             well = change.health is not None and change.health.works
             if change.robot in self.busy and (change.joined or not well):
                 record, part, done = self.busy.pop(change.robot)
-                record.work.put_back(part, done)
+                record.work.put_back(*part, done)
                 self.failed(change.robot, record)
             (self.well.add if well else self.well.discard)(change.robot)
 
     def give(self, robot: str, record: JobRecord) -> None:
-        part = record.work.take(record.request.tasks, record.request.robots)
-        task = part.task or record.request.tasks[0]
-        first = part.first_seed or 500_000
+        task, seeds = part = record.work.pop(record.request.tasks, record.request.robots, TRAINING_SEEDS)
         self._parts += 1
-        record.phase, self.busy[robot] = "running", (record, part, [])
+        record.phase, self.busy[robot] = JobPhase.running, (record, part, [])
         kind = record.request.kind
-        self.told.append((robot, Job(f"{record.id}/{self._parts}", (task,), first, kind, part.episodes)))
+        self.told.append(
+            (
+                robot,
+                Job(f"{record.id}/{self._parts}", (task or record.request.tasks[0],), seeds.start, kind, len(seeds)),
+            )
+        )
 
     def part_done(self, robot: str, record: JobRecord) -> None: ...
 
@@ -114,7 +118,7 @@ class FirstFit(_PlainArm):
         self._has[record.id] -= 1
         self._offer(record)
 
-    def turn(self, now_ns: int) -> list[tuple[str, Job]]:
+    def step(self, now_ns: int) -> list[tuple[str, Job]]:
         self.watch(now_ns)
         for robot in sorted(self.well - self.busy.keys() - self._idle):
             found = []
@@ -176,10 +180,10 @@ class StaticRanks(_PlainArm):
             self._look[one] = None
             if one in self.busy and self.busy[one][0] is record:
                 _, part, done = self.busy.pop(one)
-                record.work.put_back(part, done)
+                record.work.put_back(*part, done)
                 self.told.append((one, Job("rest", (), 0)))
 
-    def turn(self, now_ns: int) -> list[tuple[str, Job]]:
+    def step(self, now_ns: int) -> list[tuple[str, Job]]:
         before = set(self.well)
         self.watch(now_ns)
         self._look.update(dict.fromkeys(sorted(self.well - before)))

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.scheduler.simulator import SchedulerInterface
 from hal.resource.lease import Leases
 from hal.scheduler.scheduler import Scheduler
-from hal.scheduler.simulator import SchedulerInterface
 from wire.types import Lease
 
 
@@ -19,7 +19,7 @@ class Timed:
     def __init__(self, decider: SchedulerInterface) -> None:
         self._decider = decider
         self.joined, self.reported = decider.joined, decider.reported
-        self.submit, self.stored, self.turn = (self._timed(c) for c in (decider.submit, decider.stored, decider.turn))
+        self.submit, self.stored, self.step = (self._timed(c) for c in (decider.submit, decider.stored, decider.step))
         self.took_s: list[float] = []
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,8 +83,6 @@ class Books:
             return
         self._next_ns = now_ns + self._every_ns
         self.looks += 1
-        owners: dict[str, str] = {}
-        for job, robot in self._scheduler.assigned():
+        for robot, job in self._scheduler.assigned().items():
             lease = self._audit.of(robot)
-            self.wrong += robot in owners or lease is None or lease.holder != job
-            owners[robot] = job
+            self.wrong += lease is None or lease.holder != job

@@ -22,12 +22,19 @@ from itertools import pairwise, product
 
 import numpy as np
 
+from benchmarks.scheduler.simulator import SECOND, Scenario, SimulatedRobot, available_ns
 from benchmarks.scheduler.world import work_s
 from hal.resource.capabilities import missing_requirements
-from hal.scheduler.simulator import SECOND, Scenario, SimulatedRobot, available_ns
+from hal.scheduler import SchedulerConfig
 from wire.messages.fleet import Capabilities, Requirement
 
 INTERVAL_S = 30
+
+
+def overtaken_s(priority: int, highest: int, config: SchedulerConfig) -> float:
+    """After so long a job that waits has become so urgent that no other, up to priority `highest`, comes before it that
+    is submitted or given a unit later (docs/scheduling.md)."""
+    return max(0, highest - priority) * config.aging_s + config.scarce_s
 
 
 def clairvoyant_s(world: Scenario, end_ns: int) -> float:

@@ -6,8 +6,8 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from benchmarks.scheduler.simulator import SECOND, Arrival, Scenario, SimulatedRobot, available_ns, outages
 from hal.resource.capabilities import missing_requirements
-from hal.scheduler.simulator import SECOND, Arrival, Scenario, SimulatedRobot, available_ns, outages
 from wire.messages.fleet import Capabilities, JobRequest, Requirement
 
 LENGTHS_S = {"reach": 8.0, "push": 14.0, "pick": 20.0, "fold": 35.0}
@@ -76,7 +76,7 @@ def scenario(size: WorldSize, seed: int) -> Scenario:
         burst = end_ns * (index % 3) // 3
         time_ns = burst + drawn.randrange(60 * SECOND) if index % 2 else drawn.randrange(end_ns)
         arrivals.append(Arrival(min(time_ns, end_ns - 1), _request(index, drawn, wanted_s, kinds)))
-    return Scenario(tuple(robots), tuple(arrivals), LENGTHS_S, report_s=REPORT_S, turn_s=1.0, seed=seed)
+    return Scenario(tuple(robots), tuple(arrivals), LENGTHS_S, report_s=REPORT_S, step_s=1.0, seed=seed)
 
 
 def _request(index: int, drawn: random.Random, wanted_s: float, kinds: Collection[Capabilities]) -> JobRequest:

@@ -146,9 +146,9 @@ class ClientSessions:
         if drives:
             self.people.make_room(robot, now_ns)
         rest = not drives or self._examined(robot)
-        lease, preempted = self._scheduler.take(robot, peer, call.purpose, priority, ttl_ns, now_ns, rest)
+        lease, preempted = self._scheduler.acquire(robot, peer, call.purpose, priority, ttl_ns, now_ns, rest)
         if trouble := self._keep():
-            self._scheduler.give_back(robot, lease.number, now_ns)
+            self._scheduler.release(robot, lease.number, now_ns)
             raise RejectedError(f"the lease cannot be noted: {trouble}")
         if preempted is not None:
             self.ended(preempted, f"'{peer}' took it for {call.purpose} (priority {priority})", now_ns)
@@ -166,7 +166,7 @@ class ClientSessions:
                 raise RejectedError(
                     f"lease {call.number} of '{call.robot}' is its stop's, which lasts until it is released."
                 )
-        lease = self._scheduler.renew(call.robot, call.number, now_ns)
+        lease = self._leases.renew(call.robot, call.number, now_ns)
         self._held[call.robot] = (lease, peer)
         return Response(call.call, lease=lease)
 
@@ -181,7 +181,7 @@ class ClientSessions:
             # Whoever gives a robot back drives it no more, nor does who had it taken away.
             self._send(robot, OperatorCommand(robot, "hand_back", operator=peer))
         if (left := self._leases.of(robot, now_ns)) is not None and left.number == lease.number:
-            self._scheduler.give_back(robot, lease.number, now_ns)
+            self._scheduler.release(robot, lease.number, now_ns)
         if other and other != peer:
             self._send(other, Preempted(lease, f"'{peer}' released it by force"))
         if of_the_page(lease.holder):

@@ -15,11 +15,12 @@ from cloud_learner.dispatch.book import JobStore
 from cloud_learner.dispatch.calls import ClientSessions
 from cloud_learner.dispatch.canary import measurement
 from cloud_learner.dispatch.people import OperatorControl
+from cloud_learner.dispatch.requests import LONGEST_NAME, check_names, check_request
 from cloud_learner.operator.cards import DROPPED
 from cloud_learner.operator.view import FleetView
 from hal.resource import HealthReport, Leases, RobotRegistry, capabilities_of
 from hal.scheduler.decision import job_of
-from hal.scheduler.jobs import KINDS, LONGEST_NAME, Done, check_request, check_sizes
+from hal.scheduler.jobs import KINDS, Done
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import ConfigError, RejectedError, StorageError, suggest
 from wire.messages.all import (
@@ -91,10 +92,10 @@ class Dispatcher:
         self._before = sum(c.episodes for c in counts.values()), sum(c.successes for c in counts.values())
         leases, last_number = self._book.open()
         self.leases = Leases(last_number)
-        self.roster = RobotRegistry(self.leases)
+        self.registry = RobotRegistry(self.leases)
         # Robots keep their seeds, whatever the order they come back in.
         known = sorted((row for row in self._ledger.robots() if row.spec_hash), key=lambda row: row.first_seen_ns)
-        self.scheduler = Scheduler(self.roster, self.leases, [row.name for row in known], counts)
+        self.scheduler = Scheduler(self.registry, self.leases, [row.name for row in known], counts)
         self._callers = ClientSessions(
             self.leases,
             self.scheduler,
@@ -113,6 +114,8 @@ class Dispatcher:
             phase = row.phase
             if phase == "waiting":
                 try:
+                    check_names(row.request)
+                    check_request(row.request)
                     self.scheduler.submit(row.request, now_ns, done)
                     self._submitted[row.id] = row
                     self._open.add(row.id)
@@ -149,7 +152,7 @@ class Dispatcher:
         anew = self._identities.get(name) not in (None, identity)
         if anew:
             # A new control process knows nothing of what was told to the old one.
-            self.roster.leave(name, "its control process is a new one", now_ns)
+            self.registry.leave(name, "its control process is a new one", now_ns)
             self._told.pop(name, None)
         self._identities[name] = identity
         spent = self._ledger.episodes_of_robot(name)
@@ -163,13 +166,13 @@ class Dispatcher:
 
     def _knows(self, robot: str) -> bool:
         """Whether there is such a robot, here now or not."""
-        row = None if robot in self.roster else self._ledger.robot(robot)
-        return robot in self.roster or (row is not None and row.spec_hash is not None)
+        row = None if robot in self.registry else self._ledger.robot(robot)
+        return robot in self.registry or (row is not None and row.spec_hash is not None)
 
     def status(self, status: EdgeStatus, now_ns: int) -> None:
         """A robot reported."""
         robot = status.robot
-        self.roster.report(robot, HealthReport.of(status), now_ns, status.job)
+        self.registry.report(robot, HealthReport.of(status), now_ns, status.job)
         self.scheduler.heartbeat(robot, status.job, status.job_episodes, now_ns)
         self.people.status(status, now_ns)
         self._callers.watch(status)
@@ -266,7 +269,7 @@ class Dispatcher:
 
     def robots(self) -> tuple[RobotState, ...]:
         """Every robot as it is now, by name."""
-        return tuple(msgspec.structs.replace(robot, job=job_of(robot.job)) for robot in self.roster.robots())
+        return tuple(msgspec.structs.replace(robot, job=job_of(robot.job)) for robot in self.registry.robots())
 
     def jobs(self) -> tuple[JobState, ...]:
         """Jobs that wait or run, and the newest of those that ended."""
@@ -283,7 +286,7 @@ class Dispatcher:
         """Take a job: noted first, so that it outlives this process. Raises `ConfigError` or `StorageError`."""
         if request.id == MAIN:
             raise ConfigError(f"id: '{MAIN}' is the standing job, which the gateway hands in. Choose another name.")
-        check_sizes(request)
+        check_names(request)
         known = self.scheduler.job(request.id) or self._past.get(request.id)
         if known is not None:
             return known
@@ -314,11 +317,11 @@ class Dispatcher:
 
     def turn(self, now_ns: int) -> None:
         """Tell robots what they are to be told, note what must be kept, show what people should see."""
-        changes = self.roster.turn(now_ns)
+        changes = self.registry.poll(now_ns)
         for change in changes:
             if change.health is not None and change.reason and not change.joined:
                 self._view.event("health", f"{change.health}: {change.reason}", change.robot)
-        decisions = self.scheduler.turn(now_ns, changes)
+        decisions = self.scheduler.step(now_ns, changes)
         self.people.turn(now_ns)
         self._callers.turn(now_ns)
         self._keep()

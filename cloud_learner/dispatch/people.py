@@ -202,7 +202,7 @@ class OperatorControl:
         """A robot that was dropped may be held by whoever looks after it now."""
         lease = self._leases.of(robot, now_ns)
         if lease is not None and lease.holder.startswith(DROPPED):
-            self._scheduler.give_back(robot, lease.number, now_ns)
+            self._scheduler.release(robot, lease.number, now_ns)
 
     def restore(self, lease: Lease) -> bool:
         """A lease of before the gateway was started again; whether it is of a page, which is gone with the old one."""
@@ -227,7 +227,7 @@ class OperatorControl:
             elif lease is None or (lease.holder, lease.purpose) != claim.wanted()[:2]:
                 self._try_hold(robot, now_ns)
             elif lease.number == number and lease.expires_ns - now_ns < lease.ttl_ns // 2:
-                self._scheduler.renew(robot, number, now_ns)
+                self._leases.renew(robot, number, now_ns)
 
     def _change(self, robot: str, claim: RobotClaim, now_ns: int) -> None:
         """From one claim to the next: the old lease ends, the new one begins."""
@@ -235,7 +235,7 @@ class OperatorControl:
             self._claims.pop(robot, None)
             number, lease = self._given.pop(robot, 0), self._leases.of(robot, now_ns)
             if lease is not None and lease.number == number:
-                self._scheduler.give_back(robot, number, now_ns)
+                self._scheduler.release(robot, number, now_ns)
             return
         self._claims[robot] = claim
         self._try_hold(robot, now_ns)
@@ -255,10 +255,10 @@ class OperatorControl:
             self._given[robot] = lease.number
             return
         if lease is not None and (lease.number == self._given.get(robot) or lease.holder.startswith(DROPPED)):
-            self._scheduler.give_back(robot, lease.number, now_ns)
+            self._scheduler.release(robot, lease.number, now_ns)
         # Who only corrects or stops a running job leaves it its job: its episodes go on.
         try:
-            lease, preempted = self._scheduler.take(robot, holder, purpose, priority, TTL_NS, now_ns, rest=False)
+            lease, preempted = self._scheduler.acquire(robot, holder, purpose, priority, TTL_NS, now_ns, rest=False)
         except RejectedError:
             if purpose != "estop":
                 raise

@@ -88,15 +88,10 @@ class HealthReport(msgspec.Struct, frozen=True):
     """estop, hold, reset, policy, script or human"""
     reason: str = ""
     """why it holds"""
-    trouble: str = ""
+    fault: str = ""
     """what its driver or a health check says is wrong"""
     ticks: int = 0
     missed_ticks: int = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether it works."""
-        return self.mode in ("policy", "script", "human", "reset")
 
     @classmethod
     def of(cls, status: EdgeStatus) -> HealthReport:
@@ -109,107 +104,80 @@ class HealthWatch:
     def __init__(self, now_ns: int, config: HealthConfig | None = None) -> None:
         self._config = config or HealthConfig()
         self._report: HealthReport | None = None
-        self._heard_ns = now_ns
         self._unwell_ns: int | None = None
         self._well_ns: int | None = None
-        self._complaint = ""
         self._drained = 0
+        self.heard_ns = now_ns
         self.health = RobotHealth.starting
         self.reason = "has not reported yet"
         self.since_ns = now_ns
 
-    @property
-    def heard_ns(self) -> int:
-        """When it was last heard."""
-        return self._heard_ns
-
     def report(self, report: HealthReport, now_ns: int) -> bool:
         """It reported; whether that changed its health or the reason."""
-        silent_s = (now_ns - self._heard_ns) / 1e9
-        last, self._report, self._heard_ns = self._report, report, now_ns
-        before = self.health, self.reason
-        complaint = self._complaint_of(last, report)
-        if complaint or (last is not None and silent_s > self._config.late_after_s):
-            self._well_ns = None
+        before, silent_s = (self.health, self.reason), (now_ns - self.heard_ns) / 1e9
+        complaint, late = self._complaint(report), self._report is not None and silent_s > self._config.late_after_s
+        self._report, self.heard_ns = report, now_ns
         if complaint:
-            self._complaint = complaint
             self._unwell_ns = now_ns if self._unwell_ns is None else self._unwell_ns
+            self._well_ns = None
         else:
             self._unwell_ns = None
-            self._well_ns = now_ns if self._well_ns is None else self._well_ns
+            self._well_ns = now_ns if self._well_ns is None or late else self._well_ns
         if report.mode == "estop":
-            self._become(RobotHealth.stopped, report.reason or "emergency stop", now_ns)
-        elif self.health is RobotHealth.lost:
-            if silent_s > self._config.gone_after_s:
-                self._drain(f"back after {silent_s:.0f} s of silence", now_ns)
-            else:
-                self._become(RobotHealth.degraded, f"back after {silent_s:.0f} s of silence", now_ns)
+            self._become(RobotHealth.stopped, complaint, now_ns)
+            return (self.health, self.reason) != before
+        if self.health is RobotHealth.lost:
+            health = RobotHealth.draining if silent_s > self._config.gone_after_s else RobotHealth.degraded
+            self._become(health, f"back after {silent_s:.0f} s of silence", now_ns)
         elif self.health is RobotHealth.starting:
             self._become(RobotHealth.ready, "", now_ns)
-        self._judge(now_ns)
+        self._judge(complaint, now_ns)
         return (self.health, self.reason) != before
 
     def look(self, now_ns: int) -> bool:
         """Time has passed; whether that changed its health or the reason."""
-        before = self.health, self.reason
-        silent_s = (now_ns - self._heard_ns) / 1e9
+        before, silent_s = (self.health, self.reason), (now_ns - self.heard_ns) / 1e9
         if silent_s > self._config.lost_after_s:
-            if self.health is not RobotHealth.lost:
-                self._well_ns = None
-                self._become(RobotHealth.lost, "silent", now_ns)
-        elif silent_s > self._config.late_after_s and self._report is not None:
-            self._well_ns = None
-            if self.health is RobotHealth.ready:
-                self._become(RobotHealth.degraded, "reports late", now_ns)
+            self._become(RobotHealth.lost, "silent", now_ns)
+        elif silent_s > self._config.late_after_s and self.health is RobotHealth.ready:
+            self._become(RobotHealth.degraded, "reports late", now_ns)
         return (self.health, self.reason) != before
 
-    def _judge(self, now_ns: int) -> None:
+    def _judge(self, complaint: str, now_ns: int) -> None:
         """What the time it has been well or unwell makes of it."""
         config = self._config
-        unwell_s = 0.0 if self._unwell_ns is None else (now_ns - self._unwell_ns) / 1e9
-        well_s = -1.0 if self._well_ns is None else (now_ns - self._well_ns) / 1e9
-        match self.health:
-            case RobotHealth.ready:
-                if unwell_s >= config.degrade_after_s:
-                    self._become(RobotHealth.degraded, self._complaint, now_ns)
-                elif (now_ns - self.since_ns) / 1e9 >= config.forget_s:
-                    self._drained = 0
-            case RobotHealth.degraded:
-                if unwell_s >= config.drain_after_s:
-                    self._drain(self._complaint, now_ns)
-                elif self._unwell_ns is not None and unwell_s >= config.degrade_after_s:
-                    self._become(RobotHealth.degraded, self._complaint, now_ns)
-                elif well_s >= config.recover_s:
-                    self._become(RobotHealth.ready, "", now_ns)
-            case RobotHealth.draining:
-                if self._unwell_ns is not None:
-                    self._become(RobotHealth.draining, self._complaint, now_ns)
-                elif well_s >= min(config.longest_steady_s, config.steady_s * 2 ** (self._drained - 1)):
-                    self._become(RobotHealth.ready, "", now_ns)
-            case RobotHealth.stopped:
-                if well_s >= config.recover_s:
-                    self._become(RobotHealth.ready, "", now_ns)
-                elif unwell_s >= config.drain_after_s and self._report is not None and self._report.mode != "estop":
-                    self._drain(self._complaint, now_ns)
-
-    def _drain(self, reason: str, now_ns: int) -> None:
-        self._drained = min(self._drained + 1, 32)
-        self._become(RobotHealth.draining, reason, now_ns)
+        if self._unwell_ns is not None:
+            unwell_s = (now_ns - self._unwell_ns) / 1e9
+            if self.health is RobotHealth.draining or unwell_s >= config.drain_after_s:
+                self._become(RobotHealth.draining, complaint, now_ns)
+            elif unwell_s >= config.degrade_after_s and self.health is not RobotHealth.stopped:
+                self._become(RobotHealth.degraded, complaint, now_ns)
+        elif self.health is RobotHealth.ready:
+            if now_ns - self.since_ns >= config.forget_s * 1e9:
+                self._drained = 0
+        elif self._well_ns is not None:
+            needed_s = config.recover_s
+            if self.health is RobotHealth.draining:
+                needed_s = min(config.longest_steady_s, config.steady_s * 2 ** (min(self._drained, 32) - 1))
+            if now_ns - self._well_ns >= needed_s * 1e9:
+                self._become(RobotHealth.ready, "", now_ns)
 
     def _become(self, health: RobotHealth, reason: str, now_ns: int) -> None:
         if health is not self.health:
             self.since_ns = now_ns
+            self._drained += health is RobotHealth.draining
         self.health, self.reason = health, reason
 
-    def _complaint_of(self, last: HealthReport | None, report: HealthReport) -> str:
+    def _complaint(self, report: HealthReport) -> str:
+        """What is wrong according to a report, and to what changed since the one before; '' when nothing is."""
         if report.mode == "estop":
             return report.reason or "emergency stop"
-        if report.trouble:
-            return report.trouble
+        if report.fault:
+            return report.fault
         if report.mode == "hold" and report.reason not in self._config.calm_holds:
             return report.reason or "holds"
-        if last is not None and (ticks := report.ticks - last.ticks) > 0:
-            missed = report.missed_ticks - last.missed_ticks
+        if self._report is not None and (ticks := report.ticks - self._report.ticks) > 0:
+            missed = report.missed_ticks - self._report.missed_ticks
             # the counter of ticks leaves out those that were missed
             if missed > self._config.missed_share * (ticks + missed):
                 return f"misses {missed / (ticks + missed):.0%} of its ticks"

@@ -1,22 +1,9 @@
 """Which robot works on what, from which seed. Pure: no clock, no randomness, no threads."""
 
 from hal.scheduler.decision import REST, Decision, SchedulerConfig, job_of
-from hal.scheduler.jobs import Done
+from hal.scheduler.jobs import KINDS, Done
 from hal.scheduler.scheduler import Scheduler
-from hal.scheduler.seeds import HELD_OUT_SEEDS, TRAINING_SEEDS, lane
-from hal.scheduler.tasks import SpreadConfig, TaskBalancer, TaskCount
+from hal.scheduler.seeds import HELD_OUT_SEEDS
+from hal.scheduler.tasks import TaskCount
 
-__all__ = [
-    "HELD_OUT_SEEDS",
-    "REST",
-    "TRAINING_SEEDS",
-    "Decision",
-    "Done",
-    "Scheduler",
-    "SchedulerConfig",
-    "SpreadConfig",
-    "TaskBalancer",
-    "TaskCount",
-    "job_of",
-    "lane",
-]
+__all__ = ["HELD_OUT_SEEDS", "KINDS", "REST", "Decision", "Done", "Scheduler", "SchedulerConfig", "TaskCount", "job_of"]

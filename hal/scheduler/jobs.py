@@ -1,35 +1,33 @@
-"""Jobs, and the work that is left of them: handed out in slices, taken back when a robot fails."""
+"""Jobs, and the work that is left of them: handed out in units, taken back when a robot fails."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from math import ceil
-from typing import TYPE_CHECKING, Protocol
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hal.resource.lease import Priority
-from hal.scheduler.seeds import HELD_OUT_SEEDS, Stretch, held_out
-from wire.errors import ConfigError, suggest
+from hal.scheduler.seeds import PARTITION_EPISODES, held_out_seeds
 from wire.messages.all import Job
 from wire.messages.fleet import JobRequest, JobState
 
 if TYPE_CHECKING:
-    from hal.scheduler.groups import Group, JobClass, Queue
+    from hal.scheduler.matching import Group, SchedulableRobot
 
 KINDS = ("rollout", "evaluation", "teleoperation")
-MOST_SLICE = 16
-"""episodes; a robot that has done so many of a job that ends is open to others again"""
+MOST_EPISODES = 16
+"""in a work unit of a job that ends; a robot that has done them is open to others again"""
 
 
-LONGEST_NAME = 100
-"""characters of a name in a request"""
-MOST_NAMES = 256
-"""in one list of a request"""
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_RESERVED = ("console", "teleoperator", "web-", "dropped", "operator")
-_TAKEN = ("gateway", "estop", "rest")
+class JobPhase(StrEnum):
+    waiting = "waiting"
+    running = "running"
+    done = "done"
+    cancelled = "cancelled"
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -40,123 +38,76 @@ class Done(msgspec.Struct, frozen=True):
     success: bool
 
 
-class WorkUnit(msgspec.Struct, frozen=True):
-    """What one robot is to do of a job."""
-
-    episodes: int
-    """0: as many as it can"""
-    task: str = ""
-    """'': the job's tasks in proportion to their need"""
-    first_seed: int = 0
-    """0: from the robot's training lane"""
-
-    @property
-    def seeds(self) -> range:
-        return range(self.first_seed, self.first_seed + self.episodes)
-
-
-class Work(Protocol):
-    """What is left to hand out of a job."""
-
-    def open(self, tasks: Sequence[str]) -> bool:
-        """Whether a robot that can do `tasks` can do some of it."""
-
-    def take(self, tasks: Sequence[str], robots: int) -> WorkUnit:
-        """Some of it, for one of `robots` that share it. Only when it is open."""
-
-    def put_back(self, slice_: WorkUnit, done: Iterable[int]) -> None:
-        """What was not done of a slice; `done` are the finished episodes' seeds."""
-
-    def claim(self, task: str, seed: int) -> bool:
-        """An episode is done that nobody is meant to do now; whether it is one of those left. It is not any more."""
-
-
-class EndlessWork:
-    """There is always more."""
-
-    def open(self, tasks: Sequence[str]) -> bool:
-        return True
-
-    def take(self, tasks: Sequence[str], robots: int) -> WorkUnit:
-        return WorkUnit(0)
-
-    def put_back(self, slice_: WorkUnit, done: Iterable[int]) -> None:
-        pass
-
-    def claim(self, task: str, seed: int) -> bool:
-        return True
-
-
 class CountedWork:
     """So many episodes, whichever."""
 
     def __init__(self, episodes: int) -> None:
-        self._left = episodes
+        """`episodes` 0: there is always more."""
+        self._left = episodes or math.inf
 
     def open(self, tasks: Sequence[str]) -> bool:
+        """Whether a robot that can do `tasks` can do some of what is left."""
         return self._left > 0
 
-    def take(self, tasks: Sequence[str], robots: int) -> WorkUnit:
-        episodes = _share(self._left, robots)
-        self._left -= episodes
-        return WorkUnit(episodes)
+    def pop(self, tasks: Sequence[str], robots: int, seeds: range) -> tuple[str, range]:
+        """(task, '' for all of them in proportion to their need; seeds, one an episode) for one of `robots` that share
+        what is left. `seeds` are the robot's next ones for training. Only when it is open."""
+        if self._left < math.inf:
+            seeds = seeds[: _share(int(self._left), robots)]
+        self._left -= len(seeds)
+        return "", seeds
 
-    def put_back(self, slice_: WorkUnit, done: Iterable[int]) -> None:
-        self._left += slice_.episodes - len(list(done))
+    def put_back(self, task: str, seeds: range, done: Collection[int]) -> None:
+        """What was not done of a unit; `done` are the finished episodes' seeds."""
+        self._left += len(seeds) - len(done)
 
     def claim(self, task: str, seed: int) -> bool:
+        """An episode is done that no robot is meant to do now: whether it is one of those left. It is not any more."""
         claimed = self._left > 0
         self._left -= claimed
         return claimed
 
 
 class ExaminedWork:
-    """The same seeds of every task, each once."""
+    """The same seeds of every task, each once. Its methods are those of `CountedWork`."""
 
-    def __init__(self, tasks: Sequence[str], seeds: Stretch) -> None:
-        self._left: dict[str, list[Stretch]] = {task: [seeds] for task in tasks}
-        self._size = dict.fromkeys(tasks, seeds.episodes)
+    def __init__(self, tasks: Sequence[str], seeds: range) -> None:
+        self._left = {task: [seeds] for task in tasks}
 
     def open(self, tasks: Sequence[str]) -> bool:
-        return any(self._size[task] for task in tasks)
+        return any(self._left[task] for task in tasks)
 
-    def take(self, tasks: Sequence[str], robots: int) -> WorkUnit:
+    def pop(self, tasks: Sequence[str], robots: int, seeds: range) -> tuple[str, range]:
         # The first of the tasks with most left: none is finished long before the others.
-        task = max(tasks, key=lambda task: self._size[task])
-        stretch = self._left[task].pop(0)
-        episodes = min(stretch.episodes, _share(self._size[task], robots))
-        if episodes < stretch.episodes:
-            self._left[task].insert(0, Stretch(stretch.first_seed + episodes, stretch.episodes - episodes))
-        self._size[task] -= episodes
-        return WorkUnit(episodes, task, stretch.first_seed)
+        size, task = max(((sum(map(len, self._left[task])), task) for task in tasks), key=lambda pair: pair[0])
+        episodes, first = _share(size, robots), self._left[task].pop(0)
+        if rest := first[episodes:]:
+            self._left[task].insert(0, rest)
+        return task, first[:episodes]
 
-    def put_back(self, slice_: WorkUnit, done: Iterable[int]) -> None:
-        self._add(slice_.task, sorted(set(slice_.seeds) - set(done)))
+    def put_back(self, task: str, seeds: range, done: Collection[int]) -> None:
+        left = self._left[task]
+        for seed in sorted(set(seeds) - set(done)):
+            if left and left[-1].stop == seed:
+                left[-1] = range(left[-1].start, seed + 1)
+            else:
+                left.append(range(seed, seed + 1))
+        left.sort(key=lambda part: part.start)
 
     def claim(self, task: str, seed: int) -> bool:
-        for index, stretch in enumerate(self._left.get(task, ())):
-            if seed in stretch.seeds:
-                del self._left[task][index]
-                self._size[task] -= stretch.episodes
-                self._add(task, [other for other in stretch.seeds if other != seed])
+        left = self._left.get(task, [])
+        for index, seeds in enumerate(left):
+            if seed in seeds:
+                at = seeds.index(seed)
+                left[index : index + 1] = [part for part in (seeds[:at], seeds[at + 1 :]) if part]
                 return True
         return False
-
-    def _add(self, task: str, seeds: Sequence[int]) -> None:
-        self._size[task] += len(seeds)
-        for seed in seeds:
-            last = self._left[task][-1] if self._left[task] else None
-            if last is not None and seed == last.first_seed + last.episodes:
-                self._left[task][-1] = Stretch(last.first_seed, last.episodes + 1)
-            else:
-                self._left[task].append(Stretch(seed, 1))
-        self._left[task].sort(key=lambda stretch: stretch.first_seed)
 
 
 def _share(left: int, robots: int) -> int:
     """Half of an equal share (guided self-scheduling, Polychronopoulos and Kuck, 1987): all robots end together."""
-    share = left if robots <= 1 else ceil(left / (2 * robots))
-    return max(1, min(share, MOST_SLICE))
+    share = left if robots <= 1 else math.ceil(left / (2 * robots))
+    return max(1, min(share, MOST_EPISODES))
 
 
 class JobRecord:
@@ -164,164 +115,105 @@ class JobRecord:
 
     def __init__(self, request: JobRequest, number: int, now_ns: int) -> None:
         self.request = request
+        self.id = request.id
         self.number = number
+        self.tasks = tuple(dict.fromkeys(request.tasks))
         self.priority = request.priority or int(Priority[request.kind])
-        self.standing = request.episodes == 0
-        self.work = work_of(request)
-        self.phase = "waiting"
+        self.standing = request.episodes == 0  # has no end
+        self.examines = request.kind == "evaluation"
+        self.target = request.episodes * (len(self.tasks) if self.examines else 1)  # done after so many; 0: never
+        self.work: CountedWork | ExaminedWork = CountedWork(request.episodes)
+        if self.examines:
+            self.work = ExaminedWork(self.tasks, held_out_seeds(request.first_seed, request.episodes))
+        self.phase = JobPhase.waiting
+        self.episodes = self.successes = 0
         self.submitted_ns = now_ns
         self.started_ns = self.ended_ns = 0
-        self.waits_since_ns = now_ns
-        """when it last had no robot; for standing jobs"""
-        self.assignments: dict[str, Assignment] = {}
-        self.episodes = self.successes = 0
-        self.entered: JobClass | None = None
-        self.ahead_ns = 0
-        """head start over the least of all jobs"""
-        self.urgency = 0
-        """order among those that wait: lowest first; all grow older alike, and who is given a part waits anew"""
-        self.queued: dict[Queue, int] = {}
-        """where it waits, and with which urgency it stands there"""
-
-    @property
-    def id(self) -> str:
-        return self.request.id
-
-    @property
-    def demand(self) -> JobClass:
-        """What it asks for; it must have been entered."""
-        assert self.entered is not None
-        return self.entered
+        self.assignments: dict[str, Assignment] = {}  # by robot
+        self.groups: dict[Group, tuple[str, ...]] = {}  # of robots that fit, with the tasks they can do
+        self.ahead_ns = 0  # head start for its priority, and because few robots fit
+        self.urgency_ns = 0  # when it began to wait, less its head start: all grow older alike
 
     @property
     def alive(self) -> bool:
-        return self.phase in ("waiting", "running")
+        return self.phase in (JobPhase.waiting, JobPhase.running)
 
-    @property
-    def target(self) -> int:
-        """Episodes after which it is done; 0: it goes on."""
-        request = self.request
-        return request.episodes * (len(set(request.tasks)) if request.kind == "evaluation" else 1)
+    def rank(self, now_ns: int) -> tuple[int, int, int]:
+        """Order among those that want a robot, lowest first. A job without an end grows older only while it has none,
+        and comes after its equals."""
+        if not self.standing:
+            return self.urgency_ns, 0, self.number
+        return now_ns - self.ahead_ns if self.assignments else self.urgency_ns, 1 + len(self.assignments), self.number
 
-    def wants(self, group: Group) -> bool:
-        """Whether it could use one more robot, one of `group`."""
+    def wants(self, tasks: Sequence[str]) -> bool:
+        """Whether it could use one more robot, one that can do `tasks` of it."""
         limit = self.request.robots
-        if not self.alive or (limit and len(self.assignments) >= limit):
-            return False
-        return self.demand.fits(group) and self.work.open(group.tasks_for(self.demand))
+        return self.alive and not 0 < limit <= len(self.assignments) and self.work.open(tasks)
 
     def count(self, success: bool) -> bool:
         """One more episode is finished; whether the job is."""
         self.episodes += 1
         self.successes += success
-        return bool(self.target) and self.episodes >= self.target
+        return 0 < self.target <= self.episodes
 
-    def state(self, note: str = "") -> JobState:
+    def state(self, note: str) -> JobState:
         return JobState(
-            request=self.request,
-            phase=self.phase,
-            robots=tuple(sorted(self.assignments)),
-            episodes=self.episodes,
-            successes=self.successes,
-            note=note,
-            submitted_ns=self.submitted_ns,
-            started_ns=self.started_ns,
-            ended_ns=self.ended_ns,
+            self.request,
+            self.phase,
+            tuple(sorted(self.assignments)),
+            self.episodes,
+            self.successes,
+            note,
+            self.submitted_ns,
+            self.started_ns,
+            self.ended_ns,
         )
 
 
+@dataclass(slots=True, eq=False)
 class Assignment:
-    """A robot that works on a slice of a job, and holds a lease for it."""
+    """A robot that works on a unit of a job, and holds a lease for it."""
 
-    def __init__(self, job: JobRecord, robot: str, slice_: WorkUnit, wire: Job, now_ns: int) -> None:
-        self.job = job
-        self.robot = robot
-        self.slice = slice_
-        self.wire = wire
-        """the job as the robot was told it"""
-        self.group: Group | None = None
-        """the robot's; None: the robot may not be given other work now"""
-        self.since_ns = now_ns
-        self.urgency = job.urgency
-        """the job's when it was given this part; it keeps that rank for it"""
-        self.kept_until_ns = 0
-        """not taken for another job before; for jobs without an end that had waited for their turn"""
-        self.taken_up = False
-        """the robot has said that it works on it"""
-        self.done: list[int] = []
-        """seeds of the finished episodes that count"""
-        self.stored = 0
-        """finished episodes that came, counted or not"""
-        self.finished_ns: int | None = None
-        """when the robot said that it has done all of it"""
-        self.spread_after = len(wire.tasks)
-        """finished episodes after which the tasks are spread anew"""
+    job: JobRecord
+    robot: SchedulableRobot
+    task: str  # '': all of the job's, in proportion to their need
+    seeds: range
+    wire: Job  # as the robot was told it
+    since_ns: int
+    kept_until_ns: int  # not taken for another job before
+    taken_up: bool  # the robot has said that it works on it
+    urgency_ns: int = field(init=False)  # the job's when it was given the unit, which keeps that rank
+    cycle_ends: int = field(init=False)  # finished episodes after which the tasks are balanced anew
+    done: list[int] = field(default_factory=list)  # seeds of the finished episodes that count
+    stored: int = 0  # finished episodes that came, counted or not
+    finished_ns: int | None = None  # when the robot said that it has done all of it
 
-    @property
-    def live(self) -> bool:
-        """Whether it is still the robot's."""
-        return self.job.assignments.get(self.robot) is self
+    def __post_init__(self) -> None:
+        self.urgency_ns, self.cycle_ends = self.job.urgency_ns, len(self.wire.tasks)
 
+    def owns(self, task: str, seed: int) -> bool:
+        """Whether an episode is one of it that is not done yet. `seed` -1: not known."""
+        if task not in ((self.task,) if self.task else self.job.tasks):
+            return False
+        if seed < 0:
+            return self.taken_up
+        # In training an aborted episode makes a unit run on to later seeds of the partition.
+        seeds = self.seeds if self.task else range(self.seeds.start, self.seeds.start + PARTITION_EPISODES)
+        return seed in seeds and seed not in self.done
 
-def work_of(request: JobRequest) -> Work:
-    """All the work of a job."""
-    if request.episodes == 0:
-        return EndlessWork()
-    if request.kind == "evaluation":
-        return ExaminedWork(tuple(dict.fromkeys(request.tasks)), held_out(request.first_seed, request.episodes))
-    return CountedWork(request.episodes)
+    def rank(self, now_ns: int) -> tuple[int, int, int]:
+        """Order in which robots go over to other jobs, lowest first: the least urgent of the lowest priority."""
+        job = self.job
+        return job.priority, job.ahead_ns - now_ns if job.standing else -self.urgency_ns, -len(job.assignments)
 
-
-def check_sizes(request: JobRequest) -> None:
-    """Raises `ConfigError` that names the field for a name that is too long, or too many of them."""
-    need = request.requirement
-    fields: dict[str, str | tuple[str, ...]] = {"id": request.id, "submitter": request.submitter}
-    fields |= {"kind": request.kind, "tasks": request.tasks}
-    fields |= {f"requirement.{name}": getattr(need, name) for name in need.__struct_fields__}
-    for field, value in fields.items():
-        names = (value,) if isinstance(value, str) else value
-        if len(names) > MOST_NAMES:
-            raise ConfigError(f"{field}: {len(names)} names; give up to {MOST_NAMES}.")
-        if longest := max((name for name in names if len(name) > LONGEST_NAME), key=len, default=""):
-            raise ConfigError(
-                f"{field}: '{longest[:64]}' and so on has {len(longest)} characters; give up to {LONGEST_NAME}."
-            )
-
-
-def check_request(request: JobRequest) -> None:
-    """Raises `ConfigError` that names the field for a job that cannot work."""
-    check_sizes(request)
-    where = f"job '{request.id}'"
-    if not _ID.fullmatch(request.id):
-        raise ConfigError(
-            f"id: '{request.id[:64]}' is no name for a job. Give up to 64 letters, digits, '-', '_' or '.', the first "
-            "one a letter or a digit."
-        )
-    if request.id in _TAKEN or request.id.startswith(_RESERVED):
-        # A lease shows its holder by name: a job must not look like a person or a program.
-        raise ConfigError(
-            f"id: '{request.id}' is kept for those who are no job: {', '.join(_TAKEN)}, and whatever begins with "
-            f"{', '.join(_RESERVED)}. Choose another name."
-        )
-    if request.kind not in KINDS:
-        raise ConfigError(
-            f"{where}: kind: there is no '{request.kind}'.{suggest(request.kind, KINDS)} Known: {', '.join(KINDS)}."
-        )
-    if not request.tasks or not all(request.tasks):
-        raise ConfigError(f"{where}: tasks: name at least one.")
-    for field in ("robots", "episodes", "priority", "version", "first_seed"):
-        if getattr(request, field) < 0:
-            raise ConfigError(f"{where}: {field} is {getattr(request, field)}; give 0 or more.")
-    if request.priority >= Priority.operator:
-        raise ConfigError(
-            f"{where}: priority is {request.priority}; {int(Priority.operator)} and above are people's. Give less."
-        )
-    if request.kind == "evaluation":
-        if not request.episodes:
-            raise ConfigError(f"{where}: episodes: an evaluation needs a number of episodes for each task.")
-        held_out(request.first_seed, request.episodes)
-    elif request.first_seed:
-        raise ConfigError(
-            f"{where}: first_seed: only an evaluation chooses its seeds, {HELD_OUT_SEEDS.start} or later; "
-            "others go on in each robot's training seeds. Leave it 0."
-        )
+    def yields_to(self, job: JobRecord, now_ns: int, aging_ns: int) -> bool:
+        """Whether the robot is to go over to a job that waits."""
+        mine = self.job
+        if mine is job or now_ns < self.kept_until_ns or not (mine.standing or mine.priority < job.priority):
+            return False
+        equals = mine.standing and job.standing and mine.priority == job.priority
+        if equals and len(mine.assignments) > len(job.assignments) + 1:
+            return True  # they share robots evenly
+        # Who has waited for it does not lose it to who has waited less.
+        head_start_ns = aging_ns if mine.priority >= job.priority else 0
+        return job.rank(now_ns)[0] < -self.rank(now_ns)[1] - head_start_ns

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import gcd
 
 import msgspec
 
-from wire.errors import ConfigError
+FLOOR = 0.25
+"""share of an equal share that each task gets whatever its success"""
+RECENT = 50
+"""episodes of a task that its success is measured over"""
+SLOTS_PER_TASK = 4
+"""a cycle has so many slots for each task; FLOOR x SLOTS_PER_TASK is at least one slot"""
 
 
 class TaskCount(msgspec.Struct, frozen=True):
@@ -23,29 +27,6 @@ class TaskCount(msgspec.Struct, frozen=True):
         return self.successes / self.episodes if self.episodes else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SpreadConfig:
-    """How strongly need pulls."""
-
-    floor: float = 0.25
-    """share of an equal share that each task gets whatever its success"""
-    recent: int = 50
-    """episodes of a task that its success is measured over"""
-    slots_per_task: int = 4
-    """a cycle has so many slots for each task"""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.floor <= 1:
-            raise ConfigError(f"SpreadConfig: floor is {self.floor}; give more than 0 and at most 1.")
-        if self.recent < 1 or self.slots_per_task < 1:
-            raise ConfigError("SpreadConfig: recent and slots_per_task must be at least 1.")
-        if self.floor * self.slots_per_task < 1:
-            raise ConfigError(
-                f"SpreadConfig: a floor of {self.floor} with {self.slots_per_task} slots a task rounds to no slot. "
-                f"Give {1 / self.floor:.0f} slots a task or more."
-            )
-
-
 class TaskBalancer:
     """The counts of a fleet, and the shares and cycles that follow from them.
 
@@ -53,83 +34,66 @@ class TaskBalancer:
 
         share(t) = floor/|T| + (1 - floor) u(t) / sum over T of u
         u(t)     = (1 - s(t)) (m + 1) / (n(t) + 1)
-        s(t)     = (successes + 1) / (episodes + 2)          of the last `recent` episodes of t (Laplace's rule)
+        s(t)     = (successes + 1) / (episodes + 2)          of the last `RECENT` episodes of t (Laplace's rule)
         n(t)     = episodes of t so far, m their mean over T; the second factor is kept between 1/4 and 4
 
     so a task that has just been added, or that fails, is practised more, and one that always succeeds still is.
     """
 
-    def __init__(self, counts: Mapping[str, TaskCount] | None = None, config: SpreadConfig | None = None) -> None:
+    def __init__(self, counts: Mapping[str, TaskCount] | None = None) -> None:
         """`counts`: of what was done before."""
-        self._config = config or SpreadConfig()
-        self._episodes: dict[str, int] = {}
-        self._successes: dict[str, int] = {}
+        self._episodes: Counter[str] = Counter()
+        self._successes: Counter[str] = Counter()
         self._recent: dict[str, deque[bool]] = {}
-        self.generation = 0
-        """grows with every episode"""
         for task, count in (counts or {}).items():
             self._episodes[task], self._successes[task] = count.episodes, count.successes
             # Which of them succeeded is not known any more; spread evenly they have the same rate.
-            size = min(count.episodes, self._config.recent)
+            size = min(count.episodes, RECENT)
             won = round(count.rate * size)
-            order = [(i + 1) * won // size > i * won // size for i in range(size)]
-            self._recent[task] = deque(order, maxlen=self._config.recent)
+            self._recent[task] = deque(((i + 1) * won // size > i * won // size for i in range(size)), maxlen=RECENT)
 
     def add(self, task: str, success: bool) -> None:
         """One more episode of `task` is done."""
-        self._episodes[task] = self._episodes.get(task, 0) + 1
-        self._successes[task] = self._successes.get(task, 0) + success
-        self._recent.setdefault(task, deque(maxlen=self._config.recent)).append(success)
-        self.generation += 1
+        self._episodes[task] += 1
+        self._successes[task] += success
+        self._recent.setdefault(task, deque(maxlen=RECENT)).append(success)
 
     def count(self, task: str) -> TaskCount:
-        return TaskCount(self._episodes.get(task, 0), self._successes.get(task, 0))
+        return TaskCount(self._episodes[task], self._successes[task])
 
     def shares(self, tasks: Sequence[str]) -> dict[str, float]:
         """The share of each of `tasks`; they sum to 1."""
-        if not tasks:
-            return {}
-        mean = sum(self._episodes.get(task, 0) for task in tasks) / len(tasks)
+        mean = sum(self._episodes[task] for task in tasks) / max(1, len(tasks))
         needs = {}
         for task in tasks:
             recent = self._recent.get(task, ())
             success = (sum(recent) + 1) / (len(recent) + 2)
-            scarcity = min(4.0, max(0.25, (mean + 1) / (self._episodes.get(task, 0) + 1)))
+            scarcity = min(4.0, max(0.25, (mean + 1) / (self._episodes[task] + 1)))
             needs[task] = (1 - success) * scarcity
-        total, floor = sum(needs.values()), self._config.floor
-        return {task: floor / len(needs) + (1 - floor) * need / total for task, need in needs.items()}
+        total = sum(needs.values())
+        return {task: FLOOR / len(needs) + (1 - FLOOR) * need / total for task, need in needs.items()}
 
     def cycle(self, tasks: Sequence[str], start: int = 0) -> tuple[str, ...]:
-        """Task names in proportion to their shares, each at least once and spread evenly, turned by `start`.
+        """Task names in proportion to their shares, each at least once and spread evenly, beginning at `start`.
 
-        Robots with other `start`s begin at other tasks, so that a fleet covers all of them from its first episode on.
+        Robots with different `start`s begin at different tasks, so that a fleet covers all of them from its first
+        episode on.
         """
-        tasks = tuple(dict.fromkeys(tasks))
-        shares = self.shares(tasks)
-        # Equal needs (above all: nothing done yet) make the shortest cycle.
-        slots = _apportion(shares, self._config.slots_per_task * len(tasks))
-        order = _strides(slots)
-        if order:
-            start %= len(order)
-            order = order[start:] + order[:start]
-        return tuple(order)
+        slots = _apportion(self.shares(tuple(dict.fromkeys(tasks))))
+        # Each task as often as it has slots, evenly spaced (stride scheduling, Waldspurger and Weihl, 1995).
+        strides = [((n + 0.5) / slots[task], -slots[task], task) for task in slots for n in range(slots[task])]
+        order = tuple(task for *_, task in sorted(strides, key=lambda stride: stride[:2]))
+        start %= max(1, len(order))
+        return order[start:] + order[:start]
 
 
-def _apportion(shares: Mapping[str, float], slots: int) -> dict[str, int]:
-    """Whole numbers of slots, at least one each, nearest to the shares (largest remainders), in lowest terms."""
+def _apportion(shares: Mapping[str, float]) -> dict[str, int]:
+    """Whole numbers of slots, at least one each, nearest to the shares (largest remainders), in lowest terms: equal
+    needs make the shortest cycle."""
+    slots = SLOTS_PER_TASK * len(shares)
     whole = {task: max(1, int(share * slots)) for task, share in shares.items()}
-    order = sorted(shares, key=lambda task: (whole[task] - shares[task] * slots, list(shares).index(task)))
-    for task in order[: max(0, slots - sum(whole.values()))]:
+    by_remainder = sorted(shares, key=lambda task: whole[task] - shares[task] * slots)
+    for task in by_remainder[: max(0, slots - sum(whole.values()))]:
         whole[task] += 1
-    divisor = gcd(*whole.values()) if whole else 1
+    divisor = gcd(*whole.values())
     return {task: count // divisor for task, count in whole.items()}
-
-
-def _strides(slots: Mapping[str, int]) -> list[str]:
-    """Each task as often as it has slots, evenly spaced (stride scheduling, Waldspurger and Weihl, 1995)."""
-    places = [
-        ((turn + 0.5) / count, -count, index, task)
-        for index, (task, count) in enumerate(slots.items())
-        for turn in range(count)
-    ]
-    return [task for *_, task in sorted(places)]

@@ -12,8 +12,8 @@ from benchmarks.common import table
 from benchmarks.scheduler import __main__ as scheduler
 from benchmarks.scheduler.audit import Audit
 from benchmarks.scheduler.bound import Flow, clairvoyant_s
+from benchmarks.scheduler.simulator import SECOND, Arrival, Outage, Scenario, SimulatedRobot
 from benchmarks.scheduler.world import LENGTHS_S, WorldSize, scenario, work_s
-from hal.scheduler.simulator import SECOND, Arrival, Outage, Scenario, SimulatedRobot
 from tests.hal.scheduler.fleets import capabilities
 from wire.messages.fleet import JobRequest, Requirement
 

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hal.resource import capabilities_of, missing_requirements
-from hal.resource.capabilities import satisfies
+from hal.resource.capabilities import capabilities_of, missing_requirements, satisfies
 from tests.hal.scheduler.fleets import capabilities
 from wire.messages.fleet import Requirement
 from wire.types import CameraSpec, CommandType, Dimension, RobotSpec

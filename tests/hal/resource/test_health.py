@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.resource import HealthConfig, HealthReport, HealthWatch, RobotHealth
+from hal.resource.health import HealthConfig, HealthReport, HealthWatch, RobotHealth
 from robot_edge.control.mode import HoldReason
 from wire.errors import ConfigError
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
+from benchmarks.scheduler.simulator import SECOND, Arrival, Scenario, Scheduled, SimulatedRobot, Simulator, outages
 from hal.resource.capabilities import missing_requirements, satisfies
 from hal.resource.lease import Leases
-from hal.resource.roster import RobotRegistry
+from hal.resource.robot_registry import RobotRegistry
 from hal.scheduler.scheduler import Scheduler
-from hal.scheduler.simulator import SECOND, Arrival, Scenario, Scheduled, SimulatedRobot, Simulator, outages
 from wire.messages.fleet import Capabilities, JobRequest, Requirement
 
 LENGTHS_S = {"a": 4.0, "b": 9.0, "c": 15.0}
@@ -28,8 +28,8 @@ def capabilities(**rest: object) -> Capabilities:
 
 def scheduler(**rest: object) -> tuple[Scheduler, RobotRegistry, Leases]:
     leases = Leases()
-    roster = RobotRegistry(leases)
-    return Scheduler(roster, leases, **rest), roster, leases  # type: ignore[arg-type]
+    registry = RobotRegistry(leases)
+    return Scheduler(registry, leases, **rest), registry, leases  # type: ignore[arg-type]
 
 
 def random_scenario(seed: int, until_s: int = 300) -> Scenario:
@@ -71,8 +71,8 @@ class Watcher:
     """Runs a scenario; after each event it looks whether everything is as it must be."""
 
     def __init__(self, scenario: Scenario, **rest: object) -> None:
-        self.scheduler, self.roster, self.leases = scheduler(**rest)
-        self.decider = _Recorded(self.scheduler, self.roster)
+        self.scheduler, self.registry, self.leases = scheduler(**rest)
+        self.decider = _Recorded(self.scheduler, self.registry)
         self.simulator = Simulator(scenario, self.decider, self._look)
         self.looks = 0
 
@@ -84,7 +84,7 @@ class Watcher:
         jobs = [job for job in self.scheduler._jobs.values() if job.alive]
         holders = {robot: job.id for job in jobs for robot in job.assignments}
         assert len(holders) == sum(len(job.assignments) for job in jobs), "a robot works on two jobs"
-        assert {robot: job for job, robot in self.scheduler.assigned()} == holders
+        assert self.scheduler.assigned() == holders
         for robot, job in holders.items():
             lease = self.leases.of(robot)
             assert lease is not None, f"{robot} works on {job} without a lease"
@@ -94,8 +94,8 @@ class Watcher:
             assert not job.target or job.episodes < job.target
             assert not job.request.robots or len(job.assignments) <= job.request.robots
             assert (job.phase == "running") == bool(job.assignments)
-        for name, robot in self.scheduler._robots.items():
-            health, found = self.roster.health(name), self.roster.capabilities(name)
+        for name, robot in self.scheduler._matcher.robots.items():
+            health, found = self.registry.health(name), self.registry.capabilities(name)
             if health is None or found is None or not health.works or robot.assignment is not None:
                 continue
             for job in jobs:
@@ -110,11 +110,11 @@ class Watcher:
 class _Recorded(Scheduled):
     """Keeps what robots were told."""
 
-    def __init__(self, scheduler: Scheduler, roster: RobotRegistry) -> None:
-        super().__init__(scheduler, roster)
+    def __init__(self, scheduler: Scheduler, registry: RobotRegistry) -> None:
+        super().__init__(scheduler, registry)
         self.told: list[tuple[int, str, object]] = []
 
-    def turn(self, now_ns: int) -> list:
-        found = super().turn(now_ns)
+    def step(self, now_ns: int) -> list:
+        found = super().step(now_ns)
         self.told += [(now_ns, robot, job) for robot, job in found]
         return found

@@ -5,9 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from hal.resource import RobotHealth
-from hal.scheduler.jobs import JobRecord
-from hal.scheduler.simulator import (
+from benchmarks.scheduler.simulator import (
     SECOND,
     Arrival,
     Outage,
@@ -18,6 +16,8 @@ from hal.scheduler.simulator import (
     available_ns,
     outages,
 )
+from hal.resource import RobotHealth
+from hal.scheduler.jobs import JobRecord
 from tests.hal.scheduler.fleets import LENGTHS_S, capabilities, scheduler
 from wire.messages.fleet import JobRequest
 
@@ -25,8 +25,8 @@ JOB = JobRequest("job", "evaluation", ("a",), 1, 8)
 
 
 def simulated(*robots: SimulatedRobot, jobs: tuple[JobRequest, ...] = (JOB,)) -> tuple[Simulator, Scheduled]:
-    found, roster, _ = scheduler()
-    decider = Scheduled(found, roster)
+    found, registry, _ = scheduler()
+    decider = Scheduled(found, registry)
     arrivals = tuple(Arrival(0, job) for job in jobs)
     return Simulator(Scenario(robots, arrivals, LENGTHS_S), decider), decider
 
@@ -50,9 +50,9 @@ def test_an_unplugged_robot_is_only_found_by_its_silence_and_the_work_goes_to_an
     late = SimulatedRobot("r1", capabilities(), joins_ns=SECOND)
     simulator, decider = simulated(gone, late)
     simulator.run(14 * SECOND)
-    assert decider.roster.health("r0") is not RobotHealth.lost
+    assert decider.registry.health("r0") is not RobotHealth.lost
     simulator.run(24 * SECOND)
-    assert decider.roster.health("r0") is RobotHealth.lost
+    assert decider.registry.health("r0") is RobotHealth.lost
     assert [one.robot for one in simulator.finished] == ["r0", "r0"]
     simulator.run(70 * SECOND)
     assert [one.counted_for for one in simulator.finished] == ["job"] * 8
@@ -65,7 +65,7 @@ def test_a_robot_in_trouble_drains_and_returns() -> None:
     seen = []
     for second in range(60):
         simulator.run(second * SECOND)
-        health = decider.roster.health("r0")
+        health = decider.registry.health("r0")
         if health is not None and (not seen or seen[-1] is not health):
             seen.append(health)
     assert seen == [
@@ -108,18 +108,18 @@ def test_a_decision_looks_at_few_jobs_whatever_their_number(monkeypatch: pytest.
     monkeypatch.setattr(JobRecord, "wants", counting)
     for waiting in (30, 3000):
         looked.append(0)
-        found, roster, _ = scheduler()
-        decider = Scheduled(found, roster)
+        found, registry, _ = scheduler()
+        decider = Scheduled(found, registry)
         for n in range(20):
             decider.joined(SimulatedRobot(f"r{n}", capabilities(site=f"s{n % 4}")), 1, 0)
         for n in range(waiting):
             found.submit(JobRequest(f"j{n}", "rollout", ("a",), 1, 1), 0)
-        wires = dict(decider.turn(0))
+        wires = dict(decider.step(0))
         looked[-1] = 0
         for n in range(5):
             found.episode_done(f"r{n}", "a", True, n, wires[f"r{n}"].first_seed)
-            decider.turn(n)
+            decider.step(n)
             found.submit(JobRequest(f"new-{n}", "rollout", ("a",), 1, 1), n)
-            decider.turn(n)
+            decider.step(n)
     few, many = looked
     assert 0 < many <= 2 * few + 20

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.scheduler.bound import overtaken_s
+from benchmarks.scheduler.simulator import SECOND, Arrival, Scenario, SimulatedRobot
 from hal.resource.capabilities import missing_requirements, satisfies
 from hal.resource.lease import Priority
 from hal.scheduler.decision import SchedulerConfig
-from hal.scheduler.jobs import MOST_SLICE
-from hal.scheduler.simulator import SECOND, Arrival, Scenario, SimulatedRobot
+from hal.scheduler.jobs import MOST_EPISODES
 from tests.hal.scheduler.fleets import LENGTHS_S, Watcher, capabilities, random_scenario
 from wire.messages.fleet import JobRequest, Requirement
 
@@ -33,20 +34,20 @@ def part_s(request: JobRequest, config: SchedulerConfig) -> float:
     longest_s = max(LENGTHS_S[task] for task in request.tasks)
     if not request.episodes:
         return config.aging_s + 2 * longest_s + config.look_every_s
-    return (min(request.episodes, MOST_SLICE) + 1) * longest_s
+    return (min(request.episodes, MOST_EPISODES) + 1) * longest_s
 
 
 def bound_s(request: JobRequest, others: Sequence[JobRequest], config: SchedulerConfig) -> float:
     """After `overtaken_s` a part is at work, and each of the others is given one more before it at most."""
     highest, parts_s = max(rank(other) for other in others), [part_s(other, config) for other in others]
-    return config.overtaken_s(rank(request), highest) + max(parts_s) + sum(parts_s)
+    return overtaken_s(rank(request), highest, config) + max(parts_s) + sum(parts_s)
 
 
 def fleet(robots: int, *jobs: JobRequest, config: SchedulerConfig = CONFIG) -> Watcher:
     """All jobs come a second after each other."""
     bodies = tuple(SimulatedRobot(f"r{n}", capabilities()) for n in range(robots))
     arrivals = tuple(Arrival(n * SECOND, job) for n, job in enumerate(jobs))
-    return Watcher(Scenario(bodies, arrivals, LENGTHS_S, report_s=1.0, turn_s=1.0), config=config)
+    return Watcher(Scenario(bodies, arrivals, LENGTHS_S, report_s=1.0, step_s=1.0), config=config)
 
 
 @pytest.mark.parametrize("config", [CONFIG, SchedulerConfig()], ids=["impatient", "usual"])
@@ -83,10 +84,10 @@ def test_a_stream_of_more_urgent_jobs_does_not_hold_one_up_for_ever() -> None:
     bodies = (SimulatedRobot("r0", capabilities()),)
     arrivals = (Arrival(0, stream[0]), Arrival(SECOND, PRACTICE))
     arrivals += tuple(Arrival(n * 15 * SECOND, job) for n, job in enumerate(stream) if n)
-    watcher = Watcher(Scenario(bodies, arrivals, LENGTHS_S, report_s=1.0, turn_s=1.0), config=CONFIG)
+    watcher = Watcher(Scenario(bodies, arrivals, LENGTHS_S, report_s=1.0, step_s=1.0), config=CONFIG)
     # 20 s of work come every 15 s: those before it when nothing passes it any more are at most so many
-    before = [one.request for one in arrivals if one.time_ns <= (1 + CONFIG.overtaken_s(10, 20)) * SECOND]
-    limit_s = 1 + CONFIG.overtaken_s(10, 20) + sum(part_s(job, CONFIG) for job in before)
+    before = [one.request for one in arrivals if one.time_ns <= (1 + overtaken_s(10, 20, CONFIG)) * SECOND]
+    limit_s = 1 + overtaken_s(10, 20, CONFIG) + sum(part_s(job, CONFIG) for job in before)
     assert limit_s < 15 * len(stream) / 2
     watcher.run(limit_s)
     assert "practice" in watcher.simulator.first_begun_ns
@@ -95,7 +96,7 @@ def test_a_stream_of_more_urgent_jobs_does_not_hold_one_up_for_ever() -> None:
 
 def test_a_job_without_an_end_has_its_turn_again_and_again() -> None:
     watcher = fleet(2, MAIN, EXAM)
-    turn_s = CONFIG.overtaken_s(10, 20) + part_s(EXAM, CONFIG) + part_s(MAIN, CONFIG)
+    turn_s = overtaken_s(10, 20, CONFIG) + part_s(EXAM, CONFIG) + part_s(MAIN, CONFIG)
     done = []
     for n in range(1, 9):
         watcher.run(n * turn_s)
@@ -112,7 +113,7 @@ def test_one_long_job_takes_turns_with_its_equals() -> None:
     watcher.run(2000)
     first, second = (state.episodes for state in watcher.scheduler.states())
     assert first + second >= 2 * 2000 / 4 - 20
-    assert abs(first - second) <= 2 * MOST_SLICE
+    assert abs(first - second) <= 2 * MOST_EPISODES
 
 
 def test_a_part_that_was_waited_for_is_not_taken_by_a_job_that_has_waited_less() -> None:
@@ -130,11 +131,11 @@ def test_a_job_whose_robot_is_taken_before_it_did_anything_keeps_its_place() -> 
     one, two = (JobRequest(name, "rollout", ("a",), 1, 5) for name in ("one", "two"))
     watcher = fleet(1, first, one, two)
     watcher.run(5)
-    assert dict(watcher.scheduler.assigned()) == {"one": "r0"}
+    assert watcher.scheduler.assigned() == {"r0": "one"}
     watcher.scheduler.submit(JobRequest("urgent", "evaluation", ("a",), 1, 1), 5 * SECOND)
     watcher.run(13)
     assert [one.counted_for for one in watcher.simulator.finished] == ["first", "one", "urgent"]
-    assert dict(watcher.scheduler.assigned()) == {"one": "r0"}
+    assert watcher.scheduler.assigned() == {"r0": "one"}
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -147,7 +148,7 @@ def test_nothing_that_can_be_done_starves(seed: int) -> None:
     hog = JobRequest("hog", "teleoperation", ("a", "b", "c"), robots=0, episodes=1_000_000, priority=30)
     main = JobRequest("main", "rollout", ("a", "b", "c"))
     arrivals = (Arrival(0, main), Arrival(0, hog), *base.arrivals)
-    scenario = replace(base, arrivals=arrivals, turn_s=1.0, report_s=1.0)
+    scenario = replace(base, arrivals=arrivals, step_s=1.0, report_s=1.0)
     slowest = max(robot.speed for robot in scenario.robots) * (1 + scenario.vary)
     watcher = Watcher(scenario, config=CONFIG)
     requests = [one.request for one in arrivals]

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from hal.resource.health import HealthReport
-from hal.resource.roster import RobotRegistry
+from hal.resource.robot_registry import RobotRegistry
 from hal.scheduler.decision import job_of
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import RejectedError
@@ -66,7 +66,7 @@ class Scenario:
     """share by which a length is more or less, a fixed function of task and seed"""
     success: float = 0.7
     report_s: float = 0.5
-    turn_s: float = 0.25
+    step_s: float = 0.25
     """what decides is asked so often, and after each event but a report"""
     seed: int = 0
 
@@ -83,16 +83,16 @@ class SchedulerInterface(Protocol):
     def stored(self, robot: str, job: str, task: str, seed: int, success: bool, now_ns: int) -> str:
         """An episode is stored; the id of the job it counts for, '' for none."""
 
-    def turn(self, now_ns: int) -> list[tuple[str, Job]]:
+    def step(self, now_ns: int) -> list[tuple[str, Job]]:
         """What robots are told now."""
 
 
 class Scheduled:
-    """The scheduler of this package as a `SchedulerInterface`."""
+    """The scheduler of `hal.scheduler` as a `SchedulerInterface`."""
 
-    def __init__(self, scheduler: Scheduler, roster: RobotRegistry) -> None:
+    def __init__(self, scheduler: Scheduler, registry: RobotRegistry) -> None:
         self.scheduler = scheduler
-        self.roster = roster
+        self.registry = registry
 
     def submit(self, request: JobRequest, now_ns: int) -> None:
         self.scheduler.submit(request, now_ns)
@@ -101,15 +101,15 @@ class Scheduled:
         self.scheduler.join(robot.name, robot.capabilities, now_ns, str(process))
 
     def reported(self, robot: str, report: HealthReport, job: str, episodes: int, now_ns: int) -> None:
-        self.roster.report(robot, report, now_ns, job_of(job))
+        self.registry.report(robot, report, now_ns, job_of(job))
         self.scheduler.heartbeat(robot, job, episodes, now_ns)
 
     def stored(self, robot: str, job: str, task: str, seed: int, success: bool, now_ns: int) -> str:
         source = "evaluation" if seed >= 1_000_000 else "online"
         return self.scheduler.episode_done(robot, task, success, now_ns, seed, source)
 
-    def turn(self, now_ns: int) -> list[tuple[str, Job]]:
-        return [(decision.robot, decision.job) for decision in self.scheduler.turn(now_ns)]
+    def step(self, now_ns: int) -> list[tuple[str, Job]]:
+        return [(decision.robot, decision.job) for decision in self.scheduler.step(now_ns)]
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -136,7 +136,7 @@ class _Body:
         self.job: Job | None = None
         self.next: Job | None = None
         self.done = 0
-        self.place = 0
+        self.begun = 0
         """episodes begun of the job"""
         self.ends_ns = 0
         """of the running episode; 0: none runs"""
@@ -172,14 +172,14 @@ class Simulator:
                 self._at(outage.end_ns, self._returning(body, outage))
         for arrival in scenario.arrivals:
             self._at(arrival.time_ns, self._arriving(arrival))
-        self._at(0, self._turning())
+        self._at(0, self._stepping())
 
     def run(self, until_ns: int) -> None:
         """Go on to a time."""
         while self._events and self._events[0][0] <= until_ns:
             self.now_ns, _, event = heapq.heappop(self._events)
             if event():
-                self._turn()
+                self._step()
         self.now_ns = until_ns
 
     def idle(self) -> Iterator[str]:
@@ -192,17 +192,17 @@ class Simulator:
         self._serial += 1
         heapq.heappush(self._events, (time_ns, self._serial, event))
 
-    def _turn(self) -> None:
-        for name, job in self.decider.turn(self.now_ns):
+    def _step(self) -> None:
+        for name, job in self.decider.step(self.now_ns):
             body = self._bodies[name]
             if body.here:
                 self._told(body, job)
         if self._watch is not None:
             self._watch(self.now_ns)
 
-    def _turning(self) -> Callable[[], bool]:
+    def _stepping(self) -> Callable[[], bool]:
         def event() -> bool:
-            self._at(self.now_ns + round(self.scenario.turn_s * SECOND), event)
+            self._at(self.now_ns + round(self.scenario.step_s * SECOND), event)
             return True
 
         return event
@@ -281,12 +281,12 @@ class Simulator:
     def _go_on(self, body: _Body) -> None:
         """Between two episodes."""
         if body.next is not None:
-            body.job, body.next, body.done, body.place = body.next, None, 0, 0
+            body.job, body.next, body.done, body.begun = body.next, None, 0, 0
         job = body.job
         if job is None or not job.tasks or (job.episodes and body.done >= job.episodes):
             return
-        task, seed = job.tasks[body.place % len(job.tasks)], job.first_seed + body.place
-        body.place += 1
+        task, seed = job.tasks[body.begun % len(job.tasks)], job.first_seed + body.begun
+        body.begun += 1
         body.number += 1
         took_ns, success = self._outcome(body.robot, task, seed)
         body.ends_ns = self.now_ns + took_ns
@@ -310,7 +310,7 @@ class Simulator:
             counted = self.decider.stored(name, job.id, task, seed, success, self.now_ns)
             self.finished.append(Finished(self.now_ns, name, counted, task, seed, job.kind, took_ns))
             # What decides may tell it something else in this moment, before it goes on.
-            self._turn()
+            self._step()
             if not body.ends_ns:
                 self._go_on(body)
             return False

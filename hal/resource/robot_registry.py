@@ -33,26 +33,20 @@ class _Load:
     """Share of the last minute in which a robot worked."""
 
     def __init__(self, now_ns: int) -> None:
-        self._buckets: deque[list[int]] = deque(maxlen=_BUCKETS)
+        self._buckets: deque[tuple[int, int, int]] = deque([(now_ns // _BUCKET_NS, 0, 0)], maxlen=_BUCKETS)
+        """(number of the bucket, time worked, time passed)"""
         self._last_ns = now_ns
 
-    def note(self, busy: bool, now_ns: int) -> None:
-        """From the last report until now it was busy, or not."""
-        spent = min(now_ns - self._last_ns, _LONGEST_NS)
-        self._last_ns = now_ns
-        index = now_ns // _BUCKET_NS
-        if not self._buckets or self._buckets[-1][0] != index:
-            self._buckets.append([index, 0, 0])
-        self._buckets[-1][1] += spent if busy else 0
-        self._buckets[-1][2] += spent
+    def note(self, works: bool, now_ns: int) -> None:
+        """From the last report until now it worked, or not."""
+        spent_ns = min(now_ns - self._last_ns, _LONGEST_NS)
+        self._last_ns, number = now_ns, now_ns // _BUCKET_NS
+        _, worked, passed = self._buckets.pop() if self._buckets[-1][0] == number else (number, 0, 0)
+        self._buckets.append((number, worked + works * spent_ns, passed + spent_ns))
 
     def share(self, now_ns: int) -> float:
-        oldest = now_ns // _BUCKET_NS - _BUCKETS
-        busy = all_ = 0
-        for index, worked, passed in self._buckets:
-            if index > oldest:
-                busy, all_ = busy + worked, all_ + passed
-        return busy / all_ if all_ else 0.0
+        recent = [bucket for bucket in self._buckets if bucket[0] > now_ns // _BUCKET_NS - _BUCKETS]
+        return sum(worked for _, worked, _ in recent) / max(1, sum(passed for *_, passed in recent))
 
 
 class _Robot:
@@ -78,9 +72,6 @@ class RobotRegistry:
 
     def __contains__(self, name: str) -> bool:
         return name in self._robots
-
-    def __len__(self) -> int:
-        return len(self._robots)
 
     def join(self, name: str, capabilities: Capabilities, now_ns: int, identity: str = "") -> None:
         """A robot is there. Saying it again changes nothing.
@@ -114,7 +105,7 @@ class RobotRegistry:
         robot = self._robots.get(name)
         if robot is None:
             return
-        robot.load.note(report.busy, now_ns)
+        robot.load.note(report.mode in ("policy", "script", "human", "reset"), now_ns)
         robot.job = job
         if robot.watch.report(report, now_ns):
             self._changes.append(Change(name, robot.watch.health, robot.watch.reason))
@@ -125,7 +116,7 @@ class RobotRegistry:
         if self._robots.pop(name, None) is not None:
             self._changes.append(Change(name, None, reason))
 
-    def turn(self, now_ns: int) -> list[Change]:
+    def poll(self, now_ns: int) -> list[Change]:
         """What changed since the last call."""
         self._now_ns = max(self._now_ns, now_ns)
         if self._looked_ns is None or now_ns - self._looked_ns >= _LOOK_NS:

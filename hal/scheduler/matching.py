@@ -1,0 +1,297 @@
+"""Who works for whom: free robots go to the most urgent job, and jobs of higher priority take robots from others.
+
+Robots that are the same to every job are a group. Which job fits which group is decided once, so a robot that comes
+free looks at jobs in their order until one fits, and a job that comes at the groups that it fits.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from hal.resource.capabilities import missing_requirements, satisfies
+from hal.resource.lease import Leases
+from hal.scheduler.decision import REST, Decision, SchedulerConfig, job_of
+from hal.scheduler.jobs import Assignment, JobPhase, JobRecord
+from hal.scheduler.seeds import training_seeds
+from hal.scheduler.tasks import TaskBalancer
+from wire.messages.all import Job
+from wire.messages.fleet import Capabilities
+
+
+@dataclass(slots=True, eq=False)
+class SchedulableRobot:
+    """A robot, here or not."""
+
+    name: str
+    index: int  # of its seed partition
+    seeds_spent: int = 0  # training seeds it has used
+    group: Group | None = None  # None: it is not here
+    available: bool = False  # may be given work
+    assignment: Assignment | None = None
+    before: Assignment | None = None  # what it did before; episodes of it may still come
+    wire: Job | None = None  # the last job it was told
+
+
+class Group:
+    """Robots with equal capabilities that may be given work; one that jobs ask for by `name` is alone."""
+
+    def __init__(self, name: str, capabilities: Capabilities) -> None:
+        self.name = name
+        self.capabilities = capabilities
+        self.free: dict[str, SchedulableRobot] = {}  # the longest idle first
+        self.runs: dict[str, Assignment] = {}  # by robot, the newest last
+
+    @property
+    def robots(self) -> int:
+        return len(self.free) + len(self.runs)
+
+    def update(self, robot: SchedulableRobot) -> None:
+        """A robot of the group came, went, or has begun or ended some work."""
+        self.free.pop(robot.name, None)
+        self.runs.pop(robot.name, None)
+        if robot.available and robot.assignment is None:
+            self.free[robot.name] = robot
+        elif robot.available and robot.assignment is not None:
+            self.runs[robot.name] = robot.assignment
+
+
+class Matcher:
+    """Robots, the jobs that are alive, and which of them belong together now."""
+
+    def __init__(self, leases: Leases, balancer: TaskBalancer, config: SchedulerConfig) -> None:
+        self._leases = leases
+        self._balancer = balancer
+        self._config = config
+        self._aging_ns = round(config.aging_s * 1e9)
+        self.robots: dict[str, SchedulableRobot] = {}
+        self._groups: dict[tuple[str, Capabilities], Group] = {}
+        self._asked: set[str] = set()  # names of robots that jobs ask for
+        self._alive: dict[str, JobRecord] = {}
+        self._standing: dict[str, JobRecord] = {}  # those without an end
+        self._waiting: list[JobRecord] = []  # those with an end that may want a robot, the most urgent first
+        self._open: dict[Group, None] = {}  # in which a robot became free or a job came to wait
+        self._new: dict[str, JobRecord] = {}  # jobs that came to want a robot and may take one from others
+        self._left = 0  # assignments that may be made in this step
+        self._look_ns = 0  # when jobs that wait behind others without an end are looked at next
+        self._decisions: dict[str, Decision] = {}
+
+    def robot(self, name: str) -> SchedulableRobot:
+        """The robot of this name; a new one gets the next seed partition."""
+        return self.robots.setdefault(name, SchedulableRobot(name, len(self.robots)))
+
+    def place(self, robot: SchedulableRobot, capabilities: Capabilities | None, available: bool) -> None:
+        """Put a robot among those like it, again after whatever changed. No `capabilities`: it is not here."""
+        group = self._group(robot.name, capabilities) if capabilities is not None else None
+        if (group, available) == (robot.group, robot.available):
+            return
+        if robot.group is not None:
+            robot.available = False
+            robot.group.update(robot)
+        robot.group, robot.available = group, available
+        if group is not None:
+            group.update(robot)
+            self._open[group] = None
+
+    def _group(self, name: str, capabilities: Capabilities) -> Group:
+        key = (name if name in self._asked else "", capabilities)
+        if key not in self._groups:
+            self._groups[key] = Group(*key)
+            for job in self._alive.values():
+                self._meet(job, self._groups[key])
+        return self._groups[key]
+
+    def _meet(self, job: JobRecord, group: Group) -> None:
+        """Decide whether robots of the group fit the job."""
+        tasks = satisfies(job.tasks, group.capabilities)
+        if tasks and not missing_requirements(job.request.requirement, group.name, group.capabilities):
+            job.groups[group] = tasks
+
+    # --- jobs -----------------------------------------------------------------------------------------------------
+
+    def add(self, job: JobRecord) -> None:
+        """A new job wants robots."""
+        for name in job.request.requirement.robots:
+            if name not in self._asked:
+                self._asked.add(name)
+                robot = self.robots.get(name)
+                if robot is not None and robot.group is not None:
+                    self.place(robot, robot.group.capabilities, robot.available)
+        self._alive[job.id] = job
+        if job.standing:
+            self._standing[job.id] = job
+        for group in self._groups.values():
+            self._meet(job, group)
+        everyone = sum(group.robots for group in self._groups.values())
+        scarce = 1 - _robots(job) / everyone if everyone and not job.standing else 0.0
+        job.ahead_ns = job.priority * self._aging_ns + round(scarce * self._config.scarce_s * 1e9)
+        job.urgency_ns = job.submitted_ns - job.ahead_ns
+        self._wait(job)
+
+    def finish(self, job: JobRecord, phase: JobPhase, now_ns: int) -> None:
+        """A job is done or cancelled."""
+        job.phase, job.ended_ns = phase, now_ns
+        for run in list(job.assignments.values()):
+            self.end(run, f"job '{job.id}' is {phase}", now_ns)
+        for jobs in (self._alive, self._standing, self._new):
+            jobs.pop(job.id, None)
+        self._requeue(job)
+
+    def _wait(self, job: JobRecord) -> None:
+        """The job may want a robot again."""
+        if self._requeue(job):
+            self._new[job.id] = job
+            self._open.update((group, None) for group in job.groups if group.free)
+
+    def _requeue(self, job: JobRecord) -> bool:
+        """Put the job where it belongs among those that want a robot; whether it wants one."""
+        with suppress(ValueError):
+            self._waiting.remove(job)
+        wants = job.wants(job.tasks)
+        if wants and not job.standing:
+            insort(self._waiting, job, key=lambda job: (job.urgency_ns, job.number))
+        return wants
+
+    # --- choosing -------------------------------------------------------------------------------------------------
+
+    def step(self, now_ns: int) -> list[Decision]:
+        """What robots are to be told now."""
+        self._left = self._config.most_a_step
+        self._match(now_ns)
+        if now_ns >= self._look_ns:
+            self._look_ns = now_ns + round(self._config.look_every_s * 1e9)
+            stuck: set[Group] = set()
+            for group in self._groups.values():
+                if (job := self._most_urgent(group, now_ns)) is not None:
+                    self._new[job.id] = job
+                    self._make_room(group, stuck, now_ns)
+            self._match(now_ns)
+        decisions, self._decisions = list(self._decisions.values()), {}
+        return decisions
+
+    def _match(self, now_ns: int) -> None:
+        """Work for the robots that are free, and robots for the jobs that outrank others."""
+        while self._left > 0 and (self._open or self._new):
+            # Robots that fit little choose first, so that the others are left for what only they can do.
+            for group in sorted(self._open, key=self._flexible):
+                while self._left > 0 and group.free and (job := self._most_urgent(group, now_ns)) is not None:
+                    self._begin(next(iter(group.free.values())), job, "its turn", now_ns)
+                if self._left > 0:
+                    del self._open[group]
+            for job in sorted(self._new.values(), key=lambda job: (-job.priority, job.rank(now_ns))):
+                while self._left > 0 and (run := self._weakest(job, now_ns)) is not None:
+                    self.end(run, f"job '{job.id}' comes first", now_ns)
+                    self._begin(run.robot, job, "it comes first", now_ns)
+                if self._left > 0:
+                    del self._new[job.id]
+
+    def _flexible(self, group: Group) -> int:
+        """Jobs that wait and that the group fits."""
+        return sum(group in job.groups for job in self._waiting) if len(self._open) > 1 and group.free else 0
+
+    def _most_urgent(self, group: Group, now_ns: int) -> JobRecord | None:
+        """The job that a free robot of the group is to work on."""
+        first = next((job for job in self._waiting if group in job.groups and job.wants(job.groups[group])), None)
+        found = [job for job in self._standing.values() if group in job.groups and job.wants(job.groups[group])]
+        return min(found if first is None else (*found, first), key=lambda job: job.rank(now_ns), default=None)
+
+    def _weakest(self, job: JobRecord, now_ns: int) -> Assignment | None:
+        """What gives way to a job first."""
+        groups = (group for group, tasks in job.groups.items() if job.wants(tasks))
+        runs = (run for group in groups for run in reversed(group.runs.values()))
+        yields = (run for run in runs if run.yields_to(job, now_ns, self._aging_ns))
+        return min(yields, key=lambda run: run.rank(now_ns), default=None)
+
+    def _make_room(self, group: Group, stuck: set[Group], now_ns: int) -> bool:
+        """Whether a robot of `group` is free. If need be its work moves on to a group with a free one, or in which one
+        becomes free likewise: an augmenting path of the matching (Berge, 1957). `stuck` are groups without."""
+        if group.free:
+            return True
+        stuck.add(group)
+        for run in list(group.runs.values()):
+            for other, tasks in run.job.groups.items():
+                fits = other not in stuck and set(run.job.groups[group]) <= set(tasks)
+                if self._left > 0 and fits and self._make_room(other, stuck, now_ns):
+                    self.end(run, "another robot can do its work", now_ns)
+                    self._begin(next(iter(other.free.values())), run.job, "another robot is needed elsewhere", now_ns)
+                    return True
+        return False
+
+    # --- assignments ----------------------------------------------------------------------------------------------
+
+    def _begin(self, robot: SchedulableRobot, job: JobRecord, reason: str, now_ns: int) -> None:
+        """The robot works on the job from now on."""
+        assert robot.group is not None
+        ttl_ns = round(self._config.ttl_s * 1e9)
+        lease, _ = self._leases.acquire(robot.name, job.id, job.request.kind, job.priority, ttl_ns, now_ns)
+        task, seeds, wire = self._unit(robot, job, job.groups[robot.group], lease.number)
+        waited_ns = now_ns - job.ahead_ns - job.rank(now_ns)[0]
+        kept_until_ns = now_ns + self._aging_ns if job.standing and waited_ns >= self._aging_ns else 0
+        taken_up = robot.wire is not None and robot.wire.id == wire.id
+        run = Assignment(job, robot, task, seeds, wire, now_ns, kept_until_ns, taken_up)
+        job.phase, job.started_ns = JobPhase.running, job.started_ns or now_ns
+        job.urgency_ns = now_ns - job.ahead_ns
+        job.assignments[robot.name] = robot.assignment = run
+        self._requeue(job)
+        robot.group.update(robot)
+        self._left -= 1
+        self.tell(robot, wire, reason)
+
+    def _unit(
+        self, robot: SchedulableRobot, job: JobRecord, tasks: tuple[str, ...], lease: int
+    ) -> tuple[str, range, Job]:
+        """What the robot is to do of the job, (task, seeds), and how it is told so."""
+        last, before, request = robot.wire, robot.before, job.request
+        cycle = self._balancer.cycle(tasks, robot.index)
+        if job.standing and last is not None and job_of(last.id) == job.id:
+            told = range(last.first_seed, last.first_seed + last.episodes)
+            if training_seeds(robot.index, robot.seeds_spent).start in told:
+                # It has been on this job all along, its link cut or under a person's hand: nothing starts anew.
+                return "", told, msgspec.structs.replace(last, tasks=cycle, lease=lease)
+        if before is not None and not before.task and len(before.done) < len(before.seeds):
+            # An episode that runs now is not counted yet, and its seed is not to be used again.
+            robot.seeds_spent += 1
+        seeds = training_seeds(robot.index, robot.seeds_spent)
+        task, seeds = job.work.pop(tasks, request.robots or _robots(job), seeds)
+        id, cycle = f"{job.id}/{lease}", (task,) if task else cycle
+        return task, seeds, Job(id, cycle, seeds.start, request.kind, len(seeds), request.version, lease)
+
+    def end(self, run: Assignment, reason: str, now_ns: int, rest: bool = True) -> None:
+        """The robot does not work on its job any more and is told to `rest`; what it has not done goes back."""
+        robot, job = run.robot, run.job
+        job.work.put_back(run.task, run.seeds, run.done)
+        del job.assignments[robot.name]
+        robot.assignment, robot.before = None, run
+        if not job.assignments and job.alive:
+            job.phase = JobPhase.waiting
+        if job.standing and not job.assignments:
+            job.urgency_ns = now_ns - job.ahead_ns
+        elif not run.done:
+            job.urgency_ns = min(job.urgency_ns, run.urgency_ns)
+        lease = self._leases.of(robot.name, now_ns)
+        if lease is not None and lease.number == run.wire.lease:
+            self._leases.release(robot.name, lease.number, now_ns)
+        if robot.group is not None:
+            robot.group.update(robot)
+            self._open[robot.group] = None
+        self._wait(job)
+        if rest:
+            self.tell(robot, Job(REST, (), 0), reason)
+
+    def tell(self, robot: SchedulableRobot, job: Job, reason: str) -> None:
+        """The robot is told this in the next step, unless something else comes up."""
+        robot.wire = job
+        self._decisions[robot.name] = Decision(robot.name, job, reason)
+
+    def forget(self, robot: SchedulableRobot) -> None:
+        """A robot left, or is another process: what it was told is void."""
+        robot.wire = None
+        self._decisions.pop(robot.name, None)
+
+
+def _robots(job: JobRecord) -> int:
+    """How many may be given it now, at most."""
+    return sum(group.robots for group in job.groups)
