@@ -225,7 +225,7 @@ def _begin(recipe: Recipe, place: BufferLocation, arm: PackingArm, seed: int) ->
     )
     feed = open_dataset(place, recipe.spec, config)
     feed.refresh()
-    policy.fit(feed.examples())
+    policy.set_normalization(feed.examples())
     return Learner(policy, algorithm, seed), feed
 
 

@@ -94,7 +94,7 @@ def test_the_rule_itself_catches_a_wrong_import(tmp_path: Path) -> None:
         ("hal.registry", ("torch", "mujoco", "cv2")),
         ("fleet.config.overrides", ("torch", "mujoco", "zarr")),
         ("policies.interface.registry", ("torch", "transformers", "lerobot", "safetensors")),
-        # every process asks a kind of policy for its hints
+        # every process asks a kind of policy for its defaults
         ("policies.flow.factory", ("torch",)),
         ("policies.lerobot.factory", ("torch", "transformers", "lerobot")),
         ("policies.tokens.factory", ("torch",)),

@@ -54,7 +54,7 @@ def train(
     learner = Learner(policy, algorithm, seed)
     with open_dataset(place, spec, config) as feed:
         feed.refresh()
-        policy.fit(feed.examples())
+        policy.set_normalization(feed.examples())
         while learner.gradient_steps < training.steps:
             learner.step(feed.next())
     return learner.weights()

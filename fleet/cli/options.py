@@ -51,7 +51,7 @@ PolicyOption = Annotated[
     str,
     typer.Option(
         "--policy",
-        help="Another policy, KIND:PLACE: flow:PRESET, lerobot:DIRECTORY or a hub name, tokens:PRESET; default: the "
+        help="Another policy, KIND:NAME: flow:PRESET, lerobot:DIRECTORY or a hub name, tokens:PRESET; default: the "
         "recipe's.",
         show_default=False,
     ),

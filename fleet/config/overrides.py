@@ -28,7 +28,7 @@ class Tuning:
     robot_config: str = ""
     """that driver's configuration: JSON, or a JSON file"""
     policy: str = ""
-    """another policy for it, KIND:PLACE"""
+    """another policy for it, KIND:NAME"""
     policy_config: str = ""
     """that policy's configuration: JSON, or a JSON file"""
 
@@ -40,7 +40,7 @@ class Tuning:
         if self.speed_up < 0:
             raise ConfigError(f"speed-up {self.speed_up}: execute every q-th action with q of 1 or more.")
         if self.policy_config and not self.policy:
-            raise ConfigError("--policy-config needs --policy KIND:PLACE, which it configures.")
+            raise ConfigError("--policy-config needs --policy KIND:NAME, which it configures.")
 
     def flags(self) -> list[str]:
         """The same as options of another `vla-fleet` command."""

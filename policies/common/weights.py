@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from policies.interface.trainable import base_sha256, published
+from policies.interface.trainable import base_sha256, trainable_state_dict
 from wire.errors import WeightsError
 from wire.types import PolicyCapabilities, RobotSpec
 
@@ -78,7 +78,7 @@ def pack(tensors: Mapping[str, torch.Tensor], header: Header) -> bytes:
 
 def pack_module(module: nn.Module, header: Header) -> bytes:
     """A file of what training changes in `module` (`policies.interface.trainable`), and the hash of the rest."""
-    return pack(published(module), msgspec.structs.replace(header, base=base_sha256(module)))
+    return pack(trainable_state_dict(module), msgspec.structs.replace(header, base=base_sha256(module)))
 
 
 def read_header(data: bytes, what: str = "weights") -> Header:
@@ -146,7 +146,7 @@ def load_published(
     base = base_sha256(module)
     if header.base != base:
         raise WeightsError(f"{what}: {_other_base(header.base, base)}")
-    own = published(module)
+    own = trainable_state_dict(module)
     _require_tensors(own, tensors, what)
     with torch.no_grad():
         for name, tensor in own.items():

@@ -12,7 +12,6 @@ from policies.common.residual_policy import correct
 from policies.common.runtime import Runtime
 from policies.conformance.data import (
     Make,
-    awakened,
     changed_images,
     changed_state,
     chunk_of,
@@ -21,6 +20,7 @@ from policies.conformance.data import (
     moved,
     random_state,
     seeded,
+    with_random_zero_init,
 )
 from policies.interface.policy import Batch, Policy
 from wire.codec import decode, encode
@@ -111,7 +111,7 @@ def separation(make: Make, observation: Observation, batch: Batch) -> str:
 
 
 def fresh_state(make: Make, observation: Observation, batch: Batch) -> str:
-    make = awakened(make)
+    make = with_random_zero_init(make)
     latent = make().think(observation)
     first = make().act(observation, latent, 0).actions
     second = make().act(changed_state(make().spec, observation), latent, 0).actions
@@ -162,7 +162,7 @@ def travels(make: Make, observation: Observation, batch: Batch) -> str:
 
 
 def several(make: Make, observation: Observation, batch: Batch) -> str:
-    make = awakened(make)
+    make = with_random_zero_init(make)
     policy, other = make(), make()
     spec = policy.spec
     seen = [observation, changed_state(spec, observation), changed_images(observation)]
@@ -221,7 +221,7 @@ def prefix(make: Make, observation: Observation, batch: Batch) -> str:
 
 
 def behind_prefix(make: Make, observation: Observation, batch: Batch) -> str:
-    make = awakened(make)
+    make = with_random_zero_init(make)
     policy, other = make(), make()
     if not policy.trained.prefix_trained or policy.horizon < 2:
         return ""

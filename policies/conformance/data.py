@@ -142,7 +142,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(np.all(np.asarray(one) == np.asarray(other)))
 
 
-def awake(policy: BothPolicies) -> bool:
+def randomize_zero_init(policy: BothPolicies) -> bool:
     """Give every trained tensor that is all zero small random values; whether there was one.
 
     Last layers and adapters often begin with zeros, and until the first gradient step nothing behind them shows.
@@ -159,10 +159,10 @@ def awake(policy: BothPolicies) -> bool:
     return found
 
 
-def awakened(make: Make) -> Make:
+def with_random_zero_init(make: Make) -> Make:
     """`make` of policies whose zeros are not; as it is for those without zeros."""
     policy = make()
-    if not awake(policy):
+    if not randomize_zero_init(policy):
         return make
     weights = policy.save()
 

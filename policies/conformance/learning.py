@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from policies.conformance.data import BothPolicies, Make, awake, awakened, flattened, looked_at, seeded
+from policies.conformance.data import (
+    BothPolicies,
+    Make,
+    flattened,
+    looked_at,
+    randomize_zero_init,
+    seeded,
+    with_random_zero_init,
+)
 from policies.interface.policy import Batch
 from wire.errors import InvalidDataError
 from wire.types import Observation
@@ -30,7 +38,7 @@ def gradient(make: Make, observation: Observation, batch: Batch) -> str:
         without = [name for name, p in policy.module.named_parameters() if p.requires_grad and not _has_gradient(p)]
         if not without:
             break
-        awake(policy)
+        randomize_zero_init(policy)
     if [parameter.requires_grad for parameter in policy.module.parameters()] != flags:
         return "loss() freezes or thaws parameters"
     return f"no gradient reaches {without[:8]}, {len(without)} in all" if without else ""
@@ -68,7 +76,7 @@ def masked(make: Make, observation: Observation, batch: Batch) -> str:
 
 
 def apart(make: Make, observation: Observation, batch: Batch) -> str:
-    make = awakened(make)
+    make = with_random_zero_init(make)
     b = len(batch["state"])
     if b < 2:
         return ""

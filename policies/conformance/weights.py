@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from policies.conformance.data import Make, awakened, chunk_of, example_observation
+from policies.conformance.data import Make, chunk_of, example_observation, with_random_zero_init
 from policies.interface.policy import Batch, NormalizationData
 from wire.errors import InvalidDataError, PolicyError, SpecMismatchError, WeightsError
 from wire.types import Observation
@@ -26,7 +26,7 @@ def versions(make: Make, observation: Observation, batch: Batch) -> str:
 
 
 def round_trip(make: Make, observation: Observation, batch: Batch) -> str:
-    make = awakened(make)
+    make = with_random_zero_init(make)
     policy, other = make(), make()
     saved = policy.save()
     other.load(saved, 5)
@@ -134,24 +134,26 @@ def published(make: Make, observation: Observation, batch: Batch) -> str:
 
 
 def statistics(make: Make, observation: Observation, batch: Batch) -> str:
-    make = awakened(make)
+    make = with_random_zero_init(make)
     policy, other, spec = make(), make(), make().spec
-    fit: Any = getattr(policy, "fit", None)
-    if fit is None or getattr(policy, "pretrained", False):
+    set_normalization: Any = getattr(policy, "set_normalization", None)
+    if set_normalization is None or getattr(policy, "pretrained", False):
         return ""
     states = np.stack([0.5 * example_observation(spec, seed).state + 0.25 for seed in range(64)])
     chunks = np.random.default_rng(0).uniform(
         spec.action_low(), spec.action_high(), (64, policy.horizon, spec.action_dim)
     )
-    fit(NormalizationData(states, chunks.astype(np.float32)))
+    set_normalization(NormalizationData(states, chunks.astype(np.float32)))
     other.load(policy.save(), policy.version)
     mine, theirs = chunk_of(policy, observation).actions, chunk_of(other, observation).actions
     if not np.array_equal(mine, theirs):
-        return "what fit() took from the data does not travel with the weights: loaded elsewhere, they act differently"
+        return "what set_normalization() took does not travel with the weights: loaded elsewhere, they act differently"
     try:
-        fit(NormalizationData(np.hstack([states, states]), chunks.astype(np.float32)))
+        set_normalization(NormalizationData(np.hstack([states, states]), chunks.astype(np.float32)))
     except InvalidDataError:
         return ""
     except Exception as error:  # noqa: BLE001  any other error is the fault that is looked for
-        return f"fit() on states of another robot must raise InvalidData, not {type(error).__name__}: {error}"
-    return "fit() took states of another robot"
+        return (
+            f"set_normalization() of another robot's states must raise InvalidData, not {type(error).__name__}: {error}"
+        )
+    return "set_normalization() took states of another robot"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from policies.flow.config import Bridge, CameraEncoderConfig, Conv, FlowConfig, Transformer, Vlm
+from policies.flow.config import AttentionPoolerConfig, CameraEncoderConfig, Conv, FlowConfig, Transformer, Vlm
 from policies.flow.presets import pixels_network, state_network
 
 if TYPE_CHECKING:
     from policies.flow.policy import FlowPolicy
 
 __all__ = [
-    "Bridge",
+    "AttentionPoolerConfig",
     "CameraEncoderConfig",
     "Conv",
     "FlowConfig",

@@ -68,11 +68,11 @@ def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callab
             f"training batch: seen_state has shape {list(seen_state.shape)}, expected {[b, ds]}: one of each image."
         )
     images = []
-    for eye in config.eyes:
-        image, expected = _image(batch, eye.name), (b, eye.height, eye.width, 3)
+    for camera in config.cameras:
+        image, expected = _image(batch, camera.name), (b, camera.height, camera.width, 3)
         if tuple(image.shape) != expected:
             raise InvalidDataError(
-                f"training batch: image of '{eye.name}' has shape {list(image.shape)}, expected {list(expected)}."
+                f"training batch: image of '{camera.name}' has shape {list(image.shape)}, expected {list(expected)}."
             )
         images.append(image)
     if len(batch["instructions"]) != b:

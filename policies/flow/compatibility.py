@@ -48,10 +48,10 @@ def require_fit(spec: RobotSpec, config: FlowConfig) -> None:
         if mine != theirs:
             raise ConfigError(f"flow policy: {name} {mine}, but robot '{spec.embodiment}' has {theirs}.")
     cameras = {camera.name: (camera.height, camera.width) for camera in spec.cameras}
-    for eye in config.eyes:
-        if cameras.get(eye.name) != (eye.height, eye.width):
+    for camera in config.cameras:
+        if cameras.get(camera.name) != (camera.height, camera.width):
             raise ConfigError(
-                f"flow policy: camera '{eye.name}' at {eye.height}x{eye.width}, but robot '{spec.embodiment}' has "
-                f"{cameras or 'no camera'}."
+                f"flow policy: camera '{camera.name}' at {camera.height}x{camera.width}, but robot '{spec.embodiment}' "
+                f"has {cameras or 'no camera'}."
             )
     config.require()

@@ -36,7 +36,7 @@ class Transformer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """hidden units of each block's feed-forward part, in widths"""
 
 
-class Bridge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AttentionPoolerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How what the slow path sees becomes latent tokens: learned queries pool it by attention."""
 
     queries: int = 8
@@ -78,7 +78,7 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     action_dim: int
     horizon: int = 16
     """H"""
-    eyes: tuple[CameraEncoderConfig, ...] = ()
+    cameras: tuple[CameraEncoderConfig, ...] = ()
     """empty: the slow path reads only the instruction"""
     stem: tuple[Conv, ...] = (Conv(32, 5, 2), Conv(48, 3, 2), Conv(48, 3, 1))
     """convolutions of each camera's encoder"""
@@ -120,7 +120,7 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """its hidden units"""
     transformer: Transformer | None = None
     """None: the fast path is the small network that `width` and `layers` describe"""
-    bridge: Bridge | None = None
+    pooler: AttentionPoolerConfig | None = None
     """None: the latent is feature points and the mean of the words; `transformer` and `vlm` need latent tokens"""
     vlm: Vlm | None = None
     """None: the slow path is convolutions, learned from nothing"""
@@ -137,7 +137,7 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(
                 "flow policy: horizon, layers, euler_steps, words must be 1 or more and vocabulary 2 or more."
             )
-        if self.eyes and not self.stem and self.vlm is None:
+        if self.cameras and not self.stem and self.vlm is None:
             raise ConfigError("flow policy: a policy with cameras needs at least one convolution in `stem`.")
         if self.max_offset < 0:
             raise ConfigError(f"flow policy: max_offset {self.max_offset} is negative; 0 trains without a delay.")
@@ -162,24 +162,24 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self._require_tokens()
 
     def _require_tokens(self) -> None:
-        if (self.transformer or self.vlm) and not self.bridge:
-            raise ConfigError("flow policy: `transformer` and `vlm` need `bridge`, which makes the latent tokens.")
-        fast, bridge = self.transformer, self.bridge
+        if (self.transformer or self.vlm) and not self.pooler:
+            raise ConfigError("flow policy: `transformer` and `vlm` need `pooler`, which makes the latent tokens.")
+        fast, pooler = self.transformer, self.pooler
         if fast and (min(fast.width, fast.layers, fast.heads, fast.ratio) < 1 or fast.width % fast.heads):
             raise ConfigError(
                 f"flow policy: sizes of a transformer are 1 or more and its heads divide its width: {fast}."
             )
-        if bridge and (
-            min(bridge.queries, bridge.width, bridge.inner, bridge.heads, bridge.layers + 1) < 1
-            or bridge.inner % bridge.heads
+        if pooler and (
+            min(pooler.queries, pooler.width, pooler.inner, pooler.heads, pooler.layers + 1) < 1
+            or pooler.inner % pooler.heads
         ):
             raise ConfigError(
-                f"flow policy: sizes of a bridge are 1 or more, its layers 0 or more, and its heads "
-                f"divide `inner`: {bridge}."
+                f"flow policy: sizes of a pooler are 1 or more, its layers 0 or more, and its heads "
+                f"divide `inner`: {pooler}."
             )
-        if self.vlm and not self.eyes:
+        if self.vlm and not self.cameras:
             raise ConfigError(
-                "flow policy: a vision-language backbone needs at least one camera in `eyes`; without one use no `vlm`."
+                "flow policy: a vision-language backbone needs at least one camera; without `cameras` use no `vlm`."
             )
         if self.vlm and min(self.vlm.layers, self.vlm.words) < 1:
             raise ConfigError("flow policy: a vision-language backbone needs 1 layer and 1 word or more.")

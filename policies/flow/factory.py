@@ -18,7 +18,7 @@ from wire.types import RobotSpec
 if TYPE_CHECKING:
     from policies.flow.policy import FlowPolicy
 
-_HINTS = {
+_DEFAULTS = {
     # what the two recipes were measured with stands in the recipes
     "pixels": PolicyDefaults(),
     "state": PolicyDefaults(),
@@ -79,7 +79,7 @@ def make(place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> Flow
     )
 
 
-def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
+def defaults(place: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
     """What the size is trained with. Raises `ConfigError` as `make` does, as far as files and sizes tell."""
     choice = _choice(config)
     found = _network(place, choice, spec)
@@ -89,7 +89,7 @@ def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults
         from policies.flow.networks.backbone import require_backbone
 
         require_backbone(Path(choice.vlm), found.vlm, choice.vlm_random)
-    return msgspec.structs.replace(_HINTS[place], horizon=found.horizon)
+    return msgspec.structs.replace(_DEFAULTS[place], horizon=found.horizon)
 
 
 def absolute(place: str) -> str:

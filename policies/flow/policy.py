@@ -20,10 +20,10 @@ from policies.flow.compatibility import NETWORK, read_config, require_fit, requi
 from policies.flow.config import FlowConfig
 from policies.flow.networks import sampling
 from policies.flow.networks.network import FlowNetwork
-from policies.flow.networks.vlm import LORA_TARGETS, Words
+from policies.flow.networks.vlm import LORA_TARGETS, InstructionTokenizer
 from policies.interface.chunks import chunk, require_prefix, require_version, require_width
 from policies.interface.policy import Batch, NormalizationData, check_observation
-from policies.interface.trainable import FinetuneConfig, first_seed, prepare
+from policies.interface.trainable import FinetuneConfig, apply_finetuning, initial_seed
 from wire.errors import PolicyError
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy, RobotSpec
 
@@ -62,7 +62,7 @@ class FlowPolicy:
         self.version = 0
         self.runtime = runtime
         self.device = torch.device(runtime.device)
-        names = {eye.name for eye in config.eyes}
+        names = {camera.name for camera in config.cameras}
         self._seen = msgspec.structs.replace(spec, cameras=tuple(c for c in spec.cameras if c.name in names))
         self._felt = msgspec.structs.replace(spec, cameras=())
         self._noise = torch.Generator().manual_seed(seed)
@@ -72,12 +72,14 @@ class FlowPolicy:
         directory = None if vlm is None else Path(vlm)
         # building a policy must not move the random stream of whoever builds it
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(first_seed(training, seed))
+            torch.manual_seed(initial_seed(training, seed))
             self.module = FlowNetwork(config, directory, random_vlm)
         targets = LORA_TARGETS if config.vlm else ("fast.*",)
-        prepare(self.module, training, targets, seed)
+        apply_finetuning(self.module, training, targets, seed)
         self.module.to(self.device)
-        self._words = None if config.vlm is None or directory is None else Words(directory, config.vlm.words)
+        self._words = (
+            None if config.vlm is None or directory is None else InstructionTokenizer(directory, config.vlm.words)
+        )
         # what is compiled holds on to its network, so that must not be the one that `load` replaces
         self._acting = acting(self.module, runtime)
         if runtime.compile and self._acting is self.module:
@@ -129,7 +131,7 @@ class FlowPolicy:
 
         With `ego_motion` it also holds the state.
 
-        Raises `InvalidDataError` if what it reads does not fit the spec. A camera it has no eye for may be missing.
+        Raises `InvalidDataError` if what it reads does not fit the spec. Cameras it does not use may be missing.
         """
         return self.think_batch([observation])[0]
 
@@ -138,10 +140,10 @@ class FlowPolicy:
         """`think` of each, in one pass."""
         for observation in observations:
             check_observation(self._seen, observation)
-        eyes = self.config.eyes
+        cameras = self.config.cameras
         images = [
-            torch.stack([self._tensor(observation.images[eye.name].image) for observation in observations])
-            for eye in eyes
+            torch.stack([self._tensor(observation.images[camera.name].image) for observation in observations])
+            for camera in cameras
         ]
         tokens = self._tokens([observation.task for observation in observations])
         state = torch.stack([self._tensor(observation.state) for observation in observations])
@@ -150,7 +152,7 @@ class FlowPolicy:
         return [
             Latent(
                 latent,
-                min((observation.images[eye.name].time_ns for eye in eyes), default=observation.time_ns),
+                min((observation.images[camera.name].time_ns for camera in cameras), default=observation.time_ns),
                 self.version,
             )
             for observation, latent in zip(observations, latents, strict=True)
@@ -273,7 +275,7 @@ class FlowPolicy:
 
     # --- TrainablePolicy ---------------------------------------------------------------------------------------
 
-    def fit(self, examples: NormalizationData) -> None:
+    def set_normalization(self, examples: NormalizationData) -> None:
         """Take the statistics of the states; once, before training begins."""
         self.module.normalizer.fit(examples.states)
         refresh(self._acting, self.module)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from policies.flow.config import Bridge, CameraEncoderConfig, Conv, FlowConfig, Transformer, Vlm
+from policies.flow.config import AttentionPoolerConfig, CameraEncoderConfig, Conv, FlowConfig, Transformer, Vlm
 from wire.errors import ConfigError, suggest
 from wire.types import RobotSpec
 
@@ -26,7 +26,7 @@ def pixels_network(
         state_dim=spec.state_dim,
         action_dim=spec.action_dim,
         horizon=horizon,
-        eyes=tuple(CameraEncoderConfig(camera.name, camera.height, camera.width) for camera in spec.cameras),
+        cameras=tuple(CameraEncoderConfig(camera.name, camera.height, camera.width) for camera in spec.cameras),
         # patches of 4 pixels, then a quarter of their places: 19 ms a gradient step of 64 pictures on one thread in
         # float32, where Conv(48, 8, 4), Conv(48, 3, 1) takes 51, and as good
         stem=(Conv(32, 4, 4), Conv(64, 3, 2)),
@@ -68,7 +68,7 @@ def small_network(
         prefix,
         residual,
         Transformer(width=96, layers=3, heads=4),
-        Bridge(queries=8, width=64, inner=64, heads=4),
+        AttentionPoolerConfig(queries=8, width=64, inner=64, heads=4),
         (Conv(48, 8, 4), Conv(48, 3, 1)),
     )
 
@@ -84,7 +84,7 @@ def medium_network(
         prefix,
         residual,
         Transformer(width=512, layers=8, heads=8),
-        Bridge(queries=16, width=256, inner=512, heads=8, layers=4),
+        AttentionPoolerConfig(queries=16, width=256, inner=512, heads=8, layers=4),
         (Conv(128, 4, 4), Conv(256, 2, 2)),
     )
 
@@ -100,7 +100,7 @@ def large_network(
         prefix,
         residual,
         Transformer(width=1024, layers=19, heads=16),
-        Bridge(queries=32, width=512, inner=1024, heads=16),
+        AttentionPoolerConfig(queries=32, width=512, inner=1024, heads=16),
         (Conv(128, 4, 4), Conv(256, 2, 2), Conv(256, 2, 2)),
     )
 
@@ -142,12 +142,12 @@ def network(
     config = SIZES[size](seen, horizon, max_offset, prefix, residual)
     if vlm is None:
         return config
-    if config.bridge is None:
+    if config.pooler is None:
         raise ConfigError(
             f"flow policy: size '{size}' has no latent tokens for a backbone; use small, medium or large."
         )
     # its own layers have mixed words and pictures already
-    return msgspec.structs.replace(config, vlm=vlm, stem=(), bridge=msgspec.structs.replace(config.bridge, layers=0))
+    return msgspec.structs.replace(config, vlm=vlm, stem=(), pooler=msgspec.structs.replace(config.pooler, layers=0))
 
 
 def _sized(
@@ -157,11 +157,11 @@ def _sized(
     prefix: bool,
     residual: bool,
     transformer: Transformer,
-    bridge: Bridge,
+    pooler: AttentionPoolerConfig,
     stem: tuple[Conv, ...],
 ) -> FlowConfig:
     sees = bool(spec.cameras)
     base = (pixels_network if sees else state_network)(spec, horizon, max_offset, prefix, residual)
     return msgspec.structs.replace(
-        base, transformer=transformer, bridge=bridge, stem=stem, euler_steps=4, ego_motion=False
+        base, transformer=transformer, pooler=pooler, stem=stem, euler_steps=4, ego_motion=False
     )

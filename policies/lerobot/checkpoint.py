@@ -56,13 +56,12 @@ class LeRobotCheckpoint:
     """config.json as it stands"""
 
     @classmethod
-    def open(cls, place: str, override: dict[str, Any] | None = None) -> LeRobotCheckpoint:
+    def open(cls, checkpoint_path: str, override: dict[str, Any] | None = None) -> LeRobotCheckpoint:
         """Reads the configuration, with the fields of `override` instead of its own; the weights wait for `policy`.
 
-        `place`: see `policies.lerobot.checkpoint_path.locate`. Raises `ConfigError` that names the file and the way
-        out.
+        `checkpoint_path`: see `locate`. Raises `ConfigError` that names the file and the way out.
         """
-        path = locate(place)
+        path = locate(checkpoint_path)
         stored = read_config(path)
         return cls(path, stored["type"], _config(path, stored, override or {}), stored)
 

@@ -19,8 +19,8 @@ _LARGE = ("smolvla", "pi0", "pi05", "pi0_fast", "groot", "xvla", "wall_x")
 _FRESH_STEPS = 500
 
 
-def make(place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> LeRobotPolicy:
-    """The policy of the checkpoint at `place` (see `policies.lerobot.checkpoint_path.locate`) for the robot `spec`.
+def make(checkpoint_path: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> LeRobotPolicy:
+    """The policy of the checkpoint at `checkpoint_path` (see `locate`) for the robot `spec`.
 
     `config` has the fields of `LeRobotOptions`. Raises `ConfigError` or `WeightsError` naming the file and the remedy.
     """
@@ -29,18 +29,18 @@ def make(place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> LeRo
     from policies.lerobot.policy import LeRobotPolicy
 
     options = read_options(config)
-    stored = read_config(locate(place))
-    checkpoint = LeRobotCheckpoint.open(place, _override(stored, options))
+    stored = read_config(locate(checkpoint_path))
+    checkpoint = LeRobotCheckpoint.open(checkpoint_path, _override(stored, options))
     return LeRobotPolicy(spec, checkpoint, options, seed)
 
 
-def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
+def defaults(checkpoint_path: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
     """Small batches, the checkpoint's own optimizer settings, one step behind each image, and no first training.
 
     Raises `ConfigError` or `WeightsError` for what files show to be unusable.
     """
     options = read_options(config)
-    directory = locate(place)
+    directory = locate(checkpoint_path)
     stored = read_config(directory)
     what = str(directory)
     sizes(spec, stored, match(spec, stored, options.cameras, what), what)

@@ -91,7 +91,7 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     action_dim: int
     horizon: int = 16
     """H"""
-    eyes: tuple[CameraEncoderConfig, ...] = ()
+    cameras: tuple[CameraEncoderConfig, ...] = ()
     """this and the next five: the slow path, which is that of `policies.flow`; empty: it reads only the instruction"""
     stem: tuple[Conv, ...] = (Conv(48, 8, 4), Conv(48, 3, 1))
     points: int = 32
@@ -137,7 +137,7 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             state_dim=self.state_dim,
             action_dim=self.action_dim,
             horizon=self.horizon,
-            eyes=self.eyes,
+            cameras=self.cameras,
             stem=self.stem,
             points=self.points,
             vocabulary=self.vocabulary,

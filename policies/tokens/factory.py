@@ -58,7 +58,7 @@ def make(place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> Lear
     return TokenPolicy(spec, _network(place, options, spec), seed, options.runtime, options.training)
 
 
-def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
+def defaults(place: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
     """What it needs of its job. Raises `ConfigError` as `make` does, without making it."""
     network = _network(place, _options(place, config), spec)
     network.require()
@@ -81,9 +81,9 @@ def _network(place: str, options: TokensOptions, spec: RobotSpec) -> TokensConfi
             f"policy 'tokens:{place}': no camera '{missing[0]}'{suggest(missing[0], cameras)}; robot "
             f"'{spec.embodiment}' has {', '.join(cameras) or 'none'}."
         )
-    eyes = tuple(CameraEncoderConfig(name, cameras[name].height, cameras[name].width) for name in names)
+    cameras = tuple(CameraEncoderConfig(name, cameras[name].height, cameras[name].width) for name in names)
     chosen = msgspec.structs.asdict(options)
     for field in ("cameras", "runtime", "training"):
         del chosen[field]
     chosen["tokenizer"] = place or PLACES[0]
-    return TokensConfig(state_dim=spec.state_dim, action_dim=spec.action_dim, eyes=eyes, **chosen)
+    return TokensConfig(state_dim=spec.state_dim, action_dim=spec.action_dim, cameras=cameras, **chosen)

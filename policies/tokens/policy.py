@@ -19,7 +19,7 @@ from policies.flow.batches import read_batch
 from policies.flow.compatibility import require_fit
 from policies.interface.chunks import chunk, require_prefix, require_version, require_width
 from policies.interface.policy import Batch, NormalizationData, check_observation
-from policies.interface.trainable import FinetuneConfig, first_seed, prepare
+from policies.interface.trainable import FinetuneConfig, apply_finetuning, initial_seed
 from policies.tokens.config import FastConfig, TokensConfig
 from policies.tokens.fast import FastTokenizer
 from policies.tokens.network import Decoder, TokenNetwork, unpack
@@ -71,16 +71,16 @@ class TokenPolicy:
         self.version = 0
         self.runtime = runtime
         self.device = torch.device(runtime.device)
-        names = {eye.name for eye in config.eyes}
+        names = {camera.name for camera in config.cameras}
         self._seen = msgspec.structs.replace(spec, cameras=tuple(c for c in spec.cameras if c.name in names))
         self._felt = msgspec.structs.replace(spec, cameras=())
         self._noise = torch.Generator().manual_seed(seed)
         self._low, self._high = spec.action_low(), spec.action_high()
         # building a policy must not move the random stream of whoever builds it
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(first_seed(training, seed))
+            torch.manual_seed(initial_seed(training, seed))
             self.module = TokenNetwork(config)
-        prepare(self.module, training, ("decoder.*",), seed)
+        apply_finetuning(self.module, training, ("decoder.*",), seed)
         first = FastConfig(vocabulary=config.action_vocabulary)
         self.module.pack(FastTokenizer.unfitted(self._low, self._high, config.horizon, first).to_bytes())
         self.module.to(self.device)
@@ -115,10 +115,10 @@ class TokenPolicy:
     def think(self, observation: Observation) -> Latent:
         """The latent of the newest frames and the instruction, float32[z]; its time is that of the oldest of them.
 
-        Raises `InvalidDataError` if what it reads does not fit the spec. A camera it has no eye for may be missing.
+        Raises `InvalidDataError` if what it reads does not fit the spec. Cameras it does not use may be missing.
         """
         check_observation(self._seen, observation)
-        frames = [observation.images[eye.name] for eye in self.config.eyes]
+        frames = [observation.images[camera.name] for camera in self.config.cameras]
         images, words = [self._tensor(frame.image)[None] for frame in frames], self._words([observation.task])
         with self.runtime.autocast():
             latent = self._network.slow(images, words)[0].float().cpu().numpy()
@@ -223,7 +223,7 @@ class TokenPolicy:
 
     # --- TrainablePolicy ---------------------------------------------------------------------------------------
 
-    def fit(self, examples: NormalizationData) -> None:
+    def set_normalization(self, examples: NormalizationData) -> None:
         """Take the statistics of the states and learn the tokeniser of the chunks; once, before training begins.
 
         Without a whole chunk the tokeniser stays as it is: every chunk can be said with it, only in more tokens.

@@ -40,7 +40,7 @@ def seeing_net() -> FlowConfig:
         state_dim=2,
         action_dim=2,
         horizon=4,
-        eyes=(CameraEncoderConfig("front", 16, 16),),
+        cameras=(CameraEncoderConfig("front", 16, 16),),
         stem=(Conv(8, 4, 2), Conv(8, 3, 1)),
         points=4,
         width=32,

@@ -99,7 +99,7 @@ class FastPath(nn.Module):
 
     def embed(self, time: torch.Tensor) -> torch.Tensor:
         """float32[..., 1] in [0, 1] -> float32[..., 2 * frequencies]"""
-        return waves(time, self.frequency)
+        return fourier_features(time, self.frequency)
 
     def embed_age(self, age: torch.Tensor) -> torch.Tensor:
         """float32[..., 1] ticks -> float32[..., 1 + 2 * AGE_FREQUENCIES]; ages beyond training count as its oldest."""
@@ -160,10 +160,10 @@ class FastPath(nn.Module):
 def embed_age(age: torch.Tensor, max_age: int, frequency: torch.Tensor) -> torch.Tensor:
     """float32[..., 1] ticks -> float32[..., 1 + 2 * AGE_FREQUENCIES]; ages beyond `max_age` count as that."""
     scaled = age.float().clamp(0, max_age) / max_age
-    return torch.cat([scaled, waves(scaled, frequency)], -1)
+    return torch.cat([scaled, fourier_features(scaled, frequency)], -1)
 
 
-def waves(x: torch.Tensor, frequency: torch.Tensor) -> torch.Tensor:
+def fourier_features(x: torch.Tensor, frequency: torch.Tensor) -> torch.Tensor:
     """float32[..., 1] -> float32[..., 2 * n]: sines and cosines; in float32, since the fastest turn often."""
     angle = x.float() * frequency.float()
     return torch.cat([angle.sin(), angle.cos()], -1)

@@ -48,7 +48,7 @@ class FlowNetwork(nn.Module):
         self.fast = FastTransformer(config) if config.transformer else FastPath(config, self.latent_width)
         if config.ahead:
             inputs, outputs = self.latent_width + config.state_dim, len(config.ahead) * config.state_dim
-            self.prophet = nn.Sequential(nn.Linear(inputs, 128), nn.SiLU(), nn.Linear(128, outputs))
+            self.future_state_head = nn.Sequential(nn.Linear(inputs, 128), nn.SiLU(), nn.Linear(128, outputs))
         if config.residual:
             self.residual = Residual(config, self.latent_width)
 
@@ -154,7 +154,7 @@ class FlowNetwork(nn.Module):
             return loss
         moved = (ahead - state[:, :, None]) / self.normalizer.std
         seen = torch.cat([latent[:, None].expand(-1, felt.shape[1], -1), felt], -1)
-        foretold = self.prophet(seen).float().unflatten(-1, moved.shape[-2:])
+        foretold = self.future_state_head(seen).float().unflatten(-1, moved.shape[-2:])
         return loss + self.config.ahead_weight * (foretold - moved).square().mean()
 
     def _draw_committed(self, mask: torch.Tensor) -> torch.Tensor:
@@ -209,4 +209,4 @@ class FlowNetwork(nn.Module):
 def _slow(config: FlowConfig, vlm: Path | None, random_vlm: bool) -> ConvSlowPath | TokenSlowPath | VlmSlowPath:
     if config.vlm is not None:
         return VlmSlowPath(config, Backbone(vlm, config.vlm, random_vlm))
-    return TokenSlowPath(config) if config.bridge else ConvSlowPath(config)
+    return TokenSlowPath(config) if config.pooler else ConvSlowPath(config)

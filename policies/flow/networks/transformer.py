@@ -20,7 +20,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from policies.flow.config import FlowConfig
-from policies.flow.networks.fast import ADVANTAGES, AGE_FREQUENCIES, AGE_MARGIN, embed_age, frequencies, waves
+from policies.flow.networks.fast import (
+    ADVANTAGES,
+    AGE_FREQUENCIES,
+    AGE_MARGIN,
+    embed_age,
+    fourier_features,
+    frequencies,
+)
 
 _MODULATIONS = 6
 """of a block: shift, scale, gate of its attention and of its feed-forward part"""
@@ -92,18 +99,18 @@ class FastTransformer(nn.Module):
 
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
-        if config.transformer is None or config.bridge is None:
-            raise ValueError("a fast transformer needs `transformer` and `bridge`")
+        if config.transformer is None or config.pooler is None:
+            raise ValueError("a fast transformer needs `transformer` and `pooler`")
         settings, width = config.transformer, config.transformer.width
         self.max_age, self._aged, self._advised = (
             config.max_offset + AGE_MARGIN,
             config.max_offset > 0,
             config.advantage,
         )
-        self._latent_shape = config.bridge.queries, config.bridge.width
+        self._latent_shape = config.pooler.queries, config.pooler.width
         self._action_shape = config.horizon, config.action_dim
-        self.latent = nn.Linear(config.bridge.width, width)
-        self.whole = nn.Linear(config.bridge.queries * config.bridge.width, width, bias=False)
+        self.latent = nn.Linear(config.pooler.width, width)
+        self.whole = nn.Linear(config.pooler.queries * config.pooler.width, width, bias=False)
         self.state = nn.Linear(config.state_dim, width)
         self.noisy = nn.Linear(config.action_dim, width)
         self.time = nn.Sequential(
@@ -116,7 +123,7 @@ class FastTransformer(nn.Module):
         if config.advantage:
             self.advantage = nn.Embedding(ADVANTAGES, width)
         # which latent token, or that it is the state, the age, the advantage; and which action of the chunk
-        tokens = config.bridge.queries + 1 + self._aged + self._advised
+        tokens = config.pooler.queries + 1 + self._aged + self._advised
         self.places = nn.Parameter(0.02 * torch.randn(tokens, width))
         self.positions = nn.Parameter(0.02 * torch.randn(config.horizon, width))
         self.blocks = nn.ModuleList(
@@ -219,7 +226,7 @@ class FastTransformer(nn.Module):
 
     def _embed(self, time: torch.Tensor) -> torch.Tensor:
         """[..., 1] in [0, 1] -> [..., w]"""
-        return self.time(waves(time, self.frequency).to(self.positions.dtype))
+        return self.time(fourier_features(time, self.frequency).to(self.positions.dtype))
 
 
 def _norm(x: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """How one kind of lerobot policy is divided into a slow and a fast path.
 
-A new kind needs a class with the members of `PolicyPartition` and a line in `SPLITS`; any kind that is not listed runs
+A new kind needs a class with the members of `PolicyPartition` and a line in `PARTITIONS`. Any other kind runs
 undivided, with the pictures themselves as its latent (`whole.py`).
 """
 
@@ -85,18 +85,18 @@ class PolicyPartition(Protocol):
         ...
 
 
-SPLITS: dict[str, str] = {
-    "act": "policies.lerobot.partitions.vision:ActSplit",
-    "diffusion": "policies.lerobot.partitions.vision:DiffusionSplit",
-    "smolvla": "policies.lerobot.partitions.smolvla:SmolVLASplit",
-    "pi0": "policies.lerobot.partitions.pi0:PI0Split",
-    "pi05": "policies.lerobot.partitions.pi0:PI05Split",
+PARTITIONS: dict[str, str] = {
+    "act": "policies.lerobot.partitions.vision:ActPartition",
+    "diffusion": "policies.lerobot.partitions.vision:DiffusionPartition",
+    "smolvla": "policies.lerobot.partitions.smolvla:SmolVLAPartition",
+    "pi0": "policies.lerobot.partitions.pi0:PI0Partition",
+    "pi05": "policies.lerobot.partitions.pi0:PI05Partition",
 }
 """by `type` in a checkpoint's config.json"""
 
 
-def split_of(kind: str) -> PolicyPartition:
-    """The split of a lerobot policy type."""
-    module, _, name = SPLITS.get(kind, "policies.lerobot.partitions.whole:WholeSplit").partition(":")
-    split: PolicyPartition = getattr(importlib.import_module(module), name)()
-    return split
+def partition_of(kind: str) -> PolicyPartition:
+    """The partition of a lerobot policy type."""
+    module, _, name = PARTITIONS.get(kind, "policies.lerobot.partitions.whole:WholePartition").partition(":")
+    partition: PolicyPartition = getattr(importlib.import_module(module), name)()
+    return partition

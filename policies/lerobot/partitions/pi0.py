@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _STATE = "observation.state"
 
 
-class _PISplit:
+class _PIPartition:
     """What both have in common. The latent: keys and values [layers, b, heads, tokens, width], and [b, tokens] 0/1."""
 
     guided = True
@@ -134,20 +134,20 @@ class _PISplit:
         return {}
 
 
-class PI0Split(_PISplit):
+class PI0Partition(_PIPartition):
     """PI0: the newest state, with images and words of the latent."""
 
-    lora_targets = (*_PISplit.lora_targets, "*state_proj", "*action_time_mlp_in", "*action_time_mlp_out")
+    lora_targets = (*_PIPartition.lora_targets, "*state_proj", "*action_time_mlp_in", "*action_time_mlp_out")
 
     def _fresh(self, policy: PreTrainedPolicy, batch: Tensors) -> dict[str, Tensor]:
         return {"state": policy.prepare_state(batch)}
 
 
-class PI05Split(_PISplit):
+class PI05Partition(_PIPartition):
     """PI05: images, words and the state of the latent."""
 
     think_reads_state = True
-    lora_targets = (*_PISplit.lora_targets, "*.time_mlp_in", "*.time_mlp_out")
+    lora_targets = (*_PIPartition.lora_targets, "*.time_mlp_in", "*.time_mlp_out")
 
 
 def _layers(cache: Any) -> Iterable[tuple[Tensor, Tensor]]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _STATE = "observation.state"
 
 
-class SmolVLASplit:
+class SmolVLAPartition:
     """See the head of this file. The latent: keys and values [layers, b, tokens, heads, width], and [b, tokens] 0/1."""
 
     guided = True
@@ -149,7 +149,7 @@ class SmolVLASplit:
         special = torch.compiler.is_compiling() or torch.is_autocast_enabled(state.device.type)
         if len(state) == 1 and not special:
             if self._fused is None or not self._fused.copies(model):
-                self._fused = FusedSmolVLA(model) if FusedSmolVLA.fits(model) else None
+                self._fused = FusedSmolVLA(model) if FusedSmolVLA.is_compatible(model) else None
             if self._fused is not None:
                 return self._fused.velocity(latent, state)
         cache, valid = _with_state(policy, latent, state)

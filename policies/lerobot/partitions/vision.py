@@ -22,7 +22,7 @@ PAD = "action_is_pad"
 
 
 class _Plain:
-    """What most splits have in common."""
+    """What most partitions have in common."""
 
     guided = False
     draws = False
@@ -35,7 +35,7 @@ class _Plain:
         return frozenset()
 
 
-class ActSplit(_Plain):
+class ActPartition(_Plain):
     """Action chunking transformer (Zhao et al. 2023, arXiv 2304.13705)."""
 
     # Its decoder begins with zeros: without a norm before, the first self-attention sees only its own biases.
@@ -87,7 +87,7 @@ class ActSplit(_Plain):
         return error + policy.config.kl_weight * divergence
 
 
-class DiffusionSplit(_Plain):
+class DiffusionPartition(_Plain):
     """Diffusion policy (Chi et al. 2023, arXiv 2303.04137) with lerobot's U-Net.
 
     Its trajectory begins `n_obs_steps - 1` ticks in the past, a chunk at the newest observation. Recorded windows begin

@@ -20,7 +20,7 @@ from wire.errors import ConfigError
 _WORDS = (OBS_LANGUAGE_TOKENS, OBS_LANGUAGE_ATTENTION_MASK)
 
 
-class WholeSplit:
+class WholePartition:
     """`think` only keeps what it is shown; `act` is lerobot's `predict_action_chunk`."""
 
     guided = False

@@ -16,7 +16,7 @@ from policies.common.normalizer import Normalizer
 from policies.common.weights import Header, load_published, pack_module, unpack
 from policies.conformance.check import example_batch, example_observation
 from policies.flow import CameraEncoderConfig, Conv, FlowConfig, FlowPolicy
-from policies.interface.trainable import FinetuneConfig, Lora, base_sha256, prepare
+from policies.interface.trainable import FinetuneConfig, Lora, apply_finetuning, base_sha256
 from tests.samples import states_only
 from wire.errors import ConfigError, InvalidDataError, PolicyError
 from wire.types import CameraSpec, Dimension, RobotSpec
@@ -32,7 +32,7 @@ NET = FlowConfig(
     state_dim=2,
     action_dim=2,
     horizon=4,
-    eyes=(CameraEncoderConfig("front", 16, 16),),
+    cameras=(CameraEncoderConfig("front", 16, 16),),
     stem=(Conv(8, 4, 2),),
     points=4,
     width=32,
@@ -131,7 +131,7 @@ def test_a_fresh_learner_can_be_saved_and_restored():
 
 def test_statistics_fitted_before_reach_the_robots():
     policy = FlowPolicy(SPEC, NET)
-    policy.fit(states_only(np.random.default_rng(0).normal(2, 1, (20, 2))))
+    policy.set_normalization(states_only(np.random.default_rng(0).normal(2, 1, (20, 2))))
     robot = FlowPolicy(SPEC, NET)
     robot.load(Learner(policy, CONFIG).weights(), 1)
     assert torch.equal(robot.module.normalizer.mean, policy.module.normalizer.mean)
@@ -197,7 +197,7 @@ class Plain:
             torch.manual_seed(seed)
             self.module = nn.Sequential(nn.Linear(2, 256), nn.Linear(256, 256), nn.Dropout(0.5), nn.Linear(256, 2))
         self.module.register_buffer("seen", torch.zeros(()))
-        prepare(self.module, training)
+        apply_finetuning(self.module, training)
 
     def loss(self, batch):
         self.module.train()

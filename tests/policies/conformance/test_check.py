@@ -219,8 +219,8 @@ class Thawing(Chatty):
 class Local(One):
     middle = 0.0
 
-    def fit(self, examples):
-        super().fit(examples)
+    def set_normalization(self, examples):
+        super().set_normalization(examples)
         self.middle = examples.states.mean(0)
 
     def act(self, observation, latent, tick, prefix=None):

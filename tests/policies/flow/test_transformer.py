@@ -7,10 +7,10 @@ import torch
 
 from policies.common.runtime import Runtime
 from policies.conformance.check import check_policy, example_batch, example_observation
-from policies.flow import Bridge, FlowPolicy, Transformer
+from policies.flow import AttentionPoolerConfig, FlowPolicy, Transformer
 from policies.flow.networks.network import FlowNetwork
 from policies.flow.networks.sampling import BAD, GOOD, UNKNOWN
-from policies.interface.trainable import FinetuneConfig, Lora, published
+from policies.interface.trainable import FinetuneConfig, Lora, trainable_state_dict
 from tests.policies.flow.test_offsets import chunk, older
 from tests.policies.flow.test_strategies import jumps, train
 from tests.samples import states_only
@@ -18,7 +18,7 @@ from wire.errors import ConfigError, InvalidDataError, PolicyError
 from wire.types import Prefix
 
 MIDDLE, HALF = np.float32([0, 5]), np.float32([2, 5])
-TOKENS = {"transformer": Transformer(32, 2, 2), "bridge": Bridge(queries=4, width=16, inner=16, heads=2)}
+TOKENS = {"transformer": Transformer(32, 2, 2), "pooler": AttentionPoolerConfig(queries=4, width=16, inner=16, heads=2)}
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def full(net):
         {"max_offset": 6},
         {"max_offset": 6, "prefix": True, "residual": True, "ahead": (2, 4)},
         {"advantage": True, "guidance": 1.5, "predict": "action"},
-        {"bridge": Bridge(4, 16, 16, 2, layers=1)},
+        {"pooler": AttentionPoolerConfig(4, 16, 16, 2, layers=1)},
         {"transformer": None},
-        {"transformer": None, "bridge": None, "advantage": True, "guidance": 2.0},
+        {"transformer": None, "pooler": None, "advantage": True, "guidance": 2.0},
     ],
     ids=lambda options: ",".join(options) or "plain",
 )
@@ -53,7 +53,7 @@ def test_every_option_conforms(seeing, net, options):
 
 @pytest.mark.parametrize("runtime", [Runtime(dtype="bfloat16"), Runtime(int8=True)], ids=["bfloat16", "int8"])
 def test_what_acts_faster_acts_almost_alike_and_is_brought_up_to_date(seeing, full, runtime):
-    wide = msgspec.structs.replace(full, transformer=Transformer(64, 2, 2), bridge=Bridge(4, 64, 64, 2))
+    wide = msgspec.structs.replace(full, transformer=Transformer(64, 2, 2), pooler=AttentionPoolerConfig(4, 64, 64, 2))
     plain, quick = FlowPolicy(seeing, wide), FlowPolicy(seeing, wide, runtime=runtime)
     assert plain.save() == quick.save()
     observation = example_observation(seeing)
@@ -207,7 +207,7 @@ def test_the_transformer_learns_to_imitate(blind, blind_net, predict):
         return np.mean(found)
 
     policy = FlowPolicy(blind, msgspec.structs.replace(blind_net, predict=predict, **TOKENS))
-    policy.fit(states_only(np.random.default_rng(0).uniform(-1, 1, (500, 2))))
+    policy.set_normalization(states_only(np.random.default_rng(0).uniform(-1, 1, (500, 2))))
     before = error()
     train(policy, batches, 80)
     assert error() < 0.6 * before
@@ -236,7 +236,7 @@ def test_it_finds_a_thing_in_the_picture(seeing, net):
             "instructions": ["there"] * 32,
         }
 
-    wide = msgspec.structs.replace(net, predict="action", bridge=Bridge(4, 32, 32, 2))
+    wide = msgspec.structs.replace(net, predict="action", pooler=AttentionPoolerConfig(4, 32, 32, 2))
     policy = train(FlowPolicy(seeing, wide), batches, steps=120, rate=2e-3)
     images, wanted = pictures(16)
     seen = [example_observation(seeing, seed, "there") for seed in range(16)]
@@ -280,7 +280,7 @@ def test_adapters_alone_travel(seeing, net):
     make = lambda seed=0: FlowPolicy(seeing, net, seed, training=FinetuneConfig(lora=Lora(rank=2)))  # noqa: E731
     policy, robot = make(), make(4321)
     robot._noise.manual_seed(0)
-    names = published(policy.module)
+    names = trainable_state_dict(policy.module)
     assert all("lora" in name or name.startswith("normalizer") for name in names)
     assert len(policy.save()) < 0.4 * len(FlowPolicy(seeing, net).save())
     train(policy, lambda: example_batch(seeing, 4), steps=3)
@@ -330,11 +330,11 @@ def test_a_corrector_with_adapters_is_exported_with_them(seeing, full):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"bridge": None}, "need `bridge`"),
+        ({"pooler": None}, "need `pooler`"),
         ({"transformer": Transformer(30, 2, 4)}, "heads divide its width"),
         ({"transformer": Transformer(32, 0, 2)}, "sizes of a transformer are 1 or more"),
-        ({"bridge": Bridge(0, 16, 16, 2)}, "sizes of a bridge are 1 or more"),
-        ({"bridge": Bridge(4, 16, 16, 3)}, "heads divide `inner`"),
+        ({"pooler": AttentionPoolerConfig(0, 16, 16, 2)}, "sizes of a pooler are 1 or more"),
+        ({"pooler": AttentionPoolerConfig(4, 16, 16, 3)}, "heads divide `inner`"),
         ({"guidance": 2.0}, "guidance 2.0 needs `advantage`"),
         ({"guidance": -1.0, "advantage": True}, "guidance -1.0 is negative"),
     ],
