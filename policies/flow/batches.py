@@ -17,18 +17,28 @@ from wire.types import RobotSpec
 
 
 class FlowSample(NamedTuple):
-    """A training batch as tensors; see `FlowNetwork.loss` for the shapes."""
+    """A training batch as tensors."""
 
     images: list[torch.Tensor]
+    """uint8[b, h, w, 3] of each camera"""
     instructions: list[str]
+    """b"""
     state: torch.Tensor
+    """[b, k, ds]"""
     actions: torch.Tensor
+    """[b, k, H, da]"""
     mask: torch.Tensor
+    """bool[b, k, H]: actions that are kept"""
     ahead: torch.Tensor | None
+    """[b, k, W, ds], states W ticks later"""
     age: torch.Tensor | None
+    """[b, k, 1] ticks; None: 0"""
     later: tuple[torch.Tensor, torch.Tensor] | None
+    """state [b, k, ds] some ticks into the window, and int64[b, k], how many"""
     advantage: torch.Tensor | None
+    """int64[b, k]: 0 not known, 1 bad, 2 good"""
     seen_state: torch.Tensor | None
+    """[b, ds] when the image was seen; None: that of the first step behind it"""
 
 
 def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callable[[Any], torch.Tensor]) -> FlowSample:

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from wire.errors import ConfigError
-from wire.types import PolicyCapabilities
+from wire.errors import ConfigError, suggest
+from wire.types import PolicyCapabilities, RobotSpec
 
 
 class CameraEncoderConfig(msgspec.Struct, frozen=True):
@@ -16,6 +16,18 @@ class CameraEncoderConfig(msgspec.Struct, frozen=True):
     name: str
     height: int
     width: int
+
+
+def camera_encoders(spec: RobotSpec, names: tuple[str, ...] | None, what: str) -> tuple[CameraEncoderConfig, ...]:
+    """Encoders of the named cameras of a robot, None: of all. Raises `ConfigError` for one that is not there."""
+    there = {camera.name: camera for camera in spec.cameras}
+    names = tuple(there) if names is None else names
+    if missing := [name for name in names if name not in there]:
+        raise ConfigError(
+            f"{what}: robot '{spec.embodiment}' has no camera {missing}; it has {list(there)}."
+            f"{suggest(missing[0], there)}"
+        )
+    return tuple(CameraEncoderConfig(name, there[name].height, there[name].width) for name in names)
 
 
 class Conv(msgspec.Struct, frozen=True):
@@ -130,6 +142,23 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """how far sampling goes from "not known whether good" to "good", and beyond it above 1; needs `advantage`"""
     online_statistics: bool = False
     """the state's statistics go on learning while the network trains"""
+
+    def require_robot(self, spec: RobotSpec) -> None:
+        """Raise `ConfigError` if this cannot be the network of the robot `spec`, or of any."""
+        for name, mine, theirs in (
+            ("state_dim", self.state_dim, spec.state_dim),
+            ("action_dim", self.action_dim, spec.action_dim),
+        ):
+            if mine != theirs:
+                raise ConfigError(f"flow policy: {name} {mine}, but robot '{spec.embodiment}' has {theirs}.")
+        there = {camera.name: (camera.height, camera.width) for camera in spec.cameras}
+        for camera in self.cameras:
+            if there.get(camera.name) != (camera.height, camera.width):
+                raise ConfigError(
+                    f"flow policy: camera '{camera.name}' at {camera.height}x{camera.width}, but robot "
+                    f"'{spec.embodiment}' has {there or 'no camera'}."
+                )
+        self.require()
 
     def require(self) -> None:
         """Raise `ConfigError` for values that cannot work, whatever the robot."""

@@ -100,11 +100,6 @@ class Factory(Protocol):
     def defaults(self, name_or_path: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults: ...
 
 
-def known_policies() -> tuple[str, ...]:
-    """Kinds that `parse_policy` takes, sorted. One that is listed may still fail to load."""
-    return tuple(sorted(_found()))
-
-
 def parse_policy(text: str, config_json: str = "") -> PolicyChoice:
     """The choice that `KIND:NAME` and a JSON object of its configuration make, its path absolute.
 

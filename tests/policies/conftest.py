@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from policies.flow import CameraEncoderConfig, Conv, FlowConfig
+from policies.flow.config import CameraEncoderConfig, Conv, FlowConfig
 from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 

@@ -24,6 +24,7 @@ from policies.flow.networks.fast import (
     ADVANTAGES,
     AGE_FREQUENCIES,
     AGE_MARGIN,
+    Conditioning,
     embed_age,
     fourier_features,
     frequencies,
@@ -87,7 +88,7 @@ class TransformerBlock(nn.Module):
 
 
 class FastTransformer(nn.Module):
-    """The transformer among the fast paths; see `Fast`.
+    """The transformer among the fast paths; see `FastPath`.
 
     Context: the n latent tokens, a token of the proprioception, and where the configuration asks for them the age of
     what the latent was made from and the advantage. All of it is also added to every action token: that is learned
@@ -133,53 +134,38 @@ class FastTransformer(nn.Module):
         self.head = nn.Linear(width, config.action_dim)
         self.register_buffer("frequency", frequencies(config.frequencies), persistent=False)
 
-    def forward(
-        self,
-        latent: torch.Tensor,
-        state: torch.Tensor,
-        noisy: torch.Tensor,
-        time: torch.Tensor,
-        age: torch.Tensor | None = None,
-        committed: torch.Tensor | None = None,
-        advantage: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """See `Fast`."""
-        b, k = state.shape[:2]
-        memory, felt = self._context(latent, state, age, advantage)
+    def forward(self, given: Conditioning, noisy: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        """See `FastPath`."""
+        b, k = given.state.shape[:2]
+        memory, felt = self._context(given)
         at = time.flatten(0, 1)[:, None]  # [b * k, 1, 1]
-        if committed is not None:
-            at = torch.where(committed.flatten(0, 1)[..., None] > 0, 1.0, at)
+        if given.committed is not None:
+            at = torch.where(given.committed.flatten(0, 1)[..., None] > 0, 1.0, at)
         wave = self._embed(at)
         output = self._through(noisy.flatten(0, 1), memory, felt, self.modulation(wave), self.last(wave))
         return output.unflatten(0, (b, k))
 
-    def prepare(
-        self,
-        latent: torch.Tensor,
-        state: torch.Tensor,
-        steps: int,
-        age: torch.Tensor | None = None,
-        committed: torch.Tensor | None = None,
-        advantage: torch.Tensor | None = None,
-    ) -> ContextMemory:
-        """See `Fast`."""
+    def prepare(self, given: Conditioning, steps: int) -> ContextMemory:
+        """See `FastPath`."""
 
         def one(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else tensor[:, None]
 
-        memory, felt = self._context(latent, state[:, None], one(age), one(advantage))
-        times = torch.arange(steps + 1, device=latent.device, dtype=torch.float32)[:, None, None, None] / steps
+        memory, felt = self._context(
+            Conditioning(given.latent, given.state[:, None], one(given.age), None, one(given.advantage))
+        )
+        times = torch.arange(steps + 1, device=given.latent.device, dtype=torch.float32)[:, None, None, None] / steps
         wave = self._embed(times)
         blocks, last = self.modulation(wave), self.last(wave)
-        if committed is None:
+        if given.committed is None:
             return ContextMemory(memory, felt, blocks[:-1], last[:-1])
-        known = committed[..., None] > 0  # [b, H, 1]; they are at time 1, the last of `times`
+        known = given.committed[..., None] > 0  # [b, H, 1]; they are at time 1, the last of `times`
         return ContextMemory(
             memory, felt, torch.where(known, blocks[-1:], blocks[:-1]), torch.where(known, last[-1:], last[:-1])
         )
 
     def step(self, prepared: ContextMemory, step: int, noisy: torch.Tensor) -> torch.Tensor:
-        """See `Fast`."""
+        """See `FastPath`."""
         return self._through(noisy, prepared.memory, prepared.felt, prepared.blocks[step], prepared.last[step])
 
     def _through(
@@ -198,10 +184,9 @@ class FastTransformer(nn.Module):
         shift, scale = last.chunk(2, -1)
         return self.head(_norm(x) * (1 + scale) + shift).flatten(1)
 
-    def _context(
-        self, latent: torch.Tensor, state: torch.Tensor, age: torch.Tensor | None, advantage: torch.Tensor | None
-    ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
-        """[b, z], [b, k, ds], [b, k, 1], [b, k] -> keys and values [b * k, heads, m, d] of each block, [b * k, 1, w]"""
+    def _context(self, given: Conditioning) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
+        """Keys and values [b * k, heads, m, d] of each block, and [b * k, 1, w]."""
+        state, age, advantage = given.state, given.age, given.advantage
         kind, (b, k) = self.positions.dtype, state.shape[:2]
         felt = [self.state(state.to(kind))]
         if self._aged:
@@ -211,7 +196,7 @@ class FastTransformer(nn.Module):
             known = torch.zeros(b, k, dtype=torch.long, device=state.device) if advantage is None else advantage
             felt.append(self.advantage(known))
         own = torch.stack(felt, 2).flatten(0, 1)
-        latent, n = latent.to(kind), self._latent_shape[0]
+        latent, n = given.latent.to(kind), self._latent_shape[0]
         whole = self.whole(latent)[:, None].expand(-1, k, -1).flatten(0, 1)
         seen = _norm(self.latent(latent.unflatten(-1, self._latent_shape))) + self.places[:n]
         feeling = _norm(own) + self.places[n:]

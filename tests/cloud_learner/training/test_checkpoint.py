@@ -11,7 +11,8 @@ from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.training import checkpoint
 from cloud_learner.training.learner import Learner
 from policies.conformance.check import example_batch
-from policies.flow import FlowConfig, FlowPolicy
+from policies.flow.config import FlowConfig
+from policies.flow.policy import FlowPolicy
 from wire.errors import CorruptDataError, DiskFullError, StorageError
 from wire.types import Dimension, RobotSpec
 

@@ -15,7 +15,8 @@ from cloud_learner.training.learner import Learner
 from policies.common.normalizer import Normalizer
 from policies.common.weights import Header, load_published, pack_module, unpack
 from policies.conformance.check import example_batch, example_observation
-from policies.flow import CameraEncoderConfig, Conv, FlowConfig, FlowPolicy
+from policies.flow.config import CameraEncoderConfig, Conv, FlowConfig
+from policies.flow.policy import FlowPolicy
 from policies.interface.trainable import FinetuneConfig, Lora, apply_finetuning, base_sha256
 from tests.samples import states_only
 from wire.errors import ConfigError, InvalidDataError, PolicyError

@@ -7,7 +7,7 @@ import torch
 
 from policies.common.residual_policy import correct
 from policies.conformance.check import example_batch, example_observation
-from policies.flow import FlowPolicy
+from policies.flow.policy import FlowPolicy
 from tests.samples import states_only
 from wire.errors import ConfigError, InvalidDataError
 

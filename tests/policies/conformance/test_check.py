@@ -10,7 +10,7 @@ import torch
 from policies.common.weights import pack, read_header, unpack
 from policies.conformance.check import CHECKS, check_policy, example_batch
 from policies.conformance.data import flattened, moved, random_state, seeded
-from policies.flow import FlowPolicy
+from policies.flow.policy import FlowPolicy
 from policies.interface.chunks import require_prefix
 from wire.types import ActionChunk, Frame, PolicyCapabilities
 

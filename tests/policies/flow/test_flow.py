@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from policies.conformance.check import example_batch, example_observation
-from policies.flow import FlowPolicy, pixels_network, state_network
+from policies.flow.networks.fast import Conditioning
 from policies.flow.networks.network import FlowNetwork
+from policies.flow.networks.sampling import sample
+from policies.flow.policy import FlowPolicy
+from policies.flow.presets import pixels_network, state_network
 from tests.samples import states_only
 from wire.errors import ConfigError, InvalidDataError, PolicyError, SpecMismatchError, WeightsError
 from wire.types import Frame
@@ -231,7 +234,7 @@ def test_sampling_integrates_what_the_network_says(blind_net, predict):
         net.fast.head[-1].bias.copy_(target)
     latent, state = torch.zeros(1, net.slow.width), torch.zeros(1, 2)
     noise = torch.full((1, 8), 0.1)
-    sampled = net.sample(latent, state, noise)[0]
+    sampled = sample(net.fast, net.config, Conditioning(latent, state), noise)[0]
     assert torch.allclose(sampled, target if predict == "action" else target + 0.1, atol=1e-6)
 
 

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from policies.conformance.check import check_policy, example_batch, example_observation
-from policies.flow import FlowConfig, FlowPolicy, factory
+from policies.flow import factory
+from policies.flow.config import FlowConfig
 from policies.flow.networks.backbone import Vlm
 from policies.flow.networks.network import FlowNetwork
 from policies.flow.networks.transformer import FastTransformer
+from policies.flow.policy import FlowPolicy
 from policies.flow.presets import SIZES, network, pixels_network, state_network
 from policies.interface.registry import defaults, make_policy, parse_policy
 from wire.errors import ConfigError
@@ -109,7 +111,7 @@ def test_what_cannot_be_is_said_before_anything_is_made(seeing, size, told, says
             ask()
 
 
-def test_all_sizes_have_hints_and_asking_loads_no_torch(seeing):
+def test_all_sizes_have_defaults_and_asking_loads_no_torch(seeing):
     assert all(factory.defaults(size, {}, seeing).horizon == 16 for size in SIZES)
     code = (
         "import sys; from policies.flow import factory; from hal.drivers.fake import FakeRobot; "

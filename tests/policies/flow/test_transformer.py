@@ -7,9 +7,11 @@ import torch
 
 from policies.common.runtime import Runtime
 from policies.conformance.check import check_policy, example_batch, example_observation
-from policies.flow import AttentionPoolerConfig, FlowPolicy, Transformer
+from policies.flow.config import AttentionPoolerConfig, Transformer
+from policies.flow.networks.fast import Conditioning
 from policies.flow.networks.network import FlowNetwork
 from policies.flow.networks.sampling import BAD, GOOD, UNKNOWN
+from policies.flow.policy import FlowPolicy
 from policies.interface.trainable import FinetuneConfig, Lora, trainable_state_dict
 from tests.policies.flow.test_offsets import chunk, older
 from tests.policies.flow.test_strategies import jumps, train
@@ -76,12 +78,11 @@ def test_one_step_is_the_same_in_training_and_in_sampling(seeing, full):
     latent, state, noisy = torch.randn(b, net.slow.width), torch.randn(b, 2), torch.randn(b, 8)
     age, advantage = torch.tensor([[0.0], [2.0], [7.0]]), torch.tensor([UNKNOWN, BAD, GOOD])
     committed = torch.tensor([[1.0, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]])
-    prepared = net.fast.prepare(latent, state, steps, age, committed, advantage)
+    prepared = net.fast.prepare(Conditioning(latent, state, age, committed, advantage), steps)
     for step in range(steps):
         time = torch.full((b, 1, 1), step / steps)
-        whole = net.fast(
-            latent, state[:, None], noisy[:, None], time, age[:, None], committed[:, None], advantage[:, None]
-        )
+        given = Conditioning(latent, state[:, None], age[:, None], committed[:, None], advantage[:, None])
+        whole = net.fast(given, noisy[:, None], time)
         assert torch.allclose(net.fast.step(prepared, step, noisy), whole[:, 0], atol=1e-5)
 
 
@@ -90,9 +91,10 @@ def test_committed_actions_are_at_time_one_whatever_time_it_is(seeing, full):
     torch.manual_seed(0)
     latent, state, noisy = torch.randn(1, net.slow.width), torch.randn(1, 1, 2), torch.randn(1, 1, 8)
     committed = torch.ones(1, 1, 4)
-    early, late = (net.fast(latent, state, noisy, torch.full((1, 1, 1), t), None, committed) for t in (0.1, 0.9))
+    given = Conditioning(latent, state, None, committed)
+    early, late = (net.fast(given, noisy, torch.full((1, 1, 1), t)) for t in (0.1, 0.9))
     assert torch.equal(early, late)
-    free = [net.fast(latent, state, noisy, torch.full((1, 1, 1), t)) for t in (0.1, 0.9)]
+    free = [net.fast(Conditioning(latent, state), noisy, torch.full((1, 1, 1), t)) for t in (0.1, 0.9)]
     assert not torch.allclose(*free)
 
 
