@@ -110,8 +110,8 @@ def unpack_own(data: bytes, own: Header, what: str) -> tuple[Header, dict[str, t
     header.spec.require(own.spec, what)
     if header.network != own.network:
         raise WeightsError(
-            f"{what}: made by a '{header.network}' network, this policy is '{own.network}'. Start with the "
-            "same --policy everywhere."
+            f"{what}: made by a '{header.network}' network, this policy is '{own.network}'. Start it with "
+            "the same --policy as the trainer."
         )
     for field in own.config | header.config:
         if own.config.get(field) != header.config.get(field):

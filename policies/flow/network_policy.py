@@ -72,7 +72,7 @@ class NetworkPolicy:
         apply_finetuning(self.module, training, lora_targets, seed)
         self.module.to(self.device)
         # what is compiled holds on to its network, so that must not be the one that `load` replaces or training changes
-        self._acting = acting(self.module, runtime)
+        self._acting: Any = acting(self.module, runtime)
         if runtime.compile and self._acting is self.module:
             self._acting = copy.deepcopy(self.module).requires_grad_(False).eval()
         self._encode = compiled(_encode, runtime)

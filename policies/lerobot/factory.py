@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from policies.interface.options import read_options
 from policies.interface.registry import PolicyDefaults
 from policies.lerobot.checkpoint_path import PREPROCESSOR, locate, read_config, weights_file
 from policies.lerobot.mapping import match, sizes
-from policies.lerobot.options import LeRobotOptions, read_options, require_lerobot
+from policies.lerobot.options import LeRobotOptions, require_lerobot
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
@@ -28,7 +29,7 @@ def make(checkpoint_path: str, config: dict[str, Any], spec: RobotSpec, seed: in
     from policies.lerobot.checkpoint import LeRobotCheckpoint
     from policies.lerobot.policy import LeRobotPolicy
 
-    options = read_options(config)
+    options = _options(config)
     stored = read_config(locate(checkpoint_path))
     checkpoint = LeRobotCheckpoint.open(checkpoint_path, _override(stored, options))
     return LeRobotPolicy(spec, checkpoint, options, seed)
@@ -39,7 +40,7 @@ def defaults(checkpoint_path: str, config: dict[str, Any], spec: RobotSpec) -> P
 
     Raises `ConfigError` or `WeightsError` for what files show to be unusable.
     """
-    options = read_options(config)
+    options = _options(config)
     directory = locate(checkpoint_path)
     stored = read_config(directory)
     what = str(directory)
@@ -65,6 +66,10 @@ def defaults(checkpoint_path: str, config: dict[str, Any], spec: RobotSpec) -> P
         pretrain_steps=_FRESH_STEPS if trained else 0,
         demonstrations=None if trained else 0,
     )
+
+
+def _options(config: dict[str, Any]) -> LeRobotOptions:
+    return read_options(config, LeRobotOptions, "lerobot policy")
 
 
 def _override(stored: dict[str, Any], options: LeRobotOptions) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from policies.common.runtime import Runtime, acting, compiled, refresh
-from policies.common.weights import Header, load_published, pack_module, unpack
+from policies.common.weights import Header, load_published, pack_module, unpack_own
 from policies.interface.chunks import chunk, require_prefix, require_version
 from policies.interface.policy import Batch, NormalizationData, check_observation
 from policies.interface.trainable import apply_finetuning
@@ -24,7 +24,7 @@ from policies.lerobot.history import ObservationHistory
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotOptions
 from policies.lerobot.partitions import latents
-from policies.lerobot.partitions.partition import Guide, Tensors, partition_of
+from policies.lerobot.partitions.partition import Guide, partition_of
 from policies.lerobot.statistics import (
     ATTRIBUTE,
     Statistics,
@@ -34,7 +34,7 @@ from policies.lerobot.statistics import (
     require_sound,
     state_alone,
 )
-from wire.errors import ConfigError, PolicyError, WeightsError
+from wire.errors import ConfigError, PolicyError
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy, RobotSpec
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class LeRobotPolicy:
         self._partition = partition_of(checkpoint.type)
         what = str(checkpoint.path)
         pictures = match(spec, checkpoint.stored, config.cameras, what)
-        self._described = {"type": checkpoint.type, "lerobot": _described(checkpoint), "cameras": pictures}
+        described = _described(checkpoint) | {"cameras": pictures, "max_offset": config.max_offset}
+        self._header = Header(NETWORK, described, spec, spec.hash, self.trained)
         self.module: nn.Module = checkpoint.policy(str(self.device), 0 if config.fresh else None)
         self.horizon = self._partition.horizon(self._policy)
         past = int(getattr(checkpoint.config, "n_obs_steps", 1)) - 1
@@ -146,7 +147,7 @@ class LeRobotPolicy:
     @property
     def think_reads_state(self) -> bool:
         """Whether the state is among what this type's slow path looks at."""
-        return bool(getattr(self._partition, "think_reads_state", False))
+        return self._partition.think_reads_state
 
     @property
     def processors(self) -> tuple[PolicyProcessorPipeline, PolicyProcessorPipeline]:
@@ -226,9 +227,7 @@ class LeRobotPolicy:
         such as another lerobot type or configuration, or another frozen base; the old weights stay.
         """
         what = f"weights of version {version}"
-        header, tensors = unpack(weights, what)
-        header.spec.require(self.spec, what)
-        self._require_same(header, what)
+        header, tensors = unpack_own(weights, self._header, what)
         load_published(self.module, header, tensors, what)
         self._changed()
         self.version = version
@@ -253,14 +252,7 @@ class LeRobotPolicy:
 
     def save(self, module: nn.Module | None = None) -> bytes:
         """What training changes in `module` (default: this policy's own), and the statistics, as a safetensors file."""
-        header = Header(
-            network=NETWORK,
-            config=self._described | {"max_offset": self.config.max_offset},
-            spec=self.spec,
-            spec_hash=self.spec.hash,
-            **msgspec.structs.asdict(self.trained),
-        )
-        return pack_module(self.module if module is None else module, header)
+        return pack_module(self.module if module is None else module, self._header)
 
     # --- inside ------------------------------------------------------------------------------------------------
 
@@ -344,33 +336,6 @@ class LeRobotPolicy:
             )
         return None
 
-    def _require_same(self, header: Header, what: str) -> None:
-        if header.network != NETWORK:
-            raise WeightsError(
-                f"{what}: made by a '{header.network}' network, this policy is '{NETWORK}'. Start this robot with "
-                "the same --policy as the trainer."
-            )
-        mine = self._described | {"max_offset": self.config.max_offset}
-        for field in ("type", "cameras", "max_offset"):
-            if header.config.get(field) != mine[field]:
-                raise WeightsError(
-                    f"{what}: made by a lerobot policy with {field} {header.config.get(field)}, this one has "
-                    f"{mine[field]}. Start it from the checkpoint and with the options that the trainer has."
-                )
-        theirs: dict[str, Any] = dict(header.config.get("lerobot") or {})
-        own: dict[str, Any] = self._described["lerobot"]  # type: ignore[assignment]
-        for field in sorted(own.keys() | theirs.keys()):
-            if own.get(field) != theirs.get(field):
-                raise WeightsError(
-                    f"{what}: made by a '{self._type}' policy with {field} {theirs.get(field)}, this one has "
-                    f"{own.get(field)}. Start it from the checkpoint that the trainer has."
-                )
-        if header.trained != self.trained:
-            raise WeightsError(
-                f"{what}: its metadata says {header.trained}, its configuration {self.trained}; the file was changed "
-                "after it was saved. Export it again with `save()`."
-            )
-
 
 def _described(checkpoint: LeRobotCheckpoint) -> dict[str, Any]:
     """The fields of lerobot's configuration that two machines must agree on, as JSON gives them back."""
@@ -378,12 +343,9 @@ def _described(checkpoint: LeRobotCheckpoint) -> dict[str, Any]:
 
     with draccus.config_type("json"):
         fields = json.loads(json.dumps(draccus.encode(checkpoint.config)))
-    left_out = (*_LOCAL, "type")
-    return {
+    meant = {
         name: value
         for name, value in fields.items()
-        if name not in left_out and not name.startswith(("optimizer_", "scheduler_"))
+        if name not in _LOCAL and not name.startswith(("optimizer_", "scheduler_"))
     }
-
-
-__all__ = ["NETWORK", "LeRobotPolicy", "Tensors"]
+    return {"type": checkpoint.type} | meant

@@ -75,11 +75,12 @@ def _network(tokenizer: str, options: TokensOptions, spec: RobotSpec) -> TokensC
         raise ConfigError(
             f"{what}: no such tokeniser.{suggest(tokenizer, TOKENIZERS)} There are {', '.join(TOKENIZERS)}."
         )
+    chosen: Any = tokenizer or TOKENIZERS[0]
     fields = set(TokensOptions.__struct_fields__) - {"cameras", "runtime", "training"}
     return TokensConfig(
         spec.state_dim,
         spec.action_dim,
         cameras=camera_encoders(spec, options.cameras, what),
-        tokenizer=tokenizer or TOKENIZERS[0],
+        tokenizer=chosen,
         **{name: getattr(options, name) for name in fields},
     )

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
+from policies.interface.options import read_options
 from policies.lerobot.checkpoint_path import VLM, locate, read_config, resolve, weights_file
 from policies.lerobot.factory import defaults, make
 from policies.lerobot.mapping import match, sizes
-from policies.lerobot.options import read_options
+from policies.lerobot.options import LeRobotOptions
 from wire.errors import ConfigError, WeightsError
 from wire.types import CameraSpec, Dimension, RobotSpec
 
@@ -304,7 +305,7 @@ class TestHints:
     @pytest.mark.parametrize(
         ("config", "message"),
         [
-            ({"camera": {}}, "no option 'camera'.*mean 'cameras'"),
+            ({"camera": {}}, "unknown field `camera`.*mean 'cameras'"),
             ({"statistics": "dataset"}, "statistics"),
             ({"max_offset": -1}, "max_offset"),
             ({"override": {"input_features": {}}}, "cannot change 'input_features'"),
@@ -313,4 +314,4 @@ class TestHints:
     )
     def test_options_that_are_none(self, config, message):
         with pytest.raises(ConfigError, match=message):
-            read_options(config)
+            read_options(config, LeRobotOptions, "lerobot policy")

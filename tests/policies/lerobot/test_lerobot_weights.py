@@ -107,14 +107,14 @@ def test_weights_of_something_else_are_refused(robot, act, diffusion, act_dir):
     assert own != blob
     with pytest.raises(WeightsError, match=r"made by a 'another' network.*the same --policy as the trainer"):
         act.load(own, 1)
-    with pytest.raises(WeightsError, match="with type diffusion, this one has act"):
+    with pytest.raises(WeightsError, match="with type diffusion, this policy has act"):
         act.load(diffusion.save(), 1)
     shorter = LeRobotPolicy(robot, LeRobotCheckpoint.open(str(act_dir), {"n_heads": 2}))
-    with pytest.raises(WeightsError, match="with n_heads 2, this one has 4"):
+    with pytest.raises(WeightsError, match="with n_heads 2, this policy has 4"):
         act.load(shorter.save(), 1)
     late = LeRobotPolicy(robot, act.checkpoint, LeRobotOptions(max_offset=3))
     assert late.trained == PolicyCapabilities(3, True) and late.max_offset == 3
-    with pytest.raises(WeightsError, match="max_offset 3, this one has 0"):
+    with pytest.raises(WeightsError, match="max_offset 3, this policy has 0"):
         act.load(late.save(), 1)
     limits = robot.action
     other = RobotSpec("other", robot.state, limits, robot.cameras, robot.control_hz)
