@@ -16,8 +16,9 @@ from policies.interface.trainable import FinetuneConfig
 from policies.tokens.config import FastConfig, TokensConfig
 from policies.tokens.fast import FastTokenizer
 from policies.tokens.network import Decoder, TokenNetwork, unpack
+from policies.tokens.read_tokenizer import read_tokenizer
 from policies.tokens.residual_vq import ResidualVQ
-from policies.tokens.tokenizer import ActionTokenizer, from_bytes
+from policies.tokens.tokenizer import ActionTokenizer
 from wire.errors import InvalidDataError, PolicyError, WeightsError
 from wire.types import Latent, Observation, Prefix, ResidualPolicy, RobotSpec
 
@@ -171,7 +172,7 @@ class TokenPolicy(NetworkPolicy):
 
     def _require_tokenizer(self, data: bytes) -> ActionTokenizer:
         """Raises `InvalidDataError` for a tokeniser of other chunks, or with more tokens than there is room for."""
-        made = from_bytes(data)
+        made = read_tokenizer(data)
         shape = made.horizon, len(made.scaling.low)
         if shape != (self.horizon, self.spec.action_dim) or made.vocabulary > self.config.action_vocabulary:
             raise InvalidDataError(
