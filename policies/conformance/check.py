@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies.conformance import acting, learning, weights
-from policies.conformance.data import BothPolicies, Make, example_batch, example_observation
+from policies.conformance.data import Make, example_batch, example_observation
 from policies.interface.policy import Batch
 from wire.types import Observation
 
-__all__ = ["CHECKS", "BothPolicies", "Make", "PolicyCheck", "check_policy", "example_batch", "example_observation"]
+__all__ = ["CHECKS", "Make", "PolicyCheck", "check_policy", "example_batch", "example_observation"]
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,15 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from policies.interface.policy import Batch, Policy, TrainablePolicy
+from policies.interface.policy import Batch, LearnedPolicy, Policy
 from wire.types import ActionChunk, Frame, Observation, RobotSpec
 
-
-class BothPolicies(Policy, TrainablePolicy, Protocol):
-    """A policy that can run and learn."""
-
-
-Make = Callable[[], BothPolicies]
+Make = Callable[[], LearnedPolicy]
 
 
 def example_observation(spec: RobotSpec, seed: int = 0, task: str = "open the drawer") -> Observation:
@@ -142,7 +137,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(np.all(np.asarray(one) == np.asarray(other)))
 
 
-def randomize_zero_init(policy: BothPolicies) -> bool:
+def randomize_zero_init(policy: LearnedPolicy) -> bool:
     """Give every trained tensor that is all zero small random values; whether there was one.
 
     Last layers and adapters often begin with zeros, and until the first gradient step nothing behind them shows.
@@ -166,7 +161,7 @@ def with_random_zero_init(make: Make) -> Make:
         return make
     weights = policy.save()
 
-    def other() -> BothPolicies:
+    def other() -> LearnedPolicy:
         fresh = make()
         fresh.load(weights, fresh.version + 1)
         return fresh

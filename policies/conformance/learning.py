@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from policies.conformance.data import (
-    BothPolicies,
     Make,
     flattened,
     looked_at,
@@ -16,7 +15,7 @@ from policies.conformance.data import (
     seeded,
     with_random_zero_init,
 )
-from policies.interface.policy import Batch
+from policies.interface.policy import Batch, LearnedPolicy
 from wire.errors import InvalidDataError
 from wire.types import Observation
 
@@ -130,13 +129,13 @@ def refusals(make: Make, observation: Observation, batch: Batch) -> str:
     return ""
 
 
-def _loss(policy: BothPolicies, batch: Batch, seed: int = 0) -> Any:
+def _loss(policy: LearnedPolicy, batch: Batch, seed: int = 0) -> Any:
     """Of a seeded draw: noise, flow times and dropout come from the global streams in most policies."""
     with seeded(seed):
         return policy.loss(batch)
 
 
-def _value(policy: BothPolicies, batch: Batch) -> float:
+def _value(policy: LearnedPolicy, batch: Batch) -> float:
     """The loss as a number, of the same weights and statistics each time: those that follow the data move with it."""
     import torch
 

@@ -127,7 +127,7 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the prefix did, whatever the state says. On a toy with a goal seen badly, 4 of 12 actions committed: mean error 0.47
     with it, 0.55 without, 0.43 without any prefix; the jump behind a prefix that was right 0.09, 0.02 and 0.65"""
     residual: bool = False
-    """train a small network that corrects single actions on the robot; see `policies.flow.residual`"""
+    """train a small network that corrects single actions on the robot; see `policies.flow.networks.residual`"""
     residual_width: int = 64
     """its hidden units"""
     transformer: Transformer | None = None

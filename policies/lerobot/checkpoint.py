@@ -32,7 +32,6 @@ from policies.lerobot.loading import load_weights, with_adapters
 from wire.errors import ConfigError, FleetError, suggest
 
 if TYPE_CHECKING:
-    import torch
     from lerobot.configs.policies import PreTrainedConfig
     from lerobot.policies.pretrained import PreTrainedPolicy
     from lerobot.processor import PolicyProcessorPipeline
@@ -109,7 +108,7 @@ class LeRobotCheckpoint:
         try:
             if missing:
                 config = _to_build(self.config, device, True)
-                return make_pre_post_processors(config, dataset_stats=_tensors(statistics or {}))
+                return make_pre_post_processors(config, dataset_stats=tensors(statistics or {}))
             before = self._overrides(PREPROCESSOR, statistics)
             after = self._overrides(POSTPROCESSOR, statistics)
             if "device_processor" in self._steps(PREPROCESSOR, states=False):
@@ -186,7 +185,7 @@ class LeRobotCheckpoint:
             if isinstance(value, str):
                 changes["tokenizer_name"] = resolve(self.path, value, f"tokenizer_name of '{key}'", self.path / name)
             if statistics is not None and key in _NORMALISERS:
-                changes["stats"] = _tensors(statistics)
+                changes["stats"] = tensors(statistics)
             if changes:
                 overrides[key] = changes
         return overrides
@@ -285,7 +284,8 @@ def _key(step: dict[str, Any]) -> str:
     return str(step.get("registry_name") or str(step.get("class", "")).rpartition(".")[2])
 
 
-def _tensors(statistics: dict[str, dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
+def tensors(statistics: dict[str, dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
+    """Statistics as lerobot's processors take them."""
     import torch
 
     return {

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from policies.common.runtime import Runtime, acting, compiled, refresh
+from policies.common.runtime import acting, compiled, refresh
 from policies.common.weights import Header, load_published, pack_module, unpack_own
 from policies.interface.chunks import chunk, require_prefix, require_version
 from policies.interface.policy import Batch, NormalizationData, check_observation
@@ -58,25 +58,27 @@ class LeRobotPolicy:
     Not for several threads: whoever serves it calls `load` between two inferences.
     """
 
+    ticks_ahead: tuple[int, ...] = ()
+    corrector: ResidualPolicy | None = None
+
     def __init__(
         self,
         spec: RobotSpec,
         checkpoint: LeRobotCheckpoint,
         config: LeRobotOptions = _DEFAULT,
         seed: int = 0,
-        runtime: Runtime | None = None,
     ) -> None:
         """`seed` is for the noise of `act` and for adapters. `config.fresh` weights are the same for every seed, as
         what is frozen of them must be on every machine.
 
-        `runtime` replaces that of `config`. Raises `ConfigError` for a checkpoint that does not fit `spec` or this
+        Raises `ConfigError` for a checkpoint that does not fit `spec` or this
         machine, or that lacks statistics, and `WeightsError` for weights that cannot be used; both name the file.
         """
         self.spec = spec
         self.checkpoint = checkpoint
         self.config = config
         self.version = 0
-        self.runtime = config.runtime if runtime is None else runtime
+        self.runtime = config.runtime
         self.runtime.require()
         self.device = torch.device(self.runtime.device)
         self._type = checkpoint.type
@@ -115,11 +117,6 @@ class LeRobotPolicy:
         return dict(self._adapter.pictures)
 
     @property
-    def ticks_ahead(self) -> tuple[int, ...]:
-        """lerobot's policies are not asked about the future."""
-        return ()
-
-    @property
     def max_offset(self) -> int:
         """How much later than the image a batch's states and actions may be, in ticks."""
         return self.config.max_offset
@@ -138,11 +135,6 @@ class LeRobotPolicy:
     def trained(self) -> PolicyCapabilities:
         """What weights of this policy are trained for: `load` takes no others."""
         return PolicyCapabilities(self.config.max_offset, self.config.max_offset > 0)
-
-    @property
-    def corrector(self) -> ResidualPolicy | None:
-        """lerobot's policies have none."""
-        return None
 
     @property
     def think_reads_state(self) -> bool:

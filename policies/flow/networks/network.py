@@ -16,10 +16,10 @@ from policies.flow.batches import FlowSample
 from policies.flow.config import FlowConfig
 from policies.flow.networks import sampling
 from policies.flow.networks.fast import Conditioning, FastMLP
+from policies.flow.networks.residual import Residual
 from policies.flow.networks.slow import ConvSlowPath, TokenSlowPath
 from policies.flow.networks.transformer import FastTransformer
 from policies.flow.networks.vlm import Backbone, VlmSlowPath
-from policies.flow.residual import Residual
 
 ROUGH_STEPS = 2
 """Euler steps to the actions that the corrector learns to correct"""

@@ -144,7 +144,7 @@ def test_diffusion_learns_the_window_where_the_chunk_will_be(robot, diffusion):
     batch = example_batch(robot, 7, images=2, steps=1)
     batch["mask"][0, 0, 4:] = False
     flat = diffusion._before(diffusion._adapter.training(batch))
-    arranged = diffusion._split.arrange(diffusion.module, flat)
+    arranged = diffusion._partition.arrange(diffusion.module, flat)
     assert torch.equal(arranged["action"][:, 1:], flat["action"])
     assert torch.equal(arranged["action"][:, 0], flat["action"][:, 0]), "the tick before repeats the first action"
     assert arranged["action_is_pad"].tolist() == [[False] * 5 + [True] * 3, [False] * 8]
