@@ -101,6 +101,17 @@ def chunk_of(policy: Policy, observation: Observation, tick: int = 3) -> ActionC
     return policy.act(observation, policy.think(observation), tick)
 
 
+def refused(what: str, call: Callable[[], object], *errors: type[Exception]) -> str:
+    """'' if `call` raises one of `errors`, otherwise what it did instead; `what` names it and what it was given."""
+    try:
+        call()
+    except errors:
+        return ""
+    except Exception as error:  # noqa: BLE001  any other error is the fault that is looked for
+        return f"{what} must raise {errors[-1].__name__}, not {type(error).__name__}: {error}"
+    return f"{what} must raise {errors[-1].__name__}, and was taken"
+
+
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """The global random streams of torch, numpy and Python begin at `seed` inside, and go on as before after it."""

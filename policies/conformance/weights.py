@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from policies.conformance.data import Make, chunk_of, example_observation, with_random_zero_init
+from policies.conformance.data import Make, chunk_of, example_observation, refused, with_random_zero_init
 from policies.interface.policy import Batch, NormalizationData
 from wire.errors import InvalidDataError, PolicyError, SpecMismatchError, WeightsError
 from wire.types import Observation
@@ -18,11 +19,7 @@ def versions(make: Make, observation: Observation, batch: Batch) -> str:
     policy = make()
     latent = policy.think(observation)
     policy.load(policy.save(), policy.version + 1)
-    try:
-        policy.act(observation, latent, 0)
-    except PolicyError:
-        return ""
-    return "act() took a latent of an earlier version"
+    return refused("act() on a latent of an earlier version", lambda: policy.act(observation, latent, 0), PolicyError)
 
 
 def round_trip(make: Make, observation: Observation, batch: Batch) -> str:
@@ -71,12 +68,8 @@ def garbage(make: Make, observation: Observation, batch: Batch) -> str:
         ("a pickle", b"\x80\x04N."),
         ("a torch archive", b"PK\x03\x04" + good),
     ):
-        try:
-            policy.load(bad, version + 1)
-        except WeightsError:
-            pass
-        else:
-            return f"load() took {name}"
+        if wrong := refused(f"load() of {name}", partial(policy.load, bad, version + 1), WeightsError):
+            return wrong
         if policy.version != version or policy.save() != good:
             return f"load() of {name} changed the policy"
     return ""
@@ -104,14 +97,9 @@ def others(make: Make, observation: Observation, batch: Batch) -> str:
     if tensor.is_floating_point():
         cases.append((f"a training that diverged ('{name}' is NaN)", pack({**less, name: tensor * np.nan}, header)))
     for what, bad in cases:
-        try:
-            policy.load(bad, version + 1)
-        except (SpecMismatchError, WeightsError):
-            pass
-        except Exception as error:  # noqa: BLE001  any other error is the fault that is looked for
-            return f"load() of weights of {what} must raise WeightsError, not {type(error).__name__}: {error}"
-        else:
-            return f"load() took weights of {what}"
+        load = partial(policy.load, bad, version + 1)
+        if wrong := refused(f"load() of weights of {what}", load, SpecMismatchError, WeightsError):
+            return wrong
         if policy.version != version or policy.save() != good:
             return f"load() of weights of {what} changed the policy"
     return ""
@@ -148,12 +136,5 @@ def statistics(make: Make, observation: Observation, batch: Batch) -> str:
     mine, theirs = chunk_of(policy, observation).actions, chunk_of(other, observation).actions
     if not np.array_equal(mine, theirs):
         return "what set_normalization() took does not travel with the weights: loaded elsewhere, they act differently"
-    try:
-        set_normalization(NormalizationData(np.hstack([states, states]), chunks.astype(np.float32)))
-    except InvalidDataError:
-        return ""
-    except Exception as error:  # noqa: BLE001  any other error is the fault that is looked for
-        return (
-            f"set_normalization() of another robot's states must raise InvalidData, not {type(error).__name__}: {error}"
-        )
-    return "set_normalization() took states of another robot"
+    wider = NormalizationData(np.hstack([states, states]), chunks.astype(np.float32))
+    return refused("set_normalization() of another robot's states", lambda: set_normalization(wider), InvalidDataError)

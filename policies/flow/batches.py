@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from policies.flow.config import FlowConfig
+from policies.flow.config import FlowConfig, SlowPathConfig
 from policies.interface.policy import Batch
 from wire.errors import InvalidDataError
 from wire.types import RobotSpec
@@ -41,23 +41,17 @@ class FlowSample(NamedTuple):
     """[b, ds] when the image was seen; None: that of the first step behind it"""
 
 
-def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callable[[Any], torch.Tensor]) -> FlowSample:
+def read_batch(
+    batch: Batch, config: SlowPathConfig, spec: RobotSpec, tensor: Callable[[Any], torch.Tensor]
+) -> FlowSample:
     """The parts of `batch` that a network of `config` learns from, with the k axis; see `FlowPolicy.loss`.
 
     Raises `InvalidDataError` that names what does not fit.
     """
     require_spec(batch, spec)
     h, ds = config.horizon, spec.state_dim
-    shapes: dict[str, tuple[int, ...]] = {"state": (ds,), "actions": (h, spec.action_dim), "mask": (h,)}
-    if config.ahead:
-        shapes["ahead"] = (len(config.ahead), ds)
-    if config.max_offset:
-        shapes["frame_age"] = ()
-    if config.residual and "later_state" in batch:
-        shapes |= {"later_state": (ds,), "later_index": ()}
-    if config.advantage and "advantage" in batch:
-        shapes["advantage"] = ()
-    seen = ("seen_state",) if config.ego_motion else ()
+    shapes, ego_motion = config.batch_shapes(batch), isinstance(config, FlowConfig) and config.ego_motion
+    seen = ("seen_state",) if ego_motion else ()
     if missing := [name for name in (*shapes, *seen) if name not in batch]:
         raise InvalidDataError(f"training batch: it lacks {missing}; it has {sorted(batch)}.")
     flat = batch["state"].ndim == 2
@@ -72,7 +66,7 @@ def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callab
         if tuple(found.shape) != (b, k, *shape):
             raise InvalidDataError(f"training batch: {name} has shape {list(found.shape)}, expected {[b, k, *shape]}.")
         tensors[name] = found
-    seen_state = tensor(batch["seen_state"]) if config.ego_motion else None
+    seen_state = tensor(batch["seen_state"]) if ego_motion else None
     if seen_state is not None and tuple(seen_state.shape) != (b, ds):
         raise InvalidDataError(
             f"training batch: seen_state has shape {list(seen_state.shape)}, expected {[b, ds]}: one of each image."

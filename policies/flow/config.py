@@ -1,4 +1,4 @@
-"""What decides the flow policy's network; it travels with the weights."""
+"""What decides the flow policy's network, and the slow path that the token policy has as well."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+from policies.common.runtime import Runtime
+from policies.interface.policy import Batch
+from policies.interface.trainable import FinetuneConfig
 from wire.errors import ConfigError, suggest
 from wire.types import PolicyCapabilities, RobotSpec
 
@@ -83,8 +86,23 @@ class Vlm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """whether its weights learn, and then travel, too"""
 
 
-class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that decides the network's shape and how it is sampled. It travels with the weights."""
+class NetworkOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What `--policy-config` can say of every policy with such a network."""
+
+    horizon: int = 16
+    """H, actions per chunk"""
+    cameras: tuple[str, ...] | None = None
+    """names of those that are looked through; None: all of the robot's"""
+    max_offset: int = 0
+    """ticks: the largest delay that training simulates"""
+    online_statistics: bool = False
+    """the state's statistics go on learning"""
+    runtime: Runtime = Runtime()
+    training: FinetuneConfig = FinetuneConfig()
+
+
+class SlowPathConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What every network with a slow path from images and words to a latent has. It travels with the weights."""
 
     state_dim: int
     action_dim: int
@@ -101,6 +119,50 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     words: int = 16
     """L, words read of an instruction"""
     word_width: int = 32
+    max_offset: int = 0
+    """ticks: the largest delay that training simulates; above 0 the fast path reads the age of what the slow one saw"""
+    online_statistics: bool = False
+    """the state's statistics go on learning while the network trains"""
+
+    def require_robot(self, spec: RobotSpec) -> None:
+        """Raise `ConfigError` if this cannot be the network of the robot `spec`, or of any."""
+        for name, mine, theirs in (
+            ("state_dim", self.state_dim, spec.state_dim),
+            ("action_dim", self.action_dim, spec.action_dim),
+        ):
+            if mine != theirs:
+                raise ConfigError(f"flow policy: {name} {mine}, but robot '{spec.embodiment}' has {theirs}.")
+        there = {camera.name: (camera.height, camera.width) for camera in spec.cameras}
+        for camera in self.cameras:
+            if there.get(camera.name) != (camera.height, camera.width):
+                raise ConfigError(
+                    f"flow policy: camera '{camera.name}' at {camera.height}x{camera.width}, but robot "
+                    f"'{spec.embodiment}' has {there or 'no camera'}."
+                )
+        self.require()
+
+    def require(self) -> None:
+        """Raise `ConfigError` for values that cannot work, whatever the robot."""
+        if self.vocabulary < 2 or min(self.horizon, self.words) < 1:
+            raise ConfigError("flow policy: horizon and words must be 1 or more and vocabulary 2 or more.")
+        if self.max_offset < 0:
+            raise ConfigError(f"flow policy: max_offset {self.max_offset} is negative; 0 trains without a delay.")
+
+    def batch_shapes(self, batch: Batch) -> dict[str, tuple[int, ...]]:
+        """The arrays that are read of a training batch, by name, and their shapes behind the axes b and k."""
+        h = self.horizon
+        shapes = {"state": (self.state_dim,), "actions": (h, self.action_dim), "mask": (h,)}
+        return shapes | ({"frame_age": ()} if self.max_offset else {})
+
+    @property
+    def trained(self) -> PolicyCapabilities:
+        """What weights of this network are trained for."""
+        return PolicyCapabilities(self.max_offset, self.max_offset > 0)
+
+
+class FlowConfig(SlowPathConfig, frozen=True, kw_only=True):
+    """Everything that decides the flow network's shape and how it is sampled."""
+
     width: int = 256
     """hidden units of the fast path"""
     layers: int = 3
@@ -115,8 +177,6 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """what the fast path's output means; see `FlowNetwork.loss`"""
     euler_steps: int = 5
     """integration steps from noise to actions"""
-    max_offset: int = 0
-    """ticks: the largest delay that training simulates; above 0 the fast path reads the age of what the slow one saw"""
     ego_motion: bool = False
     """the latent brings the state the robot was in when the pictures were looked at, so that the fast path knows how it
     has moved since; needs `max_offset`, and no transformer"""
@@ -140,36 +200,14 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """the fast path is told whether what it imitates was good; see `FlowNetwork.loss`"""
     guidance: float = 1.0
     """how far sampling goes from "not known whether good" to "good", and beyond it above 1; needs `advantage`"""
-    online_statistics: bool = False
-    """the state's statistics go on learning while the network trains"""
-
-    def require_robot(self, spec: RobotSpec) -> None:
-        """Raise `ConfigError` if this cannot be the network of the robot `spec`, or of any."""
-        for name, mine, theirs in (
-            ("state_dim", self.state_dim, spec.state_dim),
-            ("action_dim", self.action_dim, spec.action_dim),
-        ):
-            if mine != theirs:
-                raise ConfigError(f"flow policy: {name} {mine}, but robot '{spec.embodiment}' has {theirs}.")
-        there = {camera.name: (camera.height, camera.width) for camera in spec.cameras}
-        for camera in self.cameras:
-            if there.get(camera.name) != (camera.height, camera.width):
-                raise ConfigError(
-                    f"flow policy: camera '{camera.name}' at {camera.height}x{camera.width}, but robot "
-                    f"'{spec.embodiment}' has {there or 'no camera'}."
-                )
-        self.require()
 
     def require(self) -> None:
         """Raise `ConfigError` for values that cannot work, whatever the robot."""
-        if self.vocabulary < 2 or min(self.horizon, self.layers, self.euler_steps, self.words) < 1:
-            raise ConfigError(
-                "flow policy: horizon, layers, euler_steps, words must be 1 or more and vocabulary 2 or more."
-            )
+        super().require()
+        if min(self.layers, self.euler_steps) < 1:
+            raise ConfigError("flow policy: layers and euler_steps must be 1 or more.")
         if self.cameras and not self.stem and self.vlm is None:
             raise ConfigError("flow policy: a policy with cameras needs at least one convolution in `stem`.")
-        if self.max_offset < 0:
-            raise ConfigError(f"flow policy: max_offset {self.max_offset} is negative; 0 trains without a delay.")
         if self.ego_motion and (self.max_offset < 1 or self.transformer):
             raise ConfigError(
                 "flow policy: ego_motion needs max_offset 1 or more, else nothing moves, and the small fast path: "
@@ -212,6 +250,17 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.vlm and min(self.vlm.layers, self.vlm.words) < 1:
             raise ConfigError("flow policy: a vision-language backbone needs 1 layer and 1 word or more.")
+
+    def batch_shapes(self, batch: Batch) -> dict[str, tuple[int, ...]]:
+        """See `SlowPathConfig`; some are read if they are there."""
+        shapes = super().batch_shapes(batch)
+        if self.ahead:
+            shapes["ahead"] = (len(self.ahead), self.state_dim)
+        if self.residual and "later_state" in batch:
+            shapes |= {"later_state": (self.state_dim,), "later_index": ()}
+        if self.advantage and "advantage" in batch:
+            shapes["advantage"] = ()
+        return shapes
 
     @property
     def trained(self) -> PolicyCapabilities:

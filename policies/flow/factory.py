@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from policies.common.runtime import Runtime
-from policies.flow.config import FlowConfig
+from policies.flow.config import FlowConfig, NetworkOptions
 from policies.flow.networks.backbone import describe, require_backbone
 from policies.flow.presets import network
 from policies.interface.options import read_options
 from policies.interface.registry import PolicyDefaults
-from policies.interface.trainable import FinetuneConfig
 from wire.types import RobotSpec
 
 if TYPE_CHECKING:
@@ -33,13 +31,9 @@ PATHS = ("vlm",)
 """configured values that are paths; `policies.interface.registry` makes those that are there absolute"""
 
 
-class FlowOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FlowOptions(NetworkOptions, frozen=True):
     """What `--policy-config` can say of a flow policy. What is left out is the size's own."""
 
-    horizon: int | None = None
-    """H, actions per chunk; None: 16"""
-    max_offset: int = 0
-    """ticks: the largest delay that training simulates"""
     prefix: bool = False
     """train with actions that are already committed"""
     residual: bool = False
@@ -48,13 +42,9 @@ class FlowOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """tell the fast path whether what it imitates was good"""
     guidance: float = 1.0
     """how far it is then pushed towards good; 1: not beyond it"""
-    online_statistics: bool = False
-    """the state's statistics go on learning"""
     predict: Literal["velocity", "action"] | None = None
     """what the fast path answers"""
     euler_steps: int | None = None
-    cameras: tuple[str, ...] | None = None
-    """None: all of the robot's"""
     vlm: str = ""
     """directory of a vision-language model of the SmolVLM family on this machine; empty: convolutions"""
     vlm_layers: int = 0
@@ -65,8 +55,6 @@ class FlowOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """whether its weights learn, and then travel, too"""
     vlm_random: bool = False
     """random weights instead of those in the directory, to measure or to test"""
-    runtime: Runtime = Runtime()
-    training: FinetuneConfig = FinetuneConfig()
 
 
 def make(size: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> FlowPolicy:

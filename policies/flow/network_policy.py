@@ -14,7 +14,7 @@ from torch import nn
 from policies.common.runtime import Runtime, acting, compiled, refresh
 from policies.common.text import tokenize
 from policies.common.weights import Header, load_published, pack_module, unpack_own
-from policies.flow.config import FlowConfig
+from policies.flow.config import SlowPathConfig
 from policies.interface.chunks import chunk, require_prefix, require_version, require_width
 from policies.interface.policy import NormalizationData, check_observation
 from policies.interface.trainable import FinetuneConfig, apply_finetuning, initial_seed
@@ -29,6 +29,7 @@ class NetworkPolicy:
 
     kind: str
     """`Header.network` of this policy's files"""
+    config: Any
     module: Any
     history = 0
     pretrained = False
@@ -36,29 +37,28 @@ class NetworkPolicy:
     def __init__(
         self,
         spec: RobotSpec,
-        config: Any,
-        slow: FlowConfig,
+        config: SlowPathConfig,
         make: Callable[[], nn.Module],
         lora_targets: tuple[str, ...],
         seed: int,
         runtime: Runtime,
         training: FinetuneConfig,
     ) -> None:
-        """`config` travels with the weights, `slow` describes the slow path, `make` builds the network.
+        """`make` builds the network that `config` describes.
 
         `seed` is for the first weights and for the randomness of `act`. When `training` freezes anything, the first
         weights are the same for every seed, as a base that does not travel must be the same on every machine: `seed` is
         then for the adapters and for `act` alone. Raises `ConfigError` for what cannot be used.
         """
-        slow.require_robot(spec)
+        config.require_robot(spec)
         runtime.require()
         self.spec = spec
         self.config = config
-        self.horizon: int = config.horizon
+        self.horizon = config.horizon
         self.version = 0
         self.runtime = runtime
         self.device = torch.device(runtime.device)
-        self._cameras = [camera.name for camera in slow.cameras]
+        self._cameras = [camera.name for camera in config.cameras]
         self._seen = msgspec.structs.replace(spec, cameras=tuple(c for c in spec.cameras if c.name in self._cameras))
         self._felt = msgspec.structs.replace(spec, cameras=())
         self._noise = torch.Generator().manual_seed(seed)

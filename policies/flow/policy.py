@@ -31,6 +31,7 @@ class FlowPolicy(NetworkPolicy):
     """Flow-matching action chunks from images, an instruction and the state."""
 
     kind = "flow"
+    config: FlowConfig
     module: FlowNetwork
 
     def __init__(
@@ -48,7 +49,7 @@ class FlowPolicy(NetworkPolicy):
         directory = None if vlm is None else Path(vlm)
         targets = LORA_TARGETS if config.vlm else ("fast.*",)
         super().__init__(
-            spec, config, config, lambda: FlowNetwork(config, directory, random_vlm), targets, seed, runtime, training
+            spec, config, lambda: FlowNetwork(config, directory, random_vlm), targets, seed, runtime, training
         )
         low, high = spec.action_low(), spec.action_high()
         self._middle, self._half = self._tensor((high + low) / 2), self._tensor((high - low) / 2)

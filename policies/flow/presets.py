@@ -84,7 +84,7 @@ def pixels_network(spec: RobotSpec, **options: Any) -> FlowConfig:
         "euler_steps": 4,
         "ego_motion": options.get("max_offset", 0) > 0,
     }
-    config = FlowConfig(spec.state_dim, spec.action_dim, **defaults | options)
+    config = FlowConfig(state_dim=spec.state_dim, action_dim=spec.action_dim, **defaults | options)
     if not config.cameras:
         raise ConfigError(
             f"robot '{spec.embodiment}' has no camera; use the `state` recipe or a robot with a camera for `pixels`."
@@ -94,4 +94,4 @@ def pixels_network(spec: RobotSpec, **options: Any) -> FlowConfig:
 
 def state_network(spec: RobotSpec, **options: Any) -> FlowConfig:
     """The whole state as numbers and an instruction; cameras, if there are any, are not looked at."""
-    return FlowConfig(spec.state_dim, spec.action_dim, **options)
+    return FlowConfig(state_dim=spec.state_dim, action_dim=spec.action_dim, **options)

@@ -32,6 +32,7 @@ from policies.lerobot.loading import load_weights, with_adapters
 from wire.errors import ConfigError, FleetError, suggest
 
 if TYPE_CHECKING:
+    import torch
     from lerobot.configs.policies import PreTrainedConfig
     from lerobot.policies.pretrained import PreTrainedPolicy
     from lerobot.processor import PolicyProcessorPipeline

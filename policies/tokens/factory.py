@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from policies.common.runtime import Runtime
-from policies.flow.config import Conv, camera_encoders
+from policies.flow.config import Conv, NetworkOptions, camera_encoders
 from policies.interface.options import read_options
 from policies.interface.registry import PolicyDefaults
-from policies.interface.trainable import FinetuneConfig
 from policies.tokens.config import FastConfig, ResidualVQConfig, TokensConfig
 from wire.errors import ConfigError, suggest
 from wire.types import RobotSpec
@@ -20,15 +16,12 @@ if TYPE_CHECKING:
 
 TOKENIZERS = ("fast", "residual_vq")
 """the tokenisers; the first when none is named"""
-_DEFAULT = TokensConfig(1, 1)
+_DEFAULT = TokensConfig(state_dim=1, action_dim=1)
 
 
-class TokensOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TokensOptions(NetworkOptions, frozen=True):
     """What may be configured; see `TokensConfig` for what is not explained here."""
 
-    horizon: int = _DEFAULT.horizon
-    cameras: tuple[str, ...] | None = None
-    """names of those that are looked through; None: all that the robot has"""
     stem: tuple[Conv, ...] = _DEFAULT.stem
     points: int = _DEFAULT.points
     fast: FastConfig = _DEFAULT.fast
@@ -39,10 +32,6 @@ class TokensOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heads: int = _DEFAULT.heads
     latent_tokens: int = _DEFAULT.latent_tokens
     temperature: float = _DEFAULT.temperature
-    max_offset: int = _DEFAULT.max_offset
-    online_statistics: bool = _DEFAULT.online_statistics
-    runtime: Runtime = Runtime()
-    training: FinetuneConfig = FinetuneConfig()
 
 
 def absolute(tokenizer: str) -> str:
@@ -78,8 +67,8 @@ def _network(tokenizer: str, options: TokensOptions, spec: RobotSpec) -> TokensC
     chosen: Any = tokenizer or TOKENIZERS[0]
     fields = set(TokensOptions.__struct_fields__) - {"cameras", "runtime", "training"}
     return TokensConfig(
-        spec.state_dim,
-        spec.action_dim,
+        state_dim=spec.state_dim,
+        action_dim=spec.action_dim,
         cameras=camera_encoders(spec, options.cameras, what),
         tokenizer=chosen,
         **{name: getattr(options, name) for name in fields},

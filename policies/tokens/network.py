@@ -182,7 +182,7 @@ class TokenNetwork(nn.Module):
     def __init__(self, config: TokensConfig) -> None:
         super().__init__()
         self.normalizer = Normalizer(config.state_dim, config.online_statistics)
-        self.slow = ConvSlowPath(config.slow)
+        self.slow = ConvSlowPath(config)
         self.latent_width = self.slow.width
         """z"""
         self.decoder = Decoder(config, self.latent_width)

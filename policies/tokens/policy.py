@@ -36,6 +36,7 @@ class TokenPolicy(NetworkPolicy):
     """
 
     kind = "tokens"
+    config: TokensConfig
     module: TokenNetwork
     corrector: ResidualPolicy | None = None
     ticks_ahead: tuple[int, ...] = ()
@@ -49,7 +50,6 @@ class TokenPolicy(NetworkPolicy):
         training: FinetuneConfig = _ALL,
     ) -> None:
         """See `NetworkPolicy`."""
-        config.require()
 
         def make() -> TokenNetwork:
             network = TokenNetwork(config)
@@ -58,7 +58,7 @@ class TokenPolicy(NetworkPolicy):
             network.pack(FastTokenizer.unfitted(*limits, config.horizon, first).to_bytes())
             return network
 
-        super().__init__(spec, config, config.slow, make, ("decoder.*",), seed, runtime, training)
+        super().__init__(spec, config, make, ("decoder.*",), seed, runtime, training)
         self._read: tuple[torch.Tensor, int, ActionTokenizer] | None = None
         self._step = compiled(_step, runtime)
 
@@ -152,7 +152,7 @@ class TokenPolicy(NetworkPolicy):
         fewest tokens, and the chunk counts by the share of its actions that were kept. None kept: it does not count.
         Raises `InvalidDataError` that names what does not fit.
         """
-        sample = read_batch(batch, self.config.slow, self.spec, self._tensor)
+        sample = read_batch(batch, self.config, self.spec, self._tensor)
         mask = sample.mask.cpu().numpy()
         chunks = held(sample.actions.detach().cpu().numpy(), mask).reshape(-1, self.horizon, self.spec.action_dim)
         share = mask.mean(-1)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from policies.common.text import PADDING
-from policies.flow.config import CameraEncoderConfig, FlowConfig
+from policies.flow.config import CameraEncoderConfig, FlowConfig, SlowPathConfig
 from policies.flow.networks.attention_pooler import AttentionPooler, Layer
 from policies.flow.networks.fast import fourier_features, frequencies
 
@@ -29,7 +29,7 @@ class Features(nn.Module):
     places: torch.Tensor
     """float32[2, cells]: x and y of each cell of the last features, in [-1, 1]"""
 
-    def __init__(self, camera: CameraEncoderConfig, config: FlowConfig) -> None:
+    def __init__(self, camera: CameraEncoderConfig, config: SlowPathConfig) -> None:
         super().__init__()
         convolutions: list[nn.Module] = []
         channels, height, width = 3, camera.height, camera.width
@@ -63,7 +63,7 @@ class Features(nn.Module):
 class Encoder(Features):
     """Image -> feature points. Spatial soft-max: Finn et al. 2016, arXiv 1509.06113, section IV."""
 
-    def __init__(self, camera: CameraEncoderConfig, config: FlowConfig) -> None:
+    def __init__(self, camera: CameraEncoderConfig, config: SlowPathConfig) -> None:
         super().__init__(camera, config)
         self.points = nn.Conv2d(self.channels, config.points, 1)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -79,7 +79,7 @@ class Encoder(Features):
 class Cells(Features):
     """Image -> one token per cell, which knows where it is."""
 
-    def __init__(self, camera: CameraEncoderConfig, config: FlowConfig, inner: int) -> None:
+    def __init__(self, camera: CameraEncoderConfig, config: SlowPathConfig, inner: int) -> None:
         super().__init__(camera, config)
         self.token = nn.Linear(self.channels + 2 + 4 * _PLACE_FREQUENCIES, inner)
         turns = fourier_features(self.places[..., None], frequencies(_PLACE_FREQUENCIES))  # [2, cells, 2 * frequencies]
@@ -99,7 +99,7 @@ class Cells(Features):
 class ConvSlowPath(nn.Module):
     """Images and words -> latent: every camera's feature points, then the mean of the word vectors."""
 
-    def __init__(self, config: FlowConfig) -> None:
+    def __init__(self, config: SlowPathConfig) -> None:
         super().__init__()
         self.words = nn.Embedding(config.vocabulary, config.word_width, padding_idx=PADDING)
         self.encoders = nn.ModuleList(Encoder(camera, config) for camera in config.cameras)

@@ -21,7 +21,9 @@ CONFIG = HGDagger(batch=4, warmup_steps=3, draws=2)
 
 
 def learner(seed=0):
-    return Learner(FlowPolicy(SPEC, FlowConfig(1, 1, horizon=2, width=8, layers=2), seed), CONFIG, seed)
+    return Learner(
+        FlowPolicy(SPEC, FlowConfig(state_dim=1, action_dim=1, horizon=2, width=8, layers=2), seed), CONFIG, seed
+    )
 
 
 def train(subject, first, count):

@@ -156,7 +156,8 @@ def test_a_state_of_another_network_is_refused_and_nothing_changes():
     subject = learner()
     before = snapshot(subject)
     blind = FlowPolicy(
-        RobotSpec("small", SPEC.state, SPEC.action, (), 20.0), FlowConfig(2, 2, horizon=4, width=32, layers=2)
+        RobotSpec("small", SPEC.state, SPEC.action, (), 20.0),
+        FlowConfig(state_dim=2, action_dim=2, horizon=4, width=32, layers=2),
     )
     with pytest.raises(PolicyError, match=r"another network: 'module/slow\.encoders"):
         subject.restore(Learner(blind, CONFIG).state())

@@ -135,4 +135,4 @@ def test_statistics_go_on_learning_when_asked_to(blind, blind_net):
 
 
 def test_a_configuration_from_before_these_options_is_read():
-    assert msgspec.convert({"state_dim": 2, "action_dim": 3}, FlowConfig) == FlowConfig(2, 3)
+    assert msgspec.convert({"state_dim": 2, "action_dim": 3}, FlowConfig) == FlowConfig(state_dim=2, action_dim=3)

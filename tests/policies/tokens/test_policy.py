@@ -12,10 +12,11 @@ from cloud_learner.training.learner import Learner
 from policies.common.runtime import Runtime
 from policies.common.weights import pack, unpack
 from policies.conformance.check import check_policy, example_observation
+from policies.flow.config import CameraEncoderConfig, Conv
 from policies.interface.policy import NormalizationData
 from policies.interface.registry import defaults, make_policy, parse_policy
 from policies.interface.trainable import FinetuneConfig, Lora
-from policies.tokens.config import CameraEncoderConfig, Conv, FastConfig, ResidualVQConfig, TokensConfig
+from policies.tokens.config import FastConfig, ResidualVQConfig, TokensConfig
 from policies.tokens.network import TokenNetwork
 from policies.tokens.policy import TokenPolicy, held
 from wire.errors import ConfigError, InvalidDataError, PolicyError, SpecMismatchError, WeightsError
@@ -37,9 +38,9 @@ SEEING = RobotSpec(
     20.0,
 )
 REACHING = TokensConfig(
-    4,
-    2,
-    H,
+    state_dim=4,
+    action_dim=2,
+    horizon=H,
     fast=FastConfig(vocabulary=128, scale=5.0),
     residual_vq=ResidualVQConfig(tokens=6, codes=32, group=2),
     max_tokens=16,
@@ -118,7 +119,14 @@ def reaching():
         (REACHER, msgspec.structs.replace(REACHING, tokenizer="residual_vq", temperature=0.5)),
         (
             SEEING,
-            TokensConfig(2, 2, 4, (CameraEncoderConfig("front", 16, 16),), (Conv(8, 4, 2), Conv(8, 3, 1)), points=4),
+            TokensConfig(
+                state_dim=2,
+                action_dim=2,
+                horizon=4,
+                cameras=(CameraEncoderConfig("front", 16, 16),),
+                stem=(Conv(8, 4, 2), Conv(8, 3, 1)),
+                points=4,
+            ),
         ),
     ],
 )
@@ -302,7 +310,7 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay():
     broken["packed"] = tensors["packed"].clone()
     broken["packed"][20:40] = 0
     smaller = TokenPolicy(REACHER, msgspec.structs.replace(REACHING, width=32)).save()
-    foreign = TokenPolicy(SEEING, TokensConfig(2, 2, 4)).save()
+    foreign = TokenPolicy(SEEING, TokensConfig(state_dim=2, action_dim=2, horizon=4)).save()
     for bad, error, words in (
         (pack(broken, header), WeightsError, "FAST tokeniser"),
         (smaller, WeightsError, "width 32"),
