@@ -41,7 +41,7 @@ from wire.types import Latent, Observation
 
 if TYPE_CHECKING:
     from benchmarks.async_delay.rollout import SimulatedThinker, Stage
-    from policies.flow import FlowPolicy
+    from policies.flow.policy import FlowPolicy
 
 HELD_OUT = 3_000_000
 KINDS = ("fast and slow", "single rate")
@@ -211,7 +211,7 @@ def _checkpoint(size: FastSlowSize, seed: int, kind: str, home: Path) -> bytes:
     from benchmarks.async_delay.data import Pushes, demonstrate
     from benchmarks.async_delay.policy import Training, train
     from cloud_learner.algorithms import hg_dagger
-    from policies.flow import pixels_network
+    from policies.flow.presets import pixels_network
 
     kept = home / f"{kind.replace(' ', '-')}.safetensors"
     if kept.exists():
@@ -236,7 +236,7 @@ def _checkpoint(size: FastSlowSize, seed: int, kind: str, home: Path) -> bytes:
 def evaluate(size: FastSlowSize, weights: bytes, kind: str, hz: float) -> list[dict[str, float]]:
     """Success, ticks, of them before the first action and without one after it, and chunks of each held-out episode."""
     from benchmarks.async_delay.rollout import AtOnce, Stage
-    from policies.flow import FlowPolicy
+    from policies.flow.policy import FlowPolicy
     from robot_edge.chunking.delay_estimate import DelayEstimator
     from robot_edge.chunking.factory import make_schedule
 
@@ -277,7 +277,7 @@ def evaluate(size: FastSlowSize, weights: bytes, kind: str, hz: float) -> list[d
 def _act_ms(size: FastSlowSize, weights: bytes, acts: int = 200) -> float:
     """Median time of an act of the fast path."""
     from benchmarks.async_delay.rollout import Stage
-    from policies.flow import FlowPolicy
+    from policies.flow.policy import FlowPolicy
 
     policy = FlowPolicy.from_weights(weights, metaworld_spec(size.config), 1)
     stage = Stage(size.config)

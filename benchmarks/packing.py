@@ -196,7 +196,8 @@ def demonstrated(root: Path, size: PackingSize, seed: int) -> tuple[Recipe, Buff
 
 
 def _policy(spec: RobotSpec, seed: int) -> LearnedPolicy:
-    from policies.flow import FlowPolicy, pixels_network
+    from policies.flow.policy import FlowPolicy
+    from policies.flow.presets import pixels_network
 
     return FlowPolicy(spec, pixels_network(spec, max_offset=MAX_OFFSET), seed)
 
@@ -225,7 +226,7 @@ def _begin(recipe: Recipe, place: BufferLocation, arm: PackingArm, seed: int) ->
     )
     feed = open_dataset(place, recipe.spec, config)
     feed.refresh()
-    policy.fit(feed.examples())
+    policy.set_normalization(feed.examples())
     return Learner(policy, algorithm, seed), feed
 
 

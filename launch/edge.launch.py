@@ -28,7 +28,7 @@ PARAMETERS = {
     "think": (str, "", "address of a think server that runs the slow path; default: this computer"),
     "robot": (str, "", "another driver for the recipe's robot, such as ros2"),
     "robot_config": (str, "", "that driver's configuration: a JSON file, or JSON"),
-    "policy": (str, "", "another policy than the recipe's, KIND:PLACE, such as lerobot:DIRECTORY"),
+    "policy": (str, "", "another policy than the recipe's, KIND:NAME, such as lerobot:DIRECTORY"),
     "policy_config": (str, "", "that policy's configuration: a JSON file, or JSON"),
     "wait_for_robot_s": (float, "30.0", "how long configure waits for the topics of a ROS 2 robot, in seconds"),
     "give_up_after": (int, "8", "deaths in a row of one edge process after which the node goes to its error state"),

@@ -22,7 +22,7 @@ ARGUMENTS = {
     "web_port": ("8080", "its port"),
     "ledger": ("", "PostgreSQL URL of the ledger; default: a file in DATA"),
     "store": ("", "object store for shards, s3://BUCKET/PREFIX; default: DATA"),
-    "policy": ("", "another policy than the recipe's, KIND:PLACE, such as lerobot:DIRECTORY"),
+    "policy": ("", "another policy than the recipe's, KIND:NAME, such as lerobot:DIRECTORY"),
     "policy_config": ("", "that policy's configuration: a JSON file, or JSON"),
     "seed": ("0", "seed of everything that is drawn"),
     "trainer": ("true", "start a trainer here"),

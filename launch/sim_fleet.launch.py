@@ -20,7 +20,7 @@ ARGUMENTS = {
     "robots": ("3", "how many"),
     "prefix": ("robot_", "namespace of robot I is this and I"),
     "recipe": ("pixels", "which robot and policy: a name from `vla-fleet recipes`"),
-    "policy": ("", "another policy than the recipe's, KIND:PLACE, such as lerobot:DIRECTORY"),
+    "policy": ("", "another policy than the recipe's, KIND:NAME, such as lerobot:DIRECTORY"),
     "policy_config": ("", "that policy's configuration: a JSON file, or JSON"),
     "gateway": ("tcp://127.0.0.1:5760", "address of the gateway"),
     "data": ("vla-fleet-data", "directory that keeps everything the fleet knows"),

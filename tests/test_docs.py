@@ -92,6 +92,6 @@ def test_the_example_recipes_can_be_named(examples: None) -> None:
 
     assert get_recipe("own_robot:slider").robot == "slider"
     policy = get_recipe("own_policy:regression").make_policy(get_recipe("state").spec, 0)
-    policy.fit(states_only(np.random.default_rng(0).normal(size=(50, 39))))
+    policy.set_normalization(states_only(np.random.default_rng(0).normal(size=(50, 39))))
     assert policy.load(policy.save(), 4) is None
     assert policy.version == 4

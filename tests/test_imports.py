@@ -53,6 +53,60 @@ def test_imports_go_one_way(room: str) -> None:
     assert wrong == []
 
 
+def runtime_imports(tree: ast.AST, modules: set[str]) -> set[str]:
+    """Those of `modules` that a file imports when it or one of its functions runs: not for types alone."""
+    found: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            found |= runtime_imports(ast.Module(node.orelse, []), modules)
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            named = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in modules else str(node.module) for name in named}
+        found |= runtime_imports(node, modules)
+    return found & modules
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that import each other, in the order in which they do: one circle for each way back that is met."""
+    found: list[list[str]] = []
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> None:
+        if module in path:
+            found.append([*path[path.index(module) :], module])
+        elif module not in done:
+            for other in sorted(graph[module]):
+                visit(other, [*path, module])
+            done.add(module)
+
+    for module in sorted(graph):
+        visit(module, [])
+    return found
+
+
+def test_there_is_no_circle_of_imports() -> None:
+    paths = {}
+    for room in ROOMS:
+        for path in files(room):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    modules = set(paths)
+    graph = {name: runtime_imports(ast.parse(path.read_text()), modules) - {name} for name, path in paths.items()}
+    assert [" -> ".join(circle) for circle in circles(graph)] == []
+
+
+def test_a_circle_is_found_through_functions_and_not_through_types() -> None:
+    code = (
+        "from a import b\nif TYPE_CHECKING:\n    import a.c\nelse:\n    import a.d\ndef f():\n    from a.e import g\n"
+    )
+    assert runtime_imports(ast.parse(code), {"a", "a.b", "a.c", "a.d", "a.e"}) == {"a.b", "a.d", "a.e"}
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c", "a"]]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
 def test_drivers_are_reached_through_the_registry() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
@@ -94,7 +148,7 @@ def test_the_rule_itself_catches_a_wrong_import(tmp_path: Path) -> None:
         ("hal.registry", ("torch", "mujoco", "cv2")),
         ("fleet.config.overrides", ("torch", "mujoco", "zarr")),
         ("policies.interface.registry", ("torch", "transformers", "lerobot", "safetensors")),
-        # every process asks a kind of policy for its hints
+        # every process asks a kind of policy for its defaults
         ("policies.flow.factory", ("torch",)),
         ("policies.lerobot.factory", ("torch", "transformers", "lerobot")),
         ("policies.tokens.factory", ("torch",)),

@@ -214,7 +214,7 @@ def keep_settings(path: Path, settings: dict[str, Any]) -> None:
 def _checkpoint(size: AsyncDelaySize, seed: int, checkpoint: str, home: Path) -> bytes:
     from benchmarks.async_delay.data import demonstrate
     from benchmarks.async_delay.policy import Training, train
-    from policies.flow import state_network
+    from policies.flow.presets import state_network
 
     kept = home / f"{checkpoint.replace(' ', '-')}.safetensors"
     if kept.exists():
@@ -228,7 +228,7 @@ def _checkpoint(size: AsyncDelaySize, seed: int, checkpoint: str, home: Path) ->
         _say(size, seed, f"{size.demonstrations} demonstrations", begun)
     begun = time.monotonic()
     offset = MAX_OFFSET if checkpoint == "one for all" else 0
-    network = state_network(spec, HORIZON, offset, prefix=offset > 0, residual=offset > 0)
+    network = state_network(spec, horizon=HORIZON, max_offset=offset, prefix=offset > 0, residual=offset > 0)
     # One operator, who always does the same at the same place: error of an action 0.03 after 2,000 steps, with velocity
     # still 0.2 after 4,000.
     network = msgspec.structs.replace(network, predict="action")
@@ -243,7 +243,7 @@ def _checkpoint(size: AsyncDelaySize, seed: int, checkpoint: str, home: Path) ->
 def evaluate(size: AsyncDelaySize, stage: Stage, weights: bytes, strategy: str, delay: int) -> list[float]:
     """The score of each held-out episode. The same arguments give the same scores."""
     from benchmarks.async_delay.rollout import AtOnce
-    from policies.flow import FlowPolicy
+    from policies.flow.policy import FlowPolicy
     from robot_edge.chunking.delay_estimate import DelayEstimator
     from robot_edge.chunking.factory import make_schedule
 

@@ -12,7 +12,8 @@ from cloud_learner.buffer.sampling.target import imitation
 from cloud_learner.training.learner import Learner
 from hal.drivers.metaworld.tasks import instruction
 from hal.interfaces.dynamics import DynamicsModel
-from policies.flow import FlowConfig, FlowPolicy
+from policies.flow.config import FlowConfig
+from policies.flow.policy import FlowPolicy
 from wire.types import RobotSpec
 
 
@@ -54,7 +55,7 @@ def train(
     learner = Learner(policy, algorithm, seed)
     with open_dataset(place, spec, config) as feed:
         feed.refresh()
-        policy.fit(feed.examples())
+        policy.set_normalization(feed.examples())
         while learner.gradient_steps < training.steps:
             learner.step(feed.next())
     return learner.weights()

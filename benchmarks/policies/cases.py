@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,3 +113,12 @@ VARIANTS_ON_CUDA: tuple[tuple[Case, tuple[Variant, ...]], ...] = tuple(
 def on(device: str, runtime: Runtime) -> Runtime:
     """The same runtime on `device`."""
     return msgspec.structs.replace(runtime, device=device)
+
+
+def prepare(device: str) -> None:
+    """One thread on the CPU, as a fleet's processes have, and no look at the network."""
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+    import torch
+
+    if device == "cpu":
+        torch.set_num_threads(1)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from benchmarks.policies.cases import Case, Variant, on
+from benchmarks.policies.cases import Case, Variant, on, prepare
 from benchmarks.policies.models import TASK
 from benchmarks.policies.together import together
 from policies.common.runtime import Runtime
@@ -52,17 +52,6 @@ def main(argument: str) -> int:
         found = work(job, Path(directory))
     sys.stdout.write(json.dumps(found) + "\n")
     return 0
-
-
-def prepare(device: str) -> None:
-    """One thread on the CPU, as a fleet's processes have, and no look at the network."""
-    import os
-
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-    import torch
-
-    if device == "cpu":
-        torch.set_num_threads(1)
 
 
 def work(job: RowJob, place: Path) -> list[dict[str, Any]]:

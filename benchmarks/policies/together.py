@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from benchmarks.policies.cases import Case
+from benchmarks.policies.cases import Case, prepare
 from benchmarks.policies.models import TASK
 from policies.common.runtime import Runtime
 from policies.conformance.data import example_observation
@@ -88,8 +88,6 @@ def think_process(
     case: Case, place: Path, written: str, runtime: Runtime, ready: Event, done: Event, answers: Any
 ) -> None:
     """Think until `done`, then say how long each thought took."""
-    from benchmarks.policies.row import prepare
-
     prepare(runtime.device)
     policy = case.make(place, written, runtime)
     seen = example_observation(policy.spec, 0, TASK)

@@ -91,12 +91,12 @@ class Model:
 
     def __init__(self, directory: Path) -> None:
         from policies.lerobot.checkpoint import LeRobotCheckpoint
-        from policies.lerobot.partitions.smolvla import SmolVLASplit
+        from policies.lerobot.partitions.smolvla import SmolVLAPartition
 
         checkpoint = LeRobotCheckpoint.open(str(directory))
         self.policy = checkpoint.policy()
         self.before, self.after = checkpoint.processors()
-        self.split = SmolVLASplit()
+        self.partition = SmolVLAPartition()
 
     def ready(
         self, images: np.ndarray, states: np.ndarray, words: list[str], chunks: np.ndarray | None = None
@@ -118,12 +118,12 @@ class Model:
         import torch
 
         noise = torch.randn(
-            (len(states), *self.split.noise_shape(self.policy)[1:]), generator=torch.Generator().manual_seed(seed)
+            (len(states), *self.partition.noise_shape(self.policy)[1:]), generator=torch.Generator().manual_seed(seed)
         )
         with torch.no_grad():
             batch = self.ready(images, states, words)
-            latent = self.split.think(self.policy, batch)
-            actions = self.split.act(self.policy, latent, batch, noise, None)
+            latent = self.partition.think(self.policy, batch)
+            actions = self.partition.act(self.policy, latent, batch, noise, None)
         made: np.ndarray = self.after(actions).numpy()
         return np.clip(made, SPEC.action_low(), SPEC.action_high())
 
@@ -139,7 +139,7 @@ def train(directory: Path, size: PrefixAgeSize, demonstrations: Demonstrations, 
     examples = NormalizationData(demonstrations.states.reshape(-1, SPEC.state_dim), whole)
     _build(directory, size, seed, examples)
     model = Model(directory)
-    unreached = model.split.unreached(model.policy)
+    unreached = model.partition.unreached(model.policy)
     learned = [parameter for name, parameter in model.policy.named_parameters() if name not in unreached]
     optimizer = torch.optim.AdamW(learned, lr=3e-3, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, size.gradient_steps, pct_start=0.1)
@@ -150,7 +150,7 @@ def train(directory: Path, size: PrefixAgeSize, demonstrations: Demonstrations, 
         ages = rng.integers(max_age + 1, size=size.batch)
         images, _, states, chunks, said = demonstrations.windows(rng, size.batch, horizon, ages)
         batch = model.ready(images, states, said, chunks)
-        model.split.loss(model.policy, model.split.arrange(model.policy, batch)).backward()
+        model.partition.loss(model.policy, model.partition.arrange(model.policy, batch)).backward()
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -9,7 +9,7 @@ trainer may ask of a policy stands here, and in `policies.interface.policy` with
 | `module` | the learner | trains what `requires_grad`, averages that, copies buffers (`policies.interface.trainable`) |
 | `save(module)` | the learner | the file that robots load, of the average |
 | `horizon`, `ticks_ahead`, `max_offset`, `history`, `trained` | the feed | what batches have to bring |
-| `fit(examples)`, `pretrained` | the trainer | the first look at the data, or that none is needed |
+| `set_normalization(examples)`, `pretrained` | the trainer | the first look at the data, or that none is needed |
 | `image_losses` | the trainer | float32[b] or None; may be absent: then tasks are drawn alike (`adaptive_share`) |
 
 A batch is the dict that `cloud_learner.buffer.loading.windows` documents; a policy reads what it needs of it.

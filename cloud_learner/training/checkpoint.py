@@ -6,6 +6,7 @@ kept; one that turns out damaged is reported and the one before it is taken.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -19,7 +20,6 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 from cloud_learner.training.learner import LearnerState
-from policies.common.weights import sha256
 from wire.errors import CorruptDataError, StorageError, storage_error
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def save(directory: Path, state: LearnerState, meta: dict[str, Any], keep: int =
     final = directory / f"{number:08d}"
     texts = {"learner": json.dumps(state.meta), "meta": json.dumps(meta)}
     data = safetensors.torch.save(state.tensors, metadata=texts)
-    record = _Record(FORMAT, sha256(data))
+    record = _Record(FORMAT, hashlib.sha256(data).hexdigest())
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _drop_unfinished(directory)
@@ -105,7 +105,7 @@ def _read(path: Path) -> Checkpoint:
                 "wrote it, or move it away."
             )
         data = (path / _TENSORS).read_bytes()
-        if sha256(data) != record.sha256:
+        if hashlib.sha256(data).hexdigest() != record.sha256:
             raise CorruptDataError(f"checkpoint {path}: {_TENSORS} ({len(data)} bytes) does not match its sha256.")
         tensors = safetensors.torch.load(data)
         texts = msgspec.json.decode(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]

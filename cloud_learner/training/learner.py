@@ -25,7 +25,7 @@ from torch import nn
 from cloud_learner.algorithms import hg_dagger
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from policies.interface.policy import Batch, TrainablePolicy
-from policies.interface.trainable import base_sha256, published
+from policies.interface.trainable import base_sha256, trainable_state_dict
 from wire.errors import InvalidDataError, PolicyError
 
 _RESUME = (
@@ -156,8 +156,8 @@ class Learner:
 
     def _changing(self) -> dict[str, torch.Tensor]:
         """All that training changes in the weights and in their average, by the names of a checkpoint."""
-        tensors = {f"module/{name}": t for name, t in published(self.policy.module).items()}
-        return tensors | {f"average/{name}": t for name, t in published(self._average).items()}
+        tensors = {f"module/{name}": t for name, t in trainable_state_dict(self.policy.module).items()}
+        return tensors | {f"average/{name}": t for name, t in trainable_state_dict(self._average).items()}
 
     def _refusal(self, reason: str) -> str:
         self._optimizer.zero_grad()

@@ -3,9 +3,9 @@
 It reads the buffer that the gateway writes, trains on an average of weights, and offers versions to the gateway while
 robots keep moving.
 
-A policy with random weights waits for demonstrations, is shown them (`fit`) and trained on them before its first
-version. One that is pretrained acts already: its weights are version 1 at once, and it learns from the first step on
-that somebody corrects.
+A policy with random weights waits for demonstrations, is normalised by them (`set_normalization`) and trained on them
+before its first version. One that is pretrained acts already: its weights are version 1 at once, and it learns from the
+first step on that somebody corrects.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TrainerConfig:
     max_steps: int = 0
     """stop training after so many gradient steps, 0 never: for comparisons at equal compute"""
     pretrained: bool = False
-    """the first weights are published as they are; neither `fit` nor `pretrain_steps` is for them"""
+    """the first weights are published as they are; neither `set_normalization` nor `pretrain_steps` is for them"""
 
 
 class BatchSource(Protocol):
@@ -114,7 +114,7 @@ class Trainer:
         self,
         name: str,
         learner: Learner,
-        fit: Callable[[NormalizationData], None],
+        set_normalization: Callable[[NormalizationData], None],
         source: BatchSource,
         versions: Versions,
         gateway: Channel,
@@ -122,7 +122,7 @@ class Trainer:
         clock: Clock,
         config: TrainerConfig,
     ) -> None:
-        """`fit` sets the policy's normalisation before the first step, unless `config.pretrained`.
+        """`set_normalization` sets the policy's normalisation before the first step, unless `config.pretrained`.
 
         Restores the newest checkpoint below `checkpoints` if there is one. Raises `PolicyError` when it does not fit.
         """
@@ -131,7 +131,7 @@ class Trainer:
         self.stopping = False
         self.refused = ""
         self._name = name
-        self._fit = fit
+        self._set_normalization = set_normalization
         self._source = source
         self._versions = versions
         self._gateway = gateway
@@ -164,7 +164,7 @@ class Trainer:
                 self._report()
                 return True
         if self.phase == "waiting" and self._source.finished("demonstration") >= self._config.demonstrations:
-            self._fit(self._source.examples())
+            self._set_normalization(self._source.examples())
             self.phase = "pretraining"
         trained = False
         if self._has_work:

@@ -1,4 +1,4 @@
-"""Your own policy in a fleet: what acts (`think`, `act`, `load`) and what learns (`module`, `loss`, `save`, `fit`).
+"""Your own policy in a fleet: what acts (`think`, `act`, `load`) and what learns (`module`, `loss`, `save`).
 
 PYTHONPATH=docs/examples vla-fleet up --recipe own_policy:regression --robots 2 --minutes 2
 """
@@ -66,7 +66,7 @@ class Regression:
     def save(self, module: nn.Module | None = None) -> bytes:
         return pack((module or self.module).state_dict(), self.header)
 
-    def fit(self, examples: NormalizationData) -> None:
+    def set_normalization(self, examples: NormalizationData) -> None:
         states = self._fitting(examples.states, "states", self.spec.state_dim)
         norm = self.module[0]
         norm.running_mean.copy_(states.mean(0))

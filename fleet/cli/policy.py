@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 
 Policy = Annotated[
-    str, typer.Option("--policy", help="Which one, KIND:PLACE; default: the recipe's own.", show_default=False)
+    str, typer.Option("--policy", help="Which one, KIND:NAME; default: the recipe's own.", show_default=False)
 ]
 Recorded = Annotated[Path, typer.Option("--data", help="Data directory of a fleet.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]

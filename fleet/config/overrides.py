@@ -44,7 +44,7 @@ PolicyOption = Annotated[
     str,
     typer.Option(
         "--policy",
-        help="Another policy, KIND:PLACE: flow:PRESET, lerobot:DIRECTORY or a hub name, tokens:PRESET; default: the "
+        help="Another policy, KIND:NAME: flow:PRESET, lerobot:DIRECTORY or a hub name, tokens:PRESET; default: the "
         "recipe's.",
         show_default=False,
     ),
@@ -74,7 +74,7 @@ class Overrides:
         if self.speed_up < 0:
             raise ConfigError(f"speed-up {self.speed_up}: execute every q-th action with q of 1 or more.")
         if self.policy_config and not self.policy:
-            raise ConfigError("--policy-config needs --policy KIND:PLACE, which it configures.")
+            raise ConfigError("--policy-config needs --policy KIND:NAME, which it configures.")
 
     def given(self, only: Collection[str]) -> Iterator[tuple[str, Any]]:
         """Those of `only` that say something, by name; the policy's mean the same in every working directory."""

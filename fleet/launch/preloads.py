@@ -45,7 +45,7 @@ _THINKING = ("trainer", "evaluator", "thinker")
 def by_role(recipe: Recipe, policy: str) -> dict[str, tuple[str, ...]]:
     """What each role of a part needs before it begins, most urgent roles first.
 
-    `policy`: KIND:PLACE of another one than the recipe's. Where there is a GPU nothing shared may touch it: roles that
+    `policy`: KIND:NAME of another one than the recipe's. Where there is a GPU nothing shared may touch it: roles that
     run the policy are left out.
     """
     robot = (*_EDGE, *_SIMULATORS.get(recipe.robot, ()))

@@ -247,7 +247,7 @@ def make_trainer(
     return Trainer(
         name,
         Learner(policy, algorithm, seed),
-        policy.fit,
+        policy.set_normalization,
         ReplayDataset(ledger, store, recipe.spec, config, place),
         ledger,
         gateway,

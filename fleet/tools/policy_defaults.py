@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fleet.config.recipe import Recipe
 from policies.interface.policy import LearnedPolicy
-from policies.interface.registry import PolicyChoice, PolicyDefaults, hints, make_policy
+from policies.interface.registry import PolicyChoice, PolicyDefaults, defaults, make_policy
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
@@ -29,7 +29,7 @@ def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
     Chunks that are too short for the recipe's `replan_ticks` are replaced when they are half executed. Loads no
     network. Raises `ConfigError` for a policy that cannot be used with the recipe's robot, as far as its files tell.
     """
-    wanted = hints(choice, recipe.spec)
+    wanted = defaults(choice, recipe.spec)
     changed = {name: value for name in _OF_THE_ALGORITHM if (value := getattr(wanted, name)) is not None}
     slow = recipe.slow
     if wanted.think_every_s is not None:

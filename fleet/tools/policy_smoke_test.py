@@ -1,7 +1,7 @@
 """Makes a policy once in a process of its own, before parts are started with it that would all fail for one reason.
 
-Files show much of what is wrong (`policies.interface.registry.hints`); a pattern that freezes nothing or a device that
-is not there shows only when the policy is made. Whoever starts parts stays without torch.
+Files show much of what is wrong (`policies.interface.registry.defaults`); a pattern that freezes nothing or a device
+that is not there shows only when the policy is made. Whoever starts parts stays without torch.
 """
 
 from __future__ import annotations

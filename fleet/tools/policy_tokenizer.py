@@ -12,8 +12,9 @@ import numpy as np
 from fleet.tools.policy_commands import recipe_of, recorded
 from policies.tokens.config import FastConfig, ResidualVQConfig
 from policies.tokens.fast import FastTokenizer
+from policies.tokens.read_tokenizer import read_tokenizer
 from policies.tokens.residual_vq import ResidualVQ
-from policies.tokens.tokenizer import ActionTokenizer, from_bytes
+from policies.tokens.tokenizer import ActionTokenizer
 from policies.tokens.tokenizer import report as measured
 from wire.errors import ConfigError, InvalidDataError, storage_error, suggest
 from wire.types import RobotSpec
@@ -68,7 +69,7 @@ def write(tokenizer: ActionTokenizer, path: Path) -> None:
 def read(path: Path) -> ActionTokenizer:
     """Raises `StorageError` or `InvalidDataError` that names the file."""
     try:
-        return from_bytes(path.read_bytes())
+        return read_tokenizer(path.read_bytes())
     except OSError as error:
         raise storage_error(error, "reading the tokeniser", path) from error
     except InvalidDataError as error:

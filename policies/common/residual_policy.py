@@ -2,7 +2,7 @@
 
 A2C2 (Sendai et al. 2025, arXiv 2509.23224): a chunk was made from an observation that grows older with every action
 of it. A small network looks at each action once more before it is executed, with the newest state. It is trained in
-`policies.flow.residual`; both must build the input alike.
+`policies.flow.networks.residual`; both must build the input alike.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from policies.interface.trainable import published
+from policies.interface.trainable import trainable_state_dict
 from wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def refresh(network: nn.Module, module: nn.Module) -> None:
     from policies.common.int8 import Int8Linear
 
     # what is frozen is there since `acting`, and may be billions of numbers
-    carried = {id(tensor) for tensor in published(module).values()}
+    carried = {id(tensor) for tensor in trainable_state_dict(module).values()}
     with torch.no_grad():
         for name, source in module.named_modules():
             target = network.get_submodule(name)

@@ -32,14 +32,3 @@ def tokenize(instruction: str, vocabulary: int, length: int) -> np.ndarray:
     Case, punctuation and spacing do not matter; `vocabulary` counts the padding id.
     """
     return np.array(_ids(instruction, vocabulary, length), np.int64)
-
-
-def colliding(instructions: list[str], vocabulary: int) -> list[tuple[str, str]]:
-    """Pairs of different words of `instructions` that share an id; empty for a vocabulary that is large enough."""
-    seen: dict[int, str] = {}
-    pairs = []
-    for word in sorted({word for text in instructions for word in _WORD.findall(text.lower())}):
-        other = seen.setdefault(word_id(word, vocabulary), word)
-        if other != word:
-            pairs.append((other, word))
-    return pairs

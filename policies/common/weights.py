@@ -5,7 +5,6 @@ A file holds the tensors and one metadata entry, the JSON of `Header`. It is nev
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from policies.interface.trainable import base_sha256, published
+from policies.interface.trainable import base_sha256, trainable_state_dict
 from wire.errors import WeightsError
 from wire.types import PolicyCapabilities, RobotSpec
 
@@ -39,35 +38,10 @@ class Header(msgspec.Struct, frozen=True):
     spec: RobotSpec
     """the robot the weights were trained for"""
     spec_hash: str
-    trained_max_delay: int = 0
-    """see `PolicyCapabilities` for this and the next three"""
-    state_aligned: bool = False
-    prefix_trained: bool = False
-    residual_trained: bool = False
+    trained: PolicyCapabilities = PolicyCapabilities()
     format: int = FORMAT
     base: str = ""
     """hash of what is not in the file and must be there already (`policies.interface.trainable.base_sha256`)"""
-
-    @property
-    def trained(self) -> PolicyCapabilities:
-        """What the weights were trained for."""
-        return PolicyCapabilities(
-            self.trained_max_delay, self.state_aligned, self.prefix_trained, self.residual_trained
-        )
-
-
-def sha256(data: bytes) -> str:
-    """64 hexadecimal digits."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def require_sha256(data: bytes, expected: str, what: str) -> None:
-    """Raise `WeightsError` if `data` is not what `expected` was taken from."""
-    actual = sha256(data)
-    if actual != expected:
-        raise WeightsError(
-            f"{what}: sha256 {actual[:12]} of {len(data)} bytes instead of {expected[:12]}; fetch the weights again."
-        )
 
 
 def pack(tensors: Mapping[str, torch.Tensor], header: Header) -> bytes:
@@ -78,7 +52,7 @@ def pack(tensors: Mapping[str, torch.Tensor], header: Header) -> bytes:
 
 def pack_module(module: nn.Module, header: Header) -> bytes:
     """A file of what training changes in `module` (`policies.interface.trainable`), and the hash of the rest."""
-    return pack(published(module), msgspec.structs.replace(header, base=base_sha256(module)))
+    return pack(trainable_state_dict(module), msgspec.structs.replace(header, base=base_sha256(module)))
 
 
 def read_header(data: bytes, what: str = "weights") -> Header:
@@ -126,6 +100,33 @@ def unpack(data: bytes, what: str = "weights") -> tuple[Header, dict[str, torch.
     return header, tensors
 
 
+def unpack_own(data: bytes, own: Header, what: str) -> tuple[Header, dict[str, torch.Tensor]]:
+    """Header and tensors of a file that a policy with the header `own` can load.
+
+    Raises `SpecMismatchError` for another robot's, `WeightsError` for another network's, naming the first field that
+    differs, and as `unpack` does.
+    """
+    header, tensors = unpack(data, what)
+    header.spec.require(own.spec, what)
+    if header.network != own.network:
+        raise WeightsError(
+            f"{what}: made by a '{header.network}' network, this policy is '{own.network}'. Start it with "
+            "the same --policy as the trainer."
+        )
+    for field in own.config | header.config:
+        if own.config.get(field) != header.config.get(field):
+            raise WeightsError(
+                f"{what}: made by a network with {field} {header.config.get(field)}, this policy has "
+                f"{own.config.get(field)}. Train and run with the same network configuration."
+            )
+    if header.trained != own.trained:
+        raise WeightsError(
+            f"{what}: its metadata says {header.trained}, its network configuration {own.trained}; "
+            "the file was changed after it was saved. Export it again with `save()`."
+        )
+    return header, tensors
+
+
 def load_into(module: nn.Module, tensors: Mapping[str, torch.Tensor], what: str = "weights") -> None:
     """Copy `tensors` into the module's parameters and buffers; nothing is copied unless everything fits.
 
@@ -146,7 +147,7 @@ def load_published(
     base = base_sha256(module)
     if header.base != base:
         raise WeightsError(f"{what}: {_other_base(header.base, base)}")
-    own = published(module)
+    own = trainable_state_dict(module)
     _require_tensors(own, tensors, what)
     with torch.no_grad():
         for name, tensor in own.items():

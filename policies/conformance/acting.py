@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -12,7 +13,6 @@ from policies.common.residual_policy import correct
 from policies.common.runtime import Runtime
 from policies.conformance.data import (
     Make,
-    awakened,
     changed_images,
     changed_state,
     chunk_of,
@@ -20,7 +20,9 @@ from policies.conformance.data import (
     looked_at,
     moved,
     random_state,
+    refused,
     seeded,
+    with_random_zero_init,
 )
 from policies.interface.policy import Batch, Policy
 from wire.codec import decode, encode
@@ -111,7 +113,7 @@ def separation(make: Make, observation: Observation, batch: Batch) -> str:
 
 
 def fresh_state(make: Make, observation: Observation, batch: Batch) -> str:
-    make = awakened(make)
+    make = with_random_zero_init(make)
     latent = make().think(observation)
     first = make().act(observation, latent, 0).actions
     second = make().act(changed_state(make().spec, observation), latent, 0).actions
@@ -162,7 +164,7 @@ def travels(make: Make, observation: Observation, batch: Batch) -> str:
 
 
 def several(make: Make, observation: Observation, batch: Batch) -> str:
-    make = awakened(make)
+    make = with_random_zero_init(make)
     policy, other = make(), make()
     spec = policy.spec
     seen = [observation, changed_state(spec, observation), changed_images(observation)]
@@ -221,7 +223,7 @@ def prefix(make: Make, observation: Observation, batch: Batch) -> str:
 
 
 def behind_prefix(make: Make, observation: Observation, batch: Batch) -> str:
-    make = awakened(make)
+    make = with_random_zero_init(make)
     policy, other = make(), make()
     if not policy.trained.prefix_trained or policy.horizon < 2:
         return ""
@@ -250,11 +252,10 @@ def bad_prefix(make: Make, observation: Observation, batch: Batch) -> str:
         ("with more committed than it has", good, 2),
     ):
         for guided in (False, True):
-            try:
-                policy.act(observation, latent, 0, Prefix(actions, committed, guided))
-            except PolicyError:
-                continue
-            return f"act() took a prefix {name} (guided: {guided})"
+            given = Prefix(actions, committed, guided)
+            act = partial(policy.act, observation, latent, 0, given)
+            if wrong := refused(f"act() on a prefix {name} (guided: {guided})", act, PolicyError):
+                return wrong
     return ""
 
 
@@ -264,29 +265,21 @@ def refusals(make: Make, observation: Observation, batch: Batch) -> str:
     state = observation.state
 
     def act(value: np.ndarray) -> Callable[[], object]:
-        return lambda: policy.act(msgspec.structs.replace(observation, state=value), latent, 0)
+        return partial(policy.act, msgspec.structs.replace(observation, state=value), latent, 0)
 
     def think(images: dict[str, Frame]) -> Callable[[], object]:
-        return lambda: policy.think(msgspec.structs.replace(observation, images=images))
+        return partial(policy.think, msgspec.structs.replace(observation, images=images))
 
-    cases = [("act() took a state with NaN", act(np.full_like(state, np.nan)))]
-    cases.append((f"act() took {len(state) + 1} state dimensions", act(np.append(state, state[:1]))))
+    cases = [("act() on a state with NaN", act(np.full_like(state, np.nan)))]
+    cases.append((f"act() on {len(state) + 1} state dimensions", act(np.append(state, state[:1]))))
     for name in looked_at(make, observation):
         frame = observation.images[name]
         small = msgspec.structs.replace(frame, image=frame.image[:-1])
         rest = {other: kept for other, kept in observation.images.items() if other != name}
-        cases.append((f"think() took an observation without camera '{name}'", think(rest)))
-        cases.append((f"think() took an image of '{name}' that is a row too low", think({**rest, name: small})))
-    for what, call in cases:
-        try:
-            call()
-        except InvalidDataError:
-            continue
-        except Exception as error:  # noqa: BLE001  any other error is the fault that is looked for
-            took = what.replace("took", "must raise InvalidData for", 1)
-            return f"{took}, not {type(error).__name__}: {error}"
-        return f"{what}; raise InvalidData that names it (`policies.interface.policy.check_observation`)"
-    return ""
+        cases.append((f"think() without camera '{name}'", think(rest)))
+        cases.append((f"think() on an image of '{name}' that is a row too low", think({**rest, name: small})))
+    found = (refused(what, call, InvalidDataError) for what, call in cases)
+    return next((wrong for wrong in found if wrong), "")
 
 
 def training(make: Make, observation: Observation, batch: Batch) -> str:

@@ -4,7 +4,7 @@
         print(check.name, "ok" if check.passed else check.detail)
 
 `make` returns a fresh policy with the same first weights and the same random seed every time; it is called some fifty
-times. What a policy does not offer is not checked: a prefix it refuses, `fit` of one that is `pretrained`, and the
+times. What it does not offer is not checked: a prefix it refuses, `set_normalization` if it is `pretrained`, and the
 optional ways to serve several robots at once, `think_batch(observations) -> list[Latent]` and
 `act_batch(observations, latents, ticks) -> list[ActionChunk]`.
 """
@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies.conformance import acting, learning, weights
-from policies.conformance.data import BothPolicies, Make, example_batch, example_observation
+from policies.conformance.data import Make, example_batch, example_observation
 from policies.interface.policy import Batch
 from wire.types import Observation
 
-__all__ = ["CHECKS", "BothPolicies", "Make", "PolicyCheck", "check_policy", "example_batch", "example_observation"]
+__all__ = ["CHECKS", "Make", "PolicyCheck", "check_policy", "example_batch", "example_observation"]
 
 
 @dataclass(frozen=True)

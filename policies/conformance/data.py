@@ -5,20 +5,15 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from policies.interface.policy import Batch, Policy, TrainablePolicy
+from policies.interface.policy import Batch, LearnedPolicy, Policy
 from wire.types import ActionChunk, Frame, Observation, RobotSpec
 
-
-class BothPolicies(Policy, TrainablePolicy, Protocol):
-    """A policy that can run and learn."""
-
-
-Make = Callable[[], BothPolicies]
+Make = Callable[[], LearnedPolicy]
 
 
 def example_observation(spec: RobotSpec, seed: int = 0, task: str = "open the drawer") -> Observation:
@@ -106,6 +101,17 @@ def chunk_of(policy: Policy, observation: Observation, tick: int = 3) -> ActionC
     return policy.act(observation, policy.think(observation), tick)
 
 
+def refused(what: str, call: Callable[[], object], *errors: type[Exception]) -> str:
+    """'' if `call` raises one of `errors`, otherwise what it did instead; `what` names it and what it was given."""
+    try:
+        call()
+    except errors:
+        return ""
+    except Exception as error:  # noqa: BLE001  any other error is the fault that is looked for
+        return f"{what} must raise {errors[-1].__name__}, not {type(error).__name__}: {error}"
+    return f"{what} must raise {errors[-1].__name__}, and was taken"
+
+
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """The global random streams of torch, numpy and Python begin at `seed` inside, and go on as before after it."""
@@ -142,7 +148,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(np.all(np.asarray(one) == np.asarray(other)))
 
 
-def awake(policy: BothPolicies) -> bool:
+def randomize_zero_init(policy: LearnedPolicy) -> bool:
     """Give every trained tensor that is all zero small random values; whether there was one.
 
     Last layers and adapters often begin with zeros, and until the first gradient step nothing behind them shows.
@@ -159,14 +165,14 @@ def awake(policy: BothPolicies) -> bool:
     return found
 
 
-def awakened(make: Make) -> Make:
+def with_random_zero_init(make: Make) -> Make:
     """`make` of policies whose zeros are not; as it is for those without zeros."""
     policy = make()
-    if not awake(policy):
+    if not randomize_zero_init(policy):
         return make
     weights = policy.save()
 
-    def other() -> BothPolicies:
+    def other() -> LearnedPolicy:
         fresh = make()
         fresh.load(weights, fresh.version + 1)
         return fresh

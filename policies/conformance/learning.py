@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from policies.conformance.data import BothPolicies, Make, awake, awakened, flattened, looked_at, seeded
-from policies.interface.policy import Batch
+from policies.conformance.data import (
+    Make,
+    flattened,
+    looked_at,
+    randomize_zero_init,
+    refused,
+    seeded,
+    with_random_zero_init,
+)
+from policies.interface.policy import Batch, LearnedPolicy
 from wire.errors import InvalidDataError
 from wire.types import Observation
 
@@ -30,7 +39,7 @@ def gradient(make: Make, observation: Observation, batch: Batch) -> str:
         without = [name for name, p in policy.module.named_parameters() if p.requires_grad and not _has_gradient(p)]
         if not without:
             break
-        awake(policy)
+        randomize_zero_init(policy)
     if [parameter.requires_grad for parameter in policy.module.parameters()] != flags:
         return "loss() freezes or thaws parameters"
     return f"no gradient reaches {without[:8]}, {len(without)} in all" if without else ""
@@ -68,7 +77,7 @@ def masked(make: Make, observation: Observation, batch: Batch) -> str:
 
 
 def apart(make: Make, observation: Observation, batch: Batch) -> str:
-    make = awakened(make)
+    make = with_random_zero_init(make)
     b = len(batch["state"])
     if b < 2:
         return ""
@@ -111,24 +120,19 @@ def refusals(make: Make, observation: Observation, batch: Batch) -> str:
     for camera in looked_at(make, observation):
         rest = {name: images for name, images in batch["images"].items() if name != camera}
         cases.append((f"no images of camera '{camera}'", {**batch, "images": rest}))
-    for what, bad in cases:
-        try:
-            _loss(policy, bad)
-        except InvalidDataError:
-            continue
-        except Exception as error:  # noqa: BLE001  any other error is the fault that is looked for
-            return f"loss() of a batch with {what} must raise InvalidData, not {type(error).__name__}: {error}"
-        return f"loss() took a batch with {what}"
-    return ""
+    found = (
+        refused(f"loss() of a batch with {what}", partial(_loss, policy, bad), InvalidDataError) for what, bad in cases
+    )
+    return next((wrong for wrong in found if wrong), "")
 
 
-def _loss(policy: BothPolicies, batch: Batch, seed: int = 0) -> Any:
+def _loss(policy: LearnedPolicy, batch: Batch, seed: int = 0) -> Any:
     """Of a seeded draw: noise, flow times and dropout come from the global streams in most policies."""
     with seeded(seed):
         return policy.loss(batch)
 
 
-def _value(policy: BothPolicies, batch: Batch) -> float:
+def _value(policy: LearnedPolicy, batch: Batch) -> float:
     """The loss as a number, of the same weights and statistics each time: those that follow the data move with it."""
     import torch
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from policies.conformance.data import Make, awakened, chunk_of, example_observation
+from policies.conformance.data import Make, chunk_of, example_observation, refused, with_random_zero_init
 from policies.interface.policy import Batch, NormalizationData
 from wire.errors import InvalidDataError, PolicyError, SpecMismatchError, WeightsError
 from wire.types import Observation
@@ -18,15 +19,11 @@ def versions(make: Make, observation: Observation, batch: Batch) -> str:
     policy = make()
     latent = policy.think(observation)
     policy.load(policy.save(), policy.version + 1)
-    try:
-        policy.act(observation, latent, 0)
-    except PolicyError:
-        return ""
-    return "act() took a latent of an earlier version"
+    return refused("act() on a latent of an earlier version", lambda: policy.act(observation, latent, 0), PolicyError)
 
 
 def round_trip(make: Make, observation: Observation, batch: Batch) -> str:
-    make = awakened(make)
+    make = with_random_zero_init(make)
     policy, other = make(), make()
     saved = policy.save()
     other.load(saved, 5)
@@ -71,12 +68,8 @@ def garbage(make: Make, observation: Observation, batch: Batch) -> str:
         ("a pickle", b"\x80\x04N."),
         ("a torch archive", b"PK\x03\x04" + good),
     ):
-        try:
-            policy.load(bad, version + 1)
-        except WeightsError:
-            pass
-        else:
-            return f"load() took {name}"
+        if wrong := refused(f"load() of {name}", partial(policy.load, bad, version + 1), WeightsError):
+            return wrong
         if policy.version != version or policy.save() != good:
             return f"load() of {name} changed the policy"
     return ""
@@ -104,14 +97,9 @@ def others(make: Make, observation: Observation, batch: Batch) -> str:
     if tensor.is_floating_point():
         cases.append((f"a training that diverged ('{name}' is NaN)", pack({**less, name: tensor * np.nan}, header)))
     for what, bad in cases:
-        try:
-            policy.load(bad, version + 1)
-        except (SpecMismatchError, WeightsError):
-            pass
-        except Exception as error:  # noqa: BLE001  any other error is the fault that is looked for
-            return f"load() of weights of {what} must raise WeightsError, not {type(error).__name__}: {error}"
-        else:
-            return f"load() took weights of {what}"
+        load = partial(policy.load, bad, version + 1)
+        if wrong := refused(f"load() of weights of {what}", load, SpecMismatchError, WeightsError):
+            return wrong
         if policy.version != version or policy.save() != good:
             return f"load() of weights of {what} changed the policy"
     return ""
@@ -134,24 +122,19 @@ def published(make: Make, observation: Observation, batch: Batch) -> str:
 
 
 def statistics(make: Make, observation: Observation, batch: Batch) -> str:
-    make = awakened(make)
+    make = with_random_zero_init(make)
     policy, other, spec = make(), make(), make().spec
-    fit: Any = getattr(policy, "fit", None)
-    if fit is None or getattr(policy, "pretrained", False):
+    set_normalization: Any = getattr(policy, "set_normalization", None)
+    if set_normalization is None or getattr(policy, "pretrained", False):
         return ""
     states = np.stack([0.5 * example_observation(spec, seed).state + 0.25 for seed in range(64)])
     chunks = np.random.default_rng(0).uniform(
         spec.action_low(), spec.action_high(), (64, policy.horizon, spec.action_dim)
     )
-    fit(NormalizationData(states, chunks.astype(np.float32)))
+    set_normalization(NormalizationData(states, chunks.astype(np.float32)))
     other.load(policy.save(), policy.version)
     mine, theirs = chunk_of(policy, observation).actions, chunk_of(other, observation).actions
     if not np.array_equal(mine, theirs):
-        return "what fit() took from the data does not travel with the weights: loaded elsewhere, they act differently"
-    try:
-        fit(NormalizationData(np.hstack([states, states]), chunks.astype(np.float32)))
-    except InvalidDataError:
-        return ""
-    except Exception as error:  # noqa: BLE001  any other error is the fault that is looked for
-        return f"fit() on states of another robot must raise InvalidData, not {type(error).__name__}: {error}"
-    return "fit() took states of another robot"
+        return "what set_normalization() took does not travel with the weights: loaded elsewhere, they act differently"
+    wider = NormalizationData(np.hstack([states, states]), chunks.astype(np.float32))
+    return refused("set_normalization() of another robot's states", lambda: set_normalization(wider), InvalidDataError)

@@ -10,44 +10,48 @@ from typing import Any, NamedTuple
 
 import torch
 
-from policies.flow.config import FlowConfig
+from policies.flow.config import FlowConfig, SlowPathConfig
 from policies.interface.policy import Batch
 from wire.errors import InvalidDataError
 from wire.types import RobotSpec
 
 
 class FlowSample(NamedTuple):
-    """A training batch as tensors; see `FlowNetwork.loss` for the shapes."""
+    """A training batch as tensors."""
 
     images: list[torch.Tensor]
+    """uint8[b, h, w, 3] of each camera"""
     instructions: list[str]
+    """b"""
     state: torch.Tensor
+    """[b, k, ds]"""
     actions: torch.Tensor
+    """[b, k, H, da]"""
     mask: torch.Tensor
+    """bool[b, k, H]: actions that are kept"""
     ahead: torch.Tensor | None
+    """[b, k, W, ds], states W ticks later"""
     age: torch.Tensor | None
+    """[b, k, 1] ticks; None: 0"""
     later: tuple[torch.Tensor, torch.Tensor] | None
+    """state [b, k, ds] some ticks into the window, and int64[b, k], how many"""
     advantage: torch.Tensor | None
+    """int64[b, k]: 0 not known, 1 bad, 2 good"""
     seen_state: torch.Tensor | None
+    """[b, ds] when the image was seen; None: that of the first step behind it"""
 
 
-def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callable[[Any], torch.Tensor]) -> FlowSample:
+def read_batch(
+    batch: Batch, config: SlowPathConfig, spec: RobotSpec, tensor: Callable[[Any], torch.Tensor]
+) -> FlowSample:
     """The parts of `batch` that a network of `config` learns from, with the k axis; see `FlowPolicy.loss`.
 
     Raises `InvalidDataError` that names what does not fit.
     """
     require_spec(batch, spec)
     h, ds = config.horizon, spec.state_dim
-    shapes: dict[str, tuple[int, ...]] = {"state": (ds,), "actions": (h, spec.action_dim), "mask": (h,)}
-    if config.ahead:
-        shapes["ahead"] = (len(config.ahead), ds)
-    if config.max_offset:
-        shapes["frame_age"] = ()
-    if config.residual and "later_state" in batch:
-        shapes |= {"later_state": (ds,), "later_index": ()}
-    if config.advantage and "advantage" in batch:
-        shapes["advantage"] = ()
-    seen = ("seen_state",) if config.ego_motion else ()
+    shapes, ego_motion = config.batch_shapes(batch), isinstance(config, FlowConfig) and config.ego_motion
+    seen = ("seen_state",) if ego_motion else ()
     if missing := [name for name in (*shapes, *seen) if name not in batch]:
         raise InvalidDataError(f"training batch: it lacks {missing}; it has {sorted(batch)}.")
     flat = batch["state"].ndim == 2
@@ -62,17 +66,17 @@ def read_batch(batch: Batch, config: FlowConfig, spec: RobotSpec, tensor: Callab
         if tuple(found.shape) != (b, k, *shape):
             raise InvalidDataError(f"training batch: {name} has shape {list(found.shape)}, expected {[b, k, *shape]}.")
         tensors[name] = found
-    seen_state = tensor(batch["seen_state"]) if config.ego_motion else None
+    seen_state = tensor(batch["seen_state"]) if ego_motion else None
     if seen_state is not None and tuple(seen_state.shape) != (b, ds):
         raise InvalidDataError(
             f"training batch: seen_state has shape {list(seen_state.shape)}, expected {[b, ds]}: one of each image."
         )
     images = []
-    for eye in config.eyes:
-        image, expected = _image(batch, eye.name), (b, eye.height, eye.width, 3)
+    for camera in config.cameras:
+        image, expected = _image(batch, camera.name), (b, camera.height, camera.width, 3)
         if tuple(image.shape) != expected:
             raise InvalidDataError(
-                f"training batch: image of '{eye.name}' has shape {list(image.shape)}, expected {list(expected)}."
+                f"training batch: image of '{camera.name}' has shape {list(image.shape)}, expected {list(expected)}."
             )
         images.append(image)
     if len(batch["instructions"]) != b:

@@ -1,4 +1,4 @@
-"""What decides the flow policy's network; it travels with the weights."""
+"""What decides the flow policy's network, and the slow path that the token policy has as well."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import Literal
 
 import msgspec
 
-from wire.errors import ConfigError
-from wire.types import PolicyCapabilities
+from policies.common.runtime import Runtime
+from policies.interface.policy import Batch
+from policies.interface.trainable import FinetuneConfig
+from wire.errors import ConfigError, suggest
+from wire.types import PolicyCapabilities, RobotSpec
 
 
 class CameraEncoderConfig(msgspec.Struct, frozen=True):
@@ -16,6 +19,18 @@ class CameraEncoderConfig(msgspec.Struct, frozen=True):
     name: str
     height: int
     width: int
+
+
+def camera_encoders(spec: RobotSpec, names: tuple[str, ...] | None, what: str) -> tuple[CameraEncoderConfig, ...]:
+    """Encoders of the named cameras of a robot, None: of all. Raises `ConfigError` for one that is not there."""
+    there = {camera.name: camera for camera in spec.cameras}
+    names = tuple(there) if names is None else names
+    if missing := [name for name in names if name not in there]:
+        raise ConfigError(
+            f"{what}: robot '{spec.embodiment}' has no camera {missing}; it has {list(there)}."
+            f"{suggest(missing[0], there)}"
+        )
+    return tuple(CameraEncoderConfig(name, there[name].height, there[name].width) for name in names)
 
 
 class Conv(msgspec.Struct, frozen=True):
@@ -36,7 +51,7 @@ class Transformer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """hidden units of each block's feed-forward part, in widths"""
 
 
-class Bridge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AttentionPoolerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How what the slow path sees becomes latent tokens: learned queries pool it by attention."""
 
     queries: int = 8
@@ -71,14 +86,29 @@ class Vlm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """whether its weights learn, and then travel, too"""
 
 
-class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that decides the network's shape and how it is sampled. It travels with the weights."""
+class NetworkOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What `--policy-config` can say of every policy with such a network."""
+
+    horizon: int = 16
+    """H, actions per chunk"""
+    cameras: tuple[str, ...] | None = None
+    """names of those that are looked through; None: all of the robot's"""
+    max_offset: int = 0
+    """ticks: the largest delay that training simulates"""
+    online_statistics: bool = False
+    """the state's statistics go on learning"""
+    runtime: Runtime = Runtime()
+    training: FinetuneConfig = FinetuneConfig()
+
+
+class SlowPathConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What every network with a slow path from images and words to a latent has. It travels with the weights."""
 
     state_dim: int
     action_dim: int
     horizon: int = 16
     """H"""
-    eyes: tuple[CameraEncoderConfig, ...] = ()
+    cameras: tuple[CameraEncoderConfig, ...] = ()
     """empty: the slow path reads only the instruction"""
     stem: tuple[Conv, ...] = (Conv(32, 5, 2), Conv(48, 3, 2), Conv(48, 3, 1))
     """convolutions of each camera's encoder"""
@@ -89,6 +119,50 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     words: int = 16
     """L, words read of an instruction"""
     word_width: int = 32
+    max_offset: int = 0
+    """ticks: the largest delay that training simulates; above 0 the fast path reads the age of what the slow one saw"""
+    online_statistics: bool = False
+    """the state's statistics go on learning while the network trains"""
+
+    def require_robot(self, spec: RobotSpec) -> None:
+        """Raise `ConfigError` if this cannot be the network of the robot `spec`, or of any."""
+        for name, mine, theirs in (
+            ("state_dim", self.state_dim, spec.state_dim),
+            ("action_dim", self.action_dim, spec.action_dim),
+        ):
+            if mine != theirs:
+                raise ConfigError(f"flow policy: {name} {mine}, but robot '{spec.embodiment}' has {theirs}.")
+        there = {camera.name: (camera.height, camera.width) for camera in spec.cameras}
+        for camera in self.cameras:
+            if there.get(camera.name) != (camera.height, camera.width):
+                raise ConfigError(
+                    f"flow policy: camera '{camera.name}' at {camera.height}x{camera.width}, but robot "
+                    f"'{spec.embodiment}' has {there or 'no camera'}."
+                )
+        self.require()
+
+    def require(self) -> None:
+        """Raise `ConfigError` for values that cannot work, whatever the robot."""
+        if self.vocabulary < 2 or min(self.horizon, self.words) < 1:
+            raise ConfigError("flow policy: horizon and words must be 1 or more and vocabulary 2 or more.")
+        if self.max_offset < 0:
+            raise ConfigError(f"flow policy: max_offset {self.max_offset} is negative; 0 trains without a delay.")
+
+    def batch_shapes(self, batch: Batch) -> dict[str, tuple[int, ...]]:
+        """The arrays that are read of a training batch, by name, and their shapes behind the axes b and k."""
+        h = self.horizon
+        shapes = {"state": (self.state_dim,), "actions": (h, self.action_dim), "mask": (h,)}
+        return shapes | ({"frame_age": ()} if self.max_offset else {})
+
+    @property
+    def trained(self) -> PolicyCapabilities:
+        """What weights of this network are trained for."""
+        return PolicyCapabilities(self.max_offset, self.max_offset > 0)
+
+
+class FlowConfig(SlowPathConfig, frozen=True, kw_only=True):
+    """Everything that decides the flow network's shape and how it is sampled."""
+
     width: int = 256
     """hidden units of the fast path"""
     layers: int = 3
@@ -103,8 +177,6 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """what the fast path's output means; see `FlowNetwork.loss`"""
     euler_steps: int = 5
     """integration steps from noise to actions"""
-    max_offset: int = 0
-    """ticks: the largest delay that training simulates; above 0 the fast path reads the age of what the slow one saw"""
     ego_motion: bool = False
     """the latent brings the state the robot was in when the pictures were looked at, so that the fast path knows how it
     has moved since; needs `max_offset`, and no transformer"""
@@ -115,12 +187,12 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the prefix did, whatever the state says. On a toy with a goal seen badly, 4 of 12 actions committed: mean error 0.47
     with it, 0.55 without, 0.43 without any prefix; the jump behind a prefix that was right 0.09, 0.02 and 0.65"""
     residual: bool = False
-    """train a small network that corrects single actions on the robot; see `policies.flow.residual`"""
+    """train a small network that corrects single actions on the robot; see `policies.flow.networks.residual`"""
     residual_width: int = 64
     """its hidden units"""
     transformer: Transformer | None = None
     """None: the fast path is the small network that `width` and `layers` describe"""
-    bridge: Bridge | None = None
+    pooler: AttentionPoolerConfig | None = None
     """None: the latent is feature points and the mean of the words; `transformer` and `vlm` need latent tokens"""
     vlm: Vlm | None = None
     """None: the slow path is convolutions, learned from nothing"""
@@ -128,19 +200,14 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """the fast path is told whether what it imitates was good; see `FlowNetwork.loss`"""
     guidance: float = 1.0
     """how far sampling goes from "not known whether good" to "good", and beyond it above 1; needs `advantage`"""
-    online_statistics: bool = False
-    """the state's statistics go on learning while the network trains"""
 
     def require(self) -> None:
         """Raise `ConfigError` for values that cannot work, whatever the robot."""
-        if self.vocabulary < 2 or min(self.horizon, self.layers, self.euler_steps, self.words) < 1:
-            raise ConfigError(
-                "flow policy: horizon, layers, euler_steps, words must be 1 or more and vocabulary 2 or more."
-            )
-        if self.eyes and not self.stem and self.vlm is None:
+        super().require()
+        if min(self.layers, self.euler_steps) < 1:
+            raise ConfigError("flow policy: layers and euler_steps must be 1 or more.")
+        if self.cameras and not self.stem and self.vlm is None:
             raise ConfigError("flow policy: a policy with cameras needs at least one convolution in `stem`.")
-        if self.max_offset < 0:
-            raise ConfigError(f"flow policy: max_offset {self.max_offset} is negative; 0 trains without a delay.")
         if self.ego_motion and (self.max_offset < 1 or self.transformer):
             raise ConfigError(
                 "flow policy: ego_motion needs max_offset 1 or more, else nothing moves, and the small fast path: "
@@ -162,27 +229,38 @@ class FlowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self._require_tokens()
 
     def _require_tokens(self) -> None:
-        if (self.transformer or self.vlm) and not self.bridge:
-            raise ConfigError("flow policy: `transformer` and `vlm` need `bridge`, which makes the latent tokens.")
-        fast, bridge = self.transformer, self.bridge
+        if (self.transformer or self.vlm) and not self.pooler:
+            raise ConfigError("flow policy: `transformer` and `vlm` need `pooler`, which makes the latent tokens.")
+        fast, pooler = self.transformer, self.pooler
         if fast and (min(fast.width, fast.layers, fast.heads, fast.ratio) < 1 or fast.width % fast.heads):
             raise ConfigError(
                 f"flow policy: sizes of a transformer are 1 or more and its heads divide its width: {fast}."
             )
-        if bridge and (
-            min(bridge.queries, bridge.width, bridge.inner, bridge.heads, bridge.layers + 1) < 1
-            or bridge.inner % bridge.heads
+        if pooler and (
+            min(pooler.queries, pooler.width, pooler.inner, pooler.heads, pooler.layers + 1) < 1
+            or pooler.inner % pooler.heads
         ):
             raise ConfigError(
-                f"flow policy: sizes of a bridge are 1 or more, its layers 0 or more, and its heads "
-                f"divide `inner`: {bridge}."
+                f"flow policy: sizes of a pooler are 1 or more, its layers 0 or more, and its heads "
+                f"divide `inner`: {pooler}."
             )
-        if self.vlm and not self.eyes:
+        if self.vlm and not self.cameras:
             raise ConfigError(
-                "flow policy: a vision-language backbone needs at least one camera in `eyes`; without one use no `vlm`."
+                "flow policy: a vision-language backbone needs at least one camera; without `cameras` use no `vlm`."
             )
         if self.vlm and min(self.vlm.layers, self.vlm.words) < 1:
             raise ConfigError("flow policy: a vision-language backbone needs 1 layer and 1 word or more.")
+
+    def batch_shapes(self, batch: Batch) -> dict[str, tuple[int, ...]]:
+        """See `SlowPathConfig`; some are read if they are there."""
+        shapes = super().batch_shapes(batch)
+        if self.ahead:
+            shapes["ahead"] = (len(self.ahead), self.state_dim)
+        if self.residual and "later_state" in batch:
+            shapes |= {"later_state": (self.state_dim,), "later_index": ()}
+        if self.advantage and "advantage" in batch:
+            shapes["advantage"] = ()
+        return shapes
 
     @property
     def trained(self) -> PolicyCapabilities:

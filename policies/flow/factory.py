@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from policies.common.runtime import Runtime
-from policies.flow.config import FlowConfig
-from policies.flow.presets import SIZES, network
+from policies.flow.config import FlowConfig, NetworkOptions
+from policies.flow.networks.backbone import describe, require_backbone
+from policies.flow.presets import network
 from policies.interface.options import read_options
 from policies.interface.registry import PolicyDefaults
-from policies.interface.trainable import FinetuneConfig
-from wire.errors import ConfigError, suggest
 from wire.types import RobotSpec
 
 if TYPE_CHECKING:
     from policies.flow.policy import FlowPolicy
 
-_HINTS = {
+_DEFAULTS = {
     # what the two recipes were measured with stands in the recipes
     "pixels": PolicyDefaults(),
     "state": PolicyDefaults(),
@@ -32,13 +31,9 @@ PATHS = ("vlm",)
 """configured values that are paths; `policies.interface.registry` makes those that are there absolute"""
 
 
-class FlowChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FlowOptions(NetworkOptions, frozen=True):
     """What `--policy-config` can say of a flow policy. What is left out is the size's own."""
 
-    horizon: int | None = None
-    """H, actions per chunk; None: 16"""
-    max_offset: int = 0
-    """ticks: the largest delay that training simulates"""
     prefix: bool = False
     """train with actions that are already committed"""
     residual: bool = False
@@ -47,13 +42,9 @@ class FlowChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """tell the fast path whether what it imitates was good"""
     guidance: float = 1.0
     """how far it is then pushed towards good; 1: not beyond it"""
-    online_statistics: bool = False
-    """the state's statistics go on learning"""
     predict: Literal["velocity", "action"] | None = None
     """what the fast path answers"""
     euler_steps: int | None = None
-    cameras: tuple[str, ...] | None = None
-    """None: all of the robot's"""
     vlm: str = ""
     """directory of a vision-language model of the SmolVLM family on this machine; empty: convolutions"""
     vlm_layers: int = 0
@@ -64,61 +55,41 @@ class FlowChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """whether its weights learn, and then travel, too"""
     vlm_random: bool = False
     """random weights instead of those in the directory, to measure or to test"""
-    runtime: Runtime = Runtime()
-    training: FinetuneConfig = FinetuneConfig()
 
 
-def make(place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> FlowPolicy:
-    """The policy of size `place`. Raises `ConfigError` for what it cannot be."""
+def make(size: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> FlowPolicy:
+    """The policy of this size. Raises `ConfigError` for what it cannot be."""
     from policies.flow.policy import FlowPolicy
 
-    choice = _choice(config)
-    vlm = choice.vlm or None
+    options = _options(config)
+    vlm = options.vlm or None
     return FlowPolicy(
-        spec, _network(place, choice, spec), seed, choice.runtime, choice.training, vlm, choice.vlm_random
+        spec, _network(size, options, spec), seed, options.runtime, options.training, vlm, options.vlm_random
     )
 
 
-def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
+def defaults(size: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
     """What the size is trained with. Raises `ConfigError` as `make` does, as far as files and sizes tell."""
-    choice = _choice(config)
-    found = _network(place, choice, spec)
+    options = _options(config)
+    found = _network(size, options, spec)
     if found.vlm is not None:
-        from pathlib import Path
-
-        from policies.flow.networks.backbone import require_backbone
-
-        require_backbone(Path(choice.vlm), found.vlm, choice.vlm_random)
-    return msgspec.structs.replace(_HINTS[place], horizon=found.horizon)
+        require_backbone(Path(options.vlm), found.vlm, options.vlm_random)
+    return msgspec.structs.replace(_DEFAULTS[size], horizon=found.horizon)
 
 
-def absolute(place: str) -> str:
+def absolute(size: str) -> str:
     """A size means the same everywhere, whatever lies in the working directory."""
-    return place
+    return size
 
 
-def _choice(config: dict[str, Any]) -> FlowChoice:
-    return read_options(config, FlowChoice, "flow policy: its configuration does not fit")
+def _options(config: dict[str, Any]) -> FlowOptions:
+    return read_options(config, FlowOptions, "flow policy: its configuration does not fit")
 
 
-def _network(place: str, choice: FlowChoice, spec: RobotSpec) -> FlowConfig:
-    if place not in SIZES:
-        raise ConfigError(
-            f"flow policy: no size '{place}'.{suggest(place, SIZES)} Say flow:SIZE, with one of {', '.join(SIZES)}."
-        )
-    vlm = None
-    if choice.vlm:
-        from policies.flow.networks.backbone import describe
-
-        vlm = describe(choice.vlm, choice.vlm_layers, choice.vlm_words, choice.vlm_train)
-    options = choice.max_offset, choice.prefix, choice.residual, choice.cameras, vlm
-    found = network(place, spec, 16 if choice.horizon is None else choice.horizon, *options)
-    told: dict[str, Any] = {"advantage": choice.advantage, "guidance": choice.guidance}
-    told["online_statistics"] = choice.online_statistics
-    if choice.predict is not None:
-        told["predict"] = choice.predict
-    if choice.euler_steps is not None:
-        told["euler_steps"] = choice.euler_steps
-    found = msgspec.structs.replace(found, **told)
+def _network(size: str, options: FlowOptions, spec: RobotSpec) -> FlowConfig:
+    vlm = describe(options.vlm, options.vlm_layers, options.vlm_words, options.vlm_train) if options.vlm else None
+    fields = set(FlowOptions.__struct_fields__) & set(FlowConfig.__struct_fields__) - {"cameras", "vlm"}
+    said = {name: value for name in fields if (value := getattr(options, name)) is not None}
+    found = network(size, spec, options.cameras, vlm, **said)
     found.require()
     return found

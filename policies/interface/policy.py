@@ -111,7 +111,7 @@ class LearnedPolicy(Policy, TrainablePolicy, Protocol):
         """Whether its first weights can act already: they are then published before anything is learned."""
         ...
 
-    def fit(self, examples: NormalizationData) -> None:
+    def set_normalization(self, examples: NormalizationData) -> None:
         """Set the normalisation, and whatever else is taken from data, before the first gradient step.
 
         Not called for a policy that is `pretrained`.

@@ -2,13 +2,13 @@
 
 A kind is a module with two functions, loaded when it is first asked for:
 
-    make(place: str, config: dict, spec: RobotSpec, seed: int) -> LearnedPolicy
-    hints(place: str, config: dict, spec: RobotSpec) -> Hints
+    make(name_or_path: str, config: dict, spec: RobotSpec, seed: int) -> LearnedPolicy
+    defaults(name_or_path: str, config: dict, spec: RobotSpec) -> PolicyDefaults
 
-and, if it likes, `absolute(place: str) -> str` for a place that must mean the same in every working directory, and
-`PATHS`, the names of configured values that are paths: those that are there become absolute. `hints` runs in processes
-that never load torch: it reads files, not networks, and raises `ConfigError` for whatever these show to be unusable. A
-package adds a kind by an entry point in the group `vla_fleet.policies` that names its module.
+and, if it likes, `absolute(name_or_path: str) -> str` for one that must mean the same in every working directory, and
+`PATHS`, the names of configured values that are paths: those that are there become absolute. `defaults` runs in
+processes that never load torch: it reads files, not networks, and raises `ConfigError` for whatever these show to be
+unusable. A package adds a kind by an entry point in the group `vla_fleet.policies` that names its module.
 """
 
 from __future__ import annotations
@@ -80,50 +80,45 @@ class PolicyDefaults(msgspec.Struct, frozen=True):
 
 
 class PolicyChoice(msgspec.Struct, frozen=True):
-    """Which policy: `KIND:PLACE` and what is configured of it."""
+    """Which policy: `KIND:NAME` and what is configured of it."""
 
     kind: str
-    place: str = ""
+    name_or_path: str = ""
     """a preset, a directory or a hub name, as the kind understands it"""
     config: dict[str, Any] = {}
     """fields of the kind's configuration; what is left out has its default"""
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.place}" if self.place else self.kind
+        return f"{self.kind}:{self.name_or_path}" if self.name_or_path else self.kind
 
 
 class Factory(Protocol):
     """The module of one kind."""
 
-    def make(self, place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> LearnedPolicy: ...
+    def make(self, name_or_path: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> LearnedPolicy: ...
 
-    def hints(self, place: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults: ...
-
-
-def known_policies() -> tuple[str, ...]:
-    """Kinds that `parse_policy` takes, sorted. One that is listed may still fail to load."""
-    return tuple(sorted(_found()))
+    def defaults(self, name_or_path: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults: ...
 
 
 def parse_policy(text: str, config_json: str = "") -> PolicyChoice:
-    """The choice that `KIND:PLACE` and a JSON object of its configuration make, its place absolute.
+    """The choice that `KIND:NAME` and a JSON object of its configuration make, its path absolute.
 
     Raises `ConfigError` for an unknown kind, with the nearest, and for what is no JSON object; `PolicyError` naming the
     entry point of a kind that cannot be loaded.
     """
-    kind, _, place = text.strip().partition(":")
+    kind, _, name_or_path = text.strip().partition(":")
     config = read_object(config_json, f"the configuration of policy '{text}'") if config_json else {}
     factory = _factory(kind)
     for name in getattr(factory, "PATHS", ()):
         if isinstance(path := config.get(name), str):
             config[name] = _absolute(path)
-    return PolicyChoice(kind, getattr(factory, "absolute", _absolute)(place), config)
+    return PolicyChoice(kind, getattr(factory, "absolute", _absolute)(name_or_path), config)
 
 
 def make_policy(choice: PolicyChoice, spec: RobotSpec, seed: int, device: str = "cpu") -> LearnedPolicy:
     """A fresh policy for the robot `spec`; imports torch.
 
-    `device`: where it runs unless its configuration has a `runtime` that says so. Raises `ConfigError` for a place or a
+    `device`: where it runs unless its configuration has a `runtime` that says so. Raises `ConfigError` for a name or a
     configuration that cannot be used and for a library that is not installed, with the extra that brings it,
     `SpecMismatchError` or `ConfigError` when it does not fit the robot.
     """
@@ -136,7 +131,7 @@ def make_policy(choice: PolicyChoice, spec: RobotSpec, seed: int, device: str = 
         if util.find_spec(library) is None:
             raise _missing(choice, library)
     try:
-        policy = factory.make(choice.place, config, spec, seed)
+        policy = factory.make(choice.name_or_path, config, spec, seed)
     except ImportError as error:
         library = (error.name or "").partition(".")[0]
         if library not in _EXTRAS or (library in sys.modules and sys.modules[library] is not None):
@@ -156,9 +151,9 @@ def _missing(choice: PolicyChoice, library: str) -> ConfigError:
     )
 
 
-def hints(choice: PolicyChoice, spec: RobotSpec) -> PolicyDefaults:
+def defaults(choice: PolicyChoice, spec: RobotSpec) -> PolicyDefaults:
     """What the policy needs of its job. Loads no network; raises `ConfigError` as far as files tell."""
-    return _factory(choice.kind).hints(choice.place, dict(choice.config), spec)
+    return _factory(choice.kind).defaults(choice.name_or_path, dict(choice.config), spec)
 
 
 def same_network(one: PolicyChoice | None, other: PolicyChoice | None) -> bool:
@@ -183,10 +178,10 @@ def read_object(text: str, what: str) -> dict[str, Any]:
     return found
 
 
-def _absolute(place: str) -> str:
+def _absolute(name_or_path: str) -> str:
     """The absolute path of a file or directory that is there; anything else may be a name and stays."""
-    path = Path(place).expanduser()
-    return str(path.resolve()) if place and path.exists() else place
+    path = Path(name_or_path).expanduser()
+    return str(path.resolve()) if name_or_path and path.exists() else name_or_path
 
 
 def _found(installed: Iterable[EntryPoint] | None = None) -> dict[str, EntryPoint]:
@@ -200,7 +195,7 @@ def _factory(kind: str) -> Factory:
     if kind not in found:
         known = ", ".join(sorted(found))
         raise ConfigError(
-            f"no kind of policy '{kind}'.{suggest(kind, found)} Known: {known}; say KIND:PLACE, such as flow:small or "
+            f"no kind of policy '{kind}'.{suggest(kind, found)} Known: {known}; say KIND:NAME, such as flow:small or "
             f"lerobot:DIRECTORY. A package adds one by an entry point in the group '{POLICIES}'."
         )
     point = found[kind]
@@ -215,7 +210,7 @@ def _factory(kind: str) -> Factory:
             f"{what} cannot be loaded: {type(error).__name__}: {error}. Repair or uninstall '{owner}'; the others are "
             "not affected."
         ) from error
-    lacking = [name for name in ("make", "hints") if not callable(getattr(factory, name, None))]
+    lacking = [name for name in ("make", "defaults") if not callable(getattr(factory, name, None))]
     if lacking:
         raise PolicyError(
             f"{what} has no {' and no '.join(lacking)}; see policies/interface/registry.py for what it must have."

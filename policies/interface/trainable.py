@@ -1,7 +1,7 @@
 """Which tensors of a network learn, and which travel: all, a chosen part, or low-rank adapters alone.
 
 What is frozen is the *base*: it is on every machine already, read from the same directory or drawn under the same seed
-(`first_seed`), and only its hash travels.
+(`initial_seed`), and only its hash travels.
 torch is imported when a function runs, so that a configuration can be read without it.
 """
 
@@ -56,7 +56,7 @@ class FinetuneConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """adapters; all else is then frozen but what `train` names by a pattern other than `*`"""
 
 
-def first_seed(training: FinetuneConfig, seed: int) -> int:
+def initial_seed(training: FinetuneConfig, seed: int) -> int:
     """What a network that begins with random weights draws them under: `seed`, or 0 if `training` freezes any of them.
 
     Every process has a seed of its own, while a base that does not travel must be the same everywhere. What a
@@ -66,7 +66,9 @@ def first_seed(training: FinetuneConfig, seed: int) -> int:
     return seed if everything else 0
 
 
-def prepare(module: nn.Module, training: FinetuneConfig, lora_targets: tuple[str, ...] = (), seed: int = 0) -> None:
+def apply_finetuning(
+    module: nn.Module, training: FinetuneConfig, lora_targets: tuple[str, ...] = (), seed: int = 0
+) -> None:
     """Freeze what `training` does not name and put its adapters in, in place.
 
     `lora_targets`: patterns used when `training.lora` names none; none at all means every Linear. Adapters change
@@ -102,7 +104,7 @@ def prepare(module: nn.Module, training: FinetuneConfig, lora_targets: tuple[str
     setattr(module, _TRAINED, None if whole else frozenset(names))
 
 
-def published(module: nn.Module) -> dict[str, torch.Tensor]:
+def trainable_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     """The tensors a weights file carries, by their names in `state_dict`: all that training changes.
 
     Those are the trained parameters and every persistent buffer (statistics); all tensors when nothing is frozen or
@@ -117,7 +119,7 @@ def published(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def base_sha256(module: nn.Module) -> str:
-    """64 hexadecimal digits over all that the network computes with and `published` leaves out; "" for nothing.
+    """64 hexadecimal digits over all that the network computes with and `trainable_state_dict` lacks; "" for nothing.
 
     That is names, types, shapes and values of the frozen tensors, and the factor alpha / rank of every adapter, which
     is in no tensor. About a second per gigabyte, so it is remembered on the module until one of these tensors is
@@ -125,7 +127,7 @@ def base_sha256(module: nn.Module) -> str:
     """
     import torch
 
-    ours = published(module)
+    ours = trainable_state_dict(module)
     base = {name: tensor for name, tensor in sorted(_tensors(module).items()) if name not in ours}
     factors = _factors(module)
     if not base and not factors:

@@ -56,13 +56,12 @@ class LeRobotCheckpoint:
     """config.json as it stands"""
 
     @classmethod
-    def open(cls, place: str, override: dict[str, Any] | None = None) -> LeRobotCheckpoint:
+    def open(cls, checkpoint_path: str, override: dict[str, Any] | None = None) -> LeRobotCheckpoint:
         """Reads the configuration, with the fields of `override` instead of its own; the weights wait for `policy`.
 
-        `place`: see `policies.lerobot.checkpoint_path.locate`. Raises `ConfigError` that names the file and the way
-        out.
+        `checkpoint_path`: see `locate`. Raises `ConfigError` that names the file and the way out.
         """
-        path = locate(place)
+        path = locate(checkpoint_path)
         stored = read_config(path)
         return cls(path, stored["type"], _config(path, stored, override or {}), stored)
 
@@ -110,7 +109,7 @@ class LeRobotCheckpoint:
         try:
             if missing:
                 config = _to_build(self.config, device, True)
-                return make_pre_post_processors(config, dataset_stats=_tensors(statistics or {}))
+                return make_pre_post_processors(config, dataset_stats=tensors(statistics or {}))
             before = self._overrides(PREPROCESSOR, statistics)
             after = self._overrides(POSTPROCESSOR, statistics)
             if "device_processor" in self._steps(PREPROCESSOR, states=False):
@@ -187,7 +186,7 @@ class LeRobotCheckpoint:
             if isinstance(value, str):
                 changes["tokenizer_name"] = resolve(self.path, value, f"tokenizer_name of '{key}'", self.path / name)
             if statistics is not None and key in _NORMALISERS:
-                changes["stats"] = _tensors(statistics)
+                changes["stats"] = tensors(statistics)
             if changes:
                 overrides[key] = changes
         return overrides
@@ -286,7 +285,8 @@ def _key(step: dict[str, Any]) -> str:
     return str(step.get("registry_name") or str(step.get("class", "")).rpartition(".")[2])
 
 
-def _tensors(statistics: dict[str, dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
+def tensors(statistics: dict[str, dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
+    """Statistics as lerobot's processors take them."""
     import torch
 
     return {

@@ -26,26 +26,31 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", f"{VLM}/*"]
 
 
-def locate(place: str) -> Path:
+def locate(checkpoint_path: str) -> Path:
     """The directory that has the checkpoint's config.json.
 
-    `place` is such a directory, a run of `lerobot-train`, its `checkpoints` or one of these, or the name of a
+    `checkpoint_path` is such a directory, a run of `lerobot-train`, its `checkpoints` or one of these, or the name of a
     repository of the Hugging Face hub (`OWNER/NAME`, `OWNER/NAME@REVISION`), which is downloaded unless it is in the
     cache. Raises `ConfigError` that says what is missing and where.
     """
-    if not place:
-        raise ConfigError("lerobot policy: no place. Say lerobot:DIRECTORY or lerobot:OWNER/NAME of the hub.")
-    path = Path(place).expanduser()
+    if not checkpoint_path:
+        raise ConfigError("lerobot policy: no checkpoint. Say lerobot:DIRECTORY or lerobot:OWNER/NAME of the hub.")
+    path = Path(checkpoint_path).expanduser()
     if path.is_file():
         raise ConfigError(f"lerobot checkpoint: {path} is a file. Give the directory that has it and {CONFIG}.")
     if path.is_dir():
         return _inside(path)
-    if path.is_absolute() or place.startswith((".", "~")) or place.count("/") > 1 or place.endswith("/"):
+    if (
+        path.is_absolute()
+        or checkpoint_path.startswith((".", "~"))
+        or checkpoint_path.count("/") > 1
+        or checkpoint_path.endswith("/")
+    ):
         raise ConfigError(
             f"lerobot checkpoint: there is no directory {path}. Give what `lerobot-train` or `save_pretrained` wrote, "
             "or OWNER/NAME of a repository of the Hugging Face hub."
         )
-    return _inside(_download(place))
+    return _inside(_download(checkpoint_path))
 
 
 def read_config(directory: Path) -> dict[str, Any]:

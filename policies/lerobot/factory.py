@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from policies.interface.options import read_options
 from policies.interface.registry import PolicyDefaults
 from policies.lerobot.checkpoint_path import PREPROCESSOR, locate, read_config, weights_file
 from policies.lerobot.mapping import match, sizes
-from policies.lerobot.options import LeRobotOptions, read_options, require_lerobot
+from policies.lerobot.options import LeRobotOptions, require_lerobot
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
@@ -19,8 +20,8 @@ _LARGE = ("smolvla", "pi0", "pi05", "pi0_fast", "groot", "xvla", "wall_x")
 _FRESH_STEPS = 500
 
 
-def make(place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> LeRobotPolicy:
-    """The policy of the checkpoint at `place` (see `policies.lerobot.checkpoint_path.locate`) for the robot `spec`.
+def make(checkpoint_path: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> LeRobotPolicy:
+    """The policy of the checkpoint at `checkpoint_path` (see `locate`) for the robot `spec`.
 
     `config` has the fields of `LeRobotOptions`. Raises `ConfigError` or `WeightsError` naming the file and the remedy.
     """
@@ -28,19 +29,19 @@ def make(place: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> LeRo
     from policies.lerobot.checkpoint import LeRobotCheckpoint
     from policies.lerobot.policy import LeRobotPolicy
 
-    options = read_options(config)
-    stored = read_config(locate(place))
-    checkpoint = LeRobotCheckpoint.open(place, _override(stored, options))
+    options = _options(config)
+    stored = read_config(locate(checkpoint_path))
+    checkpoint = LeRobotCheckpoint.open(checkpoint_path, _override(stored, options))
     return LeRobotPolicy(spec, checkpoint, options, seed)
 
 
-def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
+def defaults(checkpoint_path: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
     """Small batches, the checkpoint's own optimizer settings, one step behind each image, and no first training.
 
     Raises `ConfigError` or `WeightsError` for what files show to be unusable.
     """
-    options = read_options(config)
-    directory = locate(place)
+    options = _options(config)
+    directory = locate(checkpoint_path)
     stored = read_config(directory)
     what = str(directory)
     sizes(spec, stored, match(spec, stored, options.cameras, what), what)
@@ -65,6 +66,10 @@ def hints(place: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults
         pretrain_steps=_FRESH_STEPS if trained else 0,
         demonstrations=None if trained else 0,
     )
+
+
+def _options(config: dict[str, Any]) -> LeRobotOptions:
+    return read_options(config, LeRobotOptions, "lerobot policy")
 
 
 def _override(stored: dict[str, Any], options: LeRobotOptions) -> dict[str, Any]:

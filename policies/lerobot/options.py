@@ -9,7 +9,7 @@ import msgspec
 
 from policies.common.runtime import Runtime
 from policies.interface.trainable import FinetuneConfig
-from wire.errors import ConfigError, suggest
+from wire.errors import ConfigError
 
 _FIXED = ("type", "input_features", "output_features", "normalization_mapping", "device", "use_amp", "use_peft")
 
@@ -43,16 +43,3 @@ def require_lerobot() -> None:
         raise ConfigError(
             "lerobot policy: the package lerobot is not installed here; `pip install 'vla-fleet[lerobot]'` brings it."
         )
-
-
-def read_options(config: dict[str, Any]) -> LeRobotOptions:
-    """The options in a JSON object. Raises `ConfigError` naming the field that is not one."""
-    if unknown := sorted(set(config) - set(LeRobotOptions.__struct_fields__)):
-        raise ConfigError(
-            f"lerobot policy: no option '{unknown[0]}'.{suggest(unknown[0], LeRobotOptions.__struct_fields__)} "
-            f"There are {', '.join(LeRobotOptions.__struct_fields__)}."
-        )
-    try:
-        return msgspec.convert(config, LeRobotOptions)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"lerobot policy: {error}.") from error

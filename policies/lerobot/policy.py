@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from policies.common.runtime import Runtime, acting, compiled, refresh
-from policies.common.weights import Header, load_published, pack_module, unpack
+from policies.common.runtime import acting, compiled, refresh
+from policies.common.weights import Header, load_published, pack_module, unpack_own
 from policies.interface.chunks import chunk, require_prefix, require_version
 from policies.interface.policy import Batch, NormalizationData, check_observation
-from policies.interface.trainable import prepare
+from policies.interface.trainable import apply_finetuning
 from policies.lerobot.batch_adapter import ACTION, BatchAdapter
 from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.checkpoint_path import POSTPROCESSOR, PREPROCESSOR
@@ -24,7 +24,7 @@ from policies.lerobot.history import ObservationHistory
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotOptions
 from policies.lerobot.partitions import latents
-from policies.lerobot.partitions.partition import Guide, Tensors, split_of
+from policies.lerobot.partitions.partition import Guide, partition_of
 from policies.lerobot.statistics import (
     ATTRIBUTE,
     Statistics,
@@ -34,7 +34,7 @@ from policies.lerobot.statistics import (
     require_sound,
     state_alone,
 )
-from wire.errors import ConfigError, PolicyError, WeightsError
+from wire.errors import ConfigError, PolicyError
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy, RobotSpec
 
 if TYPE_CHECKING:
@@ -58,51 +58,54 @@ class LeRobotPolicy:
     Not for several threads: whoever serves it calls `load` between two inferences.
     """
 
+    ticks_ahead: tuple[int, ...] = ()
+    corrector: ResidualPolicy | None = None
+
     def __init__(
         self,
         spec: RobotSpec,
         checkpoint: LeRobotCheckpoint,
         config: LeRobotOptions = _DEFAULT,
         seed: int = 0,
-        runtime: Runtime | None = None,
     ) -> None:
         """`seed` is for the noise of `act` and for adapters. `config.fresh` weights are the same for every seed, as
         what is frozen of them must be on every machine.
 
-        `runtime` replaces that of `config`. Raises `ConfigError` for a checkpoint that does not fit `spec` or this
+        Raises `ConfigError` for a checkpoint that does not fit `spec` or this
         machine, or that lacks statistics, and `WeightsError` for weights that cannot be used; both name the file.
         """
         self.spec = spec
         self.checkpoint = checkpoint
         self.config = config
         self.version = 0
-        self.runtime = config.runtime if runtime is None else runtime
+        self.runtime = config.runtime
         self.runtime.require()
         self.device = torch.device(self.runtime.device)
         self._type = checkpoint.type
         self._maker = f"a '{checkpoint.type}' policy for robot spec {spec.hash}"
-        self._split = split_of(checkpoint.type)
+        self._partition = partition_of(checkpoint.type)
         what = str(checkpoint.path)
         pictures = match(spec, checkpoint.stored, config.cameras, what)
-        self._described = {"type": checkpoint.type, "lerobot": _described(checkpoint), "cameras": pictures}
+        described = _described(checkpoint) | {"cameras": pictures, "max_offset": config.max_offset}
+        self._header = Header(NETWORK, described, spec, spec.hash, self.trained)
         self.module: nn.Module = checkpoint.policy(str(self.device), 0 if config.fresh else None)
-        self.horizon = self._split.horizon(self._policy)
+        self.horizon = self._partition.horizon(self._policy)
         past = int(getattr(checkpoint.config, "n_obs_steps", 1)) - 1
-        self._shaper = BatchAdapter(
+        self._adapter = BatchAdapter(
             spec, self.horizon, past, pictures, sizes(spec, checkpoint.stored, pictures, what), self.device
         )
         names = set(pictures.values())
         self._seen = msgspec.structs.replace(spec, cameras=tuple(c for c in spec.cameras if c.name in names))
         self._felt = msgspec.structs.replace(spec, cameras=())
         self._statistics = self._processors()
-        unreached = self._split.unreached(self._policy)
+        unreached = self._partition.unreached(self._policy)
         for name, parameter in self.module.named_parameters():
             if name in unreached:
                 parameter.requires_grad_(False)
-        prepare(self.module, config.training, self._split.lora_targets, seed)
+        apply_finetuning(self.module, config.training, self._partition.lora_targets, seed)
         self.module.eval()
         self._acting = acting(self.module, self.runtime)
-        self._act = self._split.act if self._split.draws else compiled(self._split.act, self.runtime)
+        self._act = self._partition.act if self._partition.draws else compiled(self._partition.act, self.runtime)
         self._noise = torch.Generator().manual_seed(seed)
         self._thoughts = ObservationHistory(past + 1, spec.period_ns)
         self._states = ObservationHistory(past + 1, spec.period_ns)
@@ -111,12 +114,7 @@ class LeRobotPolicy:
     @property
     def cameras(self) -> dict[str, str]:
         """{feature of the policy: camera of the robot} for all it looks at."""
-        return dict(self._shaper.pictures)
-
-    @property
-    def ticks_ahead(self) -> tuple[int, ...]:
-        """lerobot's policies are not asked about the future."""
-        return ()
+        return dict(self._adapter.pictures)
 
     @property
     def max_offset(self) -> int:
@@ -126,7 +124,7 @@ class LeRobotPolicy:
     @property
     def history(self) -> int:
         """n_obs_steps - 1 of the lerobot policy."""
-        return self._shaper.past
+        return self._adapter.past
 
     @property
     def pretrained(self) -> bool:
@@ -139,14 +137,9 @@ class LeRobotPolicy:
         return PolicyCapabilities(self.config.max_offset, self.config.max_offset > 0)
 
     @property
-    def corrector(self) -> ResidualPolicy | None:
-        """lerobot's policies have none."""
-        return None
-
-    @property
     def think_reads_state(self) -> bool:
         """Whether the state is among what this type's slow path looks at."""
-        return bool(getattr(self._split, "think_reads_state", False))
+        return self._partition.think_reads_state
 
     @property
     def processors(self) -> tuple[PolicyProcessorPipeline, PolicyProcessorPipeline]:
@@ -166,7 +159,7 @@ class LeRobotPolicy:
         """
         check_observation(self._seen, observation)
         with self._inference(0):
-            tensors = self._split.think(self._actor, self._before(self._shaper.seen(observation)))
+            tensors = self._partition.think(self._actor, self._before(self._adapter.seen(observation)))
         data = latents.pack(tensors, self._maker)
         self._kept = (data, tensors)
         frames = [observation.images[camera.name] for camera in self._seen.cameras]
@@ -190,9 +183,9 @@ class LeRobotPolicy:
         check_observation(self._felt, observation)
         guided = self._require_usable(prefix)
         thought = self._tensors(latent)
-        felt = self._shaper.felt(observation)
+        felt = self._adapter.felt(observation)
         if guided is not None:
-            felt[ACTION] = self._shaper.tensor(guided.actions)[None].float()
+            felt[ACTION] = self._adapter.tensor(guided.actions)[None].float()
         batch = self._felt_before(felt)
         guide = None
         if guided is not None:
@@ -204,11 +197,11 @@ class LeRobotPolicy:
             states = {name: batch[name] for name in sorted(batch)}
             self._states.add(observation.time_ns, observation.task, list(states.values()))
             batch |= dict(zip(states, self._states.interpolated(), strict=True))
-        shape = self._split.noise_shape(self._actor)
+        shape = self._partition.noise_shape(self._actor)
         noise = None if shape is None else torch.randn(shape, generator=self._noise).to(self.device)
         seed = int(torch.randint(2**62, (), generator=self._noise))
         with self._inference(seed):
-            act = self._act if guide is None else self._split.act
+            act = self._act if guide is None else self._partition.act
             actions = act(self._actor, thought, batch, noise, guide)
         if tuple(actions.shape) != (1, self.horizon, self.spec.action_dim):
             raise PolicyError(
@@ -226,16 +219,14 @@ class LeRobotPolicy:
         such as another lerobot type or configuration, or another frozen base; the old weights stay.
         """
         what = f"weights of version {version}"
-        header, tensors = unpack(weights, what)
-        header.spec.require(self.spec, what)
-        self._require_same(header, what)
+        header, tensors = unpack_own(weights, self._header, what)
         load_published(self.module, header, tensors, what)
         self._changed()
         self.version = version
 
     # --- TrainablePolicy ---------------------------------------------------------------------------------------
 
-    def fit(self, examples: NormalizationData) -> None:
+    def set_normalization(self, examples: NormalizationData) -> None:
         """Take the statistics of states and actions, unless they came from the checkpoint or the spec."""
         if self.config.statistics == "buffer":
             self._statistics.put(of_examples(self.spec, self._features(), examples))
@@ -247,20 +238,13 @@ class LeRobotPolicy:
         See `BatchAdapter.training` for the batch; noise, flow times and dropout come from torch's global generator.
         Raises `InvalidDataError` that names what does not fit.
         """
-        prepared = self._before(self._shaper.training(batch))
+        prepared = self._before(self._adapter.training(batch))
         self.module.train()
-        return self._split.loss(self._policy, self._split.arrange(self._policy, prepared))
+        return self._partition.loss(self._policy, self._partition.arrange(self._policy, prepared))
 
     def save(self, module: nn.Module | None = None) -> bytes:
         """What training changes in `module` (default: this policy's own), and the statistics, as a safetensors file."""
-        header = Header(
-            network=NETWORK,
-            config=self._described | {"max_offset": self.config.max_offset},
-            spec=self.spec,
-            spec_hash=self.spec.hash,
-            **msgspec.structs.asdict(self.trained),
-        )
-        return pack_module(self.module if module is None else module, header)
+        return pack_module(self.module if module is None else module, self._header)
 
     # --- inside ------------------------------------------------------------------------------------------------
 
@@ -292,7 +276,7 @@ class LeRobotPolicy:
         for name, pipeline in ((PREPROCESSOR, self._before), (POSTPROCESSOR, self._after)):
             require_sound(pipeline, self._features(), str(self.checkpoint.statistics_file(name)))
         self._felt_before = state_alone(
-            self._before, self._shaper.tensor(np.zeros((1, self.spec.state_dim), np.float32))
+            self._before, self._adapter.tensor(np.zeros((1, self.spec.state_dim), np.float32))
         )
         statistics = Statistics(self._before, self._after).to(self.device)
         statistics.attach()
@@ -332,7 +316,7 @@ class LeRobotPolicy:
             return None
         require_prefix(self.horizon, self.spec, prefix)
         if prefix.guided:
-            if not self._split.guided:
+            if not self._partition.guided:
                 raise PolicyError(
                     f"a '{self._type}' policy cannot be guided towards a prefix; ask for chunks without one."
                 )
@@ -340,36 +324,9 @@ class LeRobotPolicy:
         if prefix.committed:
             raise PolicyError(
                 f"version {self.version} was not trained with committed prefixes, as no lerobot policy is; ask "
-                f"{'with `guided` or ' if self._split.guided else ''}without a prefix."
+                f"{'with `guided` or ' if self._partition.guided else ''}without a prefix."
             )
         return None
-
-    def _require_same(self, header: Header, what: str) -> None:
-        if header.network != NETWORK:
-            raise WeightsError(
-                f"{what}: made by a '{header.network}' network, this policy is '{NETWORK}'. Start this robot with "
-                "the same --policy as the trainer."
-            )
-        mine = self._described | {"max_offset": self.config.max_offset}
-        for field in ("type", "cameras", "max_offset"):
-            if header.config.get(field) != mine[field]:
-                raise WeightsError(
-                    f"{what}: made by a lerobot policy with {field} {header.config.get(field)}, this one has "
-                    f"{mine[field]}. Start it from the checkpoint and with the options that the trainer has."
-                )
-        theirs: dict[str, Any] = dict(header.config.get("lerobot") or {})
-        own: dict[str, Any] = self._described["lerobot"]  # type: ignore[assignment]
-        for field in sorted(own.keys() | theirs.keys()):
-            if own.get(field) != theirs.get(field):
-                raise WeightsError(
-                    f"{what}: made by a '{self._type}' policy with {field} {theirs.get(field)}, this one has "
-                    f"{own.get(field)}. Start it from the checkpoint that the trainer has."
-                )
-        if header.trained != self.trained:
-            raise WeightsError(
-                f"{what}: its metadata says {header.trained}, its configuration {self.trained}; the file was changed "
-                "after it was saved. Export it again with `save()`."
-            )
 
 
 def _described(checkpoint: LeRobotCheckpoint) -> dict[str, Any]:
@@ -378,12 +335,9 @@ def _described(checkpoint: LeRobotCheckpoint) -> dict[str, Any]:
 
     with draccus.config_type("json"):
         fields = json.loads(json.dumps(draccus.encode(checkpoint.config)))
-    left_out = (*_LOCAL, "type")
-    return {
+    meant = {
         name: value
         for name, value in fields.items()
-        if name not in left_out and not name.startswith(("optimizer_", "scheduler_"))
+        if name not in _LOCAL and not name.startswith(("optimizer_", "scheduler_"))
     }
-
-
-__all__ = ["NETWORK", "LeRobotPolicy", "Tensors"]
+    return {"type": checkpoint.type} | meant

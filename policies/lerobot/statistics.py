@@ -120,7 +120,7 @@ def require_sound(pipeline: PolicyProcessorPipeline, features: dict[str, Any], w
             for name, values in found.items():
                 if not values.isfinite().all():
                     raise ConfigError(f"{where}: statistics '{feature}.{name}' are not finite. {remedy}")
-                if not _fits(tuple(values.shape), shape):
+                if not _broadcasts(tuple(values.shape), shape):
                     raise ConfigError(
                         f"{where}: statistics '{feature}.{name}' have shape {list(values.shape)}, the feature has "
                         f"{list(shape)}. {remedy}"
@@ -209,7 +209,7 @@ def _needed(step: Step, feature: str) -> tuple[str, ...]:
     return _NEEDED.get(mode, ())
 
 
-def _fits(shape: tuple[int, ...], feature: tuple[int, ...]) -> bool:
+def _broadcasts(shape: tuple[int, ...], feature: tuple[int, ...]) -> bool:
     """Whether statistics of `shape` are for values [..., *feature]."""
     while len(shape) > len(feature) and shape[0] == 1:
         shape = shape[1:]

@@ -17,15 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from policies.interface.policy import NormalizationData
+from policies.lerobot.checkpoint import tensors
 from policies.lerobot.options import require_lerobot
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
 if TYPE_CHECKING:
-    import torch
     from lerobot.configs.policies import PreTrainedConfig
     from lerobot.policies.pretrained import PreTrainedPolicy
 
@@ -95,7 +93,7 @@ def build_tiny(
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
         policy = make(directory, spec, instructions, chunk, size, dict(changes or {}))
-    _save(policy, directory, _statistics(spec, examples))
+    _save(policy, directory, spec, examples)
     return directory
 
 
@@ -289,39 +287,15 @@ def _standardise(policy: PreTrainedPolicy, height: int, width: int) -> None:
         hook.remove()
 
 
-def _statistics(spec: RobotSpec, examples: NormalizationData | None) -> dict[str, dict[str, torch.Tensor]]:
-    """lerobot's `dataset_stats`: mean, std, min and max of states, actions and pixels in [0, 1]."""
-    import torch
-
-    low, high = spec.action_low(), spec.action_high()
-    actions = np.stack([low, high]) if examples is None or not examples.chunks.size else examples.chunks
-    low = np.array([dimension.low for dimension in spec.state], np.float32)
-    high = np.array([dimension.high for dimension in spec.state], np.float32)
-    states = np.stack([low, high]) if examples is None or not len(examples.states) else examples.states
-    found = {}
-    for name, values in (("observation.state", states), ("action", actions)):
-        rows = values.reshape(-1, values.shape[-1]).astype(np.float64)
-        found[name] = {
-            # of two limits, `mean` and `std` are the middle and half the range
-            "mean": rows.mean(0),
-            "std": np.maximum(rows.std(0), 1e-4),
-            "min": rows.min(0),
-            "max": np.maximum(rows.max(0), rows.min(0) + 1e-4),
-        }
-    pixels = {"mean": 0.5, "std": 0.25, "min": 0.0, "max": 1.0}
-    for camera in spec.cameras:
-        found[f"observation.images.{camera.name}"] = {name: np.full((3, 1, 1), value) for name, value in pixels.items()}
-    return {
-        name: {key: torch.tensor(value, dtype=torch.float32) for key, value in stats.items()}
-        for name, stats in found.items()
-    }
-
-
-def _save(policy: PreTrainedPolicy, directory: Path, statistics: dict[str, dict[str, torch.Tensor]]) -> None:
+def _save(policy: PreTrainedPolicy, directory: Path, spec: RobotSpec, examples: NormalizationData | None) -> None:
     from lerobot.policies.factory import make_pre_post_processors
 
+    from policies.lerobot.statistics import of_examples, of_limits
+
     config: PreTrainedConfig = policy.config
-    before, after = make_pre_post_processors(config, dataset_stats=statistics)
+    features = {**config.input_features, **config.output_features}
+    found = of_limits(spec, features) if examples is None else of_examples(spec, features, examples)
+    before, after = make_pre_post_processors(config, dataset_stats=tensors(found))
     policy.save_pretrained(directory)
     before.save_pretrained(directory)
     after.save_pretrained(directory)

@@ -1,4 +1,4 @@
-"""How tokenisers are fitted, and what decides the token policy's network. Imports neither torch nor numpy."""
+"""How tokenisers are fitted, and what decides the token policy's network. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from policies.flow.config import CameraEncoderConfig, Conv, FlowConfig
+from policies.flow.config import Conv, SlowPathConfig
 from wire.errors import ConfigError
-from wire.types import PolicyCapabilities
 
 
 class FastConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,20 +83,10 @@ def _require_goal(error_goal: float | None) -> None:
         raise ConfigError(f"action tokeniser: error_goal {error_goal} is a share of the range, above 0 and below 1.")
 
 
-class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that decides the token policy's network and how it is sampled. It travels with the weights."""
+class TokensConfig(SlowPathConfig, frozen=True, kw_only=True):
+    """Everything that decides the token policy's network and how it is sampled. The slow path is the flow policy's."""
 
-    state_dim: int
-    action_dim: int
-    horizon: int = 16
-    """H"""
-    eyes: tuple[CameraEncoderConfig, ...] = ()
-    """this and the next five: the slow path, which is that of `policies.flow`; empty: it reads only the instruction"""
     stem: tuple[Conv, ...] = (Conv(48, 8, 4), Conv(48, 3, 1))
-    points: int = 32
-    vocabulary: int = 256
-    words: int = 16
-    word_width: int = 32
     tokenizer: Literal["fast", "residual_vq"] = "fast"
     fast: FastConfig = FastConfig(vocabulary=512)
     residual_vq: ResidualVQConfig = ResidualVQConfig(tokens=16)
@@ -111,14 +100,12 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """the latent is looked at as so many tokens"""
     temperature: float = 0.0
     """0: the likeliest token each time; above: drawn from softmax(logits / temperature)"""
-    max_offset: int = 0
-    """ticks: the largest delay that training simulates; above 0 the decoder reads the age of what the slow path saw"""
-    online_statistics: bool = False
-    """the state's mean and deviation follow the data while it learns"""
 
     def require(self) -> None:
         """Raise `ConfigError` for values that cannot work, whatever the robot."""
-        self.slow.require()
+        super().require()
+        if self.cameras and not self.stem:
+            raise ConfigError("token policy: cameras need at least one convolution in `stem`.")
         self.fast.require()
         self.residual_vq.require()
         least = min(self.max_tokens, self.width, self.layers, self.heads, self.latent_tokens)
@@ -129,22 +116,6 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ConfigError(f"token policy: temperature {self.temperature} must be 0 or more, and finite.")
-
-    @property
-    def slow(self) -> FlowConfig:
-        """The network whose slow path this one has."""
-        return FlowConfig(
-            state_dim=self.state_dim,
-            action_dim=self.action_dim,
-            horizon=self.horizon,
-            eyes=self.eyes,
-            stem=self.stem,
-            points=self.points,
-            vocabulary=self.vocabulary,
-            words=self.words,
-            word_width=self.word_width,
-            max_offset=self.max_offset,
-        )
 
     @property
     def action_vocabulary(self) -> int:
@@ -165,8 +136,3 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.tokenizer == "fast":
             return max(before, self.fast.max_bytes(self.action_dim))
         return max(before, self.residual_vq.max_bytes(self.horizon, self.action_dim))
-
-    @property
-    def trained(self) -> PolicyCapabilities:
-        """What weights of this network are trained for."""
-        return PolicyCapabilities(self.max_offset, self.max_offset > 0)

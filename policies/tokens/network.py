@@ -6,7 +6,6 @@ L the most tokens of a chunk, w the decoder's width, V action tokens. Token V be
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,14 +14,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from policies.common.normalizer import Normalizer
+from policies.flow.networks.fast import AGE_FREQUENCIES, AGE_MARGIN, embed_age, frequencies
 from policies.flow.networks.slow import ConvSlowPath
 from policies.tokens.config import TokensConfig
 from wire.errors import InvalidDataError
 
-_AGE_FREQUENCIES = 4
-"""sines and cosines of the age"""
-_AGE_MARGIN = 4
-"""ticks: training's ages are its offsets plus the age that the frames had already"""
 _FIRST_DEVIATION = 0.3
 """of embeddings: about as large as what the state adds to them"""
 _LENGTH_BYTES = 8
@@ -116,9 +112,8 @@ class Decoder(nn.Module):
         self.latent = nn.Linear(latent_width, config.latent_tokens * width)
         self.state = nn.Linear(config.state_dim, width)
         if config.max_offset:
-            self.age = nn.Linear(1 + 2 * _AGE_FREQUENCIES, width)
-            frequency = 2.0 ** torch.arange(_AGE_FREQUENCIES) * math.pi / 2
-            self.register_buffer("age_frequency", frequency, persistent=False)
+            self.age = nn.Linear(1 + 2 * AGE_FREQUENCIES, width)
+            self.register_buffer("age_frequency", frequencies(AGE_FREQUENCIES), persistent=False)
         self.blocks = nn.ModuleList(DecoderBlock(width, config.heads) for _ in range(config.layers))
         self.norm = nn.LayerNorm(width)
         # not the vectors that are read: with those a fresh network repeats its first token, and so ends at once
@@ -129,10 +124,8 @@ class Decoder(nn.Module):
         felt = self.state(state)[:, None]
         seen = [self.latent(latent).unflatten(-1, (-1, self.config.width)), felt]
         if self.config.max_offset:
-            most = self.config.max_offset + _AGE_MARGIN
-            old = (state.new_zeros(len(state), 1) if age is None else age).clamp(0, most) / most
-            angle = old * self.age_frequency
-            seen.append(self.age(torch.cat([old, angle.sin(), angle.cos()], -1))[:, None])
+            ticks = state.new_zeros(len(state), 1) if age is None else age
+            seen.append(self.age(embed_age(ticks, self.config.max_offset + AGE_MARGIN, self.age_frequency))[:, None])
         tokens = torch.cat(seen, 1)
         return DecoderContext(felt, [block.cross.seen(tokens) for block in self._blocks])
 
@@ -189,8 +182,10 @@ class TokenNetwork(nn.Module):
     def __init__(self, config: TokensConfig) -> None:
         super().__init__()
         self.normalizer = Normalizer(config.state_dim, config.online_statistics)
-        self.slow = ConvSlowPath(config.slow)
-        self.decoder = Decoder(config, self.slow.width)
+        self.slow = ConvSlowPath(config)
+        self.latent_width = self.slow.width
+        """z"""
+        self.decoder = Decoder(config, self.latent_width)
         self.register_buffer("packed", torch.zeros(_LENGTH_BYTES + config.tokenizer_bytes, dtype=torch.uint8))
 
     def pack(self, tokenizer: bytes) -> None:
@@ -199,6 +194,10 @@ class TokenNetwork(nn.Module):
         assert len(tokenizer) <= room, f"{len(tokenizer)} bytes of tokeniser, and the configuration allows {room}"
         data = len(tokenizer).to_bytes(_LENGTH_BYTES, "little") + tokenizer.ljust(room, b"\0")
         self.packed.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+    def encode(self, images: Sequence[torch.Tensor], words: torch.Tensor, seen_state: torch.Tensor) -> torch.Tensor:
+        """The latent, float[b, z], of images and words alone."""
+        return self.slow(images, words)
 
     def loss(
         self,

@@ -17,8 +17,6 @@ QUANTILES = (0.01, 0.99)
 """of each dimension, over all actions that were fitted on: its range"""
 LIMIT = 3.0
 """normalised actions are clipped to ±LIMIT, one whole range beyond either end of it"""
-MAX_BYTES = 1 << 26
-"""no tokeniser is larger"""
 
 
 class ActionTokenizer(Protocol):
@@ -149,19 +147,3 @@ def require_chunks(chunks: np.ndarray, horizon: int | None = None, action_dim: i
 def known_tokens(tokens: Sequence[int], vocabulary: int) -> list[int]:
     """Those of `tokens` that are in the vocabulary."""
     return [int(token) for token in tokens if 0 <= token < vocabulary]
-
-
-def from_bytes(data: bytes) -> ActionTokenizer:
-    """What any tokeniser's `to_bytes` gave. Raises `InvalidDataError` for anything else."""
-    from policies.tokens.fast import FastTokenizer
-    from policies.tokens.residual_vq import ResidualVQ
-
-    if len(data) > MAX_BYTES:
-        raise InvalidDataError(f"action tokeniser: {len(data)} bytes, at most {MAX_BYTES} are read.")
-    # a pickle's first bytes may also begin the length of a good header, after which the header follows
-    if data[8:9] != b"{" and (data[:4] == b"PK\x03\x04" or data[:1] == b"\x80"):
-        raise InvalidDataError(
-            "action tokeniser: a pickle or torch archive, which may run code when read and is not opened. Use what "
-            "`policy tokenizer fit` or `to_bytes` wrote: JSON or safetensors."
-        )
-    return FastTokenizer.from_bytes(data) if data[:1] == b"{" else ResidualVQ.from_bytes(data)

@@ -53,7 +53,7 @@ DESCRIPTIONS = {
     "think": "address of a think server that runs the slow path, tcp://HOST:PORT; default: this computer",
     "robot": "another driver for the recipe's robot, such as ros2",
     "robot_config": "that driver's configuration: a JSON file, or JSON",
-    "policy": "another policy than the recipe's, KIND:PLACE, as `vla-fleet edge --policy`",
+    "policy": "another policy than the recipe's, KIND:NAME, as `vla-fleet edge --policy`",
     "policy_config": "that policy's configuration: a JSON file, or JSON",
     "wait_for_robot_s": "how long configure waits for the topics of a ROS 2 robot, in seconds",
     "give_up_after": "deaths in a row of one edge process after which the node goes to its error state; 0: never",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from policies.flow import CameraEncoderConfig, Conv, FlowConfig
+from policies.flow.config import CameraEncoderConfig, Conv, FlowConfig
 from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 
@@ -40,7 +40,7 @@ def seeing_net() -> FlowConfig:
         state_dim=2,
         action_dim=2,
         horizon=4,
-        eyes=(CameraEncoderConfig("front", 16, 16),),
+        cameras=(CameraEncoderConfig("front", 16, 16),),
         stem=(Conv(8, 4, 2), Conv(8, 3, 1)),
         points=4,
         width=32,

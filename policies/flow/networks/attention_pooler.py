@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from policies.flow.config import Bridge
+from policies.flow.config import AttentionPoolerConfig
 
 _SHARPER = 3.0
 """how much larger than usual the queries are at first"""
@@ -21,7 +21,7 @@ _SHARPER = 3.0
 class AttentionPooler(nn.Module):
     """n queries over the tokens: float[b, t, inner], bool[b, t] -> float[b, n * w]."""
 
-    def __init__(self, settings: Bridge) -> None:
+    def __init__(self, settings: AttentionPoolerConfig) -> None:
         super().__init__()
         inner, self.heads = settings.inner, settings.heads
         self.width = settings.queries * settings.width

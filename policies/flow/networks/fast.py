@@ -6,7 +6,7 @@ Shapes: b images, k steps behind each image, z latent, ds state, H actions of da
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -21,33 +21,30 @@ ADVANTAGES = 3
 """not known, bad, good"""
 
 
-class Fast(Protocol):
-    """Latent, normalised state, noisy actions and flow time -> what `FlowConfig.predict` says."""
+class Conditioning(NamedTuple):
+    """What actions are made from. The last three are for networks whose configuration asks for them."""
 
-    def __call__(
-        self,
-        latent: torch.Tensor,
-        state: torch.Tensor,
-        noisy: torch.Tensor,
-        time: torch.Tensor,
-        age: torch.Tensor | None = None,
-        committed: torch.Tensor | None = None,
-        advantage: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """For training: [b, z], [b, k, ds], [b, k, H * da], [b, k, 1], [b, k, 1] ticks, [b, k, H], int64[b, k]
-        -> [b, k, H * da]. Committed actions are clean in `noisy`, whatever `time` says."""
+    latent: torch.Tensor
+    """[b, z]"""
+    state: torch.Tensor
+    """[b, k, ds] in training, [b, ds] in sampling, normalised"""
+    age: torch.Tensor | None = None
+    """[b, k, 1] or [b, 1], ticks; None: 0"""
+    committed: torch.Tensor | None = None
+    """[b, k, H] or [b, H], 1 for actions that are committed: they are clean in what is noisy, whatever the time says"""
+    advantage: torch.Tensor | None = None
+    """int64[b, k] or [b]; None: not known"""
+
+
+class FastPath(Protocol):
+    """Conditioning, noisy actions and flow time -> what `FlowConfig.predict` says."""
+
+    def __call__(self, given: Conditioning, noisy: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        """For training: [b, k, H * da] at [b, k, 1] -> [b, k, H * da]."""
         ...
 
-    def prepare(
-        self,
-        latent: torch.Tensor,
-        state: torch.Tensor,
-        steps: int,
-        age: torch.Tensor | None = None,
-        committed: torch.Tensor | None = None,
-        advantage: torch.Tensor | None = None,
-    ) -> Any:
-        """All that does not change between `steps` Euler steps: [b, z], [b, ds], [b, 1], [b, H], int64[b]."""
+    def prepare(self, given: Conditioning, steps: int) -> Any:
+        """All that does not change between `steps` Euler steps of sampling."""
         ...
 
     def step(self, prepared: Any, step: int, noisy: torch.Tensor) -> torch.Tensor:
@@ -55,7 +52,7 @@ class Fast(Protocol):
         ...
 
 
-class FastPath(nn.Module):
+class FastMLP(nn.Module):
     """The perceptron among the fast paths.
 
     The first layer is split by input, so that in sampling all that does not change is computed once. Three of its
@@ -99,71 +96,47 @@ class FastPath(nn.Module):
 
     def embed(self, time: torch.Tensor) -> torch.Tensor:
         """float32[..., 1] in [0, 1] -> float32[..., 2 * frequencies]"""
-        return waves(time, self.frequency)
+        return fourier_features(time, self.frequency)
 
     def embed_age(self, age: torch.Tensor) -> torch.Tensor:
         """float32[..., 1] ticks -> float32[..., 1 + 2 * AGE_FREQUENCIES]; ages beyond training count as its oldest."""
         return embed_age(age, self.max_age, self.age_frequency)
 
-    def with_options(
-        self,
-        fixed: torch.Tensor,
-        age: torch.Tensor | None,
-        committed: torch.Tensor | None,
-        advantage: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """`fixed` [..., width] plus what `age` [..., 1] (default 0), `committed` [..., H] (default none) and
-        `advantage` int64[...] (default not known) say."""
-        if self._aged:
-            aged = self.embed_age(fixed.new_zeros(1) if age is None else age)
-            fixed = fixed + self.age(aged.to(fixed.dtype))
-        if self._prefixed and committed is not None:
-            fixed = fixed + self.committed(committed.to(fixed.dtype))
-        if self._advised:
-            none = torch.zeros((), dtype=torch.long, device=fixed.device)
-            fixed = fixed + self.advantage(none if advantage is None else advantage)
-        return fixed
-
-    def forward(
-        self,
-        latent: torch.Tensor,
-        state: torch.Tensor,
-        noisy: torch.Tensor,
-        time: torch.Tensor,
-        age: torch.Tensor | None = None,
-        committed: torch.Tensor | None = None,
-        advantage: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """See `Fast`."""
-        fixed = self.with_options(self.latent(latent)[:, None] + self.state(state), age, committed, advantage)
+    def forward(self, given: Conditioning, noisy: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        """See `FastPath`."""
+        fixed = self._with_options(self.latent(given.latent)[:, None] + self.state(given.state), given)
         return self.head(fixed + self.time(self.embed(time)) + self.noisy(noisy))
 
-    def prepare(
-        self,
-        latent: torch.Tensor,
-        state: torch.Tensor,
-        steps: int,
-        age: torch.Tensor | None = None,
-        committed: torch.Tensor | None = None,
-        advantage: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def prepare(self, given: Conditioning, steps: int) -> torch.Tensor:
         """[steps, b, width]: all of the first layer that does not depend on the noisy actions."""
-        time = torch.arange(steps, device=latent.device, dtype=torch.float32)[:, None, None] / steps
-        known = self.with_options(self.latent(latent) + self.state(state), age, committed, advantage)
+        time = torch.arange(steps, device=given.latent.device, dtype=torch.float32)[:, None, None] / steps
+        known = self._with_options(self.latent(given.latent) + self.state(given.state), given)
         return known + self.time(self.embed(time).to(known.dtype))
 
     def step(self, prepared: torch.Tensor, step: int, noisy: torch.Tensor) -> torch.Tensor:
-        """See `Fast`."""
+        """See `FastPath`."""
         return self.head(prepared[step] + self.noisy(noisy))
+
+    def _with_options(self, fixed: torch.Tensor, given: Conditioning) -> torch.Tensor:
+        """`fixed` [..., width] plus what age, committed actions and advantage say."""
+        if self._aged:
+            aged = self.embed_age(fixed.new_zeros(1) if given.age is None else given.age)
+            fixed = fixed + self.age(aged.to(fixed.dtype))
+        if self._prefixed and given.committed is not None:
+            fixed = fixed + self.committed(given.committed.to(fixed.dtype))
+        if self._advised:
+            none = torch.zeros((), dtype=torch.long, device=fixed.device)
+            fixed = fixed + self.advantage(none if given.advantage is None else given.advantage)
+        return fixed
 
 
 def embed_age(age: torch.Tensor, max_age: int, frequency: torch.Tensor) -> torch.Tensor:
     """float32[..., 1] ticks -> float32[..., 1 + 2 * AGE_FREQUENCIES]; ages beyond `max_age` count as that."""
     scaled = age.float().clamp(0, max_age) / max_age
-    return torch.cat([scaled, waves(scaled, frequency)], -1)
+    return torch.cat([scaled, fourier_features(scaled, frequency)], -1)
 
 
-def waves(x: torch.Tensor, frequency: torch.Tensor) -> torch.Tensor:
+def fourier_features(x: torch.Tensor, frequency: torch.Tensor) -> torch.Tensor:
     """float32[..., 1] -> float32[..., 2 * n]: sines and cosines; in float32, since the fastest turn often."""
     angle = x.float() * frequency.float()
     return torch.cat([angle.sin(), angle.cos()], -1)

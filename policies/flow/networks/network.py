@@ -12,15 +12,14 @@ import torch
 from torch import nn
 
 from policies.common.normalizer import Normalizer
+from policies.flow.batches import FlowSample
 from policies.flow.config import FlowConfig
 from policies.flow.networks import sampling
-from policies.flow.networks.fast import AGE_MARGIN, FastPath
+from policies.flow.networks.fast import Conditioning, FastMLP
+from policies.flow.networks.residual import Residual
 from policies.flow.networks.slow import ConvSlowPath, TokenSlowPath
 from policies.flow.networks.transformer import FastTransformer
 from policies.flow.networks.vlm import Backbone, VlmSlowPath
-from policies.flow.residual import Residual
-
-__all__ = ["AGE_MARGIN", "FlowNetwork"]
 
 ROUGH_STEPS = 2
 """Euler steps to the actions that the corrector learns to correct"""
@@ -44,15 +43,15 @@ class FlowNetwork(nn.Module):
         self.slow = _slow(config, vlm, random_vlm)
         self.latent_width = self.slow.width + (config.state_dim if config.ego_motion else 0)
         """z"""
-        self.fast: FastTransformer | FastPath
-        self.fast = FastTransformer(config) if config.transformer else FastPath(config, self.latent_width)
+        self.fast: FastTransformer | FastMLP
+        self.fast = FastTransformer(config) if config.transformer else FastMLP(config, self.latent_width)
         if config.ahead:
             inputs, outputs = self.latent_width + config.state_dim, len(config.ahead) * config.state_dim
-            self.prophet = nn.Sequential(nn.Linear(inputs, 128), nn.SiLU(), nn.Linear(128, outputs))
+            self.future_state_head = nn.Sequential(nn.Linear(inputs, 128), nn.SiLU(), nn.Linear(128, outputs))
         if config.residual:
             self.residual = Residual(config, self.latent_width)
 
-    def look(self, images: Sequence[torch.Tensor], tokens: torch.Tensor, seen_state: torch.Tensor) -> torch.Tensor:
+    def encode(self, images: Sequence[torch.Tensor], tokens: torch.Tensor, seen_state: torch.Tensor) -> torch.Tensor:
         """The latent, float[b, z]: what the slow path makes of images and words, and with `config.ego_motion` the state
         [b, ds] of that moment, normalised."""
         latent = self.slow(images, tokens)
@@ -60,19 +59,7 @@ class FlowNetwork(nn.Module):
             return latent
         return torch.cat([latent, self.normalizer(seen_state).to(latent.dtype)], 1)
 
-    def loss(
-        self,
-        images: Sequence[torch.Tensor],
-        tokens: torch.Tensor,
-        state: torch.Tensor,
-        actions: torch.Tensor,
-        mask: torch.Tensor,
-        ahead: torch.Tensor | None = None,
-        age: torch.Tensor | None = None,
-        later: tuple[torch.Tensor, torch.Tensor] | None = None,
-        advantage: torch.Tensor | None = None,
-        seen_state: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def loss(self, sample: FlowSample, tokens: torch.Tensor) -> torch.Tensor:
         """Conditional flow matching, the mean over the actions that `mask` keeps.
 
         Lipman et al. 2023, arXiv 2210.02747, equation 23 with sigma_min = 0, noise e and actions a:
@@ -103,29 +90,18 @@ class FlowNetwork(nn.Module):
 
         With `config.residual` and `later`, the corrector's loss is added; see `Residual`. It moves nothing else.
 
-        images: uint8[b, h, w, 3] per camera; tokens: int64[b, L]; state: [b, k, ds]; actions: [b, k, H, da];
-        mask: bool[b, k, H]; ahead: [b, k, W, ds]; age: [b, k, 1] ticks, 0 when left out;
-        later: state [b, k, ds] some ticks into the window, and int64[b, k], how many; advantage: int64[b, k], 0 not
-        known, 1 bad, 2 good; seen_state: [b, ds] when the image was seen, by default as in the first step behind it.
+        `sample`: its actions are normalised; tokens: int64[b, L] of its instructions.
         """
-        latent = self.look(images, tokens, state[:, 0] if seen_state is None else seen_state)
-        loss = self._loss(latent, state, actions, mask, ahead, age, later, advantage)
+        state = sample.state
+        latent = self.encode(sample.images, tokens, state[:, 0] if sample.seen_state is None else sample.seen_state)
+        loss = self._loss(latent, sample)
         if self.config.online_statistics and self.training and torch.is_grad_enabled():
             # afterwards: a sample must not be normalised by what the others of its batch bring
             self.normalizer.update(state)
         return loss
 
-    def _loss(
-        self,
-        latent: torch.Tensor,
-        state: torch.Tensor,
-        actions: torch.Tensor,
-        mask: torch.Tensor,
-        ahead: torch.Tensor | None,
-        age: torch.Tensor | None,
-        later: tuple[torch.Tensor, torch.Tensor] | None,
-        advantage: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def _loss(self, latent: torch.Tensor, sample: FlowSample) -> torch.Tensor:
+        state, actions, mask = sample.state, sample.actions, sample.mask
         flow_mask, committed = mask, None
         kept = mask[..., None].expand_as(actions).flatten(2)
         # what is masked is no action: its values must reach neither the input nor the loss
@@ -139,22 +115,23 @@ class FlowNetwork(nn.Module):
             entered = self._swap(target, known, mask)
             noisy = torch.where(known[..., None].expand_as(actions).flatten(2), entered, noisy)
             kept = flow_mask[..., None].expand_as(actions).flatten(2)
-        felt = self.normalizer(state)
-        told = self._told(advantage, mask) if self.config.advantage else None
-        output = self.fast(latent, felt, noisy, time, age, committed, told).float()
+        advantage = self._with_dropout(sample.advantage, mask) if self.config.advantage else None
+        given = Conditioning(latent, self.normalizer(state), sample.age, committed, advantage)
+        output = self.fast(given, noisy, time).float()
         wanted = target if self.config.predict == "action" else target - noise
         errors = (output - wanted).square() * kept
         loss = errors.sum() / kept.sum()
         self.image_losses = (errors.detach().sum((1, 2)) / kept.sum((1, 2)).clamp_min(1)).float()
-        if self.config.residual and later is not None:
-            base = self._rough(latent, felt, age, told).unflatten(-1, actions.shape[2:])
+        if self.config.residual and sample.later is not None:
+            base = self._rough(given._replace(committed=None)).unflatten(-1, actions.shape[2:])
             clean = target.unflatten(-1, actions.shape[2:])
-            loss = loss + self.residual.loss(latent, self.normalizer(later[0]), later[1], base, clean, mask, age)
-        if ahead is None or not self.config.ahead:
+            later, index = sample.later
+            loss = loss + self.residual.loss(latent, self.normalizer(later), index, base, clean, mask, sample.age)
+        if sample.ahead is None or not self.config.ahead:
             return loss
-        moved = (ahead - state[:, :, None]) / self.normalizer.std
-        seen = torch.cat([latent[:, None].expand(-1, felt.shape[1], -1), felt], -1)
-        foretold = self.prophet(seen).float().unflatten(-1, moved.shape[-2:])
+        moved = (sample.ahead - state[:, :, None]) / self.normalizer.std
+        seen = torch.cat([latent[:, None].expand(-1, state.shape[1], -1), given.state], -1)
+        foretold = self.future_state_head(seen).float().unflatten(-1, moved.shape[-2:])
         return loss + self.config.ahead_weight * (foretold - moved).square().mean()
 
     def _draw_committed(self, mask: torch.Tensor) -> torch.Tensor:
@@ -171,7 +148,7 @@ class FlowNetwork(nn.Module):
         swapped = torch.rand(unreal.shape, device=mask.device) < self.config.prefix_swap
         return torch.where(swapped & ~unreal, target.roll(1, 0), target)
 
-    def _told(self, advantage: torch.Tensor | None, mask: torch.Tensor) -> torch.Tensor:
+    def _with_dropout(self, advantage: torch.Tensor | None, mask: torch.Tensor) -> torch.Tensor:
         """int64[b, k]: the advantage, hidden in some samples."""
         if advantage is None:
             advantage = torch.full(mask.shape[:2], sampling.GOOD, device=mask.device)
@@ -179,34 +156,21 @@ class FlowNetwork(nn.Module):
         return advantage.masked_fill(hidden, sampling.UNKNOWN)
 
     @torch.no_grad()
-    def _rough(
-        self, latent: torch.Tensor, felt: torch.Tensor, age: torch.Tensor | None, told: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _rough(self, given: Conditioning) -> torch.Tensor:
         """[b, k, H * da] in [-1, 1]: what the policy would do, in fewer steps than `sample` takes."""
-        actions = torch.randn(*felt.shape[:2], self.config.horizon * self.config.action_dim, device=felt.device)
+        shape = given.state.shape[:2]
+        actions = torch.randn(*shape, self.config.horizon * self.config.action_dim, device=given.state.device)
         for step in range(ROUGH_STEPS):
-            time = actions.new_full((*felt.shape[:2], 1), step / ROUGH_STEPS)
-            output = self.fast(latent, felt, actions, time, age, None, told).float()
+            time = actions.new_full((*shape, 1), step / ROUGH_STEPS)
+            output = self.fast(given, actions, time).float()
             if self.config.predict == "action":
                 actions = torch.lerp(actions, output, 1 / (ROUGH_STEPS - step))
             else:
                 actions = actions + output / ROUGH_STEPS
         return actions.clamp(-1, 1)
 
-    def sample(
-        self,
-        latent: torch.Tensor,
-        state: torch.Tensor,
-        noise: torch.Tensor,
-        age: torch.Tensor | None = None,
-        known: torch.Tensor | None = None,
-        committed: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """See `sampling.sample`; `state` as the robot feels it."""
-        return sampling.sample(self, latent, self.normalizer(state), noise, age, known, committed)
-
 
 def _slow(config: FlowConfig, vlm: Path | None, random_vlm: bool) -> ConvSlowPath | TokenSlowPath | VlmSlowPath:
     if config.vlm is not None:
         return VlmSlowPath(config, Backbone(vlm, config.vlm, random_vlm))
-    return TokenSlowPath(config) if config.bridge else ConvSlowPath(config)
+    return TokenSlowPath(config) if config.pooler else ConvSlowPath(config)

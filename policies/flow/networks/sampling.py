@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from policies.flow.networks.fast import Fast
-    from policies.flow.networks.network import FlowNetwork
+from policies.flow.config import FlowConfig
+from policies.flow.networks.fast import Conditioning, FastPath
 
 MAX_GUIDANCE = 5.0
 """beta of arXiv 2506.07339: the pull at flow time 0 would be endless"""
@@ -23,29 +21,22 @@ UNKNOWN, BAD, GOOD = 0, 1, 2
 
 
 def sample(
-    network: FlowNetwork,
-    latent: torch.Tensor,
-    state: torch.Tensor,
-    noise: torch.Tensor,
-    age: torch.Tensor | None = None,
-    known: torch.Tensor | None = None,
-    committed: torch.Tensor | None = None,
+    fast: FastPath, config: FlowConfig, given: Conditioning, noise: torch.Tensor, known: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Euler steps from noise to actions: [b, z], [b, ds], [b, H * da] -> float32[b, H * da] in [-1, 1].
+    """Euler steps from noise to actions: [b, H * da] -> float32[b, H * da] in [-1, 1].
 
-    `age`: [b, 1] ticks, 0 when left out. `known`: [b, H * da], of which the actions that float[b, H] `committed` marks
-    are committed; they enter as they are at every step and come back so (training-time real-time chunking, arXiv
-    2512.05964).
+    `known`: [b, H * da], of which the actions that `given.committed` marks are committed; they enter as they are at
+    every step and come back so (training-time real-time chunking, arXiv 2512.05964).
     """
-    steps = network.config.euler_steps
-    answer = field(network, latent, state, age, committed)
-    held = None if committed is None else committed.repeat_interleave(network.config.action_dim, 1) > 0
+    steps = config.euler_steps
+    answer = field(fast, config, given)
+    held = None if given.committed is None else given.committed.repeat_interleave(config.action_dim, 1) > 0
     actions = noise
     for step in range(steps):
         if held is not None and known is not None:
             actions = torch.where(held, known, actions)
         output = answer(step, actions)
-        if network.config.predict == "action":
+        if config.predict == "action":
             # v = (a - x) / (1 - t), times the step 1 / steps
             actions = torch.lerp(actions, output, 1 / (steps - step))
         else:
@@ -56,13 +47,12 @@ def sample(
 
 
 def sample_towards(
-    network: FlowNetwork,
-    latent: torch.Tensor,
-    state: torch.Tensor,
+    fast: FastPath,
+    config: FlowConfig,
+    given: Conditioning,
     noise: torch.Tensor,
     wanted: torch.Tensor,
     weights: torch.Tensor,
-    age: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`sample`, steered so that the end of the flow agrees with [b, H * da] `wanted` where float32[b, H * da] `weights`
     say so.
@@ -74,18 +64,18 @@ def sample_towards(
 
     It needs one backward pass a step. What the network gives whatever the noise was cannot be steered.
     """
-    steps = network.config.euler_steps
+    steps = config.euler_steps
     # gradients, and tensors that may take part in them, even when whoever calls infers without
     with torch.inference_mode(False), torch.enable_grad():
         with torch.no_grad():
-            age = None if age is None else age.clone()
-            answer = field(network, latent.clone(), state.clone(), age, None)
+            age = None if given.age is None else given.age.clone()
+            answer = field(fast, config, Conditioning(given.latent.clone(), given.state.clone(), age))
             wanted, weights, actions = wanted.clone(), weights.clone(), noise.clone()
         for step in range(steps):
             time = step / steps
             actions = actions.detach().requires_grad_()
             output = answer(step, actions)
-            if network.config.predict == "action":
+            if config.predict == "action":
                 clean, velocity = output, (output - actions) / (1 - time)
             else:
                 clean, velocity = actions + (1 - time) * output, output
@@ -95,13 +85,7 @@ def sample_towards(
     return actions.detach().clamp(-1, 1)
 
 
-def field(
-    network: FlowNetwork,
-    latent: torch.Tensor,
-    state: torch.Tensor,
-    age: torch.Tensor | None,
-    committed: torch.Tensor | None,
-) -> Callable[[int, torch.Tensor], torch.Tensor]:
+def field(fast: FastPath, config: FlowConfig, given: Conditioning) -> Callable[[int, torch.Tensor], torch.Tensor]:
     """What the fast path answers at each Euler step to float32[b, H * da], as float32.
 
     A network that knows advantages is asked for good actions. With `guidance` w it answers
@@ -111,33 +95,26 @@ def field(
     which above 1 goes on beyond what was imitated (classifier-free guidance: Ho and Salimans 2022, arXiv 2207.12598,
     equation 6; for advantages: RECAP, arXiv 2511.14759).
     """
-    fast: Fast = network.fast
-    config, b = network.config, len(latent)
-    if not config.advantage:
-        prepared = fast.prepare(latent, state, config.euler_steps, age, committed)
-        return lambda step, noisy: fast.step(prepared, step, noisy.to(latent.dtype)).float()
-    advantage = torch.full((b,), GOOD, device=latent.device)
-    if config.guidance == 1:
-        prepared = fast.prepare(latent, state, config.euler_steps, age, committed, advantage)
-        return lambda step, noisy: fast.step(prepared, step, noisy.to(latent.dtype)).float()
+    kind, good = given.latent.dtype, torch.full((len(given.latent),), GOOD, device=given.latent.device)
+    if not config.advantage or config.guidance == 1:
+        prepared = fast.prepare(given._replace(advantage=good if config.advantage else None), config.euler_steps)
+        return lambda step, noisy: fast.step(prepared, step, noisy.to(kind)).float()
 
     def twice(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else torch.cat([tensor, tensor])
 
-    advantage = torch.cat([advantage, torch.full_like(advantage, UNKNOWN)])
-    prepared = fast.prepare(
-        torch.cat([latent, latent]),
-        torch.cat([state, state]),
-        config.euler_steps,
-        twice(age),
-        twice(committed),
-        advantage,
+    both = Conditioning(
+        torch.cat([given.latent, given.latent]),
+        torch.cat([given.state, given.state]),
+        twice(given.age),
+        twice(given.committed),
+        torch.cat([good, torch.full_like(good, UNKNOWN)]),
     )
+    prepared = fast.prepare(both, config.euler_steps)
 
     def answer(step: int, noisy: torch.Tensor) -> torch.Tensor:
-        both = fast.step(prepared, step, torch.cat([noisy, noisy]).to(latent.dtype)).float()
-        good, unknown = both.chunk(2)
-        return unknown + config.guidance * (good - unknown)
+        wanted, unknown = fast.step(prepared, step, torch.cat([noisy, noisy]).to(kind)).float().chunk(2)
+        return unknown + config.guidance * (wanted - unknown)
 
     return answer
 

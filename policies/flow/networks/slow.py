@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from policies.common.text import PADDING
-from policies.flow.config import CameraEncoderConfig, FlowConfig
+from policies.flow.config import CameraEncoderConfig, FlowConfig, SlowPathConfig
 from policies.flow.networks.attention_pooler import AttentionPooler, Layer
-from policies.flow.networks.fast import frequencies, waves
+from policies.flow.networks.fast import fourier_features, frequencies
 
 _PLACE_FREQUENCIES = 4
 """sines and cosines of each cell's x and of its y"""
@@ -29,10 +29,10 @@ class Features(nn.Module):
     places: torch.Tensor
     """float32[2, cells]: x and y of each cell of the last features, in [-1, 1]"""
 
-    def __init__(self, eye: CameraEncoderConfig, config: FlowConfig) -> None:
+    def __init__(self, camera: CameraEncoderConfig, config: SlowPathConfig) -> None:
         super().__init__()
         convolutions: list[nn.Module] = []
-        channels, height, width = 3, eye.height, eye.width
+        channels, height, width = 3, camera.height, camera.width
         for layer in config.stem:
             padding = layer.kernel // 2 if layer.kernel % 2 else (layer.kernel - layer.stride) // 2
             if convolutions:
@@ -63,8 +63,8 @@ class Features(nn.Module):
 class Encoder(Features):
     """Image -> feature points. Spatial soft-max: Finn et al. 2016, arXiv 1509.06113, section IV."""
 
-    def __init__(self, eye: CameraEncoderConfig, config: FlowConfig) -> None:
-        super().__init__(eye, config)
+    def __init__(self, camera: CameraEncoderConfig, config: SlowPathConfig) -> None:
+        super().__init__(camera, config)
         self.points = nn.Conv2d(self.channels, config.points, 1)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -79,10 +79,10 @@ class Encoder(Features):
 class Cells(Features):
     """Image -> one token per cell, which knows where it is."""
 
-    def __init__(self, eye: CameraEncoderConfig, config: FlowConfig, inner: int) -> None:
-        super().__init__(eye, config)
+    def __init__(self, camera: CameraEncoderConfig, config: SlowPathConfig, inner: int) -> None:
+        super().__init__(camera, config)
         self.token = nn.Linear(self.channels + 2 + 4 * _PLACE_FREQUENCIES, inner)
-        turns = waves(self.places[..., None], frequencies(_PLACE_FREQUENCIES))  # [2, cells, 2 * frequencies]
+        turns = fourier_features(self.places[..., None], frequencies(_PLACE_FREQUENCIES))  # [2, cells, 2 * frequencies]
         self.register_buffer("where", torch.cat([self.places.t(), turns[0], turns[1]], 1), persistent=False)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -99,11 +99,11 @@ class Cells(Features):
 class ConvSlowPath(nn.Module):
     """Images and words -> latent: every camera's feature points, then the mean of the word vectors."""
 
-    def __init__(self, config: FlowConfig) -> None:
+    def __init__(self, config: SlowPathConfig) -> None:
         super().__init__()
         self.words = nn.Embedding(config.vocabulary, config.word_width, padding_idx=PADDING)
-        self.encoders = nn.ModuleList(Encoder(eye, config) for eye in config.eyes)
-        self.width = 2 * config.points * len(config.eyes) + config.word_width
+        self.encoders = nn.ModuleList(Encoder(camera, config) for camera in config.cameras)
+        self.width = 2 * config.points * len(config.cameras) + config.word_width
 
     def forward(self, images: Sequence[torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
         """one uint8[b, h, w, 3] per camera, int64[b, L] -> float[b, z]"""
@@ -117,17 +117,17 @@ class TokenSlowPath(nn.Module):
 
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
-        if config.bridge is None:
-            raise ValueError("latent tokens need `bridge`")
-        inner = config.bridge.inner
+        if config.pooler is None:
+            raise ValueError("latent tokens need `pooler`")
+        inner = config.pooler.inner
         self.words = nn.Embedding(config.vocabulary, config.word_width, padding_idx=PADDING)
-        self.encoders = nn.ModuleList(Cells(eye, config, inner) for eye in config.eyes)
+        self.encoders = nn.ModuleList(Cells(camera, config, inner) for camera in config.cameras)
         self.word = nn.Linear(config.word_width, inner)
         # whose token it is: of the mean word, of a word, of a camera
-        self.sources = nn.Parameter(0.02 * torch.randn(2 + len(config.eyes), inner))
-        self.layers = nn.ModuleList(Layer(inner, config.bridge.heads) for _ in range(config.bridge.layers))
-        self.fusion = AttentionPooler(config.bridge)
-        self.width = self.fusion.width
+        self.sources = nn.Parameter(0.02 * torch.randn(2 + len(config.cameras), inner))
+        self.layers = nn.ModuleList(Layer(inner, config.pooler.heads) for _ in range(config.pooler.layers))
+        self.pooler = AttentionPooler(config.pooler)
+        self.width = self.pooler.width
 
     def forward(self, images: Sequence[torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
         """one uint8[b, h, w, 3] per camera, int64[b, L] -> float[b, z]"""
@@ -141,7 +141,7 @@ class TokenSlowPath(nn.Module):
         real[:, 1 : 1 + tokens.shape[1]] = tokens != PADDING
         for layer in self.layers:
             x = layer(x, real)
-        return self.fusion(x, real)
+        return self.pooler(x, real)
 
 
 def mean_word(vectors: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from policies.flow.config import FlowConfig
-from policies.flow.networks.fast import ADVANTAGES, AGE_FREQUENCIES, AGE_MARGIN, embed_age, frequencies, waves
+from policies.flow.networks.fast import (
+    ADVANTAGES,
+    AGE_FREQUENCIES,
+    AGE_MARGIN,
+    Conditioning,
+    embed_age,
+    fourier_features,
+    frequencies,
+)
 
 _MODULATIONS = 6
 """of a block: shift, scale, gate of its attention and of its feed-forward part"""
@@ -80,7 +88,7 @@ class TransformerBlock(nn.Module):
 
 
 class FastTransformer(nn.Module):
-    """The transformer among the fast paths; see `Fast`.
+    """The transformer among the fast paths; see `FastPath`.
 
     Context: the n latent tokens, a token of the proprioception, and where the configuration asks for them the age of
     what the latent was made from and the advantage. All of it is also added to every action token: that is learned
@@ -92,18 +100,18 @@ class FastTransformer(nn.Module):
 
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
-        if config.transformer is None or config.bridge is None:
-            raise ValueError("a fast transformer needs `transformer` and `bridge`")
+        if config.transformer is None or config.pooler is None:
+            raise ValueError("a fast transformer needs `transformer` and `pooler`")
         settings, width = config.transformer, config.transformer.width
         self.max_age, self._aged, self._advised = (
             config.max_offset + AGE_MARGIN,
             config.max_offset > 0,
             config.advantage,
         )
-        self._latent_shape = config.bridge.queries, config.bridge.width
+        self._latent_shape = config.pooler.queries, config.pooler.width
         self._action_shape = config.horizon, config.action_dim
-        self.latent = nn.Linear(config.bridge.width, width)
-        self.whole = nn.Linear(config.bridge.queries * config.bridge.width, width, bias=False)
+        self.latent = nn.Linear(config.pooler.width, width)
+        self.whole = nn.Linear(config.pooler.queries * config.pooler.width, width, bias=False)
         self.state = nn.Linear(config.state_dim, width)
         self.noisy = nn.Linear(config.action_dim, width)
         self.time = nn.Sequential(
@@ -116,7 +124,7 @@ class FastTransformer(nn.Module):
         if config.advantage:
             self.advantage = nn.Embedding(ADVANTAGES, width)
         # which latent token, or that it is the state, the age, the advantage; and which action of the chunk
-        tokens = config.bridge.queries + 1 + self._aged + self._advised
+        tokens = config.pooler.queries + 1 + self._aged + self._advised
         self.places = nn.Parameter(0.02 * torch.randn(tokens, width))
         self.positions = nn.Parameter(0.02 * torch.randn(config.horizon, width))
         self.blocks = nn.ModuleList(
@@ -126,53 +134,38 @@ class FastTransformer(nn.Module):
         self.head = nn.Linear(width, config.action_dim)
         self.register_buffer("frequency", frequencies(config.frequencies), persistent=False)
 
-    def forward(
-        self,
-        latent: torch.Tensor,
-        state: torch.Tensor,
-        noisy: torch.Tensor,
-        time: torch.Tensor,
-        age: torch.Tensor | None = None,
-        committed: torch.Tensor | None = None,
-        advantage: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """See `Fast`."""
-        b, k = state.shape[:2]
-        memory, felt = self._context(latent, state, age, advantage)
+    def forward(self, given: Conditioning, noisy: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        """See `FastPath`."""
+        b, k = given.state.shape[:2]
+        memory, felt = self._context(given)
         at = time.flatten(0, 1)[:, None]  # [b * k, 1, 1]
-        if committed is not None:
-            at = torch.where(committed.flatten(0, 1)[..., None] > 0, 1.0, at)
+        if given.committed is not None:
+            at = torch.where(given.committed.flatten(0, 1)[..., None] > 0, 1.0, at)
         wave = self._embed(at)
         output = self._through(noisy.flatten(0, 1), memory, felt, self.modulation(wave), self.last(wave))
         return output.unflatten(0, (b, k))
 
-    def prepare(
-        self,
-        latent: torch.Tensor,
-        state: torch.Tensor,
-        steps: int,
-        age: torch.Tensor | None = None,
-        committed: torch.Tensor | None = None,
-        advantage: torch.Tensor | None = None,
-    ) -> ContextMemory:
-        """See `Fast`."""
+    def prepare(self, given: Conditioning, steps: int) -> ContextMemory:
+        """See `FastPath`."""
 
         def one(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else tensor[:, None]
 
-        memory, felt = self._context(latent, state[:, None], one(age), one(advantage))
-        times = torch.arange(steps + 1, device=latent.device, dtype=torch.float32)[:, None, None, None] / steps
+        memory, felt = self._context(
+            Conditioning(given.latent, given.state[:, None], one(given.age), None, one(given.advantage))
+        )
+        times = torch.arange(steps + 1, device=given.latent.device, dtype=torch.float32)[:, None, None, None] / steps
         wave = self._embed(times)
         blocks, last = self.modulation(wave), self.last(wave)
-        if committed is None:
+        if given.committed is None:
             return ContextMemory(memory, felt, blocks[:-1], last[:-1])
-        known = committed[..., None] > 0  # [b, H, 1]; they are at time 1, the last of `times`
+        known = given.committed[..., None] > 0  # [b, H, 1]; they are at time 1, the last of `times`
         return ContextMemory(
             memory, felt, torch.where(known, blocks[-1:], blocks[:-1]), torch.where(known, last[-1:], last[:-1])
         )
 
     def step(self, prepared: ContextMemory, step: int, noisy: torch.Tensor) -> torch.Tensor:
-        """See `Fast`."""
+        """See `FastPath`."""
         return self._through(noisy, prepared.memory, prepared.felt, prepared.blocks[step], prepared.last[step])
 
     def _through(
@@ -191,10 +184,9 @@ class FastTransformer(nn.Module):
         shift, scale = last.chunk(2, -1)
         return self.head(_norm(x) * (1 + scale) + shift).flatten(1)
 
-    def _context(
-        self, latent: torch.Tensor, state: torch.Tensor, age: torch.Tensor | None, advantage: torch.Tensor | None
-    ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
-        """[b, z], [b, k, ds], [b, k, 1], [b, k] -> keys and values [b * k, heads, m, d] of each block, [b * k, 1, w]"""
+    def _context(self, given: Conditioning) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
+        """Keys and values [b * k, heads, m, d] of each block, and [b * k, 1, w]."""
+        state, age, advantage = given.state, given.age, given.advantage
         kind, (b, k) = self.positions.dtype, state.shape[:2]
         felt = [self.state(state.to(kind))]
         if self._aged:
@@ -204,7 +196,7 @@ class FastTransformer(nn.Module):
             known = torch.zeros(b, k, dtype=torch.long, device=state.device) if advantage is None else advantage
             felt.append(self.advantage(known))
         own = torch.stack(felt, 2).flatten(0, 1)
-        latent, n = latent.to(kind), self._latent_shape[0]
+        latent, n = given.latent.to(kind), self._latent_shape[0]
         whole = self.whole(latent)[:, None].expand(-1, k, -1).flatten(0, 1)
         seen = _norm(self.latent(latent.unflatten(-1, self._latent_shape))) + self.places[:n]
         feeling = _norm(own) + self.places[n:]
@@ -219,7 +211,7 @@ class FastTransformer(nn.Module):
 
     def _embed(self, time: torch.Tensor) -> torch.Tensor:
         """[..., 1] in [0, 1] -> [..., w]"""
-        return self.time(waves(time, self.frequency).to(self.positions.dtype))
+        return self.time(fourier_features(time, self.frequency).to(self.positions.dtype))
 
 
 def _norm(x: torch.Tensor) -> torch.Tensor:

@@ -104,21 +104,21 @@ class VlmSlowPath(nn.Module):
 
     def __init__(self, config: FlowConfig, backbone: Backbone) -> None:
         super().__init__()
-        if config.bridge is None:
-            raise ValueError("latent tokens need `bridge`")
+        if config.pooler is None:
+            raise ValueError("latent tokens need `pooler`")
         self.backbone = backbone
-        self.token = nn.Linear(backbone.settings.hidden, config.bridge.inner)
+        self.token = nn.Linear(backbone.settings.hidden, config.pooler.inner)
         self.norm = nn.LayerNorm(backbone.settings.hidden)
-        self.fusion = AttentionPooler(config.bridge)
-        self.width = self.fusion.width
+        self.pooler = AttentionPooler(config.pooler)
+        self.width = self.pooler.width
 
     def forward(self, images: Sequence[torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
         """one uint8[b, h, w, 3] per camera, int64[b, L] -> float[b, z]"""
         hidden, real = self.backbone(images, tokens)
-        return self.fusion(self.token(self.norm(hidden)), real)
+        return self.pooler(self.token(self.norm(hidden)), real)
 
 
-class Words:
+class InstructionTokenizer:
     """Instructions as ids of the backbone's vocabulary."""
 
     def __init__(self, directory: Path, length: int) -> None:

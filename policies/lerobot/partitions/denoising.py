@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from policies.lerobot.partitions.partition import Tensors
+from policies.lerobot.partitions.partition import PolicyPartition, Tensors
 from wire.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -51,13 +51,18 @@ def unread(names: Iterable[str], layers: str, last: int) -> set[str]:
     return found
 
 
-def noise_shape(policy: PreTrainedPolicy) -> tuple[int, int, int]:
-    """[1, H, the width all robots' actions are padded to]"""
-    return 1, policy.config.chunk_size, policy.config.max_action_dim
+class DenoisingPartition(PolicyPartition):
+    """Of a kind that makes a chunk by denoising it."""
+
+    guided = True
+
+    def noise_shape(self, policy: PreTrainedPolicy) -> tuple[int, ...]:
+        """[1, H, the width all robots' actions are padded to]"""
+        return 1, policy.config.chunk_size, policy.config.max_action_dim
 
 
 def denoise(
-    noise: Tensor,
+    noise: Tensor | None,
     steps: int,
     velocity: Callable[[Tensor, float], Tensor],
     guide: Guide | None,
@@ -69,6 +74,7 @@ def denoise(
     lerobot's `RTCProcessor` (Black et al. 2025, arXiv 2506.07339, eq. 2 and 4): fully for the committed actions, less
     and less up to the last that is known (eq. 5). `settings` are the checkpoint's own for that, if it has any.
     """
+    assert noise is not None
     x, dt = noise, -1.0 / steps
     bend = None if guide is None else _guided(guide, settings, noise)
     for step in range(steps):

@@ -31,7 +31,7 @@ class FusedSmolVLA:
     """A copy of what `act` uses of one network, for one observation at a time."""
 
     def __init__(self, model: VLAFlowMatching) -> None:
-        """`model`: one that `fits`."""
+        """`model`: one that `is_compatible`."""
         from lerobot.policies.smolvla.modeling_smolvla import create_sinusoidal_pos_embedding
 
         language, experts = _layers(model)
@@ -69,7 +69,7 @@ class FusedSmolVLA:
         return self._model is model and self._written == _written(self._parameters)
 
     @staticmethod
-    def fits(model: VLAFlowMatching) -> bool:
+    def is_compatible(model: VLAFlowMatching) -> bool:
         """Whether this arithmetic is the network's: small, of plain float32 layers."""
         layers = [layer for part in _layers(model) for layer in part if layer is not None]
         parameters = _parameters(model)
@@ -92,14 +92,14 @@ class FusedSmolVLA:
         values[:, :, :before] = seen_values
         if self._known is None or self._known[0] != n:
             self._known = n, *self._positions(n, d, keys.device)
-        _, place, places, mask = self._known
+        _, position, positions, mask = self._known
         model = self._model
         x = torch.addmm(model.state_proj.bias, state, model.state_proj.weight.t())
         for i, layer in enumerate(self._language):
-            query = layer.look(x, place, keys[i], values[i], before)
+            query = layer.look(x, position, keys[i], values[i], before)
             if i + 1 < len(self._language):  # what else the last one computes is for the next
                 x = layer.go_on(x, query, keys[i, :, :n], values[i, :, :n])
-        begins, own = places[: self._horizon], places[n : n + self._horizon]
+        begins, own = positions[: self._horizon], positions[n : n + self._horizon]
         plan: list[tuple[_Layer, Tensor, Tensor, Tensor, Tensor | None]] = []
         for i, layer in self._experts:
             if layer.own:
@@ -125,14 +125,14 @@ class FusedSmolVLA:
         return self._times[time]
 
     def _positions(self, n: int, d: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotations of the state's place [1, 1, d / 2] and of all places [n + H, 1, d / 2]; the mask [H, n + H]."""
+        """Rotations of the state [1, 1, d / 2] and of all positions [n + H, 1, d / 2]; the mask [H, n + H]."""
         with torch.inference_mode(False):
             scale = _LONGEST_WAVE ** (2 / d * torch.arange(d // 2, dtype=torch.float32, device=device))
             angle = torch.arange(n + self._horizon, dtype=torch.float32, device=device)[:, None, None] / scale
-            places = torch.polar(torch.ones_like(angle), angle)
+            positions = torch.polar(torch.ones_like(angle), angle)
             ahead = torch.full((self._horizon, self._horizon), -torch.inf, device=device).triu(1)
             mask = torch.cat([torch.zeros(self._horizon, n, device=device), ahead], 1)
-        return places[n - 1 : n], places, mask
+        return positions[n - 1 : n], positions, mask
 
 
 class _Layer:

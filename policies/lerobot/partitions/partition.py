@@ -1,14 +1,14 @@
 """How one kind of lerobot policy is divided into a slow and a fast path.
 
-A new kind needs a class with the members of `PolicyPartition` and a line in `SPLITS`; any kind that is not listed runs
-undivided, with the pictures themselves as its latent (`whole.py`).
+A new kind needs a subclass of `PolicyPartition` and a line in `PARTITIONS`. Any other kind runs undivided, with the
+pictures themselves as its latent (`whole.py`).
 """
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -28,19 +28,21 @@ class Guide:
     """the first so many will have been executed; the rest is leaned on less and less"""
 
 
-class PolicyPartition(Protocol):
+class PolicyPartition:
     """One kind of lerobot policy, divided. Has no state of its own but what can be made again."""
 
-    guided: bool
+    guided = False
     """whether `act` understands a guide"""
-    draws: bool
+    draws = False
     """whether `act` draws random numbers beside `noise`: then it is not compiled"""
-    lora_targets: tuple[str, ...]
+    think_reads_state = False
+    """whether the state is among what the latent is made of"""
+    lora_targets: tuple[str, ...] = ()
     """patterns of the Linear modules that get adapters unless the user names others"""
 
     def horizon(self, policy: PreTrainedPolicy) -> int:
         """H, the actions that `act` returns."""
-        ...
+        return int(policy.config.chunk_size)
 
     def think(self, policy: PreTrainedPolicy, batch: Tensors) -> list[torch.Tensor]:
         """The latent: what only images and words decide.
@@ -48,7 +50,7 @@ class PolicyPartition(Protocol):
         `batch` is preprocessed: one observation, images [1, 3, h, w] and `observation.state` [1, ds]. Called under
         `torch.no_grad`, as is `act`.
         """
-        ...
+        raise NotImplementedError
 
     def act(
         self,
@@ -66,37 +68,37 @@ class PolicyPartition(Protocol):
         `noise` has the shape that `noise_shape` says; any other randomness comes from torch's global generator,
         which the caller has seeded and puts back.
         """
-        ...
+        raise NotImplementedError
 
     def noise_shape(self, policy: PreTrainedPolicy) -> tuple[int, ...] | None:
         """Of the normal noise that `act` begins with, None when it needs none."""
-        ...
+        return None
 
     def arrange(self, policy: PreTrainedPolicy, batch: Tensors) -> Tensors:
         """Last changes to a preprocessed training batch before `loss`."""
-        ...
+        return batch
 
     def loss(self, policy: PreTrainedPolicy, batch: Tensors) -> torch.Tensor:
         """Scalar: lerobot's own loss of an arranged batch, as a mean over the actions that are kept."""
-        ...
+        raise NotImplementedError
 
     def unreached(self, policy: PreTrainedPolicy) -> frozenset[str]:
         """Names of parameters that no loss reaches, whatever `requires_grad` says."""
-        ...
+        return frozenset()
 
 
-SPLITS: dict[str, str] = {
-    "act": "policies.lerobot.partitions.vision:ActSplit",
-    "diffusion": "policies.lerobot.partitions.vision:DiffusionSplit",
-    "smolvla": "policies.lerobot.partitions.smolvla:SmolVLASplit",
-    "pi0": "policies.lerobot.partitions.pi0:PI0Split",
-    "pi05": "policies.lerobot.partitions.pi0:PI05Split",
+PARTITIONS: dict[str, str] = {
+    "act": "policies.lerobot.partitions.vision:ActPartition",
+    "diffusion": "policies.lerobot.partitions.vision:DiffusionPartition",
+    "smolvla": "policies.lerobot.partitions.smolvla:SmolVLAPartition",
+    "pi0": "policies.lerobot.partitions.pi0:PI0Partition",
+    "pi05": "policies.lerobot.partitions.pi0:PI05Partition",
 }
 """by `type` in a checkpoint's config.json"""
 
 
-def split_of(kind: str) -> PolicyPartition:
-    """The split of a lerobot policy type."""
-    module, _, name = SPLITS.get(kind, "policies.lerobot.partitions.whole:WholeSplit").partition(":")
-    split: PolicyPartition = getattr(importlib.import_module(module), name)()
-    return split
+def partition_of(kind: str) -> PolicyPartition:
+    """The partition of a lerobot policy type."""
+    module, _, name = PARTITIONS.get(kind, "policies.lerobot.partitions.whole:WholePartition").partition(":")
+    partition: PolicyPartition = getattr(importlib.import_module(module), name)()
+    return partition

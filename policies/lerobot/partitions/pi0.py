@@ -29,25 +29,15 @@ if TYPE_CHECKING:
 _STATE = "observation.state"
 
 
-class _PISplit:
+class _PIPartition(denoising.DenoisingPartition):
     """What both have in common. The latent: keys and values [layers, b, heads, tokens, width], and [b, tokens] 0/1."""
 
-    guided = True
-    draws = False
     lora_targets: tuple[str, ...] = (
         "*gemma_expert.*.self_attn.q_proj",
         "*gemma_expert.*.self_attn.v_proj",
         "*action_in_proj",
         "*action_out_proj",
     )
-
-    def horizon(self, policy: PreTrainedPolicy) -> int:
-        """H, the actions that `act` returns."""
-        return int(policy.config.chunk_size)
-
-    def noise_shape(self, policy: PreTrainedPolicy) -> tuple[int, ...]:
-        """[1, H, width]"""
-        return denoising.noise_shape(policy)
 
     def think(self, policy: PreTrainedPolicy, batch: Tensors) -> list[Tensor]:
         """Keys and values of images and words."""
@@ -84,8 +74,6 @@ class _PISplit:
         cache, valid = DynamicCache(), known > 0.5
         for layer, (key, value) in enumerate(zip(keys, values, strict=True)):
             cache.update(key, value, layer)
-        if noise is None:
-            noise = model.sample_noise((len(valid), config.chunk_size, config.max_action_dim), valid.device)
         fresh = self._fresh(policy, batch)
 
         def velocity(x: Tensor, time: float) -> Tensor:
@@ -97,10 +85,6 @@ class _PISplit:
 
         actions = denoising.denoise(noise, config.num_inference_steps, velocity, guide, config.rtc_config)
         return actions[:, :, : config.output_features["action"].shape[0]]
-
-    def arrange(self, policy: PreTrainedPolicy, batch: Tensors) -> Tensors:
-        """Nothing has to be changed."""
-        return batch
 
     def loss(self, policy: PreTrainedPolicy, batch: Tensors) -> Tensor:
         """Flow matching (arXiv 2410.24164, section IV), a mean over the actions that are not padded.
@@ -134,20 +118,20 @@ class _PISplit:
         return {}
 
 
-class PI0Split(_PISplit):
+class PI0Partition(_PIPartition):
     """PI0: the newest state, with images and words of the latent."""
 
-    lora_targets = (*_PISplit.lora_targets, "*state_proj", "*action_time_mlp_in", "*action_time_mlp_out")
+    lora_targets = (*_PIPartition.lora_targets, "*state_proj", "*action_time_mlp_in", "*action_time_mlp_out")
 
     def _fresh(self, policy: PreTrainedPolicy, batch: Tensors) -> dict[str, Tensor]:
         return {"state": policy.prepare_state(batch)}
 
 
-class PI05Split(_PISplit):
+class PI05Partition(_PIPartition):
     """PI05: images, words and the state of the latent."""
 
     think_reads_state = True
-    lora_targets = (*_PISplit.lora_targets, "*.time_mlp_in", "*.time_mlp_out")
+    lora_targets = (*_PIPartition.lora_targets, "*.time_mlp_in", "*.time_mlp_out")
 
 
 def _layers(cache: Any) -> Iterable[tuple[Tensor, Tensor]]:

@@ -26,11 +26,9 @@ if TYPE_CHECKING:
 _STATE = "observation.state"
 
 
-class SmolVLASplit:
+class SmolVLAPartition(denoising.DenoisingPartition):
     """See the head of this file. The latent: keys and values [layers, b, tokens, heads, width], and [b, tokens] 0/1."""
 
-    guided = True
-    draws = False
     # what lerobot itself adapts: the expert's queries and values, and everything between robot and network
     lora_targets = (
         "*lm_expert.*.q_proj",
@@ -44,14 +42,6 @@ class SmolVLASplit:
 
     def __init__(self) -> None:
         self._fused: FusedSmolVLA | None = None
-
-    def horizon(self, policy: PreTrainedPolicy) -> int:
-        """H, the actions that `act` returns."""
-        return int(policy.config.chunk_size)
-
-    def noise_shape(self, policy: PreTrainedPolicy) -> tuple[int, ...]:
-        """[1, H, width]"""
-        return denoising.noise_shape(policy)
 
     def think(self, policy: PreTrainedPolicy, batch: Tensors) -> list[Tensor]:
         """Keys and values of images and words. Raises `PolicyError` for a checkpoint that keeps none (`use_cache`)."""
@@ -96,12 +86,10 @@ class SmolVLASplit:
         guide: Guide | None,
     ) -> Tensor:
         """float32[b, H, da] from the newest state and the images and words of `latent`."""
-        model, config = policy.model, policy.config
+        config = policy.config
         # Where the robot is an Aloha, lerobot changes its state in place.
         state = policy.prepare_state(policy._prepare_batch({_STATE: batch[_STATE].clone()}))
         velocity = self._velocity(policy, latent, state)
-        if noise is None:
-            noise = model.sample_noise((len(state), config.chunk_size, config.max_action_dim), state.device)
         actions = denoising.denoise(noise, config.num_steps, velocity, guide, config.rtc_config)
         actions = actions[:, :, : config.action_feature.shape[0]]
         return policy._pi_aloha_encode_actions(actions) if config.adapt_to_pi_aloha else actions
@@ -149,7 +137,7 @@ class SmolVLASplit:
         special = torch.compiler.is_compiling() or torch.is_autocast_enabled(state.device.type)
         if len(state) == 1 and not special:
             if self._fused is None or not self._fused.copies(model):
-                self._fused = FusedSmolVLA(model) if FusedSmolVLA.fits(model) else None
+                self._fused = FusedSmolVLA(model) if FusedSmolVLA.is_compatible(model) else None
             if self._fused is not None:
                 return self._fused.velocity(latent, state)
         cache, valid = _with_state(policy, latent, state)

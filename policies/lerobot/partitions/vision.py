@@ -16,26 +16,12 @@ from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.constants import ACTION, OBS_IMAGES, OBS_STATE
 from torch import nn
 
-from policies.lerobot.partitions.partition import Guide, Tensors
+from policies.lerobot.partitions.partition import Guide, PolicyPartition, Tensors
 
 PAD = "action_is_pad"
 
 
-class _Plain:
-    """What most splits have in common."""
-
-    guided = False
-    draws = False
-    lora_targets: tuple[str, ...] = ()
-
-    def arrange(self, policy: PreTrainedPolicy, batch: Tensors) -> Tensors:
-        return batch
-
-    def unreached(self, policy: PreTrainedPolicy) -> frozenset[str]:
-        return frozenset()
-
-
-class ActSplit(_Plain):
+class ActPartition(PolicyPartition):
     """Action chunking transformer (Zhao et al. 2023, arXiv 2304.13705)."""
 
     # Its decoder begins with zeros: without a norm before, the first self-attention sees only its own biases.
@@ -46,14 +32,8 @@ class ActSplit(_Plain):
     def __init__(self) -> None:
         self._headless: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
-    def horizon(self, policy: PreTrainedPolicy) -> int:
-        return int(policy.config.chunk_size)
-
     def unreached(self, policy: PreTrainedPolicy) -> frozenset[str]:
         return frozenset() if policy.config.pre_norm else self._FIRST
-
-    def noise_shape(self, policy: PreTrainedPolicy) -> None:
-        return None
 
     def think(self, policy: PreTrainedPolicy, batch: Tensors) -> list[torch.Tensor]:
         """The backbone's last feature map of each camera, [1, c, h / 32, w / 32]."""
@@ -87,7 +67,7 @@ class ActSplit(_Plain):
         return error + policy.config.kl_weight * divergence
 
 
-class DiffusionSplit(_Plain):
+class DiffusionPartition(PolicyPartition):
     """Diffusion policy (Chi et al. 2023, arXiv 2303.04137) with lerobot's U-Net.
 
     Its trajectory begins `n_obs_steps - 1` ticks in the past, a chunk at the newest observation. Recorded windows begin

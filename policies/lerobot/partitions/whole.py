@@ -14,18 +14,16 @@ from lerobot.utils.constants import (
     OBS_STATE,
 )
 
-from policies.lerobot.partitions.partition import Guide, Tensors
+from policies.lerobot.partitions.partition import Guide, PolicyPartition, Tensors
 from wire.errors import ConfigError
 
 _WORDS = (OBS_LANGUAGE_TOKENS, OBS_LANGUAGE_ATTENTION_MASK)
 
 
-class WholeSplit:
+class WholePartition(PolicyPartition):
     """`think` only keeps what it is shown; `act` is lerobot's `predict_action_chunk`."""
 
-    guided = False
     draws = True
-    lora_targets: tuple[str, ...] = ()
 
     def horizon(self, policy: PreTrainedPolicy) -> int:
         for name in ("chunk_size", "action_chunk_size", "n_action_steps", "horizon"):
@@ -34,9 +32,6 @@ class WholeSplit:
         raise ConfigError(
             f"lerobot policy of type '{policy.name}': its configuration does not say how long a chunk is."
         )
-
-    def noise_shape(self, policy: PreTrainedPolicy) -> tuple[int, ...] | None:
-        return None
 
     def think(self, policy: PreTrainedPolicy, batch: Tensors) -> list[torch.Tensor]:
         """bool[1, n], which pictures of the configuration and which words there are; then those, preprocessed."""
@@ -72,13 +67,7 @@ class WholeSplit:
                     queue.extend(whole[name].unbind(1) if steps > 1 else [whole[name]] * (queue.maxlen or 1))
         return policy.predict_action_chunk(whole)[:, : self.horizon(policy)]
 
-    def arrange(self, policy: PreTrainedPolicy, batch: Tensors) -> Tensors:
-        return batch
-
     def loss(self, policy: PreTrainedPolicy, batch: Tensors) -> torch.Tensor:
         """lerobot's own, over its number of actions; whether it heeds `action_is_pad` is up to the type."""
         loss: torch.Tensor = policy.forward(batch)[0]
         return loss
-
-    def unreached(self, policy: PreTrainedPolicy) -> frozenset[str]:
-        return frozenset()

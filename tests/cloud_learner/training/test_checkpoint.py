@@ -11,7 +11,8 @@ from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.training import checkpoint
 from cloud_learner.training.learner import Learner
 from policies.conformance.check import example_batch
-from policies.flow import FlowConfig, FlowPolicy
+from policies.flow.config import FlowConfig
+from policies.flow.policy import FlowPolicy
 from wire.errors import CorruptDataError, DiskFullError, StorageError
 from wire.types import Dimension, RobotSpec
 
@@ -20,7 +21,9 @@ CONFIG = HGDagger(batch=4, warmup_steps=3, draws=2)
 
 
 def learner(seed=0):
-    return Learner(FlowPolicy(SPEC, FlowConfig(1, 1, horizon=2, width=8, layers=2), seed), CONFIG, seed)
+    return Learner(
+        FlowPolicy(SPEC, FlowConfig(state_dim=1, action_dim=1, horizon=2, width=8, layers=2), seed), CONFIG, seed
+    )
 
 
 def train(subject, first, count):

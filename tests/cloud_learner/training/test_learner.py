@@ -15,8 +15,9 @@ from cloud_learner.training.learner import Learner
 from policies.common.normalizer import Normalizer
 from policies.common.weights import Header, load_published, pack_module, unpack
 from policies.conformance.check import example_batch, example_observation
-from policies.flow import CameraEncoderConfig, Conv, FlowConfig, FlowPolicy
-from policies.interface.trainable import FinetuneConfig, Lora, base_sha256, prepare
+from policies.flow.config import CameraEncoderConfig, Conv, FlowConfig
+from policies.flow.policy import FlowPolicy
+from policies.interface.trainable import FinetuneConfig, Lora, apply_finetuning, base_sha256
 from tests.samples import states_only
 from wire.errors import ConfigError, InvalidDataError, PolicyError
 from wire.types import CameraSpec, Dimension, RobotSpec
@@ -32,7 +33,7 @@ NET = FlowConfig(
     state_dim=2,
     action_dim=2,
     horizon=4,
-    eyes=(CameraEncoderConfig("front", 16, 16),),
+    cameras=(CameraEncoderConfig("front", 16, 16),),
     stem=(Conv(8, 4, 2),),
     points=4,
     width=32,
@@ -131,7 +132,7 @@ def test_a_fresh_learner_can_be_saved_and_restored():
 
 def test_statistics_fitted_before_reach_the_robots():
     policy = FlowPolicy(SPEC, NET)
-    policy.fit(states_only(np.random.default_rng(0).normal(2, 1, (20, 2))))
+    policy.set_normalization(states_only(np.random.default_rng(0).normal(2, 1, (20, 2))))
     robot = FlowPolicy(SPEC, NET)
     robot.load(Learner(policy, CONFIG).weights(), 1)
     assert torch.equal(robot.module.normalizer.mean, policy.module.normalizer.mean)
@@ -155,7 +156,8 @@ def test_a_state_of_another_network_is_refused_and_nothing_changes():
     subject = learner()
     before = snapshot(subject)
     blind = FlowPolicy(
-        RobotSpec("small", SPEC.state, SPEC.action, (), 20.0), FlowConfig(2, 2, horizon=4, width=32, layers=2)
+        RobotSpec("small", SPEC.state, SPEC.action, (), 20.0),
+        FlowConfig(state_dim=2, action_dim=2, horizon=4, width=32, layers=2),
     )
     with pytest.raises(PolicyError, match=r"another network: 'module/slow\.encoders"):
         subject.restore(Learner(blind, CONFIG).state())
@@ -197,7 +199,7 @@ class Plain:
             torch.manual_seed(seed)
             self.module = nn.Sequential(nn.Linear(2, 256), nn.Linear(256, 256), nn.Dropout(0.5), nn.Linear(256, 2))
         self.module.register_buffer("seen", torch.zeros(()))
-        prepare(self.module, training)
+        apply_finetuning(self.module, training)
 
     def loss(self, batch):
         self.module.train()

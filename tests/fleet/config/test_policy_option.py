@@ -38,11 +38,11 @@ from wire.transport.keys import GATEWAY, make_keys
 def echo(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("echo", "tests.fleet.tools.echo_kind", POLICIES)
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
-    monkeypatch.setattr(echo_kind, "HINTS", PolicyDefaults())
+    monkeypatch.setattr(echo_kind, "DEFAULTS", PolicyDefaults())
 
 
-def hint(monkeypatch: pytest.MonkeyPatch, **hints: Any) -> None:
-    monkeypatch.setattr(echo_kind, "HINTS", PolicyDefaults(**hints))
+def set_defaults(monkeypatch: pytest.MonkeyPatch, **defaults: Any) -> None:
+    monkeypatch.setattr(echo_kind, "DEFAULTS", PolicyDefaults(**defaults))
 
 
 def options(data: Path, **changes: object) -> UpOptions:
@@ -62,14 +62,14 @@ def options(data: Path, **changes: object) -> UpOptions:
     return replace(given, **changes)  # type: ignore[arg-type]
 
 
-def test_a_policy_without_hints_leaves_the_job_as_it_is() -> None:
+def test_a_policy_without_defaults_leaves_the_job_as_it_is() -> None:
     recipe = get_recipe("fake")
     tuned = Overrides(policy="echo:small").applied(recipe)
     assert replace(tuned, make_policy=recipe.make_policy) == recipe
     assert tuned.make_policy(recipe.spec, 3).horizon == 16
 
 
-def test_hints_change_algorithm_and_pace_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_change_algorithm_and_pace_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {
         "batch": 3,
         "ticks_per_frame": 1,
@@ -78,7 +78,7 @@ def test_hints_change_algorithm_and_pace_and_nothing_else(monkeypatch: pytest.Mo
         "gradient_clip": 2.0,
     }
     given |= {"ema_decay": 0.5, "shift_px": 0, "pretrain_steps": 0, "publish_every_s": 60.0}
-    hint(monkeypatch, horizon=16, think_every_s=3.0, demonstrations=0, **given)
+    set_defaults(monkeypatch, horizon=16, think_every_s=3.0, demonstrations=0, **given)
     recipe = get_recipe("pixels")
     tuned = Overrides(policy="echo:small").applied(recipe)
     assert tuned.algorithm == replace(recipe.algorithm, **given)
@@ -92,14 +92,14 @@ def test_hints_change_algorithm_and_pace_and_nothing_else(monkeypatch: pytest.Mo
 def test_chunks_are_replaced_before_they_end(
     horizon: int, speed_up: int, ticks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hint(monkeypatch, horizon=horizon)
+    set_defaults(monkeypatch, horizon=horizon)
     recipe = get_recipe("fake")
     assert recipe.replan_ticks == 8
     assert Overrides(speed_up=speed_up, policy="echo:small").applied(recipe).replan_ticks == ticks
 
 
 def test_chunks_of_one_action_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    hint(monkeypatch, horizon=3)
+    set_defaults(monkeypatch, horizon=3)
     with pytest.raises(ConfigError, match=r"gives 3 actions at a time at speed-up 2.*longer chunks"):
         Overrides(speed_up=2, policy="echo:small").applied(get_recipe("fake"))
 

@@ -15,7 +15,7 @@ from fleet.config.recipe import Recipe
 from fleet.config.recipes import fake
 from fleet.evaluation.in_process_fleet import InProcessFleet
 from policies.conformance.check import example_observation
-from policies.conformance.data import awake
+from policies.conformance.data import randomize_zero_init
 from tests.policies.flow.vlm_directory import build
 from wire.errors import WeightsError
 
@@ -47,7 +47,7 @@ def test_a_robot_takes_what_a_trainer_of_another_seed_learnt(policy: str, config
         config = config | {"vlm": str(vlm)}
     recipe = tuned(policy, **config)
     trainer, robot = (recipe.make_policy(recipe.spec, seed) for seed in (0, 4321))
-    awake(trainer)
+    randomize_zero_init(trainer)
     robot.load(trainer.save(), 1)
     observation = example_observation(recipe.spec, 0, next(iter(recipe.instructions.values())))
     trainer._noise.manual_seed(5)  # type: ignore[attr-defined]

@@ -62,7 +62,7 @@ def flow(spec, online):
 
 
 def tokens(spec, online):
-    return TokenPolicy(spec, TokensConfig(2, 2, width=32, online_statistics=online), 0)
+    return TokenPolicy(spec, TokensConfig(state_dim=2, action_dim=2, width=32, online_statistics=online), 0)
 
 
 @pytest.mark.parametrize("kind", [flow, tokens])

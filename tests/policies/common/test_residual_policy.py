@@ -7,7 +7,7 @@ import torch
 
 from policies.common.residual_policy import correct
 from policies.conformance.check import example_batch, example_observation
-from policies.flow import FlowPolicy
+from policies.flow.policy import FlowPolicy
 from tests.samples import states_only
 from wire.errors import ConfigError, InvalidDataError
 
@@ -21,7 +21,7 @@ def loud(policy):
     """A corrector whose answers are far from 0."""
     with torch.no_grad():
         policy.module.residual.layers[-1].weight.mul_(20)
-    policy.fit(states_only(np.random.default_rng(0).normal(0.3, 0.4, (100, policy.spec.state_dim))))
+    policy.set_normalization(states_only(np.random.default_rng(0).normal(0.3, 0.4, (100, policy.spec.state_dim))))
     return policy
 
 
@@ -142,7 +142,7 @@ def test_it_learns_what_the_chunk_could_not_know(blind, blind_net):
     policy = FlowPolicy(blind, msgspec.structs.replace(blind_net, residual=True, residual_width=32))
     rng = np.random.default_rng(0)
     middle, half = np.float32([0, 5]), np.float32([2, 5])
-    policy.fit(states_only(rng.uniform(-1, 1, (500, 2))))
+    policy.set_normalization(states_only(rng.uniform(-1, 1, (500, 2))))
     optimizer = torch.optim.Adam(policy.module.parameters(), 3e-3)
     torch.manual_seed(0)
     for _ in range(150):

@@ -15,7 +15,7 @@ from torch import nn
 
 from policies.common.int8 import Int8Linear, to_int8
 from policies.common.runtime import Runtime, _own_graphs, acting, compiled, refresh
-from policies.interface.trainable import FinetuneConfig, prepare
+from policies.interface.trainable import FinetuneConfig, apply_finetuning
 from wire.errors import ConfigError
 
 BFLOAT16 = Runtime(dtype="bfloat16")
@@ -272,7 +272,7 @@ def test_a_configuration_is_read_without_torch() -> None:
 def test_what_is_frozen_is_converted_once(runtime: Runtime) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
-    prepare(module, FinetuneConfig(freeze=("0.*",)))
+    apply_finetuning(module, FinetuneConfig(freeze=("0.*",)))
     network, x = acting(module, runtime), torch.randn(3, 64)
     with torch.no_grad(), runtime.autocast():
         before = [layer(x).clone() for layer in network]

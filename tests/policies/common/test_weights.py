@@ -3,8 +3,9 @@ import pytest
 import torch
 from torch import nn
 
-from policies.common.weights import Header, load_into, pack, read_header, require_sha256, sha256, unpack
+from policies.common.weights import Header, load_into, pack, read_header, unpack
 from wire.errors import WeightsError
+from wire.types import PolicyCapabilities
 
 
 @pytest.fixture
@@ -17,16 +18,10 @@ def test_round_trip_is_exact(header):
     data = pack(tensors, header)
     back_header, back = unpack(data)
     assert back_header == header
-    assert (header.trained_max_delay, header.state_aligned, header.prefix_trained) == (0, False, False)
+    assert back_header.trained == PolicyCapabilities(0, False, False, False)
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[n], tensors[n]) for n in tensors)
     assert pack(back, back_header) == data
-
-
-def test_sha256():
-    require_sha256(b"abc", sha256(b"abc"), "weights")
-    with pytest.raises(WeightsError, match="fetch the weights again"):
-        require_sha256(b"abd", sha256(b"abc"), "weights")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from policies.common.weights import pack, read_header, unpack
 from policies.conformance.check import CHECKS, check_policy, example_batch
 from policies.conformance.data import flattened, moved, random_state, seeded
-from policies.flow import FlowPolicy
+from policies.flow.policy import FlowPolicy
 from policies.interface.chunks import require_prefix
 from wire.types import ActionChunk, Frame, PolicyCapabilities
 
@@ -219,8 +219,8 @@ class Thawing(Chatty):
 class Local(One):
     middle = 0.0
 
-    def fit(self, examples):
-        super().fit(examples)
+    def set_normalization(self, examples):
+        super().set_normalization(examples)
         self.middle = examples.states.mean(0)
 
     def act(self, observation, latent, tick, prefix=None):

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from policies.conformance.check import example_batch, example_observation
-from policies.flow import FlowPolicy, pixels_network, state_network
+from policies.flow.networks.fast import Conditioning
 from policies.flow.networks.network import FlowNetwork
+from policies.flow.networks.sampling import sample
+from policies.flow.policy import FlowPolicy
+from policies.flow.presets import pixels_network, state_network
 from tests.samples import states_only
 from wire.errors import ConfigError, InvalidDataError, PolicyError, SpecMismatchError, WeightsError
 from wire.types import Frame
@@ -130,7 +133,7 @@ def test_load_swaps_the_module_and_never_writes_into_the_old_one(blind, blind_ne
 
 def test_statistics_travel_with_the_weights(blind, blind_net):
     policy, other = FlowPolicy(blind, blind_net), FlowPolicy(blind, blind_net)
-    other.fit(states_only(np.random.default_rng(0).normal(3, 2, (50, 2))))
+    other.set_normalization(states_only(np.random.default_rng(0).normal(3, 2, (50, 2))))
     policy.load(other.save(), 1)
     assert torch.equal(policy.module.normalizer.mean, other.module.normalizer.mean)
     assert policy.module.normalizer.mean[0] > 2
@@ -164,8 +167,8 @@ def test_configurations_that_cannot_work_are_refused(seeing, blind, seeing_net, 
 
 
 def test_presets_fit_their_robots(seeing, blind):
-    assert pixels_network(seeing).eyes[0].name == "front"
-    assert state_network(seeing).eyes == ()
+    assert pixels_network(seeing).cameras[0].name == "front"
+    assert state_network(seeing).cameras == ()
     assert FlowPolicy(blind, state_network(blind)).horizon == 16
 
 
@@ -231,7 +234,7 @@ def test_sampling_integrates_what_the_network_says(blind_net, predict):
         net.fast.head[-1].bias.copy_(target)
     latent, state = torch.zeros(1, net.slow.width), torch.zeros(1, 2)
     noise = torch.full((1, 8), 0.1)
-    sampled = net.sample(latent, state, noise)[0]
+    sampled = sample(net.fast, net.config, Conditioning(latent, state), noise)[0]
     assert torch.allclose(sampled, target if predict == "action" else target + 0.1, atol=1e-6)
 
 
@@ -248,7 +251,7 @@ def test_the_loss_goes_down_and_the_policy_imitates(blind, blind_net, predict):
 
     policy = FlowPolicy(blind, msgspec.structs.replace(blind_net, predict=predict), seed=0)
     rng = np.random.default_rng(0)
-    policy.fit(states_only(rng.uniform(-1, 1, (500, 2))))
+    policy.set_normalization(states_only(rng.uniform(-1, 1, (500, 2))))
     optimizer = torch.optim.Adam(policy.module.parameters(), 3e-3)
     torch.manual_seed(0)
     losses = []

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from policies.conformance.check import check_policy, example_batch, example_observation
-from policies.flow import FlowConfig, FlowPolicy, factory
+from policies.flow import factory
+from policies.flow.config import FlowConfig
 from policies.flow.networks.backbone import Vlm
 from policies.flow.networks.network import FlowNetwork
 from policies.flow.networks.transformer import FastTransformer
+from policies.flow.policy import FlowPolicy
 from policies.flow.presets import SIZES, network, pixels_network, state_network
-from policies.interface.registry import hints, make_policy, parse_policy
+from policies.interface.registry import defaults, make_policy, parse_policy
 from wire.errors import ConfigError
 from wire.types import CameraSpec, Dimension, RobotSpec
 
@@ -43,7 +45,7 @@ def test_the_large_one_has_a_fast_path_of_300_million(arms):
     """Its slow path is a backbone, which is counted by itself."""
     vlm = Vlm("0" * 64, layers=16, hidden=2048, image=512, image_tokens=64)
     config = network("large", arms, max_offset=8, prefix=True, vlm=vlm)
-    assert config.stem == () and config.bridge.layers == 0
+    assert config.stem == () and config.pooler.layers == 0
     with torch.device("meta"):
         assert 290 < millions(FastTransformer(config)) < 340
 
@@ -52,10 +54,10 @@ def test_the_recipes_networks_are_what_they_were(seeing):
     """Their weights are on disks already."""
     for preset in (pixels_network, state_network):
         config = preset(seeing)
-        assert config.transformer is config.bridge is config.vlm is None
+        assert config.transformer is config.pooler is config.vlm is None
         assert not config.advantage and not config.online_statistics
     names = set(FlowNetwork(pixels_network(seeing, max_offset=4, prefix=True, residual=True)).state_dict())
-    assert {name.split(".")[0] for name in names} == {"fast", "normalizer", "prophet", "residual", "slow"}
+    assert {name.split(".")[0] for name in names} == {"fast", "normalizer", "future_state_head", "residual", "slow"}
     assert {"slow.words.weight", "slow.encoders.0.stem.0.weight", "slow.encoders.0.points.bias"} < names
     assert {"fast.latent.bias", "fast.noisy.weight", "fast.head.1.weight", "fast.age.weight"} < names
 
@@ -79,10 +81,10 @@ def test_the_choice_decides_the_network(seeing):
     policy = make_policy(choice, seeing, 0)
     config = policy.config
     assert (config.advantage, config.guidance, config.predict, config.euler_steps) == (True, 1.5, "velocity", 3)
-    assert hints(choice, seeing).horizon == policy.horizon == 8
+    assert defaults(choice, seeing).horizon == policy.horizon == 8
     observation = example_observation(seeing)
     assert policy.act(observation, policy.think(observation), 0).actions.shape == (8, 2)
-    assert make_policy(parse_policy("flow:small", '{"cameras": []}'), seeing, 0).config.eyes == ()
+    assert make_policy(parse_policy("flow:small", '{"cameras": []}'), seeing, 0).config.cameras == ()
     frozen = make_policy(parse_policy("flow:small", '{"training": {"freeze": ["slow.*"]}}'), seeing, 0)
     assert not any(parameter.requires_grad for parameter in frozen.module.slow.parameters())
 
@@ -104,13 +106,13 @@ def test_the_choice_decides_the_network(seeing):
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_made(seeing, size, told, says):
-    for ask in (lambda: factory.hints(size, told, seeing), lambda: factory.make(size, told, seeing, 0)):
+    for ask in (lambda: factory.defaults(size, told, seeing), lambda: factory.make(size, told, seeing, 0)):
         with pytest.raises(ConfigError, match=says):
             ask()
 
 
-def test_all_sizes_have_hints_and_asking_loads_no_torch(seeing):
-    assert all(factory.hints(size, {}, seeing).horizon == 16 for size in SIZES)
+def test_all_sizes_have_defaults_and_asking_loads_no_torch(seeing):
+    assert all(factory.defaults(size, {}, seeing).horizon == 16 for size in SIZES)
     code = (
         "import sys; from policies.flow import factory; from hal.drivers.fake import FakeRobot; "
         "print('torch' in sys.modules, 'transformers' in sys.modules)"
@@ -133,4 +135,4 @@ def test_statistics_go_on_learning_when_asked_to(blind, blind_net):
 
 
 def test_a_configuration_from_before_these_options_is_read():
-    assert msgspec.convert({"state_dim": 2, "action_dim": 3}, FlowConfig) == FlowConfig(2, 3)
+    assert msgspec.convert({"state_dim": 2, "action_dim": 3}, FlowConfig) == FlowConfig(state_dim=2, action_dim=3)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from policies.conformance.check import example_observation
-from policies.flow import FlowPolicy
 from policies.flow.networks.sampling import guidance, soft_mask
+from policies.flow.policy import FlowPolicy
 from wire.types import Latent, Prefix
 
 MIDDLE, HALF = np.float32([0, 5]), np.float32([2, 5])

@@ -7,10 +7,12 @@ import torch
 
 from policies.common.runtime import Runtime
 from policies.conformance.check import check_policy, example_batch, example_observation
-from policies.flow import Bridge, FlowPolicy, Transformer
+from policies.flow.config import AttentionPoolerConfig, Transformer
+from policies.flow.networks.fast import Conditioning
 from policies.flow.networks.network import FlowNetwork
 from policies.flow.networks.sampling import BAD, GOOD, UNKNOWN
-from policies.interface.trainable import FinetuneConfig, Lora, published
+from policies.flow.policy import FlowPolicy
+from policies.interface.trainable import FinetuneConfig, Lora, trainable_state_dict
 from tests.policies.flow.test_offsets import chunk, older
 from tests.policies.flow.test_strategies import jumps, train
 from tests.samples import states_only
@@ -18,7 +20,7 @@ from wire.errors import ConfigError, InvalidDataError, PolicyError
 from wire.types import Prefix
 
 MIDDLE, HALF = np.float32([0, 5]), np.float32([2, 5])
-TOKENS = {"transformer": Transformer(32, 2, 2), "bridge": Bridge(queries=4, width=16, inner=16, heads=2)}
+TOKENS = {"transformer": Transformer(32, 2, 2), "pooler": AttentionPoolerConfig(queries=4, width=16, inner=16, heads=2)}
 
 
 @pytest.fixture
@@ -38,9 +40,9 @@ def full(net):
         {"max_offset": 6},
         {"max_offset": 6, "prefix": True, "residual": True, "ahead": (2, 4)},
         {"advantage": True, "guidance": 1.5, "predict": "action"},
-        {"bridge": Bridge(4, 16, 16, 2, layers=1)},
+        {"pooler": AttentionPoolerConfig(4, 16, 16, 2, layers=1)},
         {"transformer": None},
-        {"transformer": None, "bridge": None, "advantage": True, "guidance": 2.0},
+        {"transformer": None, "pooler": None, "advantage": True, "guidance": 2.0},
     ],
     ids=lambda options: ",".join(options) or "plain",
 )
@@ -53,7 +55,7 @@ def test_every_option_conforms(seeing, net, options):
 
 @pytest.mark.parametrize("runtime", [Runtime(dtype="bfloat16"), Runtime(int8=True)], ids=["bfloat16", "int8"])
 def test_what_acts_faster_acts_almost_alike_and_is_brought_up_to_date(seeing, full, runtime):
-    wide = msgspec.structs.replace(full, transformer=Transformer(64, 2, 2), bridge=Bridge(4, 64, 64, 2))
+    wide = msgspec.structs.replace(full, transformer=Transformer(64, 2, 2), pooler=AttentionPoolerConfig(4, 64, 64, 2))
     plain, quick = FlowPolicy(seeing, wide), FlowPolicy(seeing, wide, runtime=runtime)
     assert plain.save() == quick.save()
     observation = example_observation(seeing)
@@ -76,12 +78,11 @@ def test_one_step_is_the_same_in_training_and_in_sampling(seeing, full):
     latent, state, noisy = torch.randn(b, net.slow.width), torch.randn(b, 2), torch.randn(b, 8)
     age, advantage = torch.tensor([[0.0], [2.0], [7.0]]), torch.tensor([UNKNOWN, BAD, GOOD])
     committed = torch.tensor([[1.0, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]])
-    prepared = net.fast.prepare(latent, state, steps, age, committed, advantage)
+    prepared = net.fast.prepare(Conditioning(latent, state, age, committed, advantage), steps)
     for step in range(steps):
         time = torch.full((b, 1, 1), step / steps)
-        whole = net.fast(
-            latent, state[:, None], noisy[:, None], time, age[:, None], committed[:, None], advantage[:, None]
-        )
+        given = Conditioning(latent, state[:, None], age[:, None], committed[:, None], advantage[:, None])
+        whole = net.fast(given, noisy[:, None], time)
         assert torch.allclose(net.fast.step(prepared, step, noisy), whole[:, 0], atol=1e-5)
 
 
@@ -90,9 +91,10 @@ def test_committed_actions_are_at_time_one_whatever_time_it_is(seeing, full):
     torch.manual_seed(0)
     latent, state, noisy = torch.randn(1, net.slow.width), torch.randn(1, 1, 2), torch.randn(1, 1, 8)
     committed = torch.ones(1, 1, 4)
-    early, late = (net.fast(latent, state, noisy, torch.full((1, 1, 1), t), None, committed) for t in (0.1, 0.9))
+    given = Conditioning(latent, state, None, committed)
+    early, late = (net.fast(given, noisy, torch.full((1, 1, 1), t)) for t in (0.1, 0.9))
     assert torch.equal(early, late)
-    free = [net.fast(latent, state, noisy, torch.full((1, 1, 1), t)) for t in (0.1, 0.9)]
+    free = [net.fast(Conditioning(latent, state), noisy, torch.full((1, 1, 1), t)) for t in (0.1, 0.9)]
     assert not torch.allclose(*free)
 
 
@@ -207,7 +209,7 @@ def test_the_transformer_learns_to_imitate(blind, blind_net, predict):
         return np.mean(found)
 
     policy = FlowPolicy(blind, msgspec.structs.replace(blind_net, predict=predict, **TOKENS))
-    policy.fit(states_only(np.random.default_rng(0).uniform(-1, 1, (500, 2))))
+    policy.set_normalization(states_only(np.random.default_rng(0).uniform(-1, 1, (500, 2))))
     before = error()
     train(policy, batches, 80)
     assert error() < 0.6 * before
@@ -236,7 +238,7 @@ def test_it_finds_a_thing_in_the_picture(seeing, net):
             "instructions": ["there"] * 32,
         }
 
-    wide = msgspec.structs.replace(net, predict="action", bridge=Bridge(4, 32, 32, 2))
+    wide = msgspec.structs.replace(net, predict="action", pooler=AttentionPoolerConfig(4, 32, 32, 2))
     policy = train(FlowPolicy(seeing, wide), batches, steps=120, rate=2e-3)
     images, wanted = pictures(16)
     seen = [example_observation(seeing, seed, "there") for seed in range(16)]
@@ -280,7 +282,7 @@ def test_adapters_alone_travel(seeing, net):
     make = lambda seed=0: FlowPolicy(seeing, net, seed, training=FinetuneConfig(lora=Lora(rank=2)))  # noqa: E731
     policy, robot = make(), make(4321)
     robot._noise.manual_seed(0)
-    names = published(policy.module)
+    names = trainable_state_dict(policy.module)
     assert all("lora" in name or name.startswith("normalizer") for name in names)
     assert len(policy.save()) < 0.4 * len(FlowPolicy(seeing, net).save())
     train(policy, lambda: example_batch(seeing, 4), steps=3)
@@ -330,11 +332,11 @@ def test_a_corrector_with_adapters_is_exported_with_them(seeing, full):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"bridge": None}, "need `bridge`"),
+        ({"pooler": None}, "need `pooler`"),
         ({"transformer": Transformer(30, 2, 4)}, "heads divide its width"),
         ({"transformer": Transformer(32, 0, 2)}, "sizes of a transformer are 1 or more"),
-        ({"bridge": Bridge(0, 16, 16, 2)}, "sizes of a bridge are 1 or more"),
-        ({"bridge": Bridge(4, 16, 16, 3)}, "heads divide `inner`"),
+        ({"pooler": AttentionPoolerConfig(0, 16, 16, 2)}, "sizes of a pooler are 1 or more"),
+        ({"pooler": AttentionPoolerConfig(4, 16, 16, 3)}, "heads divide `inner`"),
         ({"guidance": 2.0}, "guidance 2.0 needs `advantage`"),
         ({"guidance": -1.0, "advantage": True}, "guidance -1.0 is negative"),
     ],

@@ -10,9 +10,11 @@ import torch
 
 from policies.common.runtime import Runtime
 from policies.conformance.check import check_policy, example_batch, example_observation
-from policies.flow import Bridge, FlowPolicy, Transformer, factory
+from policies.flow import factory
+from policies.flow.config import AttentionPoolerConfig, Transformer
 from policies.flow.networks.backbone import describe, require_backbone
-from policies.interface.trainable import FinetuneConfig, Lora, published
+from policies.flow.policy import FlowPolicy
+from policies.interface.trainable import FinetuneConfig, Lora, trainable_state_dict
 from tests.policies.flow.test_strategies import train
 from tests.policies.flow.vlm_directory import IMAGE, build
 from wire.errors import ConfigError, WeightsError
@@ -25,7 +27,10 @@ def directory(tmp_path_factory):
 
 @pytest.fixture
 def net(seeing_net, directory):
-    tokens = {"transformer": Transformer(32, 2, 2), "bridge": Bridge(queries=4, width=16, inner=16, heads=2)}
+    tokens = {
+        "transformer": Transformer(32, 2, 2),
+        "pooler": AttentionPoolerConfig(queries=4, width=16, inner=16, heads=2),
+    }
     return msgspec.structs.replace(seeing_net, **tokens, stem=(), vlm=describe(directory))
 
 
@@ -46,7 +51,7 @@ def test_it_conforms_and_only_what_learns_travels(seeing, net, directory):
     checks = check_policy(make)
     assert [f"{c.name}: {c.detail}" for c in checks if not c.passed] == []
     policy = make()
-    assert not any("backbone" in name for name in published(policy.module))
+    assert not any("backbone" in name for name in trainable_state_dict(policy.module))
     before = backbone(policy)
     train(policy, lambda: example_batch(seeing, 4), steps=2)
     assert all(torch.equal(tensor, before[name]) for name, tensor in backbone(policy).items())
@@ -214,21 +219,21 @@ def test_weights_of_another_model_are_refused(seeing, net, directory, copy, tmp_
 
 def test_what_cannot_fit_is_refused(seeing, blind, net, directory, tmp_path):
     with pytest.raises(ConfigError, match="at least one camera"):
-        FlowPolicy(seeing, msgspec.structs.replace(net, eyes=()), vlm=directory)
+        FlowPolicy(seeing, msgspec.structs.replace(net, cameras=()), vlm=directory)
     with pytest.raises(ConfigError, match=r"3 layers of the text model .* which has 2"):
         describe(directory, layers=3)
     with pytest.raises(ConfigError, match="no such directory"):
         describe(tmp_path / "nowhere")
     told = {"vlm": str(directory)}
     with pytest.raises(ConfigError, match="at least one camera"):
-        factory.hints("small", told, blind)
+        factory.defaults("small", told, blind)
     with pytest.raises(ConfigError, match="'pixels' has no latent tokens"):
-        factory.hints("pixels", told, seeing)
+        factory.defaults("pixels", told, seeing)
 
 
 def test_the_factory_makes_it_from_a_directory(seeing, directory):
     told = {"vlm": str(directory), "vlm_layers": 1, "max_offset": 4, "horizon": 4}
     policy = factory.make("small", told, seeing, 0)
     assert policy.config.vlm.layers == 1
-    assert factory.hints("small", told, seeing).horizon == policy.horizon == 4
+    assert factory.defaults("small", told, seeing).horizon == policy.horizon == 4
     assert policy.act(example_observation(seeing), policy.think(example_observation(seeing)), 0).actions.shape == (4, 2)

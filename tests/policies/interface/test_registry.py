@@ -17,8 +17,7 @@ from policies.interface.registry import (
     POLICIES,
     PolicyChoice,
     PolicyDefaults,
-    hints,
-    known_policies,
+    defaults,
     make_policy,
     parse_policy,
     same_network,
@@ -37,11 +36,11 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     echo: Any = types.ModuleType("echo_kind")
     echo.made = []
 
-    def make(place: str, config: dict[str, Any], robot: RobotSpec, seed: int) -> FlowPolicy:
-        echo.made.append((place, config, seed))
+    def make(name_or_path: str, config: dict[str, Any], robot: RobotSpec, seed: int) -> FlowPolicy:
+        echo.made.append((name_or_path, config, seed))
         return FlowPolicy(robot, state_network(robot), seed)
 
-    echo.make, echo.hints = make, lambda place, config, robot: PolicyDefaults(horizon=16, batch=len(config))
+    echo.make, echo.defaults = make, lambda name_or_path, config, robot: PolicyDefaults(horizon=16, batch=len(config))
     half: Any = types.ModuleType("half_kind")
     half.make = make
     monkeypatch.setitem(sys.modules, "echo_kind", echo)
@@ -56,22 +55,23 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     yield echo
 
 
-def test_a_choice_is_a_kind_a_place_and_a_configuration(kinds: Any) -> None:
+def test_a_choice_is_a_kind_a_name_and_a_configuration(kinds: Any) -> None:
     assert parse_policy("echo:small", '{"a": 1}') == PolicyChoice("echo", "small", {"a": 1})
     assert str(parse_policy("echo:owner/name:v2")) == "echo:owner/name:v2"
     assert str(parse_policy("echo")) == "echo"
-    assert {"echo", "flow", "lerobot", "tokens"} <= set(known_policies())
+    with pytest.raises(ConfigError, match=r"Known: .*echo.*flow.*lerobot.*tokens"):
+        parse_policy("unheard-of:small")
 
 
-def test_a_place_that_is_there_means_the_same_everywhere(
+def test_a_path_that_is_there_means_the_same_everywhere(
     kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert parse_policy("echo:run").place == str(tmp_path / "run")
-    assert parse_policy("echo:owner/name").place == "owner/name"
+    assert parse_policy("echo:run").name_or_path == str(tmp_path / "run")
+    assert parse_policy("echo:owner/name").name_or_path == "owner/name"
     kinds.absolute = lambda place: f"<{place}>"
-    assert parse_policy("echo:run").place == "<run>"
+    assert parse_policy("echo:run").name_or_path == "<run>"
 
 
 def test_a_configured_path_that_is_there_means_the_same_everywhere(
@@ -100,7 +100,7 @@ def test_what_cannot_be_meant_is_refused(kinds: Any, text: str, config: str, wor
         parse_policy(text, config)
 
 
-@pytest.mark.parametrize(("kind", "words"), [("gone", "no_such_module"), ("half", "has no hints")])
+@pytest.mark.parametrize(("kind", "words"), [("gone", "no_such_module"), ("half", "has no defaults")])
 def test_a_broken_kind_is_named_with_its_owner(kinds: Any, kind: str, words: str) -> None:
     with pytest.raises(PolicyError, match=words):
         parse_policy(f"{kind}:x")
@@ -118,7 +118,7 @@ def test_a_policy_is_made_for_a_robot_with_its_seed_and_device(kinds: Any) -> No
     assert policy.spec == robot
     assert kinds.made == [("small", {"a": 1, "runtime": {"device": "cuda"}}, 7)]
     assert choice.config == {"a": 1}, "a choice is not changed"
-    assert hints(choice, robot) == PolicyDefaults(horizon=16, batch=1)
+    assert defaults(choice, robot) == PolicyDefaults(horizon=16, batch=1)
     make_policy(parse_policy("echo", '{"runtime": {"device": "cpu"}}'), robot, 0, "cuda")
     assert kinds.made[-1][1] == {"runtime": {"device": "cpu"}}, "what is configured holds"
 
@@ -147,13 +147,13 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
     library: str, text: str, words: str, kinds: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    kinds.make = lambda place, config, robot, seed: importlib.import_module(place)
+    kinds.make = lambda name_or_path, config, robot, seed: importlib.import_module(name_or_path)
     with pytest.raises(ConfigError, match=words):
         make_policy(parse_policy(text), spec(camera=False), 0)
 
 
 def test_a_library_that_nobody_knows_is_left_to_its_kind(kinds: Any) -> None:
-    kinds.make = lambda place, config, robot, seed: importlib.import_module(place)
+    kinds.make = lambda name_or_path, config, robot, seed: importlib.import_module(name_or_path)
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
         make_policy(parse_policy("echo:no_such_library"), spec(camera=False), 0)
 

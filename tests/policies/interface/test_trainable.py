@@ -7,7 +7,14 @@ import torch
 from torch import nn
 
 from policies.common.weights import Header, load_into, load_published, pack_module, read_header, unpack
-from policies.interface.trainable import FinetuneConfig, Lora, base_sha256, first_seed, prepare, published
+from policies.interface.trainable import (
+    FinetuneConfig,
+    Lora,
+    apply_finetuning,
+    base_sha256,
+    initial_seed,
+    trainable_state_dict,
+)
 from wire.errors import ConfigError, WeightsError
 
 
@@ -44,7 +51,7 @@ def header(blind):
 
 def make(training, seed=0, targets=()):
     net = Net()
-    prepare(net, training, targets, seed)
+    apply_finetuning(net, training, targets, seed)
     return net
 
 
@@ -65,7 +72,7 @@ def trained(net):
 def test_by_default_everything_but_what_the_network_froze_itself_is_trained():
     net = make(FinetuneConfig())
     assert "odd" not in trained(net) and "backbone.mlp.weight" in trained(net)
-    assert "odd" not in published(net) and "mean" in published(net)
+    assert "odd" not in trainable_state_dict(net) and "mean" in trainable_state_dict(net)
     everything = make(FinetuneConfig(train=("*", "odd")))
     assert "odd" in trained(everything)
     assert base_sha256(everything) == "" and len(base_sha256(net)) == 64
@@ -73,14 +80,14 @@ def test_by_default_everything_but_what_the_network_froze_itself_is_trained():
 
 def test_everything_is_published_once_when_nothing_is_frozen_or_prepared():
     for net in (Net(), make(FinetuneConfig(train=("*", "odd")))):
-        assert set(published(net)) == set(net.state_dict()) - {"tied.weight"}
-        assert published(net)["head.weight"] is net.head.weight
+        assert set(trainable_state_dict(net)) == set(net.state_dict()) - {"tied.weight"}
+        assert trainable_state_dict(net)["head.weight"] is net.head.weight
 
 
 def test_patterns_choose_what_is_trained_and_what_of_it_is_not():
     net = make(FinetuneConfig(train=("head.*", "backbone.q_proj.*"), freeze=("*.bias",)))
     assert trained(net) == ["backbone.q_proj.weight", "head.weight"]
-    assert set(published(net)) == {"backbone.q_proj.weight", "head.weight", "mean"}
+    assert set(trainable_state_dict(net)) == {"backbone.q_proj.weight", "head.weight", "mean"}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +119,7 @@ def test_adapters_alone_are_trained_and_change_nothing_at_first():
     net, x = make(LORA), torch.randn(3, 6)
     expected = [f"backbone.{p}_proj.lora_{ab}.default.weight" for p in "qv" for ab in "AB"]
     assert sorted(trained(net)) == sorted(expected)
-    assert set(published(net)) == {*expected, "mean"}
+    assert set(trainable_state_dict(net)) == {*expected, "mean"}
     assert torch.equal(net(x), Net()(x))
     assert net.config == "something that peft must not read" and not hasattr(net, "peft_config")
 
@@ -136,13 +143,13 @@ def test_adapters_are_drawn_under_the_seed_and_no_random_stream_moves():
     before = torch.get_rng_state()
     nets = [make(LORA, seed) for seed in (1, 1, 2)]
     assert torch.equal(torch.get_rng_state(), before)
-    a = [published(net)["backbone.q_proj.lora_A.default.weight"] for net in nets]
+    a = [trainable_state_dict(net)["backbone.q_proj.lora_A.default.weight"] for net in nets]
     assert torch.equal(a[0], a[1]) and not torch.equal(a[0], a[2])
 
 
 def test_a_network_with_adapters_takes_no_others():
     with pytest.raises(ConfigError, match="has adapters already"):
-        prepare(make(LORA), LORA)
+        apply_finetuning(make(LORA), LORA)
 
 
 def test_without_peft_the_error_names_the_extra(monkeypatch):
@@ -154,7 +161,7 @@ def test_without_peft_the_error_names_the_extra(monkeypatch):
 def test_a_deepcopy_publishes_the_same_whatever_its_gradients():
     net = make(LORA)
     twin = copy.deepcopy(net).requires_grad_(False)
-    assert published(twin).keys() == published(net).keys()
+    assert trainable_state_dict(twin).keys() == trainable_state_dict(net).keys()
     assert base_sha256(twin) == base_sha256(net)
     learn(net)
     assert not torch.equal(net.backbone.q_proj.lora_B.default.weight, twin.backbone.q_proj.lora_B.default.weight)
@@ -196,7 +203,7 @@ def test_a_file_of_adapters_is_small(header):
             self.layer = nn.Linear(512, 512)
 
     wide = Wide()
-    prepare(wide, FinetuneConfig(lora=Lora(rank=4)))
+    apply_finetuning(wide, FinetuneConfig(lora=Lora(rank=4)))
     assert len(pack_module(wide, header)) < 512 * 4 * 2 * 4 + 4000 < 512 * 512 * 4 / 10
 
 
@@ -204,7 +211,7 @@ def test_another_base_is_refused_with_both_hashes_and_the_way_out(header):
     net = learn(make(LORA))
     file = unpack(pack_module(net, header))
     other = Net(seed=3)
-    prepare(other, LORA)
+    apply_finetuning(other, LORA)
     before = copy.deepcopy(other.state_dict())
     with pytest.raises(WeightsError, match=r"same --policy and --policy-config.*`training`.*same files") as error:
         load_published(other, *file, "weights of version 3")
@@ -249,15 +256,15 @@ def test_a_base_without_adapters_has_the_hash_it_always_had():
         for parameter in net.parameters():
             parameter.copy_(torch.arange(parameter.numel()).view_as(parameter))
     net[0].scaling = 0.5  # as attention has one
-    prepare(net, FinetuneConfig(train=("1.*",)))
+    apply_finetuning(net, FinetuneConfig(train=("1.*",)))
     assert base_sha256(net) == "dd3333323c270ba8e6f75d3fa18c8fd103249f1c0cd214ff80f6632163fee4a1"
 
 
 def test_only_where_something_is_frozen_the_first_weights_do_not_depend_on_the_seed():
-    assert [first_seed(FinetuneConfig(), seed) for seed in (0, 7)] == [0, 7]
-    assert first_seed(FinetuneConfig(train=("*", "slow.backbone.*")), 7) == 7
+    assert [initial_seed(FinetuneConfig(), seed) for seed in (0, 7)] == [0, 7]
+    assert initial_seed(FinetuneConfig(train=("*", "slow.backbone.*")), 7) == 7
     for training in (LORA, FinetuneConfig(train=("head.*",)), FinetuneConfig(freeze=("head.*",))):
-        assert first_seed(training, 7) == first_seed(training, 0)
+        assert initial_seed(training, 7) == initial_seed(training, 0)
 
 
 def test_part_and_whole_are_not_mistaken_for_each_other(header):

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
+from policies.interface.options import read_options
 from policies.lerobot.checkpoint_path import VLM, locate, read_config, resolve, weights_file
-from policies.lerobot.factory import hints, make
+from policies.lerobot.factory import defaults, make
 from policies.lerobot.mapping import match, sizes
-from policies.lerobot.options import read_options
+from policies.lerobot.options import LeRobotOptions
 from wire.errors import ConfigError, WeightsError
 from wire.types import CameraSpec, Dimension, RobotSpec
 
@@ -77,7 +78,7 @@ class TestLocate:
             locate(str(path))
 
     def test_no_place(self):
-        with pytest.raises(ConfigError, match="no place"):
+        with pytest.raises(ConfigError, match="no checkpoint"):
             locate("")
 
     def test_a_hub_name_without_a_network(self, monkeypatch):
@@ -275,26 +276,26 @@ class TestHints:
         write(tmp_path)
         (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
         (tmp_path / "policy_preprocessor.json").write_text("{}")
-        found = hints(str(tmp_path), {}, two)
+        found = defaults(str(tmp_path), {}, two)
         assert (found.horizon, found.learning_rate, found.weight_decay) == (8, 2e-5, 1e-4)
         assert (found.ticks_per_frame, found.pretrain_steps, found.demonstrations) == (1, 0, 0)
         assert found.batch is not None and found.batch <= 32
-        assert hints(str(tmp_path), {"override": {"chunk_size": 6}}, two).horizon == 6
+        assert defaults(str(tmp_path), {"override": {"chunk_size": 6}}, two).horizon == 6
 
     def test_diffusion_gives_all_that_it_makes(self, tmp_path, two):
         write(tmp_path, ACT | {"type": "diffusion", "horizon": 16, "n_obs_steps": 2, "n_action_steps": 8})
-        assert hints(str(tmp_path), {"fresh": True, "statistics": "spec"}, two).horizon == 15
+        assert defaults(str(tmp_path), {"fresh": True, "statistics": "spec"}, two).horizon == 15
         chosen = {"fresh": True, "statistics": "spec", "override": {"n_action_steps": 8}}
-        assert hints(str(tmp_path), chosen, two).horizon == 8
+        assert defaults(str(tmp_path), chosen, two).horizon == 8
 
     def test_what_files_show_is_said_at_once(self, tmp_path, two):
         write(tmp_path)
         with pytest.raises(WeightsError, match=r"model\.safetensors"):
-            hints(str(tmp_path), {}, two)
+            defaults(str(tmp_path), {}, two)
         with pytest.raises(ConfigError, match=r"policy_preprocessor\.json: missing.*migrate_policy_normalization"):
-            hints(str(tmp_path), {"fresh": True}, two)
+            defaults(str(tmp_path), {"fresh": True}, two)
         with pytest.raises(ConfigError, match="no camera for"):
-            hints(str(tmp_path), {"fresh": True}, with_cameras(two, "a", "b"))
+            defaults(str(tmp_path), {"fresh": True}, with_cameras(two, "a", "b"))
 
     def test_without_lerobot(self, tmp_path, two, monkeypatch):
         monkeypatch.setitem(sys.modules, "lerobot", None)
@@ -304,7 +305,7 @@ class TestHints:
     @pytest.mark.parametrize(
         ("config", "message"),
         [
-            ({"camera": {}}, "no option 'camera'.*mean 'cameras'"),
+            ({"camera": {}}, "unknown field `camera`.*mean 'cameras'"),
             ({"statistics": "dataset"}, "statistics"),
             ({"max_offset": -1}, "max_offset"),
             ({"override": {"input_features": {}}}, "cannot change 'input_features'"),
@@ -313,4 +314,4 @@ class TestHints:
     )
     def test_options_that_are_none(self, config, message):
         with pytest.raises(ConfigError, match=message):
-            read_options(config)
+            read_options(config, LeRobotOptions, "lerobot policy")

@@ -12,7 +12,7 @@ import torch
 from policies.conformance.check import check_policy, example_batch, example_observation
 from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.history import ObservationHistory
-from policies.lerobot.partitions.partition import split_of
+from policies.lerobot.partitions.partition import partition_of
 from tests.extras import needs
 from tests.policies.lerobot.lerobot_side import PICTURE, STATE, as_lerobot
 from wire.codec import decode, encode
@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.slow, needs("lerobot")]
 
 
 def setup_module() -> None:
-    global LeRobotPolicy, WholeSplit
+    global LeRobotPolicy, WholePartition
     # lerobot itself: 16 s, in the process that runs these tests alone
-    from policies.lerobot.partitions.whole import WholeSplit
+    from policies.lerobot.partitions.whole import WholePartition
     from policies.lerobot.policy import LeRobotPolicy
 
 
@@ -69,26 +69,26 @@ def test_diffusion_is_lerobots_own_chunk_after_two_observations(robot, diffusion
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("act", 1), ("diffusion", 1), ("diffusion", 2)])
-def test_split_and_whole_give_the_same_bits(robot, act_dir, diffusion_dir, kind, steps):
+def test_divided_and_whole_give_the_same_bits(robot, act_dir, diffusion_dir, kind, steps):
     place = str(act_dir if kind == "act" else diffusion_dir)
     checkpoint = LeRobotCheckpoint.open(place, {"n_obs_steps": steps})
     network, (before, _) = checkpoint.policy(seed=5), checkpoint.processors()
     batch = before(as_lerobot(example_observation(robot)))
     felt = {STATE: batch[STATE]}
     chunks = []
-    for split in (split_of(kind), WholeSplit()):
-        shape = split_of(kind).noise_shape(network)
+    for partition in (partition_of(kind), WholePartition()):
+        shape = partition_of(kind).noise_shape(network)
         with torch.no_grad(), torch.random.fork_rng():
-            thought, state = split.think(network, {PICTURE: batch[PICTURE], **felt}), dict(felt)
+            thought, state = partition.think(network, {PICTURE: batch[PICTURE], **felt}), dict(felt)
             if steps > 1:
                 thought = [torch.stack([t] * steps, 1) for t in thought]
                 state[STATE] = torch.stack([felt[STATE]] * steps, 1)
             torch.manual_seed(3)
             noise = None if shape is None else torch.randn(shape)
-            if isinstance(split, WholeSplit):
+            if isinstance(partition, WholePartition):
                 torch.manual_seed(3)  # lerobot draws the same noise itself
-            chunks.append(split.act(network, thought, state, noise, None))
-    assert chunks[0].shape == (1, split_of(kind).horizon(network), 2)
+            chunks.append(partition.act(network, thought, state, noise, None))
+    assert chunks[0].shape == (1, partition_of(kind).horizon(network), 2)
     if steps == 1:
         assert torch.equal(*chunks)
     # the pictures of two ticks are encoded one by one instead of together, which rounds otherwise
@@ -108,11 +108,11 @@ def test_two_cameras(robot, act_checkpoint, diffusion_checkpoint, kind, apart):
         seen = {name: torch.rand(1, 3, 64, 64) for name in (PICTURE, "observation.images.wrist")}
     felt = {STATE: torch.rand(1, 3, generator=torch.Generator().manual_seed(1))}
     chunks = []
-    for split in (split_of(kind), WholeSplit()):
+    for partition in (partition_of(kind), WholePartition()):
         with torch.no_grad(), torch.random.fork_rng():
-            thought = split.think(network, seen | felt)
+            thought = partition.think(network, seen | felt)
             torch.manual_seed(3)
-            chunks.append(split.act(network, thought, dict(felt), None, None))
+            chunks.append(partition.act(network, thought, dict(felt), None, None))
     assert torch.allclose(*chunks, atol=1e-4)
     if kind == "act" or apart:
         assert torch.equal(*chunks)
@@ -129,7 +129,7 @@ def test_loss_is_lerobots_own_as_a_mean_over_kept_actions(robot, act, diffusion,
         with torch.random.fork_rng():
             torch.manual_seed(1)
             ours = policy.loss(batch)
-            prepared = policy._split.arrange(policy.module, policy._before(policy._shaper.training(batch)))
+            prepared = policy._partition.arrange(policy.module, policy._before(policy._adapter.training(batch)))
             torch.manual_seed(1)
             theirs, parts = policy.module.forward(prepared)
         pad = prepared["action_is_pad"]
@@ -143,8 +143,8 @@ def test_loss_is_lerobots_own_as_a_mean_over_kept_actions(robot, act, diffusion,
 def test_diffusion_learns_the_window_where_the_chunk_will_be(robot, diffusion):
     batch = example_batch(robot, 7, images=2, steps=1)
     batch["mask"][0, 0, 4:] = False
-    flat = diffusion._before(diffusion._shaper.training(batch))
-    arranged = diffusion._split.arrange(diffusion.module, flat)
+    flat = diffusion._before(diffusion._adapter.training(batch))
+    arranged = diffusion._partition.arrange(diffusion.module, flat)
     assert torch.equal(arranged["action"][:, 1:], flat["action"])
     assert torch.equal(arranged["action"][:, 0], flat["action"][:, 0]), "the tick before repeats the first action"
     assert arranged["action_is_pad"].tolist() == [[False] * 5 + [True] * 3, [False] * 8]
@@ -153,12 +153,12 @@ def test_diffusion_learns_the_window_where_the_chunk_will_be(robot, diffusion):
 
 def test_history_of_a_batch_is_what_the_network_sees(robot, diffusion):
     batch = example_batch(robot, 7, images=2, steps=3)
-    alone = diffusion._shaper.training(batch)
+    alone = diffusion._adapter.training(batch)
     assert torch.equal(alone[STATE][:, 0], alone[STATE][:, 1]) and alone[STATE].shape == (6, 2, 3)
     assert torch.equal(alone[PICTURE][:, 0], alone[PICTURE][:, 1]) and alone[PICTURE].shape == (6, 2, 3, 64, 64)
     batch["past_state"] = batch["state"][:, :, None] - 0.5
     batch["past_images"] = {"front": 255 - batch["images"]["front"][:, None]}
-    found = diffusion._shaper.training(batch)
+    found = diffusion._adapter.training(batch)
     assert torch.allclose(found[STATE][:, 0], alone[STATE][:, 1] - 0.5)
     assert torch.allclose(found[PICTURE][:, 0], 1 - alone[PICTURE][:, 1], atol=1e-6)
     assert torch.equal(found[STATE][:, 1], alone[STATE][:, 1])

@@ -13,7 +13,7 @@ from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.training.learner import Learner
 from policies.conformance.check import example_batch, example_observation
 from policies.lerobot.checkpoint_path import locate
-from policies.lerobot.factory import hints, make
+from policies.lerobot.factory import defaults, make
 from tests.extras import needs
 from wire.errors import ConfigError, WeightsError
 
@@ -79,7 +79,7 @@ def trained(robot, tiny_act, place, patch):
 
 def test_what_lerobot_train_wrote_acts_and_learns(robot, run):
     assert locate(str(run)).resolve() == (run / "checkpoints" / "000004" / "pretrained_model").resolve()
-    assert hints(str(run), {}, robot).horizon == 8
+    assert defaults(str(run), {}, robot).horizon == 8
     policy = make(str(run), {}, robot, 0)
     observation = example_observation(robot)
     chunk = policy.act(observation, policy.think(observation), 0)
@@ -113,7 +113,7 @@ def test_adapters_of_lerobot_are_merged(robot, run, tmp_path):
     adapted.save_pretrained(tmp_path / "peft")
     network.config.save_pretrained(tmp_path / "peft")
     policy, plain = make(str(tmp_path / "peft"), {}, robot, 0), make(str(base), {}, robot, 0)
-    before = policy._before(policy._shaper.seen(example_observation(robot)))
+    before = policy._before(policy._adapter.seen(example_observation(robot)))
     with torch.no_grad():
         expected = network.predict_action_chunk(before)
         assert torch.allclose(policy.module.predict_action_chunk(before), expected, atol=1e-5)

@@ -45,7 +45,7 @@ def test_statistics_travel_with_the_weights(robot, act_dir, act_checkpoint):
     assert not fitted.pretrained
     rng = np.random.default_rng(0)
     states = rng.normal(3, 2, (500, 3)).astype(np.float32)
-    fitted.fit(NormalizationData(states, rng.uniform(-1, 1, (40, 8, 2)).astype(np.float32)))
+    fitted.set_normalization(NormalizationData(states, rng.uniform(-1, 1, (40, 8, 2)).astype(np.float32)))
     batch = fitted._before({STATE: torch.from_numpy(states)})
     assert torch.allclose(batch[STATE].mean(0), torch.zeros(3), atol=1e-3)
     assert torch.allclose(batch[STATE].std(0), torch.ones(3), atol=1e-2)
@@ -63,7 +63,9 @@ def test_statistics_of_limits_map_them_to_one(robot, act_checkpoint, diffusion_c
         ends = torch.tensor(np.stack([robot.action_low(), robot.action_high()]))
         found = policy._before({STATE: torch.zeros(2, 3), "action": ends})["action"]
         assert torch.allclose(found, torch.tensor([[-1.0, -1.0], [1.0, 1.0]]), atol=1e-5)
-        policy.fit(NormalizationData(np.ones((4, 3), np.float32), np.zeros((0, policy.horizon, 2), np.float32)))
+        policy.set_normalization(
+            NormalizationData(np.ones((4, 3), np.float32), np.zeros((0, policy.horizon, 2), np.float32))
+        )
         assert torch.equal(found, policy._before({STATE: torch.zeros(2, 3), "action": ends})["action"])
 
 
@@ -105,14 +107,14 @@ def test_weights_of_something_else_are_refused(robot, act, diffusion, act_dir):
     assert own != blob
     with pytest.raises(WeightsError, match=r"made by a 'another' network.*the same --policy as the trainer"):
         act.load(own, 1)
-    with pytest.raises(WeightsError, match="with type diffusion, this one has act"):
+    with pytest.raises(WeightsError, match="with type diffusion, this policy has act"):
         act.load(diffusion.save(), 1)
     shorter = LeRobotPolicy(robot, LeRobotCheckpoint.open(str(act_dir), {"n_heads": 2}))
-    with pytest.raises(WeightsError, match="with n_heads 2, this one has 4"):
+    with pytest.raises(WeightsError, match="with n_heads 2, this policy has 4"):
         act.load(shorter.save(), 1)
     late = LeRobotPolicy(robot, act.checkpoint, LeRobotOptions(max_offset=3))
     assert late.trained == PolicyCapabilities(3, True) and late.max_offset == 3
-    with pytest.raises(WeightsError, match="max_offset 3, this one has 0"):
+    with pytest.raises(WeightsError, match="max_offset 3, this policy has 0"):
         act.load(late.save(), 1)
     limits = robot.action
     other = RobotSpec("other", robot.state, limits, robot.cameras, robot.control_hz)
@@ -125,7 +127,7 @@ def test_a_picture_of_another_size_is_resized(robot, act_checkpoint):
     large = RobotSpec("robot", robot.state, robot.action, (CameraSpec("front", 128, 192, 20.0),), 20.0)
     policy = LeRobotPolicy(large, act_checkpoint)
     observation = example_observation(large)
-    seen = policy._shaper.seen(observation)[PICTURE]
+    seen = policy._adapter.seen(observation)[PICTURE]
     image = observation.images["front"].image.astype(np.float32) / 255
     expected = image.reshape(64, 2, 64, 3, 3).mean((1, 3))
     assert np.allclose(seen[0].permute(1, 2, 0).numpy(), expected, atol=1e-5)
@@ -344,7 +346,7 @@ def test_a_policy_that_learned_goes_back_to_lerobot(robot, act_checkpoint, tmp_p
     policy = LeRobotPolicy(robot, act_checkpoint, LeRobotOptions(statistics="buffer", training=training))
     rng = np.random.default_rng(0)
     actions = rng.uniform(-1, 1, (40, 8, 2)).astype(np.float32)
-    policy.fit(NormalizationData(rng.normal(3, 2, (500, 3)).astype(np.float32), actions))
+    policy.set_normalization(NormalizationData(rng.normal(3, 2, (500, 3)).astype(np.float32), actions))
     with torch.no_grad():
         for parameter in policy.module.parameters():
             if parameter.requires_grad:

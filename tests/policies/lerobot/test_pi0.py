@@ -17,7 +17,7 @@ from torch import nn
 
 from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.partitions.partition import Guide
-from policies.lerobot.partitions.pi0 import PI0Split, PI05Split
+from policies.lerobot.partitions.pi0 import PI0Partition, PI05Partition
 from tests.extras import needs
 from wire.errors import ConfigError, PolicyError
 
@@ -117,7 +117,7 @@ class Backbone(nn.Module):
 
 
 class Made:
-    """A policy of either kind with the small networks inside, and its split."""
+    """A policy of either kind with the small networks inside, and its partition."""
 
     def __init__(self, kind: str, monkeypatch) -> None:
         import importlib
@@ -154,7 +154,7 @@ class Made:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.policy = getattr(module, f"{name}Policy")(config).eval()
-        self.split = PI0Split() if kind == "pi0" else PI05Split()
+        self.partition = PI0Partition() if kind == "pi0" else PI05Partition()
 
     def batch(self, seed: int, size: int = 1, said: int = 6):
         drawn = torch.Generator().manual_seed(seed)
@@ -166,7 +166,7 @@ class Made:
         }
 
     def noise(self):
-        return torch.randn(self.split.noise_shape(self.policy), generator=torch.Generator().manual_seed(9))
+        return torch.randn(self.partition.noise_shape(self.policy), generator=torch.Generator().manual_seed(9))
 
 
 @pytest.fixture(params=["pi0", "pi05"])
@@ -180,16 +180,16 @@ def _state_only(batch):
 
 @torch.no_grad()
 def test_thinking_and_acting_gives_the_chunk_of_the_undivided_policy(made) -> None:
-    policy, split, noise = made.policy, made.split, made.noise()
+    policy, partition, noise = made.policy, made.partition, made.noise()
     shapes = set()
     for said in (10, 6):
         batch = made.batch(said, said=said)
         expected = policy.predict_action_chunk(dict(batch), noise=noise)
-        latent = split.think(policy, batch)
-        chunk = split.act(policy, latent, _state_only(batch), noise, None)
-        assert chunk.shape == (1, CHUNK, 2) and split.horizon(policy) == CHUNK
+        latent = partition.think(policy, batch)
+        chunk = partition.act(policy, latent, _state_only(batch), noise, None)
+        assert chunk.shape == (1, CHUNK, 2) and partition.horizon(policy) == CHUNK
         torch.testing.assert_close(chunk, expected, atol=1e-5, rtol=1e-5)
-        again = split.act(policy, latent, _state_only(batch), noise, None)
+        again = partition.act(policy, latent, _state_only(batch), noise, None)
         assert torch.equal(chunk, again), "acting leaves the latent as it was"
         shapes.add(tuple(tuple(tensor.shape) for tensor in latent))
     assert len(shapes) == 1
@@ -197,24 +197,24 @@ def test_thinking_and_acting_gives_the_chunk_of_the_undivided_policy(made) -> No
 
 @torch.no_grad()
 def test_pi0_sees_the_newest_state_and_pi05_the_one_in_its_words(made) -> None:
-    policy, split, noise = made.policy, made.split, made.noise()
+    policy, partition, noise = made.policy, made.partition, made.noise()
     then, now = made.batch(0), made.batch(1)
-    latent = split.think(policy, then)
-    chunk = split.act(policy, latent, _state_only(now), noise, None)
+    latent = partition.think(policy, then)
+    chunk = partition.act(policy, latent, _state_only(now), noise, None)
     mixed = {**then, "observation.state": now["observation.state"]}
     torch.testing.assert_close(chunk, policy.predict_action_chunk(mixed, noise=noise), atol=1e-5, rtol=1e-5)
     moved = (chunk - policy.predict_action_chunk(dict(then), noise=noise)).abs().max()
-    assert moved > 1e-3 if isinstance(split, PI0Split) else moved < 1e-5
+    assert moved > 1e-3 if isinstance(partition, PI0Partition) else moved < 1e-5
 
 
 def test_a_guided_chunk_keeps_closer_to_what_is_decided(made) -> None:
-    policy, split, noise = made.policy, made.split, made.noise()
+    policy, partition, noise = made.policy, made.partition, made.noise()
     with torch.no_grad():
         batch = made.batch(0)
-        latent = split.think(policy, batch)
-        free = split.act(policy, latent, _state_only(batch), noise, None)[0]
+        latent = partition.think(policy, batch)
+        free = partition.act(policy, latent, _state_only(batch), noise, None)[0]
         decided = free[:4] + 0.5
-        guided = split.act(policy, latent, _state_only(batch), noise, Guide(decided, 2))[0]
+        guided = partition.act(policy, latent, _state_only(batch), noise, Guide(decided, 2))[0]
     missed = (guided[:4] - decided).abs().mean(1)
     assert missed[:2].max() < 0.1 and missed.max() < 0.5
 
@@ -225,7 +225,7 @@ def test_padded_actions_do_not_count(made) -> None:
 
     def loss(batch):
         torch.manual_seed(0)
-        return made.split.loss(made.policy, made.split.arrange(made.policy, batch))
+        return made.partition.loss(made.policy, made.partition.arrange(made.policy, batch))
 
     torch.manual_seed(0)
     theirs = made.policy.forward(batch)[0]
@@ -241,8 +241,8 @@ def test_padded_actions_do_not_count(made) -> None:
 
 def test_a_gradient_reaches_all_but_what_is_said_to_be_unreached(made) -> None:
     batch = made.batch(2, size=3, said=10) | {"action": torch.randn(3, CHUNK, 2)}
-    unreached = made.split.unreached(made.policy)
-    made.split.loss(made.policy, batch).backward()
+    unreached = made.partition.unreached(made.policy)
+    made.partition.loss(made.policy, batch).backward()
     without = {n for n, p in made.policy.named_parameters() if p.grad is None or not bool(p.grad.any())}
     # what adds the same to every key of a softmax changes nothing, up to rounding
     without -= {name for name in without if name.endswith("k_proj.bias")}
@@ -264,7 +264,7 @@ def test_the_names_are_those_of_the_real_networks(kind, monkeypatch) -> None:
         made.policy.config.device = "meta"
         policy = type(made.policy)(made.policy.config)
     names = {name for name, _ in policy.named_parameters()}
-    unreached = made.split.unreached(policy)
+    unreached = made.partition.unreached(policy)
     assert {name.rpartition("language_model.")[2] for name in unreached} >= {
         "norm.weight",
         "layers.17.self_attn.q_proj.weight",
@@ -273,14 +273,14 @@ def test_the_names_are_those_of_the_real_networks(kind, monkeypatch) -> None:
     }
     assert unreached < names and not any(".16." in name or "k_proj" in name for name in unreached)
     linears = [name for name, part in policy.named_modules() if isinstance(part, nn.Linear)]
-    for pattern in made.split.lora_targets:
+    for pattern in made.partition.lora_targets:
         assert any(fnmatchcase(name, pattern) for name in linears), pattern
 
 
 def test_a_batch_without_words_is_refused(made) -> None:
     batch = {name: value for name, value in made.batch(0).items() if "language" not in name}
     with pytest.raises(PolicyError, match=f"{made.policy.config.type}.*policy_preprocessor"):
-        made.split.think(made.policy, batch)
+        made.partition.think(made.policy, batch)
 
 
 @pytest.mark.parametrize("kind", ["pi0", "pi05"])

@@ -10,7 +10,7 @@ import torch
 
 from policies.lerobot.partitions.fused import FusedSmolVLA
 from policies.lerobot.partitions.partition import Guide
-from policies.lerobot.partitions.smolvla import SmolVLASplit
+from policies.lerobot.partitions.smolvla import SmolVLAPartition
 from policies.lerobot.tiny import build_tiny
 from tests.extras import needs
 from wire.errors import PolicyError
@@ -19,7 +19,7 @@ from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 pytestmark = [pytest.mark.slow, needs("lerobot")]
 
 CHUNK = 8
-SPLIT = SmolVLASplit()
+PARTITION = SmolVLAPartition()
 STATE = (Dimension("x", "m", -1.0, 1.0), Dimension("y", "m", -1.0, 1.0), Dimension("z", "m", 0.0, 2.0))
 ACTION = (Dimension("dx", "cm", -2.0, 2.0, CommandType.delta), Dimension("grip", "1", 0.0, 10.0))
 ONE = RobotSpec("one", STATE, ACTION, (CameraSpec("front", 64, 64, 20.0),), 20.0)
@@ -71,7 +71,7 @@ class Made:
         return batch
 
     def noise(self, seed: int = 7):
-        return torch.randn(SPLIT.noise_shape(self.policy), generator=torch.Generator().manual_seed(seed))
+        return torch.randn(PARTITION.noise_shape(self.policy), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +92,9 @@ def test_thinking_and_acting_gives_the_chunk_of_the_undivided_policy(name, tmp_p
     for seed, task in ((0, "open the drawer"), (1, "push")):
         batch = made.batch(seed, task)
         expected = policy.predict_action_chunk(dict(batch), noise=noise)
-        latent = SPLIT.think(policy, batch)
-        chunk = SPLIT.act(policy, latent, _state_only(batch), noise, None)
-        assert chunk.shape == (1, CHUNK, 2) and SPLIT.horizon(policy) == CHUNK
+        latent = PARTITION.think(policy, batch)
+        chunk = PARTITION.act(policy, latent, _state_only(batch), noise, None)
+        assert chunk.shape == (1, CHUNK, 2) and PARTITION.horizon(policy) == CHUNK
         torch.testing.assert_close(chunk, expected, atol=1e-5, rtol=1e-5)
         shapes.add(tuple(tuple(tensor.shape) for tensor in latent))
     assert len(shapes) == 1, "a latent has one shape, whatever is said"
@@ -107,7 +107,7 @@ def test_weights_that_are_written_to_count_from_the_next_chunk_on(made) -> None:
     for change in (lambda p: None, lambda p: p.mul_(1.1), lambda p: p.copy_(torch.randn(p.shape) * 0.1)):
         for parameter in policy.model.parameters():
             change(parameter)
-        chunks.append(SPLIT.act(policy, SPLIT.think(policy, batch), _state_only(batch), noise, None))
+        chunks.append(PARTITION.act(policy, PARTITION.think(policy, batch), _state_only(batch), noise, None))
         expected = policy.predict_action_chunk(dict(batch), noise=noise)
         torch.testing.assert_close(chunks[-1], expected, atol=1e-5, rtol=1e-5)
     assert (chunks[0] - chunks[1]).abs().max() > 1e-3, "the change shows"
@@ -115,8 +115,8 @@ def test_weights_that_are_written_to_count_from_the_next_chunk_on(made) -> None:
 
 @torch.no_grad()
 def test_few_operations_are_for_plain_float32_layers_alone(made) -> None:
-    assert FusedSmolVLA.fits(made.policy.model)
-    assert not FusedSmolVLA.fits(copy.deepcopy(made.policy.model).to(torch.bfloat16))
+    assert FusedSmolVLA.is_compatible(made.policy.model)
+    assert not FusedSmolVLA.is_compatible(copy.deepcopy(made.policy.model).to(torch.bfloat16))
 
     class Louder(torch.nn.Linear):
         def forward(self, x):
@@ -126,8 +126,8 @@ def test_few_operations_are_for_plain_float32_layers_alone(made) -> None:
     attention = policy.model.vlm_with_expert.lm_expert.layers[1].self_attn
     plain, attention.q_proj = attention.q_proj, Louder(*reversed(attention.q_proj.weight.shape), bias=False)
     attention.q_proj.weight.copy_(plain.weight)
-    assert not FusedSmolVLA.fits(policy.model)
-    chunk = SPLIT.act(policy, SPLIT.think(policy, batch), _state_only(batch), noise, None)
+    assert not FusedSmolVLA.is_compatible(policy.model)
+    chunk = PARTITION.act(policy, PARTITION.think(policy, batch), _state_only(batch), noise, None)
     torch.testing.assert_close(chunk, policy.predict_action_chunk(dict(batch), noise=noise), atol=1e-5, rtol=1e-5)
 
 
@@ -136,8 +136,8 @@ def test_the_state_is_of_now_and_the_images_are_those_of_the_thought(made) -> No
     policy, noise = made.policy, made.noise()
     then, now = made.batch(0), made.batch(1)
     mixed = {**then, "observation.state": now["observation.state"]}
-    latent = SPLIT.think(policy, then)
-    chunk = SPLIT.act(policy, latent, _state_only(now), noise, None)
+    latent = PARTITION.think(policy, then)
+    chunk = PARTITION.act(policy, latent, _state_only(now), noise, None)
     torch.testing.assert_close(chunk, policy.predict_action_chunk(mixed, noise=noise), atol=1e-5, rtol=1e-5)
     for other in (then, now):
         assert (chunk - policy.predict_action_chunk(dict(other), noise=noise)).abs().max() > 1e-2
@@ -149,10 +149,10 @@ def test_a_latent_that_was_sent_as_float32_is_as_good_in_bfloat16(made) -> None:
     policy.model.vlm_with_expert.to(torch.bfloat16)  # as lerobot loads a pretrained backbone
     batch, noise = made.batch(0), made.noise()
     expected = policy.predict_action_chunk(dict(batch), noise=noise)
-    latent = SPLIT.think(policy, batch)
+    latent = PARTITION.think(policy, batch)
     assert latent[0].dtype == torch.bfloat16
-    kept = SPLIT.act(policy, latent, _state_only(batch), noise, None)
-    sent = SPLIT.act(policy, [tensor.float() for tensor in latent], _state_only(batch), noise, None)
+    kept = PARTITION.act(policy, latent, _state_only(batch), noise, None)
+    sent = PARTITION.act(policy, [tensor.float() for tensor in latent], _state_only(batch), noise, None)
     assert torch.equal(kept, sent)
     # sums of bfloat16 in another order
     torch.testing.assert_close(kept, expected, atol=2e-2, rtol=2e-2)
@@ -174,8 +174,8 @@ def test_an_alohas_joints_are_turned_as_lerobot_turns_them(tmp_path) -> None:
         "observation.language.attention_mask": torch.ones(1, 5, dtype=torch.bool),
     }
     before = batch["observation.state"].clone()
-    noise = torch.randn(SPLIT.noise_shape(policy))
-    chunk = SPLIT.act(policy, SPLIT.think(policy, batch), _state_only(batch), noise, None)
+    noise = torch.randn(PARTITION.noise_shape(policy))
+    chunk = PARTITION.act(policy, PARTITION.think(policy, batch), _state_only(batch), noise, None)
     assert torch.equal(batch["observation.state"], before)
     torch.testing.assert_close(chunk, policy.predict_action_chunk(batch, noise=noise), atol=1e-5, rtol=1e-5)
 
@@ -185,10 +185,10 @@ def test_a_guided_chunk_keeps_closer_to_what_is_decided(made, mode) -> None:
     policy, noise = made.policy, made.noise()
     with mode():
         batch = made.batch(0)
-        latent = SPLIT.think(policy, batch)
-        free = SPLIT.act(policy, latent, _state_only(batch), noise, None)[0]
+        latent = PARTITION.think(policy, batch)
+        free = PARTITION.act(policy, latent, _state_only(batch), noise, None)[0]
         decided = free[:6] + torch.tensor([0.5, -0.5])
-        guided = SPLIT.act(policy, latent, _state_only(batch), noise, Guide(decided, 3))[0]
+        guided = PARTITION.act(policy, latent, _state_only(batch), noise, Guide(decided, 3))[0]
     assert guided.shape == free.shape and not guided.requires_grad
     missed = (guided[:6] - decided).abs().mean(1)
     assert missed[:3].max() < 0.2 * 0.5, "committed actions are met"
@@ -204,7 +204,7 @@ def test_a_guide_asks_lerobot_for_the_same_as_its_own_policy(made) -> None:
     batch, noise = made.batch(0), made.noise()
     decided = torch.full((5, 2), 0.7)
     with torch.no_grad():
-        chunk = SPLIT.act(policy, SPLIT.think(policy, batch), _state_only(batch), noise, Guide(decided, 2))
+        chunk = PARTITION.act(policy, PARTITION.think(policy, batch), _state_only(batch), noise, Guide(decided, 2))
     expected = policy.predict_action_chunk(
         dict(batch), noise=noise, prev_chunk_left_over=decided, inference_delay=2
     ).detach()
@@ -214,7 +214,7 @@ def test_a_guide_asks_lerobot_for_the_same_as_its_own_policy(made) -> None:
 def test_padded_actions_do_not_count(made) -> None:
     def loss(batch):
         torch.manual_seed(0)
-        return SPLIT.loss(made.policy, SPLIT.arrange(made.policy, batch))
+        return PARTITION.loss(made.policy, PARTITION.arrange(made.policy, batch))
 
     batch = made.training_batch()
     batch["action_is_pad"][:, 5:] = True
@@ -229,26 +229,26 @@ def test_padded_actions_do_not_count(made) -> None:
 
 def test_the_loss_is_lerobots_as_a_mean_over_what_is_kept(made) -> None:
     batch = made.training_batch()
-    arranged = SPLIT.arrange(made.policy, batch)
+    arranged = PARTITION.arrange(made.policy, batch)
     torch.manual_seed(0)
     theirs = made.policy.forward(dict(batch))[0]
     torch.manual_seed(0)
-    torch.testing.assert_close(SPLIT.loss(made.policy, arranged), theirs)
+    torch.testing.assert_close(PARTITION.loss(made.policy, arranged), theirs)
     batch["action_is_pad"][:, 2:] = True
     torch.manual_seed(0)
     theirs = made.policy.forward({**batch, "actions_id_pad": batch["action_is_pad"]})[0]
     torch.manual_seed(0)
-    ours = SPLIT.loss(made.policy, SPLIT.arrange(made.policy, batch))
+    ours = PARTITION.loss(made.policy, PARTITION.arrange(made.policy, batch))
     torch.testing.assert_close(ours, theirs * CHUNK / 2)
 
 
 def test_a_gradient_reaches_all_but_what_is_said_to_be_unreached(made, tmp_path) -> None:
     for policy in (made.policy, Made(tmp_path / "half", ONE, {"num_expert_layers": 2}).policy):
-        unreached = SPLIT.unreached(policy)
+        unreached = PARTITION.unreached(policy)
         names = {name for name, _ in policy.named_parameters()}
         assert unreached < names
         policy.zero_grad()
-        SPLIT.loss(policy, SPLIT.arrange(policy, made.training_batch())).backward()
+        PARTITION.loss(policy, PARTITION.arrange(policy, made.training_batch())).backward()
         without = {n for n, p in policy.named_parameters() if p.grad is None or not bool(p.grad.any())}
         assert without == unreached
         policy.zero_grad()
@@ -258,18 +258,18 @@ def test_what_is_missing_is_named(made) -> None:
     batch = made.batch(0)
     wordless = {name: value for name, value in batch.items() if "language" not in name}
     with pytest.raises(PolicyError, match=r"policy_preprocessor\.json"):
-        SPLIT.think(made.policy, wordless)
+        PARTITION.think(made.policy, wordless)
     policy = copy.deepcopy(made.policy)
     policy.config.use_cache = False
     with pytest.raises(PolicyError, match="use_cache"):
-        SPLIT.think(policy, batch)
+        PARTITION.think(policy, batch)
 
 
 def test_adapters_go_where_the_patterns_say(made) -> None:
     from fnmatch import fnmatchcase
 
     linears = [n for n, part in made.policy.named_modules() if isinstance(part, torch.nn.Linear)]
-    hits = {pattern: [n for n in linears if fnmatchcase(n, pattern)] for pattern in SPLIT.lora_targets}
+    hits = {pattern: [n for n in linears if fnmatchcase(n, pattern)] for pattern in PARTITION.lora_targets}
     assert all(hits.values()), hits
     assert not any(".vlm.model." in name for names in hits.values() for name in names)
 
@@ -297,7 +297,7 @@ def test_it_learns_where_to_go_from_the_picture(tmp_path) -> None:
     losses = []
     for _ in range(30):
         ready, _ = batch(8)
-        loss = SPLIT.loss(policy, SPLIT.arrange(policy, ready))
+        loss = PARTITION.loss(policy, PARTITION.arrange(policy, ready))
         loss.backward()
         losses.append(loss.item())
         optimizer.step()
@@ -306,6 +306,6 @@ def test_it_learns_where_to_go_from_the_picture(tmp_path) -> None:
     ready, way = batch(8)
     with torch.no_grad():
         noise = made.noise().expand(8, -1, -1)
-        chunk = SPLIT.act(policy, SPLIT.think(policy, ready), _state_only(ready), noise, None)
+        chunk = PARTITION.act(policy, PARTITION.think(policy, ready), _state_only(ready), noise, None)
     assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:5])
     assert (chunk.mean((1, 2)) * way).mean() > 0, "mostly the way the picture shows"

@@ -12,10 +12,11 @@ from cloud_learner.training.learner import Learner
 from policies.common.runtime import Runtime
 from policies.common.weights import pack, unpack
 from policies.conformance.check import check_policy, example_observation
+from policies.flow.config import CameraEncoderConfig, Conv
 from policies.interface.policy import NormalizationData
-from policies.interface.registry import hints, make_policy, parse_policy
+from policies.interface.registry import defaults, make_policy, parse_policy
 from policies.interface.trainable import FinetuneConfig, Lora
-from policies.tokens.config import CameraEncoderConfig, Conv, FastConfig, ResidualVQConfig, TokensConfig
+from policies.tokens.config import FastConfig, ResidualVQConfig, TokensConfig
 from policies.tokens.network import TokenNetwork
 from policies.tokens.policy import TokenPolicy, held
 from wire.errors import ConfigError, InvalidDataError, PolicyError, SpecMismatchError, WeightsError
@@ -37,9 +38,9 @@ SEEING = RobotSpec(
     20.0,
 )
 REACHING = TokensConfig(
-    4,
-    2,
-    H,
+    state_dim=4,
+    action_dim=2,
+    horizon=H,
     fast=FastConfig(vocabulary=128, scale=5.0),
     residual_vq=ResidualVQConfig(tokens=6, codes=32, group=2),
     max_tokens=16,
@@ -77,7 +78,7 @@ def batch_of(state):
 def trained(config, steps, seed=0):
     policy = TokenPolicy(REACHER, config, seed)
     states = draw(1500, 1)
-    policy.fit(NormalizationData(states, expert(states)))
+    policy.set_normalization(NormalizationData(states, expert(states)))
     optimizer = torch.optim.AdamW(policy.module.parameters(), 3e-3, weight_decay=1e-4)
     losses = []
     for step in range(steps):
@@ -118,7 +119,14 @@ def reaching():
         (REACHER, msgspec.structs.replace(REACHING, tokenizer="residual_vq", temperature=0.5)),
         (
             SEEING,
-            TokensConfig(2, 2, 4, (CameraEncoderConfig("front", 16, 16),), (Conv(8, 4, 2), Conv(8, 3, 1)), points=4),
+            TokensConfig(
+                state_dim=2,
+                action_dim=2,
+                horizon=4,
+                cameras=(CameraEncoderConfig("front", 16, 16),),
+                stem=(Conv(8, 4, 2), Conv(8, 3, 1)),
+                points=4,
+            ),
         ),
     ],
 )
@@ -170,7 +178,7 @@ def test_it_learns_to_reach(reaching):
     policy, losses = reaching
     assert np.mean(losses[-20:]) < 0.7 * losses[0]
     untrained = TokenPolicy(REACHER, REACHING)
-    untrained.fit(NormalizationData(draw(500, 1), expert(draw(500, 1))))
+    untrained.set_normalization(NormalizationData(draw(500, 1), expert(draw(500, 1))))
     assert left_over(policy) < 0.6 * left_over(untrained)
 
 
@@ -190,7 +198,7 @@ def test_the_tokeniser_goes_where_the_weights_go(reaching):
 def test_the_tokeniser_is_in_the_learners_checkpoint_and_in_its_average(kind):
     config = msgspec.structs.replace(REACHING, tokenizer=kind)
     policy = TokenPolicy(REACHER, config)
-    policy.fit(NormalizationData(draw(300, 1), expert(draw(300, 1))))
+    policy.set_normalization(NormalizationData(draw(300, 1), expert(draw(300, 1))))
     learner = Learner(policy, HGDagger(batch=8))
     learner.step(batch_of(draw(8, 2)))
     other = TokenPolicy(REACHER, config, 9)
@@ -302,7 +310,7 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay():
     broken["packed"] = tensors["packed"].clone()
     broken["packed"][20:40] = 0
     smaller = TokenPolicy(REACHER, msgspec.structs.replace(REACHING, width=32)).save()
-    foreign = TokenPolicy(SEEING, TokensConfig(2, 2, 4)).save()
+    foreign = TokenPolicy(SEEING, TokensConfig(state_dim=2, action_dim=2, horizon=4)).save()
     for bad, error, words in (
         (pack(broken, header), WeightsError, "FAST tokeniser"),
         (smaller, WeightsError, "width 32"),
@@ -317,7 +325,7 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay():
 def test_without_a_whole_chunk_it_keeps_its_first_tokeniser():
     policy = TokenPolicy(REACHER, REACHING)
     before = policy.tokenizer.to_bytes()
-    policy.fit(NormalizationData(draw(50, 1), np.zeros((0, H, 2), np.float32)))
+    policy.set_normalization(NormalizationData(draw(50, 1), np.zeros((0, H, 2), np.float32)))
     assert policy.tokenizer.to_bytes() == before
     assert np.isfinite(policy.loss(batch_of(draw(4, 2))).item())
     with pytest.raises(InvalidDataError, match="not finite"):
@@ -326,9 +334,9 @@ def test_without_a_whole_chunk_it_keeps_its_first_tokeniser():
 
 def test_it_is_made_by_name():
     policy = make_policy(parse_policy("tokens:residual_vq", '{"width": 32, "heads": 2, "horizon": 6}'), SEEING, 0)
-    assert (policy.horizon, policy.config.tokenizer, policy.config.eyes[0].name) == (6, "residual_vq", "front")
-    assert make_policy(parse_policy("tokens", '{"cameras": []}'), SEEING, 0).config.eyes == ()
-    assert hints(parse_policy("tokens:fast", '{"horizon": 12}'), SEEING).horizon == 12
+    assert (policy.horizon, policy.config.tokenizer, policy.config.cameras[0].name) == (6, "residual_vq", "front")
+    assert make_policy(parse_policy("tokens", '{"cameras": []}'), SEEING, 0).config.cameras == ()
+    assert defaults(parse_policy("tokens:fast", '{"horizon": 12}'), SEEING).horizon == 12
     for text, config, words in (
         ("tokens:fats", "", "Did you mean 'fast'"),
         ("tokens", '{"widht": 3}', "widht"),
@@ -337,4 +345,4 @@ def test_it_is_made_by_name():
         ("tokens", '{"temperature": -1.0}', "temperature"),
     ):
         with pytest.raises(ConfigError, match=words):
-            hints(parse_policy(text, config), SEEING)
+            defaults(parse_policy(text, config), SEEING)

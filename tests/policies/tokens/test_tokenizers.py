@@ -5,8 +5,9 @@ import pytest
 
 from policies.tokens.config import FastConfig, ResidualVQConfig
 from policies.tokens.fast import FastTokenizer
+from policies.tokens.read_tokenizer import read_tokenizer
 from policies.tokens.residual_vq import ResidualVQ
-from policies.tokens.tokenizer import from_bytes, report
+from policies.tokens.tokenizer import report
 from wire.errors import ConfigError, InvalidDataError
 
 H, DA = 20, 3
@@ -68,7 +69,7 @@ def test_the_same_chunks_fit_the_same_tokeniser(tokenizer):
 
 def test_bytes_come_back_as_the_same_tokeniser(tokenizer):
     data = tokenizer.to_bytes()
-    other = from_bytes(data)
+    other = read_tokenizer(data)
     assert type(other) is type(tokenizer)
     assert (other.vocabulary, other.length, other.horizon) == (tokenizer.vocabulary, tokenizer.length, H)
     assert other.to_bytes() == data
@@ -184,13 +185,13 @@ def test_bytes_that_are_no_tokeniser_are_refused(tokenizer):
     data = tokenizer.to_bytes()
     for bad in (b"", b"{}", b"\x80\x04N.", bytes(range(256)) * 8, data[: len(data) // 2], b"{" + data):
         with pytest.raises(InvalidDataError):
-            from_bytes(bad)
+            read_tokenizer(bad)
 
 
 @pytest.mark.parametrize("data", [b"PK\x03\x04" + bytes(60), b"\x80\x04N." + bytes(9)])
 def test_a_pickle_is_not_opened(data):
     with pytest.raises(InvalidDataError, match=r"a pickle or torch archive.*not opened.*JSON or safetensors"):
-        from_bytes(data)
+        read_tokenizer(data)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_a_changed_fast_tokeniser_is_refused(fast, old, new):
     data = fast.to_bytes()
     assert old in data
     with pytest.raises(InvalidDataError, match="FAST tokeniser"):
-        from_bytes(data.replace(old, new))
+        read_tokenizer(data.replace(old, new))
 
 
 def test_byte_pairs_that_grow_without_end_are_refused(fast):
@@ -216,7 +217,7 @@ def test_byte_pairs_that_grow_without_end_are_refused(fast):
     text = fast.to_bytes().decode()
     grown = text[: text.rindex("]")] + "," + str(doubling)[1:] + "}"
     with pytest.raises(InvalidDataError, match="changed"):
-        from_bytes(grown.encode())
+        read_tokenizer(grown.encode())
 
 
 def test_a_changed_residual_tokeniser_is_refused(residual):
@@ -232,9 +233,9 @@ def test_a_changed_residual_tokeniser_is_refused(residual):
     ):
         bad = safetensors.numpy.save(tensors | {name: change(tensors[name])}, metadata)
         with pytest.raises(InvalidDataError, match="residual VQ"):
-            from_bytes(bad)
+            read_tokenizer(bad)
     with pytest.raises(InvalidDataError, match="no action tokeniser"):
-        from_bytes(safetensors.numpy.save(tensors))
+        read_tokenizer(safetensors.numpy.save(tensors))
 
 
 def test_configurations_that_cannot_work_are_refused():

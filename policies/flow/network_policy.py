@@ -1,0 +1,240 @@
+"""What the policies around our own networks share: cameras, words, latents, and weights that are swapped whole."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from policies.common.runtime import Runtime, acting, compiled, refresh
+from policies.common.text import tokenize
+from policies.common.weights import Header, load_published, pack_module, unpack_own
+from policies.flow.config import SlowPathConfig
+from policies.interface.chunks import chunk, require_prefix, require_version, require_width
+from policies.interface.policy import NormalizationData, check_observation
+from policies.interface.trainable import FinetuneConfig, apply_finetuning, initial_seed
+from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, RobotSpec
+
+
+class NetworkPolicy:
+    """A policy whose network has a slow path that `encode`s, a `normalizer` and a `latent_width`.
+
+    Not for several threads: whoever serves it calls `load` between two inferences.
+    """
+
+    kind: str
+    """`Header.network` of this policy's files"""
+    config: Any
+    module: Any
+    history = 0
+    pretrained = False
+
+    def __init__(
+        self,
+        spec: RobotSpec,
+        config: SlowPathConfig,
+        make: Callable[[], nn.Module],
+        lora_targets: tuple[str, ...],
+        seed: int,
+        runtime: Runtime,
+        training: FinetuneConfig,
+    ) -> None:
+        """`make` builds the network that `config` describes.
+
+        `seed` is for the first weights and for the randomness of `act`. When `training` freezes anything, the first
+        weights are the same for every seed, as a base that does not travel must be the same on every machine: `seed` is
+        then for the adapters and for `act` alone. Raises `ConfigError` for what cannot be used.
+        """
+        config.require_robot(spec)
+        runtime.require()
+        self.spec = spec
+        self.config = config
+        self.horizon = config.horizon
+        self.version = 0
+        self.runtime = runtime
+        self.device = torch.device(runtime.device)
+        self._cameras = [camera.name for camera in config.cameras]
+        self._seen = msgspec.structs.replace(spec, cameras=tuple(c for c in spec.cameras if c.name in self._cameras))
+        self._felt = msgspec.structs.replace(spec, cameras=())
+        self._noise = torch.Generator().manual_seed(seed)
+        self._header = Header(
+            self.kind, msgspec.json.decode(msgspec.json.encode(config)), spec, spec.hash, self.trained
+        )
+        # building a policy must not move the random stream of whoever builds it
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(initial_seed(training, seed))
+            self.module = make()
+        apply_finetuning(self.module, training, lora_targets, seed)
+        self.module.to(self.device)
+        # what is compiled holds on to its network, so that must not be the one that `load` replaces or training changes
+        self._acting: Any = acting(self.module, runtime)
+        if runtime.compile and self._acting is self.module:
+            self._acting = copy.deepcopy(self.module).requires_grad_(False).eval()
+        self._encode = compiled(_encode, runtime)
+
+    @property
+    def max_offset(self) -> int:
+        """How much later than the image a batch's states and actions may be, in ticks."""
+        return int(self.config.max_offset)
+
+    @property
+    def trained(self) -> PolicyCapabilities:
+        """What weights of this network are trained for: `load` takes no others."""
+        trained: PolicyCapabilities = self.config.trained
+        return trained
+
+    # --- Policy ------------------------------------------------------------------------------------------------
+
+    def think(self, observation: Observation) -> Latent:
+        """The latent of the newest frames and the instruction, float32[z]; its time is that of the oldest of them.
+
+        Raises `InvalidDataError` if what it reads does not fit the spec. Cameras it does not use may be missing.
+        """
+        return self.think_batch([observation])[0]
+
+    @torch.inference_mode()
+    def think_batch(self, observations: Sequence[Observation]) -> list[Latent]:
+        """`think` of each, in one pass."""
+        for observation in observations:
+            check_observation(self._seen, observation)
+        images = [
+            torch.stack([self._tensor(observation.images[camera].image) for observation in observations])
+            for camera in self._cameras
+        ]
+        words = self._words([observation.task for observation in observations])
+        with self.runtime.autocast():
+            latents = self._encode(self._acting, images, words, self._states(observations)).float().cpu().numpy()
+        return [
+            Latent(
+                latent,
+                min((observation.images[name].time_ns for name in self._cameras), default=observation.time_ns),
+                self.version,
+            )
+            for observation, latent in zip(observations, latents, strict=True)
+        ]
+
+    def act(self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None) -> ActionChunk:
+        """float32[H, da] within the spec's limits; reads the state and the latent, never an image.
+
+        The latent's age is `observation.time_ns - latent.observed_ns`; a network without `max_offset` does not mind it.
+        The chunk begins with what `prefix` has committed.
+
+        Raises `PolicyError` for a latent of another version or shape, a prefix that does not fit or that the network
+        was not trained for, and when the network gives NaN.
+        """
+        return self.act_batch([observation], [latent], [tick], [prefix])[0]
+
+    @torch.inference_mode()
+    def act_batch(
+        self,
+        observations: Sequence[Observation],
+        latents: Sequence[Latent],
+        ticks: Sequence[int],
+        prefixes: Sequence[Prefix | None] | None = None,
+    ) -> list[ActionChunk]:
+        """`act` of each, in one pass and with the same noise as one after the other."""
+        if prefixes is None:
+            prefixes = [None] * len(observations)
+        for observation, latent, prefix in zip(observations, latents, prefixes, strict=True):
+            require_version(latent, self.version)
+            require_width(latent, self.module.latent_width)
+            check_observation(self._felt, observation)
+            if prefix is not None:
+                require_prefix(self.horizon, self.spec, prefix)
+                self._require_able(prefix)
+        return [
+            chunk(actions, self.spec, self.version, observation, latent, tick, prefix)
+            for actions, observation, latent, tick, prefix in zip(
+                self._actions(observations, latents, prefixes), observations, latents, ticks, prefixes, strict=True
+            )
+        ]
+
+    def load(self, weights: bytes, version: int) -> None:
+        """Take all weights of `version` at once: they are read into a fresh network, which then replaces the old one.
+
+        A frozen base is the same in both. Raises `SpecMismatchError` for another robot's weights and `WeightsError` for
+        anything else that does not fit; the old weights stay.
+        """
+        what = f"weights of version {version}"
+        header, tensors = unpack_own(weights, self._header, what)
+        self._require_tensors(tensors, what)
+        # what is frozen is shared, as it may be billions of numbers
+        shared = {id(parameter): parameter for parameter in self.module.parameters() if not parameter.requires_grad}
+        module = copy.deepcopy(self.module, shared)
+        load_published(module, header, tensors, what)
+        if self._acting is self.module:
+            self._acting = module
+        else:
+            refresh(self._acting, module)
+        self.module, self.version = module, version
+
+    # --- TrainablePolicy ---------------------------------------------------------------------------------------
+
+    def set_normalization(self, examples: NormalizationData) -> None:
+        """Take the statistics of the states; once, before training begins."""
+        self.module.normalizer.fit(examples.states)
+        refresh(self._acting, self.module)
+
+    @property
+    def image_losses(self) -> np.ndarray | None:
+        """float32[b]: what each image's steps had in the last `loss`, None before it."""
+        losses: torch.Tensor | None = self.module.image_losses
+        return None if losses is None else losses.cpu().numpy()
+
+    def save(self, module: nn.Module | None = None) -> bytes:
+        """Weights of `module` (default: this policy's own) as a safetensors file that `load` accepts.
+
+        What is frozen is not in it: `load` needs a policy that has the same base.
+        """
+        return pack_module(self.module if module is None else module, self._header)
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _require_tensors(self, tensors: dict[str, torch.Tensor], what: str) -> None:
+        """Raise `WeightsError` for tensors that fit the network and cannot be used all the same."""
+
+    def _require_able(self, prefix: Prefix) -> None:
+        """Raise `PolicyError` for a prefix that this policy cannot begin a chunk with."""
+        raise NotImplementedError
+
+    def _actions(
+        self, observations: Sequence[Observation], latents: Sequence[Latent], prefixes: Sequence[Prefix | None]
+    ) -> Iterable[np.ndarray]:
+        """float32[H, da] of each, in the robot's units."""
+        raise NotImplementedError
+
+    def _states(self, observations: Sequence[Observation]) -> torch.Tensor:
+        """float32[b, ds]"""
+        return torch.stack([self._tensor(observation.state) for observation in observations])
+
+    def _latents(self, latents: Sequence[Latent]) -> torch.Tensor:
+        """float32[b, z]"""
+        return torch.stack([self._tensor(latent.data) for latent in latents])
+
+    def _ages(self, observations: Sequence[Observation], latents: Sequence[Latent]) -> torch.Tensor | None:
+        """float32[b, 1], ticks since what the latents saw; None for a network that does not mind it."""
+        if not self.max_offset:
+            return None
+        ns = [o.time_ns - latent.observed_ns for o, latent in zip(observations, latents, strict=True)]
+        return torch.tensor([[max(0.0, one / self.spec.period_ns)] for one in ns], device=self.device)
+
+    def _tensor(self, array: Any) -> torch.Tensor:
+        if isinstance(array, np.ndarray) and not array.flags.writeable:
+            array = array.copy()  # torch warns about memory it must not write, such as a received message
+        return torch.as_tensor(array, device=self.device)
+
+    def _words(self, instructions: Sequence[str]) -> torch.Tensor:
+        """int64[b, L]"""
+        rows = [tokenize(text, self.config.vocabulary, self.config.words) for text in instructions]
+        return torch.from_numpy(np.stack(rows)).to(self.device)
+
+
+def _encode(network: Any, images: Sequence[torch.Tensor], words: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """The latent, float[b, z]."""
+    latent: torch.Tensor = network.encode(images, words, state)
+    return latent
