@@ -22,7 +22,7 @@ import msgspec
 
 from wire import codec
 from wire.errors import ConfigError, CorruptDataError, InvalidDataError, MessageTooLargeError, WireError, storage_error
-from wire.messages.all import Segment
+from wire.messages.gateway import Segment
 from wire.types import Episode, RobotSpec
 
 MAGIC = b"VLAEPIS\x01"

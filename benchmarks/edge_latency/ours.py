@@ -35,7 +35,8 @@ from robot_edge.runtime.lifecycle import ShutdownSignal
 from robot_edge.runtime.process_group import lines, record_line, run_control, run_inference, run_thinker
 from robot_edge.runtime.shared_frames import SharedFrameChannel
 from wire.clock import MonotonicClock
-from wire.messages.all import EdgeStatus, Hello, Job, LoadWeights, VersionActivated
+from wire.messages.gateway import EdgeStatus, Hello, Job, VersionActivated
+from wire.messages.local import LoadWeights
 from wire.transport.frame_ring import FrameRing, ring_path
 from wire.transport.shared_channel import SharedChannel
 from wire.transport.zmq_channel import ZmqPair

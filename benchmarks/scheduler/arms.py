@@ -11,8 +11,8 @@ from hal.resource.roster import RobotRegistry
 from hal.scheduler.decision import job_of
 from hal.scheduler.jobs import JobRecord, WorkUnit
 from hal.scheduler.simulator import SimulatedRobot
-from wire.messages.all import Job
 from wire.messages.fleet import Capabilities, JobRequest, Requirement
+from wire.messages.gateway import Job
 
 
 class _PlainArm:

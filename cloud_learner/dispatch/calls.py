@@ -14,16 +14,9 @@ from cloud_learner.operator.view import FleetView
 from hal.resource import Leases, Priority
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import RejectedError
-from wire.messages.all import (
-    AcquireLease,
-    EdgeStatus,
-    Message,
-    OperatorCommand,
-    Preempted,
-    ReleaseLease,
-    RenewLease,
-    Response,
-)
+from wire.messages import Message
+from wire.messages.fleet import AcquireLease, Preempted, ReleaseLease, RenewLease, Response
+from wire.messages.gateway import EdgeStatus, OperatorCommand
 from wire.transport.channel import FURTHER
 from wire.types import Lease
 

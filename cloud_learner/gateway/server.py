@@ -19,7 +19,8 @@ from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock, clock_name
 from wire.errors import FleetError, RejectedError, SpecMismatchError, StorageError
-from wire.messages.all import (
+from wire.messages import Message
+from wire.messages.gateway import (
     Ack,
     EdgeEvent,
     EdgeStatus,
@@ -29,7 +30,6 @@ from wire.messages.all import (
     Heartbeat,
     Hello,
     HelloAck,
-    Message,
     Nack,
     OperatorCommand,
     Preview,

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from wire.messages.all import EdgeStatus
 from wire.messages.fleet import JobState, RobotState
+from wire.messages.gateway import EdgeStatus
 from wire.types import CommandType, Lease, RobotSpec
 
 LOST_AFTER_S = 2.0

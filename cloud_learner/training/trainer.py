@@ -27,7 +27,7 @@ from cloud_learner.training.publisher import WeightUploader
 from policies.interface.policy import Batch, NormalizationData
 from wire.clock import Clock, clock_name
 from wire.errors import InvalidDataError, StorageError
-from wire.messages.all import (
+from wire.messages.gateway import (
     Heartbeat,
     Hello,
     HelloAck,

@@ -17,7 +17,7 @@ from typing import Self
 
 from wire.clock import clock_name
 from wire.errors import ConfigError, RejectedError, WireError, storage_error
-from wire.messages.all import Hello, HelloAck, Message, ReintroduceRequest, Rejection
+from wire.messages import Message
 from wire.messages.fleet import (
     AcquireLease,
     CancelJob,
@@ -31,6 +31,7 @@ from wire.messages.fleet import (
     RobotState,
     SubmitJob,
 )
+from wire.messages.gateway import Hello, HelloAck, ReintroduceRequest, Rejection
 from wire.transport.channel import FURTHER, Channel
 from wire.transport.keys import GATEWAY, load_pair, load_public
 from wire.transport.zmq_channel import ZmqClient

@@ -13,7 +13,7 @@ from robot_edge.control.loop import ControlLoop
 from robot_edge.uplink.server import Uplink
 from wire.clock import clock_name
 from wire.errors import FleetError, RobotError
-from wire.messages.all import Hello, Job
+from wire.messages.gateway import Hello, Job
 from wire.transport.channel import Channel
 
 log = logging.getLogger(__name__)

@@ -18,17 +18,9 @@ from hal.interfaces.teleop import TeleopCommand, TeleopDevice
 from hal.teleop.pose import LetsGo, PoseHints, SeesRobot, held, neutral, pose_of, unknown
 from wire.clock import Clock, clock_name
 from wire.errors import ConfigError, RejectedError, WireError, suggest
-from wire.messages.all import (
-    EdgeStatus,
-    Heartbeat,
-    Hello,
-    HelloAck,
-    Message,
-    OperatorCommand,
-    ReintroduceRequest,
-    Rejection,
-)
+from wire.messages import Message
 from wire.messages.fleet import AcquireLease, ListFleet, Preempted, ReleaseLease, RenewLease, Response
+from wire.messages.gateway import EdgeStatus, Heartbeat, Hello, HelloAck, OperatorCommand, ReintroduceRequest, Rejection
 from wire.transport.channel import Channel
 from wire.types import Lease, RobotSpec
 

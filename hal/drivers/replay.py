@@ -20,7 +20,7 @@ from hal.safety.bounds import hold_action, limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.episode_file import read_episode, read_header
 from wire.errors import ConfigError, CorruptDataError, RobotError, suggest
-from wire.messages.all import Segment
+from wire.messages.gateway import Segment
 from wire.types import Frame, Observation, RobotSpec
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from wire.errors import ConfigError
-from wire.messages.all import EdgeStatus
+from wire.messages.gateway import EdgeStatus
 
 
 class RobotHealth(StrEnum):

@@ -10,7 +10,7 @@ from hal.scheduler.groups import SchedulableRobot
 from hal.scheduler.jobs import JobRecord, WorkUnit
 from hal.scheduler.seeds import training_stretch
 from wire.errors import ConfigError
-from wire.messages.all import Job
+from wire.messages.gateway import Job
 
 REST = "rest"
 """id of the job that is none"""

@@ -16,8 +16,8 @@ import msgspec
 
 from hal.resource.capabilities import missing_requirements, satisfies
 from hal.scheduler.jobs import Assignment, JobRecord
-from wire.messages.all import Job
 from wire.messages.fleet import Capabilities, Requirement
+from wire.messages.gateway import Job
 from wire.types import Lease
 
 

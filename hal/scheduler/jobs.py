@@ -12,8 +12,8 @@ import msgspec
 from hal.resource.lease import Priority
 from hal.scheduler.seeds import HELD_OUT_SEEDS, Stretch, held_out
 from wire.errors import ConfigError, suggest
-from wire.messages.all import Job
 from wire.messages.fleet import JobRequest, JobState
+from wire.messages.gateway import Job
 
 if TYPE_CHECKING:
     from hal.scheduler.groups import Group, JobClass, Queue

@@ -7,7 +7,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from robot_edge.control.operator_override import OperatorOverride
-from wire.messages.all import Hello, Job, Message, Nack, OperatorCommand, RequestPreviews, Stop, VersionActivated
+from wire.messages import Message
+from wire.messages.gateway import Hello, Job, Nack, OperatorCommand, Stop, VersionActivated
+from wire.messages.local import RequestPreviews
 from wire.types import PolicyCapabilities
 
 log = logging.getLogger(__name__)

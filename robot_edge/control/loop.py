@@ -29,7 +29,8 @@ from robot_edge.control.takeover_gate import Takeover
 from robot_edge.runtime.shared_frames import without_previews
 from wire.clock import Clock
 from wire.errors import ConfigError, InvalidDataError, RobotDisconnectedError, RobotError
-from wire.messages.all import ChunkReply, EdgeEvent, EdgeStatus, EpisodeStarted
+from wire.messages.gateway import EdgeEvent, EdgeStatus
+from wire.messages.local import ChunkReply, EpisodeStarted
 from wire.transport.channel import Channel
 from wire.types import Observation
 

@@ -14,12 +14,8 @@ from robot_edge.inference.latent_encoder import think
 from robot_edge.uplink.weight_subscriber import WeightSubscriber
 from wire.clock import Clock
 from wire.errors import FleetError, InvalidDataError
-from wire.messages.all import (
-    LoadWeights,
-    Rejection,
-    ThinkReply,
-    ThinkRequest,
-)
+from wire.messages.gateway import Rejection
+from wire.messages.local import LoadWeights, ThinkReply, ThinkRequest
 from wire.transport.channel import Channel, ServerChannel
 from wire.types import Frame, Observation, PolicyVersion
 

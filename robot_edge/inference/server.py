@@ -16,7 +16,8 @@ from robot_edge.inference.weight_swapper import WeightSwapper
 from robot_edge.runtime.shared_frames import intact
 from wire.clock import Clock
 from wire.errors import ConfigError, FleetError
-from wire.messages.all import ChunkReply, ChunkRequest, EdgeEvent, EpisodeStarted, Hello, LoadWeights, VersionActivated
+from wire.messages.gateway import EdgeEvent, Hello, VersionActivated
+from wire.messages.local import ChunkReply, ChunkRequest, EpisodeStarted, LoadWeights
 from wire.transport.channel import Channel
 from wire.types import Observation
 

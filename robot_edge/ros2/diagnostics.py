@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from robot_edge.control.mode import HoldReason, Mode
-from wire.messages.all import EdgeStatus
+from wire.messages.gateway import EdgeStatus
 
 OK, WARN, ERROR, STALE = range(4)
 SILENT_S = 3.0

@@ -29,7 +29,7 @@ from robot_edge.runtime.supervisor import Child, Supervisor
 from robot_edge.uplink.server import Uplink
 from wire.clock import clock_name
 from wire.errors import RobotError
-from wire.messages.all import Hello, Stop
+from wire.messages.gateway import Hello, Stop
 from wire.transport.channel import Channel
 from wire.transport.shared_channel import SharedChannel
 from wire.transport.zmq_channel import ZmqClient, ZmqPair, wait_any

@@ -19,32 +19,27 @@ from robot_edge.uplink.spool import Spool
 from robot_edge.uplink.weight_client import WeightClient
 from wire.clock import Clock, clock_name
 from wire.errors import StorageError
-from wire.messages.all import (
+from wire.messages import Message
+from wire.messages.gateway import (
     Ack,
     EdgeEvent,
     EdgeStatus,
-    EpisodeEnded,
-    EpisodeStarted,
-    FrameRecorded,
     Heartbeat,
     Hello,
     HelloAck,
     Job,
-    LoadWeights,
-    Message,
     Nack,
     OperatorCommand,
     Preview,
     ReintroduceRequest,
     Rejection,
-    RequestPreviews,
     Segment,
-    StepRecorded,
     Stop,
     VersionActivated,
     VersionAvailable,
     WeightBytes,
 )
+from wire.messages.local import EpisodeEnded, EpisodeStarted, FrameRecorded, LoadWeights, RequestPreviews, StepRecorded
 from wire.transport.channel import Channel
 
 log = logging.getLogger(__name__)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from robot_edge.uplink.weight_client import WeightClient
 from wire.clock import Clock, clock_name
-from wire.messages.all import (
+from wire.messages import Message
+from wire.messages.gateway import (
     Heartbeat,
     Hello,
     HelloAck,
-    Message,
     ReintroduceRequest,
     Rejection,
     Stop,

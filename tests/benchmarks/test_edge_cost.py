@@ -17,7 +17,8 @@ import numpy as np
 from tests import samples
 from hal.driver_host.frames import FrameWriter
 from wire.transport.frame_ring import FrameRing
-from wire.messages.all import FrameRecorded, Stop
+from wire.messages.gateway import Stop
+from wire.messages.local import FrameRecorded
 from wire.transport.shared_channel import SharedChannel
 from wire.types import Frame
 place = Path(sys.argv[1])

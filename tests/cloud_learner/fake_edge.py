@@ -5,13 +5,13 @@ from __future__ import annotations
 from robot_edge.uplink.segments import SegmentBuilder
 from tests import samples
 from wire.clock import Clock, clock_name
-from wire.messages.all import (
+from wire.messages import Message
+from wire.messages.gateway import (
     Ack,
     EdgeStatus,
     Hello,
     HelloAck,
     Job,
-    Message,
     OperatorCommand,
     ReintroduceRequest,
     Rejection,

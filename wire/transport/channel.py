@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from wire.messages.all import Message
+from wire.messages import Message
 
 FURTHER = "@"
 """stands between a name and a number in the peer's name of a second line; no name has it"""

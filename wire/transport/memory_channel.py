@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from wire.codec import decode, encode
-from wire.messages.all import Message
+from wire.messages import Message
 from wire.transport.channel import FURTHER
 
 

@@ -18,7 +18,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from wire.codec import MAX_MESSAGE_BYTES, decode, encode
 from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
-from wire.messages.all import Hello, Message, Rejection
+from wire.messages import Message
+from wire.messages.gateway import Hello, Rejection
 from wire.transport.auth import GUEST, Authenticator
 from wire.transport.channel import FURTHER
 from wire.transport.keys import GATEWAY, KeyPair, check_name, load_pair

@@ -13,17 +13,8 @@ import pytest
 from hal.scheduler.decision import job_of
 from tests.cloud_learner.dispatch.hall import TASKS, Hall, canary, page
 from wire.errors import DiskFullError
-from wire.messages.all import (
-    AcquireLease,
-    CancelJob,
-    Hello,
-    Job,
-    Preempted,
-    RenewLease,
-    SubmitJob,
-    VersionAvailable,
-)
-from wire.messages.fleet import Requirement
+from wire.messages.fleet import AcquireLease, CancelJob, Preempted, RenewLease, Requirement, SubmitJob
+from wire.messages.gateway import Hello, Job, VersionAvailable
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hal.teleop.pose import Jog, check_rest, held, neutral, pose_of, read_bindin
 from robot_edge.control.operator_override import OperatorOverride
 from wire.clock import ManualClock
 from wire.errors import ConfigError
-from wire.messages.all import OperatorCommand
+from wire.messages.gateway import OperatorCommand
 from wire.types import CommandType, Dimension, RobotSpec
 
 ARM = RobotSpec(

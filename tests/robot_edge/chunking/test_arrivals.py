@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hal.interfaces.dynamics import SpecMotion
 from robot_edge.chunking.factory import make_schedule
 from tests.robot_edge.chunking.simulated import SPEC, Simulated, Tick, asked, oracle
-from wire.messages.all import ChunkReply, ChunkRequest
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import PolicyCapabilities
 
 STRATEGIES = ["sync", "naive", "aligned", "ensemble", "future_state", "rtc_guided", "rtc_trained", "residual"]

@@ -18,7 +18,8 @@ from robot_edge.control.mode import HoldReason, Mode
 from tests import samples
 from tests.robot_edge.control.test_loop import Bench
 from wire.errors import ConfigError, InvalidDataError, RobotDisconnectedError, RobotError
-from wire.messages.all import EdgeEvent, EdgeStatus, Hello, Job, OperatorCommand, RequestPreviews
+from wire.messages.gateway import EdgeEvent, EdgeStatus, Hello, Job, OperatorCommand
+from wire.messages.local import RequestPreviews
 from wire.types import Frame, Observation
 
 SECOND = 80

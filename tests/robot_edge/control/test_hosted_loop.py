@@ -16,19 +16,9 @@ from robot_edge.runtime.process_group import record_line
 from robot_edge.runtime.shared_frames import SharedFrameChannel, intact
 from tests.hal.driver_host.test_proxy import hosted, place  # noqa: F401 - a fixture
 from wire.clock import ManualClock
-from wire.messages.all import (
-    ChunkReply,
-    ChunkRequest,
-    EdgeEvent,
-    EdgeStatus,
-    EpisodeEnded,
-    FrameRecorded,
-    Job,
-    Message,
-    SharedFrameEnvelope,
-    StepRecorded,
-    VersionActivated,
-)
+from wire.messages import Message
+from wire.messages.gateway import EdgeEvent, EdgeStatus, Job, VersionActivated
+from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, FrameRecorded, SharedFrameEnvelope, StepRecorded
 from wire.transport.frame_ring import FrameRing, SharedFrame, ring_path
 from wire.transport.memory_channel import memory_pair
 from wire.types import ActionChunk, Frame, Observation

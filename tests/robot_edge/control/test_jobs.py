@@ -7,7 +7,8 @@ import pytest
 from hal.drivers.fake import FAKE_TASKS
 from robot_edge.control.mode import HoldReason, Mode
 from tests.robot_edge.control.test_loop import Bench
-from wire.messages.all import EdgeStatus, EpisodeStarted, Hello, Job, VersionActivated
+from wire.messages.gateway import EdgeStatus, Hello, Job, VersionActivated
+from wire.messages.local import EpisodeStarted
 from wire.types import Actor, Episode
 
 LEFT, RIGHT = FAKE_TASKS[:2]

@@ -22,7 +22,7 @@ from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, r
 from robot_edge.ros2.topics import Endpoint, missing
 from robot_edge.uplink.local_operator import LocalOperatorLink
 from wire.errors import ConfigError
-from wire.messages.all import EdgeEvent, EdgeStatus
+from wire.messages.gateway import EdgeEvent, EdgeStatus
 from wire.transport.memory_channel import memory_pair
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,30 +13,25 @@ from robot_edge.uplink.server import Uplink
 from tests import samples
 from wire.clock import ManualClock, clock_name
 from wire.errors import DiskFullError
-from wire.messages.all import (
+from wire.messages import Message
+from wire.messages.gateway import (
     Ack,
     EdgeEvent,
     EdgeStatus,
-    EpisodeEnded,
-    EpisodeStarted,
     FetchWeights,
-    FrameRecorded,
     Hello,
     HelloAck,
     Job,
-    LoadWeights,
-    Message,
     Nack,
     OperatorCommand,
     Preview,
     ReintroduceRequest,
-    RequestPreviews,
     Segment,
-    StepRecorded,
     VersionActivated,
     VersionAvailable,
     WeightBytes,
 )
+from wire.messages.local import EpisodeEnded, EpisodeStarted, FrameRecorded, LoadWeights, RequestPreviews, StepRecorded
 from wire.transport.memory_channel import MemoryServer, memory_pair
 from wire.types import Frame, PolicyVersion
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from tests import samples
 from wire.errors import ConfigError, MessageTooLargeError, StorageError
-from wire.messages.all import ChunkReply, ChunkRequest, Heartbeat, WeightBytes
+from wire.messages.gateway import Heartbeat, WeightBytes
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.transport.shared_channel import SharedChannel
 from wire.transport.zmq_channel import ZmqPair, wait_any
 
@@ -230,7 +231,7 @@ def test_no_damage_is_delivered_or_stops_the_line(
 TALKER = """
 import os, sys
 from pathlib import Path
-from wire.messages.all import WeightBytes
+from wire.messages.gateway import WeightBytes
 from wire.transport.shared_channel import SharedChannel
 line = SharedChannel(Path(sys.argv[1]), bind=True)
 start, number, parent = int(sys.argv[2]), 0, os.getppid()
@@ -277,7 +278,7 @@ def test_a_writer_killed_in_full_speech_leaves_nothing_torn(tmp_path: Path) -> N
 ECHO = """
 import sys
 from pathlib import Path
-from wire.messages.all import ChunkReply
+from wire.messages.local import ChunkReply
 from wire.transport.shared_channel import SharedChannel
 line = SharedChannel(Path(sys.argv[1]), bind=True)
 while True:

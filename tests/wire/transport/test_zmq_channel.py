@@ -12,7 +12,8 @@ import zmq
 
 from tests import samples
 from wire.errors import ConfigError
-from wire.messages.all import Ack, Heartbeat, Hello, HelloAck, Message, Rejection
+from wire.messages import Message
+from wire.messages.gateway import Ack, Heartbeat, Hello, HelloAck, Rejection
 from wire.transport.keys import KeyPair, check_name, load_pair, load_public, make_keys
 from wire.transport.zmq_channel import ZmqClient, ZmqPair, ZmqServer, wait_any
 

@@ -23,7 +23,7 @@ from tests.hal.drivers.lerobot.feetech_bus import FeetechBus
 from tests.hal.drivers.lerobot.so_arm import JOINTS, be_patient, calibrated, follower
 from wire.clock import ManualClock, MonotonicClock
 from wire.errors import ConfigError, RobotError
-from wire.messages.all import OperatorCommand
+from wire.messages.gateway import OperatorCommand
 from wire.types import CommandType, Dimension, RobotSpec
 
 pytestmark = [needs("lerobot"), pytest.mark.slow]  # importing lerobot alone takes ten seconds

@@ -30,7 +30,8 @@ from tests.ros import needs_ros, sim_node, wait_until
 from tests.ros import ros as ros
 from wire.clock import MonotonicClock
 from wire.errors import ConfigError, RobotError
-from wire.messages.all import EpisodeEnded, FrameRecorded, Hello, Job, StepRecorded
+from wire.messages.gateway import Hello, Job
+from wire.messages.local import EpisodeEnded, FrameRecorded, StepRecorded
 from wire.transport.memory_channel import memory_pair
 from wire.types import Frame, Observation, Step
 

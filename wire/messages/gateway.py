@@ -1,38 +1,12 @@
-"""Everything two processes may say to each other, one frozen type each.
-
-`Message` is the tagged union the codec accepts; a message that is not in it cannot be sent. Grouped by who speaks.
-"""
+"""What edges, trainers, evaluators and the gateway say to each other, grouped by who speaks."""
 
 from __future__ import annotations
 
 import msgspec
 import numpy as np
 
-from wire.messages.fleet import (
-    AcquireLease,
-    CancelJob,
-    ListFleet,
-    Preempted,
-    ReleaseLease,
-    RenewLease,
-    Response,
-    SubmitJob,
-)
-from wire.messages.local import (
-    ChunkReply,
-    ChunkRequest,
-    EpisodeEnded,
-    EpisodeStarted,
-    FrameRecorded,
-    LoadWeights,
-    RequestPreviews,
-    SharedFrameEnvelope,
-    StepRecorded,
-    TaggedMessage,
-    ThinkReply,
-    ThinkRequest,
-)
-from wire.types import Episode, PolicyCapabilities, PolicyVersion, RobotSpec
+from wire.messages.local import TaggedMessage
+from wire.types import Actor, Episode, PolicyCapabilities, PolicyVersion, RobotSpec
 
 # --- anyone to the gateway -------------------------------------------------------------------------------------------
 
@@ -124,7 +98,7 @@ class Segment(TaggedMessage, frozen=True, eq=False):
         return len(self.times_ns)
 
 
-ACTORS = ("policy", "human", "script", "hold")
+ACTORS = tuple(Actor)
 """`Segment.actor` holds indices into this tuple."""
 
 
@@ -339,50 +313,3 @@ class Evaluation(TaggedMessage, frozen=True, eq=False):
     """cadence, before or after"""
     started_ns: int
     duration_s: float
-
-
-Message = (
-    Hello
-    | Heartbeat
-    | FetchWeights
-    | Segment
-    | EdgeStatus
-    | Preview
-    | VersionActivated
-    | EdgeEvent
-    | HelloAck
-    | Rejection
-    | ReintroduceRequest
-    | Ack
-    | Nack
-    | Job
-    | VersionAvailable
-    | WeightBytes
-    | OperatorCommand
-    | Stop
-    | SegmentCommitted
-    | Publish
-    | Published
-    | TrainerStatus
-    | Evaluate
-    | Evaluation
-    | ListFleet
-    | SubmitJob
-    | CancelJob
-    | AcquireLease
-    | RenewLease
-    | ReleaseLease
-    | Response
-    | Preempted
-    | ChunkRequest
-    | ChunkReply
-    | ThinkRequest
-    | ThinkReply
-    | SharedFrameEnvelope
-    | LoadWeights
-    | RequestPreviews
-    | EpisodeStarted
-    | StepRecorded
-    | FrameRecorded
-    | EpisodeEnded
-)
