@@ -6,7 +6,6 @@ takes a new frame for an old one; they go with their directory.
 
 from __future__ import annotations
 
-import glob
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -117,12 +116,6 @@ class FrameReader:
             self._previews[key] = _preview_ring(self._socket, self._spec, *key, write=False)
         preview = self._previews[key].view(camera, view.preview)
         return frame if preview is None else with_preview(frame, preview)
-
-
-def remove_frames(socket: Path) -> None:
-    """Remove what a host that has ended left beside its socket, when no successor is to find it."""
-    for path in socket.parent.glob(f"{glob.escape(socket.name)}.*.frames"):
-        path.unlink(missing_ok=True)
 
 
 def _preview_ring(socket: Path, spec: RobotSpec, camera: str, shape: tuple[int, ...], *, write: bool) -> FrameRing:

@@ -6,8 +6,6 @@
 A command must come in every control period. When none came for some periods, or control is gone, the host commands hold
 itself, in every period, and goes on until a control process commands the robot again, the old one or a new one. When
 the host is asked to end it brings the robot to hold first and closes the driver.
-
-    python -m hal.driver_host.command --robot fake --socket /run/robot-0/host
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from hal.cameras.picture import framed, rgb
+from hal.cameras.picture import make_frame, to_rgb
 from hal.drivers.gym.config import RENDER, GymConfig, GymTask, instruction
 from hal.drivers.gym.make import make_env, value_at
 from hal.drivers.gym.spec import check_spaces, gym_spec, read_spaces
@@ -174,7 +174,7 @@ class GymRobot:
             picture = self._run("render", self._env.render) if drawn else self._value(asked.source, "camera")
             try:
                 preview = asked.preview_height, asked.preview_width
-                frame = framed(time_ns, rgb(picture), (camera.height, camera.width), preview)
+                frame = make_frame(time_ns, to_rgb(picture), (camera.height, camera.width), preview)
             except InvalidDataError as error:
                 raise RobotError(f"{self._where}: camera '{camera.name}' ({asked.source}): {error}") from error
             self._frames[camera.name] = due, frame
