@@ -22,7 +22,7 @@ from wire.errors import ConfigError
 from wire.messages import Message
 from wire.messages.gateway import Evaluate, Evaluation
 from wire.transport.channel import Channel
-from wire.types import PolicyVersion
+from wire.types import PolicyVersion, Role
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Evaluator:
         self.done = False
         self._follower = WeightSubscriber(
             name,
-            "evaluator",
+            Role.evaluator,
             gateway,
             weights,
             clock,

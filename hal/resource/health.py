@@ -100,7 +100,7 @@ class HealthReport(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, status: EdgeStatus) -> HealthReport:
-        return cls(status.mode, status.reason, status.trouble, status.ticks, status.missed_ticks)
+        return cls(status.mode, status.reason, status.fault, status.ticks, status.missed_ticks)
 
 
 class HealthWatch:

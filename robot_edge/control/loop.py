@@ -394,6 +394,6 @@ class ControlLoop:
                 spooled=0,
                 job=self.orders.job.id if self.orders.job is not None else "",
                 job_episodes=self.orders.finished,
-                trouble=self.driver.trouble or self._unfit,
+                fault=self.driver.trouble or self._unfit,
             )
         )

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from wire.messages.local import TaggedMessage
-from wire.types import Actor, Episode, PolicyCapabilities, PolicyVersion, RobotSpec
+from wire.types import Actor, Episode, PolicyCapabilities, PolicyVersion, RobotSpec, Role
 
 # --- anyone to the gateway -------------------------------------------------------------------------------------------
 
@@ -15,8 +15,7 @@ class Hello(TaggedMessage, frozen=True, eq=False):
     """The first message of a connection, repeated until the gateway answers `HelloAck` or `Rejection`."""
 
     name: str
-    role: str
-    """edge, trainer, evaluator, demonstrator, thinker, console or teleoperator"""
+    role: Role
     clock: str
     sent_ns: int
     pid: int = 0
@@ -135,12 +134,12 @@ class EdgeStatus(TaggedMessage, frozen=True, eq=False):
     """id of the job it works on, '' when it has none"""
     job_episodes: int = 0
     """episodes of that job it has finished, aborted ones left out"""
-    trouble: str = ""
+    fault: str = ""
     """what its driver or a health check says is wrong, '' when nothing is"""
 
 
 class Preview(TaggedMessage, frozen=True, eq=False):
-    """The newest camera picture for people; never stored, dropped when the line is slow."""
+    """The newest camera picture for people; never stored, dropped when the connection is slow."""
 
     robot: str
     camera: str
@@ -206,8 +205,8 @@ class Nack(TaggedMessage, frozen=True, eq=False):
 
 
 class Job(TaggedMessage, frozen=True, eq=False):
-    """What a robot is to work on until further notice: it goes on when the line is cut. It changes jobs between two
-    episodes."""
+    """What a robot is to work on until further notice: it goes on when the connection is cut. It changes jobs
+    between two episodes."""
 
     id: str
     tasks: tuple[str, ...]

@@ -31,7 +31,7 @@ def events(bench: Bench) -> list[tuple[str, str]]:
 
 
 def trouble(bench: Bench) -> str:
-    return [m for m in bench.said if isinstance(m, EdgeStatus)][-1].trouble
+    return [m for m in bench.said if isinstance(m, EdgeStatus)][-1].fault
 
 
 def faulty(switch: Path, **faults: bool) -> Bench:

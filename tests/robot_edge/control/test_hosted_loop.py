@@ -152,7 +152,7 @@ def test_pictures_of_another_shape_hold_the_robot_by_name_and_it_goes_on_afterwa
     named = "camera 'front': uint8[16, 12, 3], expected uint8[16, 16, 3]"
     assert named in bench.loop.detail
     assert [named in event.detail for event in bench.of(EdgeEvent)] == [True], "people are told once"
-    assert named in bench.of(EdgeStatus)[-1].trouble
+    assert named in bench.of(EdgeStatus)[-1].fault
     assert len(bench.of(StepRecorded)) == before
     bench.driver.turned = False
     bench.tick(20)

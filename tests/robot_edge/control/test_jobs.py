@@ -69,7 +69,7 @@ def test_no_tasks_mean_rest_after_the_running_episode() -> None:
     bench.tick(30)
     assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_job)
     assert len(episodes(bench)) == 1
-    assert (status(bench).job, status(bench).trouble) == ("rest", "")
+    assert (status(bench).job, status(bench).fault) == ("rest", "")
     bench.uplink.send(Job("main", (LEFT,), 500))
     bench.tick(3)
     assert scenes(bench)[1:] == [(LEFT, 501)]

@@ -92,7 +92,7 @@ def test_an_unknown_key_is_refused_by_name_and_disturbs_nobody(
     refusal = answer(stranger, server)
     assert isinstance(refusal, Rejection)
     assert "'robot-9' is refused" in refusal.reason
-    assert [name for name, _ in server.refused()] == ["robot-9"]
+    assert [name for name, _ in server.rejections()] == ["robot-9"]
     assert "refused 'robot-9' from 127.0.0.1" in caplog.text
     # what a stranger says afterwards is not even read
     stranger.send(samples.segment())
@@ -123,7 +123,7 @@ def test_a_peer_without_a_key_is_refused(server: ZmqServer) -> None:
     bare.send(b"hello")
     try:
         assert server.recv(1.0) is None
-        refused = server.refused()
+        refused = server.rejections()
     finally:
         bare.close()
         context.term()
