@@ -63,16 +63,6 @@ def known(group: str) -> tuple[str, ...]:
     return tuple(sorted({*_found(group), *_registered[group]}))
 
 
-def known_robots() -> tuple[str, ...]:
-    """Names that `make_robot` takes, sorted."""
-    return known(ROBOTS)
-
-
-def known_operators() -> tuple[str, ...]:
-    """Names that `make_operator` takes, sorted."""
-    return known(OPERATORS)
-
-
 def register(kind: str, robot: Callable[..., Robot], operator: Callable[[Any], Teleoperator] | None = None) -> None:
     """Add a robot, and its scripted operator, for this process: for a robot that is not installed as a package.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from policies.interface.policy import NormalizationData
-from wire.messages.all import CameraFrames, Segment
+from wire.messages.gateway import CameraFrames, Segment
 from wire.types import (
     ActionChunk,
     Actor,

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
-from wire.messages.all import Message
+from wire.messages import Message
 
 PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024

@@ -22,11 +22,10 @@ import msgspec
 
 from wire import codec
 from wire.errors import ConfigError, CorruptDataError, InvalidDataError, MessageTooLargeError, WireError, storage_error
-from wire.messages.all import Segment
+from wire.messages.gateway import Segment
 from wire.types import Episode, RobotSpec
 
 MAGIC = b"VLAEPIS\x01"
-SUFFIX = ".episode"
 MAX_HEADER_BYTES = 4 * 1024 * 1024
 MAX_EPISODE_BYTES = 2 * 1024 * 1024 * 1024
 _RECORD = struct.Struct("<II")

@@ -40,6 +40,24 @@ class Actor(StrEnum):
     hold = "hold"
 
 
+class Role(StrEnum):
+    """What a process is to those it connects to."""
+
+    edge = "edge"
+    uplink = "uplink"
+    inference = "inference"
+    thinker = "thinker"
+    trainer = "trainer"
+    evaluator = "evaluator"
+    demonstrator = "demonstrator"
+    console = "console"
+    teleoperator = "teleoperator"
+
+
+CALLERS = (Role.console, Role.teleoperator)
+"""roles that may call the gateway; the name of a caller's key begins with its role"""
+
+
 class Dimension(msgspec.Struct, frozen=True):
     """One state or action dimension."""
 

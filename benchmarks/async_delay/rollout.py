@@ -18,7 +18,7 @@ from policies.interface.policy import Policy
 from robot_edge.chunking.base import ChunkScheduler
 from robot_edge.inference.infer_chunk import infer_chunk
 from wire.clock import ManualClock
-from wire.messages.all import ChunkReply
+from wire.messages.local import ChunkReply
 from wire.types import Latent, Observation
 
 

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 
 from robot_edge.uplink.segments import encode_jpeg
-from wire.messages.all import ACTORS, CameraFrames, Segment
+from wire.messages.gateway import ACTORS, CameraFrames, Segment
 from wire.types import CameraSpec, Dimension, Episode, RobotSpec
 
 CAMERAS = ("front", "wrist")

@@ -30,7 +30,7 @@ from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import ShardWriter, seal
 from cloud_learner.buffer.store.store import SegmentStore
 from robot_edge.uplink.segments import encode_jpeg
-from wire.messages.all import ACTORS, Segment
+from wire.messages.gateway import ACTORS, Segment
 from wire.types import RobotSpec
 
 FILL_SEGMENTS = 3

@@ -34,7 +34,7 @@ from cloud_learner.buffer.maintenance.shard_writer import ShardWriter, seal
 from cloud_learner.gateway.ingest import Ingest
 from robot_edge.uplink.segments import encode_jpeg
 from wire import codec
-from wire.messages.all import ACTORS, Segment
+from wire.messages.gateway import ACTORS, Segment
 
 EPISODE_SEGMENTS = 5
 _BITS = 16

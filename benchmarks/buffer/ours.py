@@ -16,7 +16,7 @@ from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.sampling.target import uniform
 from wire.errors import ConfigError
-from wire.messages.all import Segment
+from wire.messages.gateway import Segment
 from wire.types import RobotSpec
 
 ROBOT = "robot-0"

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.edge_latency.arm import TASK, Arm, arm_spec
 from hal.driver_host.priority import real_time
 from hal.driver_host.proxy import RobotProxy
-from hal.driver_host.server import run_host
+from hal.driver_host.server import run_driver_server
 from hal.interfaces.robot import Feedback
 from robot_edge.chunking.base import ChunkScheduler
 from robot_edge.chunking.factory import make_schedule
@@ -35,7 +35,8 @@ from robot_edge.runtime.lifecycle import ShutdownSignal
 from robot_edge.runtime.process_group import lines, record_line, run_control, run_inference, run_thinker
 from robot_edge.runtime.shared_frames import SharedFrameChannel
 from wire.clock import MonotonicClock
-from wire.messages.all import EdgeStatus, Hello, Job, LoadWeights, VersionActivated
+from wire.messages.gateway import EdgeStatus, Hello, Job, VersionActivated
+from wire.messages.local import LoadWeights
 from wire.transport.frame_ring import FrameRing, ring_path
 from wire.transport.shared_channel import SharedChannel
 from wire.transport.zmq_channel import ZmqPair
@@ -133,7 +134,7 @@ def _line(run_directory: Path, name: str, *, bind: bool, polls: bool = False) ->
 def robot(run_directory: Path, record: Path) -> None:
     """The process that has the driver, and holds the robot if control dies."""
     lifeline = ShutdownSignal()
-    run_host(StandInRobot(record), run_directory / "robot", lambda: lifeline.cut)
+    run_driver_server(StandInRobot(record), run_directory / "robot", lambda: lifeline.cut)
 
 
 def control(run_directory: Path, record: Path) -> None:

@@ -20,8 +20,8 @@ from hal.resource.robot_registry import RobotRegistry
 from hal.scheduler.decision import job_of
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import RejectedError
-from wire.messages.all import Job
 from wire.messages.fleet import Capabilities, JobRequest
+from wire.messages.gateway import Job
 
 SECOND = 1_000_000_000
 

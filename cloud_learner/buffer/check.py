@@ -11,7 +11,7 @@ import simplejpeg
 
 from cloud_learner.buffer.files import checked_name
 from wire.errors import InvalidDataError
-from wire.messages.all import ACTORS, Segment
+from wire.messages.gateway import ACTORS, Segment
 from wire.types import RobotSpec
 
 MAX_STEPS = 4096

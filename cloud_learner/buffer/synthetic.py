@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
-from wire.messages.all import CameraFrames, Segment
+from wire.messages.gateway import CameraFrames, Segment
 from wire.types import CameraSpec, Dimension, Episode, RobotSpec
 
 _START_NS = 10**12

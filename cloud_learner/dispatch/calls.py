@@ -14,23 +14,14 @@ from cloud_learner.operator.view import FleetView
 from hal.resource import Leases, Priority
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import RejectedError
-from wire.messages.all import (
-    AcquireLease,
-    EdgeStatus,
-    Message,
-    OperatorCommand,
-    Preempted,
-    ReleaseLease,
-    RenewLease,
-    Response,
-)
-from wire.transport.channel import FURTHER
+from wire.messages import Message
+from wire.messages.fleet import AcquireLease, Preempted, ReleaseLease, RenewLease, Response
+from wire.messages.gateway import EdgeStatus, OperatorCommand
+from wire.transport.channel import PEER_SUFFIX
 from wire.types import Lease
 
 log = logging.getLogger(__name__)
 
-CALLERS = ("console", "teleoperator")
-"""roles that may call"""
 SHORTEST_TTL_S = 0.2
 LONGEST_TTL_S = 24 * 3600.0
 LONGEST_ROBOT = 64
@@ -65,7 +56,7 @@ def wanted_ttl_ns(ttl_s: float) -> int:
 
 def same_key(holder: str, peer: str) -> bool:
     """Whether two lines speak with one key: a client whose line was cut comes back by another one."""
-    return holder.partition(FURTHER)[0] == peer.partition(FURTHER)[0]
+    return holder.partition(PEER_SUFFIX)[0] == peer.partition(PEER_SUFFIX)[0]
 
 
 def check_robot(robot: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from cloud_learner.buffer.ledger.rows import JobEpisodeRow
 from hal.scheduler import HELD_OUT_SEEDS
-from wire.messages.all import Evaluation
 from wire.messages.fleet import JobRequest
+from wire.messages.gateway import Evaluation
 
 LABEL = "canary"
 

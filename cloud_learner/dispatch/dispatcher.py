@@ -23,22 +23,20 @@ from hal.scheduler.decision import job_of
 from hal.scheduler.jobs import KINDS, Done
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import ConfigError, RejectedError, StorageError, suggest
-from wire.messages.all import (
+from wire.messages import Message
+from wire.messages.fleet import (
     AcquireLease,
     CancelJob,
-    EdgeStatus,
-    Hello,
-    Job,
+    JobRequest,
+    JobState,
     ListFleet,
-    Message,
-    OperatorCommand,
     ReleaseLease,
     RenewLease,
     Response,
-    Segment,
+    RobotState,
     SubmitJob,
 )
-from wire.messages.fleet import JobRequest, JobState, RobotState
+from wire.messages.gateway import EdgeStatus, Hello, Job, OperatorCommand, Segment
 from wire.types import Lease, RobotSpec
 
 log = logging.getLogger(__name__)

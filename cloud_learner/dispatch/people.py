@@ -16,7 +16,8 @@ from cloud_learner.operator.cards import DROPPED
 from hal.resource import Leases, Priority
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import RejectedError
-from wire.messages.all import EdgeStatus, Message, OperatorCommand
+from wire.messages import Message
+from wire.messages.gateway import EdgeStatus, OperatorCommand
 from wire.types import Lease
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from cloud_learner.buffer.store.store import SegmentStore
 from wire import codec
 from wire.clock import Clock, MonotonicClock
 from wire.errors import InvalidDataError, StorageError, storage_error
-from wire.messages.all import Segment
+from wire.messages.gateway import Segment
 from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.dispatch.calls import CALLERS
 from cloud_learner.dispatch.dispatcher import CALLS, Dispatcher
 from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock, clock_name
 from wire.errors import FleetError, RejectedError, SpecMismatchError, StorageError
-from wire.messages.all import (
+from wire.messages import Message
+from wire.messages.gateway import (
     Ack,
     EdgeEvent,
     EdgeStatus,
@@ -29,7 +29,6 @@ from wire.messages.all import (
     Heartbeat,
     Hello,
     HelloAck,
-    Message,
     Nack,
     OperatorCommand,
     Preview,
@@ -44,12 +43,12 @@ from wire.messages.all import (
     VersionAvailable,
     WeightBytes,
 )
-from wire.transport.channel import FURTHER, ServerChannel
-from wire.types import RobotSpec
+from wire.transport.channel import PEER_SUFFIX, ServerChannel
+from wire.types import CALLERS, RobotSpec, Role
 
 log = logging.getLogger(__name__)
 
-_FOLLOW = ("edge", "evaluator", "thinker")
+_FOLLOW = (Role.edge, Role.evaluator, Role.thinker)
 """roles that hear of versions"""
 
 _MESSAGES_PER_TURN = 200
@@ -61,11 +60,11 @@ _ALIVE_NS = 3_000_000_000
 class AuthenticatedServerChannel(ServerChannel, Protocol):
     """A server channel that can say whom it turned away, and that tells two lines of one name apart."""
 
-    def refused(self) -> list[tuple[str, str]]: ...
+    def rejections(self) -> list[tuple[str, str]]: ...
 
     def adopt(self, peer: str) -> str: ...
 
-    def place(self, peer: str) -> str: ...
+    def address(self, peer: str) -> str: ...
 
 
 class Gateway:
@@ -93,7 +92,7 @@ class Gateway:
         self._spec = spec
         self._clock = clock
         self._wall_ns = wall_ns
-        self._roles: dict[str, str] = {}
+        self._roles: dict[str, Role] = {}
         self._clocks: dict[str, str] = {}
         self._offsets_ns: dict[str, int] = {}
         self._heard_ns: dict[str, int] = {}
@@ -127,7 +126,7 @@ class Gateway:
                 # Whatever one peer sends, the others are served; the trace is in the log.
                 log.exception("a %s of '%s' could not be handled.", type(message).__name__, peer)
                 self._view.event("error", f"a {type(message).__name__} could not be handled; see the log", peer)
-        for name, reason in self._channel.refused():
+        for name, reason in self._channel.rejections():
             self._view.refused(name, reason)
             self._note(name, "refused", reason)
         for wish in self._view.wishes():
@@ -149,7 +148,7 @@ class Gateway:
         match message:
             case Segment():
                 self._store(peer, message)
-            case EdgeStatus(robot=robot) | Preview(robot=robot) if robot == peer and role == "demonstrator":
+            case EdgeStatus(robot=robot) | Preview(robot=robot) if robot == peer and role is Role.demonstrator:
                 log.debug("nobody watches the demonstrator '%s' or takes it over.", peer)
             case EdgeStatus(robot=robot) if robot == peer:
                 self._view.status(message)
@@ -166,20 +165,20 @@ class Gateway:
                 self._channel.send(peer, HelloAck(clock_name(), self._clock.now_ns(), sent_ns, self._view.watched))
             case _ if role in CALLERS and isinstance(message, CALLS):
                 self._channel.send(peer, self._dispatcher.answer(peer, message, now_ns))
-            case OperatorCommand() if role == "teleoperator":
+            case OperatorCommand() if role is Role.teleoperator:
                 self._drive(peer, message)
             case FetchWeights():
                 self._channel.send(peer, self._weights.serve(message))
-            case Publish() if role == "trainer":
+            case Publish() if role is Role.trainer:
                 if (version := self._weights.begin(message)) is not None:
                     self._channel.send(peer, Published(version.number))
-            case WeightBytes() if role == "trainer":
+            case WeightBytes() if role is Role.trainer:
                 self._weight_part(peer, message)
-            case TrainerStatus() if role == "trainer":
+            case TrainerStatus() if role is Role.trainer:
                 self._view.trainer(message)
-            case Evaluate(number=number) if role == "evaluator":
+            case Evaluate(number=number) if role is Role.evaluator:
                 self._announce(peer, number)
-            case Evaluation() if role == "evaluator":
+            case Evaluation() if role is Role.evaluator:
                 if self._ledger.add_evaluation(message, self._wall_ns()):
                     self._view.evaluation(message)
             case _:
@@ -187,11 +186,11 @@ class Gateway:
 
     def _welcome(self, peer: str, hello: Hello) -> None:
         now_ns = self._clock.now_ns()
-        name = peer.partition(FURTHER)[0]
+        name = peer.partition(PEER_SUFFIX)[0]
         if hello.name != name:
             self._channel.send(peer, Rejection(f"the key of '{name}' cannot speak for '{hello.name}'."))
             return
-        if hello.role != "edge" and not name.startswith(hello.role):
+        if hello.role is not Role.edge and not name.startswith(hello.role):
             self._refuse(
                 peer, f"the key of '{name}' is a robot's: the name of a {hello.role} begins with '{hello.role}'."
             )
@@ -215,7 +214,7 @@ class Gateway:
         if hello.role not in CALLERS:
             self._ledger.see_robot(peer, hello.spec, hello.clock, now_ns)
         self._channel.send(peer, HelloAck(clock_name(), now_ns, hello.sent_ns, self._view.watched))
-        if hello.role == "edge":
+        if hello.role is Role.edge:
             self._view.robot_seen(peer, hello.spec)
             self._dispatcher.joined(peer, hello, now_ns)
         if hello.role in _FOLLOW:
@@ -230,9 +229,9 @@ class Gateway:
                 self._spec.require(hello.spec, f"the policy of this fleet and robot '{peer}'")
             except SpecMismatchError as error:
                 return f"spec: {error}"
-        elif hello.role == "edge":
+        elif hello.role is Role.edge:
             return f"spec: robot '{peer}' did not say what it measures and accepts. Start it with `vla-fleet edge`."
-        return self._dispatcher.unfit(peer, hello) if hello.role == "edge" else ""
+        return self._dispatcher.unfit(peer, hello) if hello.role is Role.edge else ""
 
     def _forget_callers(self, now_ns: int) -> None:
         """Each command that somebody runs is a line of its own: those long silent are not kept."""
@@ -251,10 +250,11 @@ class Gateway:
         welcome = HelloAck(clock_name(), now_ns, now_ns, self._view.watched)
         if silent_ns >= _ALIVE_NS or not self._channel.send(name, welcome):
             return ""
+        there = _place(self._channel.address(name), *process[1:])
+        here = _place(self._channel.address(peer), hello.pid, hello.site)
         return (
-            f"name: there is a robot '{name}' already, {_place(self._channel.place(name), *process[1:])}; this one is "
-            f"{_place(self._channel.place(peer), hello.pid, hello.site)}. Give each robot a name and a key of its own: "
-            "`vla-fleet keys NAME`, then `vla-fleet edge --name NAME`."
+            f"name: there is a robot '{name}' already, {there}; this one is {here}. Give each robot a name and a key "
+            "of its own: `vla-fleet keys NAME`, then `vla-fleet edge --name NAME`."
         )
 
     def _refuse(self, peer: str, reason: str) -> None:
@@ -263,7 +263,7 @@ class Gateway:
         if self._refused.get(peer) != reason:
             self._refused[peer] = reason
             log.error("'%s' is refused: %s", peer, reason)
-            self._view.refused(peer.partition(FURTHER)[0], reason)
+            self._view.refused(peer.partition(PEER_SUFFIX)[0], reason)
         self._channel.send(peer, Rejection(reason))
 
     def _measure_clock(self, peer: str, sent_ns: int) -> None:
@@ -315,7 +315,7 @@ class Gateway:
         if fresh.segment.episode.source == "evaluation":
             return
         for name, role in self._roles.items():
-            if role == "trainer" and not self._channel.send(name, fresh):
+            if role is Role.trainer and not self._channel.send(name, fresh):
                 log.debug("trainer '%s' reads row %d from the store.", name, fresh.row)
 
     # --- weights out ----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from cloud_learner.buffer.files import TEMPORARY, make_directory, move_durably, 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import VersionRow
 from wire.errors import CorruptDataError, RejectedError, storage_error
-from wire.messages.all import FetchWeights, Publish, WeightBytes
+from wire.messages.gateway import FetchWeights, Publish, WeightBytes
 from wire.types import PolicyVersion
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from wire.messages.all import EdgeStatus
 from wire.messages.fleet import JobState, RobotState
+from wire.messages.gateway import EdgeStatus
 from wire.types import CommandType, Lease, RobotSpec
 
 LOST_AFTER_S = 2.0
@@ -51,7 +51,7 @@ def make_card(robot: RobotView, now_ns: int, instructions: Mapping[str, str]) ->
         "reason": status.reason if status else "waiting for its first status",
         "health": state.health if state else "starting",
         "health_reason": state.reason if state else "",
-        "trouble": status.trouble if status else "",
+        "fault": status.fault if status else "",
         "site": state.capabilities.site if state else "",
         "load": finite(round(state.load, 3)) if state else None,
         "job": state.job if state else "",

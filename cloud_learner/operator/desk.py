@@ -16,7 +16,7 @@ from cloud_learner.operator.view import FleetView
 from hal.resource import Priority
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ProtocolError, RejectedError, suggest
-from wire.messages.all import OperatorCommand
+from wire.messages.gateway import OperatorCommand
 from wire.types import Lease, RobotSpec
 
 HEARTBEAT_S = 0.3

@@ -17,8 +17,8 @@ from typing import Any
 from cloud_learner.operator.cards import LOST_AFTER_S, RobotView, finite, job_line, make_card
 from cloud_learner.operator.unaided import UnaidedSuccess
 from wire.clock import Clock, MonotonicClock
-from wire.messages.all import EdgeStatus, Evaluation, OperatorCommand, Preview, TrainerStatus, VersionActivated
 from wire.messages.fleet import JobState, RobotState
+from wire.messages.gateway import EdgeStatus, Evaluation, OperatorCommand, Preview, TrainerStatus, VersionActivated
 from wire.types import Lease, PolicyVersion, RobotSpec
 
 MAX_CURVE_POINTS = 600

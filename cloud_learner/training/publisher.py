@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from wire.clock import Clock
-from wire.messages.all import Heartbeat, Publish, WeightBytes
+from wire.messages.gateway import Heartbeat, Publish, WeightBytes
 from wire.transport.channel import Channel
 from wire.types import PolicyVersion
 

@@ -17,7 +17,7 @@ from typing import Self
 
 from wire.clock import clock_name
 from wire.errors import ConfigError, RejectedError, WireError, storage_error
-from wire.messages.all import Hello, HelloAck, Message, ReintroduceRequest, Rejection
+from wire.messages import Message
 from wire.messages.fleet import (
     AcquireLease,
     CancelJob,
@@ -31,13 +31,12 @@ from wire.messages.fleet import (
     RobotState,
     SubmitJob,
 )
-from wire.transport.channel import FURTHER, Channel
+from wire.messages.gateway import Hello, HelloAck, ReintroduceRequest, Rejection
+from wire.transport.channel import PEER_SUFFIX, Channel
 from wire.transport.keys import GATEWAY, load_pair, load_public
 from wire.transport.zmq_channel import ZmqClient
-from wire.types import Lease, RobotSpec
+from wire.types import CALLERS, Lease, RobotSpec
 
-ROLES = ("console", "teleoperator")
-"""who may call; the name of a key begins with its role"""
 ANSWER_S = 10.0
 USUAL_GATEWAY = "tcp://127.0.0.1:5760"
 _ADDRESS_FILE = "gateway.address"
@@ -82,15 +81,15 @@ class FleetClient:
 
         Nothing is sent before `connect`. Raises `ConfigError` for a key that is not there or has no such role.
         """
-        self.role = next((role for role in ROLES if name.startswith(role)), "")
-        if not self.role:
+        role = next((role for role in CALLERS if name.startswith(role)), None)
+        if role is None:
             raise ConfigError(
-                f"'{name}' cannot call the gateway: the name begins with {' or '.join(ROLES)}. Make such a key with "
+                f"'{name}' cannot call the gateway: the name begins with {' or '.join(CALLERS)}. Make such a key with "
                 "`vla-fleet keys`."
             )
         if channel is None and keys is None:
             raise ConfigError(f"FleetClient '{name}': give the key directory, or a channel.")
-        self.name = name
+        self.name, self.role = name, role
         self.heard: deque[Message] = deque(maxlen=_KEPT)
         """what came and was no answer, oldest first: statuses of robots that are held, among others"""
         self._gateway = gateway
@@ -169,7 +168,7 @@ class FleetClient:
         robot, number = (lease, 0) if isinstance(lease, str) else (lease.robot, lease.number)
         if number == 0 and not force:
             found = next((one.lease for one in self.robots() if one.name == robot), None)
-            if found is not None and found.holder.partition(FURTHER)[0] == self.name:
+            if found is not None and found.holder.partition(PEER_SUFFIX)[0] == self.name:
                 number = found.number
             else:
                 holder = f"is held by '{found.holder}' ({found.purpose})" if found else "is not held by anybody"

@@ -19,9 +19,10 @@ from robot_edge.chunking.selector import ChunkSchedulerSelector, MakeSchedule
 from robot_edge.uplink.weight_subscriber import WeightSubscriber
 from wire.clock import Clock
 from wire.errors import ConfigError
-from wire.messages.all import Evaluate, Evaluation, Message
+from wire.messages import Message
+from wire.messages.gateway import Evaluate, Evaluation
 from wire.transport.channel import Channel
-from wire.types import PolicyVersion
+from wire.types import PolicyVersion, Role
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Evaluator:
         self.done = False
         self._follower = WeightSubscriber(
             name,
-            "evaluator",
+            Role.evaluator,
             gateway,
             weights,
             clock,

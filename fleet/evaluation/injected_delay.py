@@ -18,7 +18,8 @@ import numpy as np
 
 from wire.clock import Clock
 from wire.errors import ConfigError
-from wire.messages.all import ChunkReply, ChunkRequest, Message
+from wire.messages import Message
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.transport.channel import Channel
 
 _BURST = 10

@@ -24,7 +24,7 @@ from hal.driver_host.priority import idle
 from robot_edge.runtime.lifecycle import ShutdownSignal
 from wire.clock import MonotonicClock, SimulatedClock
 from wire.errors import ConfigError, RejectedError
-from wire.messages.all import Evaluate
+from wire.messages.gateway import Evaluate
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from fleet.launch.builders import THINKER, gateway_channel, one_thread
 from fleet.launch.preloads import of_edge
 from fleet.tools.policy_smoke_test import try_policy
 from hal.driver_host.proxy import RobotProxy
-from hal.driver_host.server import CallLimits, run_host
+from hal.driver_host.server import CallLimits, run_driver_server
 from hal.registry import make_operator, make_robot
 from robot_edge.inference.latent_encoder import InlineSlowPath, ProcessSlowPath, RemoteSlowPath, SlowPath
 from robot_edge.runtime.forking import has_gpu, preload
@@ -115,7 +115,9 @@ def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
     patience = recipe.loop.driver
     # Control names the driver that blocks first; then its process ends.
     limits = CallLimits(patience.stuck_s, patience.reset_s + patience.stuck_s)
-    run_host(robot, run_directory / _HOST, lambda: lifeline.cut, recipe.loop.safety, operator=operator, limits=limits)
+    run_driver_server(
+        robot, run_directory / _HOST, lambda: lifeline.cut, recipe.loop.safety, operator=operator, limits=limits
+    )
 
 
 def _control(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> None:

@@ -24,7 +24,7 @@ from robot_edge.control.takeover_gate import Gate
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.uplink.server import Uplink
 from wire.clock import Clock, ManualClock, MonotonicClock, SimulatedClock
-from wire.messages.all import Evaluate, Evaluation
+from wire.messages.gateway import Evaluate, Evaluation
 from wire.transport.channel import Channel
 from wire.transport.keys import GATEWAY, load_pair, load_public
 from wire.transport.zmq_channel import ZmqClient

@@ -20,7 +20,7 @@ from fleet.config.process_options import EdgeOptions
 from fleet.config.recipes import get_recipe
 from fleet.launch.robot_builders import edge_processes
 from fleet.ros2.config import ROS2, complete, endpoints, write
-from hal.registry import known_operators, make_robot
+from hal.registry import OPERATORS, known, make_robot
 from robot_edge.ros2.parameters import EdgeParameters, usage
 from robot_edge.ros2.topics import Endpoint
 from wire.errors import ConfigError, FleetError
@@ -66,7 +66,7 @@ def prepare(parameters: EdgeParameters, namespace: str) -> NodeSetup:
     )
     driven = overrides.applied(recipe)
     make_robot(driven.robot, driven.robot_config)
-    if parameters.operator and driven.robot not in known_operators():
+    if parameters.operator and driven.robot not in known(OPERATORS):
         raise ConfigError(f"robot '{driven.robot}' has no scripted operator; leave parameter 'operator' false.")
     options = EdgeOptions(
         recipe=parameters.recipe,

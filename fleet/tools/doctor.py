@@ -65,7 +65,7 @@ def examine(visit: Visit, tell: Callable[[str], None], give_up: Callable[[str], 
             measure_s=visit.seconds,
             move=visit.move,
             gentle=not visit.simulated,
-            tell=heard,
+            notify=heard,
         )
     finally:
         watch.end()

@@ -23,7 +23,7 @@ from fleet.tools.quarters import quarters
 from robot_edge.runtime.rejection_log import read_refusal
 from robot_edge.uplink.spool import Spool
 from wire.errors import storage_error
-from wire.messages.all import ACTORS
+from wire.messages.gateway import ACTORS
 
 _SEGMENTS_AT_ONCE, _ALL = 64, 1_000_000_000
 NOWHERE: Mapping[str, int] = {}

@@ -15,26 +15,18 @@ from collections.abc import Callable
 import numpy as np
 
 from hal.interfaces.teleop import TeleopCommand, TeleopDevice
-from hal.teleop.pose import LetsGo, PoseHints, SeesRobot, held, neutral, pose_of, unknown
+from hal.teleop.pose import LetsGo, PoseHints, SeesRobot, neutral_action, pose_of, unknown_pose, without_rates
 from wire.clock import Clock, clock_name
 from wire.errors import ConfigError, RejectedError, WireError, suggest
-from wire.messages.all import (
-    EdgeStatus,
-    Heartbeat,
-    Hello,
-    HelloAck,
-    Message,
-    OperatorCommand,
-    ReintroduceRequest,
-    Rejection,
-)
+from wire.messages import Message
 from wire.messages.fleet import AcquireLease, ListFleet, Preempted, ReleaseLease, RenewLease, Response
+from wire.messages.gateway import EdgeStatus, Heartbeat, Hello, HelloAck, OperatorCommand, ReintroduceRequest, Rejection
 from wire.transport.channel import Channel
-from wire.types import Lease, RobotSpec
+from wire.types import Lease, RobotSpec, Role
 
 log = logging.getLogger(__name__)
 
-ROLE = "teleoperator"
+ROLE = Role.teleoperator
 TTL_S = 1.0
 RENEW_S = 0.3
 SILENT_S = 0.8
@@ -303,9 +295,9 @@ class Teleop:
             # A released key: what moves by deltas stops now and not when the command has become old.
             if self._commanded is None:
                 return
-            action = held(self._spec, self._commanded)
+            action = without_rates(self._spec, self._commanded)
         elif self._commanded is None:
-            action = neutral(self._spec, self._pose(), action)
+            action = neutral_action(self._spec, self._pose(), action)
         self._sequence += 1
         # A float32 may lie a hair outside a limit that is given in double precision.
         numbers = tuple(min(max(float(a), d.low), d.high) for a, d in zip(action, self._spec.action, strict=True))
@@ -335,5 +327,5 @@ class Teleop:
     def _pose(self) -> np.ndarray:
         assert self._spec is not None
         if self.status is None or not self._fresh() or len(self.status.state) != self._spec.state_dim:
-            return unknown(self._spec)
+            return unknown_pose(self._spec)
         return pose_of(self._spec, self.status.state)

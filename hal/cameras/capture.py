@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hal.cameras.picture import Fit, framed
+from hal.cameras.picture import Fit, make_frame
 from hal.driver_host.priority import ordinary
 from wire.errors import ConfigError, FleetError, RobotError
 from wire.types import CameraSpec, Frame
@@ -33,7 +33,7 @@ class CaptureDevice(Protocol):
         """Raises `RobotError` that names the device and what to do."""
         ...
 
-    def take(self) -> tuple[int, np.ndarray] | None:
+    def grab(self) -> tuple[int, np.ndarray] | None:
         """Wait for the next picture: monotonic ns of its capture and uint8[h, w, 3] RGB. None: there is no further one.
 
         Raises `RobotError` when the device gives no more.
@@ -45,8 +45,8 @@ class CaptureDevice(Protocol):
         ...
 
 
-class Capture:
-    """Takes pictures of a `CaptureDevice` in a thread and keeps the newest."""
+class ThreadedCamera:
+    """Keeps the `Camera` protocol: takes pictures of a `CaptureDevice` in a thread and keeps the newest."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class Capture:
         device: str,
         fit: Fit = "stretch",
         preview: tuple[int, int] = (0, 0),
-        patience_s: float = 2.0,
-        first_picture_s: float = 10.0,
+        stall_timeout_s: float = 2.0,
+        first_frame_timeout_s: float = 10.0,
     ) -> None:
         """`device`: how errors name it; `preview`: (height, width) of the larger picture for people, 0 for none;
-        `patience_s`: without a new picture for so long the camera has failed."""
+        `stall_timeout_s`: without a new picture for so long the camera has failed."""
         check_spec(spec, device)
         if min(preview) < 0 or max(preview) > 8192 or bool(preview[0]) != bool(preview[1]):
             raise ConfigError(f"camera '{spec.name}' ({device}): preview of {preview}: give two sides up to 8192.")
@@ -68,8 +68,8 @@ class Capture:
         self._what = f"camera '{spec.name}' ({device})"
         self._fit: Fit = fit
         self._preview = preview
-        self._patience_s = patience_s
-        self._first_picture_s = first_picture_s
+        self._stall_timeout_s = stall_timeout_s
+        self._first_frame_timeout_s = first_frame_timeout_s
         self._newest: Frame | None = None
         self._alive_ns = 0
         self._error = ""
@@ -78,7 +78,7 @@ class Capture:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def connect(self) -> None:
         """Open the device and wait for its first picture; twice is once. Raises `RobotError`."""
         if self._thread is not None:
             return
@@ -88,25 +88,25 @@ class Capture:
         self._thread = thread
         thread.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._newest is not None or bool(self._error), self._first_picture_s)
+            self._changed.wait_for(lambda: self._newest is not None or bool(self._error), self._first_frame_timeout_s)
             there, error = self._newest is not None, self._error
         if there:
             return
-        self.stop()
-        raise RobotError(error or f"{self._what} gave no picture within {self._first_picture_s:g} s. {_REMEDY}")
+        self.close()
+        raise RobotError(error or f"{self._what} gave no picture within {self._first_frame_timeout_s:g} s. {_REMEDY}")
 
     def read(self) -> Frame:
-        """The newest picture. Raises `RobotError` when the last one is older than the patience, and why."""
+        """The newest picture. Raises `RobotError` when the last one is older than `stall_timeout_s`, and why."""
         frame = self._newest
         if frame is None:
             raise RobotError(f"{self._what}: read before connect(); call connect() first.")
         silent_s = (time.monotonic_ns() - self._alive_ns) / 1e9
-        if self._ended or silent_s <= self._patience_s:
+        if self._ended or silent_s <= self._stall_timeout_s:
             return frame
         why = self._error or f"{self._what} stands still. {_REMEDY}"
         raise RobotError(f"{why} Its last picture came {silent_s:.1f} s ago; it is tried again.")
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the thread and give the device back. May be called twice."""
         thread, self._thread = self._thread, None
         self._stop.set()
@@ -132,14 +132,14 @@ class Capture:
                 stop.wait(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
 
     def _film(self, stop: threading.Event) -> None:
-        """Take pictures until the source ends or `stop` is set."""
-        source = self._make()
+        """Take pictures until the device ends or `stop` is set."""
+        device = self._make()
         period_ns = 1e9 / self.spec.rate_hz
         due_ns = 0.0
         try:
-            source.open()
+            device.open()
             while not stop.is_set():
-                taken = source.take()
+                taken = device.grab()
                 if stop.is_set():
                     return  # a thread that was given up must not speak for its successor
                 if taken is None:
@@ -153,9 +153,9 @@ class Capture:
                 late = time_ns - due_ns > period_ns
                 due_ns = (time_ns if late else due_ns) + period_ns
                 size = self.spec.height, self.spec.width
-                self._keep(framed(time_ns, image, size, self._preview, self._fit))
+                self._keep(make_frame(time_ns, image, size, self._preview, self._fit))
         finally:
-            source.close()
+            device.close()
 
     def _keep(self, frame: Frame) -> None:
         with self._changed:
@@ -186,23 +186,3 @@ def check_spec(spec: CameraSpec, device: str) -> None:
         raise ConfigError(f"{where}: height {spec.height} and width {spec.width}: each is 1 to 8192.")
     if not 0 < spec.rate_hz <= 1000:
         raise ConfigError(f"{where}: rate_hz {spec.rate_hz:g} is none; give 1 to 1000.")
-
-
-class ThreadedCamera:
-    """A `Capture` as a `hal.interfaces.camera.Camera`: a driver's constructor says which."""
-
-    def __init__(self, capture: Capture) -> None:
-        self.spec = capture.spec
-        self._capture = capture
-
-    def connect(self) -> None:
-        """Open the device and wait for its first picture. Raises `RobotError`."""
-        self._capture.start()
-
-    def read(self) -> Frame:
-        """The newest picture, uint8[height, width, 3] RGB. Raises `RobotError` when the camera has failed."""
-        return self._capture.read()
-
-    def close(self) -> None:
-        """Give the device back. May be called twice."""
-        self._capture.stop()

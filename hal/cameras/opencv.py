@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hal.cameras.capture import Capture, ThreadedCamera
+from hal.cameras.capture import ThreadedCamera
 from hal.cameras.picture import Fit
 from wire.errors import ConfigError, RobotError
 from wire.types import CameraSpec
 
 Backend = Literal["any", "v4l2", "ffmpeg", "gstreamer"]
 _BACKENDS: dict[str, str] = {"v4l2": "CAP_V4L2", "ffmpeg": "CAP_FFMPEG", "gstreamer": "CAP_GSTREAMER"}
-Turn = Literal[0, 90, 180, 270]
+Rotation = Literal[0, 90, 180, 270]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class OpenCvConfig:
     preview_width: int = 0
     """of the larger picture for people; 0: they see the policy's"""
     fit: Fit = "stretch"
-    turn: Turn = 0
+    rotation: Rotation = 0
     """degrees clockwise, for a camera that is mounted so"""
     latency_s: float = 0.0
     """from the light to the picture's arrival, if it was measured; pictures are stamped so much earlier"""
-    patience_s: float = 2.0
+    stall_timeout_s: float = 2.0
     """without a new picture for so long the camera has failed"""
-    first_picture_s: float = 10.0
+    first_frame_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         where = f"camera '{self.name}' (device {self.device!r})"
@@ -59,8 +59,8 @@ class OpenCvConfig:
             raise ConfigError(f"{where}: fourcc {self.fourcc!r} must be four letters, as MJPG.")
         if not 0 <= self.latency_s <= 2:
             raise ConfigError(f"{where}: latency_s {self.latency_s:g} is none; give 0 to 2.")
-        if not self.patience_s > 0 or not self.first_picture_s > 0:
-            raise ConfigError(f"{where}: patience_s and first_picture_s must be above 0.")
+        if not self.stall_timeout_s > 0 or not self.first_frame_timeout_s > 0:
+            raise ConfigError(f"{where}: stall_timeout_s and first_frame_timeout_s must be above 0.")
 
 
 class OpenCvCamera(ThreadedCamera):
@@ -72,20 +72,18 @@ class OpenCvCamera(ThreadedCamera):
         self.config = config
         spec = CameraSpec(config.name, config.height, config.width, config.rate_hz)
         super().__init__(
-            Capture(
-                spec,
-                lambda: OpenCvSource(config),
-                f"device {config.device!r}",
-                config.fit,
-                (config.preview_height, config.preview_width),
-                config.patience_s,
-                config.first_picture_s,
-            )
+            spec,
+            lambda: OpenCvDevice(config),
+            f"device {config.device!r}",
+            config.fit,
+            (config.preview_height, config.preview_width),
+            config.stall_timeout_s,
+            config.first_frame_timeout_s,
         )
 
 
-class OpenCvSource:
-    """Keeps the `Source` protocol for a device or stream."""
+class OpenCvDevice:
+    """Keeps the `CaptureDevice` protocol for a device or stream."""
 
     def __init__(self, config: OpenCvConfig) -> None:
         self._config = config
@@ -125,7 +123,7 @@ class OpenCvSource:
         recorded = stream and self._video.get(cv2.CAP_PROP_FRAME_COUNT) > 0
         self._pace = Pace(self._video.get(cv2.CAP_PROP_FPS) if recorded else 0.0)
 
-    def take(self) -> tuple[int, np.ndarray] | None:
+    def grab(self) -> tuple[int, np.ndarray] | None:
         """Raises `RobotError` when the device gives no more, as when it was unplugged."""
         if not self._video.grab():
             raise RobotError(
@@ -136,7 +134,7 @@ class OpenCvSource:
         found, image = self._video.retrieve()
         if not found:
             raise RobotError(f"{self._where} gave a picture that cannot be decoded; try another fourcc.")
-        return time_ns, upright(image, self._config.turn)
+        return time_ns, upright(image, self._config.rotation)
 
     def close(self) -> None:
         if self._video is not None:
@@ -167,9 +165,9 @@ class Pace:
         self._due += self._period_s
 
 
-def upright(image: np.ndarray, turn: Turn) -> np.ndarray:
-    """uint8[h, w, 3] RGB of OpenCV's BGR, turned clockwise by `turn` degrees; a view."""
-    return np.rot90(image[:, :, ::-1], -turn // 90) if turn else image[:, :, ::-1]
+def upright(image: np.ndarray, rotation: Rotation) -> np.ndarray:
+    """uint8[h, w, 3] RGB of OpenCV's BGR, turned clockwise by `rotation` degrees; a view."""
+    return np.rot90(image[:, :, ::-1], -rotation // 90) if rotation else image[:, :, ::-1]
 
 
 def import_cv2(where: str) -> Any:

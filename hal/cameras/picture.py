@@ -13,7 +13,7 @@ Fit = Literal["stretch", "crop"]
 """stretch: the whole picture, whatever its sides; crop: the largest middle part of the wanted sides"""
 
 
-def rgb(picture: Any) -> np.ndarray:
+def to_rgb(picture: Any) -> np.ndarray:
     """uint8[h, w, 3] of a picture with 1, 3 or 4 channels, channels last or first. Raises `InvalidDataError`."""
     image = np.asarray(picture)
     if image.dtype != np.uint8:
@@ -29,10 +29,10 @@ def rgb(picture: Any) -> np.ndarray:
     return image[:, :, :3]
 
 
-def fitted(image: np.ndarray, height: int, width: int, fit: Fit = "stretch") -> np.ndarray:
+def resize_image(image: np.ndarray, height: int, width: int, fit: Fit = "stretch") -> np.ndarray:
     """uint8[height, width, 3] as memory of its own: pixels averaged where it shrinks, interpolated where it grows."""
     if fit == "crop":
-        image = middle(image, height, width)
+        image = center_crop(image, height, width)
     if image.shape[:2] != (height, width):
         import cv2
 
@@ -43,15 +43,15 @@ def fitted(image: np.ndarray, height: int, width: int, fit: Fit = "stretch") -> 
     return np.array(image, np.uint8, order="C")
 
 
-def framed(
+def make_frame(
     time_ns: int, image: np.ndarray, size: tuple[int, int], preview: tuple[int, int] = (0, 0), fit: Fit = "stretch"
 ) -> Frame:
     """The frame of `image`, uint8[h, w, 3]: (height, width) for the policy, and for people unless that is 0."""
-    larger = fitted(image, *preview, fit) if all(preview) else None
-    return Frame(time_ns, fitted(image, *size, fit), larger)
+    larger = resize_image(image, *preview, fit) if all(preview) else None
+    return Frame(time_ns, resize_image(image, *size, fit), larger)
 
 
-def middle(image: np.ndarray, height: int, width: int) -> np.ndarray:
+def center_crop(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """The largest part in the middle with sides as `height` to `width`; a view."""
     h, w = image.shape[:2]
     scale = min(h / height, w / width)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from hal.cameras.capture import Capture, ThreadedCamera
+from hal.cameras.capture import ThreadedCamera
 from hal.cameras.opencv import Pace
-from hal.cameras.picture import Fit, rgb
+from hal.cameras.picture import Fit, to_rgb
 from hal.interfaces.robot import Robot
 from hal.registry import make_robot, read_config
 from hal.safety.bounds import rest_action
@@ -34,7 +34,7 @@ class PatternConfig:
     unplugged_after: int = 0
     """after so many pictures the device is gone, and can be opened again after `back_after_s`; 0: never"""
     back_after_s: float = 0.5
-    patience_s: float = 2.0
+    stall_timeout_s: float = 2.0
 
 
 class PatternCamera(ThreadedCamera):
@@ -46,12 +46,12 @@ class PatternCamera(ThreadedCamera):
         self.config = config
         if config.width < _COUNTED or config.height < 2:
             raise ConfigError(f"camera '{config.name}' (pattern): it needs 2 rows and {_COUNTED} columns.")
-        self.device = PatternDevice(config)
+        self._state = PatternState(config)
         spec = CameraSpec(config.name, config.height, config.width, config.rate_hz)
-        super().__init__(Capture(spec, lambda: PatternSource(self.device), "pattern", patience_s=config.patience_s))
+        super().__init__(spec, lambda: PatternDevice(self._state), "pattern", stall_timeout_s=config.stall_timeout_s)
 
 
-class PatternDevice:
+class PatternState:
     """What outlives the opening and closing of a pattern: how many pictures it gave, and since when it is gone."""
 
     def __init__(self, config: PatternConfig) -> None:
@@ -60,10 +60,10 @@ class PatternDevice:
         self.gone_until = 0.0
 
 
-class PatternSource:
-    """Keeps the `Source` protocol."""
+class PatternDevice:
+    """Keeps the `CaptureDevice` protocol."""
 
-    def __init__(self, device: PatternDevice) -> None:
+    def __init__(self, device: PatternState) -> None:
         self._device = device
         self._pace = Pace(device.config.rate_hz)
 
@@ -72,7 +72,7 @@ class PatternSource:
         if time.monotonic() < self._device.gone_until:
             raise RobotError(f"camera '{self._device.config.name}' (pattern) is unplugged. Plug it in.")
 
-    def take(self) -> tuple[int, np.ndarray] | None:
+    def grab(self) -> tuple[int, np.ndarray] | None:
         device, config = self._device, self._device.config
         self._pace.wait()
         if config.unplugged_after and device.given == config.unplugged_after:
@@ -154,13 +154,11 @@ class SceneCamera(ThreadedCamera):
         spec = CameraSpec(
             config.name, config.height or own.height, config.width or own.width, config.rate_hz or own.rate_hz
         )
-        super().__init__(
-            Capture(spec, lambda: SceneSource(config, own.name), f"scene of robot '{config.robot}'", config.fit)
-        )
+        super().__init__(spec, lambda: SceneDevice(config, own.name), f"scene of robot '{config.robot}'", config.fit)
 
 
-class SceneSource:
-    """Keeps the `Source` protocol: lets the robot rest at its control rate and takes each new picture."""
+class SceneDevice:
+    """Keeps the `CaptureDevice` protocol: lets the robot rest at its control rate and takes each new picture."""
 
     def __init__(self, config: SceneConfig, camera: str) -> None:
         self._config = config
@@ -180,7 +178,7 @@ class SceneSource:
         robot.reset(self._config.task or known[0], self._config.seed)
         self._pace = Pace(robot.spec.control_hz)
 
-    def take(self) -> tuple[int, np.ndarray] | None:
+    def grab(self) -> tuple[int, np.ndarray] | None:
         assert self._robot is not None, "open() comes first"
         for _ in range(round(self._robot.spec.control_hz) + 10):
             self._pace.wait()
@@ -189,7 +187,7 @@ class SceneSource:
             frame = seen.images[self._camera]
             if frame.time_ns != self._taken_ns:
                 self._taken_ns = frame.time_ns
-                return frame.time_ns, rgb(frame.image)
+                return frame.time_ns, to_rgb(frame.image)
         raise RobotError(
             f"camera '{self._config.name}': '{self._camera}' of robot '{self._config.robot}' gave no new picture in a "
             "second of its control. Check that robot's own cameras."

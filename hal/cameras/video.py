@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hal.cameras.capture import Capture, ThreadedCamera
-from hal.cameras.opencv import Pace, Turn, import_cv2, upright
+from hal.cameras.capture import ThreadedCamera
+from hal.cameras.opencv import Pace, Rotation, import_cv2, upright
 from hal.cameras.picture import Fit
 from wire.errors import ConfigError, RobotError
 from wire.types import CameraSpec
@@ -34,7 +34,7 @@ class VideoConfig:
     preview_width: int = 0
     """of the larger picture for people; 0: they see the policy's"""
     fit: Fit = "stretch"
-    turn: Turn = 0
+    rotation: Rotation = 0
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -53,11 +53,11 @@ class VideoCamera(ThreadedCamera):
         self.config = config
         spec = CameraSpec(config.name, config.height, config.width, config.rate_hz)
         preview = config.preview_height, config.preview_width
-        super().__init__(Capture(spec, lambda: VideoSource(config), f"video {config.path}", config.fit, preview))
+        super().__init__(spec, lambda: VideoDevice(config), f"video {config.path}", config.fit, preview)
 
 
-class VideoSource:
-    """Keeps the `Source` protocol for a file."""
+class VideoDevice:
+    """Keeps the `CaptureDevice` protocol for a file."""
 
     def __init__(self, config: VideoConfig) -> None:
         self._config = config
@@ -71,7 +71,7 @@ class VideoSource:
         rate_hz = self._video.get(import_cv2(self._where).CAP_PROP_FPS)
         self._pace = Pace((rate_hz if rate_hz > 0 else self._config.rate_hz) * self._config.speed)
 
-    def take(self) -> tuple[int, np.ndarray] | None:
+    def grab(self) -> tuple[int, np.ndarray] | None:
         """The next picture when it is due; None after the last one, unless it loops."""
         found, image = self._video.read()
         if not found:
@@ -82,7 +82,7 @@ class VideoSource:
             if not found:
                 raise RobotError(f"{self._where} has no picture that can be read. Is it a whole video file?")
         self._pace.wait()
-        return time.monotonic_ns(), upright(image, self._config.turn)
+        return time.monotonic_ns(), upright(image, self._config.rotation)
 
     def close(self) -> None:
         if self._video is not None:

@@ -32,7 +32,7 @@ def check_robot(
     measure_s: float = 0.0,
     move: bool = True,
     gentle: bool = False,
-    tell: Callable[[str], None] = lambda name: None,
+    notify: Callable[[str], None] = lambda name: None,
 ) -> ConformanceReport:
     """Run every check on robots from `make`, each on a robot of its own.
 
@@ -40,12 +40,12 @@ def check_robot(
     robot, whose scene no seed can rebuild; `sleep`: how to let one control period pass on the robot's clock.
     `measure_s`: also measure rates, latencies and the way to a standstill over so many seconds of this computer's time;
     `move`: False connects and does no more; `gentle`: swing about the pose the robot stands in and never command a
-    limit; `tell` hears the name of each check before it runs.
+    limit; `notify` is called with the name of each check before it runs.
     """
     rules = Rules(make, task, seed, ticks, scale, seeded, sleep, move, gentle)
     checks = []
     for name, rule in rules.rules():
-        tell(name)
+        notify(name)
         try:
             rule()
             checks.append(CheckOutcome(name, True))
@@ -55,7 +55,7 @@ def check_robot(
             checks.append(CheckOutcome(name, False, f"raised {type(error).__name__}: {error}"))
     figures: tuple[Figure, ...] = ()
     if measure_s and move:
-        tell("figures")
+        notify("figures")
         try:
             figures = measure(rules, measure_s)
         except Exception as error:  # noqa: BLE001 - as above

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import numpy as np
 
 from hal.conformance.report import Figure
-from hal.conformance.rules import Closing, Rules
+from hal.conformance.rules import Rules
 from hal.interfaces.robot import Robot
-from hal.safety.bounds import hold_action
-from wire.types import CommandType, Observation, RobotSpec
+from hal.safety.bounds import hold_action, rest_action
+from wire.types import Observation, RobotSpec
 
 _REST_TICKS = 10
 _STILL_TICKS = 3
@@ -22,7 +23,7 @@ _STOP_S = 2.0
 def measure(rules: Rules, seconds: float, now: Callable[[], float] = time.perf_counter) -> tuple[Figure, ...]:
     """Drive a robot for `seconds` with the rules' small swing and then tell it to hold. `now` and `rules.sleep` share
     one clock, in seconds."""
-    with Closing(rules.make()) as robot:
+    with closing(rules.make()) as robot:
         spec = robot.spec
         began = now()
         robot.connect()
@@ -32,18 +33,18 @@ def measure(rules: Rules, seconds: float, now: Callable[[], float] = time.perf_c
             Figure("connect", connected - began, "s"),
             Figure("reset", now() - connected, "s"),
         ]
-        line = _Row(robot, rules, now)
-        noise = line.rest()
+        run = _TimedRun(robot, rules, now)
+        noise = run.rest()
         ticks = max(_REST_TICKS, round(seconds * spec.control_hz))
-        first = line.ticks
+        first = run.ticks
         for tick in range(ticks):
-            line.turn(rules.action(robot, tick, line.pose if rules.gentle else None))
-        figures += line.paces(first)
-        figures += _cameras(spec, line.seen[first:])
-        return (*figures, *_stop(line, noise))
+            run.step(rules.action(robot, tick, run.pose if rules.gentle else None))
+        figures += run.paces(first)
+        figures += _cameras(spec, run.seen[first:])
+        return (*figures, *_stop(run, noise))
 
 
-class _Row:
+class _TimedRun:
     """Reads and commands one robot at its rate and remembers how long everything took."""
 
     def __init__(self, robot: Robot, rules: Rules, now: Callable[[], float]) -> None:
@@ -62,7 +63,7 @@ class _Row:
     def ticks(self) -> int:
         return len(self.seen)
 
-    def turn(self, action: np.ndarray | None) -> None:
+    def step(self, action: np.ndarray | None) -> None:
         """One control period; no action: hold."""
         period_s = 1 / self.robot.spec.control_hz
         wait_s = self._due - self._now()
@@ -83,15 +84,11 @@ class _Row:
 
     def rest(self) -> np.ndarray:
         """float32[ds]: the largest change of a state that nobody commands, between two ticks."""
-        spec = self.robot.spec
         self.pose = self.robot.read().state
-        measured = {d.name: value for d, value in zip(spec.state, self.pose, strict=True)}
-        self.executed = np.array(
-            [measured.get(d.name, 0.0) if d.meaning is CommandType.absolute else 0.0 for d in spec.action], np.float32
-        )
+        self.executed = rest_action(self.robot.spec, self.pose)
         self._due = self._now()
         for _ in range(_REST_TICKS):
-            self.turn(None)
+            self.step(None)
         states = np.array([observation.state for observation in self.seen])
         # The first moments after a reset may still settle.
         return np.abs(np.diff(states[_REST_TICKS // 2 :], axis=0)).max(axis=0)
@@ -138,21 +135,21 @@ def _cameras(spec: RobotSpec, seen: list[Observation]) -> list[Figure]:
     return figures
 
 
-def _stop(line: _Row, noise: np.ndarray) -> list[Figure]:
+def _stop(run: _TimedRun, noise: np.ndarray) -> list[Figure]:
     """How long after being told to hold the robot still moves, and how far it goes."""
-    spec = line.robot.spec
+    spec = run.robot.spec
     span = np.array([d.high - d.low for d in spec.state], np.float32)
     still = np.maximum(3 * noise, 1e-4 * span)
-    first = line.ticks
+    first = run.ticks
     quiet = 0
     for _ in range(round(_STOP_S * spec.control_hz) + _STILL_TICKS):
-        line.turn(None)
-        change = np.abs(line.seen[-1].state - line.seen[-2].state)
+        run.step(None)
+        change = np.abs(run.seen[-1].state - run.seen[-2].state)
         quiet = quiet + 1 if (change <= still).all() else 0
         if quiet == _STILL_TICKS:
             break
-    took_s = (line.ticks - first - quiet) / spec.control_hz
-    way = np.abs(line.seen[-1].state - line.seen[first].state) / span
+    took_s = (run.ticks - first - quiet) / spec.control_hz
+    way = np.abs(run.seen[-1].state - run.seen[first].state) / span
     far = int(way.argmax())
     moving = [d.name for d, moves in zip(spec.state, change > still, strict=True) if moves]
     advice = f"{', '.join(moving) or 'it'} goes on; its controller must hold the last target, or stop on zero velocity."

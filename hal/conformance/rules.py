@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,22 +58,22 @@ class Rules:
 
     def spec(self) -> None:
         robot = self.make()
-        need(isinstance(robot, Robot), "lacks a method of hal.interfaces.robot.Robot; add it.")
-        need(isinstance(robot.spec, RobotSpec), "`spec` must be a RobotSpec, set by the constructor.")
-        need(robot.spec.action_dim > 0, "the spec has no action; name at least one dimension.")
+        require(isinstance(robot, Robot), "lacks a method of hal.interfaces.robot.Robot; add it.")
+        require(isinstance(robot.spec, RobotSpec), "`spec` must be a RobotSpec, set by the constructor.")
+        require(robot.spec.action_dim > 0, "the spec has no action; name at least one dimension.")
         for d in (*robot.spec.state, *robot.spec.action):
-            need(np.isfinite([d.low, d.high]).all(), f"'{d.name}' has no finite limits; give its real range.")
+            require(np.isfinite([d.low, d.high]).all(), f"'{d.name}' has no finite limits; give its real range.")
         for d in robot.spec.action:
             still = d.meaning is CommandType.absolute or d.low <= 0 <= d.high
-            need(still, f"action '{d.name}' is a {d.meaning.value} but 0 is not within its limits: it cannot hold.")
-        need(robot.spec.hash == self.make().spec.hash, "two robots of the same configuration have other specs.")
+            require(still, f"action '{d.name}' is a {d.meaning.value} but 0 is not within its limits: it cannot hold.")
+        require(robot.spec.hash == self.make().spec.hash, "two robots of the same configuration have other specs.")
 
     def connect(self) -> None:
-        with Closing(self.make()) as robot:
+        with closing(self.make()) as robot:
             robot.connect()
 
     def connect_twice(self) -> None:
-        with Closing(self.make()) as robot:
+        with closing(self.make()) as robot:
             robot.connect()
             robot.connect()
             robot.reset(self.task, self.seed)
@@ -87,20 +88,20 @@ class Rules:
         _refuses(robot.read, "read() after close()")
 
     def unready_is_refused(self) -> None:
-        with Closing(self.make()) as robot:
+        with closing(self.make()) as robot:
             _refuses(lambda: robot.reset(self.task, self.seed), "reset() before connect()")
             robot.connect()
             _refuses(robot.read, "read() before reset()")
             _refuses(lambda: robot.write(robot.spec.action_low()), "write() before reset()")
 
     def unknown_task(self) -> None:
-        with Closing(self.make()) as robot:
+        with closing(self.make()) as robot:
             robot.connect()
             wrong = self.task + "-x"
             try:
                 robot.reset(wrong, self.seed)
             except ConfigError as error:
-                need(wrong in str(error), f"the error does not name the task '{wrong}': {error}")
+                require(wrong in str(error), f"the error does not name the task '{wrong}': {error}")
                 return
         raise RuleBrokenError(f"reset('{wrong}') must raise ConfigError with the nearest known task.")
 
@@ -108,26 +109,26 @@ class Rules:
         spec = self.make().spec
         for observation, _ in self._play():
             state = observation.state
-            need(state.dtype == np.float32, f"state is {state.dtype}; it must be float32.")
-            need(bool(observation.task), "`task` is empty; give the instruction a person would say.")
+            require(state.dtype == np.float32, f"state is {state.dtype}; it must be float32.")
+            require(bool(observation.task), "`task` is empty; give the instruction a person would say.")
             shape = state.shape == (spec.state_dim,)
-            need(shape, f"state has shape {list(state.shape)}; the spec has {spec.state_dim} dimensions.")
+            require(shape, f"state has shape {list(state.shape)}; the spec has {spec.state_dim} dimensions.")
             names = [d.name for d, ok in zip(spec.state, np.isfinite(state), strict=True) if not ok]
-            need(not names, f"state is not finite in {', '.join(names)}; raise RobotError when a sensor fails.")
+            require(not names, f"state is not finite in {', '.join(names)}; raise RobotError when a sensor fails.")
             for camera in spec.cameras:
                 frame = observation.images.get(camera.name)
                 if frame is None:
                     raise RuleBrokenError(f"no frame of '{camera.name}'; reset() must wait for the first.")
                 got = f"{frame.image.dtype}{list(frame.image.shape)}"
                 wanted = f"uint8[{camera.height}, {camera.width}, 3]"
-                need(got == wanted, f"'{camera.name}' gave {got}; the spec says {wanted}.")
+                require(got == wanted, f"'{camera.name}' gave {got}; the spec says {wanted}.")
 
     def read_limits(self) -> None:
         spec = self.make().spec
         for tick, (observation, _) in enumerate(self._play()):
             for d, value in zip(spec.state, observation.state, strict=False):
                 inside = np.float32(d.low) <= value <= np.float32(d.high)
-                need(
+                require(
                     inside or np.isnan(value),
                     f"tick {tick}: '{d.name}' is {value} {d.unit}, limits {d.low} to {d.high}.",
                 )
@@ -136,8 +137,8 @@ class Rules:
         before = -1
         for tick, (observation, _) in enumerate(self._play()):
             now = observation.time_ns
-            need(isinstance(now, int), "`time_ns` must be an int.")
-            need(
+            require(isinstance(now, int), "`time_ns` must be an int.")
+            require(
                 now >= before,
                 f"tick {tick}: time went back by {(before - now) / 1e6:.3f} ms; stamp by one monotonic clock.",
             )
@@ -152,22 +153,26 @@ class Rules:
             for name, times in seen.items():
                 frame = observation.images[name]
                 ahead_s = (frame.time_ns - observation.time_ns) / 1e9
-                need(ahead_s <= 0, f"tick {tick}: a frame of '{name}' is {ahead_s:.3f} s newer than its observation.")
-                need(
+                require(
+                    ahead_s <= 0, f"tick {tick}: a frame of '{name}' is {ahead_s:.3f} s newer than its observation."
+                )
+                require(
                     not times or frame.time_ns >= times[-1], f"tick {tick}: a frame of '{name}' is older than the last."
                 )
                 times.append(frame.time_ns)
         for name, times in seen.items():
-            need(len(set(times)) > 1, f"'{name}' gave one frame in {ticks} ticks: it is frozen, or stamped by read().")
+            require(
+                len(set(times)) > 1, f"'{name}' gave one frame in {ticks} ticks: it is frozen, or stamped by read()."
+            )
 
     def write(self) -> None:
         spec = self.make().spec
         for _, feedback in self._play():
             _check_executed(spec, feedback)
-            need(bool(np.isfinite(feedback.reward)), f"reward {feedback.reward} is not finite.")
+            require(bool(np.isfinite(feedback.reward)), f"reward {feedback.reward} is not finite.")
 
     def write_limits(self) -> None:
-        with Closing(self.make()) as robot:
+        with closing(self.make()) as robot:
             self.start(robot)
             spec = robot.spec
             for far in (spec.action_high() + 1, spec.action_low() - 1):
@@ -176,7 +181,7 @@ class Rules:
                 self.sleep(1 / spec.control_hz)
 
     def write_invalid(self) -> None:
-        with Closing(self.make()) as robot:
+        with closing(self.make()) as robot:
             self.start(robot)
             da = robot.spec.action_dim
             for bad, what in (
@@ -186,30 +191,30 @@ class Rules:
             ):
                 _refuses(lambda bad=bad: robot.write(bad), f"write() of {what}", InvalidDataError)  # type: ignore[misc]
             observation = robot.read()
-            need(bool(np.isfinite(observation.state).all()), "the state is not finite after a refused action.")
+            require(bool(np.isfinite(observation.state).all()), "the state is not finite after a refused action.")
 
     def hold(self) -> None:
-        with Closing(self.make()) as robot:
+        with closing(self.make()) as robot:
             self.start(robot)
             last = robot.write(self.first(robot)).executed
             held = robot.write(hold_action(robot.spec, last)).executed
             for d, value in zip(robot.spec.action, held, strict=True):
                 moved = d.meaning is not CommandType.absolute and value != 0
-                need(not moved, f"told to hold, it executed {value} {d.unit} of '{d.name}'.")
+                require(not moved, f"told to hold, it executed {value} {d.unit} of '{d.name}'.")
 
     def deterministic(self) -> None:
-        with Closing(self.make()) as robot:
+        with closing(self.make()) as robot:
             robot.connect()
             first = self._trajectory(robot, self.seed)
             other = self._trajectory(robot, self.seed + 1)
             second = self._trajectory(robot, self.seed)
-        with Closing(self.make()) as robot:
+        with closing(self.make()) as robot:
             robot.connect()
             fresh = self._trajectory(robot, self.seed)
         del other  # only there to leave traces that the second run must not see
         for again, where in ((second, "after another episode"), (fresh, "on a fresh robot")):
             same = first.shape == again.shape and np.array_equal(first, again, equal_nan=True)
-            need(
+            require(
                 same, f"the same seed and actions gave another trajectory {where}; rebuild all of the scene in reset()."
             )
 
@@ -237,7 +242,7 @@ class Rules:
         return self.action(robot, 0, robot.read().state if self.gentle else None)
 
     def _play(self, ticks: int = 0) -> Iterator[tuple[Observation, Feedback]]:
-        with Closing(self.make()) as robot:
+        with closing(self.make()) as robot:
             self.start(robot)
             rest = robot.read().state if self.gentle else None
             for tick in range(ticks or self.ticks):
@@ -254,32 +259,19 @@ class Rules:
         return np.array(rows)
 
 
-class Closing:
-    """Closes the robot whatever happens: the next check's robot may need the same hardware."""
-
-    def __init__(self, robot: Robot) -> None:
-        self._robot = robot
-
-    def __enter__(self) -> Robot:
-        return self._robot
-
-    def __exit__(self, *_: object) -> None:
-        self._robot.close()
-
-
 def _check_executed(spec: RobotSpec, feedback: Feedback) -> None:
     executed = feedback.executed
     right = executed.shape == (spec.action_dim,) and executed.dtype == np.float32
-    need(right, f"executed is {executed.dtype}{list(executed.shape)}; it must be float32[{spec.action_dim}].")
+    require(right, f"executed is {executed.dtype}{list(executed.shape)}; it must be float32[{spec.action_dim}].")
     for d, value in zip(spec.action, executed, strict=True):
         inside = np.float32(d.low) <= value <= np.float32(d.high)
-        need(
+        require(
             bool(inside),
             f"executed {value} {d.unit} of '{d.name}', limits {d.low} to {d.high}: use limit_action().",
         )
 
 
-def need(holds: bool | np.bool_, otherwise: str) -> None:
+def require(holds: bool | np.bool_, otherwise: str) -> None:
     if not holds:
         raise RuleBrokenError(otherwise)
 

@@ -6,7 +6,6 @@ takes a new frame for an old one; they go with their directory.
 
 from __future__ import annotations
 
-import glob
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hal.driver_host.protocol import FrameView, plain, whole
+from hal.driver_host.protocol import FrameView, require_int, require_text
 from wire.errors import ConfigError, InvalidDataError, RobotError, StorageError
 from wire.transport.frame_ring import FrameRing, ring_path, with_preview
 from wire.types import CameraSpec, Frame, RobotSpec
@@ -33,10 +32,10 @@ class FrameWriter:
         self._socket, self._spec = socket, spec
         self._ring = FrameRing(ring_path(socket, spec), spec, write=True)
         self._previews: dict[str, FrameRing] = {}
-        self._left_out: set[str] = set()
-        self._shown: dict[str, tuple[Frame, FrameView]] = {}
+        self._failed_previews: set[str] = set()
+        self._written: dict[str, tuple[Frame, FrameView]] = {}
 
-    def show(self, images: Mapping[str, Frame], what: str) -> dict[str, FrameView]:
+    def write(self, images: Mapping[str, Frame], what: str) -> dict[str, FrameView]:
         """Put in what is new of `images` and say where it lies.
 
         Raises `InvalidDataError`, which begins with `what`, for a name that is no text, a time that is none, a camera
@@ -44,15 +43,15 @@ class FrameWriter:
         """
         views = {}
         for name, frame in images.items():
-            camera = plain(f"{what} a camera named", name)
-            last = self._shown.get(camera)
+            camera = require_text(f"{what} a camera named", name)
+            last = self._written.get(camera)
             if last is None or last[0] is not frame:
-                last = self._shown[camera] = frame, self._put(camera, frame, what)
+                last = self._written[camera] = frame, self._put(camera, frame, what)
             views[camera] = last[1]
         return views
 
     def _put(self, camera: str, frame: Frame, what: str) -> FrameView:
-        time_ns = whole(f"{what} a frame of camera '{camera}' with time_ns", frame.time_ns)
+        time_ns = require_int(f"{what} a frame of camera '{camera}' with time_ns", frame.time_ns)
         try:
             number = self._ring.put(camera, Frame(time_ns, frame.image))
         except InvalidDataError as error:
@@ -63,9 +62,9 @@ class FrameWriter:
             return FrameView(number, self._put_preview(camera, Frame(time_ns, frame.preview)), frame.preview.shape[:2])
         except (ConfigError, InvalidDataError, StorageError) as error:
             # A robot must not stand still because somebody would like to look at it.
-            if camera not in self._left_out:
+            if camera not in self._failed_previews:
                 log.warning("robot '%s': larger pictures are left out: %s", self._spec.embodiment, error)
-            self._left_out.add(camera)
+            self._failed_previews.add(camera)
             return FrameView(number)
 
     def _put_preview(self, camera: str, frame: Frame) -> int:
@@ -76,7 +75,7 @@ class FrameWriter:
                 raise InvalidDataError(f"camera '{camera}' gave no uint8[H, W, 3] as preview.")
             self._previews[camera] = _preview_ring(self._socket, self._spec, camera, image.shape[:2], write=True)
         number = self._previews[camera].put(camera, frame)
-        self._left_out.discard(camera)
+        self._failed_previews.discard(camera)
         return number
 
 
@@ -117,12 +116,6 @@ class FrameReader:
             self._previews[key] = _preview_ring(self._socket, self._spec, *key, write=False)
         preview = self._previews[key].view(camera, view.preview)
         return frame if preview is None else with_preview(frame, preview)
-
-
-def remove_frames(socket: Path) -> None:
-    """Remove what a host that has ended left beside its socket, when no successor is to find it."""
-    for path in socket.parent.glob(f"{glob.escape(socket.name)}.*.frames"):
-        path.unlink(missing_ok=True)
 
 
 def _preview_ring(socket: Path, spec: RobotSpec, camera: str, shape: tuple[int, ...], *, write: bool) -> FrameRing:

@@ -91,7 +91,7 @@ class Reply(msgspec.Struct, array_like=True):
     pid: int = 0
 
 
-def error_of(reply: Reply) -> FleetError:
+def decode_error(reply: Reply) -> FleetError:
     """The error that the driver raised, of the same class."""
     known: dict[str, type[FleetError]] = {}
     new: list[type[FleetError]] = [FleetError]
@@ -102,14 +102,14 @@ def error_of(reply: Reply) -> FleetError:
     return known.get(reply.kind, RobotError)(reply.error)
 
 
-def saw(number: int, seen: Observation, views: dict[str, FrameView], what: str) -> Reply:
+def encode_observation(number: int, seen: Observation, views: dict[str, FrameView], what: str) -> Reply:
     """The reply to a read. Raises `InvalidDataError`, which begins with `what` and names the field."""
     state = np.ascontiguousarray(seen.state, np.float32)
     time_ns, task = seen.time_ns, seen.task
     if type(time_ns) is not int or time_ns.bit_length() > _TIME_BITS:
-        time_ns = whole(f"{what} time_ns", time_ns)
+        time_ns = require_int(f"{what} time_ns", time_ns)
     if type(task) is not str or not task.isascii():
-        task = plain(f"{what} the task", task)
+        task = require_text(f"{what} the task", task)
     return Reply(
         number,
         progress=None,
@@ -121,17 +121,17 @@ def saw(number: int, seen: Observation, views: dict[str, FrameView], what: str) 
     )
 
 
-def did(number: int, done: Feedback, what: str) -> Reply:
-    """The reply to a write; what was executed is in every reply. Raises as `saw`."""
+def encode_feedback(number: int, done: Feedback, what: str) -> Reply:
+    """The reply to a write; what was executed is in every reply. Raises as `encode_observation`."""
     reward, success = done.reward, done.success
     if type(reward) is not float:
-        reward = real(f"{what} the reward", reward)
+        reward = require_float(f"{what} the reward", reward)
     if type(success) is not bool:
-        success = truth(f"{what} success", success)
+        success = require_bool(f"{what} success", success)
     return Reply(number, reward=reward, success=success)
 
 
-def packed(reply: Reply, held: int, executed: np.ndarray | None, what: str, call: str = "") -> bytes:
+def encode_reply(reply: Reply, held: int, executed: np.ndarray | None, what: str, call: str = "") -> bytes:
     """`reply` with what every reply says, as it is sent. Raises `RobotError` when it is too long for a packet: then
     `what` gave too much in `call`."""
     reply.held, reply.executed = held, b"" if executed is None else executed.tobytes()
@@ -145,7 +145,7 @@ def packed(reply: Reply, held: int, executed: np.ndarray | None, what: str, call
     return data
 
 
-def whole(what: str, value: object) -> int:
+def require_int(what: str, value: object) -> int:
     """`value`, of numpy or not, for a packet. Raises `InvalidDataError` naming `what` unless it is whole."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
@@ -153,38 +153,38 @@ def whole(what: str, value: object) -> int:
             return number
     except TypeError:
         pass
-    raise InvalidDataError(f"{what} {shown(value)}; a whole number of 64 bits is expected.")
+    raise InvalidDataError(f"{what} {value_text(value)}; a whole number of 64 bits is expected.")
 
 
-def real(what: str, value: object) -> float:
+def require_float(what: str, value: object) -> float:
     """`value`, of numpy or not, as a packet can carry it. Raises `InvalidDataError` naming `what` unless it is a
     number.
     """
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidDataError(f"{what} {shown(value)}; a number is expected.") from error
+        raise InvalidDataError(f"{what} {value_text(value)}; a number is expected.") from error
 
 
-def truth(what: str, value: object) -> bool:
+def require_bool(what: str, value: object) -> bool:
     """`value`, of numpy or not, as a packet can carry it. Raises `InvalidDataError` naming `what` if it is many."""
     try:
         return bool(value)
     except (TypeError, ValueError) as error:
-        raise InvalidDataError(f"{what} {shown(value)}; True or False is expected.") from error
+        raise InvalidDataError(f"{what} {value_text(value)}; True or False is expected.") from error
 
 
-def plain(what: str, value: object) -> str:
+def require_text(what: str, value: object) -> str:
     """`value` as a packet can carry it. Raises `InvalidDataError` naming `what` unless it is a text in Unicode."""
     try:
         if isinstance(value, str):
             return value.encode().decode()
     except UnicodeEncodeError:
         pass
-    raise InvalidDataError(f"{what} {shown(value)}; a text in Unicode is expected.")
+    raise InvalidDataError(f"{what} {value_text(value)}; a text in Unicode is expected.")
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """`value` as an error may show it."""
     try:
         text = repr(value)
@@ -193,22 +193,22 @@ def shown(value: object) -> str:
     return f"{text[:80]} ({type(value).__name__})"
 
 
-def said(error: BaseException, before: str = "") -> str:
+def error_text(error: BaseException, before: str = "") -> str:
     """What `error` says, whatever it says, as a packet can carry it: not too long, and in Unicode."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - it comes from a driver
         text = "it cannot say what is wrong"
-    return sendable(before + text)
+    return sendable_text(before + text)
 
 
-def sendable(text: str) -> str:
+def sendable_text(text: str) -> str:
     """`text`, not too long, with a question mark for what is not Unicode."""
     cut = text if len(text) <= _TEXT_CHARS else text[:_TEXT_CHARS] + " ..."
     return cut.encode(errors="replace").decode()
 
 
-def address(path: Path) -> str:
+def socket_address(path: Path) -> str:
     """The socket's path as the operating system takes it. Raises `ConfigError` when it is too long."""
     if len(os.fsencode(path)) > _PATH_BYTES:
         raise ConfigError(f"{path} is too long for a local socket: {_PATH_BYTES} bytes at most. Choose a shorter one.")
@@ -222,33 +222,33 @@ def new_socket() -> socket.socket:
 
 def listen(path: Path) -> socket.socket:
     """The socket at `path` where control processes attach. Raises `ConfigError` when another host listens there."""
-    door = new_socket()
+    listener = new_socket()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.closing(new_socket()) as probe:
-            if path.exists() and probe.connect_ex(address(path)) == 0:
+            if path.exists() and probe.connect_ex(socket_address(path)) == 0:
                 raise ConfigError(f"another host runs at {path}; end it first or give this one another path.")
         # What a host that was killed left behind.
         path.unlink(missing_ok=True)
-        door.bind(address(path))
+        listener.bind(socket_address(path))
         path.chmod(0o600)
-        door.listen(4)
+        listener.listen(4)
     except OSError as error:
-        door.close()
+        listener.close()
         raise storage_error(error, "hosting a robot", path) from error
     except ConfigError:
-        door.close()
+        listener.close()
         raise
-    return door
+    return listener
 
 
-def receive_within(line: socket.socket, duration_s: float) -> None:
-    """Have `line`, which blocks, raise `BlockingIOError` when nothing comes for so long.
+def set_receive_timeout(connection: socket.socket, duration_s: float) -> None:
+    """Have `connection`, which blocks, raise `BlockingIOError` when nothing comes for so long.
 
     The kernel waits, not Python's `settimeout`, which costs a poll before each call.
     """
-    line.setblocking(True)
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(duration_s))
+    connection.setblocking(True)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(duration_s))
 
 
 def timeval(duration_s: float) -> bytes:
@@ -257,7 +257,7 @@ def timeval(duration_s: float) -> bytes:
     return struct.pack("@ll", *divmod(microseconds, 1_000_000))
 
 
-def peer(line: socket.socket) -> int:
+def peer_pid(connection: socket.socket) -> int:
     """Process id of the other end."""
-    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int.from_bytes(credentials[:4], "little")

@@ -16,10 +16,10 @@ from hal.driver_host.protocol import (
     PACKET_BYTES,
     DriverRequest,
     Reply,
-    address,
-    error_of,
+    decode_error,
     new_socket,
-    receive_within,
+    set_receive_timeout,
+    socket_address,
     timeval,
 )
 from hal.interfaces.robot import Feedback
@@ -165,17 +165,17 @@ class RobotProxy:
         """`Teleoperator.progress` as of the last proposal; infinite before the first."""
         return float("inf") if self._progress is None else self._progress
 
-    # --- the line -------------------------------------------------------------------------------------------------
+    # --- the connection -------------------------------------------------------------------------------------------
 
     def _attach(self) -> None:
         deadline_s = time.monotonic() + self._attach_s
         while True:
-            line = new_socket()
+            connection = new_socket()
             try:
-                line.connect(address(self._path))
+                connection.connect(socket_address(self._path))
                 break
             except OSError as error:
-                line.close()
+                connection.close()
                 if time.monotonic() > deadline_s:
                     raise RobotError(
                         f"robot '{self.spec.embodiment}': no host at {self._path} ({error.strerror}). "
@@ -183,8 +183,8 @@ class RobotProxy:
                     ) from error
             self.meanwhile()
             time.sleep(0.02)
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(self._call_s))
-        self._socket, self._blocked, self._slice_s = line, False, 0.0
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(self._call_s))
+        self._socket, self._blocked, self._slice_s = connection, False, 0.0
         try:
             reply = self._call("attach", max(0.1, deadline_s - time.monotonic()))
             if reply.spec is None:
@@ -205,84 +205,84 @@ class RobotProxy:
 
     def _call(self, call: str, timeout_s: float, **parts: Any) -> Reply:
         """The reply to `call`; `parts` of the `DriverRequest`."""
-        line = self._line(call)
+        connection = self._connected(call)
         # The number between is that of a reading that comes by itself, also after a command that failed.
         self._number += 2
         self._ahead = 0
         sent_ns = time.monotonic_ns()
         try:
-            line.send(_encode(DriverRequest(self._number, call, sent_ns, **parts)))
+            connection.send(_encode(DriverRequest(self._number, call, sent_ns, **parts)))
         except BrokenPipeError:
-            # A host that closed the line may have said why before.
+            # A host that closed the connection may have said why before.
             pass
         except OSError as error:
-            raise self._lost(call, timeout_s, error) from error
+            raise self._connection_error(call, timeout_s, error) from error
         return self._receive_reply(call, self._number, sent_ns, timeout_s)
 
     def _receive_reply(self, call: str, number: int, sent_ns: int, timeout_s: float) -> Reply:
-        line = self._line(call)
+        connection = self._connected(call)
         self._ahead = 0
         try:
             try:
-                reply = self._receive(line, call, sent_ns, timeout_s)
+                reply = self._receive(connection, call, sent_ns, timeout_s)
             except ConnectionResetError:
                 # The host closed before it read our call; what it said before that is still there.
-                reply = self._receive(line, call, sent_ns, timeout_s)
+                reply = self._receive(connection, call, sent_ns, timeout_s)
             # What an earlier call did not wait for.
             while reply.number not in (number, 0):
-                reply = self._receive(line, call, sent_ns, timeout_s)
+                reply = self._receive(connection, call, sent_ns, timeout_s)
         except OSError as error:
-            raise self._lost(call, timeout_s, error) from error
+            raise self._connection_error(call, timeout_s, error) from error
         self._blocked = False
         self.held = reply.held
         self._executed = reply.executed
         if reply.kind:
-            raise error_of(reply)
+            raise decode_error(reply)
         return reply
 
-    def _line(self, call: str) -> socket.socket:
+    def _connected(self, call: str) -> socket.socket:
         if self._socket is None:
             raise RobotError(f"robot '{self.spec.embodiment}': {call} before connect(); call connect() first.")
         return self._socket
 
-    def _lost(self, call: str, timeout_s: float, error: OSError) -> RobotError:
+    def _connection_error(self, call: str, timeout_s: float, error: OSError) -> RobotError:
         if isinstance(error, BlockingIOError):
             self._blocked = True
             return RobotError(
                 f"robot '{self.spec.embodiment}': its driver blocks: no answer to {call}() within {timeout_s:g} s"
-                f"{self._host()}. Check the robot's cable and power; restart the host if it stays so."
+                f"{self._host_text()}. Check the robot's cable and power; restart the host if it stays so."
             )
         self._detach()
-        return RobotDisconnectedError(f"robot '{self.spec.embodiment}': {self._gone(call)} ({error.strerror}).")
+        return RobotDisconnectedError(f"robot '{self.spec.embodiment}': {self._gone_text(call)} ({error.strerror}).")
 
-    def _receive(self, line: socket.socket, call: str, sent_ns: int, timeout_s: float) -> Reply:
+    def _receive(self, connection: socket.socket, call: str, sent_ns: int, timeout_s: float) -> Reply:
         """Raises `BlockingIOError` when no reply came within `timeout_s` of `sent_ns`."""
         left_s = timeout_s
         while True:
             slice_s = min(_SLICE_S, left_s)
             if slice_s != self._slice_s:
-                receive_within(line, slice_s)
+                set_receive_timeout(connection, slice_s)
                 self._slice_s = slice_s
             try:
-                return self._take(line, call)
+                return self._receive_packet(connection, call)
             except BlockingIOError:
                 left_s = timeout_s - (time.monotonic_ns() - sent_ns) / 1e9
                 if left_s <= 0:
                     raise
                 self.meanwhile()
 
-    def _take(self, line: socket.socket, call: str) -> Reply:
-        data = self._packet[: line.recv_into(self._packet)]
+    def _receive_packet(self, connection: socket.socket, call: str) -> Reply:
+        data = self._packet[: connection.recv_into(self._packet)]
         if not data:
             self._detach()
-            raise RobotDisconnectedError(f"robot '{self.spec.embodiment}': {self._gone(call)}.")
+            raise RobotDisconnectedError(f"robot '{self.spec.embodiment}': {self._gone_text(call)}.")
         return _decode(data)
 
-    def _gone(self, call: str) -> str:
+    def _gone_text(self, call: str) -> str:
         return (
-            f"its host ended during {call}(){self._host()}; nobody commands the robot until a new host runs at "
+            f"its host ended during {call}(){self._host_text()}; nobody commands the robot until a new host runs at "
             f"{self._path} and this process attaches again"
         )
 
-    def _host(self) -> str:
+    def _host_text(self) -> str:
         return f" (host process {self.host_pid})" if self.host_pid else ""

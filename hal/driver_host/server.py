@@ -6,8 +6,6 @@
 A command must come in every control period. When none came for some periods, or control is gone, the host commands hold
 itself, in every period, and goes on until a control process commands the robot again, the old one or a new one. When
 the host is asked to end it brings the robot to hold first and closes the driver.
-
-    python -m hal.driver_host.command --robot fake --socket /run/robot-0/host
 """
 
 from __future__ import annotations
@@ -32,16 +30,16 @@ from hal.driver_host.protocol import (
     PACKET_BYTES,
     DriverRequest,
     Reply,
-    did,
+    encode_feedback,
+    encode_observation,
+    encode_reply,
+    error_text,
     listen,
-    packed,
-    peer,
-    real,
-    receive_within,
-    said,
-    saw,
-    sendable,
-    shown,
+    peer_pid,
+    require_float,
+    sendable_text,
+    set_receive_timeout,
+    value_text,
 )
 from hal.driver_host.watchdog import CallDeadline, CallLimits, CommandWatchdog, interrupts
 from hal.interfaces.robot import Feedback, Robot, Teleoperator, request_previews
@@ -52,13 +50,13 @@ from wire.types import Observation
 
 log = logging.getLogger(__name__)
 
-PATIENCE_TICKS = 2
+COMMAND_TIMEOUT_TICKS = 2
 """control periods without a command after which the host commands hold"""
 GRACE_S = 2.0
 """how long a host that is asked to end leaves a control process that is still there the time to end by itself"""
 
 _SLOW = ("connect", "reset", "close")
-_TURN_S = 0.1
+_STEP_S = 0.1
 _STOP_S = 2.0
 """how long coming to hold may take at the end"""
 
@@ -66,14 +64,14 @@ _decode = msgspec.msgpack.Decoder(DriverRequest).decode
 
 
 class DriverServer:
-    """One robot, and one control process at a time. `turn` again and again; `close` at the end."""
+    """One robot, and one control process at a time. `step` again and again; `close` at the end."""
 
     def __init__(
         self,
         robot: Robot,
         path: Path,
         safety: SafetyLimits | None = None,
-        patience_ticks: int = PATIENCE_TICKS,
+        timeout_ticks: int = COMMAND_TIMEOUT_TICKS,
         operator: Teleoperator | None = None,
         limits: CallLimits | None = None,
     ) -> None:
@@ -84,26 +82,26 @@ class DriverServer:
         self.robot = robot
         self.held = 0
         self._what = f"robot '{robot.spec.embodiment}'"
-        self._gave = {call: f"{self._what}: {call}() gave" for call in ("read", "write")}
+        self._source = {call: f"{self._what}: {call}() gave" for call in ("read", "write")}
         self._path = path
         self._operator = operator
         self._safety = SafetyLimiter(robot.spec, safety or SafetyLimits())
-        self._watch = CommandWatchdog(robot.spec.period_ns, patience_ticks)
-        self._bound = CallDeadline(limits)
+        self._watchdog = CommandWatchdog(robot.spec.period_ns, timeout_ticks)
+        self._deadline = CallDeadline(limits)
         self._executed: np.ndarray | None = None
         self._seen: Observation | None = None
-        self._holding = 0
-        self._trouble = self._traced = ""
+        self._held_ticks = 0
+        self._fault = self._traced_fault = ""
         self._shape = (robot.spec.action_dim,)
-        self._listen_s = min(_TURN_S, robot.spec.period_ns / 1e9)
-        self._look_ns = 0
+        self._listen_s = min(_STEP_S, robot.spec.period_ns / 1e9)
+        self._next_poll_ns = 0
         self._ahead: DriverRequest | None = None
         """the command whose `read_at_ns` is to come"""
         self._packet = memoryview(bytearray(PACKET_BYTES))
         self._control: socket.socket | None = None
         self._pid = 0
         self._previews = False
-        self._door = listen(path)
+        self._listener = listen(path)
         # Only now is it sure that nobody else writes there.
         self._frames = FrameWriter(path, robot.spec)
 
@@ -112,100 +110,100 @@ class DriverServer:
         """Whether a control process is there."""
         return self._control is not None
 
-    def turn(self, longest_s: float = _TURN_S) -> None:
+    def step(self, longest_s: float = _STEP_S) -> None:
         """Answer what control asks, or hold when that is due; at most `longest_s` when there is nothing to do."""
-        self._bound.renew()
+        self._deadline.renew()
         now_ns = time.monotonic_ns()
-        wait_s = min(longest_s, self._watch.left_s(now_ns))
+        wait_s = min(longest_s, self._watchdog.left_s(now_ns))
         if self._ahead is not None:
             wait_s = min(wait_s, max(0, self._ahead.read_at_ns - now_ns) / 1e9)
-        if self._control is not None and wait_s >= self._listen_s and now_ns < self._look_ns:
+        if self._control is not None and wait_s >= self._listen_s and now_ns < self._next_poll_ns:
             # Control commands in every period: nobody else needs to be looked for between two of its requests.
             self._answer(self._control)
         else:
-            self._look_ns = now_ns + round(_TURN_S * 1e9)
-            self._look(wait_s)
-        if self._watch.left_s(time.monotonic_ns()) == 0:
+            self._next_poll_ns = now_ns + round(_STEP_S * 1e9)
+            self._poll(wait_s)
+        if self._watchdog.left_s(time.monotonic_ns()) == 0:
             self._hold()
 
-    def _look(self, wait_s: float) -> None:
+    def _poll(self, wait_s: float) -> None:
         """Whether control asks, or somebody knocks, within `wait_s`."""
-        lines = [self._door] if self._control is None else [self._control, self._door]
-        ready, _, _ = select.select(lines, [], [], wait_s)
+        sockets = [self._listener] if self._control is None else [self._control, self._listener]
+        ready, _, _ = select.select(sockets, [], [], wait_s)
         if self._control is not None and self._control in ready:
             self._answer(self._control)
         elif self._control is not None and self._ahead is not None:
             self._read_ahead(self._control, self._ahead)
         # After control was heard: one that has just died makes room for the one that knocks.
-        if self._door in ready:
-            self._let_in()
+        if self._listener in ready:
+            self._accept()
 
     def close(self) -> None:
         """Bring the robot to hold, close its driver, give the socket back. May be called twice."""
         deadline_s = time.monotonic() + _STOP_S
         while self._executed is not None and time.monotonic() < deadline_s:
             self._hold()
-            if self._safety.still or self._trouble:
+            if self._safety.still or self._fault:
                 break
             time.sleep(self.robot.spec.period_ns / 1e9)
-        self._watch.rest()
+        self._watchdog.pause()
         self._executed = None
         try:
-            with self._bound.slow():
+            with self._deadline.slow():
                 self.robot.close()
         finally:
-            self._part()
-            if self._door.fileno() >= 0:
+            self._disconnect()
+            if self._listener.fileno() >= 0:
                 self._path.unlink(missing_ok=True)
-            self._door.close()
-            self._bound.lift()
+            self._listener.close()
+            self._deadline.cancel()
 
     # --- control --------------------------------------------------------------------------------------------------
 
-    def _let_in(self) -> None:
-        line, _ = self._door.accept()
-        receive_within(line, self._listen_s)
-        pid = peer(line)
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        set_receive_timeout(connection, self._listen_s)
+        pid = peer_pid(connection)
         if self._control is not None:
             text = f"{self._what} at {self._path} is in the hands of process {self._pid}; end that one first."
             with contextlib.suppress(OSError):
-                refusal = Reply(0, sendable(text), RejectedError.__name__)
-                line.send(packed(refusal, self.held, None, self._what), socket.MSG_DONTWAIT)
-            line.close()
+                refusal = Reply(0, sendable_text(text), RejectedError.__name__)
+                connection.send(encode_reply(refusal, self.held, None, self._what), socket.MSG_DONTWAIT)
+            connection.close()
             return
-        self._control, self._pid = line, pid
+        self._control, self._pid = connection, pid
         log.info("%s: control process %d attached.", self._what, pid)
 
-    def _answer(self, line: socket.socket) -> None:
+    def _answer(self, connection: socket.socket) -> None:
         try:
             try:
-                size = line.recv_into(self._packet)
+                size = connection.recv_into(self._packet)
             except BlockingIOError:
                 # Control asked nothing for a period.
                 return
             if not size:
-                raise ConnectionResetError("the line was closed")
+                raise ConnectionResetError("the connection was closed")
             request = _decode(self._packet[:size])
             self._ahead = None
             # A control process that does not listen must not stop its host.
-            line.send(self._do(request), socket.MSG_DONTWAIT)
+            connection.send(self._handle(request), socket.MSG_DONTWAIT)
             if request.read_at_ns:
                 self._ahead = request
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self._lose(error)
+            self._on_connection_lost(error)
 
-    def _read_ahead(self, line: socket.socket, command: DriverRequest) -> None:
+    def _read_ahead(self, connection: socket.socket, command: DriverRequest) -> None:
         """Control wants the reading at the beginning of its next period: it need not ask once more."""
         if time.monotonic_ns() < command.read_at_ns:
             return
         self._ahead = None
         read = DriverRequest(command.number + 1, "read", previews=command.previews, propose=command.propose)
         try:
-            line.send(self._do(read), socket.MSG_DONTWAIT)
+            connection.send(self._handle(read), socket.MSG_DONTWAIT)
         except OSError as error:
-            self._lose(error)
+            self._on_connection_lost(error)
 
-    def _lose(self, error: Exception) -> None:
+    def _on_connection_lost(self, error: Exception) -> None:
         log.log(
             logging.INFO if self._executed is None else logging.WARNING,
             "%s: control process %d is gone (%s)%s.",
@@ -214,34 +212,34 @@ class DriverServer:
             error,
             "" if self._executed is None else "; the robot is held until one attaches",
         )
-        self._part()
-        self._watch.alone(time.monotonic_ns())
+        self._disconnect()
+        self._watchdog.on_disconnect(time.monotonic_ns())
 
-    def _part(self) -> None:
+    def _disconnect(self) -> None:
         if self._control is not None:
             self._control.close()
         self._control, self._pid, self._ahead = None, 0, None
 
-    def _do(self, request: DriverRequest) -> bytes:
+    def _handle(self, request: DriverRequest) -> bytes:
         """The reply to `request` as it is sent."""
         try:
             if request.call in _SLOW:
-                with self._bound.slow():
+                with self._deadline.slow():
                     reply = self._call(request)
             else:
                 reply = self._call(request)
-            return packed(reply, self.held, self._executed, self._what, request.call)
+            return encode_reply(reply, self.held, self._executed, self._what, request.call)
         except FleetError as error:
-            failed = Reply(request.number, said(error), type(error).__name__)
+            failed = Reply(request.number, error_text(error), type(error).__name__)
         # Whatever a driver raises, and be it SystemExit, must not end the process that guards its robot.
         except BaseException as error:
-            text = said(error, f"{self._what}: its driver failed in {request.call}(): {type(error).__name__}: ")
-            if text != self._traced:
+            text = error_text(error, f"{self._what}: its driver failed in {request.call}(): {type(error).__name__}: ")
+            if text != self._traced_fault:
                 # Once: it is called many times a second.
                 log.exception("%s: its driver failed in %s().", self._what, request.call)
-            self._traced = text
+            self._traced_fault = text
             failed = Reply(request.number, text, RobotError.__name__)
-        return packed(failed, self.held, self._executed, self._what)
+        return encode_reply(failed, self.held, self._executed, self._what)
 
     def _call(self, request: DriverRequest) -> Reply:
         number = request.number
@@ -251,11 +249,12 @@ class DriverServer:
                     self._previews = request.previews
                     request_previews(self.robot, request.previews)
                 seen = self.robot.read()
-                reply = saw(number, seen, self._frames.show(seen.images, self._gave["read"]), self._gave["read"])
+                what = self._source["read"]
+                reply = encode_observation(number, seen, self._frames.write(seen.images, what), what)
                 self._seen = seen
                 return self._with_proposal(reply) if request.propose else reply
             case "write":
-                return did(number, self._obey(request), self._gave["write"])
+                return encode_feedback(number, self._execute(request), self._source["write"])
             case "attach":
                 return Reply(number, spec=self.robot.spec, pid=os.getpid())
             case "propose":
@@ -264,21 +263,21 @@ class DriverServer:
                 with yielding():
                     self.robot.connect()
             case "reset":
-                self._forget()
+                self._end_scene()
                 with yielding():
                     self.robot.reset(request.task, request.seed)
             case "close":
-                self._forget()
+                self._end_scene()
                 self.robot.close()
             case _:
                 raise RobotError(f"{self._what}: its host does not understand '{request.call}'; install one version.")
         return Reply(number)
 
-    def _forget(self) -> None:
+    def _end_scene(self) -> None:
         """The scene ends here; what comes next starts from rest."""
-        self._watch.rest()
+        self._watchdog.pause()
         self._safety.reset()
-        self._executed, self._seen, self._holding, self._trouble = None, None, 0, ""
+        self._executed, self._seen, self._held_ticks, self._fault = None, None, 0, ""
 
     def _propose(self, number: int) -> Reply:
         if self._operator is None:
@@ -287,7 +286,7 @@ class DriverServer:
             return Reply(number, progress=float("inf"))
         action = self._operator.propose(self._seen)
         data = b"" if action is None else np.asarray(action, np.float32).tobytes()
-        progress = real(f"{self._what}: its scripted operator's progress() gave", self._operator.progress())
+        progress = require_float(f"{self._what}: its scripted operator's progress() gave", self._operator.progress())
         return Reply(number, action=data, progress=progress)
 
     def _with_proposal(self, reply: Reply) -> Reply:
@@ -301,18 +300,18 @@ class DriverServer:
 
     # --- the robot ------------------------------------------------------------------------------------------------
 
-    def _obey(self, request: DriverRequest) -> Feedback:
+    def _execute(self, request: DriverRequest) -> Feedback:
         action = np.frombuffer(request.action, np.float32)
         late_ns = time.monotonic_ns() - request.sent_ns
-        if late_ns > self._watch.patience_ns:
+        if late_ns > self._watchdog.timeout_ns:
             # It waited behind a driver that blocked: what was right then may be wrong now.
             log.warning("%s: a command is %.0f ms old and is not executed; it holds.", self._what, late_ns / 1e6)
-            action = self._still()
+            action = self._hold_action()
         done = self._write(action)
-        self._watch.commanded(time.monotonic_ns())
-        if self._holding:
-            log.info("%s: commanded again after %d periods of hold.", self._what, self._holding)
-        self._holding = 0
+        self._watchdog.on_command(time.monotonic_ns())
+        if self._held_ticks:
+            log.info("%s: commanded again after %d periods of hold.", self._what, self._held_ticks)
+        self._held_ticks = 0
         return done
 
     def _write(self, action: np.ndarray) -> Feedback:
@@ -321,7 +320,7 @@ class DriverServer:
         if executed.shape != self._shape or not all(map(math.isfinite, executed.tolist())):
             # The robot could not be brought to hold from that.
             raise InvalidDataError(
-                f"{self._what}: write() gave {shown(executed)} as what it executed; "
+                f"{self._what}: write() gave {value_text(executed)} as what it executed; "
                 f"float32[{self.robot.spec.action_dim}], all finite, is expected."
             )
         self._safety.note(executed, self._executed if self._executed is not None else executed)
@@ -329,22 +328,22 @@ class DriverServer:
         return done
 
     def _hold(self) -> None:
-        if self._holding == 0:
+        if self._held_ticks == 0:
             who = f"control process {self._pid} sends no command" if self._control is not None else "no control process"
             log.info("%s: %s; its host commands hold.", self._what, who)
-        self._holding += 1
+        self._held_ticks += 1
         self.held += 1
         try:
-            self._write(self._still())
-            self._trouble = ""
+            self._write(self._hold_action())
+            self._fault = ""
         except BaseException as error:  # noqa: BLE001 - the next period must come, whatever a driver raises in this one
-            trouble = said(error, f"{type(error).__name__}: ")
-            if trouble != self._trouble:
-                log.error("%s cannot be held: %s", self._what, trouble)
-            self._trouble = trouble
-        self._watch.held(time.monotonic_ns())
+            fault = error_text(error, f"{type(error).__name__}: ")
+            if fault != self._fault:
+                log.error("%s cannot be held: %s", self._what, fault)
+            self._fault = fault
+        self._watchdog.on_hold(time.monotonic_ns())
 
-    def _still(self) -> np.ndarray:
+    def _hold_action(self) -> np.ndarray:
         """float32[da]: one period of coming to hold."""
         if self._executed is not None:
             return self._safety.brake(self._executed)
@@ -352,12 +351,12 @@ class DriverServer:
         return hold_action(self.robot.spec, rest_action(self.robot.spec, seen.state))
 
 
-def run_host(
+def run_driver_server(
     robot: Robot,
     path: Path,
     stop: Callable[[], bool],
     safety: SafetyLimits | None = None,
-    patience_ticks: int = PATIENCE_TICKS,
+    timeout_ticks: int = COMMAND_TIMEOUT_TICKS,
     operator: Teleoperator | None = None,
     limits: CallLimits | None = None,
 ) -> None:
@@ -368,7 +367,7 @@ def run_host(
     A control process that is still there then gets `GRACE_S` to end by itself. With `limits` this process ends, with a
     trace in its log and exit status 1, when the driver blocks for longer. Raises as `DriverServer`.
     """
-    host = DriverServer(robot, path, safety, patience_ticks, operator, limits)
+    server = DriverServer(robot, path, safety, timeout_ticks, operator, limits)
     # A collection of all that was imported takes longer than a control period.
     gc.collect()
     gc.freeze()
@@ -376,9 +375,9 @@ def run_host(
     with interrupts() as interrupted:
         try:
             while not (stop() or interrupted()):
-                host.turn()
+                server.step()
             deadline_s = time.monotonic() + GRACE_S
-            while host.attached and time.monotonic() < deadline_s:
-                host.turn()
+            while server.attached and time.monotonic() < deadline_s:
+                server.step()
         finally:
-            host.close()
+            server.close()

@@ -55,7 +55,7 @@ class CallDeadline:
             self._renewed_s = 0.0
             self.renew()
 
-    def lift(self) -> None:
+    def cancel(self) -> None:
         """Nothing is watched any more."""
         if self._limits is not None:
             faulthandler.cancel_dump_traceback_later()
@@ -91,29 +91,29 @@ def interrupts() -> Iterator[Callable[[], bool]]:
 class CommandWatchdog:
     """When hold must be commanded. Times are ns of one monotonic clock; before the first command nothing is due."""
 
-    def __init__(self, period_ns: int, patience_ticks: int) -> None:
-        """Raises `ConfigError` for a patience below one period."""
-        if patience_ticks < 1:
-            raise ConfigError(f"a watchdog's patience of {patience_ticks} periods; give at least 1.")
+    def __init__(self, period_ns: int, timeout_ticks: int) -> None:
+        """Raises `ConfigError` for a timeout below one period."""
+        if timeout_ticks < 1:
+            raise ConfigError(f"a watchdog's timeout of {timeout_ticks} periods; give at least 1.")
         self._period_ns = period_ns
-        self.patience_ns = patience_ticks * period_ns
+        self.timeout_ns = timeout_ticks * period_ns
         self._commanded_ns = 0
         self._due_ns: int | None = None
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """The robot stands and is not commanded: while it resets, and after it is closed."""
         self._due_ns = None
 
-    def commanded(self, now_ns: int) -> None:
+    def on_command(self, now_ns: int) -> None:
         """Control commanded the robot."""
-        self._commanded_ns, self._due_ns = now_ns, now_ns + self.patience_ns
+        self._commanded_ns, self._due_ns = now_ns, now_ns + self.timeout_ns
 
-    def alone(self, now_ns: int) -> None:
+    def on_disconnect(self, now_ns: int) -> None:
         """Control is gone: no reason to wait for more than the period that has begun."""
         if self._due_ns is not None:
             self._due_ns = min(self._due_ns, max(now_ns, self._commanded_ns + self._period_ns))
 
-    def held(self, now_ns: int) -> None:
+    def on_hold(self, now_ns: int) -> None:
         """Hold was commanded; again in a period. Deadlines that passed meanwhile are skipped."""
         if self._due_ns is not None:
             self._due_ns += (max(0, now_ns - self._due_ns) // self._period_ns + 1) * self._period_ns

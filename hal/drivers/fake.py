@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hal.interfaces.robot import ROBOT, Feedback
+from hal.interfaces.robot import ROBOT, Feedback, check_reset
 from hal.safety.bounds import limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError, suggest
@@ -143,13 +143,7 @@ class FakeRobot:
     def reset(self, task: str, seed: int) -> None:
         """Raises `ConfigError` for a task that is not in the configuration, `RobotError` before `connect`."""
         self._misbehave("reset")
-        if task not in self.tasks:
-            raise ConfigError(
-                f"robot '{self.spec.embodiment}': no task '{task}'.{suggest(task, self.tasks)} "
-                f"It knows: {', '.join(self.tasks)}."
-            )
-        if not self._connected:
-            raise RobotError(f"robot '{self.spec.embodiment}': reset before connect(); call connect() first.")
+        check_reset(f"robot '{self.spec.embodiment}'", task, self.tasks, seed, self._connected)
         self._resets += 1
         self._tick = self._reads = 0
         rng = np.random.default_rng((seed, self._resets if self._fault("forget_seed") else 0))

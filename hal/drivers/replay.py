@@ -15,12 +15,12 @@ from typing import Literal
 
 import numpy as np
 
-from hal.interfaces.robot import Feedback
+from hal.interfaces.robot import Feedback, check_reset
 from hal.safety.bounds import hold_action, limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.episode_file import read_episode, read_header
-from wire.errors import ConfigError, CorruptDataError, RobotError, suggest
-from wire.messages.all import Segment
+from wire.errors import ConfigError, CorruptDataError, RobotError
+from wire.messages.gateway import Segment
 from wire.types import Frame, Observation, RobotSpec
 
 
@@ -112,12 +112,7 @@ class ReplayRobot:
 
     def reset(self, task: str, seed: int) -> None:
         """To the first step. Raises `ConfigError` for another task, `RobotError` before `connect`."""
-        if task not in self.tasks:
-            raise ConfigError(
-                f"{self._where}: no task '{task}'.{suggest(task, self.tasks)} It shows: {', '.join(self.tasks)}."
-            )
-        if self.recording is None:
-            raise RobotError(f"{self._where}: reset before connect(); call connect() first.")
+        check_reset(self._where, task, self.tasks, 0, self.recording is not None)
         self.task, self.tick = task, 0
         self._frames.clear()
 

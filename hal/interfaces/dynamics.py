@@ -23,7 +23,7 @@ class DynamicsModel(Protocol):
     """bool[ds]: the state dimensions it foretells; the others stay as they were seen. Training mixes the later state
     and the seen one the same way"""
 
-    def roll(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
+    def rollout(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
         """float32[ds] after `coming`.
 
         `state`: float32[ds] as seen; `past`: float32[m, da] executed before it in this episode, oldest first, for
@@ -80,8 +80,8 @@ class SpecMotion:
         self.rolled = np.zeros(len(states), bool)
         self.rolled[self._to] = True
 
-    def roll(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
-        """See `DynamicsModel.roll`; it needs no past."""
+    def rollout(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
+        """See `DynamicsModel.rollout`; it needs no past."""
         rolled = np.array(state, np.float32)
         at = rolled[self._to].tolist()
         for action in coming[:, self._from].tolist():

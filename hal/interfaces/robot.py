@@ -5,11 +5,13 @@ A driver's constructor only stores its configuration; `connect` is what touches 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 
+from wire.errors import ConfigError, RobotError, suggest
 from wire.types import Observation, RobotSpec
 
 ROBOT = "VLA_FLEET_ROBOT"
@@ -54,6 +56,18 @@ class Robot(Protocol):
     def close(self) -> None:
         """Bring the robot to a safe stop and give it back. May be called twice."""
         ...
+
+
+def check_reset(who: str, task: str, known: Sequence[str], seed: int, connected: bool) -> None:
+    """What every `Robot.reset` refuses first. Raises `ConfigError` for a task that is not `known` or a negative seed,
+    `RobotError` before `connect`; `who` begins the text.
+    """
+    if task not in known:
+        raise ConfigError(f"{who}: no task '{task}'.{suggest(task, known)} It knows: {', '.join(known)}.")
+    if seed < 0:
+        raise ConfigError(f"{who}: seed {seed} is negative.")
+    if not connected:
+        raise RobotError(f"{who}: reset before connect(); call connect() first.")
 
 
 def request_previews(robot: Robot, wanted: bool) -> None:

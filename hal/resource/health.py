@@ -8,7 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from wire.errors import ConfigError
-from wire.messages.all import EdgeStatus
+from wire.messages.gateway import EdgeStatus
 
 
 class RobotHealth(StrEnum):
@@ -95,7 +95,7 @@ class HealthReport(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, status: EdgeStatus) -> HealthReport:
-        return cls(status.mode, status.reason, status.trouble, status.ticks, status.missed_ticks)
+        return cls(status.mode, status.reason, status.fault, status.ticks, status.missed_ticks)
 
 
 class HealthWatch:

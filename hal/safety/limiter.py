@@ -29,7 +29,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -54,15 +53,6 @@ class SafetyLimits:
 
 
 _MORE = 1 + 1e-9
-
-
-class MotionState(NamedTuple):
-    """What the robot was doing last."""
-
-    executed: np.ndarray
-    """float32[da]"""
-    speed: np.ndarray
-    """float64[da]: units per second, as the table above defines them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,50 +141,6 @@ def make_guard(spec: RobotSpec, limits: SafetyLimits) -> CompiledLimits:
     return CompiledLimits(spec, period_s, tuple(Axis(*each) for each in zip(*columns, own, strict=True)))
 
 
-def at_rest(executed: np.ndarray) -> MotionState:
-    """A robot that stands still where `executed`, float32[da], brought it."""
-    executed = np.asarray(executed, np.float32)
-    return MotionState(executed, np.zeros(len(executed)))
-
-
-def speed_of(guard: CompiledLimits, action: np.ndarray, executed: np.ndarray) -> np.ndarray:
-    """float64[da]: how fast each dimension moves with `action` after `executed`, both float32[da]."""
-    return np.array(speeds_of(guard, action.tolist(), executed.tolist()))
-
-
-def update_motion(guard: CompiledLimits, moving: MotionState, executed: np.ndarray) -> MotionState:
-    """What the robot is doing after it executed `executed`, float32[da]."""
-    return MotionState(np.asarray(executed, np.float32), speed_of(guard, executed, moving.executed))
-
-
-def apply_limits(
-    guard: CompiledLimits, moving: MotionState, action: np.ndarray, state: np.ndarray | None = None
-) -> np.ndarray:
-    """float32[da]: what comes nearest to `action` within all limits, as a new array.
-
-    `state`: float32[ds], where the robot is, for the walls of delta and velocity dimensions. Where it is not known (no
-    state, NaN) such a dimension brakes. Raises `InvalidDataError` for an action that is no number or has another shape.
-    """
-    return _limited(guard, limit_numbers(guard.spec, action), moving.executed, moving.speed.tolist(), state)
-
-
-def brake_action(guard: CompiledLimits, moving: MotionState, state: np.ndarray | None = None) -> np.ndarray:
-    """float32[da]: one period of coming to hold, as hard as acceleration allows; at once where it is not limited.
-
-    Raises `InvalidDataError` when what was executed last is no action of this robot.
-    """
-    return _limited(guard, hold_numbers(guard.spec, moving.executed), moving.executed, moving.speed.tolist(), state)
-
-
-def brake(spec: RobotSpec, limits: SafetyLimits, last: np.ndarray, speed: np.ndarray) -> np.ndarray:
-    """`brake_action` without a guard at hand: `last` float32[da] was executed last, at `speed` float64[da]
-    (`speed_of`).
-    """
-    return brake_action(
-        make_guard(spec, limits), MotionState(np.asarray(last, np.float32), np.asarray(speed, np.float64))
-    )
-
-
 class SafetyLimiter:
     """One robot's guard with the memory of its speed, for a loop:
 
@@ -211,11 +157,19 @@ class SafetyLimiter:
         self._speeds = [0.0] * self.guard.spec.action_dim
 
     def limit(self, action: np.ndarray, executed: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
-        """See `apply_limits`. `executed`: float32[da], what the robot did last."""
+        """float32[da]: what comes nearest to `action` within all limits, as a new array.
+
+        `executed`: float32[da], what the robot did last; `state`: float32[ds], where it is, for the walls of delta and
+        velocity dimensions. Where it is not known (no state, NaN) such a dimension brakes. Raises `InvalidDataError`
+        for an action that is no number or has another shape.
+        """
         return _limited(self.guard, limit_numbers(self.guard.spec, action), executed, self._speeds, state)
 
     def brake(self, executed: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
-        """See `brake_action`. `executed`: float32[da], what the robot did last."""
+        """float32[da]: one period of coming to hold, as hard as acceleration allows; at once where it is not limited.
+
+        Raises `InvalidDataError` when `executed`, float32[da], what the robot did last, is no action of it.
+        """
         return _limited(self.guard, hold_numbers(self.guard.spec, executed), executed, self._speeds, state)
 
     def note(self, action: np.ndarray, executed: np.ndarray) -> None:
@@ -229,7 +183,7 @@ class SafetyLimiter:
 
 
 def speeds_of(guard: CompiledLimits, action: Sequence[float], executed: Sequence[float]) -> list[float]:
-    """`speed_of` as plain numbers."""
+    """How fast each dimension moves with `action` after `executed`."""
     pairs = zip(guard.axes, action, executed, strict=True)
     return [(now - before if axis.absolute else now) / axis.scale for axis, now, before in pairs]
 
@@ -241,7 +195,7 @@ def limited_numbers(
     speeds: Sequence[float],
     measured: Sequence[float] | None,
 ) -> list[float]:
-    """`apply_limits` as plain numbers that float32 has; `wanted` comes from `limit_numbers` or `hold_numbers`."""
+    """`SafetyLimiter.limit` as plain numbers that float32 has; `wanted`: of `limit_numbers` or `hold_numbers`."""
     chosen, period_s = [], guard.period_s
     for i, axis in enumerate(guard.axes):
         target, speed, origin, down, up = wanted[i], speeds[i], 0.0, math.inf, math.inf

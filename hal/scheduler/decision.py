@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from wire.messages.all import Job
+from wire.messages.gateway import Job
 
 REST = "rest"
 """id of the job that is none"""

@@ -12,8 +12,9 @@ import msgspec
 
 from hal.resource.lease import Priority
 from hal.scheduler.seeds import PARTITION_EPISODES, held_out_seeds
-from wire.messages.all import Job
+from wire.messages.gateway import Job
 from wire.messages.fleet import JobRequest, JobState
+from wire.messages.gateway import Job
 
 if TYPE_CHECKING:
     from hal.scheduler.matching import Group, SchedulableRobot

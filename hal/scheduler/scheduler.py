@@ -26,8 +26,8 @@ from hal.scheduler.jobs import Assignment, Done, JobPhase, JobRecord
 from hal.scheduler.matching import Matcher, SchedulableRobot
 from hal.scheduler.tasks import TaskBalancer, TaskCount
 from wire.errors import RejectedError, suggest
-from wire.messages.all import Job
 from wire.messages.fleet import Capabilities, JobRequest, JobState
+from wire.messages.gateway import Job
 from wire.types import Lease
 
 

@@ -71,7 +71,7 @@ class GamepadConfig:
 
 
 class Gamepad(Jogs):
-    """Keeps the `Device` protocol."""
+    """Keeps the `TeleopDevice` protocol."""
 
     def __init__(self, config: GamepadConfig | None = None, clock: Clock | None = None) -> None:
         self.config = config or GamepadConfig()
@@ -80,10 +80,10 @@ class Gamepad(Jogs):
         self._spec: RobotSpec | None = None
         self._axes: dict[int, tuple[int, float]] = {}
         self._buttons: dict[int, tuple[int, float]] = {}
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
-        self._rest = b""
+    def _clear(self) -> None:
+        self._buffer = b""
         self._at: dict[int, float] = {}
         self._down: set[int] = set()
         self._pushed: set[int] = set()
@@ -97,12 +97,12 @@ class Gamepad(Jogs):
         return f"{begin}{c.hand_back}: hand back   {c.estop}: stop   {c.quit}: quit"
 
     def connect(self, spec: RobotSpec) -> None:
-        """See `Device.connect`."""
+        """See `TeleopDevice.connect`."""
         check_rest(spec, "a gamepad")
         self._bind(spec)
         self._jog, self._spec = Jog(spec, self._clock, self.config.range_s), spec
         self._close()
-        self._forget()
+        self._clear()
         try:
             self._fd = os.open(self.config.device, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
@@ -112,10 +112,10 @@ class Gamepad(Jogs):
             ) from error
 
     def read(self) -> TeleopCommand:
-        """See `Device.read`."""
+        """See `TeleopDevice.read`."""
         if self._jog is None or self._spec is None:
             raise RobotError("the gamepad is read before connect(); call connect() first.")
-        self._hear()
+        self._read_events()
         pushed, self._pushed = self._pushed, set()
         if self.config.estop in pushed:
             self._engaged = False
@@ -134,7 +134,7 @@ class Gamepad(Jogs):
             return TeleopCommand()
         push = np.zeros(self._spec.action_dim)
         for number, (index, sign) in self._axes.items():
-            push[index] += sign * self._beyond(self._at.get(number, 0.0))
+            push[index] += sign * self._outside_deadzone(self._at.get(number, 0.0))
         for number, (index, sign) in self._buttons.items():
             push[index] += sign * (number in self._down)
         if not held:
@@ -145,7 +145,7 @@ class Gamepad(Jogs):
         return TeleopCommand(engaged=True, action=action if push.any() else None)
 
     def close(self) -> None:
-        """See `Device.close`."""
+        """See `TeleopDevice.close`."""
         self._close()
         self._jog = self._spec = None
 
@@ -154,22 +154,22 @@ class Gamepad(Jogs):
             os.close(self._fd)
         self._fd = -1
 
-    def _beyond(self, value: float) -> float:
+    def _outside_deadzone(self, value: float) -> float:
         """What of a stick's way is beyond the dead zone, again from 0 to 1."""
         zone = self.config.deadzone
         return float(np.sign(value) * max(0.0, abs(value) - zone) / (1 - zone))
 
-    def _hear(self) -> None:
+    def _read_events(self) -> None:
         try:
             while data := os.read(self._fd, 64 * EVENT.size):
-                self._rest += data
+                self._buffer += data
             raise RobotError(f"the gamepad at {self.config.device} was unplugged; plug it in and start again.")
         except BlockingIOError:
             pass
         except OSError as error:
             raise RobotError(f"the gamepad at {self.config.device} is gone: {error.strerror}; plug it in.") from error
-        whole = len(self._rest) - len(self._rest) % EVENT.size
-        for _, value, kind, number in EVENT.iter_unpack(self._rest[:whole]):
+        whole = len(self._buffer) - len(self._buffer) % EVENT.size
+        for _, value, kind, number in EVENT.iter_unpack(self._buffer[:whole]):
             if kind & ~INITIAL == AXIS:
                 self._at[number] = max(-1.0, value / _FULL)
             elif kind & ~INITIAL == BUTTON and value:
@@ -178,7 +178,7 @@ class Gamepad(Jogs):
                 self._pushed |= set() if kind & INITIAL else {number}
             elif kind & ~INITIAL == BUTTON:
                 self._down.discard(number)
-        self._rest = self._rest[whole:]
+        self._buffer = self._buffer[whole:]
 
     def _bind(self, spec: RobotSpec) -> None:
         axes, buttons = dict(self.config.axes), dict(self.config.buttons)

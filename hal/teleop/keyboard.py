@@ -64,7 +64,7 @@ class KeyboardConfig:
 
 
 class Keyboard(Jogs):
-    """Keeps the `Device` protocol."""
+    """Keeps the `TeleopDevice` protocol."""
 
     def __init__(self, config: KeyboardConfig | None = None, clock: Clock | None = None) -> None:
         self.config = config or KeyboardConfig()
@@ -73,9 +73,9 @@ class Keyboard(Jogs):
         self._moves: dict[str, tuple[int, float]] = {}
         self._names: list[str] = []
         self._spec: RobotSpec | None = None
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._engaged = False
         self._speed = self.config.speed
         self._until_ns: dict[str, int] = {}
@@ -95,16 +95,16 @@ class Keyboard(Jogs):
         return f"speed {share}   {moves}   +/-: speed   space: hold   enter: hand back   e: stop   q: quit"
 
     def connect(self, spec: RobotSpec) -> None:
-        """See `Device.connect`."""
+        """See `TeleopDevice.connect`."""
         check_rest(spec, "a keyboard")
         self._moves, self._names = self._bind(spec), [d.name for d in spec.action]
         self._spec, self._jog = spec, Jog(spec, self._clock, self.config.range_s)
-        self._forget()
+        self._clear()
         self._terminal.close()
         self._terminal.open()
 
     def read(self) -> TeleopCommand:
-        """See `Device.read`."""
+        """See `TeleopDevice.read`."""
         if self._jog is None or self._spec is None:
             raise RobotError("the keyboard is read before connect(); call connect() first.")
         now_ns = self._clock.now_ns()

@@ -55,12 +55,12 @@ def pose_of(spec: RobotSpec, state: np.ndarray) -> np.ndarray:
     return np.clip(np.array(here, np.float32), spec.action_low(), spec.action_high())
 
 
-def resting(spec: RobotSpec, pose: np.ndarray) -> np.ndarray:
+def idle_action(spec: RobotSpec, pose: np.ndarray) -> np.ndarray:
     """float32[da]: an action that asks for nothing: the pose, and the value nearest to 0 where it is not known."""
     return np.clip(np.nan_to_num(pose, nan=0.0), spec.action_low(), spec.action_high()).astype(np.float32)
 
 
-def unknown(spec: RobotSpec) -> np.ndarray:
+def unknown_pose(spec: RobotSpec) -> np.ndarray:
     """float32[da]: the pose of a robot that has not been heard of yet."""
     still = [float("nan") if d.meaning is CommandType.absolute else 0.0 for d in spec.action]
     return np.array(still, np.float32)
@@ -80,8 +80,8 @@ class Jog:
         self._low, self._high = spec.action_low(), spec.action_high()
         self._span = self._high - self._low
         self._absolute = np.array([d.meaning is CommandType.absolute for d in spec.action])
-        self._pose = unknown(spec)
-        self._target = resting(spec, self._pose)
+        self._pose = unknown_pose(spec)
+        self._target = idle_action(spec, self._pose)
         self._placed = np.zeros(spec.action_dim, bool)
         self._then_ns = clock.now_ns()
 
@@ -116,7 +116,7 @@ class Jog:
         return self._target.copy()
 
 
-def neutral(spec: RobotSpec, pose: np.ndarray, action: np.ndarray) -> np.ndarray:
+def neutral_action(spec: RobotSpec, pose: np.ndarray, action: np.ndarray) -> np.ndarray:
     """float32[da]: what to command before `action` when a robot was just taken over.
 
     A robot leaves an absolute dimension as it is until a person changes it (`robot_edge.control.operator_override`). So
@@ -132,7 +132,7 @@ def neutral(spec: RobotSpec, pose: np.ndarray, action: np.ndarray) -> np.ndarray
     return np.where(absolute, np.where(there, action, other), 0).astype(np.float32)
 
 
-def held(spec: RobotSpec, action: np.ndarray) -> np.ndarray:
+def without_rates(spec: RobotSpec, action: np.ndarray) -> np.ndarray:
     """float32[da]: `action` without its deltas and velocities: a released key."""
     absolute = np.array([d.meaning is CommandType.absolute for d in spec.action])
     return np.where(absolute, action, 0).astype(np.float32)

@@ -23,7 +23,7 @@ import numpy as np
 
 from hal.interfaces.teleop import TeleopCommand
 from hal.safety.bounds import limit_action
-from hal.teleop.pose import unknown
+from hal.teleop.pose import unknown_pose
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, InvalidDataError, RobotError, suggest
 from wire.types import CommandType, RobotSpec
@@ -51,7 +51,7 @@ class ScriptConfig:
 
 
 class ScriptedDevice:
-    """Keeps the `Device` protocol. Its time begins with the first reading."""
+    """Keeps the `TeleopDevice` protocol. Its time begins with the first reading."""
 
     def __init__(self, config: ScriptConfig | None, clock: Clock | None = None) -> None:
         if config is None:
@@ -67,7 +67,7 @@ class ScriptedDevice:
     def connect(self, spec: RobotSpec) -> None:
         """Read the whole script. Raises `ConfigError` naming file and row for what cannot be played."""
         self._act = self._load_function() if self.config.function else self._load_file(spec)
-        self._spec, self._pose = spec, unknown(spec)
+        self._spec, self._pose = spec, unknown_pose(spec)
         self._begun_ns, self._over = None, False
 
     def see(self, pose: np.ndarray) -> None:
@@ -75,7 +75,7 @@ class ScriptedDevice:
         self._pose = np.asarray(pose, np.float32)
 
     def read(self) -> TeleopCommand:
-        """See `Device.read`. Raises `RobotError` when the function fails."""
+        """See `TeleopDevice.read`. Raises `RobotError` when the function fails."""
         if self._act is None or self._spec is None:
             raise RobotError("the script is read before connect(); call connect() first.")
         if self._over:
@@ -94,7 +94,7 @@ class ScriptedDevice:
             raise RobotError(f"the script {self._name} failed: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """See `Device.close`."""
+        """See `TeleopDevice.close`."""
         self._act = self._spec = None
 
     @property

@@ -31,7 +31,7 @@ class Terminal:
         self._path = path
         self._fd = -1
         self._before: list | None = None
-        self._rest = b""
+        self._buffer = b""
 
     def open(self) -> None:
         """Turn off echo and lines; Ctrl-C goes on to interrupt. Raises `RobotError` when it is no terminal."""
@@ -57,12 +57,12 @@ class Terminal:
                 data = os.read(self._fd, 1024)
                 if not data:
                     raise RobotError(f"the terminal {self._path} was closed.")
-                self._rest += data
+                self._buffer += data
         except BlockingIOError:
             pass
         except OSError as error:
             raise RobotError(f"the terminal {self._path} is gone: {error.strerror}.") from error
-        return self._take()
+        return self._pop_keys()
 
     def close(self) -> None:
         """Leave it as it was. May be called twice."""
@@ -72,10 +72,10 @@ class Terminal:
                 with contextlib.suppress(termios.error):
                     termios.tcsetattr(self._fd, termios.TCSANOW, self._before)
             os.close(self._fd)
-        self._fd, self._before, self._rest = -1, None, b""
+        self._fd, self._before, self._buffer = -1, None, b""
 
-    def _take(self) -> list[str]:
-        keys, data = [], self._rest
+    def _pop_keys(self) -> list[str]:
+        keys, data = [], self._buffer
         while data:
             if data[:1] == b"\x1b":
                 # A sequence may come in two parts over a slow line: wait for the rest of it.
@@ -89,5 +89,5 @@ class Terminal:
                 continue
             keys.append(_NAMES.get(data[:1], data[:1].decode("ascii", "replace")))
             data = data[1:]
-        self._rest = data
+        self._buffer = data
         return keys

@@ -61,12 +61,12 @@ class WithKeys:
                 self._held = not self._held
         if not self._armed or self._held:
             self.let_go()
-        intent = self._device.read()
-        if intent.estop or intent.quit or not intent.engaged:
-            return intent
+        command = self._device.read()
+        if command.estop or command.quit or not command.engaged:
+            return command
         if not self._armed:
             return TeleopCommand()
-        return TeleopCommand(engaged=True) if self._held else intent
+        return TeleopCommand(engaged=True) if self._held else command
 
     def close(self) -> None:
         """See `TeleopDevice.close`."""

@@ -163,7 +163,7 @@ class ActionPredictor:
             speeds, last = speeds_of(guard, executed, last), executed
             coming[i] = executed
             if walled and self._motion is not None and i + 1 < len(wanted):
-                measured = self._motion.roll(state, past, coming[: i + 1]).tolist()
+                measured = self._motion.rollout(state, past, coming[: i + 1]).tolist()
         return coming
 
     def _clipped(self, wanted: Sequence[np.ndarray | None], past: np.ndarray) -> np.ndarray:

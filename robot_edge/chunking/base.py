@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from wire.messages.all import ChunkReply, ChunkRequest
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import ActionChunk, Observation
 
 Chosen = tuple[np.ndarray, ActionChunk]

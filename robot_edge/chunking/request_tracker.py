@@ -13,7 +13,7 @@ from robot_edge.chunking.base import Chosen
 from robot_edge.chunking.delay_estimate import DelayEstimator
 from robot_edge.chunking.strategies.quantise import quantise
 from wire.errors import ConfigError
-from wire.messages.all import ChunkReply, ChunkRequest
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import ActionChunk, RobotSpec
 
 log = logging.getLogger(__name__)

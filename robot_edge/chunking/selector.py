@@ -9,7 +9,7 @@ import numpy as np
 
 from robot_edge.chunking.base import Chosen, ChunkScheduler
 from wire.errors import ConfigError
-from wire.messages.all import ChunkReply, ChunkRequest
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import Observation, PolicyCapabilities
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import numpy as np
 from robot_edge.chunking.base import Chosen
 from robot_edge.chunking.request_tracker import RequestTracker, ScheduledChunk
 from wire.errors import ConfigError
-from wire.messages.all import ChunkReply, ChunkRequest
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import Observation
 
 

@@ -7,8 +7,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from robot_edge.control.operator_override import OperatorOverride
-from wire.messages.all import Hello, Job, Message, Nack, OperatorCommand, RequestPreviews, Stop, VersionActivated
-from wire.types import PolicyCapabilities
+from wire.messages import Message
+from wire.messages.gateway import Hello, Job, Nack, OperatorCommand, Stop, VersionActivated
+from wire.messages.local import RequestPreviews
+from wire.types import PolicyCapabilities, Role
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +113,7 @@ class CommandInbox:
                 self.estop = False
             case OperatorCommand():
                 self.interventions += self.human.hear(message)
-            case Hello(role="uplink"):
+            case Hello(role=Role.uplink):
                 self.new_recorder = True
             case RequestPreviews(wanted=wanted):
                 self.previews = wanted

@@ -29,7 +29,8 @@ from robot_edge.control.takeover_gate import Takeover
 from robot_edge.runtime.shared_frames import without_previews
 from wire.clock import Clock
 from wire.errors import ConfigError, InvalidDataError, RobotDisconnectedError, RobotError
-from wire.messages.all import ChunkReply, EdgeEvent, EdgeStatus, EpisodeStarted
+from wire.messages.gateway import EdgeEvent, EdgeStatus
+from wire.messages.local import ChunkReply, EpisodeStarted
 from wire.transport.channel import Channel
 from wire.types import Observation
 
@@ -393,6 +394,6 @@ class ControlLoop:
                 spooled=0,
                 job=self.orders.job.id if self.orders.job is not None else "",
                 job_episodes=self.orders.finished,
-                trouble=self.driver.trouble or self._unfit,
+                fault=self.driver.trouble or self._unfit,
             )
         )

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 
 from wire.clock import Clock
-from wire.messages.all import OperatorCommand
+from wire.messages.gateway import OperatorCommand
 from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)

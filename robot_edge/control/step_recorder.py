@@ -6,7 +6,7 @@ import logging
 from collections import deque
 
 from wire.errors import MessageTooLargeError
-from wire.messages.all import EpisodeEnded, EpisodeStarted, FrameRecorded, StepRecorded
+from wire.messages.local import EpisodeEnded, EpisodeStarted, FrameRecorded, StepRecorded
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import private, without_preview
 from wire.types import Episode, Observation, Step

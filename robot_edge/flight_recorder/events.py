@@ -16,7 +16,7 @@ import numpy as np
 
 from hal.interfaces.robot import Feedback
 from wire.errors import CorruptDataError
-from wire.messages.all import Message
+from wire.messages import Message
 from wire.types import Observation, PolicyCapabilities, RobotSpec
 
 FORMAT = 1

@@ -46,7 +46,8 @@ from robot_edge.flight_recorder.snapshot import RecordedBoundary, capture
 from robot_edge.flight_recorder.writer import FlightConfig, QueuedRecord, Writer
 from wire.clock import Clock
 from wire.codec import encode
-from wire.messages.all import EpisodeEnded, Message, StepRecorded
+from wire.messages import Message
+from wire.messages.local import EpisodeEnded, StepRecorded
 from wire.transport.channel import Channel
 from wire.types import Frame, Observation
 

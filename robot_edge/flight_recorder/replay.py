@@ -48,7 +48,7 @@ from robot_edge.flight_recorder.snapshot import RecordedBoundary, restore
 from robot_edge.flight_recorder.writer import program
 from wire.clock import Clock
 from wire.errors import ConfigError
-from wire.messages.all import Message
+from wire.messages import Message
 from wire.transport.channel import Channel
 from wire.types import Observation, RobotSpec
 

@@ -27,7 +27,8 @@ from robot_edge.flight_recorder.events import (
 )
 from robot_edge.flight_recorder.replay import records
 from wire.errors import ConfigError
-from wire.messages.all import ChunkReply, ChunkRequest, EdgeEvent, EpisodeEnded, EpisodeStarted, StepRecorded
+from wire.messages.gateway import EdgeEvent
+from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, EpisodeStarted, StepRecorded
 from wire.types import Step
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from policies.interface.policy import Policy
-from wire.messages.all import ChunkReply, ChunkRequest
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import Latent, Observation
 
 

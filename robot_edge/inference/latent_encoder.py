@@ -15,7 +15,8 @@ from robot_edge.runtime.shared_frames import intact, without_previews
 from robot_edge.uplink.segments import encode_jpeg
 from wire.clock import Clock
 from wire.errors import ConfigError, InvalidDataError
-from wire.messages.all import LoadWeights, Rejection, ThinkReply, ThinkRequest
+from wire.messages.gateway import Rejection
+from wire.messages.local import LoadWeights, ThinkReply, ThinkRequest
 from wire.transport.channel import Channel
 from wire.types import Frame, Observation, PolicyVersion
 

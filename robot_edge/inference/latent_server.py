@@ -14,14 +14,10 @@ from robot_edge.inference.latent_encoder import think
 from robot_edge.uplink.weight_subscriber import WeightSubscriber
 from wire.clock import Clock
 from wire.errors import FleetError, InvalidDataError
-from wire.messages.all import (
-    LoadWeights,
-    Rejection,
-    ThinkReply,
-    ThinkRequest,
-)
+from wire.messages.gateway import Rejection
+from wire.messages.local import LoadWeights, ThinkReply, ThinkRequest
 from wire.transport.channel import Channel, ServerChannel
-from wire.types import Frame, Observation, PolicyVersion
+from wire.types import Frame, Observation, PolicyVersion, Role
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +119,7 @@ class LatentServer:
         self._robots = robots
         self._thinker = thinker
         self._read = read
-        self._follower = WeightSubscriber(name, "thinker", gateway, weights, clock)
+        self._follower = WeightSubscriber(name, Role.thinker, gateway, weights, clock)
         self._waiting: dict[str, ThinkRequest] = {}
         self._offered: PolicyVersion | None = None
 

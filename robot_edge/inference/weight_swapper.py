@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from policies.interface.policy import Policy
 from robot_edge.runtime.rejection_log import not_taken
 from wire.errors import FleetError
-from wire.messages.all import LoadWeights
+from wire.messages.local import LoadWeights
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from robot_edge.control.mode import HoldReason, Mode
-from wire.messages.all import EdgeStatus
+from wire.messages.gateway import EdgeStatus
 
 OK, WARN, ERROR, STALE = range(4)
 SILENT_S = 3.0
@@ -46,8 +46,8 @@ def diagnose(phase: str, reason: str, status: EdgeStatus | None, age_s: float, p
         return Diagnosis(WARN, f"the edge processes are starting{because}", values)
     if age_s > SILENT_S:
         return Diagnosis(STALE, f"the edge has said nothing for {age_s:.0f} s{because}", values)
-    if status.trouble:
-        return Diagnosis(ERROR, status.trouble, values)
+    if status.fault:
+        return Diagnosis(ERROR, status.fault, values)
     if processes:
         return Diagnosis(WARN, processes, values)
     if status.mode == Mode.estop:
@@ -62,7 +62,7 @@ def _values(status: EdgeStatus) -> dict[str, str]:
     found = {
         "mode": status.mode,
         "reason": status.reason,
-        "trouble": status.trouble,
+        "fault": status.fault,
         "job": status.job,
         "task": status.task,
         "episode": status.episode,

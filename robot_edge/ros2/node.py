@@ -37,7 +37,7 @@ from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, r
 from robot_edge.ros2.topics import Endpoint, missing
 from robot_edge.runtime.process_group import EdgeProcesses, lines
 from wire.errors import FleetError, RobotError
-from wire.messages.all import EdgeStatus
+from wire.messages.gateway import EdgeStatus
 from wire.transport.zmq_channel import ZmqPair
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from wire.messages.all import EdgeEvent, EdgeStatus, OperatorCommand
+from wire.messages.gateway import EdgeEvent, EdgeStatus, OperatorCommand
 from wire.transport.channel import Channel
 
 _LOOK_S = 0.02

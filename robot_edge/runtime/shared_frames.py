@@ -7,7 +7,8 @@ import logging
 import msgspec
 
 from wire.errors import ConfigError, InvalidDataError
-from wire.messages.all import ChunkRequest, Message, SharedFrameEnvelope, ThinkRequest
+from wire.messages import Message
+from wire.messages.local import ChunkRequest, SharedFrameEnvelope, ThinkRequest
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import FrameRing, SharedFrame, without_preview
 from wire.types import Observation

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from wire.clock import Clock
-from wire.messages.all import EdgeStatus, Message
+from wire.messages import Message
+from wire.messages.gateway import EdgeStatus
 from wire.transport.channel import Channel
 
 _EVERY_S = 0.5

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from wire.errors import storage_error
-from wire.messages.all import EdgeEvent, EdgeStatus, Message, OperatorCommand
+from wire.messages import Message
+from wire.messages.gateway import EdgeEvent, EdgeStatus, OperatorCommand
 from wire.transport.channel import Channel
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 
 from wire.errors import InvalidDataError
-from wire.messages.all import ACTORS, CameraFrames, Segment
+from wire.messages.gateway import ACTORS, CameraFrames, Segment
 from wire.types import Episode, Step
 
 

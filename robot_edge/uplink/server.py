@@ -19,33 +19,29 @@ from robot_edge.uplink.spool import Spool
 from robot_edge.uplink.weight_client import WeightClient
 from wire.clock import Clock, clock_name
 from wire.errors import StorageError
-from wire.messages.all import (
+from wire.messages import Message
+from wire.messages.gateway import (
     Ack,
     EdgeEvent,
     EdgeStatus,
-    EpisodeEnded,
-    EpisodeStarted,
-    FrameRecorded,
     Heartbeat,
     Hello,
     HelloAck,
     Job,
-    LoadWeights,
-    Message,
     Nack,
     OperatorCommand,
     Preview,
     ReintroduceRequest,
     Rejection,
-    RequestPreviews,
     Segment,
-    StepRecorded,
     Stop,
     VersionActivated,
     VersionAvailable,
     WeightBytes,
 )
+from wire.messages.local import EpisodeEnded, EpisodeStarted, FrameRecorded, LoadWeights, RequestPreviews, StepRecorded
 from wire.transport.channel import Channel
+from wire.types import Role
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +195,7 @@ class Uplink:
 
     def _say_new(self) -> None:
         """Tell control that what an earlier uplink had not yet spooled of its episode is gone."""
-        self._control.send(Hello(self.name, "uplink", clock_name(), self._clock.now_ns(), os.getpid()))
+        self._control.send(Hello(self.name, Role.uplink, clock_name(), self._clock.now_ns(), os.getpid()))
 
     def _send_events(self) -> None:
         while self._welcomed and self._events and self._gateway.send(self._events[0]):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from wire.codec import decode, encode
 from wire.errors import CorruptDataError, DiskFullError, NotWritableError, StorageError, storage_error
-from wire.messages.all import Segment
+from wire.messages.gateway import Segment
 
 
 class Spool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wire.clock import Clock
 from wire.errors import storage_error
-from wire.messages.all import FetchWeights, WeightBytes
+from wire.messages.gateway import FetchWeights, WeightBytes
 from wire.transport.channel import Channel
 from wire.types import PolicyVersion
 

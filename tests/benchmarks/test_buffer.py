@@ -20,7 +20,7 @@ from benchmarks.common import table
 from benchmarks.common.cpu import Others, cpu_seconds
 from cloud_learner.buffer.check import CommittedHistory, check_frames, check_names, check_order, check_steps
 from cloud_learner.buffer.location import BufferLocation
-from wire.messages.all import Segment
+from wire.messages.gateway import Segment
 
 SCALE = Scale(episodes=2, frames=8, steps_per_frame=4, size=64)
 

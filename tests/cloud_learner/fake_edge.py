@@ -5,13 +5,13 @@ from __future__ import annotations
 from robot_edge.uplink.segments import SegmentBuilder
 from tests import samples
 from wire.clock import Clock, clock_name
-from wire.messages.all import (
+from wire.messages import Message
+from wire.messages.gateway import (
     Ack,
     EdgeStatus,
     Hello,
     HelloAck,
     Job,
-    Message,
     OperatorCommand,
     ReintroduceRequest,
     Rejection,
@@ -43,7 +43,7 @@ class FakeEdge:
         self.job: Job | None = None
         self.heard: list[Message] = []
         self.version = 0
-        self.mode, self.reason, self.trouble = "policy", "", ""
+        self.mode, self.reason, self.fault = "policy", "", ""
         self.begun: dict[str, int] = {}
         self.finished: dict[str, int] = {}
         self.spool: dict[str, Segment] = {}
@@ -119,7 +119,7 @@ class FakeEdge:
                 spooled=len(self.spool),
                 job=job,
                 job_episodes=self.finished.get(job, 0),
-                trouble=self.trouble,
+                fault=self.fault,
             )
         )
 

@@ -21,7 +21,7 @@ import pytest
 from fleet.launch import supplies
 from tests.ros import ros_environment
 from wire.clock import clock_name
-from wire.messages.all import Hello, HelloAck, Publish, Published, WeightBytes
+from wire.messages.gateway import Hello, HelloAck, Publish, Published, WeightBytes
 from wire.transport.keys import make_keys
 from wire.types import PolicyVersion
 

@@ -14,7 +14,7 @@ from fleet.evaluation.in_process_fleet import InProcessFleet
 from fleet.launch import supplies
 from fleet.launch.run_counters import RunCounters
 from fleet.tools.report import make_report
-from wire.messages.all import ACTORS, OperatorCommand
+from wire.messages.gateway import ACTORS, OperatorCommand
 
 pytestmark = pytest.mark.slow
 

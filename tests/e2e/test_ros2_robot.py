@@ -90,14 +90,14 @@ def test_a_robot_is_driven_lost_and_found_again(cell: Cell) -> None:
     robot.kill()
     robot.wait()
     cell.wait("the edge holds", lambda: cell.values.get("mode") in ("hold", "reset") and cell.level in (WARN, ERROR))
-    reason = cell.values["trouble"] or cell.values["reason"]
+    reason = cell.values["fault"] or cell.values["reason"]
     assert reason
-    cell.wait("the gateway says so too", lambda: cell.at_gateway()["mode"] != "policy" and cell.at_gateway()["trouble"])
+    cell.wait("the gateway says so too", lambda: cell.at_gateway()["mode"] != "policy" and cell.at_gateway()["fault"])
     assert cell.state() == "active", "a lost robot is no reason to give up"
 
     robot = cell.start_robot()
     cell.wait("it recovers by itself", lambda: moves(cell))
-    cell.wait("diagnostics are clean", lambda: cell.level == OK and not cell.values["trouble"])
+    cell.wait("diagnostics are clean", lambda: cell.level == OK and not cell.values["fault"])
 
     gateway.kill()
     gateway.wait()

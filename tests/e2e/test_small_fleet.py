@@ -28,7 +28,7 @@ from fleet.cli.client import gateway_of
 from fleet.config.data_directory import DataDirectory
 from tests.command_line import vla_fleet
 from tests.e2e.test_processes import ROOT, Job, robot
-from wire.messages.all import ACTORS
+from wire.messages.gateway import ACTORS
 from wire.transport.keys import make_keys
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 import hal.registry as registry
 from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot
-from hal.registry import broken, known_operators, known_robots, make_operator, make_robot
+from hal.registry import OPERATORS, ROBOTS, broken, known, make_operator, make_robot
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
 
@@ -23,8 +23,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
 
 
 def test_it_makes_what_it_lists() -> None:
-    assert {"fake", "metaworld"} <= set(known_robots())
-    assert {"fake", "metaworld"} <= set(known_operators())
+    assert {"fake", "metaworld"} <= set(known(ROBOTS))
+    assert {"fake", "metaworld"} <= set(known(OPERATORS))
     robot = make_robot("fake", FakeConfig(tasks=("go-up",)))
     assert isinstance(robot, FakeRobot) and robot.tasks == ("go-up",)
     assert isinstance(make_operator("fake", robot), FakeExpert)
@@ -40,7 +40,7 @@ def test_an_unknown_name_gets_the_nearest() -> None:
 
 def test_a_broken_package_is_named_and_hides_nobody(installed: list[EntryPoint]) -> None:
     installed.append(EntryPoint("arm", "no_such_package.arm:Arm", registry.ROBOTS))
-    assert {"arm", "fake", "metaworld"} <= set(known_robots())
+    assert {"arm", "fake", "metaworld"} <= set(known(ROBOTS))
     assert isinstance(make_robot("fake"), FakeRobot)
     with pytest.raises(RobotError, match=r"'arm = no_such_package.arm:Arm'.*ModuleNotFoundError"):
         make_robot("arm")
@@ -63,7 +63,7 @@ def test_a_package_cannot_take_a_built_in_name(installed: list[EntryPoint]) -> N
 
 def test_nothing_heavy_is_imported_for_a_spec() -> None:
     code = (
-        "import sys; from hal.registry import known_robots, make_robot; known_robots()\n"
+        "import sys; from hal.registry import ROBOTS, known, make_robot; known(ROBOTS)\n"
         "assert not any(m.startswith('hal.drivers.metaworld.robot') for m in sys.modules)\n"
         "print(make_robot('metaworld').spec.hash)\n"
         "import hal.resource, hal.scheduler\n"

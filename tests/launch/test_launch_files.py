@@ -13,7 +13,7 @@ from fleet.config.recipes import get_recipe
 from fleet.ros2.config import complete
 from fleet.ros2.main import sim_robot_arguments
 from hal.drivers.fake import FakeRobot
-from hal.drivers.ros2.sim_report import describe as describe_robot
+from hal.drivers.ros2.sim_node import describe as describe_robot
 from hal.registry import read_config
 from robot_edge.ros2.parameters import DEFAULTS, read_parameters
 from tests.launch.description import FILES, ROOT, Described, Started, describe

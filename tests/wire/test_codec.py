@@ -14,7 +14,8 @@ from tests import samples
 from wire import codec
 from wire.codec import decode, encode
 from wire.errors import MessageTooLargeError, ProtocolError
-from wire.messages.all import Ack, ChunkReply, ChunkRequest, Heartbeat, Hello, Segment, StepRecorded, WeightBytes
+from wire.messages.gateway import Ack, Heartbeat, Hello, Segment, WeightBytes
+from wire.messages.local import ChunkReply, ChunkRequest, StepRecorded
 from wire.types import Observation
 
 GOLDEN_SEGMENT = "340ae7a8baea6bfa"

@@ -10,7 +10,7 @@ import pytest
 from tests import samples
 from wire.codec import decode, encode
 from wire.errors import ConfigError, ProtocolError, SpecMismatchError
-from wire.messages.all import Hello
+from wire.messages.gateway import Hello
 from wire.types import CameraSpec, Dimension
 
 

@@ -1,8 +1,8 @@
-"""Who is on the other end of a CURVE line: the ZAP handler (RFC 27) of the gateway.
+"""Who is on the other end of a CURVE connection: the ZAP handler (RFC 27) of the gateway.
 
-ZAP is asked before a peer can say its name, and an operator has to know *which* robot was turned away. So a line with
-an unknown key is let in as a guest: encrypted, under no name, able to say one `Hello` and hear one `Rejection`
-(`wire.transport.zmq_channel`), and nothing else. pyzmq's own authenticator can only cut such a line without a word.
+ZAP is asked before a peer can say its name, and an operator has to know *which* robot was turned away. So a connection
+with an unknown key is let in as a guest: encrypted, under no name, able to say one `Hello` and hear one `Rejection`
+(`wire.transport.zmq_channel`), and nothing else. pyzmq's own authenticator can only cut it without a word.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Authenticator:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind("inproc://zeromq.zap.01")
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Answer the handshakes that wait."""
         while self.socket.poll(0):
             frames = self.socket.recv_multipart()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from wire.messages.all import Message
+from wire.messages import Message
 
-FURTHER = "@"
-"""stands between a name and a number in the peer's name of a second line; no name has it"""
+PEER_SUFFIX = "@"
+"""stands between a name and a number in the peer's name of a second connection; no name has it"""
 
 
 class Channel(Protocol):
-    """One end of a line between two processes. Nothing here ever blocks longer than asked."""
+    """One end of a connection between two processes. Nothing here ever blocks longer than asked."""
 
     def send(self, message: Message) -> bool:
         """Queue `message`; False when the queue is full or nobody is there (the caller decides what that means)."""
@@ -22,7 +22,7 @@ class Channel(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the line back; queued messages get a short while to leave."""
+        """Give the connection back; queued messages get a short while to leave."""
         ...
 
 

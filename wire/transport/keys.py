@@ -46,8 +46,8 @@ def make_keys(directory: Path, names: list[str]) -> None:
             if secret_file.exists() and public_file.exists():
                 continue
             public, secret = zmq.curve_keypair()
-            _write_whole(secret_file, public + b"\n" + secret + b"\n", 0o600)
-            _write_whole(public_file, public + b"\n", 0o644)
+            _write_atomically(secret_file, public + b"\n" + secret + b"\n", 0o600)
+            _write_atomically(public_file, public + b"\n", 0o644)
     except OSError as error:
         raise storage_error(error, "making CURVE keys", directory) from error
 
@@ -88,7 +88,7 @@ def _checked(pair: KeyPair, path: Path) -> KeyPair:
     return pair
 
 
-def _write_whole(path: Path, data: bytes, mode: int) -> None:
+def _write_atomically(path: Path, data: bytes, mode: int) -> None:
     temporary = path.with_suffix(".tmp")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         file.write(data)

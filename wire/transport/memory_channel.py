@@ -1,6 +1,6 @@
 """Channels within one process, for fast and deterministic tests.
 
-Every message passes the real codec, so what works here is also valid on the wire. A line can be cut and mended.
+Every message passes the real codec, so what works here is also valid on the wire. A connection can be cut and mended.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 
 from wire.codec import decode, encode
-from wire.messages.all import Message
-from wire.transport.channel import FURTHER
+from wire.messages import Message
+from wire.transport.channel import PEER_SUFFIX
 
 
 class MemoryServer:
@@ -19,11 +19,11 @@ class MemoryServer:
         self._inbox: deque[tuple[str, bytes]] = deque()
         self._outboxes: dict[str, deque[bytes]] = {}
         self.cut: set[str] = set()
-        """names of peers whose line is down: messages of either direction are lost"""
+        """names of peers whose connection is down: messages of either direction are lost"""
         self._adopted: dict[str, str] = {}
 
     def connect(self, name: str) -> MemoryClient:
-        """A client under `name`; "name@2" is a second line of one name."""
+        """A client under `name`; "name@2" is a second connection of one name."""
         self._outboxes[name] = deque()
         return MemoryClient(name, self)
 
@@ -40,19 +40,19 @@ class MemoryServer:
         return self._adopted.get(peer, peer), decode(data)
 
     def adopt(self, peer: str) -> str:
-        """Make the further line `peer` ("name@2") the line of its name, which is returned."""
-        name = peer.partition(FURTHER)[0]
+        """Make the further connection `peer` ("name@2") the connection of its name, which is returned."""
+        name = peer.partition(PEER_SUFFIX)[0]
         if peer != name and peer in self._outboxes:
             self._outboxes[name] = self._outboxes[peer]
             self._adopted[peer] = name
         return name
 
-    def place(self, peer: str) -> str:
+    def address(self, peer: str) -> str:
         """Where `peer` is: in this process."""
         return f"memory:{peer}" if peer in self._outboxes else ""
 
-    def refused(self) -> list[tuple[str, str]]:
-        """Nobody is ever refused: there are no keys within one process."""
+    def rejections(self) -> list[tuple[str, str]]:
+        """Nobody is ever rejected: there are no keys within one process."""
         return []
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class MemoryClient:
 
 
 def memory_pair() -> tuple[MemoryPairEnd, MemoryPairEnd]:
-    """Two ends of one line."""
+    """Two ends of one connection."""
     there: deque[bytes] = deque()
     back: deque[bytes] = deque()
     return MemoryPairEnd(there, back), MemoryPairEnd(back, there)

@@ -1,4 +1,4 @@
-"""A line between two processes of one computer through shared memory.
+"""A connection between two processes of one computer through shared memory.
 
 Two rings of bytes lie in one mapped file, one per direction, each with one writer and one reader. A record is complete
 before the ring's head moves past it, so a writer that dies in the middle leaves nothing. A FIFO beside the file is each
@@ -24,7 +24,8 @@ from pathlib import Path
 
 from wire.codec import decode, encode
 from wire.errors import MessageTooLargeError, ProtocolError, storage_error
-from wire.messages.all import FrameRecorded, Message
+from wire.messages import Message
+from wire.messages.local import FrameRecorded
 from wire.transport.frame_ring import SharedFrame
 from wire.transport.shared_memory import MARK_BYTES, map_file
 
@@ -36,14 +37,14 @@ _FIRST_RECORD = 4096
 _RECORD = struct.Struct("=4Q")
 """a record's header: payload bytes, checksum, the writer's start, the reader's start"""
 _HEADER = _RECORD.size
-_UNSEEN_PATIENCE_S = 0.01
+_UNSEEN_TIMEOUT_S = 0.01
 _ALIVE_S = 0.05
 """how long an end that polls is taken to live after it was rung for"""
 _POLL_S = 0.005
 
 
 class SharedChannel:
-    """One end of a line; `bind` tells the two ends apart. Keeps the `Channel` protocol; one thread per end.
+    """One end of a connection; `bind` tells the two ends apart. Keeps the `Channel` protocol; one thread per end.
 
     A message sent in the very moment in which the other end starts may be lost, as one sent just before it is.
     """
@@ -57,9 +58,11 @@ class SharedChannel:
         """
         self._path = path
         self._capacity = capacity_bytes = -(-capacity_bytes // _LINE) * _LINE
-        self._map = map_file(path, f"vla-fleet line 2, {capacity_bytes} bytes", _FIRST_RECORD + 2 * capacity_bytes)
+        self._map = map_file(
+            path, f"vla-fleet connection 2, {capacity_bytes} bytes", _FIRST_RECORD + 2 * capacity_bytes
+        )
         self._bytes = memoryview(self._map)
-        words = self._words = self._bytes[MARK_BYTES:_FIRST_RECORD].cast("Q")
+        header = self._header = self._bytes[MARK_BYTES:_FIRST_RECORD].cast("Q")
         out, back = (0, 1) if bind else (1, 0)
         step = _LINE // 8
         self._me, self._peer = out * step, back * step
@@ -72,13 +75,13 @@ class SharedChannel:
         """records that were damaged, or of a dead end, and therefore dropped"""
         self._polls = polls
         self._alive_until = 0.0
-        words[self._in_polled] = polls
-        words[self._me] += 1
-        self._start = words[self._me]
+        header[self._in_polled] = polls
+        header[self._me] += 1
+        self._start = header[self._me]
         # What lies in the ring was meant for the predecessor.
-        words[self._in_tail] = words[self._in_head]
+        header[self._in_tail] = header[self._in_head]
         self._doorbell_there = path.with_name(f"{path.name}.{'connect' if bind else 'bind'}")
-        self._ring_fd = -1
+        self._peer_doorbell_fd = -1
         self.socket, self._keep_fd = _open_doorbell(path.with_name(f"{path.name}.{'bind' if bind else 'connect'}"))
         """file descriptor that can be read when there may be a message; for `wait_any`"""
         self._poll = select.poll()
@@ -93,16 +96,16 @@ class SharedChannel:
         size = -(-(_HEADER + len(data)) // _LINE) * _LINE
         if size > self._capacity:
             raise MessageTooLargeError(
-                f"a {type(message).__name__} of {len(data)} bytes does not fit the {self._capacity} bytes of the line "
+                f"a {type(message).__name__} of {len(data)} bytes does not fit the {self._capacity} bytes of "
                 f"{self._path}: give both ends a larger capacity_bytes."
             )
         if isinstance(message, FrameRecorded) and isinstance(message.frame, SharedFrame) and not message.frame.intact:
             return False
-        words = self._words
-        if words[self._me] != self._start:
+        header = self._header
+        if header[self._me] != self._start:
             return False
-        peer, head = words[self._peer], words[self._out_head]
-        if peer == 0 or size > self._capacity - (head - words[self._out_tail]):
+        peer, head = header[self._peer], header[self._out_head]
+        if peer == 0 or size > self._capacity - (head - header[self._out_tail]):
             return False
         at = head % self._capacity
         payload = at + _HEADER
@@ -112,28 +115,28 @@ class SharedChannel:
         self._out[payload : payload + first] = data if first == len(data) else data[:first]
         if first < len(data):
             self._out[: len(data) - first] = data[first:]
-        words[self._out_head] = head + size
-        if words[self._out_polled]:
+        header[self._out_head] = head + size
+        if header[self._out_polled]:
             now = time.monotonic()
             if now < self._alive_until:
                 return True
-            self._alive_until = now + _ALIVE_S if self._ring() else 0.0
+            self._alive_until = now + _ALIVE_S if self._wake_peer() else 0.0
             return self._alive_until > 0
-        return self._ring()
+        return self._wake_peer()
 
     def recv(self, timeout_s: float = 0.0) -> Message | None:
         """The next message. What is damaged is logged and dropped."""
-        if self._polls and timeout_s <= 0 and self._words[self._in_head] == self._words[self._in_tail]:
+        if self._polls and timeout_s <= 0 and self._header[self._in_head] == self._header[self._in_tail]:
             # What an end that polls finds most often.
             return None
         deadline = time.monotonic() + timeout_s
         while True:
-            data = self._take()
+            data = self._pop()
             if data is None and not self._polls:
                 # The bell is silenced only when all is read, and then looked once more: it cannot be missed.
                 with contextlib.suppress(BlockingIOError):
                     os.read(self.socket, 65536)
-                data = self._take()
+                data = self._pop()
             if data is not None:
                 try:
                     return decode(data)
@@ -150,20 +153,20 @@ class SharedChannel:
                 self._poll.poll(1e3 * remaining_s)
 
     def close(self) -> None:
-        """Leave the line; the file stays for the other end and for a successor."""
-        for descriptor in (self.socket, self._keep_fd, self._ring_fd):
+        """Leave the connection; the file stays for the other end and for a successor."""
+        for descriptor in (self.socket, self._keep_fd, self._peer_doorbell_fd):
             if descriptor >= 0:
                 os.close(descriptor)
-        for view in (self._in, self._out, self._words, self._bytes):
+        for view in (self._in, self._out, self._header, self._bytes):
             view.release()
         self._map.close()
 
-    def _ring(self) -> bool:
+    def _wake_peer(self) -> bool:
         """Whether somebody is there to hear the bell."""
         try:
-            if self._ring_fd < 0:
-                self._ring_fd = os.open(self._doorbell_there, os.O_WRONLY | os.O_NONBLOCK)
-            os.write(self._ring_fd, b"!")
+            if self._peer_doorbell_fd < 0:
+                self._peer_doorbell_fd = os.open(self._doorbell_there, os.O_WRONLY | os.O_NONBLOCK)
+            os.write(self._peer_doorbell_fd, b"!")
         except BlockingIOError:
             # It has been rung thousands of times and is still loud.
             return True
@@ -172,34 +175,34 @@ class SharedChannel:
             return False
         return True
 
-    def _take(self) -> bytes | None:
+    def _pop(self) -> bytes | None:
         """The next record that is meant for this start of this end."""
-        words = self._words
-        while words[self._me] == self._start:
-            tail, head = words[self._in_tail], words[self._in_head]
+        header = self._header
+        while header[self._me] == self._start:
+            tail, head = header[self._in_tail], header[self._in_head]
             if head == tail:
                 return None
             at = tail % self._capacity
             length, checksum, sender, reader = _RECORD.unpack_from(self._in, at)
             size = -(-(_HEADER + length) // _LINE) * _LINE
             if head < tail or size > head - tail or head - tail > self._capacity:
-                self._damaged(head, "its length is impossible")
+                self._drop_damaged(head, "its length is impossible")
                 continue
-            if reader != self._start or sender != words[self._peer]:
-                words[self._in_tail] = tail + size
+            if reader != self._start or sender != header[self._peer]:
+                header[self._in_tail] = tail + size
                 self.lost += 1
                 continue
             payload = at + _HEADER
             first = min(length, self._capacity - payload)
-            data = self._whole(payload, first, length, checksum)
+            data = self._read_payload(payload, first, length, checksum)
             if data is None:
-                self._damaged(tail + size, "its checksum is wrong")
+                self._drop_damaged(tail + size, "its checksum is wrong")
                 continue
-            words[self._in_tail] = tail + size
+            header[self._in_tail] = tail + size
             return data
         return None
 
-    def _whole(self, payload: int, first: int, length: int, checksum: int) -> bytes | None:
+    def _read_payload(self, payload: int, first: int, length: int, checksum: int) -> bytes | None:
         # On a processor with weak memory order the head may be seen a moment before the bytes.
         deadline = 0.0
         while True:
@@ -209,18 +212,18 @@ class SharedChannel:
             if zlib.crc32(data) == checksum:
                 return data
             now = time.monotonic()
-            deadline = deadline or now + _UNSEEN_PATIENCE_S
+            deadline = deadline or now + _UNSEEN_TIMEOUT_S
             if now > deadline:
                 return None
 
-    def _damaged(self, go_on_at: int, why: str) -> None:
+    def _drop_damaged(self, go_on_at: int, why: str) -> None:
         self.lost += 1
         log.error("dropped what came on %s: %s.", self._path, why)
-        self._words[self._in_tail] = go_on_at
+        self._header[self._in_tail] = go_on_at
 
 
 def _open_doorbell(path: Path) -> tuple[int, int]:
-    """(descriptor to hear with, one that keeps the FIFO open for writing so that its poll never reports a hang-up)."""
+    """(descriptor to read, one that keeps the FIFO open for writing so that its poll never reports a hang-up)."""
     try:
         with contextlib.suppress(FileExistsError):
             os.mkfifo(path, 0o600)

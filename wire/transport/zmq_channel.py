@@ -18,26 +18,27 @@ from zmq.utils.monitor import recv_monitor_message
 
 from wire.codec import MAX_MESSAGE_BYTES, decode, encode
 from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
-from wire.messages.all import Hello, Message, Rejection
+from wire.messages import Message
+from wire.messages.gateway import Hello, Rejection
 from wire.transport.auth import GUEST, Authenticator
-from wire.transport.channel import FURTHER
+from wire.transport.channel import PEER_SUFFIX
 from wire.transport.keys import GATEWAY, KeyPair, check_name, load_pair
 
 log = logging.getLogger(__name__)
 
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 4000
-_GUESTS_REMEMBERED = 1000
-_FURTHER_REMEMBERED = 1000
+_MAX_GUESTS = 1000
+_MAX_EXTRA_PEERS = 1000
 _GUEST_HELLO_BYTES = 64 * 1024
 
 
 class ZmqServer:
     """The gateway's one TCP port. Peers are known by the name their key is filed under, never by a claim.
 
-    libzmq gives each line a random routing id; a name points to the newest line of its key, so a robot that comes back
-    after its line was cut does not wait for TCP to give the old one up. With `apart` a second line of one name is a
-    peer of its own, `name@2` and so on, until `adopt` makes it the line of the name.
+    libzmq gives each connection a random routing id; a name points to the newest connection of its key, so a robot that
+    comes back after its connection was cut does not wait for TCP to give the old one up. With `apart` a second
+    connection of one name is a peer of its own, `name@2` and so on, until `adopt` makes it the connection of the name.
     """
 
     def __init__(
@@ -51,14 +52,14 @@ class ZmqServer:
         self._keys = keys
         self._context = zmq.Context()
         self._authenticator = Authenticator(self._context, keys)
-        self._lines: dict[str, bytes] = {}
+        self._connections: dict[str, bytes] = {}
         self._apart = apart
-        self._further: OrderedDict[bytes, str] = OrderedDict()
+        self._extra_peers: OrderedDict[bytes, str] = OrderedDict()
         self._numbers = itertools.count(2)
-        self._places: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}
         self._guests: OrderedDict[bytes, None] = OrderedDict()
-        self._refused: list[tuple[str, str]] = []
-        self._next_handshake_line_s = 0.0
+        self._rejections: list[tuple[str, str]] = []
+        self._next_handshake_report_s = 0.0
         self.socket = self._context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.LINGER, 500),
@@ -88,14 +89,14 @@ class ZmqServer:
         self.endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def send(self, peer: str, message: Message) -> bool:
-        line = self._lines.get(peer)
-        return line is not None and self._send(line, message)
+        connection = self._connections.get(peer)
+        return connection is not None and self._send(connection, message)
 
     def recv(self, timeout_s: float = 0.0) -> tuple[str, Message] | None:
         """The next valid message. What is not one is logged with its sender and dropped."""
         deadline = time.monotonic() + timeout_s
         while True:
-            self._authenticator.turn()
+            self._authenticator.poll()
             self._report_handshakes()
             remaining_ms = max(0, round(1e3 * (deadline - time.monotonic())))
             # The ZAP socket must be served while we wait, or nobody new could come in.
@@ -104,9 +105,9 @@ class ZmqServer:
                     return None
                 continue
             frames = self.socket.recv_multipart(copy=False)
-            line, peer = frames[0].bytes, str(frames[-1].get("User-Id"))
+            connection, peer = frames[0].bytes, str(frames[-1].get("User-Id"))
             if peer.startswith(GUEST):
-                self._turn_away(line, peer, frames)
+                self._reject(connection, peer, frames)
                 continue
             if len(frames) != 2:
                 log.error("dropped a message of '%s': %d parts instead of one.", peer, len(frames) - 1)
@@ -115,29 +116,29 @@ class ZmqServer:
                 message = decode(frames[1].bytes)
             except (ProtocolError, MessageTooLargeError) as error:
                 log.error("dropped a message of '%s': %s", peer, error)
-                self._send(line, Rejection(reason=str(error)))
+                self._send(connection, Rejection(reason=str(error)))
                 continue
-            peer = self._peer_of(line, peer)
-            self._places[peer] = str(frames[-1].get("Peer-Address"))
+            peer = self._peer_of(connection, peer)
+            self._addresses[peer] = str(frames[-1].get("Peer-Address"))
             return peer, message
 
     def adopt(self, peer: str) -> str:
-        """Make the further line `peer` ("name@2") the line of its name, which is returned; the old one is forgotten."""
-        name = peer.partition(FURTHER)[0]
-        if peer != name and (line := self._lines.pop(peer, None)) is not None:
-            self._further.pop(line, None)
-            self._lines[name] = line
-            self._places[name] = self._places.pop(peer, "")
+        """Make the further connection `peer` ("name@2") that of its name, which is returned; forget the old one."""
+        name = peer.partition(PEER_SUFFIX)[0]
+        if peer != name and (connection := self._connections.pop(peer, None)) is not None:
+            self._extra_peers.pop(connection, None)
+            self._connections[name] = connection
+            self._addresses[name] = self._addresses.pop(peer, "")
         return name
 
-    def place(self, peer: str) -> str:
+    def address(self, peer: str) -> str:
         """The address that `peer` spoke from last, '' when it never did."""
-        return self._places.get(peer, "")
+        return self._addresses.get(peer, "")
 
-    def refused(self) -> list[tuple[str, str]]:
+    def rejections(self) -> list[tuple[str, str]]:
         """(name, reason) of those turned away since the last call."""
-        refused, self._refused = self._refused, []
-        return refused
+        rejections, self._rejections = self._rejections, []
+        return rejections
 
     def close(self) -> None:
         self.socket.disable_monitor()
@@ -146,9 +147,9 @@ class ZmqServer:
         self._authenticator.close()
         self._context.term()
 
-    def _send(self, line: bytes, message: Message) -> bool:
+    def _send(self, connection: bytes, message: Message) -> bool:
         try:
-            self.socket.send_multipart([line, encode(message)], zmq.NOBLOCK)
+            self.socket.send_multipart([connection, encode(message)], zmq.NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -157,27 +158,27 @@ class ZmqServer:
             raise
         return True
 
-    def _peer_of(self, line: bytes, name: str) -> str:
-        """Whom a message of `line` comes from."""
-        if not self._apart or self._lines.setdefault(name, line) == line:
-            self._lines[name] = line
+    def _peer_of(self, connection: bytes, name: str) -> str:
+        """Whom a message of `connection` comes from."""
+        if not self._apart or self._connections.setdefault(name, connection) == connection:
+            self._connections[name] = connection
             return name
-        if line not in self._further:
-            self._further[line] = f"{name}{FURTHER}{next(self._numbers)}"
-            if len(self._further) > _FURTHER_REMEMBERED:
-                _, oldest = self._further.popitem(last=False)
-                self._lines.pop(oldest, None)
-                self._places.pop(oldest, None)
-        peer = self._further[line]
-        self._lines[peer] = line
+        if connection not in self._extra_peers:
+            self._extra_peers[connection] = f"{name}{PEER_SUFFIX}{next(self._numbers)}"
+            if len(self._extra_peers) > _MAX_EXTRA_PEERS:
+                _, oldest = self._extra_peers.popitem(last=False)
+                self._connections.pop(oldest, None)
+                self._addresses.pop(oldest, None)
+        peer = self._extra_peers[connection]
+        self._connections[peer] = connection
         return peer
 
-    def _turn_away(self, line: bytes, peer: str, frames: list[zmq.Frame]) -> None:
+    def _reject(self, connection: bytes, peer: str, frames: list[zmq.Frame]) -> None:
         """Answer a guest once, with the name it gives, the reason and the way in."""
-        if line in self._guests:
+        if connection in self._guests:
             return
-        self._guests[line] = None
-        if len(self._guests) > _GUESTS_REMEMBERED:
+        self._guests[connection] = None
+        if len(self._guests) > _MAX_GUESTS:
             self._guests.popitem(last=False)
         name = ""
         if len(frames) == 2 and len(frames[1].bytes) <= _GUEST_HELLO_BYTES:
@@ -193,25 +194,26 @@ class ZmqServer:
             f"its key {peer[len(GUEST) :]} is not filed at the gateway. If it may connect, make its key with "
             f"`vla-fleet keys {file} --keys {self._keys}` there and copy {file}.key_secret to its machine."
         )
-        self._note_refused(name or "unknown", f"from {frames[-1].get('Peer-Address')}: {reason}")
-        self._send(line, Rejection(reason=f"'{name or 'unknown'}' is refused: {reason}"))
+        self._note_rejection(name or "unknown", f"from {frames[-1].get('Peer-Address')}: {reason}")
+        self._send(connection, Rejection(reason=f"'{name or 'unknown'}' is refused: {reason}"))
 
-    def _note_refused(self, name: str, reason: str) -> None:
+    def _note_rejection(self, name: str, reason: str) -> None:
         log.error("refused '%s' %s", name, reason)
-        if len(self._refused) < _GUESTS_REMEMBERED:
-            self._refused.append((name, reason))
+        if len(self._rejections) < _MAX_GUESTS:
+            self._rejections.append((name, reason))
 
     def _report_handshakes(self) -> None:
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)
-            # A peer without a key tries again several times a second: one line every ten seconds tells enough.
-            if time.monotonic() >= self._next_handshake_line_s:
-                self._next_handshake_line_s = time.monotonic() + 10.0
-                self._note_refused("unknown", f"on {event['endpoint'].decode()}: it has no key, or another gateway's.")
+            # A peer without a key tries again several times a second: one report every ten seconds tells enough.
+            if time.monotonic() >= self._next_handshake_report_s:
+                self._next_handshake_report_s = time.monotonic() + 10.0
+                endpoint = event["endpoint"].decode()
+                self._note_rejection("unknown", f"on {endpoint}: it has no key, or another gateway's.")
 
 
 class ZmqClient:
-    """A named peer's line to the gateway. Connects in the background and reconnects by itself."""
+    """A named peer's connection to the gateway. Connects in the background and reconnects by itself."""
 
     def __init__(self, endpoint: str, name: str, pair: KeyPair, server_public: bytes, queue: int = 1000) -> None:
         self._name = check_name(name)
@@ -241,9 +243,9 @@ class ZmqClient:
             | zmq.EVENT_DISCONNECTED
         )
         self.connected = False
-        """whether an authenticated line stands now"""
+        """whether an authenticated connection stands now"""
         self.refusal = ""
-        """why no line could be made, '' when nothing is wrong; an unknown key is answered with `Rejection`"""
+        """why no connection could be made, '' when nothing is wrong; an unknown key is answered with `Rejection`"""
         try:
             self.socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -290,9 +292,9 @@ class ZmqClient:
 
 
 class ZmqPair:
-    """One end of a line between two processes of one robot computer (ipc, no encryption needed).
+    """One end of a connection between two processes of one robot computer (ipc, no encryption needed).
 
-    A side that dies and comes back finds the line again. Sending never blocks: with nobody there, or a full queue,
+    A side that dies and comes back is connected again. Sending never blocks: with nobody there, or a full queue,
     `send` returns False.
     """
 

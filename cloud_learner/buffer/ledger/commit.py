@@ -19,7 +19,7 @@ from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.control import NOBODY, Control, find_runs, is_takeover, summarise_control
 from cloud_learner.buffer.ledger.rows import Journaled
 from wire.errors import InvalidDataError
-from wire.messages.all import Segment
+from wire.messages.gateway import Segment
 from wire.types import Episode
 
 log = logging.getLogger(__name__)

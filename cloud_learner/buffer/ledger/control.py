@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.ledger.rows import Intervention
-from wire.messages.all import ACTORS
+from wire.messages.gateway import ACTORS
 
 POLICY, HUMAN, SCRIPT, HOLD = (ACTORS.index(name) for name in ("policy", "human", "script", "hold"))
 NOBODY = -1

@@ -19,7 +19,7 @@ from cloud_learner.buffer.ledger.rows import (
     RobotRow,
 )
 from wire.errors import InvalidDataError
-from wire.messages.all import Evaluation
+from wire.messages.gateway import Evaluation
 from wire.types import RobotSpec
 
 _robots, _offsets, _labels, _e = (

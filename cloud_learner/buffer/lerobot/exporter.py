@@ -6,7 +6,7 @@
 | `action` | float32[da] | executed, after limits; see `lerobot_rows.thin` for fewer rows than ticks |
 | `observation.images.<camera>` | video or image | the newest frame that the step saw |
 | `next.reward`, `next.done`, `next.truncated`, `next.success` | float32, bool | what the action brought |
-| `actor` | int64 | index into `wire.messages.all.ACTORS`: policy, human, script, hold |
+| `actor` | int64 | index into `wire.messages.gateway.ACTORS`: policy, human, script, hold |
 | `policy_version` | int64 | the version that acted or was ready to act |
 | `time_s`, `frame_time_s` | float64 | real times of the row and of its frames, from the first row on |
 | `task` | text | the instruction |
@@ -52,7 +52,7 @@ from cloud_learner.buffer.lerobot.selection import (
 )
 from cloud_learner.buffer.lerobot.video import CODECS, why_not_encodable
 from wire.errors import ConfigError, CorruptDataError, StorageError, storage_error, suggest
-from wire.messages.all import ACTORS, Segment
+from wire.messages.gateway import ACTORS, Segment
 from wire.types import RobotSpec
 
 LEAST_ROWS = 2

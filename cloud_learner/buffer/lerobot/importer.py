@@ -24,7 +24,7 @@ from cloud_learner.buffer.lerobot.mapping import DatasetMapping, Mapped, map_dat
 from cloud_learner.buffer.lerobot.selection import LeftOut, TransferProgress
 from cloud_learner.buffer.lerobot.source import DatasetSource, SourceEpisode
 from wire.errors import ConfigError, CorruptDataError, FleetError, InvalidDataError
-from wire.messages.all import ACTORS, CameraFrames, Segment
+from wire.messages.gateway import ACTORS, CameraFrames, Segment
 from wire.types import CameraSpec, Episode, RobotSpec
 
 JPEG_QUALITY = 95

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from wire.errors import ConfigError, suggest
-from wire.messages.all import ACTORS, Segment
+from wire.messages.gateway import ACTORS, Segment
 from wire.types import CommandType, RobotSpec
 
 

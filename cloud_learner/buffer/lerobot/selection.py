@@ -9,7 +9,7 @@ import msgspec
 
 from cloud_learner.buffer.check import OUTCOMES, SOURCES
 from wire.errors import ConfigError, suggest
-from wire.messages.all import ACTORS, Segment
+from wire.messages.gateway import ACTORS, Segment
 from wire.types import RobotSpec
 
 UNFINISHED = "unfinished"

@@ -35,7 +35,7 @@ from cloud_learner.buffer.sampling.plan import PlannerStats, SamplingPlan, Sampl
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 from policies.interface.policy import NormalizationData
 from wire.errors import ConfigError, CorruptDataError, InvalidDataError
-from wire.messages.all import Segment
+from wire.messages.gateway import Segment
 from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from wire.messages.all import ACTORS, Segment
+from wire.messages.gateway import ACTORS, Segment
 from wire.types import RobotSpec
 
 Predicate = Callable[[np.ndarray, bool], np.ndarray]

@@ -19,7 +19,7 @@ A batch is a dict of:
 | `return_to_go` | float32[b] | sum of the rewards from this step to the end, nan while the episode is unfinished |
 | `ahead` | float32[b, W, ds] | the state W given numbers of ticks later, or the last one before the mask ends |
 | `version` | int32[b] | policy version that acted or was ready to act |
-| `actor` | uint8[b] | who acted, index into `wire.messages.all.ACTORS` |
+| `actor` | uint8[b] | who acted, index into `wire.messages.gateway.ACTORS` |
 | `delay` | int16[b] | measured inference delay in ticks, -1 when none |
 | `seen_state` | float32[b, ds] | with an offset: as it was at the step drawn, when the frames were seen |
 | `frame_age` | float32[b] | ticks between the oldest of the frames seen and the first action; delta without cameras |

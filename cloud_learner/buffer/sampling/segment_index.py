@@ -115,7 +115,7 @@ class SegmentIndex:
     run_count: np.ndarray
     """int32[R] steps"""
     run_actor: np.ndarray
-    """uint8[R] index into `wire.messages.all.ACTORS`"""
+    """uint8[R] index into `wire.messages.gateway.ACTORS`"""
     run_version: np.ndarray
     """int32[R]"""
     episode_numbers: np.ndarray

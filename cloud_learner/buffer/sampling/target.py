@@ -18,7 +18,7 @@ import numpy as np
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.ledger.control import HOLD, by_human
 from wire.errors import ConfigError, InvalidDataError, suggest
-from wire.messages.all import ACTORS
+from wire.messages.gateway import ACTORS
 
 OFFLINE, ONLINE = 0, 1
 """column of a stratum in arrays [tasks, 2]"""
@@ -28,7 +28,7 @@ class StepRuns(msgspec.Struct, frozen=True, eq=False):
     """R runs of steps, as a factor sees them."""
 
     actor: np.ndarray
-    """uint8[R] index into `wire.messages.all.ACTORS`"""
+    """uint8[R] index into `wire.messages.gateway.ACTORS`"""
     version: np.ndarray
     """int32[R] policy version that acted or was ready to act, 0 when there was none"""
     demonstration: np.ndarray

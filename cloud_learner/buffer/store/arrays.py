@@ -2,7 +2,7 @@
 
 Below `<spec hash>/`, all zarr v3 with the sharding codec:
 
-- `times_ns` ... `truncated`: the step arrays of `wire.messages.all.Segment`, one row per step; `frame_times_ns`
+- `times_ns` ... `truncated`: the step arrays of `wire.messages.gateway.Segment`, one row per step; `frame_times_ns`
   int64[rows, cameras] with the spec's cameras in their order.
 - `frames/<camera>/times_ns` and `ends`: one row per frame; `ends` is the frame's end byte within its shard of `jpeg`.
 - `frames/<camera>/jpeg`: the JPEG files one after another.
@@ -25,7 +25,7 @@ from zarr.codecs import BloscCodec, BloscShuffle, Crc32cCodec
 from zarr.core.array_spec import ArrayConfig
 from zarr.storage import MemoryStore
 
-from wire.messages.all import ACTORS
+from wire.messages.gateway import ACTORS
 from wire.types import RobotSpec
 
 FORMAT = 2

@@ -21,7 +21,7 @@ from cloud_learner.buffer.store.arrays import ShardedArray
 from cloud_learner.buffer.store.objects import ObjectStore
 from cloud_learner.buffer.store.shard import SegmentMetadata
 from wire.errors import CorruptDataError
-from wire.messages.all import CameraFrames, Segment
+from wire.messages.gateway import CameraFrames, Segment
 from wire.types import RobotSpec
 
 _EMPTY = 2**64 - 1

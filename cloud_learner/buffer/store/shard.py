@@ -14,7 +14,7 @@ import numpy as np
 from cloud_learner.buffer.ledger.rows import Placed
 from cloud_learner.buffer.store import arrays
 from wire.errors import InvalidDataError
-from wire.messages.all import CameraFrames, Segment
+from wire.messages.gateway import CameraFrames, Segment
 from wire.types import Episode, RobotSpec
 
 _NO_FRAMES = CameraFrames(np.zeros(0, np.int64), ())

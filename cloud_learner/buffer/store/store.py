@@ -27,7 +27,7 @@ from cloud_learner.buffer.store.objects import ObjectStore, put_all
 from cloud_learner.buffer.store.shard import EncodedShard, canonical, require_room
 from wire import codec
 from wire.errors import CorruptDataError, InvalidDataError, ProtocolError, StorageError
-from wire.messages.all import Segment
+from wire.messages.gateway import Segment
 from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)

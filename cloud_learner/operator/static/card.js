@@ -167,11 +167,11 @@ export class Card {
   }
 
   /** How the robot is as a resource of the fleet, and who has it. */
-  drawWork({ health, health_reason, trouble, site, lease }) {
+  drawWork({ health, health_reason, fault, site, lease }) {
     this.health.dataset.health = health;
     setText(this.health, health);
     setText(this.holder, `${holderText(lease)}${site ? ` · ${site}` : ""}`);
-    const ailment = health === "ready" || health === "starting" ? trouble : health_reason || trouble;
+    const ailment = health === "ready" || health === "starting" ? fault : health_reason || fault;
     setText(this.ailment, ailment && health !== "lost" ? sentence(ailment) : "");
     this.ailment.hidden = !this.ailment.textContent;
   }

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from hal.cameras.picture import framed, rgb
+from hal.cameras.picture import make_frame, to_rgb
 from hal.drivers.gym.config import RENDER, GymConfig, GymTask, instruction
 from hal.drivers.gym.make import make_env, value_at
 from hal.drivers.gym.spec import check_spaces, gym_spec, read_spaces
-from hal.interfaces.robot import Feedback
+from hal.interfaces.robot import Feedback, check_reset
 from hal.safety.bounds import hold_action, limit_action, rest_action
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, FleetError, InvalidDataError, RobotError, suggest
+from wire.errors import ConfigError, FleetError, InvalidDataError, RobotError
 from wire.types import Frame, Observation
 
 _Done = TypeVar("_Done")
@@ -63,14 +63,7 @@ class GymRobot:
 
     def reset(self, task: str, seed: int) -> None:
         """Begin an episode of `task`. Raises `ConfigError` for an unknown task, `RobotError` before `connect`."""
-        if task not in self._tasks:
-            raise ConfigError(
-                f"{self._where}: no task '{task}'.{suggest(task, self.tasks)} It knows: {', '.join(self.tasks)}."
-            )
-        if seed < 0:
-            raise ConfigError(f"{self._where}: seed {seed} is negative.")
-        if not self._connected:
-            raise RobotError(f"{self._where}: reset before connect(); call connect() first.")
+        check_reset(self._where, task, self.tasks, seed, self._connected)
         wanted = self._tasks[task]
         self._env, self.task = None, ""
         env = self._env_of(wanted, seed)
@@ -174,7 +167,7 @@ class GymRobot:
             picture = self._run("render", self._env.render) if drawn else self._value(asked.source, "camera")
             try:
                 preview = asked.preview_height, asked.preview_width
-                frame = framed(time_ns, rgb(picture), (camera.height, camera.width), preview)
+                frame = make_frame(time_ns, to_rgb(picture), (camera.height, camera.width), preview)
             except InvalidDataError as error:
                 raise RobotError(f"{self._where}: camera '{camera.name}' ({asked.source}): {error}") from error
             self._frames[camera.name] = due, frame

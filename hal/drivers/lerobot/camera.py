@@ -31,7 +31,7 @@ class NewestCamera:
         self.name = name
         self.frame: Frame | None = None
         """as captured, RGB"""
-        self.trouble = ""
+        self.fault = ""
         """why the last reading failed, '' when it did not"""
         self._recent: deque[Frame] = deque(maxlen=_RECENT)
         self._camera = camera
@@ -53,7 +53,7 @@ class NewestCamera:
         while self.frame is None:
             if time.monotonic() > deadline:
                 raise RobotError(
-                    f"camera '{self.name}' gave no picture in {_FIRST_S:g} s: {self.trouble or 'it is silent'}. "
+                    f"camera '{self.name}' gave no picture in {_FIRST_S:g} s: {self.fault or 'it is silent'}. "
                     "Check its cable and that no other program uses it."
                 )
             self._stop.wait(0.005)
@@ -80,15 +80,15 @@ class NewestCamera:
             try:
                 image = self._camera.async_read(timeout_ms=_WAIT_MS)
             except Exception as error:  # noqa: BLE001 - a camera may fail in any way; the loop sees its picture age
-                self.trouble = f"{type(error).__name__}: {error}"
+                self.fault = f"{type(error).__name__}: {error}"
                 self._stop.wait(0.05)
                 continue
             image = np.ascontiguousarray(image[..., ::-1] if self._swap else image)
             frame = Frame(self._now_ns(), image)
             self._recent.append(frame)
-            self.frame, self.trouble = frame, ""
+            self.frame, self.fault = frame, ""
 
-    def taken(self, image: np.ndarray) -> int | None:
+    def captured_ns(self, image: np.ndarray) -> int | None:
         """When `image`, this very array, was captured; None when it is not of this camera."""
         return next((frame.time_ns for frame in tuple(self._recent) if frame.image is image), None)
 
@@ -127,7 +127,7 @@ class GrabbedPictures:
         if seen is not None and seen[0] is image:
             return seen[1]
         # The picture itself says which camera it is from: names differ where a robot is made of two arms.
-        taken = next((t for t in (camera.taken(image) for camera in self._cameras) if t is not None), None)
+        taken = next((t for t in (camera.captured_ns(image) for camera in self._cameras) if t is not None), None)
         if taken is None and seen is not None and np.array_equal(seen[0], image):
             return seen[1]
         frame = self._fit(name, image, time_ns if taken is None else taken)

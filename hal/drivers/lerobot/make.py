@@ -7,13 +7,18 @@ packages called `lerobot_robot_*`, `lerobot_camera_*` and `lerobot_teleoperator_
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import logging
 import pkgutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hal.drivers.lerobot.spec import parts
 from wire.errors import ConfigError, RobotError, suggest
+
+log = logging.getLogger(__name__)
 
 _INSTALL = "pip install 'vla-fleet[lerobot]'"
 
@@ -41,6 +46,41 @@ def make_lerobot(family: str, kind: str, fields: Mapping[str, Any], plugins: Ite
         except ImportError as cause:
             raise RobotError(_missing(f"lerobot {family} '{kind}'", cause)) from error
         raise RobotError(f"lerobot {family} '{kind}' cannot be made: {type(error).__name__}: {error}.") from error
+
+
+def check_calibration(device: Any, what: str, write: bool) -> None:
+    """Compare the motors with the calibration file, and `write` the file into motors that hold another one.
+
+    Raises `RobotError` for a `device` that was never calibrated, or whose motors hold another one than the file.
+    """
+    for _, part in parts(device):
+        if part.is_calibrated() if callable(part.is_calibrated) else part.is_calibrated:
+            continue
+        file, known = getattr(part, "calibration_fpath", "?"), getattr(part, "calibration", None)
+        if not known:
+            raise RobotError(f"{what} has no calibration at {file}. Run lerobot-calibrate for it, once.")
+        if not write:
+            raise RobotError(
+                f"{what}: its motors hold another calibration than {file}: positions would be wrong. Give "
+                "write_calibration=True if the file is right, or run lerobot-calibrate."
+            )
+        log.info("%s: the calibration of %s is written into its motors.", what, file)
+        # Only a robot has torque: a leader is moved by hand, and must stay loose.
+        with part.bus.torque_disabled() if hasattr(part, "send_action") else contextlib.nullcontext():
+            part.bus.write_calibration(known)
+
+
+def disconnect(device: Any, what: str) -> None:
+    """Close `device`, also one that is half connected or unplugged: its port can be opened again."""
+    try:
+        if device.is_connected:
+            device.disconnect()
+    except Exception as error:  # noqa: BLE001 - it may be unplugged
+        log.error("%s did not disconnect cleanly: %s", what, error)
+    for _, part in parts(device):
+        port = getattr(getattr(part, "bus", None), "port_handler", None)
+        if port is not None and getattr(port, "is_open", False):
+            port.closePort()
 
 
 def _config(family: str, kind: str, fields: Mapping[str, Any], plugins: Iterable[str]) -> Any:

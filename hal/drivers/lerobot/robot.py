@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from hal.drivers.lerobot.camera import GrabbedPictures, NewestCamera, detach_cameras
-from hal.drivers.lerobot.make import make_lerobot
-from hal.drivers.lerobot.spec import LeRobotConfig, calibrated_limits, lerobot_spec, parts
-from hal.interfaces.robot import Feedback
+from hal.drivers.lerobot.make import check_calibration, disconnect, make_lerobot
+from hal.drivers.lerobot.spec import LeRobotConfig, calibrated_limits, lerobot_spec
+from hal.interfaces.robot import Feedback, check_reset
 from hal.safety.bounds import limit_action
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, RobotError, suggest
+from wire.errors import ConfigError, RobotError
 from wire.types import CommandType, Observation
 
 log = logging.getLogger(__name__)
@@ -65,9 +65,9 @@ class LeRobotRobot:
         try:
             # Without `calibrate`, or lerobot would ask at a terminal that a robot process does not have.
             self._robot.connect(calibrate=False)
-            self._check_calibration()
+            check_calibration(self._robot, self._what, self.config.write_calibration)
         except Exception as error:
-            self._abandon()
+            self._disconnect()
             if isinstance(error, RobotError):
                 raise
             raise RobotError(
@@ -81,12 +81,7 @@ class LeRobotRobot:
 
         Raises `ConfigError` for an unknown task, `RobotError` before `connect` and when the robot does not arrive.
         """
-        if task not in self.config.tasks:
-            raise ConfigError(
-                f"{self._what}: no task '{task}'.{suggest(task, self.tasks)} It knows: {', '.join(self.tasks)}."
-            )
-        if not self._connected:
-            raise RobotError(f"{self._what}: reset before connect(); call connect() first.")
+        check_reset(self._what, task, self.tasks, 0, self._connected)
         self._task = ""
         if self.config.rest_pose:
             self._go_to_rest()
@@ -117,14 +112,14 @@ class LeRobotRobot:
         ]
         try:
             if rates:
-                self._robot.send_action(self._standing(rates))
+                self._robot.send_action(self._stop_action(rates))
         except Exception as error:  # noqa: BLE001 - it is given back whatever it says
             log.error("%s did not take its last stop: %s", self._what, error)
-        self._abandon()
+        self._disconnect()
 
     # --- lerobot's side -------------------------------------------------------------------------------------------
 
-    def _standing(self, rates: list[str]) -> dict[str, float]:
+    def _stop_action(self, rates: list[str]) -> dict[str, float]:
         """A whole action that keeps the robot where it is measured."""
         seen, _ = self._observe()
         return {name: 0.0 if name in rates else float(seen.get(name, 0.0)) for name in self._actions}
@@ -191,33 +186,8 @@ class LeRobotRobot:
             f"{goal[names.index(worst)]:.1f}. Is it blocked, or without power?"
         )
 
-    def _check_calibration(self) -> None:
-        for _, part in parts(self._robot):
-            if part.is_calibrated:
-                continue
-            file, known = getattr(part, "calibration_fpath", "?"), getattr(part, "calibration", None)
-            if not known:
-                raise RobotError(f"{self._what} has no calibration at {file}. Run lerobot-calibrate for it, once.")
-            if not self.config.write_calibration:
-                raise RobotError(
-                    f"{self._what}: its motors hold another calibration than {file}: positions would be wrong. Give "
-                    "write_calibration=True if the file is right, or run lerobot-calibrate."
-                )
-            log.info("%s: the calibration of %s is written into its motors.", self._what, file)
-            with part.bus.torque_disabled():
-                part.bus.write_calibration(known)
-
-    def _abandon(self) -> None:
-        try:
-            if self._robot.is_connected:
-                self._robot.disconnect()
-        except Exception as error:  # noqa: BLE001 - a robot that is half there or unplugged
-            log.error("%s did not disconnect cleanly: %s", self._what, error)
-        for _, part in parts(self._robot):
-            # Half connected, or unplugged: lerobot leaves the port open then, and it could not be opened again.
-            port = getattr(getattr(part, "bus", None), "port_handler", None)
-            if port is not None and getattr(port, "is_open", False):
-                port.closePort()
+    def _disconnect(self) -> None:
+        disconnect(self._robot, self._what)
         for camera in self._cameras:
             try:
                 camera.disconnect()

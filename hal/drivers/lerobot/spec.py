@@ -15,7 +15,7 @@ from wire.errors import ConfigError, suggest
 from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 ENCODER_DEG = 360.0
-"""further than so from the middle of its range no encoder of one turn can measure"""
+"""no encoder of one turn measures further from the middle of its range"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,11 @@ def lerobot_spec(config: LeRobotConfig, robot: Any) -> RobotSpec:
         control_hz=config.control_hz,
     )
     if lacking:
-        said = "; ".join(f"no {what} of {', '.join(dict.fromkeys(names))}" for what, names in lacking.items())
+        missing = "; ".join(f"no {what} of {', '.join(dict.fromkeys(names))}" for what, names in lacking.items())
         example = next(iter(lacking.values()))[0]
         raise ConfigError(
-            f'{config.what}: {said}. Give them: dimensions={{"{example}": {{"unit": "deg", "low": -90, "high": 90}}}}.'
+            f"{config.what}: {missing}. Give them: "
+            f'dimensions={{"{example}": {{"unit": "deg", "low": -90, "high": 90}}}}.'
         )
     return spec
 

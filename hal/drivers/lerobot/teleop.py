@@ -1,5 +1,5 @@
-"""Any teleoperator of lerobot 0.4.4 as a `Device`: leader arms, gamepad, keyboard, phone, and those of packages called
-lerobot_teleoperator_*.
+"""Any teleoperator of lerobot 0.4.4 as a `TeleopDevice`: leader arms, gamepad, keyboard, phone, and those of packages
+called lerobot_teleoperator_*.
 
 A leader arm is rarely where the robot is. So it engages when every joint of it is near the robot's, or at once; and
 either way the robot goes over to it at a bounded speed before it follows directly.
@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from hal.drivers.lerobot.make import make_lerobot
-from hal.drivers.lerobot.spec import motor_units, parts
+from hal.drivers.lerobot.make import check_calibration, disconnect, make_lerobot
+from hal.drivers.lerobot.spec import motor_units
 from hal.interfaces.teleop import TeleopCommand
-from hal.teleop.pose import check_rest, unknown
+from hal.teleop.pose import check_rest, unknown_pose
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError, suggest
 from wire.types import CommandType, RobotSpec
@@ -69,7 +69,7 @@ class LeRobotTeleopConfig:
 
 
 class LeRobotTeleop:
-    """Keeps the `Device` protocol. A thread reads lerobot's object, which may wait for its hardware."""
+    """Keeps the `TeleopDevice` protocol. A thread reads lerobot's object, which may wait for its hardware."""
 
     def __init__(self, config: LeRobotTeleopConfig | None, clock: Clock | None = None) -> None:
         if config is None:
@@ -82,11 +82,11 @@ class LeRobotTeleop:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._spec: RobotSpec | None = None
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
-        self._heard: tuple[int, dict[str, Any]] | None = None
-        self._trouble = ""
+    def _clear(self) -> None:
+        self._reading: tuple[int, dict[str, Any]] | None = None
+        self._fault = ""
         self._pose: np.ndarray = np.zeros(0, np.float32)
         self._engaged = self._caught = False
         self._target: np.ndarray | None = None
@@ -100,11 +100,11 @@ class LeRobotTeleop:
         dimensions, and `RobotError` for a device or package that is not there."""
         self.close()
         check_rest(spec, self._what)
-        self._forget()
+        self._clear()
         device = make_lerobot("teleoperator", self.config.type, self.config.fields, self.config.plugins)
         self._sources = self._bind(spec, device)
         self._check_units(spec, device)
-        self._spec, self._pose = spec, unknown(spec)
+        self._spec, self._pose = spec, unknown_pose(spec)
         self._low, self._high = spec.action_low(), spec.action_high()
         self._absolute = np.array([d.meaning is CommandType.absolute for d in spec.action])
         states = {d.name for d in spec.state}
@@ -136,22 +136,22 @@ class LeRobotTeleop:
         self._engaged = False
 
     def read(self) -> TeleopCommand:
-        """See `Device.read`."""
+        """See `TeleopDevice.read`."""
         if self._spec is None:
             raise RobotError(f"{self._what} is read before connect(); call connect() first.")
         with self._lock:
-            heard, trouble = self._heard, self._trouble
-        if trouble:
-            raise RobotError(f"{self._what} cannot be read: {trouble}. Check its cable and power.")
+            reading, fault = self._reading, self._fault
+        if fault:
+            raise RobotError(f"{self._what} cannot be read: {fault}. Check its cable and power.")
         now_ns = self._clock.now_ns()
-        if heard is None or now_ns - heard[0] > _OLD_S * 1e9:
+        if reading is None or now_ns - reading[0] > _OLD_S * 1e9:
             self.hint = "waiting for the device"
             self._engaged = False
             return TeleopCommand(engaged=True)
-        if self.config.engage not in ("near", "always") and not bool(heard[1].get(self.config.engage)):
+        if self.config.engage not in ("near", "always") and not bool(reading[1].get(self.config.engage)):
             self.hint, self._engaged, self._before = f"{self.config.engage} to drive", False, None
             return TeleopCommand(engaged=True)
-        wanted = self._wanted(*heard)
+        wanted = self._wanted(*reading)
         if not self._engaged and not self._may_engage(wanted):
             return TeleopCommand(engaged=True)
         return TeleopCommand(engaged=True, action=self._follow(wanted, now_ns))
@@ -165,15 +165,7 @@ class LeRobotTeleop:
         device, self._device, self._spec = self._device, None, None
         if device is None:
             return
-        try:
-            if device.is_connected:
-                device.disconnect()
-        except Exception as error:  # noqa: BLE001 - it may be unplugged
-            log.error("%s did not disconnect cleanly: %s", self._what, error)
-        for _, part in parts(device):
-            port = getattr(getattr(part, "bus", None), "port_handler", None)
-            if port is not None and getattr(port, "is_open", False):
-                port.closePort()
+        disconnect(device, self._what)
 
     # --- the clutch ----------------------------------------------------------------------------------------------
 
@@ -214,11 +206,11 @@ class LeRobotTeleop:
 
     # --- what it says --------------------------------------------------------------------------------------------
 
-    def _wanted(self, time_ns: int, said: Mapping[str, Any]) -> np.ndarray:
+    def _wanted(self, time_ns: int, action: Mapping[str, Any]) -> np.ndarray:
         """float64[da] in the robot's units, within its limits."""
-        values = np.array([self._value(said, *source) for source in self._sources]) * self._scale
+        values = np.array([self._value(action, *source) for source in self._sources]) * self._scale
         if not np.isfinite(values).all():
-            raise RobotError(f"{self._what} says {dict(said)}, which is not all numbers.")
+            raise RobotError(f"{self._what} says {dict(action)}, which is not all numbers.")
         if self._changes.any():
             # A robot repeats a command until the next: it gets the rate at which the device moves, not the step.
             if self._before is not None and time_ns > self._before[0]:
@@ -229,26 +221,26 @@ class LeRobotTeleop:
             values = np.where(self._changes, rates, values)
         return np.clip(values, self._low, self._high)
 
-    def _value(self, said: Mapping[str, Any], name: str, element: str) -> float:
-        value = said.get(name)
+    def _value(self, action: Mapping[str, Any], name: str, element: str) -> float:
+        value = action.get(name)
         try:
             if element:
                 value = value[element if isinstance(value, Mapping) else int(element)]  # type: ignore[index]
             return float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError, LookupError):
             part = f"{name}[{element}]" if element else name
-            raise RobotError(f"{self._what} gives no number as '{part}': {said.get(name)!r}.") from None
+            raise RobotError(f"{self._what} gives no number as '{part}': {action.get(name)!r}.") from None
 
     def _read_on(self) -> None:
         while not self._stop.wait(1 / self.config.rate_hz):
             try:
-                said = self._device.get_action()
-                if said:  # a phone says nothing until it knows where it is
+                action = self._device.get_action()
+                if action:  # a phone says nothing until it knows where it is
                     with self._lock:
-                        self._heard = (self._clock.now_ns(), dict(said))
+                        self._reading = (self._clock.now_ns(), dict(action))
             except Exception as error:  # noqa: BLE001 - a device may fail in any way; `read` says it
                 with self._lock:
-                    self._trouble = f"{type(error).__name__}: {error}"
+                    self._fault = f"{type(error).__name__}: {error}"
                 return
 
     # --- opening -------------------------------------------------------------------------------------------------
@@ -257,24 +249,12 @@ class LeRobotTeleop:
         # Without `calibrate`, or lerobot would ask at the terminal; some devices have no such option.
         asks = "calibrate" in inspect.signature(device.connect).parameters
         device.connect(**({"calibrate": False} if asks else {}))
-        for _, part in parts(device):
-            calibrated = part.is_calibrated() if callable(part.is_calibrated) else part.is_calibrated
-            if calibrated:
-                continue
-            file, known = getattr(part, "calibration_fpath", "?"), getattr(part, "calibration", None)
-            if not known:
-                raise RobotError(f"{self._what} has no calibration at {file}. Run lerobot-calibrate for it, once.")
-            if not self.config.write_calibration:
-                raise RobotError(
-                    f"{self._what}: its motors hold another calibration than {file}. Give write_calibration=True if "
-                    "the file is right, or run lerobot-calibrate."
-                )
-            part.bus.write_calibration(known)
+        check_calibration(device, self._what, self.config.write_calibration)
 
     def _bind(self, spec: RobotSpec, device: Any) -> list[tuple[str, str]]:
         """The source of each action dimension: a name, and what of it or ''."""
         features = device.action_features
-        said = list(features.get("names", features)) if isinstance(features.get("names"), Mapping) else list(features)
+        outputs = list(features["names"] if isinstance(features.get("names"), Mapping) else features)
         actions = [d.name for d in spec.action]
         for where, names in (
             ("names", self.config.names),
@@ -291,23 +271,23 @@ class LeRobotTeleop:
             if d.name in self.config.changes and d.meaning is CommandType.absolute:
                 raise ConfigError(f"{self._what}: '{d.name}' is an absolute target and cannot follow changes.")
         engage = self.config.engage
-        if engage not in ("near", "always") and engage not in said:
+        if engage not in ("near", "always") and engage not in outputs:
             raise ConfigError(
                 f"{self._what}: engage='{engage}' is neither near nor always nor something it says."
-                f"{suggest(engage, said)}"
+                f"{suggest(engage, outputs)}"
             )
         sources, lacking = [], []
         for name in actions:
             source = self.config.names.get(name, name)
             element = _ELEMENT.fullmatch(source)
             base, part = (element[1], element[2]) if element else (source, "")
-            if base not in said:
+            if base not in outputs:
                 lacking.append(f"'{name}'" + (f" (from '{source}')" if source != name else ""))
             sources.append((base, part))
         if lacking:
             raise ConfigError(
                 f"{self._what} does not say {', '.join(lacking)} of robot '{spec.embodiment}'. It says "
-                f"{', '.join(said)}. Name what drives what: names={{'ROBOT_DIMENSION': 'ITS_NAME'}}."
+                f"{', '.join(outputs)}. Name what drives what: names={{'ROBOT_DIMENSION': 'ITS_NAME'}}."
             )
         return sources
 

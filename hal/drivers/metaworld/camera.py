@@ -50,13 +50,6 @@ class MetaWorldCamera(Protocol):
         ...
 
 
-def shrink(picture: np.ndarray, size_px: int) -> np.ndarray:
-    """uint8[size, size, 3]: each pixel the mean of the ones it covers, so that small things do not flicker."""
-    import cv2
-
-    return cv2.resize(picture, (size_px, size_px), interpolation=cv2.INTER_AREA)
-
-
 class _Framing:
     """Makes frames of drawn pictures."""
 
@@ -66,7 +59,10 @@ class _Framing:
 
     def frame(self, time_ns: int, picture: np.ndarray, preview: bool) -> Frame:
         """The policy's view of `picture`, with the picture itself if a `preview` is wanted and due."""
-        small = shrink(picture, self._size_px)
+        import cv2
+
+        # Each pixel is the mean of the ones it covers, so that small things do not flicker.
+        small = cv2.resize(picture, (self._size_px, self._size_px), interpolation=cv2.INTER_AREA)
         if not preview or 0 <= time_ns - self._previewed_ns < _PREVIEW_NS:
             return Frame(time_ns, small)
         self._previewed_ns = time_ns
@@ -78,7 +74,7 @@ class InlineCamera:
 
     def __init__(self, name: str, image_px: int, preview_px: int, every_ticks: int, clock: Clock) -> None:
         self.previews = False
-        self._painter = Renderer(name, preview_px)
+        self._renderer = Renderer(name, preview_px)
         self._framing = _Framing(image_px)
         self._every_ticks = every_ticks
         self._clock = clock
@@ -102,12 +98,12 @@ class InlineCamera:
         due = self._tick // self._every_ticks
         if self._frame is None or due > self._drawn:
             time_ns = self._clock.now_ns()
-            picture = self._painter.paint(self._simulation.model, self._simulation.data)
+            picture = self._renderer.render(self._simulation.model, self._simulation.data)
             self._frame, self._drawn = self._framing.frame(time_ns, picture, self.previews), due
         return self._frame
 
     def close(self) -> None:
-        self._painter.close()
+        self._renderer.close()
 
 
 class _Scene(NamedTuple):
@@ -186,15 +182,15 @@ class ThreadedMetaWorldCamera:
         # Drawing takes a third of a control period: it must not compete with control loops.
         ordinary()
         try:
-            with contextlib.closing(Renderer(self._name, self._drawn_px)) as painter:
-                self._film(painter)
+            with contextlib.closing(Renderer(self._name, self._drawn_px)) as renderer:
+                self._film(renderer)
         except Exception as error:  # noqa: BLE001 - handed to the control thread, which raises it
             failed = error if isinstance(error, RenderError) else render_error(error, f"camera '{self._name}' died")
             with self._changed:
                 self._error = failed
                 self._changed.notify_all()
 
-    def _film(self, painter: Renderer) -> None:
+    def _film(self, renderer: Renderer) -> None:
         mujoco, _ = import_simulator()
         own: dict[Simulation, Any] = {}
         filmed, deadline = 0, 0.0
@@ -217,7 +213,7 @@ class ThreadedMetaWorldCamera:
             mujoco.mj_kinematics(model, data)
             mujoco.mj_comPos(model, data)
             mujoco.mj_camlight(model, data)
-            frame = self._framing.frame(time_ns, painter.paint(model, data), self.previews)
+            frame = self._framing.frame(time_ns, renderer.render(model, data), self.previews)
             with self._changed:
                 if scene.episode == self._episode:
                     self._newest = scene.episode, frame

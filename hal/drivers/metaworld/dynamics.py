@@ -76,8 +76,8 @@ class HandMotion:
         self.rolled = np.zeros(len(names), bool)
         self.rolled[self._hand] = self.rolled[self._before] = True
 
-    def roll(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
-        """See `DynamicsModel.roll`. Without `past` the hand is taken to be where its set-point is."""
+    def rollout(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
+        """See `DynamicsModel.rollout`. Without `past` the hand is taken to be where its set-point is."""
         rolled = np.array(state, np.float32)
         if not len(coming):
             return rolled

@@ -66,7 +66,7 @@ class Renderer:
         except Exception as error:  # each GL stack fails in its own way
             raise render_error(error, "this machine has no OpenGL to draw with") from error
 
-    def paint(self, model: Any, data: Any) -> np.ndarray:
+    def render(self, model: Any, data: Any) -> np.ndarray:
         """uint8[size, size, 3], RGB, upright, of `data` (a mujoco.MjData whose kinematics are up to date)."""
         mujoco = self._mujoco
         try:

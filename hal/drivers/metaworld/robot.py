@@ -16,7 +16,7 @@ from hal.drivers.metaworld.camera import InlineCamera, MetaWorldCamera, Threaded
 from hal.drivers.metaworld.simulation import CONTROL_HZ, Simulation, import_simulator
 from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS, TRACK, check_task, instruction
 from hal.drivers.metaworld.track import HAND_HIGH, HAND_LOW, TrackSimulation
-from hal.interfaces.robot import Feedback
+from hal.interfaces.robot import Feedback, check_reset
 from hal.safety.bounds import limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError
@@ -62,11 +62,6 @@ class MetaWorldConfig:
                 f"MetaWorldConfig: image_px {self.image_px} must be 1 to preview_px, and preview_px "
                 f"({self.preview_px}) at most 2048."
             )
-
-
-def pixels_config(render_in_thread: bool = False) -> MetaWorldConfig:
-    """Four tasks by camera and instruction."""
-    return MetaWorldConfig(render_in_thread=render_in_thread)
 
 
 def state_config() -> MetaWorldConfig:
@@ -150,11 +145,7 @@ class MetaWorldRobot:
         Raises `ConfigError` for a task that is not in the configuration, `RobotError` before `connect`, `RenderError`
         when the camera gives no frame.
         """
-        check_task(task, self.tasks, f"robot '{self.spec.embodiment}'")
-        if seed < 0:
-            raise ConfigError(f"robot '{self.spec.embodiment}': seed {seed} is negative.")
-        if not self._connected:
-            raise RobotError(f"robot '{self.spec.embodiment}': reset before connect(); call connect() first.")
+        check_reset(f"robot '{self.spec.embodiment}'", task, self.tasks, seed, self._connected)
         if self._camera is not None:
             self._camera.pause()
         self._now = None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hal.drivers.ros2.config import ImageTopic, Ros2Config
-from hal.drivers.ros2.inbox import ReceivedPictures, Stamps
 from hal.drivers.ros2.messages import COMPRESSED, IMAGE
+from hal.drivers.ros2.synchronizer import ReceivedPictures, Stamps
 from hal.drivers.ros2.wrapper import NodeOptions, Qos, Reliability, RosNode, interface
 from wire.errors import InvalidDataError, RobotError
 from wire.types import CameraSpec, Dimension, Frame, RobotSpec
@@ -85,8 +85,8 @@ class Ros2Camera:
                 )
                 if pictures.frames.newest() is None:
                     why = self._wrong or f"nothing came on '{topic}' within {config.connect_timeout_s:g} s"
-                    offers = self._node.publishers(topic)
-                    who = ", ".join(f"{o.node} ({'reliable' if o.reliable else 'best effort'})" for o in offers)
+                    publishers = self._node.publishers(topic)
+                    who = ", ".join(f"{o.node} ({'reliable' if o.reliable else 'best effort'})" for o in publishers)
                     raise RobotError(f"camera '{config.name}': {why}. It is published by {who or 'nobody'}.")
         except BaseException:
             self._node.close()

@@ -14,15 +14,14 @@ from functools import partial
 import numpy as np
 
 from hal.drivers.ros2.config import ImageTopic, Ros2Config, robot_spec
-from hal.drivers.ros2.inbox import MessageSynchronizer, Stamps
 from hal.drivers.ros2.messages import COMPRESSED, IMAGE, JOINT_STATE, TRAJECTORY, TRIGGER, command
-from hal.drivers.ros2.time import StampCounts
+from hal.drivers.ros2.synchronizer import MessageSynchronizer, Stamps
 from hal.drivers.ros2.wrapper import Client, NodeOptions, Publisher, Qos, RosNode, interface
-from hal.interfaces.robot import Feedback
+from hal.interfaces.robot import Feedback, check_reset
 from hal.safety.bounds import hold_action, limit_action
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, FleetError, RobotError, suggest
-from wire.types import Frame, Observation
+from wire.errors import ConfigError, FleetError, RobotError
+from wire.types import Observation
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class Ros2Robot:
         self._camera_node = RosNode(
             NodeOptions(f"{config.node}_cameras", config.namespace, config.domain_id, use_sim_time=config.use_sim_time)
         )
-        self._inbox: MessageSynchronizer | None = None
+        self._synchronizer: MessageSynchronizer | None = None
         self._stamps = Stamps(config, self._node.now_ns, self._clock)
         self._command: Publisher | None = None
         self._reset: Client | None = None
@@ -68,7 +67,7 @@ class Ros2Robot:
 
         Raises `RobotError` that says what is on the graph when none come, or what is wrong with them.
         """
-        if self._inbox is not None:
+        if self._synchronizer is not None:
             return
         config, qos = self.config, self.config.qos
         node = self._node
@@ -77,30 +76,36 @@ class Ros2Robot:
             cameras = {camera.name: config.cameras.get(camera.name, ImageTopic()) for camera in self.spec.cameras}
             topics = {name: node.topic(how.name(name)) for name, how in cameras.items()}
             topics |= {"joint_states": node.topic(config.topics.joint_states)}
-            inbox = MessageSynchronizer(self.spec, config, topics, self._stamps, own_clock=self._clock is not None)
+            synchronizer = MessageSynchronizer(
+                self.spec, config, topics, self._stamps, own_clock=self._clock is not None
+            )
             if cameras:
                 self._camera_node.open(beside=node)
             for name, how in cameras.items():
                 kind = interface(COMPRESSED if how.compressed else IMAGE)
                 self._camera_node.subscribe(
-                    kind, how.name(name), partial(inbox.heard_picture, name), Qos(qos.images, depth=4)
+                    kind, how.name(name), partial(synchronizer.on_picture, name), Qos(qos.images, depth=4)
                 )
             if config.executed:
-                node.subscribe(interface(JOINT_STATE), config.topics.executed, inbox.heard_executed, Qos(qos.executed))
-            node.subscribe(interface(JOINT_STATE), config.topics.joint_states, inbox.heard_state, Qos(qos.joint_states))
+                node.subscribe(
+                    interface(JOINT_STATE), config.topics.executed, synchronizer.on_executed, Qos(qos.executed)
+                )
+            node.subscribe(
+                interface(JOINT_STATE), config.topics.joint_states, synchronizer.on_state, Qos(qos.joint_states)
+            )
             self._command = node.publisher(interface(TRAJECTORY), config.topics.command, Qos(qos.command, depth=1))
             trigger = interface(TRIGGER) if config.reset or config.stop else None
             self._reset = node.client(trigger, config.topics.reset) if config.reset else None
             self._stop = node.client(trigger, config.topics.stop) if config.stop else None
-            if wrong := inbox.wait_for_any(config.connect_timeout_s):
+            if wrong := synchronizer.wait_for_any(config.connect_timeout_s):
                 raise RobotError(
                     f"robot '{self.spec.embodiment}': {wrong}, waited {config.connect_timeout_s:g} s. "
-                    f"{self._around(topics['joint_states'], JOINT_STATE)}"
+                    f"{self._graph_hint(topics['joint_states'], JOINT_STATE)}"
                 )
         except BaseException:
             self._give_back()
             raise
-        self._inbox = inbox
+        self._synchronizer = synchronizer
 
     def reset(self, task: str, seed: int) -> None:
         """Name the task, call the robot's `reset` where it has one, and wait for what it sees then.
@@ -108,12 +113,8 @@ class Ros2Robot:
         Raises `ConfigError` for a task that it does not know, `RobotError` for a reset that failed or took too long.
         """
         config, who = self.config, f"robot '{self.spec.embodiment}'"
-        if self.tasks and task not in self.tasks:
-            raise ConfigError(f"{who}: no task '{task}'.{suggest(task, self.tasks)} It knows: {', '.join(self.tasks)}.")
-        if seed < 0:
-            raise ConfigError(f"{who}: seed {seed} is negative.")
-        if self._inbox is None:
-            raise RobotError(f"{who}: reset before connect(); call connect() first.")
+        check_reset(who, task, self.tasks or (task,), seed, self._synchronizer is not None)
+        assert self._synchronizer is not None
         self.task = ""
         if config.parameters_of:
             refused = self._node.set_parameters(
@@ -130,13 +131,13 @@ class Ros2Robot:
             if not answer.success:
                 raise RobotError(f"{who}: service '{self._reset.name}' failed: {answer.message or 'no reason given'}.")
         # What a stepped robot shows after its reset is shown once; any other is where it should be only now.
-        self._inbox.begin(begun if config.stepped else self._stamps.now_ns())
-        if missing := self._inbox.wait_for_scene(config.connect_timeout_s):
+        self._synchronizer.begin(begun if config.stepped else self._stamps.now_ns())
+        if missing := self._synchronizer.wait_for_scene(config.connect_timeout_s):
             kinds = {self._node.topic(config.topics.joint_states): JOINT_STATE}
-            around = " ".join(self._around(topic, kinds.get(topic, "")) for topic in missing)
+            around = " ".join(self._graph_hint(topic, kinds.get(topic, "")) for topic in missing)
             raise RobotError(
                 f"{who}: nothing on {', '.join(missing)} after the reset, waited {config.connect_timeout_s:g} s. "
-                f"{self._inbox.wrong()} {around}"
+                f"{self._synchronizer.wrong()} {around}"
             )
         self._executed = np.zeros(self.spec.action_dim, np.float32)
         self._targets.clear()
@@ -148,9 +149,9 @@ class Ros2Robot:
         Raises `RobotError` for joint states that are too old, pictures that do not go with them, or a clock that
         jumped; it goes on by itself when they are right again.
         """
-        inbox = self._ready("read")
+        synchronizer = self._ready("read")
         try:
-            return inbox.observation(self.config.tasks.get(self.task) or self.task)
+            return synchronizer.observation(self.config.tasks.get(self.task) or self.task)
         except RobotError:
             # Nobody knows where the robot is meanwhile: targets begin again from where it is found.
             self._targets.clear()
@@ -162,16 +163,16 @@ class Ros2Robot:
         Raises `InvalidDataError` for another shape or a number that is not finite, and `RobotError` when nobody listens
         or no `executed` comes in time.
         """
-        inbox = self._ready("write")
+        synchronizer = self._ready("write")
         assert self._command is not None
         limited = limit_action(self.spec, action)
         who = f"robot '{self.spec.embodiment}'"
-        if not self._command.heard_by:
+        if not self._command.subscriptions:
             raise RobotError(
                 f"{who}: nobody listens on '{self._node.topic(self.config.topics.command)}'. Is the robot's node "
                 "running? The command was not sent."
             )
-        sent, executed = self._sent(inbox, limited)
+        sent, executed = self._sent(synchronizer, limited)
         # Also on a clock that stands still, each command has a stamp of its own.
         self._stamp_ns = max(self._node.now_ns(), self._stamp_ns + 1)
         self._command.send(command(self.spec, self.config.joints, sent, self._stamp_ns))
@@ -179,9 +180,9 @@ class Ros2Robot:
             self._executed = executed
             return Feedback(executed)
         # A robot that is gone is not waited for as long again: control has other things to do.
-        gone = self._silent and not inbox.alive
+        gone = self._silent and not synchronizer.alive
         timeout_s = self.spec.period_ns / 1e9 if gone else self.config.confirm_timeout_s
-        feedback = inbox.wait_for_executed(self._stamp_ns, timeout_s)
+        feedback = synchronizer.wait_for_executed(self._stamp_ns, timeout_s)
         self._silent = feedback is None
         if feedback is None:
             raise RobotError(
@@ -193,29 +194,21 @@ class Ros2Robot:
 
     def close(self) -> None:
         """Stop the robot, by its service or by a command to hold, and give the node back. May be called twice."""
-        if self._inbox is not None:
+        if self._synchronizer is not None:
             try:
                 self._halt()
             except FleetError as error:
                 log.warning("robot '%s': could not be stopped over ROS 2: %s", self.spec.embodiment, error)
         self._give_back()
 
-    def counts(self) -> dict[str, StampCounts]:
-        """Messages heard, late, repeated, by topic; for diagnostics."""
-        return self._inbox.counts if self._inbox is not None else {}
-
-    def heard(self, camera: str) -> tuple[int, Frame | None]:
-        """(how many pictures of a camera have come, the newest of them)"""
-        return self._inbox.heard(camera) if self._inbox is not None else (0, None)
-
     # --- parts ------------------------------------------------------------------------------------------------------
 
     def _ready(self, what: str) -> MessageSynchronizer:
-        if self._inbox is None or not self.task:
+        if self._synchronizer is None or not self.task:
             raise RobotError(f"robot '{self.spec.embodiment}': {what} without a scene; call reset() first.")
-        return self._inbox
+        return self._synchronizer
 
-    def _sent(self, inbox: MessageSynchronizer, limited: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _sent(self, synchronizer: MessageSynchronizer, limited: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(what goes out, what that executes), both float32[da]."""
         if self.config.deltas == "as_they_are":
             return limited, limited
@@ -227,7 +220,7 @@ class Ros2Robot:
                 continue
             at, limits = states[target.state]
             if index not in self._targets:
-                measured = inbox.observation("").state if measured is None else measured
+                measured = synchronizer.observation("").state if measured is None else measured
                 self._targets[index] = float(measured[at])
             begin = self._targets[index]
             end = float(np.clip(begin + target.scale * float(limited[index]), limits.low, limits.high))
@@ -240,28 +233,28 @@ class Ros2Robot:
             answer = self._stop.call(interface(TRIGGER).Request(), _STOP_S)
             if not answer.success:
                 raise RobotError(f"service '{self._stop.name}' failed: {answer.message or 'no reason given'}.")
-        elif self.task and self._command is not None and self._command.heard_by and self._inbox is not None:
-            still, _ = self._sent(self._inbox, hold_action(self.spec, self._executed))
+        elif self.task and self._command is not None and self._command.subscriptions and self._synchronizer is not None:
+            still, _ = self._sent(self._synchronizer, hold_action(self.spec, self._executed))
             self._stamp_ns = max(self._node.now_ns(), self._stamp_ns + 1)
             self._command.send(command(self.spec, self.config.joints, still, self._stamp_ns))
 
     def _give_back(self) -> None:
-        self._inbox, self.task = None, ""
+        self._synchronizer, self.task = None, ""
         self._camera_node.close()
         self._node.close()
 
-    def _around(self, topic: str, kind: str) -> str:
+    def _graph_hint(self, topic: str, kind: str) -> str:
         """What a person would look for when nothing comes on `topic`."""
-        offers = self._node.publishers(topic)
-        if not offers:
+        publishers = self._node.publishers(topic)
+        if not publishers:
             others = [name for name in self._node.topics_of(kind) if name != topic] if kind else []
             return (
                 f"Nobody publishes '{topic}' in ROS domain {self._node.domain_id}"
                 + (f"; topics of that type there: {', '.join(others)}. Check the namespace." if others else ".")
                 + " Is the robot's node running, with the same ROS_DOMAIN_ID?"
             )
-        worse = [offer.node for offer in offers if not offer.reliable]
+        worse = [publisher.node for publisher in publishers if not publisher.reliable]
         if worse and "reliable" in (self.config.qos.joint_states, self.config.qos.images):
             return f"{', '.join(worse)} publishes '{topic}' with best effort: set that in `qos`."
-        nodes = ", ".join(offer.node for offer in offers)
+        nodes = ", ".join(publisher.node for publisher in publishers)
         return f"'{topic}' is published by {nodes}; `ros2 topic hz {topic}` tells more."

@@ -19,9 +19,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -36,9 +37,9 @@ from hal.drivers.ros2.messages import (
     joint_state,
     raw_image,
     read_command,
+    set_stamp,
     stamp_ns,
 )
-from hal.drivers.ros2.sim_report import Counts, Pacing, describe, diagnostics
 from hal.drivers.ros2.time import read_together
 from hal.drivers.ros2.wrapper import NodeOptions, Publisher, Qos, RosNode, interface, own_arguments
 from hal.interfaces.robot import Robot
@@ -53,10 +54,33 @@ NODE = "sim_robot"
 _WATCHDOG_PERIODS = 2.0
 _CATCH_UP = 0.5
 """a command that comes early waits until so much of a period has passed since the one before"""
-_BEAT_S = 0.1
+_KEEPALIVE_S = 0.1
 """a stepped robot that stands still says so again this often: it is alive"""
-_PICTURE_BEATS = 10
+_PICTURE_KEEPALIVES = 10
 """and shows its pictures again every so many times, for a driver that came late"""
+
+
+Pacing = Literal["real_time", "stepped"]
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the node has done so far."""
+
+    steps: int = 0
+    holds: int = 0
+    """steps for which no command had come"""
+    resets: int = 0
+    late: int = 0
+    """commands older than the one before"""
+    replaced: int = 0
+    """commands that a newer one overtook before they were executed"""
+    refused: int = 0
+    """commands that do not fit the robot"""
+    unsent: int = 0
+    """messages that the transport did not take"""
+    fault: str = ""
+    """what was wrong last"""
 
 
 class SimRobotNode:
@@ -82,15 +106,15 @@ class SimRobotNode:
         self._command: tuple[int, np.ndarray] | None = None
         self._requests: list[tuple[Callable[[], None], threading.Event, list[str]]] = []
         self._states: Publisher | None = None
-        self._done: Publisher | None = None
+        self._executed_publisher: Publisher | None = None
         self._cameras: dict[str, list[tuple[Publisher, Callable[[np.ndarray, int], Any]]]] = {}
         self._frames: dict[str, tuple[int, int, list[tuple[Publisher, Any]]]] = {}
         """by camera: (time of its newest frame, its stamp, the messages)"""
         self._state: Any = None
         self._stamp = 0
         self._executed = np.zeros(robot.spec.action_dim, np.float32)
-        self._stepped_s = self._commanded_s = self._beat_s = 0.0
-        self._beats = self._last_command = 0
+        self._stepped_s = self._commanded_s = self._published_s = 0.0
+        self._keepalives = self._last_command = 0
         self._open = False
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -104,7 +128,7 @@ class SimRobotNode:
         if self._pacing not in get_args(Pacing):
             raise ConfigError(f"sim_robot_node: pacing '{self._pacing}' is none of {', '.join(get_args(Pacing))}.")
         self._states = node.publisher(interface(JOINT_STATE), "joint_states")
-        self._done = node.publisher(interface(JOINT_STATE), "executed")
+        self._executed_publisher = node.publisher(interface(JOINT_STATE), "executed")
         quality = node.parameter("jpeg_quality")
         for camera in spec.cameras:
             name, topic = camera.name, f"camera/{camera.name}/image_raw"
@@ -119,9 +143,9 @@ class SimRobotNode:
         self.robot.connect()
         self._reset()
         node.on_parameters(self._check)
-        node.subscribe(interface(TRAJECTORY), "joint_trajectory", self._heard, Qos(depth=1))
-        node.serve(interface(TRIGGER), "reset", lambda _, answer: self._asked(self._reset, answer))
-        node.serve(interface(TRIGGER), "stop", lambda _, answer: self._asked(self._halt, answer))
+        node.subscribe(interface(TRAJECTORY), "joint_trajectory", self._on_command, Qos(depth=1))
+        node.serve(interface(TRIGGER), "reset", lambda _, answer: self._on_request(self._reset, answer))
+        node.serve(interface(TRIGGER), "stop", lambda _, answer: self._on_request(self._halt, answer))
         reports = node.publisher(interface("diagnostic_msgs/msg/DiagnosticArray"), "diagnostics")
         node.every(1.0, lambda: reports.send(self._report()))
 
@@ -146,8 +170,8 @@ class SimRobotNode:
             elif self._pacing == "real_time" and time.monotonic() >= self._hold_due_s():
                 self.counts.holds += 1
                 self._step(hold_action(self.robot.spec, self._executed), None)
-            elif self._pacing == "stepped" and time.monotonic() >= self._beat_s + _BEAT_S:
-                self._beat()
+            elif self._pacing == "stepped" and time.monotonic() >= self._published_s + _KEEPALIVE_S:
+                self._keepalive()
 
     def close(self) -> None:
         """Stop the robot and give the node back. May be called twice."""
@@ -158,12 +182,12 @@ class SimRobotNode:
 
     # --- the node's thread ------------------------------------------------------------------------------------------
 
-    def _heard(self, message: Any) -> None:
+    def _on_command(self, message: Any) -> None:
         try:
             action = limit_action(self.robot.spec, read_command(message, self.robot.spec, "joint_trajectory"))
         except InvalidDataError as error:
             self.counts.refused += 1
-            self.counts.trouble = str(error)
+            self.counts.fault = str(error)
             log.warning("sim_robot_node: %s", error)
             return
         stamp = stamp_ns(message)
@@ -176,7 +200,7 @@ class SimRobotNode:
             self._last_command, self._command = stamp, (stamp, action)
             self._work.notify_all()
 
-    def _asked(self, work: Callable[[], None], answer: Any) -> Any:
+    def _on_request(self, work: Callable[[], None], answer: Any) -> Any:
         done, failed = threading.Event(), []  # type: ignore[var-annotated]
         with self._work:
             self._requests.append((work, done, failed))
@@ -199,8 +223,19 @@ class SimRobotNode:
         return f"{', '.join(fixed)}: read at start; start the node with another value." if fixed else ""
 
     def _report(self) -> Any:
-        task, seed = self.node.parameter("task"), self.node.parameter("seed")
-        return diagnostics(self.node, self.robot.spec.embodiment, self.counts, self._pacing, task, seed)
+        """A DiagnosticArray: warns when commands were refused."""
+        pair = interface("diagnostic_msgs/msg/KeyValue")
+        status = interface("diagnostic_msgs/msg/DiagnosticStatus")()
+        embodiment, counts = self.robot.spec.embodiment, asdict(self.counts)
+        status.message = counts.pop("fault") or "ok"
+        status.level = status.WARN if counts["refused"] or counts["unsent"] else status.OK
+        status.name, status.hardware_id = f"{self.node.full_name}: {embodiment}", embodiment
+        values = {"pacing": self._pacing, **{name: self.node.parameter(name) for name in ("task", "seed")}, **counts}
+        status.values = [pair(key=key, value=str(value)) for key, value in values.items()]
+        message = interface("diagnostic_msgs/msg/DiagnosticArray")()
+        set_stamp(message, self.node.now_ns())
+        message.status = [status]
+        return message
 
     # --- the robot's thread -----------------------------------------------------------------------------------------
 
@@ -215,8 +250,8 @@ class SimRobotNode:
         return max(self._commanded_s + _WATCHDOG_PERIODS * self._period_s, self._stepped_s + self._period_s)
 
     def _wait_s(self) -> float:
-        due_s = self._hold_due_s() if self._pacing == "real_time" else self._beat_s + _BEAT_S
-        return min(max(due_s - time.monotonic(), 0.0), _BEAT_S)
+        due_s = self._hold_due_s() if self._pacing == "real_time" else self._published_s + _KEEPALIVE_S
+        return min(max(due_s - time.monotonic(), 0.0), _KEEPALIVE_S)
 
     def _reset(self) -> None:
         task, seed = self.node.parameter("task"), self.node.parameter("seed")
@@ -226,7 +261,7 @@ class SimRobotNode:
         self._frames.clear()
         observation = self.robot.read()
         self._executed = rest_action(self.robot.spec, observation.state)
-        self._show(observation)
+        self._publish(observation)
         self.counts.resets += 1
         self._stepped_s = self._commanded_s = time.monotonic()
 
@@ -240,15 +275,15 @@ class SimRobotNode:
         self._stepped_s = time.monotonic()
         self._executed = feedback.executed
         self.counts.steps += 1
-        self._show(self.robot.read())
+        self._publish(self.robot.read())
         if command is None:
             return
         more = {"reward": feedback.reward, "success": float(feedback.success), "joint_states": self._stamp - command}
         more |= {f"camera/{name}": stamp - command for name, (_, stamp, _) in self._frames.items()}
         names = [*(d.name for d in self.robot.spec.action), *more]
-        self._send(self._done, joint_state(names, [*feedback.executed.tolist(), *more.values()], command))
+        self._send(self._executed_publisher, joint_state(names, [*feedback.executed.tolist(), *more.values()], command))
 
-    def _show(self, observation: Observation) -> None:
+    def _publish(self, observation: Observation) -> None:
         """Publish what is new of `observation`, pictures first: they belong to the state that follows."""
         ros_ns, machine_ns = read_together(self.node.now_ns)
         for name, frame in observation.images.items():
@@ -262,7 +297,7 @@ class SimRobotNode:
         self._stamp = max(ros_ns - (machine_ns - observation.time_ns), self._stamp + 1)
         self._state = joint_state([d.name for d in self.robot.spec.state], observation.state, self._stamp)
         self._send(self._states, self._state)
-        self._beat_s = time.monotonic()
+        self._published_s = time.monotonic()
 
     def _send(self, publisher: Publisher | None, message: Any) -> None:
         assert publisher is not None, "open() comes first"
@@ -271,17 +306,42 @@ class SimRobotNode:
         except RobotError as error:
             # Losing a message is what the other side must be able to live with; ending here would stop the robot.
             self.counts.unsent += 1
-            self.counts.trouble = str(error)
+            self.counts.fault = str(error)
             log.warning("sim_robot_node: %s", error)
 
-    def _beat(self) -> None:
-        self._beats += 1
-        if self._beats % _PICTURE_BEATS == 0:
+    def _keepalive(self) -> None:
+        self._keepalives += 1
+        if self._keepalives % _PICTURE_KEEPALIVES == 0:
             for _, _, messages in self._frames.values():
                 for publisher, message in messages:
                     self._send(publisher, message)
         self._send(self._states, self._state)
-        self._beat_s = time.monotonic()
+        self._published_s = time.monotonic()
+
+
+def describe(robot: Robot, node: str = "sim_robot") -> dict[str, Any]:
+    """The configuration, as plain values, with which the driver `ros2` drives `robot` behind `sim_robot_node`.
+
+    Connects `robot` to ask it for the instruction of each task. Add `"stepped": true` for that pacing.
+    """
+    tasks = tuple(getattr(robot, "tasks", ()))
+    instructions = {}
+    if tasks:
+        robot.connect()
+        try:
+            for task in tasks:
+                robot.reset(task, 0)
+                instructions[task] = robot.read().task
+        finally:
+            robot.close()
+    return {
+        "spec": msgspec.to_builtins(robot.spec),
+        "tasks": instructions,
+        "executed": True,
+        "reset": True,
+        "stop": True,
+        "parameters_of": node,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from wire.types import Frame
@@ -68,18 +67,6 @@ class ClockMap:
         return ros_ns + self._offset_ns
 
 
-@dataclass(slots=True)
-class StampCounts:
-    """What became of a topic's messages."""
-
-    fresh: int = 0
-    late: int = 0
-    """older than one that had come before, dropped"""
-    repeated: int = 0
-    """with the stamp of the one before, dropped"""
-    jumps: int = 0
-
-
 class StampOrder:
     """Whether a topic's stamps go on, as its messages come.
 
@@ -91,15 +78,13 @@ class StampOrder:
         self._jump_ns = int(jump_s * 1e9)
         self._newest: int | None = None
         self._behind: list[int] = []
-        self.counts = StampCounts()
         self.jump_s = 0.0
         """by how much the stamps jumped last"""
 
-    def take(self, stamp_ns: int) -> Literal["fresh", "late", "repeated", "jumped"]:
+    def classify(self, stamp_ns: int) -> Literal["fresh", "late", "repeated", "jumped"]:
         """A message that jumped is fresh by a clock that is another from now on."""
-        counts, newest = self.counts, self._newest
+        newest = self._newest
         if stamp_ns == newest:
-            counts.repeated += 1
             return "repeated"
         if newest is None or stamp_ns > newest:
             self._accept(stamp_ns)
@@ -107,17 +92,14 @@ class StampOrder:
         # Several in a row that follow each other: the sender was started again with another clock.
         self._behind = [*self._behind, stamp_ns] if self._behind and stamp_ns > self._behind[-1] else [stamp_ns]
         if newest - stamp_ns < self._jump_ns and len(self._behind) < _LATE_IN_A_ROW:
-            counts.late += 1
             return "late"
         self.jump_s = (stamp_ns - newest) / 1e9
-        counts.jumps += 1
         self._accept(stamp_ns)
         return "jumped"
 
     def _accept(self, stamp_ns: int) -> None:
         self._newest = stamp_ns
         self._behind = []
-        self.counts.fresh += 1
 
 
 class FrameStore:

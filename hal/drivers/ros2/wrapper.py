@@ -112,7 +112,7 @@ class RosNode:
 
     def __init__(self, options: NodeOptions) -> None:
         self.options = options
-        self.trouble = ""
+        self.fault = ""
         """what the last callback that failed said; '' when none has"""
         self._context: Any = None
         self._node: Any = None
@@ -198,8 +198,8 @@ class RosNode:
             return
         except Exception as error:
             if context.ok():
-                self.trouble = f"the thread of ROS 2 node '{self.options.name}' died: {type(error).__name__}: {error}"
-                log.exception("%s", self.trouble)
+                self.fault = f"the thread of ROS 2 node '{self.options.name}' died: {type(error).__name__}: {error}"
+                log.exception("%s", self.fault)
 
     def _guarded(self, what: str, callback: Callable[..., Any]) -> Callable[..., Any]:
         # An exception that leaves a callback ends the executor, and with it everything else this node does.
@@ -207,8 +207,8 @@ class RosNode:
             try:
                 return callback(*arguments)
             except Exception as error:
-                self.trouble = f"{what}: {type(error).__name__}: {error}"
-                log.exception("ROS 2 node '%s': %s", self.options.name, self.trouble)
+                self.fault = f"{what}: {type(error).__name__}: {error}"
+                log.exception("ROS 2 node '%s': %s", self.options.name, self.fault)
                 return None
 
         return call
@@ -249,9 +249,9 @@ class RosNode:
         guarded = self._guarded(f"a message of '{topic}'", heard)
         self.node.create_subscription(kind, topic, lambda message: guarded(message), _profile(qos))
 
-    def publishers(self, topic: str) -> tuple[Offer, ...]:
+    def publishers(self, topic: str) -> tuple[PublisherInfo, ...]:
         """Who publishes `topic` now, as far as discovery has come."""
-        return tuple(_offer(info) for info in self.node.get_publishers_info_by_topic(self.topic(topic)))
+        return tuple(_publisher_info(info) for info in self.node.get_publishers_info_by_topic(self.topic(topic)))
 
     def topics_of(self, kind: str) -> tuple[str, ...]:
         """Names of all topics of a type such as `sensor_msgs/msg/JointState` that are there now, sorted."""
@@ -281,7 +281,7 @@ class RosNode:
 
         def changed(parameters: Sequence[Any]) -> Any:
             why = self._guarded("a change of parameters", check)({one.name: one.value for one in parameters})
-            why = self.trouble if why is None else why
+            why = self.fault if why is None else why
             return result(successful=not why, reason=why)
 
         self.node.add_on_set_parameters_callback(changed)
@@ -321,7 +321,7 @@ class Publisher:
             raise RobotError(f"'{self._publisher.topic_name}': a message could not be sent: {error}") from error
 
     @property
-    def heard_by(self) -> int:
+    def subscriptions(self) -> int:
         """How many subscriptions are matched now."""
         return self._publisher.get_subscription_count()
 
@@ -353,7 +353,7 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class PublisherInfo:
     """Who publishes a topic, and how."""
 
     node: str
@@ -361,12 +361,12 @@ class Offer:
     reliable: bool
 
 
-def _offer(info: Any) -> Offer:
+def _publisher_info(info: Any) -> PublisherInfo:
     from rclpy.qos import ReliabilityPolicy
 
     reliable = info.qos_profile.reliability == ReliabilityPolicy.RELIABLE
     namespace = info.node_namespace.rstrip("/")
-    return Offer(f"{namespace}/{info.node_name}", info.topic_type, reliable)
+    return PublisherInfo(f"{namespace}/{info.node_name}", info.topic_type, reliable)
 
 
 def _profile(qos: Qos) -> Any:

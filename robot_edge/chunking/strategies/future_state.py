@@ -9,7 +9,7 @@ from robot_edge.chunking.action_predictor import ActionPredictor
 from robot_edge.chunking.base import Chosen
 from robot_edge.chunking.request_tracker import RequestTracker, ScheduledChunk
 from robot_edge.chunking.single_chunk import SingleChunkScheduler
-from wire.messages.all import ChunkReply, ChunkRequest
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import Observation
 
 
@@ -80,7 +80,7 @@ class FutureStateSchedule(SingleChunkScheduler):
         if ahead and len(past):
             plan = self._plan
             wanted = [chosen[0] if plan and (chosen := plan.at(tick + i)) else None for i in range(ahead)]
-            state = self._motion.roll(state, past, self._foresight.coming(wanted, state))
+            state = self._motion.rollout(state, past, self._foresight.coming(wanted, state))
         return ChunkRequest(tick, observation, tick + ahead, np.asarray(state, np.float32))
 
     def offer(self, reply: ChunkReply, tick: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from policies.common.residual_policy import correct, input_width
 from robot_edge.chunking.action_predictor import ActionPredictor
 from robot_edge.chunking.base import Chosen, ChunkScheduler
-from wire.messages.all import ChunkReply, ChunkRequest
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import ActionChunk, Observation, ResidualPolicy, RobotSpec
 
 log = logging.getLogger(__name__)

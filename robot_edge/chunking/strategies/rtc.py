@@ -12,7 +12,7 @@ from robot_edge.chunking.action_predictor import ActionPredictor
 from robot_edge.chunking.base import Chosen
 from robot_edge.chunking.request_tracker import RequestTracker
 from robot_edge.chunking.single_chunk import SingleChunkScheduler
-from wire.messages.all import ChunkRequest
+from wire.messages.local import ChunkRequest
 from wire.types import Observation, Prefix, RobotSpec
 
 

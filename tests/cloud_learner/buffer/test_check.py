@@ -5,7 +5,7 @@ import pytest
 from cloud_learner.buffer.check import check_frames, check_names, check_steps, jpeg_size
 from cloud_learner.buffer.synthetic import fake_episode, fake_jpeg, fake_spec
 from wire.errors import InvalidDataError
-from wire.messages.all import CameraFrames
+from wire.messages.gateway import CameraFrames
 
 SPEC = fake_spec(2)
 FIRST, SECOND, LAST = fake_episode(SPEC, "e", steps=200)

@@ -15,16 +15,9 @@ from cloud_learner.operator.desk import OperatorSessions
 from cloud_learner.operator.view import FleetView
 from tests.cloud_learner.fake_edge import SPEC, FakeEdge
 from wire.clock import ManualClock
-from wire.messages.all import (
-    Hello,
-    ListFleet,
-    Message,
-    OperatorCommand,
-    Publish,
-    Response,
-    WeightBytes,
-)
-from wire.messages.fleet import JobRequest, JobState, RobotState
+from wire.messages import Message
+from wire.messages.fleet import JobRequest, JobState, ListFleet, Response, RobotState
+from wire.messages.gateway import Hello, OperatorCommand, Publish, WeightBytes
 from wire.transport.channel import Channel
 from wire.transport.memory_channel import MemoryClient, MemoryServer
 from wire.types import PolicyVersion

@@ -12,18 +12,19 @@ from fleet.cli.client import FleetClient
 from tests.cloud_learner.dispatch.hall import TASKS, Hall
 from tests.cloud_learner.fake_edge import SPEC
 from wire.errors import RejectedError
-from wire.messages.all import (
+from wire.messages import Message
+from wire.messages.fleet import (
     AcquireLease,
     CancelJob,
-    Message,
-    OperatorCommand,
+    JobRequest,
     Preempted,
     ReleaseLease,
     RenewLease,
+    Requirement,
     Response,
     SubmitJob,
 )
-from wire.messages.fleet import JobRequest, Requirement
+from wire.messages.gateway import OperatorCommand
 
 
 @pytest.fixture

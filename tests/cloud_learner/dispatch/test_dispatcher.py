@@ -13,17 +13,8 @@ import pytest
 from hal.scheduler.decision import job_of
 from tests.cloud_learner.dispatch.hall import TASKS, Hall, canary, page
 from wire.errors import DiskFullError
-from wire.messages.all import (
-    AcquireLease,
-    CancelJob,
-    Hello,
-    Job,
-    Preempted,
-    RenewLease,
-    SubmitJob,
-    VersionAvailable,
-)
-from wire.messages.fleet import Requirement
+from wire.messages.fleet import AcquireLease, CancelJob, Preempted, RenewLease, Requirement, SubmitJob
+from wire.messages.gateway import Hello, Job, VersionAvailable
 
 
 @pytest.fixture
@@ -64,14 +55,14 @@ def test_a_lost_robots_lease_returns_and_so_does_the_robot(hall: Hall) -> None:
 
 def test_an_unwell_robot_is_told_to_rest_and_gets_work_again(hall: Hall) -> None:
     edge, other = hall.edge("robot-0"), hall.edge("robot-1")
-    edge.trouble = "the driver does not answer"
+    edge.fault = "the driver does not answer"
     hall.pass_time(30.0)
     assert edge.job is not None and edge.job.tasks == ()
     state = hall.robots(hall.peer())["robot-0"]
     assert (state.health, state.reason, state.lease) == ("draining", "the driver does not answer", None)
     card = next(c for c in hall.view.snapshot()["robots"] if c["name"] == "robot-0")
     assert (card["health"], card["health_reason"]) == ("draining", "the driver does not answer")
-    edge.trouble = ""
+    edge.fault = ""
     hall.pass_time(20.0)
     assert edge.job.tasks and other.job is not None and other.job.tasks
     assert hall.lease("robot-0") == ("main", "rollout")

@@ -9,7 +9,8 @@ import pytest
 
 from tests.cloud_learner.dispatch.hall import Hall, page, wishes
 from wire.errors import RejectedError
-from wire.messages.all import AcquireLease, OperatorCommand, Preempted, ReleaseLease, RenewLease
+from wire.messages.fleet import AcquireLease, Preempted, ReleaseLease, RenewLease
+from wire.messages.gateway import OperatorCommand
 
 
 @pytest.fixture

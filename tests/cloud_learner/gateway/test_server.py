@@ -19,7 +19,8 @@ from cloud_learner.operator.view import FleetView
 from tests import samples
 from wire.clock import ManualClock, clock_name
 from wire.errors import DiskFullError
-from wire.messages.all import (
+from wire.messages import Message
+from wire.messages.gateway import (
     Ack,
     CameraFrames,
     EdgeStatus,
@@ -29,7 +30,6 @@ from wire.messages.all import (
     Hello,
     HelloAck,
     Job,
-    Message,
     Nack,
     OperatorCommand,
     Publish,

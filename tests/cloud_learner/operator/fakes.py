@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 
 from hal.resource import capabilities_of
-from wire.messages.all import EdgeStatus
 from wire.messages.fleet import JobRequest, JobState, RobotState
+from wire.messages.gateway import EdgeStatus
 from wire.types import CameraSpec, CommandType, Dimension, Lease, RobotSpec
 
 

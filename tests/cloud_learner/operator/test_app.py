@@ -15,7 +15,7 @@ from cloud_learner.operator.guard import OriginMiddleware
 from cloud_learner.operator.view import FleetView
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status
 from wire.errors import ConfigError
-from wire.messages.all import OperatorCommand, Preview
+from wire.messages.gateway import OperatorCommand, Preview
 
 OWN = {"origin": "http://localhost", "host": "localhost"}
 

@@ -9,7 +9,7 @@ from cloud_learner.operator.view import MAX_WISHES, FleetView
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status, robot_state
 from wire.clock import ManualClock
 from wire.errors import ProtocolError, RejectedError
-from wire.messages.all import OperatorCommand
+from wire.messages.gateway import OperatorCommand
 from wire.types import CommandType
 
 

@@ -13,7 +13,7 @@ import pytest
 from cloud_learner.operator.app import Server, serve
 from cloud_learner.operator.view import FleetView
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status, job_state, picture, robot_state
-from wire.messages.all import Evaluation, OperatorCommand, Preview, TrainerStatus
+from wire.messages.gateway import Evaluation, OperatorCommand, Preview, TrainerStatus
 from wire.types import PolicyVersion
 
 sync_api = pytest.importorskip(

@@ -11,7 +11,7 @@ from cloud_learner.operator.cards import not_drivable
 from cloud_learner.operator.view import FleetView
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status, job_state, robot_state
 from wire.clock import ManualClock
-from wire.messages.all import Evaluation, OperatorCommand, Preview, TrainerStatus, VersionActivated
+from wire.messages.gateway import Evaluation, OperatorCommand, Preview, TrainerStatus, VersionActivated
 from wire.types import CommandType, Dimension, PolicyVersion
 
 SECOND_NS = 1_000_000_000

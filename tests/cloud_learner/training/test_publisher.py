@@ -9,7 +9,7 @@ import pytest
 from cloud_learner.training import publisher as upload
 from cloud_learner.training.publisher import WeightUploader
 from wire.clock import ManualClock, MonotonicClock
-from wire.messages.all import Heartbeat, HelloAck, Publish, WeightBytes
+from wire.messages.gateway import Heartbeat, HelloAck, Publish, WeightBytes
 from wire.transport.keys import load_pair, load_public, make_keys
 from wire.transport.zmq_channel import ZmqClient, ZmqServer
 from wire.types import PolicyVersion

@@ -14,7 +14,8 @@ from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
 from robot_edge.inference.infer_chunk import infer_chunk
 from wire.clock import ManualClock
-from wire.messages.all import ChunkRequest, Job, OperatorCommand, VersionActivated
+from wire.messages.gateway import Job, OperatorCommand, VersionActivated
+from wire.messages.local import ChunkRequest
 from wire.transport.memory_channel import memory_pair
 from wire.types import PolicyCapabilities
 

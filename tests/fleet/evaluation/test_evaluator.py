@@ -15,13 +15,13 @@ from fleet.evaluation.rollout import Conditions, rollout
 from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot
 from robot_edge.chunking.strategies.aligned import AlignedSchedule
 from wire.clock import ManualClock
-from wire.messages.all import (
+from wire.messages import Message
+from wire.messages.gateway import (
     Evaluate,
     Evaluation,
     FetchWeights,
     Hello,
     HelloAck,
-    Message,
     ReintroduceRequest,
     VersionAvailable,
     WeightBytes,

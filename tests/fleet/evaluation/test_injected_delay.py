@@ -9,7 +9,8 @@ from fleet.evaluation.injected_delay import DelayedChannel, FixedDelay, parse_de
 from tests import samples
 from wire.clock import ManualClock
 from wire.errors import ConfigError
-from wire.messages.all import ChunkReply, ChunkRequest, Stop
+from wire.messages.gateway import Stop
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.transport.memory_channel import memory_pair
 
 PERIOD_NS = 10_000_000

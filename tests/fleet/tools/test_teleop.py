@@ -23,7 +23,8 @@ from robot_edge.control.operator_override import OperatorOverride
 from tests.cloud_learner.fake_edge import SPEC, FakeEdge
 from wire.clock import ManualClock, MonotonicClock
 from wire.errors import ConfigError, RejectedError, RobotError, WireError
-from wire.messages.all import AcquireLease, Hello, OperatorCommand, ReintroduceRequest
+from wire.messages.fleet import AcquireLease
+from wire.messages.gateway import Hello, OperatorCommand, ReintroduceRequest
 from wire.transport.keys import load_pair, load_public, make_keys
 from wire.transport.memory_channel import MemoryServer
 from wire.transport.zmq_channel import ZmqClient, ZmqServer

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from hal.cameras.capture import Capture, ThreadedCamera
+from hal.cameras.capture import ThreadedCamera
 from hal.cameras.simulated import PatternCamera, PatternConfig, SceneCamera, SceneConfig, pattern_number
 from hal.drivers.fake import FakeRobot
 from hal.interfaces.camera import Camera
@@ -30,7 +30,7 @@ class Device:
     def open(self) -> None:
         self.opened += 1
 
-    def take(self):
+    def grab(self):
         item = self.given.get()
         self.taken += 1
         if isinstance(item, Exception):
@@ -41,13 +41,15 @@ class Device:
         self.closed += 1
 
 
-def capture(device: Device, **options: float) -> Capture:
-    return Capture(SPEC, lambda: device, "port 7", **{"patience_s": 60.0, "first_picture_s": 30.0, **options})  # type: ignore[arg-type]
+def capture(device: Device, **options: float) -> ThreadedCamera:
+    return ThreadedCamera(
+        SPEC, lambda: device, "port 7", **{"stall_timeout_s": 60.0, "first_frame_timeout_s": 30.0, **options}
+    )  # type: ignore[arg-type]
 
 
 def test_a_camera_keeps_the_newest_picture_and_gives_it_again() -> None:
     device = Device()
-    camera = ThreadedCamera(capture(device))
+    camera = capture(device)
     assert isinstance(camera, Camera)
     with pytest.raises(RobotError, match=r"camera 'eye' \(port 7\): read before connect"):
         camera.read()
@@ -76,7 +78,7 @@ def test_pictures_that_come_too_fast_are_left_out_evenly(device_hz: float, expec
     times = [start + round(k * 1e9 / device_hz) + int(rng.integers(-5_000_000, 5_000_000)) for k in range(60)]
     kept: list[int] = []
 
-    class Counting(Capture):
+    class Counting(ThreadedCamera):
         def _keep(self, frame) -> None:
             kept.append(frame.time_ns)
             super()._keep(frame)
@@ -84,7 +86,7 @@ def test_pictures_that_come_too_fast_are_left_out_evenly(device_hz: float, expec
     watched = Counting(SPEC, lambda: device, "port 7")
     for time_ns in [*times, None]:
         device.given.put(time_ns)
-    watched.start()
+    watched.connect()
     until(lambda: device.taken == 61)
     until(lambda: not threads("eye"))
     assert abs(len(kept) - expected) <= 1
@@ -93,9 +95,9 @@ def test_pictures_that_come_too_fast_are_left_out_evenly(device_hz: float, expec
 
 def test_a_device_that_was_unplugged_is_named_and_found_again() -> None:
     device = Device()
-    watched = capture(device, patience_s=0.2)
+    watched = capture(device, stall_timeout_s=0.2)
     device.given.put(time.monotonic_ns())
-    watched.start()
+    watched.connect()
     device.given.put(RobotError("camera 'eye' (port 7) was unplugged. Plug it in again."))
 
     def failed() -> str:
@@ -117,14 +119,14 @@ def test_a_device_that_was_unplugged_is_named_and_found_again() -> None:
     until(well)
     assert device.opened == 2
     device.given.put(None)
-    watched.stop()
+    watched.close()
 
 
 def test_a_device_that_stands_still_is_named() -> None:
     device = Device()
-    watched = capture(device, patience_s=0.2)
+    watched = capture(device, stall_timeout_s=0.2)
     device.given.put(time.monotonic_ns())
-    watched.start()
+    watched.connect()
     time.sleep(0.25)
     with pytest.raises(RobotError, match=r"camera 'eye' \(port 7\) stands still\. Check its cable and power"):
         watched.read()
@@ -138,19 +140,19 @@ def test_a_device_that_stands_still_is_named() -> None:
 
     until(well)
     device.given.put(None)
-    watched.stop()
+    watched.close()
 
 
 def test_a_recording_that_ends_keeps_its_last_picture() -> None:
     device = Device()
-    watched = capture(device, patience_s=0.05)
+    watched = capture(device, stall_timeout_s=0.05)
     device.given.put(time.monotonic_ns())
     device.given.put(None)
-    watched.start()
+    watched.connect()
     until(lambda: not threads("eye"))
     time.sleep(0.1)
     assert watched.read().image[0, 0, 0] == 1
-    watched.stop()
+    watched.close()
 
 
 def test_connecting_says_why_it_failed_and_leaves_no_thread() -> None:
@@ -158,39 +160,39 @@ def test_connecting_says_why_it_failed_and_leaves_no_thread() -> None:
     device.given.put(RobotError("camera 'eye' (port 7): no such port. There are: 1, 2."))
     watched = capture(device)
     with pytest.raises(RobotError, match="There are: 1, 2"):
-        watched.start()
+        watched.connect()
     until(lambda: not threads("eye"))
     device.given.put(OSError("bus error"))
     with pytest.raises(RobotError, match=r"\(port 7\): OSError: bus error"):
-        watched.start()
+        watched.connect()
     silent = Device()
-    watched = capture(silent, first_picture_s=0.05)
+    watched = capture(silent, first_frame_timeout_s=0.05)
     with pytest.raises(RobotError, match=r"gave no picture within 0\.05 s\. Check its cable"):
-        watched.start()
+        watched.connect()
     silent.given.put(None)
     until(lambda: not threads("eye"))
 
 
 def test_a_thread_that_is_stuck_does_not_hold_up_the_next_one() -> None:
     devices = [Device(), Device()]
-    watched = Capture(SPEC, lambda: devices[made()], "port 7")
+    watched = ThreadedCamera(SPEC, lambda: devices[made()], "port 7")
     count = iter(range(2))
 
     def made() -> int:
         return next(count)
 
     devices[0].given.put(time.monotonic_ns())
-    watched.start()
-    watched.stop()  # the first device never answers
+    watched.connect()
+    watched.close()  # the first device never answers
     assert len(threads("eye")) == 1
     devices[1].given.put(time.monotonic_ns())
-    watched.start()
+    watched.connect()
     own = watched._newest
     devices[0].given.put(time.monotonic_ns() + 10**9)  # now it does, too late
     until(lambda: devices[0].closed == 1)
     assert own is not None and watched._newest is own
     devices[1].given.put(None)
-    watched.stop()
+    watched.close()
 
 
 @pytest.mark.parametrize(
@@ -203,9 +205,9 @@ def test_a_thread_that_is_stuck_does_not_hold_up_the_next_one() -> None:
 )
 def test_a_spec_no_camera_can_have_is_refused(spec: CameraSpec, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Capture(spec, Device, "port 7")
+        ThreadedCamera(spec, Device, "port 7")
     with pytest.raises(ConfigError, match=r"preview of \(9, 0\): give two sides"):
-        Capture(SPEC, Device, "port 7", preview=(9, 0))
+        ThreadedCamera(SPEC, Device, "port 7", preview=(9, 0))
 
 
 # --- cameras without hardware -----------------------------------------------------------------------------------------
@@ -221,7 +223,7 @@ def test_the_registry_knows_them() -> None:
 
 
 def test_a_pattern_counts_its_pictures() -> None:
-    camera = PatternCamera(PatternConfig(height=32, width=64, rate_hz=200.0, patience_s=60.0))
+    camera = PatternCamera(PatternConfig(height=32, width=64, rate_hz=200.0, stall_timeout_s=60.0))
     camera.connect()
     first = pattern_number(camera.read().image)
     until(lambda: pattern_number(camera.read().image) >= first + 5)
@@ -230,7 +232,7 @@ def test_a_pattern_counts_its_pictures() -> None:
 
 
 def test_a_pattern_that_is_unplugged_comes_back() -> None:
-    config = PatternConfig(height=32, width=64, rate_hz=200.0, unplugged_after=3, back_after_s=0.3, patience_s=0.1)
+    config = PatternConfig(height=32, width=64, rate_hz=200.0, unplugged_after=3, back_after_s=0.3, stall_timeout_s=0.1)
     camera = PatternCamera(config)
     camera.connect()
     wrong: list[str] = []
@@ -248,7 +250,7 @@ def test_a_pattern_that_is_unplugged_comes_back() -> None:
 
 
 def test_a_pattern_that_stands_still_is_found_out() -> None:
-    config = PatternConfig(height=32, width=64, rate_hz=200.0, still_after=2, back_after_s=0.01, patience_s=0.1)
+    config = PatternConfig(height=32, width=64, rate_hz=200.0, still_after=2, back_after_s=0.01, stall_timeout_s=0.1)
     camera = PatternCamera(config)
     camera.connect()
 

@@ -86,7 +86,7 @@ def test_it_is_brought_to_the_wanted_size(tmp_path: Path) -> None:
     for config, shape in (
         (VideoConfig(str(path), "film", 24, 64, loop=False), (24, 64, 3)),
         (VideoConfig(str(path), "film", 32, 32, fit="crop", loop=False), (32, 32, 3)),
-        (VideoConfig(str(path), "film", 128, 48, turn=90, loop=False), (128, 48, 3)),
+        (VideoConfig(str(path), "film", 128, 48, rotation=90, loop=False), (128, 48, 3)),
     ):
         camera = VideoCamera(config)
         camera.connect()
@@ -123,7 +123,7 @@ def test_a_file_that_is_no_video_is_named(tmp_path: Path) -> None:
 
 def test_a_stream_that_ends_is_opened_again(tmp_path: Path) -> None:
     path = write_video(tmp_path / "film.avi", 6, 100.0)
-    camera = OpenCvCamera(OpenCvConfig(f"file://{path}", "door", 48, 128, 200.0, patience_s=5.0))
+    camera = OpenCvCamera(OpenCvConfig(f"file://{path}", "door", 48, 128, 200.0, stall_timeout_s=5.0))
     camera.connect()
     numbers: list[int] = []
 
@@ -200,7 +200,7 @@ def test_a_device_is_opened_as_it_was_asked_for(usb: type[Usb]) -> None:
 
 
 def test_a_device_that_is_pulled_out_and_put_in_again(usb: type[Usb]) -> None:
-    camera = OpenCvCamera(OpenCvConfig(0, "wrist", 30, 40, 200.0, patience_s=0.2))
+    camera = OpenCvCamera(OpenCvConfig(0, "wrist", 30, 40, 200.0, stall_timeout_s=0.2))
     camera.connect()
     usb.plugged = False
 
@@ -225,7 +225,7 @@ def test_a_device_that_is_pulled_out_and_put_in_again(usb: type[Usb]) -> None:
     [
         ({"fourcc": "MJPEG"}, "must be four letters"),
         ({"latency_s": -1.0}, "latency_s -1"),
-        ({"patience_s": 0.0}, "must be above 0"),
+        ({"stall_timeout_s": 0.0}, "must be above 0"),
         ({"device": __file__}, "is a file; use the camera 'video'"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -11,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hal.driver_host.proxy import RobotProxy
-from hal.driver_host.server import CallLimits, run_host
+from hal.driver_host.server import CallLimits, run_driver_server
 from hal.drivers.fake import FakeConfig, FakeRobot, Faults, fake_spec
 from hal.interfaces.robot import Feedback
 from wire.types import CameraSpec, Frame, Observation, RobotSpec
@@ -85,7 +87,16 @@ class Painter:
 
 def blocking_host(path: Path) -> None:
     """Host it, until it blocks for too long."""
-    run_host(BlockingRobot(), path, lambda: False, limits=CallLimits(quick_s=0.3, slow_s=0.6))
+    run_driver_server(BlockingRobot(), path, lambda: False, limits=CallLimits(quick_s=0.3, slow_s=0.6))
+
+
+def noting_host(path: Path, parent: int = 0) -> None:
+    """Host it, until this process is asked to end or `parent` is no longer its parent."""
+    asked: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda which, _: asked.append(which))
+    logging.basicConfig(level=logging.INFO)
+    run_driver_server(NotingRobot(), path, lambda: bool(asked) or (parent != 0 and os.getppid() != parent))
 
 
 def until_held(robot: RobotProxy, times: int = 1) -> None:
@@ -111,7 +122,9 @@ def control(path: Path, value: float, fresh: bool) -> None:
 
 if __name__ == "__main__" and len(sys.argv) == 2:
     blocking_host(Path(sys.argv[1]))
+elif __name__ == "__main__" and sys.argv[1] == "host":
+    noting_host(Path(sys.argv[2]), *map(int, sys.argv[3:]))
 elif __name__ == "__main__" and sys.argv[1] == "paint":
-    run_host(Painter(), Path(sys.argv[2]), lambda: False)
+    run_driver_server(Painter(), Path(sys.argv[2]), lambda: False)
 elif __name__ == "__main__":
     control(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "fresh")

@@ -16,7 +16,7 @@ import pytest
 
 from hal.conformance import check_robot
 from hal.driver_host.proxy import RobotProxy
-from hal.driver_host.server import DriverServer, run_host
+from hal.driver_host.server import DriverServer, run_driver_server
 from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot, fake_spec, with_faults
 from hal.interfaces.robot import Feedback, Robot, Teleoperator
 from hal.safety.limiter import SafetyLimits
@@ -42,7 +42,7 @@ def hosted(
 ) -> Iterator[RobotProxy]:
     """`robot` in a host that runs in a thread, and the control side of it, not attached yet."""
     over = threading.Event()
-    thread = threading.Thread(target=run_host, args=(robot, path, over.is_set, safety, 2, operator))
+    thread = threading.Thread(target=run_driver_server, args=(robot, path, over.is_set, safety, 2, operator))
     thread.start()
     control = RobotProxy(robot.spec, path, attach_s=60.0, **options)
     try:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hal.driver_host.protocol import PACKET_BYTES, Reply, new_socket, packed, said
+from hal.driver_host.protocol import PACKET_BYTES, Reply, encode_reply, error_text, new_socket
 from hal.driver_host.watchdog import interrupts
 from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot, fake_spec
 from hal.interfaces.robot import Feedback
@@ -203,9 +203,9 @@ def test_a_request_that_is_none_ends_that_control_only(place: Path) -> None:
 
 
 def test_no_error_is_too_long_for_a_packet() -> None:
-    text = said(RobotError("\N{GRINNING FACE}" * 10**6), "before: ")
+    text = error_text(RobotError("\N{GRINNING FACE}" * 10**6), "before: ")
     assert text.startswith("before: \N{GRINNING FACE}")
-    data = packed(Reply(2**63 - 1, text, "RobotError"), 10**9, np.zeros(1000, np.float32), "it")
+    data = encode_reply(Reply(2**63 - 1, text, "RobotError"), 10**9, np.zeros(1000, np.float32), "it")
     assert len(data) < PACKET_BYTES / 2
 
 

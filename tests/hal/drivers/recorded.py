@@ -12,7 +12,7 @@ from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot
 from hal.interfaces.robot import Feedback
 from robot_edge.uplink.segments import SegmentBuilder
 from wire.clock import ManualClock
-from wire.messages.all import Segment
+from wire.messages.gateway import Segment
 from wire.types import Actor, Episode, Observation, Step
 
 ID = "robot-0/e7"

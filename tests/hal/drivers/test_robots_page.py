@@ -130,8 +130,8 @@ def test_a_package_brings_a_robot_by_entry_points(tmp_path: Path) -> None:
     (tmp_path / "own_robot.py").write_text(source.replace(by_hand, ""))
     (python,) = blocks("python")
     code = (
-        "import sys\nfrom hal.registry import known_robots, make_operator, make_robot\n"
-        "assert 'slider' in known_robots() and 'own_robot' not in sys.modules\n"
+        "import sys\nfrom hal.registry import ROBOTS, known, make_operator, make_robot\n"
+        "assert 'slider' in known(ROBOTS) and 'own_robot' not in sys.modules\n"
         "robot = make_robot('slider')\nrobot.connect()\nrobot.reset('reach', 3)\n"
         "assert make_operator('slider', robot).propose(robot.read()) is not None\n" + python
     )

@@ -18,7 +18,7 @@ from wire.clock import ManualClock, SimulatedClock
 from wire.errors import ConfigError, RobotError
 from wire.types import Observation
 
-FAST = {"name": "wrist", "height": 32, "width": 64, "rate_hz": 200.0, "patience_s": 60.0}
+FAST = {"name": "wrist", "height": 32, "width": 64, "rate_hz": 200.0, "stall_timeout_s": 60.0}
 CONFIG = CameraRobotConfig("fake", (CameraChoice("pattern", FAST), CameraChoice("pattern", {**FAST, "name": "door"})))
 
 
@@ -84,7 +84,7 @@ def test_the_operator_of_the_robot_inside_works(robot: CameraRobot) -> None:
 
 
 def test_a_camera_that_fails_is_reported_and_comes_back() -> None:
-    fails = {**FAST, "unplugged_after": 10, "back_after_s": 0.3, "patience_s": 0.05}
+    fails = {**FAST, "unplugged_after": 10, "back_after_s": 0.3, "stall_timeout_s": 0.05}
     robot = CameraRobot(CameraRobotConfig("fake", (CameraChoice("pattern", fails),)))
     robot.connect()
     robot.reset("go-up", 1)

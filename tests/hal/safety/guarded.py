@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from hal.interfaces.dynamics import ActionStateMapping
-from hal.safety.bounds import limit_action, rest_action
-from hal.safety.limiter import CompiledLimits, SafetyLimits, apply_limits, at_rest, brake_action, update_motion
+from hal.safety.bounds import hold_numbers, limit_action, limit_numbers, rest_action
+from hal.safety.limiter import CompiledLimits, SafetyLimits, limited_numbers, speeds_of
 from wire.errors import InvalidDataError
 from wire.types import CommandType, Dimension, RobotSpec
 
@@ -36,6 +38,37 @@ LIMITS = SafetyLimits(
     moves=(ActionStateMapping("move", "x", 0.01), ActionStateMapping("spin", "angle", -1.0)),
 )
 ACTIONS = [d.name for d in SPEC.action]
+
+
+class MotionState(NamedTuple):
+    executed: np.ndarray
+    """float32[da]"""
+    speed: np.ndarray
+    """float64[da]"""
+
+
+def at_rest(executed: np.ndarray) -> MotionState:
+    return MotionState(executed, np.zeros(len(executed)))
+
+
+def speed_of(guard: CompiledLimits, action: np.ndarray, executed: np.ndarray) -> np.ndarray:
+    return np.array(speeds_of(guard, action.tolist(), executed.tolist()))
+
+
+def apply_limits(
+    guard: CompiledLimits, moving: MotionState, action: np.ndarray, state: np.ndarray | None = None
+) -> np.ndarray:
+    return _limited(guard, moving, limit_numbers(guard.spec, action), state)
+
+
+def brake_action(guard: CompiledLimits, moving: MotionState, state: np.ndarray | None = None) -> np.ndarray:
+    return _limited(guard, moving, hold_numbers(guard.spec, moving.executed), state)
+
+
+def _limited(guard: CompiledLimits, moving: MotionState, wanted: list[float], state: np.ndarray | None) -> np.ndarray:
+    measured = state.tolist() if state is not None else None
+    chosen = limited_numbers(guard, wanted, moving.executed.tolist(), moving.speed.tolist(), measured)
+    return np.array(chosen, np.float32)
 
 
 def with_one(index: int, value: float) -> np.ndarray:
@@ -73,7 +106,8 @@ class Plant:
             action = apply_limits(self.guard, self.moving, wanted, self.state)
         except InvalidDataError:
             action = brake_action(self.guard, self.moving, self.state)
-        before, self.moving = self.moving, update_motion(self.guard, self.moving, action)
+        before = self.moving
+        self.moving = MotionState(action, speed_of(self.guard, action, before.executed))
         assert action.dtype == np.float32
         assert np.array_equal(limit_action(self.spec, action), action), "within its bounds"
         for index, name in enumerate(ACTIONS):

@@ -11,19 +11,24 @@ from hypothesis import strategies as st
 
 from hal.interfaces.dynamics import ActionStateMapping
 from hal.safety.bounds import hold_action, limit_action, rest_action
-from hal.safety.limiter import (
+from hal.safety.limiter import SafetyLimiter, SafetyLimits, check_age, make_guard
+from tests.hal.safety.guarded import (
+    ACTIONS,
+    HZ,
+    LIMITS,
+    MIDDLE,
+    SPEC,
+    STATE,
     MotionState,
-    SafetyLimiter,
-    SafetyLimits,
+    P,
+    Plant,
     apply_limits,
     at_rest,
-    brake,
     brake_action,
-    check_age,
-    make_guard,
+    near,
     speed_of,
+    with_one,
 )
-from tests.hal.safety.guarded import ACTIONS, HZ, LIMITS, MIDDLE, SPEC, STATE, P, Plant, near, with_one
 from wire.errors import ConfigError, InvalidDataError
 
 
@@ -240,17 +245,19 @@ class TestHold:
     def test_without_acceleration_limits_it_holds_at_once(self) -> None:
         last = np.array([0.7, -1.5, 2.0], np.float32)
         speed = np.array([56.0, -1.5, 30.0])
-        assert brake(SPEC, SafetyLimits(velocity={"move": 1.0}), last, speed).tolist() == [0.0, 0.0, 2.0]
+        assert brake_action(
+            make_guard(SPEC, SafetyLimits(velocity={"move": 1.0})), MotionState(last, speed)
+        ).tolist() == [0.0, 0.0, 2.0]
 
     def test_with_one_it_takes_its_time(self) -> None:
         limits = SafetyLimits(acceleration={"move": 1600.0, "joint": 160.0})
         last, speed = np.array([0.7, -1.5, 2.0], np.float32), np.array([56.0, -1.5, 5.0])
-        first = brake(SPEC, limits, last, speed)
+        first = brake_action(make_guard(SPEC, limits), MotionState(last, speed))
         assert np.allclose(first, [0.45, 0.0, 2.0 + 3.0 * P], atol=1e-6)
 
     def test_what_was_done_last_must_be_an_action(self) -> None:
         with pytest.raises(InvalidDataError, match="joint"):
-            brake(SPEC, SafetyLimits(), with_one(2, np.nan), np.zeros(3))
+            brake_action(make_guard(SPEC, SafetyLimits()), MotionState(with_one(2, np.nan), np.zeros(3)))
 
     def test_rest_is_where_it_is_measured(self) -> None:
         assert rest_action(SPEC, np.array([5.0, 6.0, 1.5], np.float32)).tolist() == [0.0, 0.0, 1.5]

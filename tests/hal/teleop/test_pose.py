@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FakeConfig, fake_spec
-from hal.teleop.pose import Jog, check_rest, held, neutral, pose_of, read_binding, resting
+from hal.teleop.pose import Jog, check_rest, idle_action, neutral_action, pose_of, read_binding, without_rates
 from robot_edge.control.operator_override import OperatorOverride
 from wire.clock import ManualClock
 from wire.errors import ConfigError
-from wire.messages.all import OperatorCommand
+from wire.messages.gateway import OperatorCommand
 from wire.types import CommandType, Dimension, RobotSpec
 
 ARM = RobotSpec(
@@ -35,7 +35,7 @@ def test_a_pose_says_what_is_measured_and_what_is_not() -> None:
     pose = pose_of(ARM, np.float32([20, -30]))
     assert pose[:3] == pytest.approx([20, 0, 0]), "within the limits of the action"
     assert np.isnan(pose[3])
-    assert resting(ARM, pose) == pytest.approx([20, 0, 0, 0])
+    assert idle_action(ARM, pose) == pytest.approx([20, 0, 0, 0])
 
 
 def test_a_push_moves_from_the_pose_at_the_speed_it_should() -> None:
@@ -101,19 +101,19 @@ def test_a_robot_does_what_the_second_command_says_and_keeps_the_rest() -> None:
     executed = np.float32([20, 50, 0, -1])
     pose = np.float32([20.5, 49, 0, np.nan])
     action = np.float32([60, 49.5, 0, 1])
-    first = neutral(ARM, pose, action)
+    first = neutral_action(ARM, pose, action)
     assert np.abs(first - action).max() <= 0.001 * 200 + 1e-3, "harmless if it were executed"
     human.hear(OperatorCommand("arm", "command", tuple(map(float, first))))
     assert human.command(executed) is None
     human.hear(OperatorCommand("arm", "command", tuple(map(float, action))))
     assert human.command(executed) == pytest.approx([60, 50, 0, 1]), "lift was there: it stays as it was executed"
-    human.hear(OperatorCommand("arm", "command", tuple(map(float, held(ARM, action)))))
+    human.hear(OperatorCommand("arm", "command", tuple(map(float, without_rates(ARM, action)))))
     assert human.command(executed) is None, "a released key holds"
 
 
 def test_neutral_stays_within_the_limits() -> None:
     for action in (ARM.action_low(), ARM.action_high()):
-        first = neutral(ARM, np.full(4, np.nan, np.float32), action)
+        first = neutral_action(ARM, np.full(4, np.nan, np.float32), action)
         assert (first >= ARM.action_low()).all()
         assert (first <= ARM.action_high()).all()
         assert (first[[0, 1, 3]] != action[[0, 1, 3]]).all()

@@ -17,7 +17,7 @@ from tests.extras import needs
 from tests.policies.lerobot.lerobot_side import PICTURE, STATE, as_lerobot
 from wire.codec import decode, encode
 from wire.errors import InvalidDataError, PolicyError
-from wire.messages.all import ThinkReply
+from wire.messages.local import ThinkReply
 from wire.types import Frame, Prefix, RobotSpec
 
 pytestmark = [pytest.mark.slow, needs("lerobot")]

@@ -9,7 +9,7 @@ import numpy as np
 
 from hal.safety.bounds import hold_action
 from robot_edge.chunking.base import ChunkScheduler
-from wire.messages.all import ChunkReply, ChunkRequest
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import ActionChunk, CameraSpec, CommandType, Dimension, Observation, RobotSpec
 
 LOST = None

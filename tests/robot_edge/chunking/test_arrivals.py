@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hal.interfaces.dynamics import SpecMotion
 from robot_edge.chunking.factory import make_schedule
 from tests.robot_edge.chunking.simulated import SPEC, Simulated, Tick, asked, oracle
-from wire.messages.all import ChunkReply, ChunkRequest
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import PolicyCapabilities
 
 STRATEGIES = ["sync", "naive", "aligned", "ensemble", "future_state", "rtc_guided", "rtc_trained", "residual"]
@@ -26,7 +26,7 @@ class Still(SpecMotion):
     def __init__(self) -> None:
         self.rolled = np.zeros(1, bool)
 
-    def roll(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
+    def rollout(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
         assert np.isfinite(coming).all()
         return state
 

@@ -12,7 +12,7 @@ from hal.safety.limiter import SafetyLimiter, SafetyLimits
 from robot_edge.chunking.action_predictor import ActionPredictor
 from robot_edge.chunking.factory import make_schedule
 from tests.robot_edge.chunking.simulated import LINE, Simulated, asked, reply_to, starved
-from wire.messages.all import ChunkReply, ChunkRequest
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import PolicyCapabilities
 
 TRAINED = PolicyCapabilities(trained_max_delay=8, state_aligned=True)

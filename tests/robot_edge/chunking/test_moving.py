@@ -14,7 +14,7 @@ from robot_edge.inference.infer_chunk import infer_chunk
 from tests import samples
 from tests.robot_edge.chunking.simulated import reply_to
 from tests.robot_edge.inference.thinking import Scripted
-from wire.messages.all import ChunkRequest
+from wire.messages.local import ChunkRequest
 from wire.types import Latent, PolicyCapabilities
 
 SPEC = samples.spec()

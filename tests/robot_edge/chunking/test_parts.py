@@ -14,7 +14,7 @@ from robot_edge.chunking.request_tracker import RequestTracker
 from robot_edge.chunking.strategies.quantise import lost, quantise
 from tests.robot_edge.chunking.simulated import SPEC, oracle, plain
 from wire.errors import ConfigError
-from wire.messages.all import ChunkRequest
+from wire.messages.local import ChunkRequest
 from wire.types import ActionChunk, Observation, RobotSpec
 
 SEEN = Observation(0, np.zeros(1, np.float32), {}, "")

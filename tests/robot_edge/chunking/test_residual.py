@@ -10,7 +10,7 @@ from hal.interfaces.dynamics import SpecMotion
 from policies.common.residual_policy import input_width
 from robot_edge.chunking.factory import make_schedule
 from tests.robot_edge.chunking.simulated import LINE, Simulated, reply_to
-from wire.messages.all import ChunkReply, ChunkRequest
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import PolicyCapabilities, ResidualPolicy
 
 STATE, LATENT, ACTION, INDEX, AGE = range(0, 2), 2, 3, 4, 5

@@ -8,7 +8,7 @@ import pytest
 from hal.interfaces.dynamics import SpecMotion
 from robot_edge.chunking.factory import make_schedule
 from tests.robot_edge.chunking.simulated import LINE, SPEC, Simulated, reply_to
-from wire.messages.all import ChunkReply, ChunkRequest
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import PolicyCapabilities
 
 Q = 2

@@ -23,7 +23,7 @@ class Still(SpecMotion):
     def __init__(self) -> None:
         self.rolled = np.zeros(1, bool)
 
-    def roll(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
+    def rollout(self, state: np.ndarray, past: np.ndarray, coming: np.ndarray) -> np.ndarray:
         return state
 
 

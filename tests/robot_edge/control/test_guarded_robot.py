@@ -18,7 +18,8 @@ from robot_edge.control.mode import HoldReason, Mode
 from tests import samples
 from tests.robot_edge.control.test_loop import Bench
 from wire.errors import ConfigError, InvalidDataError, RobotDisconnectedError, RobotError
-from wire.messages.all import EdgeEvent, EdgeStatus, Hello, Job, OperatorCommand, RequestPreviews
+from wire.messages.gateway import EdgeEvent, EdgeStatus, Hello, Job, OperatorCommand
+from wire.messages.local import RequestPreviews
 from wire.types import Frame, Observation
 
 SECOND = 80
@@ -30,7 +31,7 @@ def events(bench: Bench) -> list[tuple[str, str]]:
 
 
 def trouble(bench: Bench) -> str:
-    return [m for m in bench.said if isinstance(m, EdgeStatus)][-1].trouble
+    return [m for m in bench.said if isinstance(m, EdgeStatus)][-1].fault
 
 
 def faulty(switch: Path, **faults: bool) -> Bench:

@@ -16,19 +16,9 @@ from robot_edge.runtime.process_group import record_line
 from robot_edge.runtime.shared_frames import SharedFrameChannel, intact
 from tests.hal.driver_host.test_proxy import hosted, place  # noqa: F401 - a fixture
 from wire.clock import ManualClock
-from wire.messages.all import (
-    ChunkReply,
-    ChunkRequest,
-    EdgeEvent,
-    EdgeStatus,
-    EpisodeEnded,
-    FrameRecorded,
-    Job,
-    Message,
-    SharedFrameEnvelope,
-    StepRecorded,
-    VersionActivated,
-)
+from wire.messages import Message
+from wire.messages.gateway import EdgeEvent, EdgeStatus, Job, VersionActivated
+from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, FrameRecorded, SharedFrameEnvelope, StepRecorded
 from wire.transport.frame_ring import FrameRing, SharedFrame, ring_path
 from wire.transport.memory_channel import memory_pair
 from wire.types import ActionChunk, Frame, Observation
@@ -162,7 +152,7 @@ def test_pictures_of_another_shape_hold_the_robot_by_name_and_it_goes_on_afterwa
     named = "camera 'front': uint8[16, 12, 3], expected uint8[16, 16, 3]"
     assert named in bench.loop.detail
     assert [named in event.detail for event in bench.of(EdgeEvent)] == [True], "people are told once"
-    assert named in bench.of(EdgeStatus)[-1].trouble
+    assert named in bench.of(EdgeStatus)[-1].fault
     assert len(bench.of(StepRecorded)) == before
     bench.driver.turned = False
     bench.tick(20)

@@ -7,7 +7,8 @@ import pytest
 from hal.drivers.fake import FAKE_TASKS
 from robot_edge.control.mode import HoldReason, Mode
 from tests.robot_edge.control.test_loop import Bench
-from wire.messages.all import EdgeStatus, EpisodeStarted, Hello, Job, VersionActivated
+from wire.messages.gateway import EdgeStatus, Hello, Job, VersionActivated
+from wire.messages.local import EpisodeStarted
 from wire.types import Actor, Episode
 
 LEFT, RIGHT = FAKE_TASKS[:2]
@@ -68,7 +69,7 @@ def test_no_tasks_mean_rest_after_the_running_episode() -> None:
     bench.tick(30)
     assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_job)
     assert len(episodes(bench)) == 1
-    assert (status(bench).job, status(bench).trouble) == ("rest", "")
+    assert (status(bench).job, status(bench).fault) == ("rest", "")
     bench.uplink.send(Job("main", (LEFT,), 500))
     bench.tick(3)
     assert scenes(bench)[1:] == [(LEFT, 501)]

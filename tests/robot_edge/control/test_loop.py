@@ -13,23 +13,9 @@ from robot_edge.control.loop import ControlLoop, LoopConfig
 from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.control.takeover_gate import Gate, GateConfig
 from wire.clock import ManualClock
-from wire.messages.all import (
-    ChunkReply,
-    ChunkRequest,
-    EdgeEvent,
-    EdgeStatus,
-    EpisodeEnded,
-    EpisodeStarted,
-    FrameRecorded,
-    Hello,
-    Job,
-    Message,
-    Nack,
-    OperatorCommand,
-    StepRecorded,
-    Stop,
-    VersionActivated,
-)
+from wire.messages import Message
+from wire.messages.gateway import EdgeEvent, EdgeStatus, Hello, Job, Nack, OperatorCommand, Stop, VersionActivated
+from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, EpisodeStarted, FrameRecorded, StepRecorded
 from wire.transport.memory_channel import memory_pair
 from wire.types import ActionChunk, Actor, Step
 

@@ -16,17 +16,9 @@ from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.control.observation_monitor import ObservationLimits
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
-from wire.messages.all import (
-    ChunkReply,
-    ChunkRequest,
-    EdgeEvent,
-    EpisodeEnded,
-    Job,
-    Message,
-    OperatorCommand,
-    StepRecorded,
-    VersionActivated,
-)
+from wire.messages import Message
+from wire.messages.gateway import EdgeEvent, Job, OperatorCommand, VersionActivated
+from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, StepRecorded
 from wire.transport.memory_channel import memory_pair
 from wire.types import ActionChunk, Actor, PolicyCapabilities, Step
 

@@ -10,7 +10,7 @@ from robot_edge.control.rate import Rate
 from robot_edge.control.takeover_gate import Gate, GateConfig
 from tests import samples
 from wire.clock import ManualClock
-from wire.messages.all import OperatorCommand
+from wire.messages.gateway import OperatorCommand
 
 MS = 1_000_000
 

@@ -12,7 +12,8 @@ from robot_edge.control.step_recorder import StepRecorder
 from robot_edge.runtime.process_group import record_line
 from tests import samples
 from wire.errors import InvalidDataError
-from wire.messages.all import EpisodeStarted, FrameRecorded, Message, StepRecorded
+from wire.messages import Message
+from wire.messages.local import EpisodeStarted, FrameRecorded, StepRecorded
 from wire.transport.frame_ring import FrameRing, SharedFrame, with_preview
 from wire.transport.shared_channel import SharedChannel
 from wire.types import CameraSpec, Frame, Observation

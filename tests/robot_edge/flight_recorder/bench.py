@@ -22,7 +22,9 @@ from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.flight_recorder.writer import FlightConfig
 from wire.clock import Clock, ManualClock
-from wire.messages.all import ChunkReply, ChunkRequest, Job, Message, OperatorCommand, VersionActivated
+from wire.messages import Message
+from wire.messages.gateway import Job, OperatorCommand, VersionActivated
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.transport.channel import Channel
 from wire.transport.memory_channel import memory_pair
 from wire.types import ActionChunk, PolicyCapabilities, ResidualPolicy

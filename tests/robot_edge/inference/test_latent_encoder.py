@@ -21,21 +21,17 @@ from robot_edge.runtime.shared_frames import SharedFrameChannel
 from tests.robot_edge.inference.thinking import Scripted, seen, version
 from wire.clock import ManualClock, MonotonicClock
 from wire.errors import ConfigError
-from wire.messages.all import (
-    ChunkReply,
-    ChunkRequest,
+from wire.messages.gateway import (
     FetchWeights,
     Heartbeat,
     Hello,
     HelloAck,
-    LoadWeights,
     ReintroduceRequest,
     Rejection,
-    ThinkReply,
-    ThinkRequest,
     VersionAvailable,
     WeightBytes,
 )
+from wire.messages.local import ChunkReply, ChunkRequest, LoadWeights, ThinkReply, ThinkRequest
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import FrameRing
 from wire.transport.keys import load_pair, load_public, make_keys

@@ -15,7 +15,8 @@ from robot_edge.inference.server import Inference, SlowConfig
 from tests.robot_edge.inference.thinking import Scripted, seen, version
 from wire.clock import ManualClock
 from wire.errors import ConfigError
-from wire.messages.all import ChunkReply, ChunkRequest, EdgeEvent, EpisodeStarted, Hello, LoadWeights, VersionActivated
+from wire.messages.gateway import EdgeEvent, Hello, VersionActivated
+from wire.messages.local import ChunkReply, ChunkRequest, EpisodeStarted, LoadWeights
 from wire.transport.memory_channel import memory_pair
 from wire.types import Episode, Observation, Prefix
 

@@ -22,7 +22,7 @@ from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, r
 from robot_edge.ros2.topics import Endpoint, missing
 from robot_edge.uplink.local_operator import LocalOperatorLink
 from wire.errors import ConfigError
-from wire.messages.all import EdgeEvent, EdgeStatus
+from wire.messages.gateway import EdgeEvent, EdgeStatus
 from wire.transport.memory_channel import memory_pair
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -145,7 +145,7 @@ def test_a_robot_that_has_nothing_to_do_is_fine(reason: HoldReason) -> None:
     [
         (diagnose("active", "", status("hold", HoldReason.stale_camera), 0.1), WARN, "a camera stands still"),
         (diagnose("active", "", status("estop", HoldReason.estop), 0.1), WARN, "~/release_estop"),
-        (diagnose("active", "", status("hold", "x", trouble="the arm does not answer"), 0.1), ERROR, "does not answer"),
+        (diagnose("active", "", status("hold", "x", fault="the arm does not answer"), 0.1), ERROR, "does not answer"),
         (diagnose("active", "", status(), 0.1, "left.uplink ended with signal SIGKILL"), WARN, "left.uplink ended"),
         (diagnose("active", "", None, 1.0), WARN, "starting"),
         (diagnose("active", "", None, 61.0, "left.control ended"), STALE, "61 s since its start: left.control ended"),

@@ -15,7 +15,8 @@ from robot_edge.runtime.shared_frames import SharedFrameChannel, intact, without
 from tests import samples
 from tests.wire.transport.rings import SLOTS, SPEC, Rings, frame
 from tests.wire.transport.rings import rings as rings
-from wire.messages.all import ChunkReply, ChunkRequest, Heartbeat, SharedFrameEnvelope, ThinkRequest
+from wire.messages.gateway import Heartbeat
+from wire.messages.local import ChunkReply, ChunkRequest, SharedFrameEnvelope, ThinkRequest
 from wire.transport.frame_ring import FrameRing
 from wire.transport.memory_channel import memory_pair
 from wire.transport.shared_channel import SharedChannel
@@ -123,7 +124,7 @@ import numpy as np
 from robot_edge.runtime.shared_frames import SharedFrameChannel
 from tests.robot_edge.runtime.test_shared_frames import BIG
 from wire.transport.frame_ring import FrameRing
-from wire.messages.all import ChunkRequest
+from wire.messages.local import ChunkRequest
 from wire.transport.shared_channel import SharedChannel
 from wire.types import Frame, Observation
 place = Path(sys.argv[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from robot_edge.uplink.keepalive import StatusKeepalive
 from tests import samples
 from wire.clock import ManualClock
-from wire.messages.all import EdgeStatus, Stop
+from wire.messages.gateway import EdgeStatus, Stop
 from wire.transport.memory_channel import memory_pair
 
 

@@ -13,30 +13,25 @@ from robot_edge.uplink.server import Uplink
 from tests import samples
 from wire.clock import ManualClock, clock_name
 from wire.errors import DiskFullError
-from wire.messages.all import (
+from wire.messages import Message
+from wire.messages.gateway import (
     Ack,
     EdgeEvent,
     EdgeStatus,
-    EpisodeEnded,
-    EpisodeStarted,
     FetchWeights,
-    FrameRecorded,
     Hello,
     HelloAck,
     Job,
-    LoadWeights,
-    Message,
     Nack,
     OperatorCommand,
     Preview,
     ReintroduceRequest,
-    RequestPreviews,
     Segment,
-    StepRecorded,
     VersionActivated,
     VersionAvailable,
     WeightBytes,
 )
+from wire.messages.local import EpisodeEnded, EpisodeStarted, FrameRecorded, LoadWeights, RequestPreviews, StepRecorded
 from wire.transport.memory_channel import MemoryServer, memory_pair
 from wire.types import Frame, PolicyVersion
 
@@ -316,7 +311,7 @@ def test_a_desk_beside_the_robot_hears_it_and_stops_it_without_a_gateway(desk: D
     assert [m.control_pid for m in heard if isinstance(m, EdgeStatus)] == [77]
     assert [m.kind for m in heard if isinstance(m, EdgeEvent)] == ["hold", "refused"]
     beside.send(OperatorCommand("robot-1", "release_estop"))
-    beside.send(Hello("desk", "desk", "c", 1))
+    beside.send(Hello("desk", "console", "c", 1))
     beside.send(OperatorCommand("robot-0", "estop"))
     desk.uplink.turn()
     assert [m.kind for m in desk.to_control() if isinstance(m, OperatorCommand)] == ["estop"]

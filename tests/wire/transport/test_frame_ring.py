@@ -13,7 +13,7 @@ from tests.wire.transport.rings import SLOTS, SPEC, Rings, frame
 from tests.wire.transport.rings import rings as rings
 from wire.codec import decode, encode
 from wire.errors import ConfigError, InvalidDataError
-from wire.messages.all import FrameRecorded
+from wire.messages.local import FrameRecorded
 from wire.transport.frame_ring import FrameRing, SharedFrame, private, ring_path, with_preview, without_preview
 from wire.types import Frame
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from tests import samples
 from wire.errors import ConfigError, MessageTooLargeError, StorageError
-from wire.messages.all import ChunkReply, ChunkRequest, Heartbeat, WeightBytes
+from wire.messages.gateway import Heartbeat, WeightBytes
+from wire.messages.local import ChunkReply, ChunkRequest
 from wire.transport.shared_channel import SharedChannel
 from wire.transport.zmq_channel import ZmqPair, wait_any
 
@@ -141,7 +142,7 @@ def test_a_bell_that_nobody_heard_for_long_does_not_block(pair: Pair) -> None:
     there, back = pair
     for number in range(70_000):
         assert there.send(Heartbeat(number))
-        back._words[back._in_tail] = back._words[back._in_head]
+        back._header[back._in_tail] = back._header[back._in_head]
     assert numbers(back) == []
 
 
@@ -189,10 +190,10 @@ def test_what_a_dead_end_left_is_not_delivered_once_its_successor_is_there(pair:
 
 def test_a_record_that_was_not_finished_is_never_seen(pair: Pair) -> None:
     there, back = pair
-    head = there._words[there._out_head]
+    head = there._header[there._out_head]
     there.send(Heartbeat(1))
     # As if the writer had died just before it moved the head: a successor writes over it.
-    there._words[there._out_head] = head
+    there._header[there._out_head] = head
     assert back.recv() is None
     there.send(Heartbeat(2))
     assert numbers(back) == [2]
@@ -200,7 +201,7 @@ def test_a_record_that_was_not_finished_is_never_seen(pair: Pair) -> None:
 
 def test_damaged_bytes_are_dropped_with_an_error(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     there, back = pair
-    at = there._words[there._out_head] % 4096
+    at = there._header[there._out_head] % 4096
     there.send(Heartbeat(1))
     there.send(Heartbeat(2))
     there._out[at + 32] ^= 0xFF
@@ -230,7 +231,7 @@ def test_no_damage_is_delivered_or_stops_the_line(
 TALKER = """
 import os, sys
 from pathlib import Path
-from wire.messages.all import WeightBytes
+from wire.messages.gateway import WeightBytes
 from wire.transport.shared_channel import SharedChannel
 line = SharedChannel(Path(sys.argv[1]), bind=True)
 start, number, parent = int(sys.argv[2]), 0, os.getppid()
@@ -277,7 +278,7 @@ def test_a_writer_killed_in_full_speech_leaves_nothing_torn(tmp_path: Path) -> N
 ECHO = """
 import sys
 from pathlib import Path
-from wire.messages.all import ChunkReply
+from wire.messages.local import ChunkReply
 from wire.transport.shared_channel import SharedChannel
 line = SharedChannel(Path(sys.argv[1]), bind=True)
 while True:
@@ -314,8 +315,8 @@ def test_an_end_that_polls_is_not_rung_for_each_message_and_missed_when_it_is_go
     assert not there.send(Heartbeat(0)), "nobody has come yet"
     back = SharedChannel(tmp_path / "line", bind=False, polls=True)
     rung: list[int] = []
-    ring = there._ring
-    monkeypatch.setattr(there, "_ring", lambda: rung.append(1) or ring())
+    ring = there._wake_peer
+    monkeypatch.setattr(there, "_wake_peer", lambda: rung.append(1) or ring())
     assert all(there.send(Heartbeat(number)) for number in range(5))
     assert numbers(back) == list(range(5)) and len(rung) == 1
     now_s += 0.06

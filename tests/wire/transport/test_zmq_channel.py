@@ -12,7 +12,8 @@ import zmq
 
 from tests import samples
 from wire.errors import ConfigError
-from wire.messages.all import Ack, Heartbeat, Hello, HelloAck, Message, Rejection
+from wire.messages import Message
+from wire.messages.gateway import Ack, Heartbeat, Hello, HelloAck, Rejection
 from wire.transport.keys import KeyPair, check_name, load_pair, load_public, make_keys
 from wire.transport.zmq_channel import ZmqClient, ZmqPair, ZmqServer, wait_any
 
@@ -91,7 +92,7 @@ def test_an_unknown_key_is_refused_by_name_and_disturbs_nobody(
     refusal = answer(stranger, server)
     assert isinstance(refusal, Rejection)
     assert "'robot-9' is refused" in refusal.reason
-    assert [name for name, _ in server.refused()] == ["robot-9"]
+    assert [name for name, _ in server.rejections()] == ["robot-9"]
     assert "refused 'robot-9' from 127.0.0.1" in caplog.text
     # what a stranger says afterwards is not even read
     stranger.send(samples.segment())
@@ -122,7 +123,7 @@ def test_a_peer_without_a_key_is_refused(server: ZmqServer) -> None:
     bare.send(b"hello")
     try:
         assert server.recv(1.0) is None
-        refused = server.refused()
+        refused = server.rejections()
     finally:
         bare.close()
         context.term()

@@ -16,7 +16,7 @@ import numpy as np
 
 from cloud_learner.buffer.loading.frame_cache import Rows
 from cloud_learner.buffer.loading.layout import NO_FRAME, UNREADABLE_FRAME, Layout, records_of
-from wire.messages.all import Segment
+from wire.messages.gateway import Segment
 
 CARRY_BACK = 16
 """how many segments back a frame that a step saw is looked for"""

@@ -17,7 +17,7 @@ from cloud_learner.buffer.loading.decoding.block import Loaded, LoadJob, Read, R
 from cloud_learner.buffer.loading.frame_cache import FrameCache, Rows
 from cloud_learner.buffer.loading.layout import Layout
 from wire.errors import ConfigError
-from wire.messages.all import Segment
+from wire.messages.gateway import Segment
 
 log = logging.getLogger(__name__)
 

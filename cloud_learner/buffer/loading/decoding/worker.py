@@ -27,7 +27,7 @@ from cloud_learner.buffer.loading.layout import Layout
 from cloud_learner.buffer.location import BufferLocation
 from wire import codec
 from wire.errors import FleetError, StorageError
-from wire.messages.all import Segment
+from wire.messages.gateway import Segment
 
 _LOOK_FOR_PARENT_S = 2.0
 

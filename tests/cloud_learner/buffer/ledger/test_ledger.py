@@ -11,7 +11,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import ClockOffsetRow, Intervention, Journaled, Totals
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import InvalidDataError
-from wire.messages.all import ACTORS, Evaluation
+from wire.messages.gateway import ACTORS, Evaluation
 
 SPEC = fake_spec()
 POLICY, HUMAN, SCRIPT, HOLD = range(4)

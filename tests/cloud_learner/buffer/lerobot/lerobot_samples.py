@@ -22,7 +22,7 @@ from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.store.store import SegmentStore
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec
-from wire.messages.all import ACTORS, Segment
+from wire.messages.gateway import ACTORS, Segment
 from wire.types import RobotSpec
 
 HUMAN = ACTORS.index("human")

@@ -30,7 +30,7 @@ from tests.cloud_learner.buffer.lerobot.lerobot_samples import (
 )
 from tests.extras import needs
 from wire.errors import ConfigError, CorruptDataError, DiskFullError, StorageError
-from wire.messages.all import CameraFrames
+from wire.messages.gateway import CameraFrames
 
 __all__ = ["buffer", "hub_cache"]
 CAMERAS = ("camera0", "camera1")

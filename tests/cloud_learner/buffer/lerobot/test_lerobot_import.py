@@ -34,7 +34,7 @@ from tests.cloud_learner.buffer.lerobot.lerobot_samples import (
 )
 from tests.extras import needs
 from wire.errors import ConfigError, CorruptDataError, StorageError
-from wire.messages.all import Segment
+from wire.messages.gateway import Segment
 
 pytestmark = [
     pytest.mark.slow,

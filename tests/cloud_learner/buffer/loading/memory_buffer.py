@@ -12,7 +12,7 @@ from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.sampling.plan import SamplingPlan
 from cloud_learner.buffer.synthetic import fake_jpeg
 from wire.errors import InvalidDataError
-from wire.messages.all import ACTORS, CameraFrames, Segment
+from wire.messages.gateway import ACTORS, CameraFrames, Segment
 from wire.types import CameraSpec, Dimension, Episode, RobotSpec
 
 HUMAN, POLICY, SCRIPT, HOLD = (ACTORS.index(name) for name in ("human", "policy", "script", "hold"))

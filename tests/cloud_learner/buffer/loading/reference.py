@@ -10,7 +10,7 @@ import numpy as np
 
 from cloud_learner.buffer.check import OUTCOMES
 from tests.cloud_learner.buffer.loading.memory_buffer import TASKS, MemoryBuffer
-from wire.messages.all import CameraFrames, Segment
+from wire.messages.gateway import CameraFrames, Segment
 
 
 class Reference:

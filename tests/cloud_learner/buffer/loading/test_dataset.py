@@ -19,7 +19,7 @@ from cloud_learner.buffer.sampling.target import OnlineShare, Recent, TaskMix, i
 from tests.cloud_learner.buffer.loading.memory_buffer import TASKS, ChaosPlanner, MemoryBuffer, record, robot
 from tests.cloud_learner.buffer.loading.reference import Reference
 from wire.errors import ConfigError, CorruptDataError, InvalidDataError, StorageError
-from wire.messages.all import CameraFrames
+from wire.messages.gateway import CameraFrames
 
 CAMERAS = {
     "none": [],

@@ -25,7 +25,7 @@ from cloud_learner.buffer.sampling.target import imitation, uniform
 from tests.cloud_learner.buffer.loading.memory_buffer import MemoryBuffer, record, robot
 from tests.cloud_learner.buffer.loading.test_dataset import config, copied, fleet, same
 from wire.errors import ConfigError, StorageError
-from wire.messages.all import CameraFrames
+from wire.messages.gateway import CameraFrames
 
 SPEC = robot([(16, 16, 20.0), (16, 16, 40.0)])
 TWO_SHAPES = robot([(16, 16, 20.0), (8, 24, 40.0)])

@@ -17,7 +17,7 @@ from cloud_learner.buffer.store.shard import Room, ShardItem, canonical, encode_
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from wire import codec
 from wire.errors import CorruptDataError, InvalidDataError
-from wire.messages.all import CameraFrames
+from wire.messages.gateway import CameraFrames
 
 pytest_plugins = ["tests.s3"]
 

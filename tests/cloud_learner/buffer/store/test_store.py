@@ -16,7 +16,7 @@ from cloud_learner.buffer.synthetic import fake_episode, same_segment
 from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer
 from wire import codec
 from wire.errors import DiskFullError, InvalidDataError, StorageError
-from wire.messages.all import CameraFrames
+from wire.messages.gateway import CameraFrames
 
 pytest_plugins = ["tests.s3"]
 

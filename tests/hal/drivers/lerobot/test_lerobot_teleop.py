@@ -16,14 +16,14 @@ from hal.drivers.lerobot.spec import DimensionConfig
 from hal.drivers.lerobot.teleop import LeRobotTeleop, LeRobotTeleopConfig
 from hal.interfaces.teleop import TeleopCommand, TeleopDevice
 from hal.registry import TELEOPERATORS, make_teleoperator, read_config
-from hal.teleop.pose import neutral, pose_of
+from hal.teleop.pose import neutral_action, pose_of
 from robot_edge.control.operator_override import OperatorOverride
 from tests.extras import needs
 from tests.hal.drivers.lerobot.feetech_bus import FeetechBus
 from tests.hal.drivers.lerobot.so_arm import JOINTS, be_patient, calibrated, follower
 from wire.clock import ManualClock, MonotonicClock
 from wire.errors import ConfigError, RobotError
-from wire.messages.all import OperatorCommand
+from wire.messages.gateway import OperatorCommand
 from wire.types import CommandType, Dimension, RobotSpec
 
 pytestmark = [needs("lerobot"), pytest.mark.slow]  # importing lerobot alone takes ten seconds
@@ -123,7 +123,7 @@ def test_a_leader_leads_a_follower(bus: FeetechBus, tmp_path: Path) -> None:
             device.see(here)
             action = device.read().action
             if action is not None:
-                sent = neutral(robot.spec, here, action) if before is None else action
+                sent = neutral_action(robot.spec, here, action) if before is None else action
                 human.hear(OperatorCommand("arm", "command", tuple(map(float, sent))))
                 before = sent
             command = human.command(executed)
@@ -253,7 +253,7 @@ def test_a_phone_moves_the_hand_as_it_moves_while_it_is_enabled(phone: Phone) ->
     def say(x: float, up: float, enabled: bool = True) -> TeleopCommand:
         phone.said = {"phone.pos": np.array([x, 0, up]), "phone.enabled": enabled, "phone.raw_inputs": {"a3": 0.25}}
         clock.advance(100_000_000)
-        return heard(device, lambda _: device._heard[1] is not None and device._heard[1]["phone.pos"][0] == x)
+        return heard(device, lambda _: device._reading[1] is not None and device._reading[1]["phone.pos"][0] == x)
 
     assert say(0, 0, enabled=False).action is None
     assert device.hint == "phone.enabled to drive"

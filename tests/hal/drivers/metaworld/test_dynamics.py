@@ -13,7 +13,6 @@ from hal.drivers.metaworld.robot import (
     MetaWorldConfig,
     MetaWorldRobot,
     metaworld_spec,
-    pixels_config,
     state_config,
     track_config,
 )
@@ -93,25 +92,25 @@ def test_what_a_policy_of_pixels_feels_is_foretold_the_same_way() -> None:
     past, coming = rng.uniform(-1, 1, (2, 6, 4)).astype(np.float32)
     state = np.zeros(39, np.float32)
     state[:3] = 0.1, 0.6, 0.2
-    whole, few = metaworld_motion(state_config()), metaworld_motion(pixels_config())
-    rolled = whole.roll(state, past, coming)
-    assert np.array_equal(few.roll(state[:4], past, coming), rolled[:4])
+    whole, few = metaworld_motion(state_config()), metaworld_motion(MetaWorldConfig())
+    rolled = whole.rollout(state, past, coming)
+    assert np.array_equal(few.rollout(state[:4], past, coming), rolled[:4])
     assert np.flatnonzero(few.rolled).tolist() == [0, 1, 2]
     assert np.flatnonzero(whole.rolled).tolist() == [0, 1, 2, 18, 19, 20]
-    assert np.array_equal(rolled[18:21], whole.roll(state, past, coming[:-1])[:3]), "the hand one tick ago"
+    assert np.array_equal(rolled[18:21], whole.rollout(state, past, coming[:-1])[:3]), "the hand one tick ago"
     kept = ~whole.rolled
     assert np.array_equal(rolled[kept], state[kept]) and rolled.dtype == np.float32
 
 
 def test_the_lead_of_the_set_point_counts() -> None:
-    motion = HandMotion(metaworld_spec(pixels_config()))
+    motion = HandMotion(metaworld_spec(MetaWorldConfig()))
     state = np.array([0.0, 0.6, 0.2, 1.0], np.float32)
     ahead, still = np.tile([1.0, 0, 0, 0], (10, 1)).astype(np.float32), np.zeros((40, 4), np.float32)
-    assert np.array_equal(motion.roll(state, ahead, still[:0]), state)
-    assert np.allclose(motion.roll(state, still, still), state)
-    drawn = motion.roll(state, ahead, still)[0]
+    assert np.array_equal(motion.rollout(state, ahead, still[:0]), state)
+    assert np.allclose(motion.rollout(state, still, still), state)
+    drawn = motion.rollout(state, ahead, still)[0]
     assert 0.03 < drawn < 0.06, "it comes to rest at the set-point, a few centimetres on"
-    far = motion.roll(state, ahead, np.tile([1.0, 0, 0, 0], (200, 1)).astype(np.float32))
+    far = motion.rollout(state, ahead, np.tile([1.0, 0, 0, 0], (200, 1)).astype(np.float32))
     assert far[0] == pytest.approx(HAND_HIGH[0], abs=1e-6), "the simulator keeps the set-point within limits"
 
 

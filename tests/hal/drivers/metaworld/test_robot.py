@@ -249,10 +249,10 @@ def test_coarser_meshes_look_the_same(pixels: MetaWorldRobot, monkeypatch: pytes
     monkeypatch.setattr(
         "hal.drivers.metaworld.render.coarsen_meshes", lambda model, cell: __import__("copy").copy(model)
     )
-    painter = Renderer("corner2", 128)
-    exact = painter.paint(simulation.model, simulation.data).reshape(64, 2, 64, 2, 3).mean((1, 3))
-    painter.close()
-    painter.close()
+    renderer = Renderer("corner2", 128)
+    exact = renderer.render(simulation.model, simulation.data).reshape(64, 2, 64, 2, 3).mean((1, 3))
+    renderer.close()
+    renderer.close()
     assert np.abs(exact - coarse).mean() < 1
 
 

@@ -30,7 +30,8 @@ from tests.ros import needs_ros, sim_node, wait_until
 from tests.ros import ros as ros
 from wire.clock import MonotonicClock
 from wire.errors import ConfigError, RobotError
-from wire.messages.all import EpisodeEnded, FrameRecorded, Hello, Job, StepRecorded
+from wire.messages.gateway import Hello, Job
+from wire.messages.local import EpisodeEnded, FrameRecorded, StepRecorded
 from wire.transport.memory_channel import memory_pair
 from wire.types import Frame, Observation, Step
 
@@ -39,7 +40,7 @@ pytestmark = needs_ros
 from hal.drivers.ros2.config import IntegrationTarget, Ros2Config  # noqa: E402
 from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, joint_state, raw_image  # noqa: E402
 from hal.drivers.ros2.robot import Ros2Robot  # noqa: E402
-from hal.drivers.ros2.sim_report import describe  # noqa: E402
+from hal.drivers.ros2.sim_node import describe  # noqa: E402
 from hal.drivers.ros2.wrapper import NodeOptions, RosNode, interface  # noqa: E402
 
 SPEC = fake_spec(FakeConfig())
@@ -73,7 +74,7 @@ def recorded(robot: Robot, task: str, seed: int, episodes: int, ticks: int) -> t
     steps: list[Step] = []
     frames: list[Frame] = []
     ended = 0
-    ours.send(Hello("r", "recorder", "clock", 0, 1, robot.spec))
+    ours.send(Hello("r", "uplink", "clock", 0, 1, robot.spec))
     ours.send(Job("j", (task,), seed))
     deadline = time.monotonic() + 60
     while ended < episodes and time.monotonic() < deadline:
@@ -140,7 +141,7 @@ def test_a_robot_moves_to_ros_by_configuration_alone(ros: Mapping[str, str], tmp
     )
     with sim_node("fake", None, "-p", "pacing:=stepped"):
         loop.robot.connect()
-        ours.send(Hello("r", "recorder", "clock", 0, 1, recipe.spec))
+        ours.send(Hello("r", "uplink", "clock", 0, 1, recipe.spec))
         ours.send(Job("j", ("go-left",), 1))
         steps: list[Step] = []
         deadline = time.monotonic() + 60
@@ -335,7 +336,7 @@ def test_a_robot_whose_clock_is_ahead_or_jumps_is_named(bare: Bare, connected: R
     wait_until(lambda: not said_by(connected, ""))
     before = connected.read().time_ns
     bare.ahead_ns = -600_000_000
-    connected._inbox._config = replace(connected.config, max_age_s=5.0)
+    connected._synchronizer._config = replace(connected.config, max_age_s=5.0)
     wait_until(lambda: said_by(connected, "jumped by -0."))
     wait_until(lambda: not said_by(connected, ""))
     assert connected.read().time_ns >= before, "time never goes back"
@@ -363,7 +364,7 @@ def test_a_simulation_has_its_own_time(ros: Mapping[str, str]) -> None:
 
 def test_pictures_of_another_size_are_named(bare: Bare, connected: Ros2Robot) -> None:
     bare.size = 32
-    connected._inbox._config = replace(connected.config, max_skew_s=0.2)
+    connected._synchronizer._config = replace(connected.config, max_skew_s=0.2)
     wait_until(lambda: said_by(connected, "pictures of 32x32; camera 'front' of the spec has 64x64"))
 
 
@@ -376,7 +377,7 @@ def test_a_robot_that_is_not_there_is_described(ros: Mapping[str, str]) -> None:
         robot.connect()
     assert "Nobody publishes '/left/joint_states'" in str(raised.value)
     assert "/right/joint_states. Check the namespace" in str(raised.value)
-    assert states.heard_by == 0
+    assert states.subscriptions == 0
     other.close()
 
 

@@ -53,7 +53,7 @@ class Running:
         self.commands = self.person.publisher(interface("trajectory_msgs/msg/JointTrajectory"), "joint_trajectory")
         self._thread.start()
         assert self._ready.wait(60)
-        wait_until(lambda: self.commands.heard_by and self.states)
+        wait_until(lambda: self.commands.subscriptions and self.states)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,7 +103,7 @@ def test_a_command_that_does_not_fit_is_refused_and_reported(stepped: Running) -
     wrong = command(SPEC, {"move_x": "wheel"}, np.zeros(4, np.float32), 5)
     stepped.commands.send(wrong)
     wait_until(lambda: stepped.sim.counts.refused == 1)
-    assert "this robot has move_x" in stepped.sim.counts.trouble
+    assert "this robot has move_x" in stepped.sim.counts.fault
     nan = command(SPEC, {}, np.array([np.nan, 0, 0, 0], np.float32), 6)
     stepped.commands.send(nan)
     wait_until(lambda: stepped.sim.counts.refused == 2)
@@ -260,12 +260,12 @@ def test_a_callback_that_fails_does_not_end_the_node(ros: Mapping[str, str], cap
         kind = interface(JOINT_STATE)
         node.subscribe(kind, "talk", hear, Qos("best_effort"))
         talk = node.publisher(kind, "talk")
-        wait_until(lambda: talk.heard_by)
+        wait_until(lambda: talk.subscriptions)
         talk.send(kind(name=["a"]))
         wait_until(lambda: heard)
         talk.send(kind(name=["b"]))
         wait_until(lambda: len(heard) == 2)
-        assert "ValueError: the first is too much" in node.trouble
+        assert "ValueError: the first is too much" in node.fault
         assert node.full_name == "/here/one"
         assert [(offer.node, offer.reliable) for offer in node.publishers("talk")] == [("/here/one", True)]
         assert node.domain_id == int(ros["ROS_DOMAIN_ID"])
@@ -304,4 +304,4 @@ def test_a_message_that_cannot_be_sent_is_lost_and_reported_but_ends_nothing(ste
     stepped.sim._states = own
     heard = len(stepped.states)
     wait_until(lambda: len(stepped.states) > heard)
-    assert "cannot publish data" in stepped.sim.counts.trouble
+    assert "cannot publish data" in stepped.sim.counts.fault

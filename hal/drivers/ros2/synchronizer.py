@@ -13,7 +13,7 @@ import numpy as np
 
 from hal.drivers.ros2.config import Ros2Config
 from hal.drivers.ros2.messages import StateReader, fitted, picture, read_executed, stamp_ns
-from hal.drivers.ros2.time import ClockMap, FrameStore, StampCounts, StampOrder, read_together
+from hal.drivers.ros2.time import ClockMap, FrameStore, StampOrder, read_together
 from hal.interfaces.robot import Feedback
 from wire.clock import Clock
 from wire.errors import InvalidDataError, RobotError
@@ -21,7 +21,7 @@ from wire.types import CameraSpec, Frame, Observation, RobotSpec
 
 _EXECUTED_KEPT = 16
 _PICTURES_KEPT = 32
-_PATIENCE_S = 1.0
+_STRAY_MESSAGE_S = 1.0
 
 
 class Stamps:
@@ -80,10 +80,6 @@ class ReceivedPictures:
         self._resize = resize
         self._order = StampOrder(config.jump_s)
 
-    @property
-    def counts(self) -> StampCounts:
-        return self._order.counts
-
     def convert(self, message: Any, time_ns: int) -> Frame:
         """Slow, needs no lock. Raises `InvalidDataError`."""
         seen = picture(message, self.topic)
@@ -92,7 +88,7 @@ class ReceivedPictures:
 
     def add(self, stamp: int, frame: Frame) -> str:
         """'' or how its stamps jumped."""
-        verdict = self._order.take(stamp)
+        verdict = self._order.classify(stamp)
         if verdict == "repeated":
             return ""
         if verdict == "jumped":
@@ -139,7 +135,7 @@ class MessageSynchronizer:
 
     # --- from the node ----------------------------------------------------------------------------------------------
 
-    def heard_state(self, message: Any) -> None:
+    def on_state(self, message: Any) -> None:
         """A JointState of the robot."""
         with self._changed:
             try:
@@ -152,7 +148,7 @@ class MessageSynchronizer:
             self._wrong.pop(self._topic, None)
             self._heard_ns = time.monotonic_ns()
             self._note(jump)
-            verdict = self._order.take(stamp)
+            verdict = self._order.classify(stamp)
             if verdict == "jumped":
                 self._note(f"the stamps of '{self._topic}' jumped by {self._order.jump_s:+.3f} s")
             # One of the scene before the last reset says nothing about this one.
@@ -160,7 +156,7 @@ class MessageSynchronizer:
                 self._state = _TopicState(stamp, time_ns, values)
                 self._changed.notify_all()
 
-    def heard_executed(self, message: Any) -> None:
+    def on_executed(self, message: Any) -> None:
         """What the robot did with a command."""
         with self._changed:
             try:
@@ -172,7 +168,7 @@ class MessageSynchronizer:
                 self._executed.popitem(last=False)
             self._changed.notify_all()
 
-    def heard_picture(self, camera: str, message: Any) -> None:
+    def on_picture(self, camera: str, message: Any) -> None:
         """A picture of one of the spec's cameras."""
         pictures = self.pictures[camera]
         try:
@@ -197,19 +193,6 @@ class MessageSynchronizer:
             self._fence = 0
 
     # --- to control -------------------------------------------------------------------------------------------------
-
-    @property
-    def counts(self) -> dict[str, StampCounts]:
-        """What became of the messages, by topic."""
-        found = {pictures.topic: pictures.counts for pictures in self.pictures.values()}
-        return {self._topic: self._order.counts, **found}
-
-    def heard(self, camera: str) -> tuple[int, Frame | None]:
-        """(how many pictures of a camera have come, the newest of them)"""
-        with self._changed:
-            pictures = self.pictures[camera]
-            newest = pictures.frames.newest()
-            return pictures.counts.fresh, newest[1] if newest is not None else None
 
     def wait_for_any(self, timeout_s: float) -> str:
         """Wait for a valid JointState. '' or what is wrong."""
@@ -237,10 +220,10 @@ class MessageSynchronizer:
 
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
         # The first message may be a stray one; what is still wrong after a while will stay so.
-        patience_s = min(_PATIENCE_S, timeout_s)
-        if self._changed.wait_for(done, patience_s):
+        stray_s = min(_STRAY_MESSAGE_S, timeout_s)
+        if self._changed.wait_for(done, stray_s):
             return True
-        self._changed.wait_for(lambda: done() or bool(self._wrong), timeout_s - patience_s)
+        self._changed.wait_for(lambda: done() or bool(self._wrong), timeout_s - stray_s)
         return done()
 
     def _missing(self) -> list[str]:

@@ -1,38 +1,12 @@
-"""Everything two processes may say to each other, one frozen type each.
-
-`Message` is the tagged union the codec accepts; a message that is not in it cannot be sent. Grouped by who speaks.
-"""
+"""What edges, trainers, evaluators and the gateway say to each other, grouped by who speaks."""
 
 from __future__ import annotations
 
 import msgspec
 import numpy as np
 
-from wire.messages.fleet import (
-    AcquireLease,
-    CancelJob,
-    ListFleet,
-    Preempted,
-    ReleaseLease,
-    RenewLease,
-    Response,
-    SubmitJob,
-)
-from wire.messages.local import (
-    ChunkReply,
-    ChunkRequest,
-    EpisodeEnded,
-    EpisodeStarted,
-    FrameRecorded,
-    LoadWeights,
-    RequestPreviews,
-    SharedFrameEnvelope,
-    StepRecorded,
-    TaggedMessage,
-    ThinkReply,
-    ThinkRequest,
-)
-from wire.types import Episode, PolicyCapabilities, PolicyVersion, RobotSpec
+from wire.messages.local import TaggedMessage
+from wire.types import Actor, Episode, PolicyCapabilities, PolicyVersion, RobotSpec, Role
 
 # --- anyone to the gateway -------------------------------------------------------------------------------------------
 
@@ -41,8 +15,7 @@ class Hello(TaggedMessage, frozen=True, eq=False):
     """The first message of a connection, repeated until the gateway answers `HelloAck` or `Rejection`."""
 
     name: str
-    role: str
-    """edge, trainer, evaluator, demonstrator, thinker, console or teleoperator"""
+    role: Role
     clock: str
     sent_ns: int
     pid: int = 0
@@ -124,7 +97,7 @@ class Segment(TaggedMessage, frozen=True, eq=False):
         return len(self.times_ns)
 
 
-ACTORS = ("policy", "human", "script", "hold")
+ACTORS = tuple(Actor)
 """`Segment.actor` holds indices into this tuple."""
 
 
@@ -161,12 +134,12 @@ class EdgeStatus(TaggedMessage, frozen=True, eq=False):
     """id of the job it works on, '' when it has none"""
     job_episodes: int = 0
     """episodes of that job it has finished, aborted ones left out"""
-    trouble: str = ""
+    fault: str = ""
     """what its driver or a health check says is wrong, '' when nothing is"""
 
 
 class Preview(TaggedMessage, frozen=True, eq=False):
-    """The newest camera picture for people; never stored, dropped when the line is slow."""
+    """The newest camera picture for people; never stored, dropped when the connection is slow."""
 
     robot: str
     camera: str
@@ -232,8 +205,8 @@ class Nack(TaggedMessage, frozen=True, eq=False):
 
 
 class Job(TaggedMessage, frozen=True, eq=False):
-    """What a robot is to work on until further notice: it goes on when the line is cut. It changes jobs between two
-    episodes."""
+    """What a robot is to work on until further notice: it goes on when the connection is cut. It changes jobs
+    between two episodes."""
 
     id: str
     tasks: tuple[str, ...]
@@ -339,50 +312,3 @@ class Evaluation(TaggedMessage, frozen=True, eq=False):
     """cadence, before or after"""
     started_ns: int
     duration_s: float
-
-
-Message = (
-    Hello
-    | Heartbeat
-    | FetchWeights
-    | Segment
-    | EdgeStatus
-    | Preview
-    | VersionActivated
-    | EdgeEvent
-    | HelloAck
-    | Rejection
-    | ReintroduceRequest
-    | Ack
-    | Nack
-    | Job
-    | VersionAvailable
-    | WeightBytes
-    | OperatorCommand
-    | Stop
-    | SegmentCommitted
-    | Publish
-    | Published
-    | TrainerStatus
-    | Evaluate
-    | Evaluation
-    | ListFleet
-    | SubmitJob
-    | CancelJob
-    | AcquireLease
-    | RenewLease
-    | ReleaseLease
-    | Response
-    | Preempted
-    | ChunkRequest
-    | ChunkReply
-    | ThinkRequest
-    | ThinkReply
-    | SharedFrameEnvelope
-    | LoadWeights
-    | RequestPreviews
-    | EpisodeStarted
-    | StepRecorded
-    | FrameRecorded
-    | EpisodeEnded
-)
