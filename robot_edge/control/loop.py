@@ -13,8 +13,8 @@ import numpy as np
 from hal.interfaces.robot import Feedback, Robot, Teleoperator
 from hal.safety.bounds import hold_action, rest_action
 from hal.safety.limiter import SafetyLimiter
-from robot_edge.chunking.base import Chosen
-from robot_edge.chunking.selector import ChunkSchedulerSelector, MakeSchedule
+from robot_edge.chunking.request_tracker import PlannedAction
+from robot_edge.chunking.scheduler import ChunkSchedulerSelector, MakeScheduler
 from robot_edge.control.command_inbox import CommandInbox
 from robot_edge.control.config import LoopConfig
 from robot_edge.control.episode_tracker import ControlStep, EpisodeTracker
@@ -46,7 +46,7 @@ class ControlLoop:
         robot: Robot,
         uplink: Channel,
         inference: Channel,
-        schedule: MakeSchedule,
+        make_scheduler: MakeScheduler,
         clock: Clock,
         config: LoopConfig,
         operator: Teleoperator | None = None,
@@ -64,7 +64,7 @@ class ControlLoop:
         self.name = name
         self.robot = robot
         self.config = config
-        self.planner = ChunkSchedulerSelector(schedule)
+        self.chunks = ChunkSchedulerSelector(make_scheduler)
         self.rate = Rate(robot.spec.period_ns, clock)
         self.human = OperatorOverride(robot.spec, clock)
         self.orders = CommandInbox(name, self.human)
@@ -111,7 +111,7 @@ class ControlLoop:
         proposed = self._proposed(scripted, chosen, observation)
         feedback = self._write(self._limited(proposed, observation), self.rate.next_ns)
         if self.driver.connected:
-            self.planner.schedule.executed(self._tick, feedback.executed)
+            self.chunks.scheduler.on_executed(self._tick, feedback.executed)
             self._record(observation, proposed, feedback, chosen)
         else:
             self._end("aborted")
@@ -148,7 +148,7 @@ class ControlLoop:
             if self.log.running:
                 log.warning("robot '%s': the recorder is a new one; the running episode ends.", self.name)
                 self._end("aborted")
-        if self.log.running and self.config.needs_policy and self.planner.outdated(self.orders.trained):
+        if self.log.running and self.config.needs_policy and self.chunks.is_outdated(self.orders.trained):
             log.warning("robot '%s': the weights were trained in another way; the running episode ends.", self.name)
             self._end("aborted")
         if self.log.running and self.orders.other_version:
@@ -162,7 +162,7 @@ class ControlLoop:
         if reply.error != self._trouble and reply.error:
             log.warning("robot '%s': inference: %s", self.name, reply.error)
         self._trouble = reply.error
-        self.planner.schedule.offer(reply, self._tick)
+        self.chunks.scheduler.submit(reply, self._tick)
 
     def _ready(self) -> bool:
         """Whether the robot can be used; else name the hold. Connecting may take its time."""
@@ -215,26 +215,26 @@ class ControlLoop:
 
     # --- decide -------------------------------------------------------------------------------------------------
 
-    def _plan(self, observation: Observation, fit: bool) -> Chosen | None:
+    def _plan(self, observation: Observation, fit: bool) -> PlannedAction | None:
         """Ask inference when it is time; the policy's action for this tick and its chunk, if it has one."""
-        schedule = self.planner.schedule
+        scheduler = self.chunks.scheduler
         if self.config.needs_policy and fit:
-            request = schedule.ask(self._tick, without_previews(observation))
+            request = scheduler.request_chunk(self._tick, without_previews(observation))
             if request is not None and not self._inference.send(request):
-                schedule.offer(ChunkReply(None, tick=self._tick), self._tick)
+                scheduler.submit(ChunkReply(None, tick=self._tick), self._tick)
         if self.config.write_after_s:
             self._clock.sleep_until(self.rate.due_ns + int(self.config.write_after_s * 1e9))
             self._listen()
-        return schedule.action(self._tick, observation)
+        return scheduler.next_action(self._tick, observation)
 
-    def _script(self, observation: Observation, chosen: Chosen | None) -> np.ndarray | None:
+    def _script(self, observation: Observation, chosen: PlannedAction | None) -> np.ndarray | None:
         """The scripted operator's action if it is in control."""
         ready = self.orders.version > 0 or not self.config.needs_policy
         if self.human.in_control or self.orders.measures or not ready:
             return None
         return self._operator.action(observation, chosen[0] if chosen else None)
 
-    def _known(self, reason: HoldReason, scripted: np.ndarray | None, chosen: Chosen | None) -> ControlConditions:
+    def _known(self, reason: HoldReason, scripted: np.ndarray | None, chosen: PlannedAction | None) -> ControlConditions:
         return ControlConditions(
             estop=self.orders.estop,
             recorder_ok=self.log.recorder.healthy,
@@ -246,13 +246,13 @@ class ControlLoop:
             human_command_fresh=self.human.command(self._executed) is not None,
             script=scripted is not None,
             version=self.orders.version,
-            trained=not self.planner.refused,
+            trained=not self.chunks.refused,
             # what is left of a chunk is executed first
             slow_path_ok=chosen is not None or self._lack is not HoldReason.slow_path_lost,
             action_ready=chosen is not None,
         )
 
-    def _proposed(self, scripted: np.ndarray | None, chosen: Chosen | None, observation: Observation) -> np.ndarray:
+    def _proposed(self, scripted: np.ndarray | None, chosen: PlannedAction | None, observation: Observation) -> np.ndarray:
         if self.mode is Mode.human:
             command = self.human.command(self._executed)
             if command is not None:
@@ -295,7 +295,7 @@ class ControlLoop:
     # --- record and report --------------------------------------------------------------------------------------
 
     def _record(
-        self, observation: Observation, proposed: np.ndarray, feedback: Feedback, chosen: Chosen | None
+        self, observation: Observation, proposed: np.ndarray, feedback: Feedback, chosen: PlannedAction | None
     ) -> None:
         tick = ControlStep(
             tick=self._tick,
@@ -305,7 +305,7 @@ class ControlLoop:
             proposed=proposed,
             executed=feedback.executed,
             chunk=chosen[1] if chosen else None,
-            delay_ticks=self.planner.schedule.delay_ticks,
+            delay_ticks=self.chunks.scheduler.delay_ticks,
             version=self.orders.version,
             reward=feedback.reward,
             success=feedback.success,
@@ -322,15 +322,15 @@ class ControlLoop:
 
     def _start_episode(self) -> bool:
         """Begin the job's next episode if nothing forbids it; else name the hold."""
-        if self.orders.version and self.planner.follow(self.orders.trained) and self.planner.refused:
-            self._tell("refused", self.planner.refused)
+        if self.orders.version and self.chunks.select(self.orders.trained) and self.chunks.refused:
+            self._tell("refused", self.chunks.refused)
         needed = self.config.needs_policy
         for forbidden, mode, reason in (
             (self.orders.estop, Mode.estop, HoldReason.estop),
             (self.orders.resting, Mode.hold, HoldReason.no_job),
             (needed and self.orders.version == 0, Mode.hold, HoldReason.no_version),
             (needed and self.orders.other_version, Mode.hold, HoldReason.other_version),
-            (needed and self.planner.refused, Mode.hold, HoldReason.untrained),
+            (needed and self.chunks.refused, Mode.hold, HoldReason.untrained),
             (not self.orders.storage_ok, Mode.hold, HoldReason.storage),
             (not self.log.recorder.healthy, Mode.hold, HoldReason.no_recorder),
         ):
@@ -353,7 +353,7 @@ class ControlLoop:
         self.orders.begun()
         self._operator.reset()
         self._health.reset()
-        self.planner.schedule.reset(self._tick)
+        self.chunks.scheduler.reset(self._tick)
         source = "evaluation" if self.orders.measures else ""
         episode = self.log.start(task, seed, self._tick, self._clock.now_ns(), source)
         if self.config.needs_policy:

@@ -73,7 +73,7 @@ class Difference:
 
     tick: int
     what: str
-    """which decision: `uplink.StepTaken.step.executed[2]`"""
+    """which decision: `uplink.StepRecorded.step.executed[2]`"""
     recorded: Any
     replayed: Any
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeRobot
-from robot_edge.chunking.strategies.aligned import AlignedSchedule
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
 from robot_edge.control.loop import ControlLoop, LoopConfig
 from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.runtime.process_group import record_line
@@ -84,7 +85,7 @@ class Bench:
             robot,
             uplink,
             SharedFrameChannel(inference, self.rings[1]),
-            lambda trained: AlignedSchedule(8),
+            lambda trained: make_scheduler(ChunkingConfig("aligned"), spec, trained),
             self.clock,
             LoopConfig(max_ticks=40, tail_ticks=2),
         )

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, Faults
-from robot_edge.chunking.strategies.aligned import AlignedSchedule
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
 from robot_edge.control.loop import ControlLoop, LoopConfig
 from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.control.takeover_gate import Gate, GateConfig
@@ -49,7 +50,7 @@ class Bench:
             self.robot,
             uplink,
             inference,
-            lambda trained: AlignedSchedule(8),
+            lambda trained: make_scheduler(ChunkingConfig("aligned"), self.robot.spec, trained),
             self.clock,
             LoopConfig(**{"max_ticks": 30, "tail_ticks": 2, **limits}),
             FakeExpert(self.robot) if operated else None,

@@ -9,8 +9,9 @@ from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeRobot, Faults
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
 from hal.interfaces.robot import Feedback
 from hal.safety.limiter import SafetyLimits
-from robot_edge.chunking.factory import make_schedule
-from robot_edge.chunking.strategies.future_state import FutureStateSchedule
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
+from robot_edge.chunking.strategies.future_state import FutureStateScheduler
 from robot_edge.control.loop import ControlLoop, LoopConfig
 from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.control.observation_monitor import ObservationLimits
@@ -52,7 +53,7 @@ class Bench:
             self.robot,
             uplink,
             inference,
-            lambda trained: make_schedule(strategy, self.robot.spec, trained, motion, execute_ticks=8, safety=limits),
+            lambda trained: make_scheduler(ChunkingConfig(strategy), self.robot.spec, trained, motion, safety=limits),
             self.clock,
             LoopConfig(**{"max_ticks": 40, **config}, health=ObservationLimits(recover_ticks=2), safety=limits),
         )
@@ -100,7 +101,7 @@ class Bench:
 
 def test_auto_follows_the_checkpoint_and_asks_with_the_state_to_come() -> None:
     bench = Bench("auto").applied(1, ALIGNED).tick(30)
-    assert isinstance(bench.loop.planner.schedule, FutureStateSchedule)
+    assert isinstance(bench.loop.chunks.scheduler, FutureStateScheduler)
     steps = bench.steps()
     # the first request of all does not know the delay yet
     ahead = [request for request in bench.asked[1:] if request.first_tick > request.tick]
@@ -129,10 +130,10 @@ def test_a_checkpoint_that_was_not_trained_for_the_strategy_is_refused_and_a_lat
 
 def test_another_training_ends_the_episode_and_the_next_one_follows_it() -> None:
     bench = Bench("auto").applied(1, PolicyCapabilities()).tick(10)
-    assert not isinstance(bench.loop.planner.schedule, FutureStateSchedule)
+    assert not isinstance(bench.loop.chunks.scheduler, FutureStateScheduler)
     bench.applied(2, ALIGNED).tick(3)
     assert [m.outcome for m in bench.said if isinstance(m, EpisodeEnded)] == ["aborted"]
-    assert isinstance(bench.loop.planner.schedule, FutureStateSchedule)
+    assert isinstance(bench.loop.chunks.scheduler, FutureStateScheduler)
     assert bench.tick(10).loop.mode is Mode.policy
 
 

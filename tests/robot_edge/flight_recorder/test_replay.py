@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FakeConfig
-from robot_edge.chunking.strategies.aligned import AlignedSchedule
+from robot_edge.chunking.strategies.aligned import AlignedScheduler
 from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason
 from robot_edge.flight_recorder.command import replay_command
@@ -76,12 +76,13 @@ def test_a_stretch_begins_at_the_snapshot_before_it(flown: tuple[Path, int]) -> 
 
 def test_another_rule_of_decision_is_named(flown: tuple[Path, int]) -> None:
     def other(header: FlightHeader, *borders: object) -> ControlLoop:
-        return make_loop(msgspec.structs.replace(header, settings={"replan_ticks": 3}), *borders)  # type: ignore[arg-type]
+        settings = {"strategy": "aligned", "execute_ticks": 3}
+        return make_loop(msgspec.structs.replace(header, settings=settings), *borders)  # type: ignore[arg-type]
 
     result = replay(flown[0], other)
     assert result.differences
     assert result.differences[0].what == "order of calls"
-    assert result.differences[0].replayed == "inference.Sent"
+    assert result.differences[0].replayed == "inference.SendEvent"
 
 
 def rewritten(path: Path, tick: int, old: bytes, new: bytes) -> None:
@@ -305,9 +306,9 @@ def test_a_new_schedule_of_another_class_is_brought_back(tmp_path: Path) -> None
     """The loop makes its schedule when weights come; a new loop has another one until the snapshot is read."""
     bench = Bench(tmp_path, snapshot_ticks=20).ready().fly(70).land()
     kinds = set()
-    result = replay(tmp_path, make_loop, 50, 60, lambda p: kinds.add(type(p.loop.planner.schedule)))  # type: ignore[attr-defined]
+    result = replay(tmp_path, make_loop, 50, 60, lambda p: kinds.add(type(p.loop.chunks.scheduler)))  # type: ignore[attr-defined]
     assert result.differences == []
-    assert kinds == {AlignedSchedule} == {type(bench.loop.planner.schedule)}
+    assert kinds == {AlignedScheduler} == {type(bench.loop.chunks.scheduler)}
 
 
 STRATEGIES = [
