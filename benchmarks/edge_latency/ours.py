@@ -26,7 +26,8 @@ from hal.interfaces.robot import Feedback
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_schedulerr
 from robot_edge.chunking.scheduler import ChunkScheduler
-from robot_edge.control.loop import ControlLoop, LoopConfig
+from robot_edge.control.config import LoopConfig
+from robot_edge.control.loop import ControlLoop
 from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.inference.latent_encoder import ProcessSlowPath

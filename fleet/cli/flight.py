@@ -14,8 +14,9 @@ from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from hal.interfaces.robot import Robot, Teleoperator
 from robot_edge.chunking.config import ChunkingConfig
-from robot_edge.control.loop import ControlLoop, LoopConfig
-from robot_edge.control.takeover_gate import Gate, GateConfig
+from robot_edge.control.config import GateConfig, LoopConfig
+from robot_edge.control.loop import ControlLoop
+from robot_edge.control.takeover import Gate
 from robot_edge.flight_recorder.command import replay_command
 from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder

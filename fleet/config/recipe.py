@@ -11,8 +11,7 @@ from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.interfaces.dynamics import DynamicsModel
 from policies.interface.policy import LearnedPolicy, Policy
 from robot_edge.chunking.config import ChunkingConfig
-from robot_edge.control.loop import LoopConfig
-from robot_edge.control.takeover_gate import GateConfig
+from robot_edge.control.config import GateConfig, LoopConfig
 from robot_edge.inference.server import SlowConfig
 from wire.types import RobotSpec
 

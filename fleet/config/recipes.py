@@ -16,8 +16,7 @@ from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
 from hal.drivers.metaworld.tasks import instruction
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
 from robot_edge.chunking.config import ChunkingConfig
-from robot_edge.control.loop import LoopConfig
-from robot_edge.control.takeover_gate import GateConfig
+from robot_edge.control.config import GateConfig, LoopConfig
 from robot_edge.inference.server import SlowConfig
 from wire.errors import ConfigError, suggest
 from wire.types import RobotSpec

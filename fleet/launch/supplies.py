@@ -19,7 +19,7 @@ from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.request_tracker import DelayEstimator
 from robot_edge.chunking.scheduler import ChunkScheduler, MakeScheduler
 from robot_edge.control.loop import ControlLoop
-from robot_edge.control.takeover_gate import Gate
+from robot_edge.control.takeover import Gate
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.uplink.server import Uplink
 from wire.clock import Clock, ManualClock, MonotonicClock, SimulatedClock

@@ -57,7 +57,7 @@ class Loop(Protocol):
     """What the recorder needs of a control loop."""
 
     mode: Any
-    reason: Any
+    hold: Any
 
     def tick(self) -> None: ...
 
@@ -203,7 +203,7 @@ class FlightRecorder(RecordedBoundary):
                 self._count,
                 self._packer.large,
                 str(loop.mode),
-                str(loop.reason),
+                str(loop.hold.reason),
                 raised(error),
                 self.images,
             )

@@ -244,8 +244,11 @@ class _Player:
             self._differ("order of calls", _name(self.events[self._at]), "nothing more")
         if raised(error) != what.error:
             self._differ("error", what.error, raised(error))
-        for name, recorded in (("mode", what.mode), ("reason", what.reason)):
-            if (now := str(getattr(self.loop, name))) != recorded:
+        for name, recorded, now in (
+            ("mode", what.mode, str(self.loop.mode)),
+            ("reason", what.reason, str(self.loop.hold.reason)),
+        ):
+            if now != recorded:
                 self._differ(name, recorded, now)
 
     def next(self, kind: type[Any], line: int | None = None) -> Any:

@@ -16,8 +16,7 @@ from hal.interfaces.robot import Feedback
 from hal.registry import register
 from policies.interface.policy import LearnedPolicy
 from robot_edge.chunking.config import ChunkingConfig
-from robot_edge.control.loop import LoopConfig
-from robot_edge.control.takeover_gate import GateConfig
+from robot_edge.control.config import GateConfig, LoopConfig
 from wire.clock import Clock
 from wire.errors import ConfigError
 from wire.types import RobotSpec

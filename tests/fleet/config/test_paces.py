@@ -47,14 +47,14 @@ def test_a_robot_thinks_at_its_own_pace_and_acts_between(tmp_path: Path) -> None
     policy.think, policy.act = thinking, acting
     rehearsal.turn(100, 1.0)
     counted.update(think=0, act=0)
-    episodes = robot.loop.episodes
+    episodes = robot.loop.tracker.ended
     rehearsal.turn(800, 0.02)
     seconds = 800 / recipe.spec.control_hz
     # each episode begins with a thought of its own
-    assert counted["think"] <= seconds / 0.2 + (robot.loop.episodes - episodes) + 1
+    assert counted["think"] <= seconds / 0.2 + (robot.loop.tracker.ended - episodes) + 1
     assert counted["act"] >= 2 * counted["think"]
     assert isinstance(robot.loop.chunks.scheduler, FutureStateScheduler)
-    assert robot.loop.log.starved == 0
+    assert robot.loop.tracker.starved == 0
     rehearsal.close()
 
 

@@ -12,9 +12,9 @@ from hal.safety.limiter import SafetyLimits
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.strategies.future_state import FutureStateScheduler
-from robot_edge.control.loop import ControlLoop, LoopConfig
+from robot_edge.control.config import LoopConfig, ObservationLimits
+from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason, Mode
-from robot_edge.control.observation_monitor import ObservationLimits
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
 from wire.messages.all import (
@@ -85,7 +85,7 @@ class Bench:
             if isinstance(request, ChunkRequest):
                 self.asked.append(request)
                 actions = np.tile(self.action, (16, 1))
-                chunk = ActionChunk(actions, request.first_tick, 12_500_000, self.loop.orders.version, 0, 0)
+                chunk = ActionChunk(actions, request.first_tick, 12_500_000, self.loop.inbox.version, 0, 0)
                 reply = ChunkReply(chunk, tick=request.tick)
                 if delay:
                     self._coming.append((self._now + delay, reply))
@@ -106,7 +106,7 @@ def test_auto_follows_the_checkpoint_and_asks_with_the_state_to_come() -> None:
     # the first request of all does not know the delay yet
     ahead = [request for request in bench.asked[1:] if request.first_tick > request.tick]
     assert ahead
-    first = bench.loop.log.first_tick
+    first = bench.loop.tracker.first_tick
     states = {first + step.tick: step.state for step in steps}
     for request in ahead:
         assert request.first_tick - request.tick == bench.delay
@@ -114,12 +114,12 @@ def test_auto_follows_the_checkpoint_and_asks_with_the_state_to_come() -> None:
             # the fake robot does exactly what its motion says
             np.testing.assert_allclose(request.state, states[request.first_tick], atol=1e-5)
     assert {step.delay_ticks for step in steps if step.chunk_tick >= 0} == {bench.delay}
-    assert bench.loop.log.starved == 0
+    assert bench.loop.tracker.starved == 0
 
 
 def test_a_checkpoint_that_was_not_trained_for_the_strategy_is_refused_and_a_later_one_taken() -> None:
     bench = Bench("future_state").applied(1, PolicyCapabilities()).tick(5)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.untrained)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.untrained)
     ((kind, detail),) = bench.events()
     assert kind == "refused"
     assert "trained_max_delay 0" in detail and "aligned" in detail
@@ -143,7 +143,7 @@ def test_a_first_reading_that_is_not_valid_holds_without_a_command_and_recovers(
     write = bench.robot.write
     bench.robot.write = lambda action: (written.append(action), write(action))[1]  # type: ignore[method-assign]
     bench.tick(5)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.bad_observation)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.bad_observation)
     assert written == [], "nobody knows what holds a robot that was not seen yet"
     bench.uplink.send(OperatorCommand("robot-0", "estop"))
     assert bench.tick(2).loop.mode is Mode.estop
@@ -164,8 +164,8 @@ def test_a_later_episode_never_holds_at_the_place_of_the_one_before() -> None:
     bench.robot.reset = spoilt  # type: ignore[method-assign]
     bench.robot.write = lambda action: (written.append(action), write(action))[1]  # type: ignore[method-assign]
     bench.tick(20)
-    assert bench.loop.episodes == 1
-    assert bench.loop.reason is HoldReason.bad_observation
+    assert bench.loop.tracker.ended == 1
+    assert bench.loop.hold.reason is HoldReason.bad_observation
     assert written == []
 
 
@@ -183,18 +183,18 @@ def test_a_driver_that_does_not_take_a_command_is_held_and_tried_again(wrong: ob
 
     bench.robot.write = refuse  # type: ignore[method-assign]
     bench.tick(3)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.safety)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.safety)
     assert bench.steps()[-1].executed.tolist() == [0, 0, 0, 0]
     failing[0] = False
     assert bench.tick(12).loop.mode is Mode.policy
     assert [kind for kind, _ in bench.events()] == ["hold", "recovered"]
     failing[0] = True
     bench.tick(60)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_robot)
-    assert "took none of 41 commands" in bench.loop.driver.trouble
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.no_robot)
+    assert "took none of 41 commands" in bench.loop.driver.fault.detail
     failing[0] = False
     bench.tick(120)
-    assert (bench.loop.mode, bench.loop.driver.trouble) == (Mode.policy, ""), "a second later it is tried again"
+    assert (bench.loop.mode, bench.loop.driver.fault.detail) == (Mode.policy, ""), "a second later it is tried again"
     assert [kind for kind, _ in bench.events()] == ["hold", "recovered"] * 2
 
 
@@ -236,7 +236,7 @@ def test_a_joint_that_reports_nan_holds_tells_the_operator_once_and_recovers() -
     assert bench.loop.mode is Mode.policy
     bench.robot.config = FakeConfig(faults=Faults(nan_state=True))
     bench.tick(6)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.bad_observation)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.bad_observation)
     bench.robot.config = FakeConfig()
     bench.tick(12)
     assert bench.loop.mode is Mode.policy
@@ -263,7 +263,7 @@ def test_what_was_executed_after_limits_is_what_the_next_request_reckons_with() 
     limits = SafetyLimits(velocity={"move_x": 0.25 * 80})
     bench = Bench("auto", safety=limits).applied(1, ALIGNED).tick(30)
     assert {round(float(step.executed[0]), 6) for step in bench.steps()[8:]} == {0.25}
-    states = {bench.loop.log.first_tick + step.tick: step.state for step in bench.steps()}
+    states = {bench.loop.tracker.first_tick + step.tick: step.state for step in bench.steps()}
     ahead = [r for r in bench.asked if r.first_tick > r.tick and r.first_tick in states]
     assert ahead
     for request in ahead:

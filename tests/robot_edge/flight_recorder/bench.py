@@ -16,8 +16,9 @@ from hal.interfaces.robot import Robot, Teleoperator
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler
-from robot_edge.control.loop import ControlLoop, LoopConfig
-from robot_edge.control.takeover_gate import Gate, GateConfig
+from robot_edge.control.config import GateConfig, LoopConfig
+from robot_edge.control.loop import ControlLoop
+from robot_edge.control.takeover import Gate
 from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.flight_recorder.writer import FlightConfig

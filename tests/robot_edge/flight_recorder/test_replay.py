@@ -195,7 +195,7 @@ class SerialGone(OSError):
 )
 def test_a_robot_that_fails_and_is_tried_again_is_replayed(tmp_path: Path, call: str, error: Exception) -> None:
     bench = Bench(tmp_path, FakeConfig(image_px=32), operated=True, queue_ticks=5000).ready()
-    bench.loop.driver.disconnected()
+    bench.loop.driver.start_disconnected()
     works, failing = getattr(bench.robot, call), [call == "connect"]
 
     def fails(*given: object) -> object:
@@ -208,7 +208,7 @@ def test_a_robot_that_fails_and_is_tried_again_is_replayed(tmp_path: Path, call:
     failing[0] = True
     bench.fly(270)
     assert bench.modes[-1] == "hold"
-    assert bench.loop.driver.trouble or call == "reset"
+    assert bench.loop.driver.fault.detail or call == "reset"
     failing[0] = False
     bench.fly(400).land()
     assert {"policy", "script"} & set(bench.modes[-60:])
@@ -219,14 +219,14 @@ def test_a_robot_that_fails_and_is_tried_again_is_replayed(tmp_path: Path, call:
 
 def test_a_tick_that_ended_with_an_error_is_replayed(tmp_path: Path) -> None:
     def broken(loop: ControlLoop) -> ControlLoop:
-        listen = loop._listen
+        listen = loop._handle_messages
 
         def failing() -> None:
             listen()
             if loop.rate.ticks == 4:
                 raise RobotError("a bug of ours")
 
-        loop._listen = failing  # type: ignore[method-assign]
+        loop._handle_messages = failing  # type: ignore[method-assign]
         return loop
 
     bench = Bench(tmp_path, FakeConfig(image_px=32)).ready()

@@ -25,8 +25,8 @@ from hal.interfaces.robot import Robot
 from hal.registry import make_robot, read_config
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
-from robot_edge.control.loop import ControlLoop, LoopConfig
-from robot_edge.control.observation_monitor import ObservationLimits
+from robot_edge.control.config import LoopConfig, ObservationLimits
+from robot_edge.control.loop import ControlLoop
 from tests.ros import needs_ros, sim_node, wait_until
 from tests.ros import ros as ros
 from wire.clock import MonotonicClock
