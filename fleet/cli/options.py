@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+
+_T = TypeVar("_T")
 
 Recipe = Annotated[str, typer.Option(help="Which job: a name from `vla-fleet recipes`, or module:function.")]
 Data = Annotated[Path | None, typer.Option(help="Data directory; default data/RECIPE.", show_default=False)]
@@ -69,9 +74,51 @@ Think = Annotated[
 Site = Annotated[str, typer.Option(help="Where the robot stands, for jobs that ask for it.", show_default=False)]
 RunDir = Annotated[Path, typer.Option(hidden=True)]
 
+CHUNKING = ("strategy", "delay", "speed_up")
+DRIVER = ("robot", "robot_config")
+POLICY = ("policy", "policy_config")
+_TUNING: dict[str, tuple[Any, str | int]] = {
+    "strategy": (Strategy, ""),
+    "delay": (DelayOption, ""),
+    "speed_up": (SpeedUp, 0),
+    "robot": (RobotKind, ""),
+    "robot_config": (RobotConfig, ""),
+    "policy": (PolicyOption, ""),
+    "policy_config": (PolicyConfig, ""),
+}
+"""(annotation, default) of the option for each field of `fleet.config.overrides.Tuning`"""
+
 PORT = 5760
 WEB_PORT = 8080
 THINK_PORT = 5761
+
+
+def tuning_options(*names: str) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
+    """Give a command the options `names`; what they say comes as its parameter `tuning`, a `Tuning`."""
+
+    def decorate(command: Callable[..., _T]) -> Callable[..., _T]:
+        # `Tuning` is imported when a command runs: a command line that only helps stays quick.
+        hints = get_type_hints(command, localns={"Tuning": object}, include_extras=True)
+        own = [p for p in inspect.signature(command).parameters.values() if p.name != "tuning"]
+        parameters = [parameter.replace(annotation=hints[parameter.name]) for parameter in own]
+        for name in names:
+            annotation, default = _TUNING[name]
+            parameters.append(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            )
+
+        @functools.wraps(command)
+        def run(**given: Any) -> _T:
+            from fleet.config.overrides import Tuning
+
+            tuning = Tuning(**{name: given.pop(name) for name in names})
+            return command(**given, tuning=tuning)
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
 
 
 def directory(data: Path | None, recipe: str) -> Path:

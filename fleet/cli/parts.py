@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fleet.cli.options import (
+    CHUNKING,
+    DRIVER,
+    POLICY,
     PORT,
     THINK_PORT,
     WEB_PORT,
     Address,
     Data,
-    DelayOption,
     Keys,
     LedgerUrl,
     Name,
-    PolicyConfig,
-    PolicyOption,
     Recipe,
-    RobotConfig,
-    RobotKind,
     RunDir,
     Seed,
     Site,
-    SpeedUp,
     StoreUrl,
-    Strategy,
     Think,
     directory,
     log_to_stderr,
+    tuning_options,
 )
+
+if TYPE_CHECKING:
+    from fleet.config.overrides import Tuning
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -59,6 +59,7 @@ def gateway(
     run_gateway(recipe, directory(data, recipe), host, port, web_host, web_port)
 
 
+@tuning_options(*POLICY)
 def trainer(
     gateway: Address = f"tcp://127.0.0.1:{PORT}",
     recipe: Recipe = "pixels",
@@ -67,18 +68,17 @@ def trainer(
     seed: Seed = 0,
     name: Name = "trainer",
     max_steps: Annotated[int, typer.Option(help="Stop learning after so many gradient steps; 0: never.")] = 0,
-    policy: PolicyOption = "",
-    policy_config: PolicyConfig = "",
+    *,
+    tuning: Tuning,
 ) -> None:
     """Train on the buffer in DATA and publish versions to the gateway."""
-    from fleet.config.overrides import Tuning
     from fleet.launch.builders import run_trainer
 
     log_to_stderr()
-    tuning = Tuning(policy=policy, policy_config=policy_config)
     run_trainer(recipe, directory(data, recipe), gateway, keys, seed, name, max_steps, tuning)
 
 
+@tuning_options(*CHUNKING, *POLICY)
 def evaluator(
     gateway: Address = f"tcp://127.0.0.1:{PORT}",
     recipe: Recipe = "pixels",
@@ -88,18 +88,13 @@ def evaluator(
     name: Name = "evaluator",
     version: Annotated[int, typer.Option(help="Measure only this version, then end; 0: the newest, steadily.")] = 0,
     label: Annotated[str, typer.Option(help="With --version: before, after or any word.")] = "once",
-    strategy: Strategy = "",
-    delay: DelayOption = "",
-    speed_up: SpeedUp = 0,
-    policy: PolicyOption = "",
-    policy_config: PolicyConfig = "",
+    *,
+    tuning: Tuning,
 ) -> None:
     """Measure versions on held-out seeds."""
-    from fleet.config.overrides import Tuning
     from fleet.launch.builders import run_evaluator
 
     log_to_stderr()
-    tuning = Tuning(strategy, delay, speed_up, policy=policy, policy_config=policy_config)
     run_evaluator(recipe, directory(data, recipe), gateway, keys, seed, name, version, label, tuning)
 
 
@@ -119,6 +114,7 @@ def demonstrate(
     run_demonstrator(recipe, directory(data, recipe), gateway, keys, name, first_seed, episodes)
 
 
+@tuning_options(*CHUNKING, *DRIVER, *POLICY)
 def edge(
     name: Name = "robot-0",
     gateway: Address = f"tcp://127.0.0.1:{PORT}",
@@ -126,25 +122,19 @@ def edge(
     data: Data = None,
     keys: Keys = None,
     operator: Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")] = True,
-    strategy: Strategy = "",
-    delay: DelayOption = "",
-    speed_up: SpeedUp = 0,
-    robot: RobotKind = "",
-    robot_config: RobotConfig = "",
     think: Think = "",
     site: Site = "",
-    policy: PolicyOption = "",
-    policy_config: PolicyConfig = "",
+    *,
+    tuning: Tuning,
 ) -> None:
     """Run one robot: its driver, control, inference and uplink processes."""
-    from fleet.config.overrides import Tuning
     from fleet.launch.robot_builders import run_robot
 
     log_to_stderr()
-    tuning = Tuning(strategy, delay, speed_up, robot, robot_config, policy, policy_config)
     raise typer.Exit(run_robot(recipe, directory(data, recipe), gateway, keys, name, operator, tuning, think, site))
 
 
+@tuning_options(*CHUNKING, *DRIVER, *POLICY)
 def edge_part(
     part: Annotated[str, typer.Argument(help="robot, control, inference, thinker or uplink")],
     run_dir: RunDir,
@@ -154,25 +144,19 @@ def edge_part(
     data: Data,
     keys: Keys,
     operator: bool = True,
-    strategy: Strategy = "",
-    delay: DelayOption = "",
-    speed_up: SpeedUp = 0,
-    robot: RobotKind = "",
-    robot_config: RobotConfig = "",
     think: Think = "",
     site: Site = "",
-    policy: PolicyOption = "",
-    policy_config: PolicyConfig = "",
+    *,
+    tuning: Tuning,
 ) -> None:
     """One process of a robot; started by `edge`."""
-    from fleet.config.overrides import Tuning
     from fleet.launch.robot_builders import run_edge_part
 
     log_to_stderr()
-    tuning = Tuning(strategy, delay, speed_up, robot, robot_config, policy, policy_config)
     run_edge_part(part, run_dir, recipe, directory(data, recipe), gateway, keys, name, operator, tuning, think, site)
 
 
+@tuning_options(*POLICY)
 def think_server(
     gateway: Address = f"tcp://127.0.0.1:{PORT}",
     recipe: Recipe = "pixels",
@@ -180,13 +164,11 @@ def think_server(
     keys: Keys = None,
     port: Annotated[int, typer.Option(min=0, max=65535)] = THINK_PORT,
     host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1",
-    policy: PolicyOption = "",
-    policy_config: PolicyConfig = "",
+    *,
+    tuning: Tuning,
 ) -> None:
     """Run the slow path for robots elsewhere: `edge --think tcp://HOST:PORT`. Its key is called `thinker`."""
-    from fleet.config.overrides import Tuning
     from fleet.launch.builders import run_think_server
 
     log_to_stderr()
-    tuning = Tuning(policy=policy, policy_config=policy_config)
     run_think_server(recipe, directory(data, recipe), gateway, keys, host, port, tuning)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from fleet.cli.options import PolicyConfig, Recipe, Seed, SpeedUp
+from fleet.cli.options import POLICY, PolicyConfig, Recipe, Seed, tuning_options
+
+if TYPE_CHECKING:
+    from fleet.config.overrides import Tuning
 
 app = typer.Typer(
     name="policy",
@@ -57,17 +60,12 @@ def show(
 
 
 @app.command(name="try", hidden=True)
-def try_(
-    recipe: Recipe = "pixels",
-    policy: Policy = "",
-    policy_config: PolicyConfig = "",
-    seed: Seed = 0,
-    speed_up: SpeedUp = 0,
-) -> None:
+@tuning_options("speed_up", *POLICY)
+def try_(recipe: Recipe = "pixels", seed: Seed = 0, *, tuning: Tuning) -> None:
     """Make a policy once and say nothing; started by `up` and `edge`."""
     from fleet.tools.policy_commands import make_once
 
-    make_once(recipe, policy, policy_config, seed, speed_up)
+    make_once(recipe, tuning, seed)
 
 
 @app.command()

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fleet.cli.options import (
+    CHUNKING,
+    POLICY,
     PORT,
     WEB_PORT,
     Data,
-    DelayOption,
     LedgerUrl,
-    PolicyConfig,
-    PolicyOption,
     Recipe,
     RobotConfig,
     RobotKind,
     Seed,
     Site,
-    SpeedUp,
     StoreUrl,
-    Strategy,
+    tuning_options,
 )
+
+if TYPE_CHECKING:
+    from fleet.config.overrides import Tuning
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -32,6 +33,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(ray_node)
 
 
+@tuning_options(*CHUNKING, *POLICY)
 def up(
     recipe: Recipe = "pixels",
     robots: Annotated[
@@ -60,9 +62,6 @@ def up(
     operator: Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")] = True,
     ledger: LedgerUrl = "",
     store: StoreUrl = "",
-    strategy: Strategy = "",
-    delay: DelayOption = "",
-    speed_up: SpeedUp = 0,
     backend: Annotated[
         str, typer.Option(help="Where parts run: local (children of this process) or ray (nodes of a Ray cluster).")
     ] = "local",
@@ -79,15 +78,13 @@ def up(
         ),
     ] = "",
     think_server: Annotated[bool, typer.Option("--think-server", help="Robots think in one think server.")] = False,
-    policy: PolicyOption = "",
-    policy_config: PolicyConfig = "",
+    *,
+    tuning: Tuning,
 ) -> None:
     """Run the whole loop: gateway, trainer, evaluator and robots, on this machine or on a Ray cluster."""
-    from fleet.config.overrides import Tuning
     from fleet.launch.options import Options
     from fleet.launch.up import run_up
 
-    tuning = Tuning(strategy, delay, speed_up, policy=policy, policy_config=policy_config)
     options = Options(
         recipe=recipe,
         robots=robots,

@@ -52,20 +52,19 @@ def tuned(recipe: str, policy: str, policy_config: str) -> Recipe:
     return Tuning(policy=policy, policy_config=policy_config).applied(get_recipe(recipe))
 
 
-def make_once(recipe: str, policy: str, policy_config: str, seed: int, speed_up: int = 0) -> None:
-    """Make that policy for the recipe's robot.
+def make_once(recipe: str, tuning: Tuning, seed: int) -> None:
+    """Make the policy of `tuning` for the recipe's robot.
 
     Raises a `FleetError` when it cannot be made, `PolicyError` for what a policy raises that says no more of itself.
     """
     one_thread()
-    tuning = Tuning(speed_up=speed_up, policy=policy, policy_config=policy_config)
     job = tuning.applied(get_recipe(recipe, seed))
     try:
         job.make_policy(job.spec, seed)
     except FleetError:
         raise
     except Exception as error:  # whatever a third party's policy raises
-        what = policy or f"of recipe '{recipe}'"
+        what = tuning.policy or f"of recipe '{recipe}'"
         raise PolicyError(f"policy {what} cannot be made: {type(error).__name__}: {error}") from error
 
 
