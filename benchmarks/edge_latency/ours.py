@@ -24,7 +24,7 @@ from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import run_host
 from hal.interfaces.robot import Feedback
 from robot_edge.chunking.config import ChunkingConfig
-from robot_edge.chunking.factory import make_schedulerr
+from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler
 from robot_edge.control.config import LoopConfig
 from robot_edge.control.loop import ControlLoop
@@ -123,7 +123,7 @@ class UplinkStandIn:
 
 
 def _scheduler(trained: PolicyCapabilities) -> ChunkScheduler:
-    return make_schedulerr(ChunkingConfig(STRATEGY, EXECUTE), arm_spec(), trained)
+    return make_scheduler(ChunkingConfig(STRATEGY, EXECUTE), arm_spec(), trained)
 
 
 def _line(run_directory: Path, name: str, *, bind: bool, polls: bool = False) -> SharedFrameChannel:
