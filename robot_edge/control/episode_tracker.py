@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from robot_edge.control.config import LoopConfig
 from robot_edge.control.mode import HoldReason, Mode
 from wire.errors import InvalidDataError, MessageTooLargeError
 from wire.messages.all import EpisodeEnded, EpisodeStarted, FrameRecorded, StepRecorded
@@ -50,9 +51,7 @@ class EpisodeTracker:
         session_id: str,
         spec: RobotSpec,
         recorder: StepRecorder,
-        source: str,
-        max_ticks: int,
-        tail_ticks: int,
+        config: LoopConfig,
         notify: Callable[[str, str], None],
     ) -> None:
         """Episode ids are `<name>-<session_id>-<number>`. `notify(kind, detail)`: for the operator."""
@@ -63,8 +62,7 @@ class EpisodeTracker:
         self.ended = 0
         self.starved = 0
         """ticks without an action after the episode's first chunk was there"""
-        self._robot, self._spec_hash, self._source = name, spec.hash, source
-        self._max_ticks, self._tail_ticks, self._notify = max_ticks, tail_ticks, notify
+        self._robot, self._spec_hash, self._config, self._notify = name, spec.hash, config, notify
         self._stem, self._begun = f"{name}-{session_id}", 0
         self._own_ticks = self._success_ticks = 0
         self._acted = False
@@ -82,7 +80,7 @@ class EpisodeTracker:
             spec_hash=self._spec_hash,
             task=task,
             seed=seed,
-            source=source or self._source,
+            source=source or self._config.source,
             started_ns=now_ns,
         )
         self._begun += 1
@@ -102,8 +100,8 @@ class EpisodeTracker:
         if tick.reason in (HoldReason.no_recorder, HoldReason.bad_observation):
             # Nobody takes notes, so no backlog may grow; or there is nothing valid to note. The robot stands still.
             return ""
-        terminated = self._success_ticks > self._tail_ticks
-        truncated = not terminated and (self._own_ticks >= self._max_ticks or ending)
+        terminated = self._success_ticks > self._config.tail_ticks
+        truncated = not terminated and (self._own_ticks >= self._config.max_ticks or ending)
         observation, chunk = tick.observation, tick.chunk
         step = Step(
             tick=tick.tick - self.first_tick,

@@ -69,8 +69,7 @@ class ControlLoop:
         self.rate = Rate(robot.spec.period_ns, clock)
         self.override = OperatorOverride(robot.spec, clock)
         self.inbox = CommandInbox(name, self.override)
-        limits = config.source, config.max_ticks, config.tail_ticks
-        self.tracker = EpisodeTracker(name, session_id, robot.spec, StepRecorder(uplink), *limits, self._notify)
+        self.tracker = EpisodeTracker(name, session_id, robot.spec, StepRecorder(uplink), config, self._notify)
         self.driver = GuardedRobot(name, robot, config.driver, clock, self._notify_of_driver)
         self._monitor = ObservationMonitor(robot.spec, config.health, self._notify)
         self._safety = SafetyLimiter(robot.spec, config.safety)
@@ -288,7 +287,7 @@ class ControlLoop:
             recorder_ok=self.tracker.recorder.healthy,
             storage_ok=self.inbox.storage_ok,
             fault=self._fault,
-            takes_commands=not self.driver.refused_commands,
+            refusal=self.driver.fault if self.driver.refused_commands else NO_HOLD,
             human=self.override.in_control,
             human_linked=self.override.linked,
             human_command_fresh=self.override.action(self._executed) is not None,

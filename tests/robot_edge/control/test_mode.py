@@ -13,7 +13,6 @@ FLAGS = (
     "resting",
     "recorder_ok",
     "storage_ok",
-    "takes_commands",
     "human",
     "human_linked",
     "human_command_fresh",
@@ -33,15 +32,17 @@ FAULTS = (
 )
 MISSING = (HoldReason.no_action, HoldReason.bad_action, HoldReason.slow_path_lost)
 """why inference has no action"""
+REFUSAL = Hold(HoldReason.safety, "the driver does not take a command")
 FAULT = Hold(HoldReason.clock_jump, "it went back")
 NO_ACTION = Hold(HoldReason.no_action, "no version is loaded")
 
 
 def all_that_can_be_known():
     for values in itertools.product((False, True), repeat=len(FLAGS)):
-        for version, fault, missing in itertools.product((0, 7), (NO_HOLD, FAULT), (NO_HOLD, NO_ACTION)):
+        for version, *holds in itertools.product((0, 7), (NO_HOLD, FAULT), (NO_HOLD, REFUSAL), (NO_HOLD, NO_ACTION)):
             flags = dict(zip(FLAGS, values, strict=True))
-            yield ControlConditions(**flags, version=version, fault=fault, missing_action=missing)
+            fault, refusal, missing = holds
+            yield ControlConditions(**flags, version=version, fault=fault, refusal=refusal, missing_action=missing)
 
 
 def test_every_combination_follows_the_rules() -> None:
@@ -49,14 +50,14 @@ def test_every_combination_follows_the_rules() -> None:
     for known in all_that_can_be_known():
         mode, hold = decide(known)
         seen.add((mode, hold.reason))
-        fit = known.recorder_ok and known.storage_ok and known.takes_commands and not known.fault and not known.resting
+        fit = known.recorder_ok and known.storage_ok and not (known.fault or known.refusal or known.resting)
         commanded = known.human_linked and known.human_command_fresh
         # e-stop always wins, and nothing else is called one
         assert (mode is Mode.estop) == known.estop
         # a hold has a reason, and whoever moves has none
         assert bool(hold) == (mode in (Mode.hold, Mode.estop))
         # what is wrong with the robot is told as it is, and so is why there is no action
-        assert hold != Hold(FAULT.reason) and hold != Hold(NO_ACTION.reason)
+        assert hold.detail or hold.reason not in (FAULT.reason, REFUSAL.reason, NO_ACTION.reason)
         # nobody moves without alive, fresh and valid
         moves = mode in (Mode.human, Mode.reset, Mode.script, Mode.policy)
         assert not moves or (fit and not known.estop)
@@ -92,7 +93,7 @@ def test_a_fault_is_the_reason(reason: HoldReason) -> None:
         ({"resting": True}, HoldReason.no_job),
         ({"recorder_ok": False}, HoldReason.no_recorder),
         ({"storage_ok": False}, HoldReason.storage),
-        ({"takes_commands": False}, HoldReason.safety),
+        ({"refusal": Hold(HoldReason.safety)}, HoldReason.safety),
         ({"human": True, "human_linked": False}, HoldReason.operator_lost),
         ({"human": True}, HoldReason.operator_idle),
         ({"version": 0}, HoldReason.no_version),
