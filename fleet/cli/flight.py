@@ -30,7 +30,7 @@ def recorded(recipe: Recipe, name: str, directory: Path, *, operated: bool) -> I
     """The recorder of one start of robot `name`'s control process."""
     header = FlightHeader(
         name=name,
-        boot=secrets.token_hex(4),
+        session_id=secrets.token_hex(4),
         spec=recipe.spec,
         config=msgspec.to_builtins(recipe.loop),
         strategy=recipe.chunking.strategy,
@@ -79,10 +79,19 @@ def rebuilt(
             f"now ({error}); replay it with that version."
         ) from error
     return ControlLoop(
-        header.name, header.boot, robot, uplink, inference, scheduler_factory(recipe), clock, config, operator, gate
+        header.name,
+        header.session_id,
+        robot,
+        uplink,
+        inference,
+        scheduler_factory(recipe),
+        clock,
+        config,
+        operator,
+        gate,
     )
 
 
-def replay(path: Path, first: int | None, last: int | None, rrd: Path | None, table: bool, boot: str) -> int:
+def replay(path: Path, first: int | None, last: int | None, rrd: Path | None, table: bool, session_id: str) -> int:
     """`vla-fleet replay`; the exit status."""
-    return replay_command(path, rebuilt, first, last, rrd, table, boot)
+    return replay_command(path, rebuilt, first, last, rrd, table, session_id)

@@ -86,16 +86,16 @@ def make_control(
         robot = make_robot(recipe.robot, config, stamps)
         operator = make_operator(recipe.robot, robot) if operated else None
     operator = operator if operated else None
-    boot = secrets.token_hex(4)
+    session_id = secrets.token_hex(4)
     if recipe.delay != "0":
         inference = DelayedChannel(inference, parse_delay(recipe.delay), recipe.spec.period_ns, clock)
     if flight is not None:
-        boot, robot, operator = flight.boot, flight.robot(robot), flight.operator(operator)
+        session_id, robot, operator = flight.session_id, flight.robot(robot), flight.operator(operator)
         uplink, inference = flight.line("uplink", uplink), flight.line("inference", inference)
         clock = flight.clock(clock)
     gate = Gate(recipe.gate) if operated else None
     return ControlLoop(
-        name, boot, robot, uplink, inference, scheduler_factory(recipe), clock, recipe.loop, operator, gate
+        name, session_id, robot, uplink, inference, scheduler_factory(recipe), clock, recipe.loop, operator, gate
     )
 
 

@@ -1,7 +1,7 @@
 """The recorder on the control thread: stands at the loop's borders and notes what crosses them.
 
     flight = FlightRecorder(directory, header)
-    loop = ControlLoop(name, boot, flight.robot(robot), flight.line("uplink", uplink), ...)
+    loop = ControlLoop(name, session_id, flight.robot(robot), flight.line("uplink", uplink), ...)
     flight.start()
     while ...:
         flight.tick(loop)      # instead of loop.tick()
@@ -77,7 +77,7 @@ class FlightRecorder(RecordedBoundary):
         self.boundary = False
         self.images: dict[str, Frame] = {}
         """the newest"""
-        self.boot = header.boot
+        self.session_id = header.session_id
         """names this start of the control process"""
         self._name = header.name
         self._packer = EventEncoder()

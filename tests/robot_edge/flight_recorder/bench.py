@@ -40,7 +40,7 @@ def make_loop(
     """As the program would: from the header and the borders alone."""
     return ControlLoop(
         header.name,
-        header.boot,
+        header.session_id,
         robot,
         uplink,
         inference,

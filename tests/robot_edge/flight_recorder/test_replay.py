@@ -250,7 +250,7 @@ def test_what_was_not_recorded_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ticks 90 to 95 were not recorded; the last tick looked at is 10"):
         replay(tmp_path, make_loop, 90, 95)
     with pytest.raises(ConfigError, match="no start 'other'; it holds boot"):
-        replay(tmp_path, make_loop, boot="other")
+        replay(tmp_path, make_loop, session_id="other")
 
 
 _PILOT = """
