@@ -135,8 +135,8 @@ def replay(
     """Decide ticks [first_tick, last_tick] of a start again; all that was recorded by default.
 
     `path` is a file or a directory; `session_id` names the start, the newest by default. Stops after the first tick
-    that differs. `on_tick` is called for every tick of the stretch. Raises `ConfigError` when the stretch was not recorded,
-    `CorruptDataError` for what cannot be read.
+    that differs. `on_tick` is called for every tick of the stretch. Raises `ConfigError` when the stretch was not
+    recorded, `CorruptDataError` for what cannot be read.
     """
     header, found = records(path, session_id)
     result = Replay(header)
