@@ -343,6 +343,9 @@ class ControlLoop:
             self._end("aborted")
             return
         self.chunks.scheduler.on_executed(self._tick, feedback.executed)
+        if not self.tracker.running:
+            # It ended while the command waited for `write_after_s`.
+            return
         step = ControlStep(
             tick=self._tick,
             mode=self.mode,

@@ -22,6 +22,7 @@ from wire.messages.all import (
     ChunkRequest,
     EdgeEvent,
     EpisodeEnded,
+    Hello,
     Job,
     Message,
     OperatorCommand,
@@ -229,6 +230,23 @@ def test_a_quick_answer_counts_in_the_tick_it_was_asked_in_when_the_command_may_
     assert set(began) == {8_000_000}
     with pytest.raises(ConfigError, match="write_after_s"):
         Bench("aligned", write_after_s=0.0125)
+
+
+def test_an_episode_that_is_void_while_the_command_waits_ends_without_that_tick() -> None:
+    bench = Bench("aligned", write_after_s=0.008).applied(1, PolicyCapabilities()).tick(5)
+    sleep, sent = bench.clock.sleep_until, []
+
+    def restarted(deadline_ns: int) -> None:
+        sleep(deadline_ns)
+        if deadline_ns % bench.robot.spec.period_ns and not sent:
+            sent.append(bench.uplink.send(Hello("robot-0", "uplink", "", 1)))
+
+    bench.clock.sleep_until = restarted  # type: ignore[method-assign]
+    steps = len(bench.steps())
+    bench.tick(1)
+    assert (sent, bench.loop.tracker.running, len(bench.steps())) == ([True], False, steps)
+    bench.tick(5)
+    assert bench.loop.tracker.running and len(bench.steps()) > steps
 
 
 def test_a_joint_that_reports_nan_holds_tells_the_operator_once_and_recovers() -> None:
