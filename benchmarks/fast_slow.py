@@ -237,29 +237,27 @@ def evaluate(size: FastSlowSize, weights: bytes, kind: str, hz: float) -> list[d
     """Success, ticks, of them before the first action and without one after it, and chunks of each held-out episode."""
     from benchmarks.async_delay.rollout import AtOnce, Stage
     from policies.flow.policy import FlowPolicy
-    from robot_edge.chunking.delay_estimate import DelayEstimator
-    from robot_edge.chunking.factory import make_schedule
+    from robot_edge.chunking.config import ChunkingConfig
+    from robot_edge.chunking.factory import make_scheduler
+    from robot_edge.chunking.request_tracker import DelayEstimator
 
     spec = metaworld_spec(size.config)
     policy = FlowPolicy.from_weights(weights, spec, 1)
     stage = Stage(size.config)
     fast = kind == KINDS[0]
     delay = ACT_DELAY_TICKS if fast else round(CONTROL_HZ / hz)
-    schedule = make_schedule(
-        "future_state" if fast else "sync",
-        spec,
-        policy.trained,
-        metaworld_motion(size.config),
-        execute_ticks=EXECUTE_TICKS if fast else policy.horizon,
-        patience_ticks=4 * delay,
-        forecast=DelayEstimator(first=delay),
-    )
+    if fast:
+        config = ChunkingConfig("future_state", EXECUTE_TICKS, timeout_ticks=4 * delay)
+    else:
+        config = ChunkingConfig("sync", policy.horizon, timeout_ticks=4 * delay)
+    motion = metaworld_motion(size.config)
+    scheduler = make_scheduler(config, spec, policy.trained, motion, delay=DelayEstimator(first=delay))
     thinker: SimulatedThinker = Paced(policy, stage, hz) if fast else AtOnce(policy)
     found = []
     try:
         for task in size.tasks:
             for number in range(size.episodes):
-                episode = stage.play(policy, thinker, schedule, task, HELD_OUT + number, size.max_ticks, delay)
+                episode = stage.play(policy, thinker, scheduler, task, HELD_OUT + number, size.max_ticks, delay)
                 found.append(
                     {
                         "success": float(episode.success),

@@ -182,7 +182,7 @@ def demonstrated(root: Path, size: PackingSize, seed: int) -> tuple[Recipe, Buff
         instructions={task: recipe.instructions[task] for task in size.tasks},
         make_policy=_policy,
         motion=metaworld_motion(recipe.unpaced_config),
-        strategy="future_state",
+        chunking=replace(recipe.chunking, strategy="future_state"),
         delay=str(size.delay_ticks),
         evaluator=replace(recipe.evaluator, delay_ticks=0),
         demonstrations=size.demonstrations,

@@ -244,22 +244,22 @@ def evaluate(size: AsyncDelaySize, stage: Stage, weights: bytes, strategy: str, 
     """The score of each held-out episode. The same arguments give the same scores."""
     from benchmarks.async_delay.rollout import AtOnce
     from policies.flow.policy import FlowPolicy
-    from robot_edge.chunking.delay_estimate import DelayEstimator
-    from robot_edge.chunking.factory import make_schedule
+    from robot_edge.chunking.config import ChunkingConfig
+    from robot_edge.chunking.factory import make_scheduler
+    from robot_edge.chunking.request_tracker import DelayEstimator
 
     spec = metaworld_spec(size.config)
     policy = FlowPolicy.from_weights(weights, spec, 1)
-    schedule = make_schedule(
-        strategy,
+    scheduler = make_scheduler(
+        ChunkingConfig(strategy, EXECUTE_TICKS),
         spec,
         policy.trained,
         metaworld_motion(size.config),
-        execute_ticks=EXECUTE_TICKS,
-        forecast=DelayEstimator(first=delay),
+        delay=DelayEstimator(first=delay),
     )
     scores = []
     for number in range(size.episodes):
-        episode = stage.play(policy, AtOnce(policy), schedule, size.task, HELD_OUT + number, size.max_ticks, delay)
+        episode = stage.play(policy, AtOnce(policy), scheduler, size.task, HELD_OUT + number, size.max_ticks, delay)
         scores.append(track_score(list(episode.rewards)) if size.task == "track" else float(episode.success))
     return scores
 

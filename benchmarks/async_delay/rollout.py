@@ -15,7 +15,7 @@ import numpy as np
 from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
 from hal.safety.bounds import hold_action, limit_action
 from policies.interface.policy import Policy
-from robot_edge.chunking.base import ChunkScheduler
+from robot_edge.chunking.scheduler import ChunkScheduler
 from robot_edge.inference.infer_chunk import infer_chunk
 from wire.clock import ManualClock
 from wire.messages.local import ChunkReply
@@ -83,7 +83,7 @@ class Stage:
         self,
         policy: Policy,
         thinker: SimulatedThinker,
-        schedule: ChunkScheduler,
+        scheduler: ChunkScheduler,
         task: str,
         seed: int,
         max_ticks: int,
@@ -92,7 +92,7 @@ class Stage:
         """One episode; a chunk can be used `delay_ticks` after the observation it was asked with."""
         robot, spec = self.robot, self.robot.spec
         robot.reset(task, seed)
-        schedule.reset(0)
+        scheduler.reset(0)
         thinker.begin()
         executed = np.zeros(spec.action_dim, np.float32)
         coming: deque[tuple[int, ChunkReply]] = deque()
@@ -103,25 +103,25 @@ class Stage:
             observation = robot.read()
             thinker.look(observation)
             while coming and coming[0][0] <= tick:
-                schedule.offer(coming.popleft()[1], tick)
-            request = schedule.ask(tick, observation)
+                scheduler.submit(coming.popleft()[1], tick)
+            request = scheduler.request_chunk(tick, observation)
             if request is not None:
                 latent = thinker.newest(observation)
                 if latent is None:
-                    schedule.offer(ChunkReply(None, "nothing is thought yet", request.tick), tick)
+                    scheduler.submit(ChunkReply(None, "nothing is thought yet", request.tick), tick)
                 else:
                     chunks += 1
                     coming.append((tick + delay_ticks, infer_chunk(policy, latent, request)))
                 if latent is not None and not delay_ticks:
-                    schedule.offer(coming.popleft()[1], tick)
-            chosen = schedule.action(tick, observation)
+                    scheduler.submit(coming.popleft()[1], tick)
+            chosen = scheduler.next_action(tick, observation)
             begun |= chosen is not None
             waited += not begun
             starved += begun and chosen is None
             wanted = hold_action(spec, executed) if chosen is None else chosen[0]
             feedback = robot.write(limit_action(spec, wanted))
             executed = feedback.executed
-            schedule.executed(tick, executed)
+            scheduler.on_executed(tick, executed)
             self.clock.advance(spec.period_ns)
             rewards.append(feedback.reward)
             if feedback.success:

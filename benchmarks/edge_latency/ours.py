@@ -23,9 +23,11 @@ from hal.driver_host.priority import real_time
 from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import run_driver_server
 from hal.interfaces.robot import Feedback
-from robot_edge.chunking.base import ChunkScheduler
-from robot_edge.chunking.factory import make_schedule
-from robot_edge.control.loop import ControlLoop, LoopConfig
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
+from robot_edge.chunking.scheduler import ChunkScheduler
+from robot_edge.control.config import LoopConfig
+from robot_edge.control.loop import ControlLoop
 from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.inference.latent_encoder import ProcessSlowPath
@@ -121,8 +123,8 @@ class UplinkStandIn:
         self._inference.close()
 
 
-def _schedule(trained: PolicyCapabilities) -> ChunkScheduler:
-    return make_schedule(STRATEGY, arm_spec(), trained, None, execute_ticks=EXECUTE)
+def _scheduler(trained: PolicyCapabilities) -> ChunkScheduler:
+    return make_scheduler(ChunkingConfig(STRATEGY, EXECUTE), arm_spec(), trained)
 
 
 def _line(run_directory: Path, name: str, *, bind: bool, polls: bool = False) -> SharedFrameChannel:
@@ -151,7 +153,7 @@ def control(run_directory: Path, record: Path) -> None:
         flight.robot(RobotProxy(arm_spec(), run_directory / "robot", (TASK,))),
         flight.line("uplink", uplink),
         flight.line("inference", inference),
-        _schedule,
+        _scheduler,
         flight.clock(MonotonicClock()),
         config,
     )

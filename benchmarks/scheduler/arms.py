@@ -12,7 +12,6 @@ from hal.resource.robot_registry import RobotRegistry
 from hal.scheduler.decision import job_of
 from hal.scheduler.jobs import JobPhase, JobRecord
 from hal.scheduler.seeds import TRAINING_SEEDS
-from wire.messages.gateway import Job
 from wire.messages.fleet import Capabilities, JobRequest, Requirement
 from wire.messages.gateway import Job
 

@@ -16,7 +16,7 @@ from fleet.config.recipes import state
 from hal.drivers.gym.presets import fetch, fetch_robot
 from hal.drivers.gym.robot import GymRobot
 from hal.registry import register
-from robot_edge.control.loop import LoopConfig
+from robot_edge.control.config import LoopConfig
 from wire.types import Observation
 
 CONFIG = fetch("reach")

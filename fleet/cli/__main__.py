@@ -66,12 +66,12 @@ def replay(
     last: Annotated[int | None, typer.Option("--to", help="Last control tick.", show_default=False)] = None,
     rerun: Annotated[Path | None, typer.Option(help="Also write a recording for Rerun, FILE.rrd.")] = None,
     table: Annotated[bool, typer.Option("--table", help="Also print the ticks.")] = False,
-    boot: Annotated[str, typer.Option(help="Which start of the process; default: the newest.")] = "",
+    session: Annotated[str, typer.Option(help="Which start of the process; default: the newest.")] = "",
 ) -> None:
     """Decide a recorded stretch again, tick by tick; exit status 1 when anything comes out otherwise."""
     from fleet.cli.flight import replay as replay_flight
 
-    raise typer.Exit(replay_flight(flight, first, last, rerun, table, boot))
+    raise typer.Exit(replay_flight(flight, first, last, rerun, table, session))
 
 
 for commands in (parts, doctor, fleet, teleop):

@@ -13,8 +13,10 @@ import msgspec
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from hal.interfaces.robot import Robot, Teleoperator
-from robot_edge.control.loop import ControlLoop, LoopConfig
-from robot_edge.control.takeover_gate import Gate, GateConfig
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.control.config import GateConfig, LoopConfig
+from robot_edge.control.loop import ControlLoop
+from robot_edge.control.takeover import Gate
 from robot_edge.flight_recorder.command import replay_command
 from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
@@ -28,14 +30,13 @@ def recorded(recipe: Recipe, name: str, directory: Path, *, operated: bool) -> I
     """The recorder of one start of robot `name`'s control process."""
     header = FlightHeader(
         name=name,
-        boot=secrets.token_hex(4),
+        session_id=secrets.token_hex(4),
         spec=recipe.spec,
         config=msgspec.to_builtins(recipe.loop),
-        strategy=recipe.strategy,
+        strategy=recipe.chunking.strategy,
         settings={
             "recipe": recipe.name,
-            "replan_ticks": recipe.replan_ticks,
-            "speed_up": recipe.speed_up,
+            "chunking": msgspec.to_builtins(recipe.chunking),
             "gate": msgspec.to_builtins(recipe.gate),
         },
         operated=operated,
@@ -61,7 +62,7 @@ def rebuilt(
     What a file cannot hold, the robot's motion, is the recipe's of today. Raises `ConfigError` for an unknown recipe or
     a header of another program version that cannot be read.
     """
-    from fleet.launch.supplies import make_plan
+    from fleet.launch.supplies import scheduler_factory
 
     settings = header.settings
     try:
@@ -70,19 +71,27 @@ def rebuilt(
         recipe = replace(
             get_recipe(settings["recipe"]),
             loop=config,
-            strategy=header.strategy,
-            replan_ticks=settings["replan_ticks"],
-            speed_up=settings["speed_up"],
+            chunking=msgspec.convert(settings["chunking"], ChunkingConfig),
         )
     except (KeyError, msgspec.ValidationError) as error:
         raise ConfigError(
             f"the flight of '{header.name}' was recorded by version {header.program} and its header cannot be read "
             f"now ({error}); replay it with that version."
         ) from error
-    plan = make_plan(recipe)
-    return ControlLoop(header.name, header.boot, robot, uplink, inference, plan, clock, config, operator, gate)
+    return ControlLoop(
+        header.name,
+        header.session_id,
+        robot,
+        uplink,
+        inference,
+        scheduler_factory(recipe),
+        clock,
+        config,
+        operator,
+        gate,
+    )
 
 
-def replay(path: Path, first: int | None, last: int | None, rrd: Path | None, table: bool, boot: str) -> int:
+def replay(path: Path, first: int | None, last: int | None, rrd: Path | None, table: bool, session_id: str) -> int:
     """`vla-fleet replay`; the exit status."""
-    return replay_command(path, rebuilt, first, last, rrd, table, boot)
+    return replay_command(path, rebuilt, first, last, rrd, table, session_id)

@@ -15,7 +15,7 @@ from fleet.evaluation.injected_delay import parse_delay
 from fleet.tools.policy_defaults import with_policy
 from hal.registry import make_robot, read_config
 from policies.interface.registry import PolicyChoice, parse_policy, read_object
-from robot_edge.chunking.factory import check_strategy
+from robot_edge.chunking.config import check_strategy
 from wire.errors import ConfigError
 
 Strategy = Annotated[
@@ -102,12 +102,11 @@ class Overrides:
         """
         if self.robot or self.robot_config:
             recipe = self._driven(recipe)
-        recipe = replace(
-            recipe,
-            strategy=self.strategy or recipe.strategy,
-            delay=self.delay or recipe.delay,
-            speed_up=self.speed_up or recipe.speed_up,
+        chunking = recipe.chunking
+        chunking = replace(
+            chunking, strategy=self.strategy or chunking.strategy, speed_up=self.speed_up or chunking.speed_up
         )
+        recipe = replace(recipe, chunking=chunking, delay=self.delay or recipe.delay)
         choice = self.choice()
         if choice is not None:
             return with_policy(recipe, choice)

@@ -10,8 +10,8 @@ from cloud_learner.algorithms.hg_dagger import HGDagger
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.interfaces.dynamics import DynamicsModel
 from policies.interface.policy import LearnedPolicy, Policy
-from robot_edge.control.loop import LoopConfig
-from robot_edge.control.takeover_gate import GateConfig
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.control.config import GateConfig, LoopConfig
 from robot_edge.inference.server import SlowConfig
 from wire.types import RobotSpec
 
@@ -40,13 +40,8 @@ class Recipe:
     as --policy; '' for a recipe that makes its policy itself"""
     demonstrations: int = 3
     """per task, before anything is learned"""
-    replan_ticks: int = 8
-    """actions executed of each chunk before the next one takes over"""
-    strategy: str = "auto"
-    """how actions that come late are dealt with, a name from `robot_edge.chunking.factory`; auto: as the checkpoint was
-    trained for"""
-    speed_up: int = 1
-    """execute every q-th action"""
+    chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
+    """how chunks are asked for, and what is done about actions that come late"""
     delay: str = "0"
     """latency injected into every robot, as `fleet.evaluation.injected_delay.parse_delay` reads it"""
     slow: SlowConfig = field(default_factory=SlowConfig)

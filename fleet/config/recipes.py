@@ -15,8 +15,8 @@ from hal.drivers.metaworld.dynamics import metaworld_limits, metaworld_motion
 from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
 from hal.drivers.metaworld.tasks import instruction
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
-from robot_edge.control.loop import LoopConfig
-from robot_edge.control.takeover_gate import GateConfig
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.control.config import GateConfig, LoopConfig
 from robot_edge.inference.server import SlowConfig
 from wire.errors import ConfigError, suggest
 from wire.types import RobotSpec
@@ -48,7 +48,7 @@ def pixels(seed: int = 0) -> Recipe:
         motion=metaworld_motion(paced),
         # the picture is thought about five times a second, actions are made twenty times a second
         slow=SlowConfig(every_s=0.2),
-        replan_ticks=4,
+        chunking=ChunkingConfig(execute_ticks=4),
         algorithm=hg_dagger.pixels(),
         # 1.5 s: the operator needs up to 94 ticks on these tasks, a robot gets a quarter more.
         loop=LoopConfig(max_ticks=120, safety=metaworld_limits()),

@@ -55,15 +55,15 @@ def demonstrate(
     from_uplink.send(Job("demonstrations", tasks, first_seed))
     uplink.turn()
     try:
-        while loop.episodes < episodes:
-            before = loop.episodes
+        while loop.tracker.ended < episodes:
+            before = loop.tracker.ended
             loop.tick()
             uplink.turn()
-            if loop.driver.trouble:
+            if loop.driver.fault.detail:
                 # A robot of the fleet is tried again; a demonstration is not worth the wait.
-                raise RobotError(f"demonstrations: {loop.driver.trouble}")
-            if loop.episodes > before:
-                log.info("demonstration %d of %d recorded.", loop.episodes, episodes)
+                raise RobotError(f"demonstrations: {loop.driver.fault.detail}")
+            if loop.tracker.ended > before:
+                log.info("demonstration %d of %d recorded.", loop.tracker.ended, episodes)
     finally:
         loop.close()
     uplink.turn()

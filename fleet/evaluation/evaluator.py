@@ -15,7 +15,7 @@ from pathlib import Path
 from fleet.evaluation.rollout import Conditions, rollout
 from hal.interfaces.robot import Robot
 from policies.interface.policy import Policy
-from robot_edge.chunking.selector import ChunkSchedulerSelector, MakeSchedule
+from robot_edge.chunking.scheduler import ChunkSchedulerSelector, MakeScheduler
 from robot_edge.uplink.weight_subscriber import WeightSubscriber
 from wire.clock import Clock
 from wire.errors import ConfigError
@@ -53,7 +53,7 @@ class Evaluator:
         name: str,
         robot: Robot,
         policy: Policy,
-        schedule: MakeSchedule,
+        make_scheduler: MakeScheduler,
         tasks: tuple[str, ...],
         gateway: Channel,
         weights: Path,
@@ -69,7 +69,7 @@ class Evaluator:
         """
         self.robot = robot
         self._policy = policy
-        self._planner = ChunkSchedulerSelector(schedule)
+        self._chunks = ChunkSchedulerSelector(make_scheduler)
         self._conditions = conditions or Conditions(extra_ticks=config.delay_ticks)
         self._tasks = tasks
         self._gateway = gateway
@@ -140,9 +140,9 @@ class Evaluator:
         if version.number != asked.number:
             return
         self._policy.load(self._read(path), version.number)
-        self._planner.follow(self._policy.trained)
-        if self._planner.refused:
-            raise ConfigError(self._planner.refused)
+        self._chunks.select(self._policy.trained)
+        if self._chunks.refused:
+            raise ConfigError(self._chunks.refused)
         self._now, self._started_ns = asked, now_ns
         self._wins = dict.fromkeys(self._tasks, 0)
         self._work = deque((task, asked.first_seed + k) for k in range(asked.episodes) for task in self._tasks)
@@ -153,7 +153,7 @@ class Evaluator:
         self._wins[task] += rollout(
             self.robot,
             self._policy,
-            self._planner.schedule,
+            self._chunks.scheduler,
             task,
             seed,
             self._config.max_ticks,

@@ -146,7 +146,7 @@ def success(recipe: Recipe, weights: bytes, episodes: int, first_seed: int, seed
     robot = supplies.make_robot(recipe.robot, recipe.unpaced_config, clock)
     robot.connect()
     config = recipe.evaluator
-    schedule = supplies.make_plan(recipe)(policy.trained)
+    scheduler = supplies.scheduler_factory(recipe)(policy.trained)
     conditions = supplies.make_conditions(recipe, clock, seed)
     try:
         return {
@@ -154,7 +154,7 @@ def success(recipe: Recipe, weights: bytes, episodes: int, first_seed: int, seed
                 rollout(
                     robot,
                     policy,
-                    schedule,
+                    scheduler,
                     task,
                     first_seed + n,
                     config.max_ticks,

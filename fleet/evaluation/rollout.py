@@ -1,4 +1,4 @@
-"""One episode in simulated time: the policy, chunk schedule and limits of a robot, as fast as the machine allows."""
+"""One episode in simulated time: the policy, chunk scheduler and limits of a robot, as fast as the machine allows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hal.interfaces.robot import Robot
 from hal.safety.bounds import rest_action
 from hal.safety.limiter import SafetyLimiter, SafetyLimits
 from policies.interface.policy import Policy
-from robot_edge.chunking.base import ChunkScheduler
+from robot_edge.chunking.scheduler import ChunkScheduler
 from robot_edge.inference.infer_chunk import infer_chunk
 from wire.clock import ManualClock, SimulatedClock
 from wire.messages.local import ChunkReply
@@ -32,11 +32,17 @@ class Conditions:
 
 
 def rollout(
-    robot: Robot, policy: Policy, schedule: ChunkScheduler, task: str, seed: int, max_ticks: int, conditions: Conditions
+    robot: Robot,
+    policy: Policy,
+    scheduler: ChunkScheduler,
+    task: str,
+    seed: int,
+    max_ticks: int,
+    conditions: Conditions,
 ) -> bool:
     """Whether `policy` succeeds at `task` from `seed` within `max_ticks`."""
     robot.reset(task, seed)
-    schedule.reset(0)
+    scheduler.reset(0)
     safety = SafetyLimiter(robot.spec, conditions.safety)
     executed, latent, thought_ns = None, None, -1
     coming: deque[tuple[int, ChunkReply]] = deque()
@@ -45,8 +51,8 @@ def rollout(
         if executed is None:
             executed = rest_action(robot.spec, observation.state)
         while coming and coming[0][0] <= tick:
-            schedule.offer(coming.popleft()[1], tick)
-        if (request := schedule.ask(tick, observation)) is not None:
+            scheduler.submit(coming.popleft()[1], tick)
+        if (request := scheduler.request_chunk(tick, observation)) is not None:
             seen_ns = max((frame.time_ns for frame in observation.images.values()), default=observation.time_ns)
             if latent is None or seen_ns - thought_ns > conditions.think_every_s * 1e9:
                 latent, thought_ns = policy.think(observation), seen_ns
@@ -54,14 +60,14 @@ def rollout(
             if ticks:
                 coming.append((tick + ticks, reply))
             else:
-                schedule.offer(reply, tick)
-        chosen = schedule.action(tick, observation)
+                scheduler.submit(reply, tick)
+        chosen = scheduler.next_action(tick, observation)
         if chosen:
             action = safety.limit(chosen[0], executed, observation.state)
         else:
             action = safety.brake(executed, observation.state)
         feedback = robot.write(action)
-        schedule.executed(tick, feedback.executed)
+        scheduler.on_executed(tick, feedback.executed)
         safety.note(feedback.executed, executed)
         if feedback.success:
             return True

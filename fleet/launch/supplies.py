@@ -15,12 +15,11 @@ from fleet.evaluation.injected_delay import DelayedChannel, parse_delay
 from fleet.evaluation.rollout import Conditions
 from hal.interfaces.robot import Robot, Teleoperator
 from hal.registry import make_operator, make_robot
-from robot_edge.chunking.base import ChunkScheduler
-from robot_edge.chunking.delay_estimate import DelayEstimator
-from robot_edge.chunking.factory import make_schedule
-from robot_edge.chunking.selector import MakeSchedule
+from robot_edge.chunking.factory import make_scheduler
+from robot_edge.chunking.request_tracker import DelayEstimator
+from robot_edge.chunking.scheduler import ChunkScheduler, MakeScheduler
 from robot_edge.control.loop import ControlLoop
-from robot_edge.control.takeover_gate import Gate
+from robot_edge.control.takeover import Gate
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.uplink.server import Uplink
 from wire.clock import Clock, ManualClock, MonotonicClock, SimulatedClock
@@ -43,22 +42,15 @@ def client(address: str, name: str, keys: Path, server: str = GATEWAY) -> ZmqCli
     return ZmqClient(address, name, load_pair(keys, name), load_public(keys, server))
 
 
-def make_plan(recipe: Recipe) -> MakeSchedule:
-    """The schedule of the recipe's strategy for weights that were trained in some way."""
+def scheduler_factory(recipe: Recipe) -> MakeScheduler:
+    """Makes the scheduler of the recipe's strategy for weights that were trained in some way."""
 
     # What is known of delays outlives a change of weights.
-    forecast = DelayEstimator()
+    delay = DelayEstimator()
 
     def make(trained: PolicyCapabilities) -> ChunkScheduler:
-        return make_schedule(
-            recipe.strategy,
-            recipe.spec,
-            trained,
-            recipe.motion,
-            execute_ticks=recipe.replan_ticks,
-            speed_up=recipe.speed_up,
-            safety=recipe.loop.safety,
-            forecast=forecast,
+        return make_scheduler(
+            recipe.chunking, recipe.spec, trained, recipe.motion, safety=recipe.loop.safety, delay=delay
         )
 
     return make
@@ -94,15 +86,17 @@ def make_control(
         robot = make_robot(recipe.robot, config, stamps)
         operator = make_operator(recipe.robot, robot) if operated else None
     operator = operator if operated else None
-    boot = secrets.token_hex(4)
+    session_id = secrets.token_hex(4)
     if recipe.delay != "0":
         inference = DelayedChannel(inference, parse_delay(recipe.delay), recipe.spec.period_ns, clock)
     if flight is not None:
-        boot, robot, operator = flight.boot, flight.robot(robot), flight.operator(operator)
+        session_id, robot, operator = flight.session_id, flight.robot(robot), flight.operator(operator)
         uplink, inference = flight.line("uplink", uplink), flight.line("inference", inference)
         clock = flight.clock(clock)
     gate = Gate(recipe.gate) if operated else None
-    return ControlLoop(name, boot, robot, uplink, inference, make_plan(recipe), clock, recipe.loop, operator, gate)
+    return ControlLoop(
+        name, session_id, robot, uplink, inference, scheduler_factory(recipe), clock, recipe.loop, operator, gate
+    )
 
 
 def make_demonstrator(
@@ -117,7 +111,7 @@ def make_demonstrator(
         robot,
         uplink,
         inference,
-        make_plan(recipe),
+        scheduler_factory(recipe),
         clock,
         config,
         make_operator(recipe.robot, robot),
@@ -144,7 +138,7 @@ def make_evaluator(
         name,
         make_robot(recipe.robot, recipe.unpaced_config, simulated),
         recipe.make_policy(recipe.spec, seed),
-        make_plan(recipe),
+        scheduler_factory(recipe),
         recipe.tasks,
         gateway,
         data.edge(name) / "weights",

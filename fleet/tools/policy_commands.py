@@ -33,7 +33,7 @@ class Shown(msgspec.Struct, frozen=True):
     """of one published version"""
     horizon: int
     horizon_s: float
-    replan_ticks: int
+    execute_ticks: int
     latent_shape: list[int]
     latent_bytes: int
     think_ms: float
@@ -94,7 +94,7 @@ def look_at(recipe: Recipe, seed: int = 0, rounds: int = 10) -> Shown:
         version_bytes=len(policy.save()),
         horizon=policy.horizon,
         horizon_s=policy.horizon / spec.control_hz,
-        replan_ticks=recipe.replan_ticks,
+        execute_ticks=recipe.chunking.execute_ticks,
         latent_shape=list(latent.data.shape),
         latent_bytes=latent.data.nbytes,
         think_ms=1e3 * float(np.median(think_s)),
@@ -112,7 +112,7 @@ def lines(shown: Shown) -> list[str]:
         f"parameters      {shown.parameters:,}, of which {shown.trained_parameters:,} are trained",
         f"a version       {shown.version_bytes / 1e6:.2f} MB are published",
         f"begins with     {'weights that act' if shown.pretrained else 'random weights'}",
-        f"chunk           {shown.horizon} actions, {shown.horizon_s:.2f} s; the next after {shown.replan_ticks} ticks",
+        f"chunk           {shown.horizon} actions, {shown.horizon_s:.2f} s; the next after {shown.execute_ticks} ticks",
         f"trained for     a delay of up to {shown.trained_max_delay} ticks",
         f"latent          {shown.latent_shape}, {shown.latent_bytes / 1e3:.1f} kB",
         f"think           {shown.think_ms:.1f} ms",

@@ -26,7 +26,7 @@ _OF_THE_ALGORITHM = (
 def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
     """`recipe` with the policy of `choice`, its algorithm and pace as `PolicyDefaults` wants them.
 
-    Chunks that are too short for the recipe's `replan_ticks` are replaced when they are half executed. Loads no
+    Chunks that are too short for the recipe's `execute_ticks` are replaced when they are half executed. Loads no
     network. Raises `ConfigError` for a policy that cannot be used with the recipe's robot, as far as its files tell.
     """
     wanted = defaults(choice, recipe.spec)
@@ -34,7 +34,7 @@ def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
     slow = recipe.slow
     if wanted.think_every_s is not None:
         slow = replace(slow, every_s=wanted.think_every_s, max_age_s=max(slow.max_age_s, 4 * wanted.think_every_s))
-    ticks = _replan_ticks(recipe, choice, wanted)
+    ticks = _execute_ticks(recipe, choice, wanted)
 
     def make(spec: RobotSpec, seed: int) -> LearnedPolicy:
         policy = make_policy(choice, spec, seed)
@@ -46,29 +46,29 @@ def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
         make_policy=make,
         algorithm=replace(recipe.algorithm, **changed),
         slow=slow,
-        replan_ticks=ticks,
+        chunking=replace(recipe.chunking, execute_ticks=ticks),
         demonstrations=recipe.demonstrations if wanted.demonstrations is None else wanted.demonstrations,
     )
 
 
-def _replan_ticks(recipe: Recipe, choice: PolicyChoice, wanted: PolicyDefaults) -> int:
+def _execute_ticks(recipe: Recipe, choice: PolicyChoice, wanted: PolicyDefaults) -> int:
     if wanted.horizon is None:
-        return recipe.replan_ticks
-    ticks = wanted.horizon // recipe.speed_up
+        return recipe.chunking.execute_ticks
+    ticks = wanted.horizon // recipe.chunking.speed_up
     if ticks < 2:
         raise ConfigError(_too_short(wanted.horizon, 1, recipe, choice))
-    return recipe.replan_ticks if recipe.replan_ticks < ticks else ticks // 2
+    return recipe.chunking.execute_ticks if recipe.chunking.execute_ticks < ticks else ticks // 2
 
 
 def _require_horizon(horizon: int, ticks: int, recipe: Recipe, choice: PolicyChoice) -> None:
-    if horizon // recipe.speed_up <= ticks:
+    if horizon // recipe.chunking.speed_up <= ticks:
         raise ConfigError(_too_short(horizon, ticks, recipe, choice))
 
 
 def _too_short(horizon: int, ticks: int, recipe: Recipe, choice: PolicyChoice) -> str:
-    faster = f" at speed-up {recipe.speed_up}" if recipe.speed_up > 1 else ""
+    faster = f" at speed-up {recipe.chunking.speed_up}" if recipe.chunking.speed_up > 1 else ""
     return (
         f"policy '{choice}' gives {horizon} actions at a time{faster}, and recipe '{recipe.name}' asks for the next "
         f"chunk after {ticks} ticks: there would be none left while it is made. Take a policy with longer chunks, or a "
-        "recipe with fewer replan_ticks."
+        "recipe with fewer execute_ticks."
     )

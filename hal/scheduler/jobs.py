@@ -12,7 +12,6 @@ import msgspec
 
 from hal.resource.lease import Priority
 from hal.scheduler.seeds import PARTITION_EPISODES, held_out_seeds
-from wire.messages.gateway import Job
 from wire.messages.fleet import JobRequest, JobState
 from wire.messages.gateway import Job
 

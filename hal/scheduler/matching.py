@@ -18,8 +18,8 @@ from hal.scheduler.decision import REST, Decision, SchedulerConfig, job_of
 from hal.scheduler.jobs import Assignment, JobPhase, JobRecord
 from hal.scheduler.seeds import training_seeds
 from hal.scheduler.tasks import TaskBalancer
-from wire.messages.gateway import Job
 from wire.messages.fleet import Capabilities
+from wire.messages.gateway import Job
 
 
 @dataclass(slots=True, eq=False)

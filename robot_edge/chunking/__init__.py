@@ -1,5 +1,5 @@
-"""Strategies for actions that arrive late: one small class each, one interface (`base`).
+"""Which action of which chunk belongs to a tick, when chunks arrive late.
 
-`choose.make_schedule` gives the one a checkpoint was trained for. They share `line` (what is asked, answered and how
-long that takes), `planned` (one running chunk) and `foresight` (what will be executed, and whether it was).
+`factory` makes the `ChunkScheduler` (`scheduler`) a checkpoint was trained for, one file a strategy below `strategies`.
+They share `request_tracker` (what is asked, answered, and how long that takes) and `action_predictor`.
 """

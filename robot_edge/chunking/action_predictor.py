@@ -27,7 +27,7 @@ _Executed = tuple[np.ndarray, tuple[int, np.ndarray | None, np.ndarray] | None, 
 
 
 class ActionPredictor:
-    """One robot's near future as far as it is decided. Feed it `chose` and `executed` at every tick."""
+    """One robot's near future as far as it is decided. Feed it `on_action_selected` and `on_executed` at every tick."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ActionPredictor:
         """float32[m, da]: executed in this episode, oldest first, at most the last 64."""
         return self._memory[max(0, self._done - _PAST) : self._done].copy()
 
-    def coming(self, wanted: Sequence[np.ndarray | None], state: np.ndarray) -> np.ndarray:
+    def predict(self, wanted: Sequence[np.ndarray | None], state: np.ndarray) -> np.ndarray:
         """float32[n, da]: how `wanted` will be executed from now on, None standing for no action: the robot brakes.
 
         `state`: float32[ds] as seen now. Before anything was executed nobody knows what hold is for absolute
@@ -80,11 +80,11 @@ class ActionPredictor:
             return self._clipped(wanted, past)
         return self._limited(self._guard, wanted, state, past)
 
-    def chose(self, tick: int, action: np.ndarray | None, state: np.ndarray) -> None:
-        """The schedule has `action` for `tick`, None for none; `state`: float32[ds] as seen then."""
+    def on_action_selected(self, tick: int, action: np.ndarray | None, state: np.ndarray) -> None:
+        """The scheduler has `action` for `tick`, None for none; `state`: float32[ds] as seen then."""
         self._chosen = (tick, action, state)
 
-    def executed(self, tick: int, action: np.ndarray) -> None:
+    def on_executed(self, tick: int, action: np.ndarray) -> None:
         """float32[da]: what the robot did at `tick`."""
         # What it means is reckoned when somebody asks: while others act nobody does, at most ticks.
         chosen = self._chosen if self._chosen is not None and self._chosen[0] == tick else None
@@ -95,27 +95,27 @@ class ActionPredictor:
         self._done += 1
         self._unreckoned.append((self._memory[end].copy(), chosen, self._memory[max(0, end - 2) : end].copy()))
 
-    def watch(self) -> None:
+    def reset_drift(self) -> None:
         """Begin to add up what differs."""
         self._reckon()
         self._drift = [0.0] * len(self._drift)
 
     @property
-    def own(self) -> bool:
+    def last_action_was_ours(self) -> bool:
         """Whether what was executed last is what was chosen."""
         self._reckon()
         return self._own
 
     @property
-    def drifted(self) -> bool:
-        """Whether the robot is no longer where it was reckoned to be, since `watch`."""
+    def has_drifted(self) -> bool:
+        """Whether the robot is no longer where it was reckoned to be, since `reset_drift`."""
         self._reckon()
         return self._is_off(self._drift)
 
     def _reckon(self) -> None:
         while self._unreckoned:
             executed, chosen, before = self._unreckoned.popleft()
-            # A schedule that was not even asked at that tick: somebody else was in control.
+            # A scheduler that was not even asked at that tick: somebody else was in control.
             self._own = chosen is not None and self._as_chosen(executed, chosen[1], chosen[2], before)
 
     def _as_chosen(

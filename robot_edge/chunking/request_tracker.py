@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections import deque
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from hal.safety.bounds import hold_numbers
-from robot_edge.chunking.base import Chosen
-from robot_edge.chunking.delay_estimate import DelayEstimator
-from robot_edge.chunking.strategies.quantise import quantise
+from robot_edge.chunking.config import ChunkingConfig
 from wire.errors import ConfigError
 from wire.messages.local import ChunkReply, ChunkRequest
-from wire.types import ActionChunk, RobotSpec
+from wire.types import ActionChunk, CommandType, RobotSpec
 
 log = logging.getLogger(__name__)
 
 _MOST_OPEN = 4
-"""requests remembered at once; more than one only when answers take longer than patience"""
+"""requests remembered at once; more than one only when answers take longer than `timeout_ticks`"""
+
+PlannedAction = tuple[np.ndarray, ActionChunk]
+"""float32[da] and the chunk it is from; the action's place in it is `tick - chunk.first_tick`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,40 +42,55 @@ class ScheduledChunk:
         """The first tick it has no action for."""
         return self.chunk.first_tick + len(self.chunk.actions)
 
-    def at(self, tick: int) -> Chosen | None:
+    def at(self, tick: int) -> PlannedAction | None:
         index = tick - self.chunk.first_tick
         return (self.chunk.actions[index], self.chunk) if 0 <= index < len(self.chunk.actions) else None
 
-    def moved(self, tick: int) -> ScheduledChunk:
+    def starting_at(self, tick: int) -> ScheduledChunk:
         """The same actions, from `tick` on."""
         return ScheduledChunk(msgspec.structs.replace(self.chunk, first_tick=tick), self.made, tick, self.delay_ticks)
+
+
+class DelayEstimator:
+    """A high percentile of the last measured delays, in control ticks.
+
+    It is of use from the first measurement on: of few delays it is the longest. One slow answer counts until enough
+    quick ones came after it, and none for longer than the window. It outlives episodes; give it to the next scheduler
+    too when weights of another training come.
+    """
+
+    def __init__(self, window: int = 50, quantile: float = 0.95, first: int = 1) -> None:
+        """`first`: what to expect before anything was measured, in ticks. Raises `ConfigError` for what cannot be."""
+        if window < 1 or not 0 < quantile <= 1 or first < 0:
+            raise ConfigError(
+                f"delay estimate of window {window}, quantile {quantile}, first {first}: give a window of at least 1, "
+                "a quantile in (0, 1] and a first delay of 0 or more ticks."
+            )
+        self._last: deque[int] = deque(maxlen=window)
+        self._quantile = quantile
+        self.ticks = first
+        """what the next answer is expected to take"""
+
+    def add(self, delay_ticks: int) -> None:
+        """An answer took `delay_ticks`."""
+        self._last.append(max(delay_ticks, 0))
+        ordered = sorted(self._last)
+        # the smallest delay that at least `quantile` of the answers kept; the margin is for 0.95 * 20 = 19.000...1
+        self.ticks = ordered[math.ceil(self._quantile * len(ordered) - 1e-9) - 1]
 
 
 class RequestTracker:
     """One request at a time, and each answer once.
 
-    An answer is worth nothing if it is of an earlier episode, came before, is older than one already taken, was
+    An answer is worth nothing if it is of an earlier episode, came before, is older than one already popped, was
     cancelled, failed, or holds numbers that are none; the last two are asked for again.
     """
 
-    def __init__(
-        self,
-        patience_ticks: int = 40,
-        forecast: DelayEstimator | None = None,
-        spec: RobotSpec | None = None,
-        speed_up: int = 1,
-    ) -> None:
-        """A request that nobody answers is repeated after `patience_ticks`.
-
-        `spec`: the robot's, to check chunks against; it is needed for a `speed_up` above 1. Raises
-        `ConfigError` without it.
-        """
-        if speed_up != 1 and (spec is None or speed_up < 1):
-            raise ConfigError(f"speed-up {speed_up}: give 1 or more, and the robot's spec, which says what adds up.")
-        self.forecast = forecast or DelayEstimator()
-        self.speed_up = speed_up
-        self._patience_ticks = patience_ticks
-        self._spec = spec
+    def __init__(self, spec: RobotSpec, config: ChunkingConfig, delay: DelayEstimator | None = None) -> None:
+        """`delay`: what an earlier scheduler of this robot learned."""
+        self.spec = spec
+        self.config = config
+        self.delay = delay or DelayEstimator()
         self._fault = ""
         self.reset()
 
@@ -84,36 +102,34 @@ class RequestTracker:
         self._asked: int | None = None
         self._newest: int | None = None
 
-    def free(self, tick: int) -> bool:
+    def can_request(self, tick: int) -> bool:
         """Whether a request may be made at `tick`: at most one a tick, and none while another may be answered."""
         if self._asked is None:
             return True
-        return tick > self._asked and (self._asked not in self._open or tick - self._asked >= self._patience_ticks)
+        return tick > self._asked and (self._asked not in self._open or tick - self._asked >= self.config.timeout_ticks)
 
-    def ask(self, request: ChunkRequest) -> ChunkRequest:
+    def register(self, request: ChunkRequest) -> ChunkRequest:
         """`request` as it goes on its way."""
-        if self._spec is not None:
-            request = msgspec.structs.replace(request, moved_ticks=self._moved_ticks)
+        request = msgspec.structs.replace(request, moved_ticks=self._moved_ticks)
         self._open[request.tick] = request
         self._asked = request.tick
         if len(self._open) > _MOST_OPEN:
             del self._open[min(self._open)]
         return request
 
-    def executed(self, action: np.ndarray) -> None:
+    def on_executed(self, action: np.ndarray) -> None:
         """float32[da]: what the robot did at a tick; counts for how long it has moved."""
-        if self._spec is not None:
-            last = action if self._last is None else self._last
-            self._moved_ticks = 0 if action.tolist() == hold_numbers(self._spec, last) else self._moved_ticks + 1
-            # A driver may use its array again.
-            self._last = action.copy()
+        last = action if self._last is None else self._last
+        self._moved_ticks = 0 if action.tolist() == hold_numbers(self.spec, last) else self._moved_ticks + 1
+        # A driver may use its array again.
+        self._last = action.copy()
 
     def cancel(self) -> None:
         """No answer to what was asked so far is wanted; the next request need not wait."""
         self._open.clear()
 
-    def take(self, reply: ChunkReply, tick: int) -> ScheduledChunk | None:
-        """The plan that `reply` brings at `tick`, None when it is worth nothing."""
+    def pop(self, reply: ChunkReply, tick: int) -> ScheduledChunk | None:
+        """The chunk that `reply` brings at `tick`, None when it is worth nothing."""
         request = self._open.pop(reply.tick, None)
         if request is None or reply.chunk is None:
             return None
@@ -124,13 +140,13 @@ class RequestTracker:
         if fault:
             return None
         delay_ticks = tick - reply.tick
-        self.forecast.add(delay_ticks)
+        self.delay.add(delay_ticks)
         if self._newest is not None and reply.tick < self._newest:
             return None
         self._newest = reply.tick
         self._open = {asked: other for asked, other in self._open.items() if asked > reply.tick}
         made = reply.chunk
-        chunk = quantise(made, self.speed_up, self._spec) if self._spec and self.speed_up > 1 else made
+        chunk = quantise(made, self.config.speed_up, self.spec)
         return ScheduledChunk(chunk, made, max(tick, chunk.first_tick), delay_ticks)
 
     def _fault_of(self, chunk: ActionChunk, request: ChunkRequest) -> str:
@@ -138,12 +154,29 @@ class RequestTracker:
         actions = chunk.actions
         if actions.ndim != 2 or len(actions) == 0 or actions.dtype.kind not in "fiu":
             return f"actions {actions.dtype}{list(actions.shape)}, expected float32[H, da] with H of 1 or more."
-        if self._spec is not None and actions.shape[1] != self._spec.action_dim:
-            return (
-                f"{actions.shape[1]} numbers an action; robot '{self._spec.embodiment}' takes {self._spec.action_dim}."
-            )
+        if actions.shape[1] != self.spec.action_dim:
+            return f"{actions.shape[1]} numbers an action; robot '{self.spec.embodiment}' takes {self.spec.action_dim}."
         if not np.isfinite(actions).all():
             return "an action of it is not finite."
         if chunk.first_tick != request.first_tick:
             return f"it begins at tick {chunk.first_tick}, asked was for {request.first_tick}."
         return ""
+
+
+def quantise(chunk: ActionChunk, q: int, spec: RobotSpec) -> ActionChunk:
+    """`chunk` with ceil(H / q) actions, q times as fast (action quantisation, VLASH, arXiv 2512.01031, section 3.4).
+
+    q neighbours become one action by what a dimension means: the last of a group for absolute targets, the sum for
+    deltas and velocities, for each action lasts one control tick. The last action stands for what is left; the first
+    tick stays. A sum beyond the limits of its dimension is clipped: that much of the motion is lost, and the robot ends
+    up short of where the chunk wanted it. So a speed-up pays where actions use little of their range, and with absolute
+    actions.
+    """
+    if q == 1:
+        return chunk
+    actions, horizon = chunk.actions, len(chunk.actions)
+    sums = np.add.reduceat(actions, np.arange(0, horizon, q), axis=0)
+    last = actions[np.minimum(np.arange(q - 1, horizon + q - 1, q), horizon - 1)]
+    absolute = np.array([d.meaning is CommandType.absolute for d in spec.action], bool)
+    fast = np.clip(np.where(absolute, last, sums), spec.action_low(), spec.action_high())
+    return msgspec.structs.replace(chunk, actions=fast.astype(np.float32))

@@ -1,4 +1,4 @@
-"""What the control loop was told by the outside: its job, people's wishes, what the other processes can do."""
+"""What the control loop was told from outside: its job, people's commands, what the other processes can do."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class JobProgress:
 
 
 class CommandInbox:
-    """Hears messages between two ticks and remembers what they come to."""
+    """Takes in messages between two ticks and remembers what they come to."""
 
-    def __init__(self, name: str, human: OperatorOverride) -> None:
+    def __init__(self, name: str, override: OperatorOverride) -> None:
         self._name = name
-        self.human = human
+        self._override = override
         self.job: Job | None = None
         """what the robot works on; it changes between two episodes only"""
         self.version = 0
@@ -44,13 +44,13 @@ class CommandInbox:
         self.storage_ok = True
         self.estop = False
         self.stopping = False
-        self.previews = False
+        self.previews_wanted = False
         """somebody looks at larger pictures"""
         self.interventions = 0
         """takeovers by people"""
-        self.new_recorder = False
+        self.recorder_restarted = False
         """the uplink is another one than before: what it had of the running episode is gone"""
-        self._coming: Job | None = None
+        self._next_job: Job | None = None
         self._progress: OrderedDict[str, JobProgress] = OrderedDict()
 
     @property
@@ -65,44 +65,44 @@ class CommandInbox:
         return job is None or not job.tasks or 0 < job.episodes <= self._of_job().finished
 
     @property
-    def other_version(self) -> bool:
+    def wants_other_version(self) -> bool:
         """Whether the job is to be done by another policy version than the one that acts."""
         return self.job is not None and self.job.version > 0 and self.job.version != self.version
 
     @property
-    def measures(self) -> bool:
+    def evaluating(self) -> bool:
         """Whether the policy is being measured: nobody helps it, and nobody learns from it."""
         return self.job is not None and self.job.kind == "evaluation"
 
-    def between_episodes(self) -> None:
-        """No episode runs: what was heard of jobs meanwhile holds from now on."""
-        if self._coming is None:
+    def adopt_job(self) -> None:
+        """No episode runs: the newest job holds from now on."""
+        if self._next_job is None:
             return
-        self.job, self._coming = self._coming, None
+        self.job, self._next_job = self._next_job, None
         progress = self._of_job()
         if progress.first_seed != self.job.first_seed:
             # Another stretch of the job's seeds, with its own number of episodes.
             self._progress[self.job.id] = JobProgress(self.job.first_seed)
 
     def next_episode(self) -> tuple[str, int]:
-        """(task, seed) of the job's next episode; the same again until `begun`."""
+        """(task, seed) of the job's next episode; the same again until `on_episode_begun`."""
         assert self.job is not None
         count = self._of_job().begun
         return self.job.tasks[count % len(self.job.tasks)], self.job.first_seed + count
 
-    def begun(self) -> None:
+    def on_episode_begun(self) -> None:
         """The task and seed of the next episode are used up."""
         self._of_job().begun += 1
 
-    def ended(self, outcome: str) -> None:
+    def on_episode_ended(self, outcome: str) -> None:
         """An episode of the job is over."""
         if self.job is not None and outcome != "aborted":
             self._of_job().finished += 1
 
-    def hear(self, message: Message) -> None:
+    def handle_message(self, message: Message) -> None:
         match message:
             case Job():
-                self._coming = message
+                self._next_job = message
             case VersionActivated():
                 self.version, self.trained = message.number, message.trained
             case Nack():
@@ -112,11 +112,11 @@ class CommandInbox:
             case OperatorCommand(kind="release_estop"):
                 self.estop = False
             case OperatorCommand():
-                self.interventions += self.human.hear(message)
+                self.interventions += self._override.handle_command(message)
             case Hello(role=Role.uplink):
-                self.new_recorder = True
+                self.recorder_restarted = True
             case RequestPreviews(wanted=wanted):
-                self.previews = wanted
+                self.previews_wanted = wanted
             case Stop():
                 self.stopping = True
             case _:

@@ -1,12 +1,90 @@
-"""What a control loop is told once: limits of an episode, of freshness and of motion."""
+"""The options of a robot's control: limits of an episode, of freshness, of its driver, and of the scripted operator."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from hal.safety.limiter import SafetyLimits
-from robot_edge.control.guarded_robot import RobotTimeouts
-from robot_edge.control.observation_monitor import ObservationLimits
+from wire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationLimits:
+    """What counts as fresh, and when a hold ends."""
+
+    state_stale_s: float = 0.5
+    """an observation that is older than this, by control's clock, brings hold"""
+    camera_stale_s: float = 0.5
+    """a frame that is older than this, by its observation's clock, brings hold"""
+    jump_s: float = 0.5
+    """a robot's clock that gets ahead of control's by more than this at once has jumped; going back at all is a jump"""
+    future_s: float = 0.05
+    """a frame may be stamped so much later than its observation"""
+    repeated_frames: int = 8
+    """so many new frames in a row with one picture, each taken while the robot moved, are a frozen camera; 0: never"""
+    repeated_span: float = 0.1
+    """share of a state dimension's range that the robot must have gone through meanwhile"""
+    moving: float = 0.002
+    """share of a state dimension's range by which it must change from one frame to the next to count as moving"""
+    repeats_while_still: bool = False
+    """count frames while the robot stands still too: for a real camera, whose noise makes every picture another; a
+    simulated one draws the same picture of the same scene"""
+    recover_ticks: int = 3
+    """ticks in a row that must be healthy before a hold ends"""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for a limit that would hold every robot, or none."""
+        for name in ("state_stale_s", "camera_stale_s", "jump_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"ObservationLimits: {name} is {getattr(self, name)}; give seconds above 0.")
+        for name in ("future_s", "repeated_frames", "repeated_span", "moving", "recover_ticks"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"ObservationLimits: {name} is {getattr(self, name)}; give 0 or more.")
+
+
+@dataclass(frozen=True, slots=True)
+class RobotTimeouts:
+    """How long control waits for a driver that fails."""
+
+    give_up_s: float = 3.0
+    """without one valid observation for so long, the connection is given up and made anew"""
+    refusals: int = 40
+    """commands in a row that a driver may refuse before its connection is given up"""
+    first_pause_s: float = 1.0
+    """before the first try to connect again"""
+    longest_pause_s: float = 30.0
+    """the pause is twice as long after each try, up to this"""
+    call_s: float = 1.0
+    """a driver in a process of its own that has not answered a read or write by then blocks"""
+    stuck_s: float = 5.0
+    """a read or write that takes so long ends the driver's process, and a new one begins"""
+    reset_s: float = 60.0
+    """connecting or a reset that takes so long ends it as well"""
+
+    def __post_init__(self) -> None:
+        for name in ("give_up_s", "refusals", "first_pause_s", "call_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"RobotTimeouts: {name} is {getattr(self, name)}; give one above 0.")
+        for name, least in (("longest_pause_s", "first_pause_s"), ("stuck_s", "call_s"), ("reset_s", "call_s")):
+            if getattr(self, name) < getattr(self, least):
+                raise ConfigError(f"RobotTimeouts: {name} is {getattr(self, name)}, less than {least}.")
+
+
+@dataclass(frozen=True, slots=True)
+class GateConfig:
+    """Thresholds of the gate."""
+
+    disagreement: float = 0.45
+    """mean absolute difference of the motion actions plus `gripper_weight` times that of the last action"""
+    gripper_weight: float = 0.5
+    disagreement_ticks: int = 3
+    """ticks in a row of disagreement before taking over"""
+    min_ticks: int = 15
+    """ticks a takeover lasts at least"""
+    stall_ticks: int = 80
+    """ticks without progress before taking over"""
+    stall_progress: float = 0.01
+    """what counts as progress, in the operator's unit"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,25 @@
-"""The running episode: its identity, its steps, and what ends it."""
+"""The running episode: its identity, its steps and what ends it, and their way to the uplink."""
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
+from robot_edge.control.config import LoopConfig
 from robot_edge.control.mode import HoldReason, Mode
-from robot_edge.control.step_recorder import StepRecorder
-from wire.errors import InvalidDataError
+from wire.errors import InvalidDataError, MessageTooLargeError
+from wire.messages.local import EpisodeEnded, EpisodeStarted, FrameRecorded, StepRecorded
+from wire.transport.channel import Channel
+from wire.transport.frame_ring import private, without_preview
 from wire.types import ActionChunk, Actor, Episode, Observation, RobotSpec, Step
+
+log = logging.getLogger(__name__)
+
+_Record = EpisodeStarted | StepRecorded | FrameRecorded | EpisodeEnded
 
 _ACTOR = {Mode.policy: Actor.policy, Mode.human: Actor.human, Mode.script: Actor.script}
 
@@ -39,15 +48,13 @@ class EpisodeTracker:
     def __init__(
         self,
         name: str,
-        boot: str,
+        session_id: str,
         spec: RobotSpec,
         recorder: StepRecorder,
-        source: str,
-        max_ticks: int,
-        tail_ticks: int,
-        tell: Callable[[str, str], None],
+        config: LoopConfig,
+        notify: Callable[[str, str], None],
     ) -> None:
-        """Episode ids are `<name>-<boot>-<number>`. `tell(kind, detail)`: for the operator."""
+        """Episode ids are `<name>-<session_id>-<number>`. `notify(kind, detail)`: for the operator."""
         self.recorder = recorder
         self.episode: Episode | None = None
         self.first_tick = 0
@@ -55,9 +62,8 @@ class EpisodeTracker:
         self.ended = 0
         self.starved = 0
         """ticks without an action after the episode's first chunk was there"""
-        self._robot, self._spec_hash, self._source = name, spec.hash, source
-        self._max_ticks, self._tail_ticks, self._tell = max_ticks, tail_ticks, tell
-        self._stem, self._begun = f"{name}-{boot}", 0
+        self._robot, self._spec_hash, self._config, self._notify = name, spec.hash, config, notify
+        self._stem, self._begun = f"{name}-{session_id}", 0
         self._own_ticks = self._success_ticks = 0
         self._acted = False
 
@@ -74,7 +80,7 @@ class EpisodeTracker:
             spec_hash=self._spec_hash,
             task=task,
             seed=seed,
-            source=source or self._source,
+            source=source or self._config.source,
             started_ns=now_ns,
         )
         self._begun += 1
@@ -94,8 +100,8 @@ class EpisodeTracker:
         if tick.reason in (HoldReason.no_recorder, HoldReason.bad_observation):
             # Nobody takes notes, so no backlog may grow; or there is nothing valid to note. The robot stands still.
             return ""
-        terminated = self._success_ticks > self._tail_ticks
-        truncated = not terminated and (self._own_ticks >= self._max_ticks or ending)
+        terminated = self._success_ticks > self._config.tail_ticks
+        truncated = not terminated and (self._own_ticks >= self._config.max_ticks or ending)
         observation, chunk = tick.observation, tick.chunk
         step = Step(
             tick=tick.tick - self.first_tick,
@@ -116,7 +122,7 @@ class EpisodeTracker:
             self.recorder.step(observation, step)
         except InvalidDataError as error:
             # Nothing is recorded that was not seen.
-            self._tell("hold", f"the episode ends: {error}")
+            self._notify("hold", f"the episode ends: {error}")
             return "aborted"
         if terminated:
             return "success"
@@ -129,3 +135,75 @@ class EpisodeTracker:
         self.recorder.end(outcome, now_ns)
         self.episode = None
         self.ended += 1
+
+
+class StepRecorder:
+    """Sends every step, and every frame once, to the uplink, which makes them durable. Never blocks the control loop.
+
+    It keeps what the uplink cannot take yet and says so through `healthy`.
+    """
+
+    def __init__(self, channel: Channel, backlog: int = 24) -> None:
+        """`backlog`: messages kept before `healthy` turns false, which makes the robot hold."""
+        self._channel = channel
+        self._limit = backlog
+        self._waiting: deque[_Record] = deque()
+        self._episode: Episode | None = None
+        self._frame_ns: dict[str, int] = {}
+        self.previews = True
+
+    @property
+    def healthy(self) -> bool:
+        """Whether steps leave this process."""
+        if self._waiting:
+            self._flush()
+        return len(self._waiting) < self._limit
+
+    def start(self, episode: Episode) -> None:
+        self._episode = episode
+        self._frame_ns = {}
+        self._put(EpisodeStarted(episode))
+
+    def step(self, observation: Observation, step: Step) -> None:
+        """Record one tick; frames not yet recorded go first, so that a step never refers to what did not come.
+
+        Raises `InvalidDataError`, and records no step, when a frame was overwritten before it could be taken.
+        """
+        assert self._episode is not None
+        for camera, frame in observation.images.items():
+            if frame.time_ns > self._frame_ns.get(camera, -1):
+                self._frame_ns[camera] = frame.time_ns
+                sent = frame if self.previews else without_preview(frame)
+                self._put(FrameRecorded(self._episode.id, camera, sent))
+        self._put(StepRecorded(self._episode.id, step))
+
+    def end(self, outcome: str, now_ns: int) -> None:
+        assert self._episode is not None
+        self._put(EpisodeEnded(self._episode.id, outcome, now_ns))
+        self._episode = None
+
+    def _put(self, record: _Record) -> None:
+        waiting = bool(self._waiting)
+        if not waiting and self._sent(record):
+            return
+        if isinstance(record, FrameRecorded):
+            # What it shows may be overwritten while it waits.
+            record = FrameRecorded(record.episode_id, record.camera, private(record.frame))
+        self._waiting.append(record)
+        if waiting:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._waiting and self._sent(self._waiting[0]):
+            self._waiting.popleft()
+
+    def _sent(self, record: _Record) -> bool:
+        try:
+            return self._channel.send(record)
+        except MessageTooLargeError as error:
+            if not isinstance(record, FrameRecorded) or record.frame.preview is None:
+                raise
+            log.warning("camera '%s': pictures for people are left out: %s", record.camera, error)
+            self.previews = False
+            plain = FrameRecorded(record.episode_id, record.camera, without_preview(record.frame))
+            return self._channel.send(plain)

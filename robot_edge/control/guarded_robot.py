@@ -1,9 +1,9 @@
-"""The robot's driver as the loop uses it: whatever it raises or answers becomes a named trouble, never the loop's end.
+"""The robot's driver as the loop uses it: whatever it raises or answers becomes a named fault, never the loop's end.
 
     read and write  ──fail for a while──►  given up: closed, and after a pause ──► connect ──► reset ──► read ...
                                             (1 s, twice as long each time, 30 s at most)
 
-A trouble is over when the robot has been read again. Trouble is told once, however often the driver is tried.
+A fault is over when the robot has been read again. People hear of it once, however often the driver is tried.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -20,7 +19,8 @@ import numpy as np
 from hal.interfaces.robot import Feedback, Robot, request_previews
 from hal.safety.bounds import limit_numbers
 from policies.interface.policy import check_observation
-from robot_edge.control.mode import HoldReason
+from robot_edge.control.config import RobotTimeouts
+from robot_edge.control.mode import NO_HOLD, Hold, HoldReason
 from wire.clock import Clock
 from wire.errors import ConfigError, FleetError, InvalidDataError, RobotDisconnectedError, RobotError
 from wire.types import Frame, Observation, RobotSpec
@@ -30,65 +30,39 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class RobotTimeouts:
-    """How patient control is with a driver that fails."""
-
-    give_up_s: float = 3.0
-    """without one valid observation for so long, the connection is given up and made anew"""
-    refusals: int = 40
-    """commands in a row that a driver may refuse before its connection is given up"""
-    first_pause_s: float = 1.0
-    """before the first try to connect again"""
-    longest_pause_s: float = 30.0
-    """the pause is twice as long after each try, up to this"""
-    call_s: float = 1.0
-    """a driver in a process of its own that has not answered a read or write by then blocks"""
-    stuck_s: float = 5.0
-    """a read or write that takes so long ends the driver's process, and a new one begins"""
-    reset_s: float = 60.0
-    """connecting or a reset that takes so long ends it as well"""
-
-    def __post_init__(self) -> None:
-        for name in ("give_up_s", "refusals", "first_pause_s", "call_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"DriverConfig: {name} is {getattr(self, name)}; give one above 0.")
-        for name, least in (("longest_pause_s", "first_pause_s"), ("stuck_s", "call_s"), ("reset_s", "call_s")):
-            if getattr(self, name) < getattr(self, least):
-                raise ConfigError(f"DriverConfig: {name} is {getattr(self, name)}, less than {least}.")
-
-
 class GuardedRobot:
-    """One robot. `reason` and `trouble` say why it cannot be used now, or what was wrong when it was used last."""
+    """One robot. `fault` says why it cannot be used now, or what was wrong when it was used last."""
 
     def __init__(
-        self, name: str, robot: Robot, config: RobotTimeouts, clock: Clock, tell: Callable[[str, str], None]
+        self, name: str, robot: Robot, config: RobotTimeouts, clock: Clock, notify: Callable[[str, str], None]
     ) -> None:
-        """A `robot` that is connected already; `disconnected` otherwise. `tell(kind, detail)`: for the operator."""
+        """A `robot` that is connected already; `start_disconnected` otherwise. `notify(kind, detail)`: for people."""
         self.connected = True
-        self.reason = HoldReason.none
-        self.trouble = ""
-        """'' when nothing is wrong"""
-        self.refused = 0
-        """commands in a row that were not taken"""
+        self.fault = NO_HOLD
+        self.refused_commands = 0
+        """in a row"""
         self._name = name
         self._robot = robot
         self._expect_read: Callable[[int], None] | None = getattr(robot, "expect_read", None)
         self._config = config
         self._clock = clock
-        self._tell = tell
-        self._told = self._owes = False
-        self._traced = ""
+        self._notify = notify
+        self._notified = False
+        """people know of the fault"""
+        self._must_take_command = False
+        """the fault is over only when a command is taken"""
+        self._logged = ""
+        """the error whose traceback is in the log"""
         self._previews = False
         self._failures = 0
         self._due_ns = 0
         self._bad_since_ns = -1
 
-    def disconnected(self) -> None:
-        """Nobody has connected it yet: the next `ready` does."""
-        self.connected, self.reason = False, HoldReason.no_robot
+    def start_disconnected(self) -> None:
+        """Nobody has connected it yet: the next `ensure_connected` does."""
+        self.connected, self.fault = False, Hold(HoldReason.no_robot)
 
-    def ready(self) -> bool:
+    def ensure_connected(self) -> bool:
         """Whether it can be used; connects it when that is due, which may take its time."""
         if self._due_ns and self._clock.now_ns() < self._due_ns:
             return False
@@ -98,7 +72,7 @@ class GuardedRobot:
         try:
             self._call("connect", self._robot.connect)
         except FleetError as error:
-            self.lost(HoldReason.no_robot, f"it cannot be connected: {error}")
+            self.disconnect(HoldReason.no_robot, f"it cannot be connected: {error}")
             return False
         self.connected = True
         return True
@@ -108,11 +82,11 @@ class GuardedRobot:
         try:
             self._call("reset", lambda: self._robot.reset(task, seed))
         except FleetError as error:
-            self.lost(
+            self.disconnect(
                 HoldReason.no_reset, f"it cannot be reset to '{task}': {error}", keep=isinstance(error, ConfigError)
             )
             return False
-        self._bad_since_ns, self.refused = -1, 0
+        self._bad_since_ns, self.refused_commands = -1, 0
         return True
 
     def read(self) -> Observation:
@@ -144,60 +118,60 @@ class GuardedRobot:
         try:
             feedback = self._call("write", write)
         except FleetError as error:
-            self.refused += 1
+            self.refused_commands += 1
             # That it can be read again will not prove that it can be commanded.
-            self._owes = True
-            self._trouble(HoldReason.safety, f"the robot does not take a command: {error}")
+            self._must_take_command = True
+            self._set_fault(HoldReason.safety, f"the robot does not take a command: {error}")
             if isinstance(error, RobotDisconnectedError):
-                self.lost(HoldReason.no_robot, str(error))
-            elif self.refused > self._config.refusals:
-                self.lost(HoldReason.no_robot, f"it took none of {self.refused} commands: {error}")
+                self.disconnect(HoldReason.no_robot, str(error))
+            elif self.refused_commands > self._config.refusals:
+                self.disconnect(HoldReason.no_robot, f"it took none of {self.refused_commands} commands: {error}")
             return None
-        if self._owes:
-            self.refused, self._owes, self._failures = 0, False, 0
-            self._over("the robot takes commands again.")
+        if self._must_take_command:
+            self.refused_commands, self._must_take_command, self._failures = 0, False, 0
+            self._clear_fault("the robot takes commands again.")
         return feedback
 
-    def unread(self, error: str, gone: bool = False) -> None:
+    def report_read_failure(self, error: str, gone: bool = False) -> None:
         """No valid observation came, and why. After a while of that, and at once when it is `gone`, it is given up."""
         now_ns = self._clock.now_ns()
         if self._bad_since_ns < 0:
             self._bad_since_ns = now_ns
         if gone or now_ns - self._bad_since_ns > self._config.give_up_s * 1e9:
-            self.lost(HoldReason.no_robot, error)
+            self.disconnect(HoldReason.no_robot, error)
 
-    def well(self) -> None:
+    def report_valid_read(self) -> None:
         """A valid observation came."""
         self._bad_since_ns = -1
-        if not self._owes:
+        if not self._must_take_command:
             self._failures = 0
-            self._over("the robot answers again.")
+            self._clear_fault("the robot answers again.")
 
-    def look(self, *, scene: bool) -> str:
-        """At rest, now and then: what is wrong with the robot, '' when nothing is.
+    def check_at_rest(self, *, scene: bool) -> Hold:
+        """At rest, now and then: what is wrong with the robot.
 
         Without a `scene`, which a reset makes, a robot need not answer: being connected is all that it can prove.
         """
-        self._owes = False
+        self._must_take_command = False
         if not scene:
-            self._over("the robot is connected again.")
-            return ""
+            self._clear_fault("the robot is connected again.")
+            return NO_HOLD
         try:
             check_observation(self._robot.spec, self.read())
         except (InvalidDataError, RobotError) as error:
-            self.unread(str(error), gone=isinstance(error, RobotDisconnectedError))
-            return str(error)
-        self.well()
-        return ""
+            self.report_read_failure(str(error), gone=isinstance(error, RobotDisconnectedError))
+            return Hold(HoldReason.bad_observation, str(error))
+        self.report_valid_read()
+        return NO_HOLD
 
-    def lost(self, reason: HoldReason, error: str, *, keep: bool = False) -> None:
+    def disconnect(self, reason: HoldReason, error: str, *, keep: bool = False) -> None:
         """Give it up and try again after a pause; `keep`: the connection stays."""
         config = self._config
         pause_s = min(config.longest_pause_s, config.first_pause_s * 2 ** min(self._failures, 30))
         self._failures += 1
         self._due_ns = self._clock.now_ns() + int(pause_s * 1e9)
-        self._trouble(reason, error)
-        self._bad_since_ns, self.refused = -1, 0
+        self._set_fault(reason, error)
+        self._bad_since_ns, self.refused_commands = -1, 0
         log.warning("robot '%s' is tried again in %.0f s: %s", self._name, pause_s, error)
         if self.connected and not keep:
             self.connected = False
@@ -212,17 +186,17 @@ class GuardedRobot:
         except FleetError as error:
             log.error("robot '%s' could not be closed: %s", self._name, error)
 
-    def _trouble(self, reason: HoldReason, text: str) -> None:
-        self.reason, self.trouble = reason, text
-        if not self._told:
-            self._told = True
-            self._tell("hold", text)
+    def _set_fault(self, reason: HoldReason, text: str) -> None:
+        self.fault = Hold(reason, text)
+        if not self._notified:
+            self._notified = True
+            self._notify("hold", text)
 
-    def _over(self, text: str) -> None:
-        self.reason, self.trouble = HoldReason.none, ""
-        if self._told:
-            self._told = False
-            self._tell("recovered", text)
+    def _clear_fault(self, text: str) -> None:
+        self.fault = NO_HOLD
+        if self._notified:
+            self._notified = False
+            self._notify("recovered", text)
 
     def _call(self, call: str, function: Callable[[], _T]) -> _T:
         """Raises `FleetError` only, whatever a driver raises."""
@@ -232,10 +206,10 @@ class GuardedRobot:
             raise
         except Exception as error:
             text = f"robot '{self._name}': its driver failed in {call}(): {type(error).__name__}: {error}"
-            if text != self._traced:
+            if text != self._logged:
                 # Once: it is called many times a second.
                 log.exception("%s", text)
-            self._traced = text
+            self._logged = text
             raise RobotError(text) from error
 
 

@@ -50,16 +50,32 @@ class HoldReason(StrEnum):
     safety = "the robot does not take commands"
 
 
+class Hold(msgspec.Struct, frozen=True):
+    """Why a robot holds; false when it need not."""
+
+    reason: HoldReason = HoldReason.none
+    detail: str = ""
+    """what a person should know beyond the reason"""
+
+    def __bool__(self) -> bool:
+        return self.reason is not HoldReason.none
+
+
+NO_HOLD = Hold()
+
+
 class ControlConditions(msgspec.Struct, frozen=True):
     """Everything that decides about control at one tick."""
 
     estop: bool = False
+    resting: bool = False
+    """between two episodes, and there is none to begin"""
     recorder_ok: bool = True
     storage_ok: bool = True
-    unfit: HoldReason = HoldReason.none
-    """why the observation must not be acted on"""
-    safe: bool = True
-    """the robot takes commands: its driver did not refuse the last ones"""
+    fault: Hold = NO_HOLD
+    """what is wrong with the robot or with what it reports"""
+    refusal: Hold = NO_HOLD
+    """why the robot's driver did not take the last command"""
     human: bool = False
     """a person has taken over"""
     human_linked: bool = True
@@ -72,41 +88,41 @@ class ControlConditions(msgspec.Struct, frozen=True):
     """the scripted operator has taken over"""
     version: int = 0
     """policy version inference runs, 0 when none"""
+    version_fits: bool = True
+    """it is the version the job asks for"""
     trained: bool = True
-    """the weights were trained for the schedule that would use them"""
-    slow_path_ok: bool = True
-    """the slow path, or what stands in for it, still answers"""
-    action_ready: bool = False
-    """the chunk schedule has an action for this tick"""
+    """the weights were trained for the strategy that would use them"""
+    missing_action: Hold = NO_HOLD
+    """why the chunk scheduler has no action for this tick"""
 
 
 PRIORITY_RULES: tuple[tuple[Callable[[ControlConditions], bool], Mode, HoldReason | None], ...] = (
     (lambda known: known.estop, Mode.estop, HoldReason.estop),
+    (lambda known: known.resting, Mode.hold, HoldReason.no_job),
     (lambda known: not known.recorder_ok, Mode.hold, HoldReason.no_recorder),
     (lambda known: not known.storage_ok, Mode.hold, HoldReason.storage),
-    (lambda known: known.unfit is not HoldReason.none, Mode.hold, None),
-    (lambda known: not known.safe, Mode.hold, HoldReason.safety),
+    (lambda known: bool(known.fault), Mode.hold, None),
+    (lambda known: bool(known.refusal), Mode.hold, None),
     (lambda known: known.human and not known.human_linked, Mode.hold, HoldReason.operator_lost),
     (lambda known: known.human and not known.human_command_fresh, Mode.hold, HoldReason.operator_idle),
     (lambda known: known.human, Mode.human, HoldReason.none),
     (lambda known: known.resetting, Mode.reset, HoldReason.none),
     (lambda known: known.script, Mode.script, HoldReason.none),
     (lambda known: known.version == 0, Mode.hold, HoldReason.no_version),
+    (lambda known: not known.version_fits, Mode.hold, HoldReason.other_version),
     (lambda known: not known.trained, Mode.hold, HoldReason.untrained),
-    (lambda known: not known.slow_path_ok, Mode.hold, HoldReason.slow_path_lost),
-    (lambda known: not known.action_ready, Mode.hold, HoldReason.no_action),
+    (lambda known: bool(known.missing_action), Mode.hold, None),
     (lambda known: True, Mode.policy, HoldReason.none),
 )
-"""(when, who moves the robot, why it holds); the first row that applies decides. None: the reason is
-`ControlConditions.unfit`.
+"""(when, who moves the robot, why it holds); the first row that applies decides. None: the hold is the condition's own.
 """
 
 
 @functools.lru_cache(256)
-def decide(known: ControlConditions) -> tuple[Mode, HoldReason]:
-    """(mode, reason to hold) for this tick: the first row of `PRIORITY_RULES` that applies.
+def decide(known: ControlConditions) -> tuple[Mode, Hold]:
+    """(mode, why the robot holds) for this tick: the first row of `PRIORITY_RULES` that applies.
 
     What is known is mostly what was known at the tick before, so answers are kept.
     """
     mode, reason = next((mode, reason) for when, mode, reason in PRIORITY_RULES if when(known))
-    return mode, known.unfit if reason is None else reason
+    return mode, (known.fault or known.refusal or known.missing_action) if reason is None else Hold(reason)

@@ -6,6 +6,7 @@ first answer is the reason to hold. What was wrong must be right for some ticks 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,8 +15,9 @@ import numpy as np
 
 from hal.safety.limiter import check_age
 from policies.interface.policy import check_observation
-from robot_edge.control.mode import HoldReason
-from wire.errors import ConfigError, InvalidDataError
+from robot_edge.control.config import ObservationLimits
+from robot_edge.control.mode import NO_HOLD, Hold, HoldReason
+from wire.errors import InvalidDataError
 from wire.types import Frame, Observation, RobotSpec
 
 _DRIFT = 1e-3
@@ -24,56 +26,13 @@ _SAMPLE = 8
 """every so many rows and columns of a picture are compared before all of them"""
 
 
-@dataclass(frozen=True, slots=True)
-class ObservationLimits:
-    """What counts as fresh, and how patient the checks are."""
-
-    state_stale_s: float = 0.5
-    """an observation that is older than this, by control's clock, brings hold"""
-    camera_stale_s: float = 0.5
-    """a frame that is older than this, by its observation's clock, brings hold"""
-    jump_s: float = 0.5
-    """a robot's clock that gets ahead of control's by more than this at once has jumped; going back at all is a jump"""
-    future_s: float = 0.05
-    """a frame may be stamped so much later than its observation"""
-    repeated_frames: int = 8
-    """so many new frames in a row with one picture, each taken while the robot moved, are a frozen camera; 0: never"""
-    repeated_span: float = 0.1
-    """share of a state dimension's range that the robot must have gone through meanwhile"""
-    moving: float = 0.002
-    """share of a state dimension's range by which it must change from one frame to the next to count as moving"""
-    repeats_while_still: bool = False
-    """count frames while the robot stands still too: for a real camera, whose noise makes every picture another; a
-    simulated one draws the same picture of the same scene"""
-    recover_ticks: int = 3
-    """ticks in a row that must be healthy before a hold ends"""
-
-    def __post_init__(self) -> None:
-        """Raises `ConfigError` for a limit that would hold every robot, or none."""
-        for name in ("state_stale_s", "camera_stale_s", "jump_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"HealthConfig: {name} is {getattr(self, name)}; give seconds above 0.")
-        for name in ("future_s", "repeated_frames", "repeated_span", "moving", "recover_ticks"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"HealthConfig: {name} is {getattr(self, name)}; give 0 or more.")
-
-
-class ObservationEvent(msgspec.Struct, frozen=True):
-    """For the operator: something began or is over."""
-
-    kind: str
-    """hold or recovered"""
-    detail: str
-
-
 class CheckResult(msgspec.Struct, frozen=True):
     """What became of one observation."""
 
-    reason: HoldReason = HoldReason.none
-    detail: str = ""
+    fault: Hold = NO_HOLD
+    """why the robot must not move on it"""
     valid: bool = True
     """whether the observation's numbers and pictures can be used at all, moving or not"""
-    events: tuple[ObservationEvent, ...] = ()
 
 
 _FIT = CheckResult()
@@ -89,12 +48,14 @@ class Issue(NamedTuple):
 
 
 class ObservationMonitor:
-    """`check` once per tick; `failed` instead when the robot could not be read."""
+    """`check` once per tick; `report_failure` instead when the robot could not be read."""
 
-    def __init__(self, spec: RobotSpec, config: ObservationLimits) -> None:
+    def __init__(self, spec: RobotSpec, config: ObservationLimits, notify: Callable[[str, str], None]) -> None:
+        """`notify(kind, detail)`: tells the operator of a hold that begins, or that it has recovered."""
         self._spec = spec
         self._config = config
-        self._wrong: Issue | None = None
+        self._notify = notify
+        self._issue: Issue | None = None
         self._good = 0
         self.reset()
 
@@ -106,16 +67,16 @@ class ObservationMonitor:
         }
 
     @property
-    def wrong(self) -> bool:
+    def has_issue(self) -> bool:
         """Whether a hold that it told of is not over yet."""
-        return self._wrong is not None
+        return self._issue is not None
 
     def check(self, observation: Observation, now_ns: int) -> CheckResult:
         """`now_ns`: control's clock, which need not be the robot's."""
         try:
             check_observation(self._spec, observation)
         except InvalidDataError as error:
-            return self.failed(str(error))
+            return self.report_failure(str(error))
         found = self._clock.find(observation, now_ns)
         # All cameras look at every observation, also behind another fault: their memory must not have holes.
         for name, check in self._cameras.items():
@@ -123,25 +84,26 @@ class ObservationMonitor:
             found = found or one
         return self._judge(found, valid=True)
 
-    def failed(self, why: str) -> CheckResult:
+    def report_failure(self, why: str) -> CheckResult:
         """The robot could not be read, or what it said is not valid."""
         return self._judge(Issue(HoldReason.bad_observation, "", why), valid=False)
 
     def _judge(self, found: Issue | None, valid: bool) -> CheckResult:
-        before = self._wrong
+        before = self._issue
         if found is not None:
-            self._wrong, self._good = found, 0
+            self._issue, self._good = found, 0
             # Ages in the text grow with every tick; another reason or another camera is what is new.
-            new = before is None or before[:2] != found[:2]
-            events = (ObservationEvent("hold", found.detail),) if new else ()
-            return CheckResult(found.reason, found.detail, valid, events)
+            if before is None or before[:2] != found[:2]:
+                self._notify("hold", found.detail)
+            return CheckResult(Hold(found.reason, found.detail), valid)
         if before is None:
             return _FIT
         self._good += 1
         if self._good > self._config.recover_ticks:
-            self._wrong = None
-            return CheckResult(events=(ObservationEvent("recovered", f"no longer: {before.detail}"),))
-        return CheckResult(before.reason, f"was until {self._good} ticks ago: {before.detail}", valid)
+            self._issue = None
+            self._notify("recovered", f"no longer: {before.detail}")
+            return _FIT
+        return CheckResult(Hold(before.reason, f"was until {self._good} ticks ago: {before.detail}"), valid)
 
 
 class ClockCheck:

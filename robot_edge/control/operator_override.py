@@ -32,17 +32,17 @@ class OperatorOverride:
         self._command: np.ndarray | None = None
         self._last: np.ndarray | None = None
         self._keeps = self._absolute.copy()
-        self._heard_ns = 0
+        self._received_ns = 0
 
-    def hear(self, wish: OperatorCommand) -> bool:
-        """Take in one wish; True when it is a new takeover."""
-        match wish.kind:
-            case "take_over" if self.in_control and self.linked and wish.operator == self.operator:
+    def handle_command(self, command: OperatorCommand) -> bool:
+        """True when it is a new takeover."""
+        match command.kind:
+            case "take_over" if self.in_control and self.linked and command.operator == self.operator:
                 # Said again, as to a control process that might be new: what the person commands goes on.
                 return False
             case "take_over":
                 new = not self.in_control
-                self.in_control, self.linked, self.operator = True, True, wish.operator
+                self.in_control, self.linked, self.operator = True, True, command.operator
                 self._forget()
                 return new
             case "hand_back":
@@ -51,28 +51,28 @@ class OperatorOverride:
             case "drop_link":
                 self.linked, self._command = False, None
             case "command" if self.in_control:
-                self._take_command(wish)
+                self._set_command(command)
             case _:
-                log.warning("wish '%s' for robot '%s' ignored.", wish.kind, wish.robot)
+                log.warning("command '%s' for robot '%s' ignored.", command.kind, command.robot)
         return False
 
-    def command(self, executed: np.ndarray) -> np.ndarray | None:
+    def action(self, executed: np.ndarray) -> np.ndarray | None:
         """float32[da] while a key is down and its command is fresh, else None.
 
         `executed`, float32[da], is what the robot did last: dimensions that are set rather than moved (a gripper) keep
         it until the person changes them.
         """
-        if self._command is None or self._clock.now_ns() - self._heard_ns > COMMAND_FRESH_S * 1e9:
+        if self._command is None or self._clock.now_ns() - self._received_ns > COMMAND_FRESH_S * 1e9:
             return None
         return np.where(self._keeps, executed, self._command)
 
-    def _take_command(self, wish: OperatorCommand) -> None:
-        action = np.asarray(wish.action, np.float32)
+    def _set_command(self, command: OperatorCommand) -> None:
+        action = np.asarray(command.action, np.float32)
         if action.shape != (self._spec.action_dim,) or not np.isfinite(action).all():
             log.warning(
                 "robot '%s': command %s ignored: not %d finite numbers.",
-                wish.robot,
-                wish.action,
+                command.robot,
+                command.action,
                 self._spec.action_dim,
             )
             return
@@ -83,4 +83,4 @@ class OperatorOverride:
         acts = np.any(action[~self._absolute] != 0) or np.any(set_by_person)
         self._command = action if acts else None
         self._last = action
-        self._heard_ns = self._clock.now_ns()
+        self._received_ns = self._clock.now_ns()

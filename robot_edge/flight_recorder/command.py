@@ -22,29 +22,31 @@ def replay_command(
     last: int | None = None,
     rrd: Path | None = None,
     table: bool = False,
-    boot: str = "",
+    session_id: str = "",
 ) -> int:
     """Replay ticks [first, last] of a flight and say what came out: 0 when all decisions are the same, 1 otherwise.
 
-    `path`: a flight file or a robot's directory of them; `boot`: which start of the process, the newest by default.
-    Raises `ConfigError`, `CorruptDataError` or `StorageError` with what to do.
+    `path`: a flight file or a robot's directory of them; `session_id`: which start of the process, the newest
+    by default. Raises `ConfigError`, `CorruptDataError` or `StorageError` with what to do.
     """
     found = starts(path)
-    if len(found) > 1 and not boot:
-        print(f"{path} holds {len(found)} starts of the control process; this is the newest. The others: --boot NAME")
+    if len(found) > 1 and not session_id:
+        print(
+            f"{path} holds {len(found)} starts of the control process; this is the newest. The others: --session NAME"
+        )
         for start in found[:-1]:
             began = datetime.datetime.fromtimestamp(start.started_unix_ns / 1e9)
-            print(f"  {start.boot}, begun {began:%Y-%m-%d %H:%M:%S}")
+            print(f"  {start.session_id}, begun {began:%Y-%m-%d %H:%M:%S}")
     if table:
-        show(path, sys.stdout, first, last, boot)
+        show(path, sys.stdout, first, last, session_id)
     if rrd is not None:
-        ticks = write_rerun(path, rrd, first, last, boot)
+        ticks = write_rerun(path, rrd, first, last, session_id)
         print(f"{ticks} ticks written for Rerun; look at them with: rerun {rrd}")
     with _quiet():
-        result = replay(path, make_loop, first, last, boot=boot)
+        result = replay(path, make_loop, first, last, session_id=session_id)
     for note in result.notes:
         print(f"note: {note}")
-    robot = f"robot '{result.header.name}', start {result.header.boot}"
+    robot = f"robot '{result.header.name}', start {result.header.session_id}"
     if not result.differences:
         print(f"{robot}: ticks {result.first_tick} to {result.last_tick}: {result.ticks} decided again, all the same.")
         return 0

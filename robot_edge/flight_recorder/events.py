@@ -37,7 +37,7 @@ class FlightHeader(msgspec.Struct, frozen=True):
 
     name: str
     """of the robot"""
-    boot: str
+    session_id: str
     """names this start of the control process"""
     spec: RobotSpec
     config: dict[str, Any]

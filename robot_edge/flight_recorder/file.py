@@ -65,7 +65,7 @@ def frames(file: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
 class Start:
     """One start of a control process: its files in order."""
 
-    boot: str
+    session_id: str
     started_unix_ns: int
     files: list[Path] = field(default_factory=list)
 
@@ -87,9 +87,9 @@ def starts(path: Path) -> list[Start]:
         header = read_header(one)
         if header is None:
             continue
-        order.append((header.started_unix_ns, header.file, one, header.boot))
-    for started, _, one, boot in sorted(order):
-        found.setdefault(boot, Start(boot, started)).files.append(one)
+        order.append((header.started_unix_ns, header.file, one, header.session_id))
+    for started, _, one, session_id in sorted(order):
+        found.setdefault(session_id, Start(session_id, started)).files.append(one)
     if not found:
         raise ConfigError(f"there is no flight in {path}: it holds no file '*{SUFFIX}' with a whole header.")
     return list(found.values())

@@ -1,7 +1,7 @@
 """The recorder on the control thread: stands at the loop's borders and notes what crosses them.
 
     flight = FlightRecorder(directory, header)
-    loop = ControlLoop(name, boot, flight.robot(robot), flight.line("uplink", uplink), ...)
+    loop = ControlLoop(name, session_id, flight.robot(robot), flight.line("uplink", uplink), ...)
     flight.start()
     while ...:
         flight.tick(loop)      # instead of loop.tick()
@@ -58,7 +58,7 @@ class Loop(Protocol):
     """What the recorder needs of a control loop."""
 
     mode: Any
-    reason: Any
+    hold: Any
 
     def tick(self) -> None: ...
 
@@ -78,7 +78,7 @@ class FlightRecorder(RecordedBoundary):
         self.boundary = False
         self.images: dict[str, Frame] = {}
         """the newest"""
-        self.boot = header.boot
+        self.session_id = header.session_id
         """names this start of the control process"""
         self._name = header.name
         self._packer = EventEncoder()
@@ -204,7 +204,7 @@ class FlightRecorder(RecordedBoundary):
                 self._count,
                 self._packer.large,
                 str(loop.mode),
-                str(loop.reason),
+                str(loop.hold.reason),
                 raised(error),
                 self.images,
             )

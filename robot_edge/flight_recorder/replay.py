@@ -73,7 +73,7 @@ class Difference:
 
     tick: int
     what: str
-    """which decision: `uplink.StepTaken.step.executed[2]`"""
+    """which decision: `uplink.StepRecorded.step.executed[2]`"""
     recorded: Any
     replayed: Any
 
@@ -109,15 +109,17 @@ class Replay:
     last_tick: int = 0
 
 
-def records(path: Path, boot: str = "") -> tuple[FlightHeader, Iterator[FlightRecord]]:
+def records(path: Path, session_id: str = "") -> tuple[FlightHeader, Iterator[FlightRecord]]:
     """The header of a start (the newest, or the one named) and all records of its files in `path`, in order.
 
     Raises `ConfigError` when there is none.
     """
     found = starts(path)
-    chosen = [start for start in found if not boot or start.boot == boot]
+    chosen = [start for start in found if not session_id or start.session_id == session_id]
     if not chosen:
-        raise ConfigError(f"{path} holds no start '{boot}'; it holds {', '.join(start.boot for start in found)}.")
+        raise ConfigError(
+            f"{path} holds no start '{session_id}'; it holds {', '.join(start.session_id for start in found)}."
+        )
     files = [Reading(file) for file in chosen[-1].files]
     return files[0].header, (record for file in files for record in file)
 
@@ -128,15 +130,15 @@ def replay(
     first_tick: int | None = None,
     last_tick: int | None = None,
     on_tick: Callable[[ReplayedTick], None] | None = None,
-    boot: str = "",
+    session_id: str = "",
 ) -> Replay:
     """Decide ticks [first_tick, last_tick] of a start again; all that was recorded by default.
 
-    `path` is a file or a directory; `boot` names the start, the newest by default. Stops after the first tick that
-    differs. `on_tick` is called for every tick of the stretch. Raises `ConfigError` when the stretch was not recorded,
-    `CorruptDataError` for what cannot be read.
+    `path` is a file or a directory; `session_id` names the start, the newest by default. Stops after the first tick
+    that differs. `on_tick` is called for every tick of the stretch. Raises `ConfigError` when the stretch was not
+    recorded, `CorruptDataError` for what cannot be read.
     """
-    header, found = records(path, boot)
+    header, found = records(path, session_id)
     result = Replay(header)
     if header.program != program():
         result.notes.append(f"recorded by vla-fleet {header.program}, replayed by {program()}.")
@@ -244,8 +246,11 @@ class _Player:
             self._differ("order of calls", _name(self.events[self._at]), "nothing more")
         if raised(error) != what.error:
             self._differ("error", what.error, raised(error))
-        for name, recorded in (("mode", what.mode), ("reason", what.reason)):
-            if (now := str(getattr(self.loop, name))) != recorded:
+        for name, recorded, now in (
+            ("mode", what.mode, str(self.loop.mode)),
+            ("reason", what.reason, str(self.loop.hold.reason)),
+        ):
+            if now != recorded:
                 self._differ(name, recorded, now)
 
     def next(self, kind: type[Any], line: int | None = None) -> Any:

@@ -60,13 +60,13 @@ class Row:
 
 
 def rows(
-    path: Path, first_tick: int | None = None, last_tick: int | None = None, boot: str = ""
+    path: Path, first_tick: int | None = None, last_tick: int | None = None, session_id: str = ""
 ) -> tuple[FlightHeader, Iterator[Row | PreviewFrame | Gap]]:
     """A stretch of a start (the newest, or the one named), with its pictures and gaps.
 
     Raises `ConfigError` when there is no such start, and while iterating when the stretch was not recorded.
     """
-    header, found = records(path, boot)
+    header, found = records(path, session_id)
     first, last = first_tick or 1, last_tick or 2**62
 
     def stretch() -> Iterator[Row | PreviewFrame | Gap]:

@@ -14,9 +14,11 @@ _NUMBERS = 7
 """action dimensions shown"""
 
 
-def show(path: Path, out: TextIO, first_tick: int | None = None, last_tick: int | None = None, boot: str = "") -> int:
+def show(
+    path: Path, out: TextIO, first_tick: int | None = None, last_tick: int | None = None, session_id: str = ""
+) -> int:
     """Print the ticks of a stretch to `out`, one a line; how many. Raises as `rows` does."""
-    header, stretch = rows(path, first_tick, last_tick, boot)
+    header, stretch = rows(path, first_tick, last_tick, session_id)
     count = 0
     for item in stretch:
         if isinstance(item, Gap):

@@ -16,20 +16,20 @@ from wire.errors import ConfigError, storage_error
 
 
 def write_rerun(
-    path: Path, rrd: Path, first_tick: int | None = None, last_tick: int | None = None, boot: str = ""
+    path: Path, rrd: Path, first_tick: int | None = None, last_tick: int | None = None, session_id: str = ""
 ) -> int:
     """Write `rrd`; how many ticks it has.
 
     Raises `ConfigError` when Rerun is not installed, `StorageError` when `rrd` cannot be written, and as `rows` does.
     """
     rr = _rerun()
-    header, stretch = rows(path, first_tick, last_tick, boot)
+    header, stretch = rows(path, first_tick, last_tick, session_id)
     try:
         rrd.parent.mkdir(parents=True, exist_ok=True)
         rrd.touch()
     except OSError as error:
         raise storage_error(error, "writing a Rerun recording", rrd) from error
-    recording = rr.RecordingStream("vla-fleet flight", recording_id=f"{header.name}-{header.boot}")
+    recording = rr.RecordingStream("vla-fleet flight", recording_id=f"{header.name}-{header.session_id}")
     recording.save(str(rrd))
     view = _View(rr, recording, header)
     for item in stretch:
@@ -105,7 +105,7 @@ class _View:
 
 def _about(header: FlightHeader) -> str:
     return (
-        f"Robot {header.name}, start {header.boot}, {header.spec.embodiment} at {header.spec.control_hz:g} Hz, "
+        f"Robot {header.name}, start {header.session_id}, {header.spec.embodiment} at {header.spec.control_hz:g} Hz, "
         f"strategy {header.strategy}, vla-fleet {header.program}."
     )
 

@@ -267,7 +267,7 @@ class Writer:
             self._file = None
         header = msgspec.structs.replace(self._header, file=self._files)
         began = datetime.datetime.fromtimestamp(header.started_unix_ns / 1e9, datetime.UTC)
-        name = f"{began:%Y%m%d-%H%M%S-%f}-{_safe(header.boot)}-{self._files:05d}{SUFFIX}"
+        name = f"{began:%Y%m%d-%H%M%S-%f}-{_safe(header.session_id)}-{self._files:05d}{SUFFIX}"
         self._directory.mkdir(parents=True, exist_ok=True)
         old = sorted(self._directory.glob(f"*{SUFFIX}"))
         for path in old[: max(0, len(old) - self.config.files + 1)]:

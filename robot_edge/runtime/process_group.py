@@ -81,7 +81,7 @@ def run_control(
     `site`: where the robot stands.
     """
     lifeline = ShutdownSignal()
-    loop.driver.disconnected()
+    loop.driver.start_disconnected()
     hello = control_hello(loop, tasks, site)
     # Imports leave so many objects behind that one full collection takes longer than a tick; they will not go away.
     gc.collect()
@@ -91,7 +91,7 @@ def run_control(
     # A driver in this process may block, or the line to one in another.
     bound = CallDeadline(CallLimits(2 * (loop.config.driver.reset_s + loop.config.driver.stuck_s)))
     try:
-        while not (lifeline.cut or loop.stopping):
+        while not (lifeline.cut or loop.inbox.stopping):
             # Repeated, because an uplink that was killed and came back knows nothing.
             if time.monotonic() >= next_hello:
                 uplink.send(hello)

@@ -63,7 +63,7 @@ def test_arms_are_timed_and_trained(
     looked_at = []
 
     def success(recipe: Recipe, weights: bytes, episodes: int, first_seed: int) -> dict[str, float]:
-        assert (recipe.strategy, recipe.delay, episodes) == ("future_state", "6", 1)
+        assert (recipe.chunking.strategy, recipe.delay, episodes) == ("future_state", "6", 1)
         looked_at.append(weights)
         return {"a": 0.0, "b": float(len(looked_at))}
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import fake
 from hal.drivers.fake import FakeConfig, FakeRobot, Faults
-from robot_edge.control.guarded_robot import RobotTimeouts
-from robot_edge.control.loop import LoopConfig
+from robot_edge.control.config import LoopConfig, RobotTimeouts
 from tests.e2e.small_recipes import unhurried
 
 CABLES = "VLA_FLEET_TEST_CABLES"

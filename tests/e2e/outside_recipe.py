@@ -10,7 +10,7 @@ import numpy as np
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from fleet.config.recipe import Recipe
 from hal.drivers.ros2.config import Ros2Config
-from robot_edge.control.loop import LoopConfig
+from robot_edge.control.config import LoopConfig
 from wire.errors import WeightsError
 from wire.types import ActionChunk, CommandType, Dimension, Latent, Observation, PolicyCapabilities, Prefix, RobotSpec
 

@@ -15,8 +15,8 @@ from hal.drivers.fake import FAKE_INSTRUCTIONS, FakeConfig, FakeExpert, FakeRobo
 from hal.interfaces.robot import Feedback
 from hal.registry import register
 from policies.interface.policy import LearnedPolicy
-from robot_edge.control.loop import LoopConfig
-from robot_edge.control.takeover_gate import GateConfig
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.control.config import GateConfig, LoopConfig
 from wire.clock import Clock
 from wire.errors import ConfigError
 from wire.types import RobotSpec
@@ -61,7 +61,7 @@ def reach(seed: int = 0) -> Recipe:
         make_policy=_none,
         algorithm=HGDagger(batch=8, learning_rate=3e-4, pretrain_steps=10, publish_every_s=2.0),
         demonstrations=0,
-        replan_ticks=4,
+        chunking=ChunkingConfig(execute_ticks=4),
         loop=LoopConfig(max_ticks=60),
         gate=GateConfig(min_ticks=8),
         evaluator=EvaluatorConfig(episodes=1, every_s=1000.0, final_episodes=1, max_ticks=20),

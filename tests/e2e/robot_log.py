@@ -14,7 +14,7 @@ from fleet.config.recipes import fake
 from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot
 from hal.interfaces.robot import Feedback
 from hal.registry import register
-from robot_edge.control.loop import LoopConfig
+from robot_edge.control.config import LoopConfig
 from tests.e2e.small_recipes import unhurried
 from wire.clock import Clock
 

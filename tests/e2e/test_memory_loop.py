@@ -77,9 +77,9 @@ def test_robots_go_on_while_the_line_is_cut_and_everything_arrives_later(fleet: 
     fleet.turn(400)
     fleet.server.cut.add("robot-0")
     before = fleet.ledger.robot_totals()["robot-0"].steps
-    episodes = fleet.robots[0].loop.episodes
+    episodes = fleet.robots[0].loop.tracker.ended
     fleet.turn(400, 0)
-    assert fleet.robots[0].loop.episodes > episodes
+    assert fleet.robots[0].loop.tracker.ended > episodes
     assert len(fleet.robots[0].uplink.spool) > 2
     assert fleet.ledger.robot_totals()["robot-0"].steps == before
     fleet.server.cut.clear()
@@ -97,13 +97,13 @@ def test_a_person_outranks_the_script_and_only_moves_are_recorded_as_human(fleet
     robot = fleet.robots[0]
     fleet.view.wish(OperatorCommand("robot-0", "take_over"))
     fleet.turn(5, 0)
-    assert (robot.loop.mode, robot.loop.reason) == ("hold", "the operator presses no key")
+    assert (robot.loop.mode, robot.loop.hold.reason) == ("hold", "the operator presses no key")
     fleet.view.wish(OperatorCommand("robot-0", "command", (0.5, 0.0, 0.0, 0.0)))
     fleet.turn(3, 0)
     assert robot.loop.mode == "human"
     fleet.view.wish(OperatorCommand("robot-0", "drop_link"))
     fleet.turn(3, 0)
-    assert (robot.loop.mode, robot.loop.reason) == ("hold", "the operator's link is lost")
+    assert (robot.loop.mode, robot.loop.hold.reason) == ("hold", "the operator's link is lost")
     fleet.view.wish(OperatorCommand("robot-0", "hand_back"))
     _goes_on(fleet)
     fleet.view.wish(OperatorCommand("robot-0", "estop"))

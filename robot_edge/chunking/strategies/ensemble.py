@@ -6,46 +6,43 @@ from collections import deque
 
 import numpy as np
 
-from robot_edge.chunking.base import Chosen
-from robot_edge.chunking.request_tracker import RequestTracker, ScheduledChunk
-from robot_edge.chunking.single_chunk import SingleChunkScheduler
+from robot_edge.chunking.request_tracker import PlannedAction, RequestTracker, ScheduledChunk
+from robot_edge.chunking.scheduler import SingleChunkScheduler
 from wire.types import Observation
 
 
-class EnsembleSchedule(SingleChunkScheduler):
+class EnsembleScheduler(SingleChunkScheduler):
     """Asks as often as answers come and executes w-weighted averages, w_i = exp(-m i) with i = 0 the oldest chunk.
 
-    A small m trusts new chunks sooner. Late actions are skipped as in `AlignedSchedule`. The chunk that an action is
+    A small m trusts new chunks sooner. Late actions are skipped as in `AlignedScheduler`. The chunk that an action is
     said to be from is the newest of those averaged.
     """
 
-    def __init__(
-        self, m: float = 0.01, most: int = 16, every_ticks: int = 1, line: RequestTracker | None = None
-    ) -> None:
-        """`most`: chunks kept; `every_ticks`: least time between two requests."""
+    def __init__(self, tracker: RequestTracker, m: float = 0.01, most: int = 16) -> None:
+        """`most`: chunks kept."""
         self._m = m
-        self._plans: deque[ScheduledChunk] = deque(maxlen=most)
-        super().__init__(every_ticks, line)
+        self._chunks: deque[ScheduledChunk] = deque(maxlen=most)
+        super().__init__(tracker)
 
     def reset(self, tick: int) -> None:
         super().reset(tick)
-        self._plans.clear()
+        self._chunks.clear()
 
-    def action(self, tick: int, observation: Observation) -> Chosen | None:
-        while self._plans and self._plans[0].end <= tick:
-            self._plans.popleft()
-        said = [chosen for plan in self._plans if (chosen := plan.at(tick)) is not None]
-        if not said:
+    def next_action(self, tick: int, observation: Observation) -> PlannedAction | None:
+        while self._chunks and self._chunks[0].end <= tick:
+            self._chunks.popleft()
+        planned = [action for chunk in self._chunks if (action := chunk.at(tick)) is not None]
+        if not planned:
             return None
-        weights = np.exp(-self._m * np.arange(len(said)))
-        actions = np.stack([action for action, _ in said])
+        weights = np.exp(-self._m * np.arange(len(planned)))
+        actions = np.stack([action for action, _ in planned])
         mean = (weights / weights.sum()) @ actions
-        return mean.astype(np.float32), said[-1][1]
+        return mean.astype(np.float32), planned[-1][1]
 
-    def _due(self, plan: ScheduledChunk, tick: int) -> bool:
-        return tick >= plan.chunk.first_tick + self._execute_ticks
+    def _is_due(self, running: ScheduledChunk, tick: int) -> bool:
+        return tick > running.chunk.first_tick
 
-    def _arrived(self, plan: ScheduledChunk, tick: int) -> None:
-        super()._arrived(plan, tick)
-        if plan.end > tick:
-            self._plans.append(plan)
+    def _on_chunk(self, chunk: ScheduledChunk, tick: int) -> None:
+        super()._on_chunk(chunk, tick)
+        if chunk.end > tick:
+            self._chunks.append(chunk)

@@ -10,9 +10,10 @@ import numpy as np
 
 from policies.common.residual_policy import correct, input_width
 from robot_edge.chunking.action_predictor import ActionPredictor
-from robot_edge.chunking.base import Chosen, ChunkScheduler
+from robot_edge.chunking.request_tracker import PlannedAction, RequestTracker
+from robot_edge.chunking.scheduler import ChunkScheduler
 from wire.messages.local import ChunkReply, ChunkRequest
-from wire.types import ActionChunk, Observation, ResidualPolicy, RobotSpec
+from wire.types import ActionChunk, Observation, ResidualPolicy
 
 log = logging.getLogger(__name__)
 
@@ -22,23 +23,23 @@ _KEPT = 8
 _Key = tuple[int, int, int]
 
 
-class ResidualSchedule:
-    """Another schedule whose every action is corrected from the newest state.
+class ResidualScheduler:
+    """Another scheduler whose every action is corrected from the newest state.
 
-    It stands best on `FutureStateSchedule`: what the robot's own motion changes is foretold there, so the small network
-    is left with what nobody can foretell, how the world moves. Without a motion model it stands on `AlignedSchedule`.
-    A chunk that came without a corrector, or with one of another version or shape, is executed as it is.
+    It stands best on `FutureStateScheduler`: what the robot's own motion changes is foretold there, so the small
+    network is left with what nobody can foretell, how the world moves. Without a motion model it stands on
+    `AlignedScheduler`. A chunk that came without a corrector, or with one of another version or shape, is executed as
+    it is.
     """
 
-    def __init__(
-        self, base: ChunkScheduler, spec: RobotSpec, foresight: ActionPredictor | None = None, speed_up: int = 1
-    ) -> None:
-        """`foresight`: the one `base` reckons with; it hears of the corrected actions."""
+    def __init__(self, base: ChunkScheduler, tracker: RequestTracker, predictor: ActionPredictor | None = None) -> None:
+        """`tracker` and `predictor`: those of `base`; the predictor is told of the corrected actions."""
         self._base = base
+        spec = tracker.spec
         self._low, self._high = spec.action_low(), spec.action_high()
         self._period_ns = spec.period_ns
-        self._foresight = foresight
-        self._speed_up = speed_up
+        self._predictor = predictor
+        self._speed_up = tracker.config.speed_up
         self._misfit = ""
         self._helpers: OrderedDict[_Key, tuple[np.ndarray, ResidualPolicy]] = OrderedDict()
 
@@ -50,23 +51,23 @@ class ResidualSchedule:
         self._helpers.clear()
         self._base.reset(tick)
 
-    def ask(self, tick: int, observation: Observation) -> ChunkRequest | None:
-        request = self._base.ask(tick, observation)
+    def request_chunk(self, tick: int, observation: Observation) -> ChunkRequest | None:
+        request = self._base.request_chunk(tick, observation)
         return None if request is None else msgspec.structs.replace(request, residual=True)
 
-    def offer(self, reply: ChunkReply, tick: int) -> None:
+    def submit(self, reply: ChunkReply, tick: int) -> None:
         if reply.chunk is not None and reply.latent is not None and reply.corrector is not None:
             self._remember(reply.chunk, np.asarray(reply.latent, np.float32).ravel(), reply.corrector)
-        self._base.offer(reply, tick)
+        self._base.submit(reply, tick)
 
-    def action(self, tick: int, observation: Observation) -> Chosen | None:
-        chosen = self._base.action(tick, observation)
-        if chosen is None:
+    def next_action(self, tick: int, observation: Observation) -> PlannedAction | None:
+        planned = self._base.next_action(tick, observation)
+        if planned is None:
             return None
-        action, chunk = chosen
+        action, chunk = planned
         helpers = self._helpers.get(_key(chunk))
         if helpers is None:
-            return chosen
+            return planned
         latent, corrector = helpers
         corrected = correct(
             corrector,
@@ -79,13 +80,13 @@ class ResidualSchedule:
             max(observation.time_ns - chunk.latent_observed_ns, 0) / self._period_ns,
         )
         if not np.isfinite(corrected).all():
-            return chosen
-        if self._foresight is not None:
-            self._foresight.chose(tick, corrected, observation.state)
+            return planned
+        if self._predictor is not None:
+            self._predictor.on_action_selected(tick, corrected, observation.state)
         return corrected, chunk
 
-    def executed(self, tick: int, action: np.ndarray) -> None:
-        self._base.executed(tick, action)
+    def on_executed(self, tick: int, action: np.ndarray) -> None:
+        self._base.on_executed(tick, action)
 
     def _remember(self, chunk: ActionChunk, latent: np.ndarray, corrector: ResidualPolicy) -> None:
         misfit = _misfit(chunk, len(latent), corrector, len(self._low))

@@ -9,14 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from robot_edge.chunking.action_predictor import ActionPredictor
-from robot_edge.chunking.base import Chosen
-from robot_edge.chunking.request_tracker import RequestTracker
-from robot_edge.chunking.single_chunk import SingleChunkScheduler
+from robot_edge.chunking.request_tracker import PlannedAction, RequestTracker
+from robot_edge.chunking.scheduler import SingleChunkScheduler
 from wire.messages.local import ChunkRequest
-from wire.types import Observation, Prefix, RobotSpec
+from wire.types import Observation, Prefix
 
 
-class RtcSchedule(SingleChunkScheduler):
+class RtcScheduler(SingleChunkScheduler):
     """Asks for now, with the running chunk's actions from now on as prefix; executes from the tick of arrival.
 
     Of H actions at most H - `execute_ticks` are committed (section 3.1 of both papers), and no more than training
@@ -25,45 +24,39 @@ class RtcSchedule(SingleChunkScheduler):
     """
 
     def __init__(
-        self,
-        execute_ticks: int,
-        spec: RobotSpec,
-        guided: bool,
-        foresight: ActionPredictor,
-        max_delay: int | None = None,
-        line: RequestTracker | None = None,
+        self, tracker: RequestTracker, predictor: ActionPredictor, *, guided: bool, max_delay: int | None = None
     ) -> None:
         """`max_delay`: longest prefix the policy was trained with, in actions; None for no such limit."""
         self._guided = guided
-        self._low, self._high = spec.action_low(), spec.action_high()
-        self._foresight = foresight
+        self._low, self._high = tracker.spec.action_low(), tracker.spec.action_high()
+        self._predictor = predictor
         self._max_delay = max_delay
-        super().__init__(execute_ticks, line)
+        super().__init__(tracker)
 
     def reset(self, tick: int) -> None:
         super().reset(tick)
-        self._foresight.reset()
+        self._predictor.reset()
 
-    def action(self, tick: int, observation: Observation) -> Chosen | None:
-        chosen = super().action(tick, observation)
-        self._foresight.chose(tick, chosen[0] if chosen else None, observation.state)
-        return chosen
+    def next_action(self, tick: int, observation: Observation) -> PlannedAction | None:
+        planned = super().next_action(tick, observation)
+        self._predictor.on_action_selected(tick, planned[0] if planned else None, observation.state)
+        return planned
 
-    def executed(self, tick: int, action: np.ndarray) -> None:
-        super().executed(tick, action)
-        self._foresight.executed(tick, action)
+    def on_executed(self, tick: int, action: np.ndarray) -> None:
+        super().on_executed(tick, action)
+        self._predictor.on_executed(tick, action)
 
-    def _request(self, tick: int, observation: Observation) -> ChunkRequest:
+    def _make_request(self, tick: int, observation: Observation) -> ChunkRequest:
         return ChunkRequest(tick, observation, tick, observation.state, self._prefix(tick))
 
     def _prefix(self, tick: int) -> Prefix | None:
-        plan = self._plan
-        if plan is None or plan.end <= tick or not self._foresight.own:
+        running = self._running
+        if running is None or running.end <= tick or not self._predictor.last_action_was_ours:
             return None
         # The policy knows actions at the pace it was trained with: one tick is `speed_up` of them.
-        pace = self._line.speed_up
-        left = plan.made.actions[(tick - plan.chunk.first_tick) * pace :]
-        ticks = min(self._line.forecast.ticks, plan.end - tick, len(plan.chunk.actions) - self._execute_ticks)
+        pace = self._tracker.config.speed_up
+        left = running.made.actions[(tick - running.chunk.first_tick) * pace :]
+        ticks = min(self._tracker.delay.ticks, running.end - tick, len(running.chunk.actions) - self._execute_ticks)
         committed = min(max(ticks, 0) * pace, len(left))
         if self._max_delay is not None:
             committed = min(committed, self._max_delay)

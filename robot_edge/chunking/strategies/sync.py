@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from robot_edge.chunking.base import Chosen
-from robot_edge.chunking.request_tracker import ScheduledChunk
-from robot_edge.chunking.single_chunk import SingleChunkScheduler
+from robot_edge.chunking.request_tracker import PlannedAction, ScheduledChunk
+from robot_edge.chunking.scheduler import SingleChunkScheduler
 from wire.types import Observation
 
 
-class SyncSchedule(SingleChunkScheduler):
+class SyncScheduler(SingleChunkScheduler):
     """Executes `execute_ticks` actions, then asks, and has no action until the answer is here.
 
     The robot stood still meanwhile, so the chunk begins with its action 0 when it arrives.
     """
 
-    def action(self, tick: int, observation: Observation) -> Chosen | None:
-        return None if self._plan is None or self._due(self._plan, tick) else self._plan.at(tick)
+    def next_action(self, tick: int, observation: Observation) -> PlannedAction | None:
+        return None if self._running is None or self._is_due(self._running, tick) else self._running.at(tick)
 
-    def _due(self, plan: ScheduledChunk, tick: int) -> bool:
-        return tick >= min(plan.start + self._execute_ticks, plan.end)
+    def _is_due(self, running: ScheduledChunk, tick: int) -> bool:
+        return tick >= min(running.start + self._execute_ticks, running.end)
 
-    def _arrived(self, plan: ScheduledChunk, tick: int) -> None:
+    def _on_chunk(self, chunk: ScheduledChunk, tick: int) -> None:
         # whatever else was asked for saw the robot before it moved on
-        self._line.cancel()
-        self._plan = plan.moved(tick)
+        self._tracker.cancel()
+        self._running = chunk.starting_at(tick)

@@ -66,25 +66,25 @@ def test_a_stretch_can_be_looked_at(flight: Path) -> None:
 
 
 def test_another_decision_is_found(flight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = supplies.make_plan
+    real = supplies.scheduler_factory
 
     def other(recipe):
         make = real(recipe)
 
         def made(trained: PolicyCapabilities):
-            schedule = make(trained)
-            action = schedule.action
+            scheduler = make(trained)
+            action = scheduler.next_action
 
             def nudged(tick, observation):
                 chosen = action(tick, observation)
                 return None if chosen is None else (np.float32(0.5) * chosen[0], chosen[1])
 
-            schedule.action = nudged
-            return schedule
+            scheduler.next_action = nudged
+            return scheduler
 
         return made
 
-    monkeypatch.setattr(supplies, "make_plan", other)
+    monkeypatch.setattr(supplies, "scheduler_factory", other)
     result = CliRunner().invoke(app, ["replay", str(flight)])
     assert result.exit_code == 1
     assert "is decided otherwise now" in result.output

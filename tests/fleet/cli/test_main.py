@@ -140,7 +140,7 @@ def test_every_recipe_is_complete(name: str) -> None:
             recipe.make_policy(recipe.spec, 0)
         return
     policy = recipe.make_policy(recipe.spec, 0)
-    assert policy.horizon > recipe.replan_ticks
+    assert policy.horizon > recipe.chunking.execute_ticks
     assert policy.spec.hash == recipe.spec.hash
 
 

@@ -84,7 +84,7 @@ def test_defaults_change_algorithm_and_pace_and_nothing_else(monkeypatch: pytest
     assert tuned.algorithm == replace(recipe.algorithm, **given)
     assert tuned.slow.every_s == 3.0
     assert tuned.slow.max_age_s > 3.0, "a latent serves until the next one is there"
-    assert tuned.replan_ticks == recipe.replan_ticks
+    assert tuned.chunking == recipe.chunking
     assert (recipe.demonstrations, tuned.demonstrations) == (3, 0)
 
 
@@ -94,8 +94,8 @@ def test_chunks_are_replaced_before_they_end(
 ) -> None:
     set_defaults(monkeypatch, horizon=horizon)
     recipe = get_recipe("fake")
-    assert recipe.replan_ticks == 8
-    assert Overrides(speed_up=speed_up, policy="echo:small").applied(recipe).replan_ticks == ticks
+    assert recipe.chunking.execute_ticks == 8
+    assert Overrides(speed_up=speed_up, policy="echo:small").applied(recipe).chunking.execute_ticks == ticks
 
 
 def test_chunks_of_one_action_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,9 @@ from fleet.evaluation.evaluator import Evaluator, EvaluatorConfig
 from fleet.evaluation.injected_delay import FixedDelay
 from fleet.evaluation.rollout import Conditions, rollout
 from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot
-from robot_edge.chunking.strategies.aligned import AlignedSchedule
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
+from robot_edge.chunking.scheduler import ChunkScheduler
 from wire.clock import ManualClock
 from wire.messages import Message
 from wire.messages.gateway import (
@@ -54,6 +56,10 @@ class Knowing:
         self.good, self.version = weights == b"good", version
 
 
+def scheduler(robot: FakeRobot) -> ChunkScheduler:
+    return make_scheduler(ChunkingConfig("aligned", execute_ticks=4), robot.spec, PolicyCapabilities())
+
+
 class Bench:
     def __init__(self, root: Path, only: Evaluate | None = None) -> None:
         self.clock = ManualClock(SECOND)
@@ -66,7 +72,7 @@ class Bench:
             "evaluator",
             self.robot,
             Knowing(self.robot),
-            lambda trained: AlignedSchedule(4),
+            lambda trained: scheduler(self.robot),
             TASKS,
             self.server.connect("evaluator"),
             root,
@@ -157,7 +163,9 @@ def test_a_rollout_is_deterministic_and_late_chunks_only_cost_time(bench: Bench)
     policy = Knowing(bench.robot)
     policy.load(b"good", 1)
     results = [
-        rollout(bench.robot, policy, AlignedSchedule(4), "go-left", 5, max_ticks, Conditions(delay=FixedDelay(delay)))
+        rollout(
+            bench.robot, policy, scheduler(bench.robot), "go-left", 5, max_ticks, Conditions(delay=FixedDelay(delay))
+        )
         for max_ticks, delay in ((60, 0), (60, 0), (60, 3), (2, 0))
     ]
     assert results == [True, True, True, False]

@@ -195,8 +195,8 @@ def test_what_the_robot_makes_of_it(scene: Scene) -> None:
         scene.robot.heard.clear()
         scene.run(0.4)
         for wish in scene.wishes:
-            human.hear(wish)
-        done = human.command(executed)
+            human.handle_command(wish)
+        done = human.action(executed)
         assert human.in_control
         if wants is HOLD:
             assert done is None

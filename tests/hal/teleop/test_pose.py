@@ -97,18 +97,18 @@ def test_a_robot_does_what_the_second_command_says_and_keeps_the_rest() -> None:
     """The edge's own rules for a person's commands, after the first one that asks for nothing."""
     clock = ManualClock()
     human = OperatorOverride(ARM, clock)
-    human.hear(OperatorCommand("arm", "take_over"))
+    human.handle_command(OperatorCommand("arm", "take_over"))
     executed = np.float32([20, 50, 0, -1])
     pose = np.float32([20.5, 49, 0, np.nan])
     action = np.float32([60, 49.5, 0, 1])
     first = neutral_action(ARM, pose, action)
     assert np.abs(first - action).max() <= 0.001 * 200 + 1e-3, "harmless if it were executed"
-    human.hear(OperatorCommand("arm", "command", tuple(map(float, first))))
-    assert human.command(executed) is None
-    human.hear(OperatorCommand("arm", "command", tuple(map(float, action))))
-    assert human.command(executed) == pytest.approx([60, 50, 0, 1]), "lift was there: it stays as it was executed"
-    human.hear(OperatorCommand("arm", "command", tuple(map(float, without_rates(ARM, action)))))
-    assert human.command(executed) is None, "a released key holds"
+    human.handle_command(OperatorCommand("arm", "command", tuple(map(float, first))))
+    assert human.action(executed) is None
+    human.handle_command(OperatorCommand("arm", "command", tuple(map(float, action))))
+    assert human.action(executed) == pytest.approx([60, 50, 0, 1]), "lift was there: it stays as it was executed"
+    human.handle_command(OperatorCommand("arm", "command", tuple(map(float, without_rates(ARM, action)))))
+    assert human.action(executed) is None, "a released key holds"
 
 
 def test_neutral_stays_within_the_limits() -> None:

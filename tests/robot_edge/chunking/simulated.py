@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hal.safety.bounds import hold_action
-from robot_edge.chunking.base import ChunkScheduler
+from robot_edge.chunking.scheduler import ChunkScheduler
 from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import ActionChunk, CameraSpec, CommandType, Dimension, Observation, RobotSpec
 
@@ -64,9 +64,9 @@ class Tick:
 
 @dataclass
 class Simulated:
-    """Drives a schedule as a control loop does. `delays`: of each request in turn, the last one goes on."""
+    """Drives a scheduler as a control loop does. `delays`: of each request in turn, the last one goes on."""
 
-    schedule: ChunkScheduler
+    scheduler: ChunkScheduler
     delays: Iterable[int | None] = (0,)
     spec: RobotSpec = SPEC
     policy: Callable[[ChunkRequest], ChunkReply] = oracle
@@ -83,12 +83,12 @@ class Simulated:
         self.now = 0
         self.rows: list[Tick] = []
         self.last = hold_action(self.spec, np.zeros(self.spec.action_dim, np.float32))
-        self.schedule.reset(0)
+        self.scheduler.reset(0)
 
     def reset(self, now: int | None = None) -> None:
         """A new episode; what is under way stays under way."""
         self.now = self.now if now is None else now
-        self.schedule.reset(self.now)
+        self.scheduler.reset(self.now)
         self.last = hold_action(self.spec, np.zeros(self.spec.action_dim, np.float32))
 
     def run(self, ticks: int) -> list[Tick]:
@@ -102,7 +102,7 @@ class Simulated:
         tick = self.now
         observation = Observation(tick * self.spec.period_ns, np.array(self.state, np.float32), {}, "")
         self._deliver()
-        request = self.schedule.ask(tick, observation)
+        request = self.scheduler.request_chunk(tick, observation)
         if request is not None:
             assert request.tick == tick
             assert request.first_tick >= tick
@@ -110,19 +110,19 @@ class Simulated:
             if self._delay is not LOST:
                 self.coming.append((tick + self._delay, self.policy(request)))
                 self._deliver()
-        chosen = self.schedule.action(tick, observation)
+        chosen = self.scheduler.next_action(tick, observation)
         action = hold_action(self.spec, self.last) if chosen is None else chosen[0]
         executed = np.asarray(self.takeover.get(tick, self.limit(action)), np.float32)
-        self.schedule.executed(tick, executed)
+        self.scheduler.on_executed(tick, executed)
         self.state = self.move(self.state, executed)
         self.last = executed
-        return Tick(tick, request, *(chosen or (None, None)), self.schedule.delay_ticks, executed)
+        return Tick(tick, request, *(chosen or (None, None)), self.scheduler.delay_ticks, executed)
 
     def _deliver(self) -> None:
         due = [reply for at, reply in self.coming if at <= self.now]
         self.coming = [(at, reply) for at, reply in self.coming if at > self.now]
         for reply in due:
-            self.schedule.offer(reply, self.now)
+            self.scheduler.submit(reply, self.now)
 
 
 def asked(rows: list[Tick]) -> list[int]:

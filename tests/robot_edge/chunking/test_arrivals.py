@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from hal.interfaces.dynamics import SpecMotion
-from robot_edge.chunking.factory import make_schedule
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
 from tests.robot_edge.chunking.simulated import SPEC, Simulated, Tick, asked, oracle
 from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import PolicyCapabilities
@@ -19,7 +20,7 @@ from wire.types import PolicyCapabilities
 STRATEGIES = ["sync", "naive", "aligned", "ensemble", "future_state", "rtc_guided", "rtc_trained", "residual"]
 IN_TIME = {"aligned", "ensemble", "future_state", "rtc_guided", "rtc_trained", "residual"}
 """these execute an action at the tick it is meant for, or never"""
-PATIENCE = 12
+TIMEOUT = 12
 
 
 class Still(SpecMotion):
@@ -82,9 +83,9 @@ def _with(reply: ChunkReply, **changes):
 class Stormy(Simulated):
     """A line whose every answer has a fate."""
 
-    def __init__(self, schedule, weather: Weather, takeover: dict[int, np.ndarray]) -> None:
+    def __init__(self, scheduler, weather: Weather, takeover: dict[int, np.ndarray]) -> None:
         self.weather = weather
-        super().__init__(schedule, self._fated(), policy=weather, takeover=takeover)
+        super().__init__(scheduler, self._fated(), policy=weather, takeover=takeover)
 
     def _fated(self):
         while True:
@@ -123,16 +124,10 @@ class Stormy(Simulated):
 def test_whatever_the_line_does(
     strategy: str, speed_up: int, plan: list[Fate], resets: list[int], others: list[int], execute: int
 ) -> None:
-    schedule = make_schedule(
-        strategy,
-        SPEC,
-        PolicyCapabilities(8, True, True, True),
-        Still(),
-        execute_ticks=execute,
-        speed_up=speed_up,
-        patience_ticks=PATIENCE,
+    scheduler = make_scheduler(
+        ChunkingConfig(strategy, execute, speed_up, TIMEOUT), SPEC, PolicyCapabilities(8, True, True, True), Still()
     )
-    simulated = Stormy(schedule, Weather(plan), {tick: np.full(2, -5.0) for tick in others})
+    simulated = Stormy(scheduler, Weather(plan), {tick: np.full(2, -5.0) for tick in others})
     episodes: list[list[Tick]] = []
     for until in [*sorted(set(resets)), 80]:
         episodes.append(simulated.run(until - simulated.now))
@@ -142,7 +137,7 @@ def test_whatever_the_line_does(
     for rows in [*episodes, calm]:
         check(strategy, speed_up, rows)
     # the storm is over: as soon as a lost request has been repeated it acts again
-    last = calm[PATIENCE + 10 :]
+    last = calm[TIMEOUT + 10 :]
     assert any(row.action is not None for row in last[:10])
     if strategy != "sync" and speed_up == 1:
         assert all(row.action is not None for row in last)

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from hal.interfaces.dynamics import SpecMotion
-from robot_edge.chunking.delay_estimate import DelayEstimator
-from robot_edge.chunking.factory import Strategy, check_strategy, make_schedule, resolve
-from robot_edge.chunking.strategies.aligned import AlignedSchedule
-from robot_edge.chunking.strategies.ensemble import EnsembleSchedule
-from robot_edge.chunking.strategies.future_state import FutureStateSchedule
-from robot_edge.chunking.strategies.naive import NaiveSchedule
-from robot_edge.chunking.strategies.residual import ResidualSchedule
-from robot_edge.chunking.strategies.rtc import RtcSchedule
-from robot_edge.chunking.strategies.sync import SyncSchedule
+from robot_edge.chunking.config import ChunkingConfig, Strategy
+from robot_edge.chunking.factory import make_scheduler, resolve
+from robot_edge.chunking.request_tracker import DelayEstimator
+from robot_edge.chunking.strategies.aligned import AlignedScheduler
+from robot_edge.chunking.strategies.ensemble import EnsembleScheduler
+from robot_edge.chunking.strategies.future_state import FutureStateScheduler
+from robot_edge.chunking.strategies.naive import NaiveScheduler
+from robot_edge.chunking.strategies.residual import ResidualScheduler
+from robot_edge.chunking.strategies.rtc import RtcScheduler
+from robot_edge.chunking.strategies.sync import SyncScheduler
 from tests.robot_edge.chunking.simulated import LINE, Simulated, reply_to
 from wire.errors import ConfigError
 from wire.types import PolicyCapabilities
@@ -56,7 +57,7 @@ def test_a_mismatch_is_refused_with_the_reason(
     strategy: str, trained: PolicyCapabilities, motion: SpecMotion | None, parts: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        make_schedule(strategy, LINE, trained, motion, execute_ticks=8)
+        make_scheduler(ChunkingConfig(strategy), LINE, trained, motion)
     for part in (f"'{strategy}'", *parts, "'auto'"):
         assert part in str(error.value)
 
@@ -64,45 +65,45 @@ def test_a_mismatch_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("strategy", "kind"),
     [
-        ("sync", SyncSchedule),
-        ("naive", NaiveSchedule),
-        ("aligned", AlignedSchedule),
-        ("ensemble", EnsembleSchedule),
-        ("future_state", FutureStateSchedule),
-        ("rtc_guided", RtcSchedule),
-        ("rtc_trained", RtcSchedule),
-        ("residual", ResidualSchedule),
-        ("auto", FutureStateSchedule),
+        ("sync", SyncScheduler),
+        ("naive", NaiveScheduler),
+        ("aligned", AlignedScheduler),
+        ("ensemble", EnsembleScheduler),
+        ("future_state", FutureStateScheduler),
+        ("rtc_guided", RtcScheduler),
+        ("rtc_trained", RtcScheduler),
+        ("residual", ResidualScheduler),
+        ("auto", FutureStateScheduler),
     ],
 )
 def test_each_name_has_its_schedule(strategy: str, kind: type) -> None:
-    assert type(make_schedule(strategy, LINE, ALL, MOTION, execute_ticks=8)) is kind
+    assert type(make_scheduler(ChunkingConfig(strategy), LINE, ALL, MOTION)) is kind
 
 
 @pytest.mark.parametrize("strategy", ["sync", "naive", "aligned", "ensemble", "rtc_guided"])
 def test_what_needs_no_training_takes_any_checkpoint(strategy: str) -> None:
-    make_schedule(strategy, LINE, PolicyCapabilities(), None, execute_ticks=8)
+    make_scheduler(ChunkingConfig(strategy), LINE, PolicyCapabilities())
 
 
 def test_an_unknown_name_gets_help() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'future_state'"):
-        check_strategy("future-state")
+        ChunkingConfig("future-state")
 
 
-@pytest.mark.parametrize("wrong", [{"execute_ticks": 0}, {"speed_up": 0}, {"patience_ticks": 0}])
+@pytest.mark.parametrize("wrong", [{"execute_ticks": 0}, {"speed_up": 0}, {"timeout_ticks": 0}])
 def test_numbers_below_one_are_refused(wrong: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        make_schedule("aligned", LINE, PolicyCapabilities(), None, **{"execute_ticks": 8, **wrong})
+        ChunkingConfig("aligned", **wrong)
 
 
 def test_delays_are_handed_on_to_the_next_schedule() -> None:
-    forecast = DelayEstimator()
+    delay = DelayEstimator()
     for strategy in ("aligned", "future_state"):
-        schedule = make_schedule(strategy, LINE, ALL, MOTION, execute_ticks=8, forecast=forecast)
+        scheduler = make_scheduler(ChunkingConfig(strategy), LINE, ALL, MOTION, delay=delay)
         policy = lambda request: reply_to(request, np.zeros((16, 1), np.float32))  # noqa: E731
-        simulated = Simulated(schedule, [5], LINE, policy, np.zeros(2, np.float32))
+        simulated = Simulated(scheduler, [5], LINE, policy, np.zeros(2, np.float32))
         rows = simulated.run(20)
         if strategy == "future_state":
             assert rows[0].request is not None
             assert rows[0].request.first_tick == 5
-    assert forecast.ticks == 5
+    assert delay.ticks == 5

@@ -10,7 +10,8 @@ import pytest
 from hal.interfaces.dynamics import SpecMotion
 from hal.safety.limiter import SafetyLimiter, SafetyLimits
 from robot_edge.chunking.action_predictor import ActionPredictor
-from robot_edge.chunking.factory import make_schedule
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
 from tests.robot_edge.chunking.simulated import LINE, Simulated, asked, reply_to, starved
 from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import PolicyCapabilities
@@ -29,9 +30,9 @@ def restless(request: ChunkRequest) -> ChunkReply:
 
 
 def simulate(delays: list[int | None], policy=restless, **options) -> Simulated:
-    schedule = make_schedule("future_state", LINE, TRAINED, SpecMotion(LINE), execute_ticks=8, **options)
+    scheduler = make_scheduler(ChunkingConfig("future_state"), LINE, TRAINED, SpecMotion(LINE), **options)
     return Simulated(
-        schedule, delays, LINE, policy, np.zeros(2, np.float32), drive, limit=lambda action: np.clip(action, -1, 1)
+        scheduler, delays, LINE, policy, np.zeros(2, np.float32), drive, limit=lambda action: np.clip(action, -1, 1)
     )
 
 
@@ -165,9 +166,9 @@ def test_it_does_not_repeat_a_motion_that_is_under_way(delay: int) -> None:
 
     overshoot = {}
     for strategy in ("naive", "aligned", "future_state"):
-        schedule = make_schedule(strategy, LINE, TRAINED, SpecMotion(LINE), execute_ticks=8)
+        scheduler = make_scheduler(ChunkingConfig(strategy), LINE, TRAINED, SpecMotion(LINE))
         simulated = Simulated(
-            schedule,
+            scheduler,
             [delay],
             LINE,
             straight,
@@ -182,9 +183,9 @@ def test_it_does_not_repeat_a_motion_that_is_under_way(delay: int) -> None:
 
 def test_walls_are_reckoned_with_where_the_robot_will_be() -> None:
     limits = SafetyLimits(workspace={"x": (-1.0, 2.0)})
-    foresight = ActionPredictor(LINE, limits, SpecMotion(LINE))
-    foresight.executed(0, np.array([0.5], np.float32))
-    coming = foresight.coming([np.array([0.8], np.float32)] * 4, np.array([0.5, 0], np.float32))
+    predictor = ActionPredictor(LINE, limits, SpecMotion(LINE))
+    predictor.on_executed(0, np.array([0.5], np.float32))
+    coming = predictor.predict([np.array([0.8], np.float32)] * 4, np.array([0.5, 0], np.float32))
     # from 0.5 there are 1.5 left: two whole steps no longer fit
     assert coming.sum() == pytest.approx(1.5, abs=1e-4)
     assert coming[0, 0] == pytest.approx(0.8, abs=1e-6)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.interfaces.dynamics import SpecMotion
-from robot_edge.chunking.factory import Strategy, make_schedule
+from robot_edge.chunking.config import ChunkingConfig, Strategy
+from robot_edge.chunking.factory import make_scheduler
 from robot_edge.inference.infer_chunk import infer_chunk
 from tests import samples
 from tests.robot_edge.chunking.simulated import reply_to
@@ -26,24 +27,24 @@ DONE = st.lists(st.sampled_from([[0, 0, 0, 0.5], [0, 0, 0, -0.5], [0.1, 0, 0, 0.
 @settings(max_examples=30)
 @given(done=DONE)
 def test_a_request_says_for_how_long_the_robot_has_moved(strategy: Strategy, done: list[list[float]]) -> None:
-    schedule = make_schedule(strategy, SPEC, TRAINED, SpecMotion(SPEC), execute_ticks=1)
-    schedule.reset(0)
+    scheduler = make_scheduler(ChunkingConfig(strategy, execute_ticks=1), SPEC, TRAINED, SpecMotion(SPEC))
+    scheduler.reset(0)
     moved, last, action = 0, None, np.zeros(4, np.float32)
     for tick, numbers in enumerate(done):
         seen = samples.observation(1000 + tick)
-        request = schedule.ask(tick, seen)
+        request = scheduler.request_chunk(tick, seen)
         if request is not None:
             assert request.moved_ticks == moved
-            schedule.offer(reply_to(request, np.zeros((4, 4), np.float32)), tick)
-        schedule.action(tick, seen)
+            scheduler.submit(reply_to(request, np.zeros((4, 4), np.float32)), tick)
+        scheduler.next_action(tick, seen)
         # A driver may give the same array at every tick.
         action[:] = numbers
-        schedule.executed(tick, action)
+        scheduler.on_executed(tick, action)
         # standing still: no delta, and the gripper as it was
         still = not action[:3].any() and (last is None or action[3] == last)
         moved, last = 0 if still else moved + 1, float(action[3])
-    schedule.reset(len(done))
-    request = schedule.ask(len(done), samples.observation(5000))
+    scheduler.reset(len(done))
+    request = scheduler.request_chunk(len(done), samples.observation(5000))
     assert request is not None and request.moved_ticks == 0
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from hal.interfaces.dynamics import SpecMotion
 from policies.common.residual_policy import input_width
-from robot_edge.chunking.factory import make_schedule
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
 from tests.robot_edge.chunking.simulated import LINE, Simulated, reply_to
 from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import PolicyCapabilities, ResidualPolicy
@@ -41,9 +42,9 @@ class Replies:
 
 def simulate(helper: ResidualPolicy | None, delay: int = 3, aligned: bool = True, speed_up: int = 1) -> Simulated:
     trained = PolicyCapabilities(8, aligned, False, True)
-    schedule = make_schedule("residual", LINE, trained, SpecMotion(LINE), execute_ticks=8, speed_up=speed_up)
+    scheduler = make_scheduler(ChunkingConfig("residual", speed_up=speed_up), LINE, trained, SpecMotion(LINE))
     return Simulated(
-        schedule,
+        scheduler,
         [delay],
         LINE,
         Replies(helper),
@@ -102,4 +103,4 @@ def test_a_corrector_of_another_shape_is_left_out_and_named_once(caplog: pytest.
 def test_what_is_remembered_is_bounded() -> None:
     simulated = simulate(corrector(goal=0.1), delay=0)
     simulated.run(400)
-    assert len(simulated.schedule._helpers) <= 8
+    assert len(simulated.scheduler._helpers) <= 8

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hal.interfaces.dynamics import SpecMotion
-from robot_edge.chunking.factory import make_schedule
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
 from tests.robot_edge.chunking.simulated import LINE, SPEC, Simulated, reply_to
 from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import PolicyCapabilities
@@ -15,8 +16,8 @@ Q = 2
 
 
 def test_plans_are_shorter_and_keep_their_ticks() -> None:
-    schedule = make_schedule("aligned", SPEC, PolicyCapabilities(), None, execute_ticks=4, speed_up=Q)
-    rows = Simulated(schedule, [2]).run(20)
+    scheduler = make_scheduler(ChunkingConfig("aligned", 4, Q), SPEC, PolicyCapabilities())
+    rows = Simulated(scheduler, [2]).run(20)
     for row in rows[2:]:
         index = row.tick - row.chunk.first_tick
         # index i of a chunk stands for actions 2i and 2i + 1; of absolute ones the last counts
@@ -29,11 +30,11 @@ def test_the_state_asked_for_is_where_the_faster_robot_will_be() -> None:
         rng = np.random.default_rng(request.tick)
         return reply_to(request, rng.uniform(-0.8, 0.8, (16, 1)).astype(np.float32))
 
-    schedule = make_schedule(
-        "future_state", LINE, PolicyCapabilities(8, True), SpecMotion(LINE), execute_ticks=4, speed_up=Q
+    scheduler = make_scheduler(
+        ChunkingConfig("future_state", 4, Q), LINE, PolicyCapabilities(8, True), SpecMotion(LINE)
     )
     simulated = Simulated(
-        schedule,
+        scheduler,
         [3],
         LINE,
         small,
@@ -52,8 +53,8 @@ def test_the_state_asked_for_is_where_the_faster_robot_will_be() -> None:
 
 def test_a_prefix_is_at_the_pace_the_policy_knows() -> None:
     """Two ticks of delay are four of the policy's actions."""
-    schedule = make_schedule("rtc_trained", SPEC, PolicyCapabilities(8, False, True), None, execute_ticks=4, speed_up=Q)
-    rows = Simulated(schedule, [2]).run(30)
+    scheduler = make_scheduler(ChunkingConfig("rtc_trained", 4, Q), SPEC, PolicyCapabilities(8, False, True))
+    rows = Simulated(scheduler, [2]).run(30)
     late = [row for row in rows[1:] if row.request]
     assert len(late) > 4
     for row in late:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from hal.interfaces.dynamics import SpecMotion
-from robot_edge.chunking.base import ChunkScheduler
-from robot_edge.chunking.factory import make_schedule
-from robot_edge.chunking.strategies.aligned import AlignedSchedule
-from robot_edge.chunking.strategies.ensemble import EnsembleSchedule
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
+from robot_edge.chunking.request_tracker import RequestTracker
+from robot_edge.chunking.scheduler import ChunkScheduler
+from robot_edge.chunking.strategies.ensemble import EnsembleScheduler
 from tests.robot_edge.chunking.simulated import LOST, SPEC, Simulated, asked, oracle, starved
 from wire.types import PolicyCapabilities
 
@@ -28,7 +29,7 @@ class Still(SpecMotion):
 
 
 def make(strategy: str, **options: int) -> ChunkScheduler:
-    return make_schedule(strategy, SPEC, EVERYTHING, Still(), **{"execute_ticks": EXECUTE, **options})
+    return make_scheduler(ChunkingConfig(strategy, EXECUTE, **options), SPEC, EVERYTHING, Still())
 
 
 def test_sync_stands_still_while_it_waits() -> None:
@@ -140,13 +141,13 @@ def test_rtc_commits_what_will_be_executed_meanwhile(delay: int, committed: int)
 
 
 def test_rtc_commits_no_more_than_training_knew() -> None:
-    schedule = make_schedule("rtc_trained", SPEC, PolicyCapabilities(2, False, True), None, execute_ticks=4)
-    rows = Simulated(schedule, [6]).run(40)
+    scheduler = make_scheduler(ChunkingConfig("rtc_trained", 4), SPEC, PolicyCapabilities(2, False, True))
+    rows = Simulated(scheduler, [6]).run(40)
     assert {row.request.prefix.committed for row in rows[1:] if row.request} == {2}
 
 
 def test_the_ensemble_weighs_the_oldest_most() -> None:
-    rows = Simulated(EnsembleSchedule(m=0.5), [2]).run(20)
+    rows = Simulated(EnsembleScheduler(RequestTracker(SPEC, ChunkingConfig()), m=0.5), [2]).run(20)
     assert asked(rows) == [0, *range(2, 20, 2)]
     assert all(row.action[0] == pytest.approx(row.tick) for row in rows if row.action is not None)
     # at tick 7 there are the chunks asked for at 0, 2 and 4
@@ -156,7 +157,7 @@ def test_the_ensemble_weighs_the_oldest_most() -> None:
 
 
 def test_the_ensemble_is_bounded() -> None:
-    rows = Simulated(EnsembleSchedule(most=3), [0]).run(20)
+    rows = Simulated(EnsembleScheduler(RequestTracker(SPEC, ChunkingConfig()), most=3), [0]).run(20)
     assert rows[10].action[1] == pytest.approx(
         np.exp(-0.01 * np.arange(3)) @ [8, 9, 10] / np.exp(-0.01 * np.arange(3)).sum()
     )
@@ -168,15 +169,15 @@ STRATEGIES = ["sync", "naive", "aligned", "ensemble", "future_state", "rtc_guide
 @pytest.mark.parametrize("strategy", STRATEGIES)
 class TestAll:
     def test_a_request_that_is_lost_is_repeated(self, strategy: str) -> None:
-        simulated = Simulated(make(strategy, patience_ticks=10), [LOST, LOST, 2])
+        simulated = Simulated(make(strategy, timeout_ticks=10), [LOST, LOST, 2])
         rows = simulated.run(40)
         assert asked(rows)[:3] == [0, 10, 20]
         assert rows[21].action is None
         assert rows[23].action is not None
 
     def test_a_failure_is_asked_again_once_a_tick(self, strategy: str) -> None:
-        schedule = make(strategy)
-        simulated = Simulated(schedule, [0], policy=lambda request: type(oracle(request))(None, "no", request.tick))
+        scheduler = make(strategy)
+        simulated = Simulated(scheduler, [0], policy=lambda request: type(oracle(request))(None, "no", request.tick))
         assert asked(simulated.run(5)) == [0, 1, 2, 3, 4]
         simulated.policy = oracle
         assert simulated.run(3)[-1].action is not None
@@ -194,7 +195,7 @@ class TestAll:
         assert asked(rows) == [0, 1, 2, 3, 4]
         assert {row.said for row in rows} == {None}
         assert caplog.text.count("not finite") == 1
-        assert simulated.schedule.delay_ticks == -1
+        assert simulated.scheduler.delay_ticks == -1
 
     @pytest.mark.parametrize("shape", [(0, 2), (4, 3), (4,), (2, 2, 2)])
     def test_other_shapes_are_a_failure(self, strategy: str, shape: tuple[int, ...]) -> None:
@@ -223,13 +224,13 @@ class TestAll:
         assert all(round(float(row.action[1])) >= 3 for row in rows if row.action is not None)
 
     def test_delays_are_remembered_across_episodes(self, strategy: str) -> None:
-        schedule = make(strategy)
-        Simulated(schedule, [6]).run(40)
-        line = getattr(schedule, "_line", None) or schedule._base._line
-        assert line.forecast.ticks == 6
-        schedule.reset(0)
-        assert line.forecast.ticks == 6
-        assert schedule.delay_ticks == -1
+        scheduler = make(strategy)
+        Simulated(scheduler, [6]).run(40)
+        tracker = getattr(scheduler, "_tracker", None) or scheduler._base._tracker
+        assert tracker.delay.ticks == 6
+        scheduler.reset(0)
+        assert tracker.delay.ticks == 6
+        assert scheduler.delay_ticks == -1
 
     def test_an_answer_that_comes_twice_counts_once(self, strategy: str) -> None:
         simulated = Simulated(make(strategy), [2])
@@ -237,11 +238,11 @@ class TestAll:
         said = [row.said for row in simulated.run(3)]
         other = Simulated(make(strategy), [2])
         other.run(4)
-        other.schedule.offer(oracle(rows[0].request), 4)
+        other.scheduler.submit(oracle(rows[0].request), 4)
         assert [row.said for row in other.run(3)] == said
 
     def test_an_answer_out_of_order_changes_nothing(self, strategy: str) -> None:
-        simulated = Simulated(make(strategy, patience_ticks=10), [15, 2, LOST])
+        simulated = Simulated(make(strategy, timeout_ticks=10), [15, 2, LOST])
         rows = simulated.run(16)
         assert asked(rows)[:2] == [0, 10]
         # the answer to the request of tick 10 came at 12, the one to tick 0 comes at 15
@@ -255,11 +256,6 @@ def test_bursts_age_out() -> None:
     assert ahead[30] == 2
     assert 8 in ahead[31:40]
     assert ahead[-1] == 2
-    # one slow answer of many is beyond the percentile; the second in a row catches the schedule a last time
+    # one slow answer of many is beyond the percentile; the second in a row catches the scheduler a last time
     begins = asked(rows)[30]
     assert set(starved(rows)) <= set(range(begins, begins + 40))
-
-
-def test_the_constructor_of_old_still_works() -> None:
-    rows = Simulated(AlignedSchedule(8, 40), [1]).run(20)
-    assert asked(rows) == [0, 8, 16]

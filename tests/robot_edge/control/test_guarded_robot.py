@@ -13,7 +13,8 @@ import pytest
 
 from hal.drivers.fake import FakeConfig, Faults
 from hal.interfaces.robot import Feedback
-from robot_edge.control.guarded_robot import RobotTimeouts, validate_feedback, validate_observation
+from robot_edge.control.config import RobotTimeouts
+from robot_edge.control.guarded_robot import validate_feedback, validate_observation
 from robot_edge.control.mode import HoldReason, Mode
 from tests import samples
 from tests.robot_edge.control.test_loop import Bench
@@ -59,17 +60,17 @@ def test_in_the_middle_of_an_episode_it_is_told_once_and_over_by_itself(
     assert bench.loop.mode is Mode.policy
     switch.touch()
     bench.tick(3)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, first)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, first)
     bench.tick(8 * SECOND)
     assert bench.loop.mode is Mode.hold
-    assert bench.loop.reason in ({then} if then else {HoldReason.no_robot, first})
+    assert bench.loop.hold.reason in ({then} if then else {HoldReason.no_robot, first})
     assert trouble(bench)
     assert bench.outcomes()[0] == "aborted"
     assert [kind for kind, detail in events(bench) if re.search(words, detail)] == ["hold"]
     switch.unlink()
     bench.tick(40 * SECOND)
     assert bench.loop.mode is Mode.policy
-    assert (trouble(bench), bench.loop.driver.trouble) == ("", "")
+    assert (trouble(bench), bench.loop.driver.fault.detail) == ("", "")
     kinds = [kind for kind, _ in events(bench)]
     assert kinds.count("hold") == kinds.count("recovered")
     assert kinds[-1] == "recovered"
@@ -85,7 +86,7 @@ def test_before_an_episode_it_is_tried_again_after_ever_longer_pauses(
     switch = tmp_path / "unplugged"
     bench = faulty(switch, **{fault: True}).ready()
     switch.touch()
-    bench.loop.driver.disconnected()
+    bench.loop.driver.start_disconnected()
     call = "connect" if fault == "raise_on_connect" else "reset"
     works, tries = getattr(bench.robot, call), []
 
@@ -95,7 +96,7 @@ def test_before_an_episode_it_is_tried_again_after_ever_longer_pauses(
 
     setattr(bench.robot, call, counted)
     bench.tick(70 * SECOND)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, reason)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, reason)
     assert np.diff(tries).round().tolist() == [1, 2, 4, 8, 16, 30]
     assert "check its cable" in trouble(bench)
     assert [kind for kind, _ in events(bench)] == ["hold"]
@@ -115,7 +116,7 @@ def test_a_driver_whose_process_is_gone_is_connected_again_and_the_episode_ended
     bench.robot.read = lambda: (_ for _ in ()).throw(RobotDisconnectedError("its host ended"))  # type: ignore[method-assign]
     bench.robot.connect = lambda: (calls.append("connect"), connect())[1]  # type: ignore[method-assign,func-returns-value]
     bench.tick(2)
-    assert (bench.loop.mode, bench.loop.reason, bench.outcomes()) == (Mode.hold, HoldReason.no_robot, ["aborted"])
+    assert (bench.loop.mode, bench.loop.hold.reason, bench.outcomes()) == (Mode.hold, HoldReason.no_robot, ["aborted"])
     bench.robot.read = read  # type: ignore[method-assign]
     bench.tick(2 * SECOND)
     assert (calls, bench.loop.mode) == (["connect"], Mode.policy)
@@ -125,7 +126,7 @@ def test_a_task_the_robot_has_not_does_not_stop_the_others() -> None:
     bench = Bench(max_ticks=10, status_every_ticks=1).ready()
     bench.uplink.send(Job("j", ("fly", "go-left"), 500))
     bench.tick(2)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_reset)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.no_reset)
     assert "no task 'fly'" in trouble(bench)
     bench.tick(2 * SECOND)
     assert bench.outcomes()[0] == "failure"
@@ -137,15 +138,15 @@ def test_at_rest_a_robot_is_still_watched(tmp_path: Path) -> None:
     bench.uplink.send(Job("rest", (), 0))
     bench.uplink.send(Hello("robot-0", "uplink", "", 1))
     bench.tick(SECOND)
-    assert (bench.loop.reason, trouble(bench)) == (HoldReason.no_job, "")
+    assert (bench.loop.hold.reason, trouble(bench)) == (HoldReason.no_job, "")
     switch.touch()
     bench.tick(SECOND)
     assert "check its cable" in trouble(bench)
     bench.tick(4 * SECOND)
-    assert bench.loop.reason is HoldReason.no_robot
+    assert bench.loop.hold.reason is HoldReason.no_robot
     switch.unlink()
     bench.tick(10 * SECOND)
-    assert (bench.loop.reason, trouble(bench)) == (HoldReason.no_job, "")
+    assert (bench.loop.hold.reason, trouble(bench)) == (HoldReason.no_job, "")
     assert [kind for kind, _ in events(bench)] == ["hold", "recovered"]
 
 
@@ -155,7 +156,7 @@ def test_a_scripted_operator_that_raises_is_told_of_once_and_the_policy_acts_alo
     def broken(observation: Observation) -> np.ndarray:
         raise ZeroDivisionError("oh")
 
-    bench.loop._operator._operator.propose = broken  # type: ignore[union-attr,method-assign]
+    bench.loop._scripted._operator.propose = broken  # type: ignore[union-attr,method-assign]
     bench.tick(20)
     assert bench.loop.mode is Mode.policy
     assert events(bench) == [("operator_failed", "the scripted operator: ZeroDivisionError: oh")]

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeRobot
-from robot_edge.chunking.strategies.aligned import AlignedSchedule
-from robot_edge.control.loop import ControlLoop, LoopConfig
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
+from robot_edge.control.config import LoopConfig
+from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.runtime.process_group import record_line
 from robot_edge.runtime.shared_frames import SharedFrameChannel, intact
@@ -74,7 +76,7 @@ class Bench:
             robot,
             uplink,
             SharedFrameChannel(inference, self.rings[1]),
-            lambda trained: AlignedSchedule(8),
+            lambda trained: make_scheduler(ChunkingConfig("aligned"), spec, trained),
             self.clock,
             LoopConfig(max_ticks=40, tail_ticks=2),
         )
@@ -148,9 +150,9 @@ def test_pictures_of_another_shape_hold_the_robot_by_name_and_it_goes_on_afterwa
     before = len(bench.of(StepRecorded))
     bench.driver.turned = True
     bench.tick(20)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.bad_observation)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.bad_observation)
     named = "camera 'front': uint8[16, 12, 3], expected uint8[16, 16, 3]"
-    assert named in bench.loop.detail
+    assert named in bench.loop.hold.detail
     assert [named in event.detail for event in bench.of(EdgeEvent)] == [True], "people are told once"
     assert named in bench.of(EdgeStatus)[-1].fault
     assert len(bench.of(StepRecorded)) == before

@@ -40,10 +40,10 @@ def test_the_same_job_again_restarts_nothing_and_takes_over_its_tasks() -> None:
     bench.uplink.send(Job("main", (RIGHT,), 500, lease=7))
     bench.tick(2)
     assert bench.outcomes() == ["failure"] * 2, "the running episode goes on"
-    assert bench.loop.orders.job is not None and bench.loop.orders.job.lease == 0, "and so does its job"
+    assert bench.loop.inbox.job is not None and bench.loop.inbox.job.lease == 0, "and so does its job"
     bench.tick(20)
     assert scenes(bench)[3:] == [(RIGHT, 503), (RIGHT, 504)]
-    assert (bench.loop.orders.job.lease, status(bench).job, status(bench).job_episodes) == (7, "main", 4)
+    assert (bench.loop.inbox.job.lease, status(bench).job, status(bench).job_episodes) == (7, "main", 4)
 
 
 def test_another_job_begins_after_the_running_episode_and_an_interrupted_one_goes_on() -> None:
@@ -67,7 +67,7 @@ def test_no_tasks_mean_rest_after_the_running_episode() -> None:
     bench.tick(2)
     assert bench.loop.mode is Mode.policy
     bench.tick(30)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_job)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.no_job)
     assert len(episodes(bench)) == 1
     assert (status(bench).job, status(bench).fault) == ("rest", "")
     bench.uplink.send(Job("main", (LEFT,), 500))
@@ -80,7 +80,7 @@ def test_a_job_of_so_many_episodes_counts_those_that_were_finished() -> None:
     bench.uplink.send(Hello("robot-0", "uplink", "", 1))
     bench.tick(60)
     assert bench.outcomes() == ["aborted", "failure", "failure"]
-    assert (bench.loop.reason, status(bench).job_episodes) == (HoldReason.no_job, 2)
+    assert (bench.loop.hold.reason, status(bench).job_episodes) == (HoldReason.no_job, 2)
     assert [seed for _, seed in scenes(bench)] == [500, 501, 502]
 
 
@@ -90,7 +90,7 @@ def test_an_evaluation_waits_for_its_version_and_nobody_helps() -> None:
     bench.uplink.send(VersionActivated("robot-0", 3, 0))
     bench.uplink.send(Job("canary", (LEFT,), 1_000_000, kind="evaluation", episodes=2, version=2))
     bench.tick(5)
-    assert (bench.loop.mode, bench.loop.reason, episodes(bench)) == (Mode.hold, HoldReason.other_version, [])
+    assert (bench.loop.mode, bench.loop.hold.reason, episodes(bench)) == (Mode.hold, HoldReason.other_version, [])
     bench.uplink.send(VersionActivated("robot-0", 2, 0))
     bench.tick(10)
     assert [(e.source, e.seed) for e in episodes(bench)] == [("evaluation", 1_000_000)]
@@ -99,7 +99,7 @@ def test_an_evaluation_waits_for_its_version_and_nobody_helps() -> None:
     bench.uplink.send(VersionActivated("robot-0", 4, 0))
     bench.tick(10)
     assert bench.outcomes() == ["aborted"], "what another version did is not measured"
-    assert bench.loop.reason is HoldReason.other_version
+    assert bench.loop.hold.reason is HoldReason.other_version
     bench.uplink.send(VersionActivated("robot-0", 2, 0))
     bench.uplink.send(Job("main", (LEFT,), 500))
     bench.tick(40)

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, Faults
-from robot_edge.chunking.strategies.aligned import AlignedSchedule
-from robot_edge.control.loop import ControlLoop, LoopConfig
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
+from robot_edge.control.config import GateConfig, LoopConfig
+from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason, Mode
-from robot_edge.control.takeover_gate import Gate, GateConfig
+from robot_edge.control.takeover import Gate
 from wire.clock import ManualClock
 from wire.messages import Message
 from wire.messages.gateway import EdgeEvent, EdgeStatus, Hello, Job, Nack, OperatorCommand, Stop, VersionActivated
@@ -35,7 +37,7 @@ class Bench:
             self.robot,
             uplink,
             inference,
-            lambda trained: AlignedSchedule(8),
+            lambda trained: make_scheduler(ChunkingConfig("aligned"), self.robot.spec, trained),
             self.clock,
             LoopConfig(**{"max_ticks": 30, "tail_ticks": 2, **limits}),
             FakeExpert(self.robot) if operated else None,
@@ -79,10 +81,10 @@ class Bench:
 
 def test_a_robot_holds_until_it_has_a_job_and_a_version() -> None:
     bench = Bench().tick()
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_job)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.no_job)
     bench.uplink.send(Job("j", FAKE_TASKS, 500_000))
     bench.tick()
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_version)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.no_version)
     assert bench.steps() == []
     bench.uplink.send(VersionActivated("robot-0", 3, 0))
     bench.tick(3)
@@ -127,7 +129,7 @@ def test_without_fresh_actions_the_robot_stands_still_and_comes_back() -> None:
     assert bench.loop.mode is Mode.policy
     bench.answer = None
     bench.tick(20)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_action)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.no_action)
     last = bench.steps()[-1]
     assert last.actor is Actor.hold
     # a delta action is never repeated; the gripper keeps what it was told
@@ -150,21 +152,21 @@ def test_an_action_that_is_not_a_number_brings_hold() -> None:
     bench = Bench().ready()
     bench.answer = np.array([np.nan, 0, 0, 0], np.float32)
     bench.tick(5)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.bad_action)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.bad_action)
     assert np.isfinite(bench.steps()[-1].executed).all()
 
 
 @pytest.mark.parametrize("faults", [Faults(nan_state=True, from_tick=5), Faults(raise_on_read=True, from_tick=5)])
 def test_a_robot_that_reports_nonsense_holds_with_the_reason(faults: Faults, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(replace(FakeConfig(), faults=faults)).ready().tick(15)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.bad_observation)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.bad_observation)
     assert "hold:" in caplog.text
     assert all(np.isfinite(s.state).all() for s in bench.steps())
 
 
 def test_a_robot_that_never_answers_is_held_and_the_operator_told() -> None:
     bench = Bench(replace(FakeConfig(), faults=Faults(raise_on_read=True))).ready().tick(3)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.bad_observation)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.bad_observation)
     (event,) = [m for m in bench.said if isinstance(m, EdgeEvent)]
     assert event.kind == "hold" and "does not answer" in event.detail
 
@@ -172,7 +174,7 @@ def test_a_robot_that_never_answers_is_held_and_the_operator_told() -> None:
 def test_a_camera_that_stands_still_brings_hold() -> None:
     bench = Bench(replace(FakeConfig(), faults=Faults(frozen_camera=True)), max_ticks=200).ready()
     bench.tick(60)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.stale_camera)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.stale_camera)
 
 
 def test_the_scripted_operator_takes_over_when_the_policy_goes_wrong() -> None:
@@ -206,7 +208,7 @@ def test_estop_ends_the_episode_and_nothing_starts_until_it_is_released() -> Non
     bench = Bench().ready().tick(5)
     bench.uplink.send(OperatorCommand("robot-0", "estop"))
     bench.tick(10)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.estop, HoldReason.estop)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.estop, HoldReason.estop)
     assert bench.outcomes() == ["aborted"]
     bench.uplink.send(OperatorCommand("robot-0", "take_over"))
     bench.uplink.send(OperatorCommand("robot-0", "command", (1.0, 0.0, 0.0, 0.0)))
@@ -222,7 +224,7 @@ def test_a_spool_that_cannot_be_written_holds_the_robot() -> None:
     bench = Bench().ready().tick(5)
     bench.uplink.send(Nack("the disk is full"))
     bench.tick(2)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.storage)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.storage)
     bench.uplink.send(Nack(""))
     bench.tick(2)
     assert bench.loop.mode is Mode.policy
@@ -240,7 +242,7 @@ def test_stop_ends_the_episode() -> None:
     bench = Bench().ready().tick(5)
     bench.uplink.send(Stop())
     bench.tick()
-    assert bench.loop.stopping
+    assert bench.loop.inbox.stopping
     assert bench.outcomes() == ["aborted"]
     bench.loop.close()
 
@@ -260,7 +262,7 @@ class Deaf:
 
 def test_without_a_recorder_the_robot_holds_and_memory_does_not_grow() -> None:
     bench = Bench(max_ticks=10_000).ready().tick(5)
-    bench.loop.log.recorder._channel = Deaf()
+    bench.loop.tracker.recorder._channel = Deaf()
     bench.tick(200)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_recorder)
-    assert len(bench.loop.log.recorder._waiting) < 40
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.no_recorder)
+    assert len(bench.loop.tracker.recorder._waiting) < 40

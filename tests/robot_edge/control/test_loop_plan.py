@@ -9,15 +9,16 @@ from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeRobot, Faults
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
 from hal.interfaces.robot import Feedback
 from hal.safety.limiter import SafetyLimits
-from robot_edge.chunking.factory import make_schedule
-from robot_edge.chunking.strategies.future_state import FutureStateSchedule
-from robot_edge.control.loop import ControlLoop, LoopConfig
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
+from robot_edge.chunking.strategies.future_state import FutureStateScheduler
+from robot_edge.control.config import LoopConfig, ObservationLimits
+from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason, Mode
-from robot_edge.control.observation_monitor import ObservationLimits
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
 from wire.messages import Message
-from wire.messages.gateway import EdgeEvent, Job, OperatorCommand, VersionActivated
+from wire.messages.gateway import EdgeEvent, Hello, Job, OperatorCommand, VersionActivated
 from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, StepRecorded
 from wire.transport.memory_channel import memory_pair
 from wire.types import ActionChunk, Actor, PolicyCapabilities, Step
@@ -44,7 +45,7 @@ class Bench:
             self.robot,
             uplink,
             inference,
-            lambda trained: make_schedule(strategy, self.robot.spec, trained, motion, execute_ticks=8, safety=limits),
+            lambda trained: make_scheduler(ChunkingConfig(strategy), self.robot.spec, trained, motion, safety=limits),
             self.clock,
             LoopConfig(**{"max_ticks": 40, **config}, health=ObservationLimits(recover_ticks=2), safety=limits),
         )
@@ -76,7 +77,7 @@ class Bench:
             if isinstance(request, ChunkRequest):
                 self.asked.append(request)
                 actions = np.tile(self.action, (16, 1))
-                chunk = ActionChunk(actions, request.first_tick, 12_500_000, self.loop.orders.version, 0, 0)
+                chunk = ActionChunk(actions, request.first_tick, 12_500_000, self.loop.inbox.version, 0, 0)
                 reply = ChunkReply(chunk, tick=request.tick)
                 if delay:
                     self._coming.append((self._now + delay, reply))
@@ -92,12 +93,12 @@ class Bench:
 
 def test_auto_follows_the_checkpoint_and_asks_with_the_state_to_come() -> None:
     bench = Bench("auto").applied(1, ALIGNED).tick(30)
-    assert isinstance(bench.loop.planner.schedule, FutureStateSchedule)
+    assert isinstance(bench.loop.chunks.scheduler, FutureStateScheduler)
     steps = bench.steps()
     # the first request of all does not know the delay yet
     ahead = [request for request in bench.asked[1:] if request.first_tick > request.tick]
     assert ahead
-    first = bench.loop.log.first_tick
+    first = bench.loop.tracker.first_tick
     states = {first + step.tick: step.state for step in steps}
     for request in ahead:
         assert request.first_tick - request.tick == bench.delay
@@ -105,12 +106,12 @@ def test_auto_follows_the_checkpoint_and_asks_with_the_state_to_come() -> None:
             # the fake robot does exactly what its motion says
             np.testing.assert_allclose(request.state, states[request.first_tick], atol=1e-5)
     assert {step.delay_ticks for step in steps if step.chunk_tick >= 0} == {bench.delay}
-    assert bench.loop.log.starved == 0
+    assert bench.loop.tracker.starved == 0
 
 
 def test_a_checkpoint_that_was_not_trained_for_the_strategy_is_refused_and_a_later_one_taken() -> None:
     bench = Bench("future_state").applied(1, PolicyCapabilities()).tick(5)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.untrained)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.untrained)
     ((kind, detail),) = bench.events()
     assert kind == "refused"
     assert "trained_max_delay 0" in detail and "aligned" in detail
@@ -121,10 +122,10 @@ def test_a_checkpoint_that_was_not_trained_for_the_strategy_is_refused_and_a_lat
 
 def test_another_training_ends_the_episode_and_the_next_one_follows_it() -> None:
     bench = Bench("auto").applied(1, PolicyCapabilities()).tick(10)
-    assert not isinstance(bench.loop.planner.schedule, FutureStateSchedule)
+    assert not isinstance(bench.loop.chunks.scheduler, FutureStateScheduler)
     bench.applied(2, ALIGNED).tick(3)
     assert [m.outcome for m in bench.said if isinstance(m, EpisodeEnded)] == ["aborted"]
-    assert isinstance(bench.loop.planner.schedule, FutureStateSchedule)
+    assert isinstance(bench.loop.chunks.scheduler, FutureStateScheduler)
     assert bench.tick(10).loop.mode is Mode.policy
 
 
@@ -134,7 +135,7 @@ def test_a_first_reading_that_is_not_valid_holds_without_a_command_and_recovers(
     write = bench.robot.write
     bench.robot.write = lambda action: (written.append(action), write(action))[1]  # type: ignore[method-assign]
     bench.tick(5)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.bad_observation)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.bad_observation)
     assert written == [], "nobody knows what holds a robot that was not seen yet"
     bench.uplink.send(OperatorCommand("robot-0", "estop"))
     assert bench.tick(2).loop.mode is Mode.estop
@@ -155,8 +156,8 @@ def test_a_later_episode_never_holds_at_the_place_of_the_one_before() -> None:
     bench.robot.reset = spoilt  # type: ignore[method-assign]
     bench.robot.write = lambda action: (written.append(action), write(action))[1]  # type: ignore[method-assign]
     bench.tick(20)
-    assert bench.loop.episodes == 1
-    assert bench.loop.reason is HoldReason.bad_observation
+    assert bench.loop.tracker.ended == 1
+    assert bench.loop.hold.reason is HoldReason.bad_observation
     assert written == []
 
 
@@ -174,18 +175,18 @@ def test_a_driver_that_does_not_take_a_command_is_held_and_tried_again(wrong: ob
 
     bench.robot.write = refuse  # type: ignore[method-assign]
     bench.tick(3)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.safety)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.safety)
     assert bench.steps()[-1].executed.tolist() == [0, 0, 0, 0]
     failing[0] = False
     assert bench.tick(12).loop.mode is Mode.policy
     assert [kind for kind, _ in bench.events()] == ["hold", "recovered"]
     failing[0] = True
     bench.tick(60)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.no_robot)
-    assert "took none of 41 commands" in bench.loop.driver.trouble
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.no_robot)
+    assert "took none of 41 commands" in bench.loop.driver.fault.detail
     failing[0] = False
     bench.tick(120)
-    assert (bench.loop.mode, bench.loop.driver.trouble) == (Mode.policy, ""), "a second later it is tried again"
+    assert (bench.loop.mode, bench.loop.driver.fault.detail) == (Mode.policy, ""), "a second later it is tried again"
     assert [kind for kind, _ in bench.events()] == ["hold", "recovered"] * 2
 
 
@@ -222,12 +223,29 @@ def test_a_quick_answer_counts_in_the_tick_it_was_asked_in_when_the_command_may_
         Bench("aligned", write_after_s=0.0125)
 
 
+def test_an_episode_that_is_void_while_the_command_waits_ends_without_that_tick() -> None:
+    bench = Bench("aligned", write_after_s=0.008).applied(1, PolicyCapabilities()).tick(5)
+    sleep, sent = bench.clock.sleep_until, []
+
+    def restarted(deadline_ns: int) -> None:
+        sleep(deadline_ns)
+        if deadline_ns % bench.robot.spec.period_ns and not sent:
+            sent.append(bench.uplink.send(Hello("robot-0", "uplink", "", 1)))
+
+    bench.clock.sleep_until = restarted  # type: ignore[method-assign]
+    steps = len(bench.steps())
+    bench.tick(1)
+    assert (sent, bench.loop.tracker.running, len(bench.steps())) == ([True], False, steps)
+    bench.tick(5)
+    assert bench.loop.tracker.running and len(bench.steps()) > steps
+
+
 def test_a_joint_that_reports_nan_holds_tells_the_operator_once_and_recovers() -> None:
     bench = Bench("auto").applied(1, ALIGNED).tick(10)
     assert bench.loop.mode is Mode.policy
     bench.robot.config = FakeConfig(faults=Faults(nan_state=True))
     bench.tick(6)
-    assert (bench.loop.mode, bench.loop.reason) == (Mode.hold, HoldReason.bad_observation)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.bad_observation)
     bench.robot.config = FakeConfig()
     bench.tick(12)
     assert bench.loop.mode is Mode.policy
@@ -254,7 +272,7 @@ def test_what_was_executed_after_limits_is_what_the_next_request_reckons_with() 
     limits = SafetyLimits(velocity={"move_x": 0.25 * 80})
     bench = Bench("auto", safety=limits).applied(1, ALIGNED).tick(30)
     assert {round(float(step.executed[0]), 6) for step in bench.steps()[8:]} == {0.25}
-    states = {bench.loop.log.first_tick + step.tick: step.state for step in bench.steps()}
+    states = {bench.loop.tracker.first_tick + step.tick: step.state for step in bench.steps()}
     ahead = [r for r in bench.asked if r.first_tick > r.tick and r.first_tick in states]
     assert ahead
     for request in ahead:

@@ -6,24 +6,22 @@ import itertools
 
 import pytest
 
-from robot_edge.control.mode import PRIORITY_RULES, ControlConditions, HoldReason, Mode, decide
+from robot_edge.control.mode import NO_HOLD, PRIORITY_RULES, ControlConditions, Hold, HoldReason, Mode, decide
 
 FLAGS = (
     "estop",
+    "resting",
     "recorder_ok",
     "storage_ok",
-    "safe",
     "human",
     "human_linked",
     "human_command_fresh",
     "resetting",
     "script",
+    "version_fits",
     "trained",
-    "slow_path_ok",
-    "action_ready",
 )
-UNFIT = (
-    HoldReason.none,
+FAULTS = (
     HoldReason.bad_observation,
     HoldReason.stale_state,
     HoldReason.stale_camera,
@@ -32,25 +30,34 @@ UNFIT = (
     HoldReason.no_robot,
     HoldReason.no_reset,
 )
+MISSING = (HoldReason.no_action, HoldReason.bad_action, HoldReason.slow_path_lost)
+"""why inference has no action"""
+REFUSAL = Hold(HoldReason.safety, "the driver does not take a command")
+FAULT = Hold(HoldReason.clock_jump, "it went back")
+NO_ACTION = Hold(HoldReason.no_action, "no version is loaded")
 
 
 def all_that_can_be_known():
     for values in itertools.product((False, True), repeat=len(FLAGS)):
-        for version, unfit in itertools.product((0, 7), (HoldReason.none, HoldReason.clock_jump)):
-            yield ControlConditions(**dict(zip(FLAGS, values, strict=True)), version=version, unfit=unfit)
+        for version, *holds in itertools.product((0, 7), (NO_HOLD, FAULT), (NO_HOLD, REFUSAL), (NO_HOLD, NO_ACTION)):
+            flags = dict(zip(FLAGS, values, strict=True))
+            fault, refusal, missing = holds
+            yield ControlConditions(**flags, version=version, fault=fault, refusal=refusal, missing_action=missing)
 
 
 def test_every_combination_follows_the_rules() -> None:
     seen = set()
     for known in all_that_can_be_known():
-        mode, reason = decide(known)
-        seen.add((mode, reason))
-        fit = known.recorder_ok and known.storage_ok and known.safe and known.unfit is HoldReason.none
+        mode, hold = decide(known)
+        seen.add((mode, hold.reason))
+        fit = known.recorder_ok and known.storage_ok and not (known.fault or known.refusal or known.resting)
         commanded = known.human_linked and known.human_command_fresh
         # e-stop always wins, and nothing else is called one
         assert (mode is Mode.estop) == known.estop
         # a hold has a reason, and whoever moves has none
-        assert (reason is not HoldReason.none) == (mode in (Mode.hold, Mode.estop))
+        assert bool(hold) == (mode in (Mode.hold, Mode.estop))
+        # what is wrong with the robot is told as it is, and so is why there is no action
+        assert hold.detail or hold.reason not in (FAULT.reason, REFUSAL.reason, NO_ACTION.reason)
         # nobody moves without alive, fresh and valid
         moves = mode in (Mode.human, Mode.reset, Mode.script, Mode.policy)
         assert not moves or (fit and not known.estop)
@@ -62,45 +69,41 @@ def test_every_combination_follows_the_rules() -> None:
         assert (mode is Mode.reset) == (free and known.resetting)
         assert (mode is Mode.script) == (free and not known.resetting and known.script)
         # the policy moves only if nobody else wants to, and if all it needs is there
-        needs = known.version > 0 and known.trained and known.slow_path_ok and known.action_ready
+        needs = known.version > 0 and known.version_fits and known.trained and not known.missing_action
         assert (mode is Mode.policy) == (free and not known.resetting and not known.script and needs)
     holds = {reason for mode, reason in seen if mode is Mode.hold}
-    # reasons that the loop itself gives, or that are other ways of being unfit
-    by_the_loop = {
-        HoldReason.none,
-        HoldReason.estop,
-        HoldReason.no_job,
-        HoldReason.other_version,
-        HoldReason.bad_action,
-    }
-    assert set(HoldReason) - holds == (by_the_loop | set(UNFIT)) - {HoldReason.clock_jump}
+    # an e-stop is no hold; the others are further faults, and further ways of having no action
+    unseen = {HoldReason.none, HoldReason.estop, *FAULTS, *MISSING} - {FAULT.reason, NO_ACTION.reason}
+    assert set(HoldReason) - holds == unseen
 
 
-@pytest.mark.parametrize("unfit", UNFIT[1:])
-def test_what_is_unfit_is_the_reason(unfit: HoldReason) -> None:
-    fine = {"version": 3, "action_ready": True}
-    assert decide(ControlConditions(**fine, unfit=unfit)) == (Mode.hold, unfit)
-    assert decide(ControlConditions(**fine, unfit=unfit, human=True, human_command_fresh=True)) == (Mode.hold, unfit)
-    assert decide(ControlConditions(**fine, unfit=unfit, estop=True)) == (Mode.estop, HoldReason.estop)
-    assert decide(ControlConditions(**fine)) == (Mode.policy, HoldReason.none)
+@pytest.mark.parametrize("reason", FAULTS)
+def test_a_fault_is_the_reason(reason: HoldReason) -> None:
+    fault = Hold(reason, "so it is")
+    assert decide(ControlConditions(version=3, fault=fault)) == (Mode.hold, fault)
+    assert decide(ControlConditions(version=3, fault=fault, human=True, human_command_fresh=True)) == (Mode.hold, fault)
+    assert decide(ControlConditions(version=3, fault=fault, estop=True)) == (Mode.estop, Hold(HoldReason.estop))
+    assert decide(ControlConditions(version=3, fault=fault, missing_action=NO_ACTION)) == (Mode.hold, fault)
+    assert decide(ControlConditions(version=3)) == (Mode.policy, NO_HOLD)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        ({"resting": True}, HoldReason.no_job),
         ({"recorder_ok": False}, HoldReason.no_recorder),
         ({"storage_ok": False}, HoldReason.storage),
-        ({"safe": False}, HoldReason.safety),
+        ({"refusal": Hold(HoldReason.safety)}, HoldReason.safety),
         ({"human": True, "human_linked": False}, HoldReason.operator_lost),
         ({"human": True}, HoldReason.operator_idle),
         ({"version": 0}, HoldReason.no_version),
+        ({"version_fits": False}, HoldReason.other_version),
         ({"trained": False}, HoldReason.untrained),
-        ({"slow_path_ok": False}, HoldReason.slow_path_lost),
-        ({"action_ready": False}, HoldReason.no_action),
+        *(({"missing_action": Hold(reason)}, reason) for reason in MISSING),
     ],
 )
 def test_one_thing_missing_is_named(change: dict, reason: HoldReason) -> None:
-    assert decide(ControlConditions(**{"version": 3, "action_ready": True, **change})) == (Mode.hold, reason)
+    assert decide(ControlConditions(**{"version": 3, **change})) == (Mode.hold, Hold(reason))
 
 
 def test_every_row_of_the_table_is_needed() -> None:

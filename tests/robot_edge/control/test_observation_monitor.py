@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FakeConfig, FakeRobot, with_faults
+from robot_edge.control.config import ObservationLimits
 from robot_edge.control.mode import HoldReason
-from robot_edge.control.observation_monitor import CheckResult, ObservationLimits, ObservationMonitor
+from robot_edge.control.observation_monitor import CheckResult, ObservationMonitor
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
 from wire.types import CameraSpec, Dimension, Frame, Observation, RobotSpec
@@ -27,13 +28,16 @@ class Bench:
     """A robot whose every tick is composed by the test; `origin_ns` of its clock is not control's."""
 
     def __init__(self, config: ObservationLimits | None = None, origin_ns: int = 10**15) -> None:
-        self.health = ObservationMonitor(SPEC, config or ObservationLimits())
+        self.events: list[tuple[str, str]] = []
+        self.health = ObservationMonitor(SPEC, config or ObservationLimits(), self.notify)
         self.now_ns = 5_000_000_000
         self.origin_ns = origin_ns
         self.rng = np.random.default_rng(0)
         self.images = {camera.name: self.picture() for camera in SPEC.cameras}
         self.state = np.zeros(2, np.float32)
-        self.events: list[tuple[str, str]] = []
+
+    def notify(self, kind: str, detail: str) -> None:
+        self.events.append((kind, detail))
 
     def picture(self) -> np.ndarray:
         return self.rng.integers(0, 256, (24, 32, 3), np.uint8)
@@ -59,22 +63,18 @@ class Bench:
             for name, image in (self.images if images is None else images).items()
         }
         seen = Observation(time_ns, self.state if state is None else state, frames, "x")
-        return self.note(self.health.check(seen, self.now_ns))
-
-    def note(self, verdict: CheckResult) -> CheckResult:
-        self.events += [(event.kind, event.detail) for event in verdict.events]
-        return verdict
+        return self.health.check(seen, self.now_ns)
 
     def well(self, ticks: int = 1) -> None:
         for _ in range(ticks):
             verdict = self.tick()
-            assert (verdict.reason, verdict.detail, verdict.valid) == (HoldReason.none, "", True)
+            assert (verdict.fault.reason, verdict.fault.detail, verdict.valid) == (HoldReason.none, "", True)
 
     def recovers(self, ticks: int = 3) -> None:
         """It holds for `ticks` healthy ticks and moves at the next, and says so once."""
         said = len(self.events)
         for _ in range(ticks):
-            assert self.tick().reason is not HoldReason.none
+            assert self.tick().fault.reason is not HoldReason.none
         self.well(5)
         assert [kind for kind, _ in self.events[said:]] == ["recovered"]
 
@@ -90,30 +90,30 @@ def test_a_joint_that_is_no_number_is_named(bad: float) -> None:
     bench = Bench()
     bench.well(3)
     verdict = bench.tick(state=np.array([0.1, bad], np.float32))
-    assert verdict.reason is HoldReason.bad_observation
+    assert verdict.fault.reason is HoldReason.bad_observation
     assert not verdict.valid
-    assert "elbow" in verdict.detail
-    assert "shoulder" not in verdict.detail
-    assert bench.events == [("hold", verdict.detail)]
+    assert "elbow" in verdict.fault.detail
+    assert "shoulder" not in verdict.fault.detail
+    assert bench.events == [("hold", verdict.fault.detail)]
     bench.recovers()
     assert "elbow" in bench.events[-1][1]
 
 
 def test_another_shape_and_a_missing_camera_are_named() -> None:
     bench = Bench()
-    assert "(3,)" in bench.tick(state=np.zeros(3, np.float32)).detail
-    assert "'right'" in bench.tick(images={"left": bench.picture()}).detail
+    assert "(3,)" in bench.tick(state=np.zeros(3, np.float32)).fault.detail
+    assert "'right'" in bench.tick(images={"left": bench.picture()}).fault.detail
     wrong = {"left": bench.picture(), "right": np.zeros((24, 33, 3), np.uint8)}
-    assert "uint8[24, 33, 3]" in bench.tick(images=wrong).detail
+    assert "uint8[24, 33, 3]" in bench.tick(images=wrong).fault.detail
 
 
 def test_a_robot_that_cannot_be_read() -> None:
     bench = Bench()
     bench.well(2)
-    verdict = bench.note(bench.health.failed("the arm does not answer"))
-    assert (verdict.reason, verdict.valid) == (HoldReason.bad_observation, False)
+    verdict = bench.health.report_failure("the arm does not answer")
+    assert (verdict.fault.reason, verdict.valid) == (HoldReason.bad_observation, False)
     for _ in range(5):
-        bench.note(bench.health.failed("the arm does not answer"))
+        bench.health.report_failure("the arm does not answer")
     assert bench.events == [("hold", "the arm does not answer")]
     bench.recovers()
 
@@ -123,9 +123,9 @@ def test_a_camera_whose_frames_stop() -> None:
     bench.well(3)
     verdicts = [bench.tick(frame_ns={"right": -MS - tick * TICK_NS}) for tick in range(1, 40)]
     # 24 ticks make 481 ms, 25 make 501
-    assert [verdict.reason for verdict in verdicts] == [HoldReason.none] * 24 + [HoldReason.stale_camera] * 15
+    assert [verdict.fault.reason for verdict in verdicts] == [HoldReason.none] * 24 + [HoldReason.stale_camera] * 15
     assert verdicts[-1].valid
-    assert "'right'" in verdicts[-1].detail
+    assert "'right'" in verdicts[-1].fault.detail
     assert len(bench.events) == 1, "its growing age is no event"
     # the other camera is one
     bench.tick(frame_ns={"right": -2 * MS, "left": -42 * MS})
@@ -135,18 +135,18 @@ def test_a_camera_whose_frames_stop() -> None:
 
 @pytest.mark.parametrize(("age_ns", "stale"), [(500 * MS - 1, False), (500 * MS, False), (500 * MS + 1, True)])
 def test_the_age_of_a_frame_at_its_bound(age_ns: int, stale: bool) -> None:
-    assert (Bench().tick(frame_ns={"left": -age_ns}).reason is HoldReason.stale_camera) == stale
+    assert (Bench().tick(frame_ns={"left": -age_ns}).fault.reason is HoldReason.stale_camera) == stale
 
 
 def test_recovery_counts_ticks_in_a_row() -> None:
     bench = Bench()
     nan = np.full(2, np.nan, np.float32)
     for _ in range(10):
-        assert bench.tick(state=nan).reason is not HoldReason.none
+        assert bench.tick(state=nan).fault.reason is not HoldReason.none
         for _ in range(3):
-            assert bench.tick().reason is HoldReason.bad_observation, "not before the fourth"
+            assert bench.tick().fault.reason is HoldReason.bad_observation, "not before the fourth"
     assert [kind for kind, _ in bench.events] == ["hold"]
-    assert bench.tick().reason is HoldReason.none
+    assert bench.tick().fault.reason is HoldReason.none
     assert [kind for kind, _ in bench.events] == ["hold", "recovered"]
 
 
@@ -174,8 +174,8 @@ class TestClock:
         bench.well(5)
         bench.origin_ns -= TICK_NS + back_ns
         verdict = bench.tick()
-        assert verdict.reason is HoldReason.clock_jump
-        assert "went back" in verdict.detail
+        assert verdict.fault.reason is HoldReason.clock_jump
+        assert "went back" in verdict.fault.detail
         bench.recovers()
 
     @pytest.mark.parametrize(("ahead_ns", "jump"), [(400 * MS, False), (499 * MS, False), (501 * MS, True)])
@@ -183,7 +183,7 @@ class TestClock:
         bench = Bench()
         bench.well(5)
         bench.origin_ns += ahead_ns
-        assert (bench.tick().reason is HoldReason.clock_jump) == jump
+        assert (bench.tick().fault.reason is HoldReason.clock_jump) == jump
         if jump:
             bench.recovers()
 
@@ -198,7 +198,7 @@ class TestClock:
         lag, reasons = 0, []
         for _ in range(40):
             lag += TICK_NS
-            reasons.append(bench.tick(lag_ns=lag, frame_ns={"left": 0, "right": 0}).reason)
+            reasons.append(bench.tick(lag_ns=lag, frame_ns={"left": 0, "right": 0}).fault.reason)
         # 500 ms are 25 periods
         assert reasons[:25] == [HoldReason.none] * 25
         assert reasons[26:] == [HoldReason.stale_state] * 14
@@ -210,23 +210,23 @@ class TestClock:
         for _ in range(3_600):
             # 500 ppm slower, seen once a second for an hour: 1.8 s in all
             bench.origin_ns -= 500_000
-            assert bench.tick(took_ns=10**9).reason is HoldReason.none
+            assert bench.tick(took_ns=10**9).fault.reason is HoldReason.none
 
     def test_a_frame_that_goes_back_or_is_of_the_future(self) -> None:
         bench = Bench()
         bench.well(3)
-        assert bench.tick(frame_ns={"left": 49 * MS}).reason is HoldReason.none
-        assert bench.tick(took_ns=100 * MS).reason is HoldReason.none
+        assert bench.tick(frame_ns={"left": 49 * MS}).fault.reason is HoldReason.none
+        assert bench.tick(took_ns=100 * MS).fault.reason is HoldReason.none
         verdict = bench.tick(frame_ns={"left": 51 * MS})
-        assert verdict.reason is HoldReason.clock_jump
-        assert "'left'" in verdict.detail
-        assert "newer" in verdict.detail
+        assert verdict.fault.reason is HoldReason.clock_jump
+        assert "'left'" in verdict.fault.detail
+        assert "newer" in verdict.fault.detail
         # its next frame is of an earlier time than that one
         bench.tick(took_ns=MS)
         bench.recovers()
         verdict = bench.tick(frame_ns={"right": -100 * MS})
-        assert verdict.reason is HoldReason.clock_jump
-        assert "older than the one before" in verdict.detail
+        assert verdict.fault.reason is HoldReason.clock_jump
+        assert "older than the one before" in verdict.fault.detail
         bench.recovers()
 
 
@@ -235,7 +235,7 @@ class TestRepeats:
         reasons = []
         for _ in range(ticks):
             bench.state = bench.state + np.array([step, 0], np.float32)
-            reasons.append(bench.tick(still=still).reason)
+            reasons.append(bench.tick(still=still).fault.reason)
         return reasons
 
     def test_new_times_with_the_same_picture_while_it_moves(self) -> None:
@@ -258,7 +258,7 @@ class TestRepeats:
         bench = Bench()
         for tick in range(500):
             bench.state[0] = 0.15 * (tick % 2)
-            assert bench.tick(still=("right",)).reason is HoldReason.none
+            assert bench.tick(still=("right",)).fault.reason is HoldReason.none
 
     def test_creeping_is_not_moving(self) -> None:
         assert set(self.go(Bench(), 300, 0.004)) == {HoldReason.none}
@@ -271,7 +271,8 @@ class TestRepeats:
             # beside the sample, so that only the whole comparison sees it
             image[1, 1, 0] = tick % 256
             assert (
-                bench.tick(still=("right",), images=bench.images | {"left": bench.picture()}).reason is HoldReason.none
+                bench.tick(still=("right",), images=bench.images | {"left": bench.picture()}).fault.reason
+                is HoldReason.none
             )
 
     def test_a_driver_that_reuses_its_memory_is_not_frozen(self) -> None:
@@ -281,7 +282,7 @@ class TestRepeats:
             bench.state[0] = -2 + 0.01 * tick
             for image in memory.values():
                 image[...] = bench.picture()
-            assert bench.tick(images=memory).reason is HoldReason.none
+            assert bench.tick(images=memory).fault.reason is HoldReason.none
 
     def test_a_real_camera_may_be_told_by_its_pictures_alone(self) -> None:
         bench = Bench(ObservationLimits(repeats_while_still=True, repeated_frames=10))
@@ -300,7 +301,8 @@ class TestRepeats:
             age = (tick + 1) * TICK_NS
             times = {"left": -MS, "right": -age}
             assert (
-                bench.tick(frame_ns=times, images={"left": bench.picture(), "right": image}).reason is HoldReason.none
+                bench.tick(frame_ns=times, images={"left": bench.picture(), "right": image}).fault.reason
+                is HoldReason.none
             )
 
 
@@ -317,9 +319,9 @@ class TestWithTheFakeRobot:
     )
     def test_each_fault_holds_with_its_reason(self, fault: str, reason: HoldReason, word: str) -> None:
         verdicts = self.run(with_faults(**{fault: True, "from_tick": 10}), 80)
-        assert all(verdict.reason is HoldReason.none for verdict in verdicts[:10])
-        assert verdicts[-1].reason is reason
-        assert word in verdicts[-1].detail
+        assert all(verdict.fault.reason is HoldReason.none for verdict in verdicts[:10])
+        assert verdicts[-1].fault.reason is reason
+        assert word in verdicts[-1].fault.detail
 
     @pytest.mark.parametrize("seed", range(5))
     def test_no_false_alarm_whatever_it_does(self, seed: int) -> None:
@@ -333,19 +335,19 @@ class TestWithTheFakeRobot:
     def test_a_robot_that_does_not_answer(self) -> None:
         clock = ManualClock()
         robot = FakeRobot(with_faults(raise_on_read=True), clock)
-        health = ObservationMonitor(robot.spec, ObservationLimits())
+        health = ObservationMonitor(robot.spec, ObservationLimits(), lambda kind, detail: None)
         robot.connect()
         robot.reset("go-left", 1)
         with pytest.raises(RobotError) as error:
             robot.read()
-        assert "does not answer" in health.failed(str(error.value)).detail
+        assert "does not answer" in health.report_failure(str(error.value)).fault.detail
 
     def run(self, config: FakeConfig, ticks: int, moves: list[np.ndarray] | None = None) -> list[CheckResult]:
         clock = ManualClock(10**9)
         robot = FakeRobot(config, clock)
         robot.connect()
         robot.reset("go-left", 1)
-        health, verdicts = ObservationMonitor(robot.spec, ObservationLimits()), []
+        health, verdicts = ObservationMonitor(robot.spec, ObservationLimits(), lambda kind, detail: None), []
         for tick in range(ticks):
             clock.advance(robot.spec.period_ns)
             verdicts.append(health.check(robot.read(), clock.now_ns()))

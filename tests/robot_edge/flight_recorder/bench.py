@@ -13,11 +13,12 @@ import numpy as np
 from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, Faults
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
 from hal.interfaces.robot import Robot, Teleoperator
-from robot_edge.chunking.base import ChunkScheduler
-from robot_edge.chunking.factory import make_schedule
-from robot_edge.chunking.strategies.aligned import AlignedSchedule
-from robot_edge.control.loop import ControlLoop, LoopConfig
-from robot_edge.control.takeover_gate import Gate, GateConfig
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
+from robot_edge.chunking.scheduler import ChunkScheduler
+from robot_edge.control.config import GateConfig, LoopConfig
+from robot_edge.control.loop import ControlLoop
+from robot_edge.control.takeover import Gate
 from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.flight_recorder.writer import FlightConfig
@@ -41,11 +42,11 @@ def make_loop(
     """As the program would: from the header and the borders alone."""
     return ControlLoop(
         header.name,
-        header.boot,
+        header.session_id,
         robot,
         uplink,
         inference,
-        lambda trained: _schedule(header, trained),
+        lambda trained: _scheduler(header, trained),
         clock,
         LoopConfig(max_ticks=header.config["max_ticks"], tail_ticks=2),
         operator,
@@ -53,12 +54,9 @@ def make_loop(
     )
 
 
-def _schedule(header: FlightHeader, trained: PolicyCapabilities) -> ChunkScheduler:
-    settings = dict(header.settings)
-    if "replan_ticks" in settings:
-        return AlignedSchedule(settings["replan_ticks"])
+def _scheduler(header: FlightHeader, trained: PolicyCapabilities) -> ChunkScheduler:
     motion = SpecMotion(header.spec, [ActionStateMapping(f"move_{axis}", axis, 0.01) for axis in "xyz"])
-    return make_schedule(settings.pop("strategy"), header.spec, trained, motion, **settings)
+    return make_scheduler(ChunkingConfig(**header.settings), header.spec, trained, motion)
 
 
 class Lossy:
@@ -102,7 +100,7 @@ class Bench:
             self.robot.spec,
             {"max_ticks": 60},
             "aligned",
-            settings or {"replan_ticks": 6},
+            settings or {"strategy": "aligned", "execute_ticks": 6},
             operated=operated,
         )
         self.flight = FlightRecorder(directory, self.header, replace(FlightConfig(flush_s=0.05), **config))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FakeConfig
-from robot_edge.chunking.strategies.aligned import AlignedSchedule
+from robot_edge.chunking.strategies.aligned import AlignedScheduler
 from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason
 from robot_edge.flight_recorder.command import replay_command
@@ -76,7 +76,8 @@ def test_a_stretch_begins_at_the_snapshot_before_it(flown: tuple[Path, int]) -> 
 
 def test_another_rule_of_decision_is_named(flown: tuple[Path, int]) -> None:
     def other(header: FlightHeader, *borders: object) -> ControlLoop:
-        return make_loop(msgspec.structs.replace(header, settings={"replan_ticks": 3}), *borders)  # type: ignore[arg-type]
+        settings = {"strategy": "aligned", "execute_ticks": 3}
+        return make_loop(msgspec.structs.replace(header, settings=settings), *borders)  # type: ignore[arg-type]
 
     result = replay(flown[0], other)
     assert result.differences
@@ -194,7 +195,7 @@ class SerialGone(OSError):
 )
 def test_a_robot_that_fails_and_is_tried_again_is_replayed(tmp_path: Path, call: str, error: Exception) -> None:
     bench = Bench(tmp_path, FakeConfig(image_px=32), operated=True, queue_ticks=5000).ready()
-    bench.loop.driver.disconnected()
+    bench.loop.driver.start_disconnected()
     works, failing = getattr(bench.robot, call), [call == "connect"]
 
     def fails(*given: object) -> object:
@@ -207,7 +208,7 @@ def test_a_robot_that_fails_and_is_tried_again_is_replayed(tmp_path: Path, call:
     failing[0] = True
     bench.fly(270)
     assert bench.modes[-1] == "hold"
-    assert bench.loop.driver.trouble or call == "reset"
+    assert bench.loop.driver.fault.detail or call == "reset"
     failing[0] = False
     bench.fly(400).land()
     assert {"policy", "script"} & set(bench.modes[-60:])
@@ -218,14 +219,14 @@ def test_a_robot_that_fails_and_is_tried_again_is_replayed(tmp_path: Path, call:
 
 def test_a_tick_that_ended_with_an_error_is_replayed(tmp_path: Path) -> None:
     def broken(loop: ControlLoop) -> ControlLoop:
-        listen = loop._listen
+        listen = loop._handle_messages
 
         def failing() -> None:
             listen()
             if loop.rate.ticks == 4:
                 raise RobotError("a bug of ours")
 
-        loop._listen = failing  # type: ignore[method-assign]
+        loop._handle_messages = failing  # type: ignore[method-assign]
         return loop
 
     bench = Bench(tmp_path, FakeConfig(image_px=32)).ready()
@@ -249,7 +250,7 @@ def test_what_was_not_recorded_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ticks 90 to 95 were not recorded; the last tick looked at is 10"):
         replay(tmp_path, make_loop, 90, 95)
     with pytest.raises(ConfigError, match="no start 'other'; it holds boot"):
-        replay(tmp_path, make_loop, boot="other")
+        replay(tmp_path, make_loop, session_id="other")
 
 
 _PILOT = """
@@ -305,9 +306,9 @@ def test_a_new_schedule_of_another_class_is_brought_back(tmp_path: Path) -> None
     """The loop makes its schedule when weights come; a new loop has another one until the snapshot is read."""
     bench = Bench(tmp_path, snapshot_ticks=20).ready().fly(70).land()
     kinds = set()
-    result = replay(tmp_path, make_loop, 50, 60, lambda p: kinds.add(type(p.loop.planner.schedule)))  # type: ignore[attr-defined]
+    result = replay(tmp_path, make_loop, 50, 60, lambda p: kinds.add(type(p.loop.chunks.scheduler)))  # type: ignore[attr-defined]
     assert result.differences == []
-    assert kinds == {AlignedSchedule} == {type(bench.loop.planner.schedule)}
+    assert kinds == {AlignedScheduler} == {type(bench.loop.chunks.scheduler)}
 
 
 STRATEGIES = [

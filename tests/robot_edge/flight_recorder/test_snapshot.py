@@ -14,7 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from robot_edge.chunking.strategies.aligned import AlignedSchedule
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.request_tracker import RequestTracker
+from robot_edge.chunking.strategies.aligned import AlignedScheduler
 from robot_edge.control.mode import Mode
 from robot_edge.control.observation_monitor import _SAMPLE
 from robot_edge.flight_recorder.events import SAMPLE, EventEncoder, array_reader, refer, stand_in
@@ -96,10 +98,10 @@ def test_random_generators_go_on_where_they_were() -> None:
 
 
 def test_objects_of_this_project_are_made_and_filled() -> None:
-    schedule = AlignedSchedule(7)
-    back, _ = moved([schedule, chunk(4)])
-    assert type(back[0]) is AlignedSchedule
-    assert back[0].__dict__.keys() == schedule.__dict__.keys()
+    scheduler = AlignedScheduler(RequestTracker(spec(), ChunkingConfig()))
+    back, _ = moved([scheduler, chunk(4)])
+    assert type(back[0]) is AlignedScheduler
+    assert back[0].__dict__.keys() == scheduler.__dict__.keys()
     assert back[1].first_tick == 4
     np.testing.assert_array_equal(back[1].actions, chunk(4).actions)
 

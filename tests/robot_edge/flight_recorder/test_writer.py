@@ -72,7 +72,7 @@ def test_a_full_disk_stops_the_record_and_not_the_robot(
         bench.fly(10)
         time.sleep(0.01)
     assert bench.loop.rate.ticks == 245
-    assert bench.loop.log.ended >= 2
+    assert bench.loop.tracker.ended >= 2
     full.clear()
     for _ in range(100):
         bench.fly(10)

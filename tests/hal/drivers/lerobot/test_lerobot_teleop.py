@@ -115,7 +115,7 @@ def test_a_leader_leads_a_follower(bus: FeetechBus, tmp_path: Path) -> None:
         )
         device.connect(robot.spec)
         human, executed = OperatorOverride(robot.spec, MonotonicClock()), robot.read().state
-        human.hear(OperatorCommand("arm", "take_over"))
+        human.handle_command(OperatorCommand("arm", "take_over"))
         before: np.ndarray | None = None
         steps = []
         for _ in range(100):
@@ -124,9 +124,9 @@ def test_a_leader_leads_a_follower(bus: FeetechBus, tmp_path: Path) -> None:
             action = device.read().action
             if action is not None:
                 sent = neutral_action(robot.spec, here, action) if before is None else action
-                human.hear(OperatorCommand("arm", "command", tuple(map(float, sent))))
+                human.handle_command(OperatorCommand("arm", "command", tuple(map(float, sent))))
                 before = sent
-            command = human.command(executed)
+            command = human.action(executed)
             done = robot.write(executed if command is None else command).executed
             steps.append(float(np.abs(done - executed)[:5].max()))
             executed = done
@@ -139,8 +139,8 @@ def test_a_leader_leads_a_follower(bus: FeetechBus, tmp_path: Path) -> None:
             assert time.monotonic() < end
             device.see(pose_of(robot.spec, robot.read().state))
             if (action := device.read().action) is not None:
-                human.hear(OperatorCommand("arm", "command", tuple(map(float, action))))
-            if (command := human.command(executed)) is not None:
+                human.handle_command(OperatorCommand("arm", "command", tuple(map(float, action))))
+            if (command := human.action(executed)) is not None:
                 executed = robot.write(command).executed
             time.sleep(0.02)
         device.close()

@@ -23,9 +23,10 @@ from hal.conformance import check_robot
 from hal.drivers.fake import FakeConfig, FakeRobot, fake_spec
 from hal.interfaces.robot import Robot
 from hal.registry import make_robot, read_config
-from robot_edge.chunking.strategies.aligned import AlignedSchedule
-from robot_edge.control.loop import ControlLoop, LoopConfig
-from robot_edge.control.observation_monitor import ObservationLimits
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
+from robot_edge.control.config import LoopConfig, ObservationLimits
+from robot_edge.control.loop import ControlLoop
 from tests.ros import needs_ros, sim_node, wait_until
 from tests.ros import ros as ros
 from wire.clock import MonotonicClock
@@ -68,7 +69,16 @@ def recorded(robot: Robot, task: str, seed: int, episodes: int, ticks: int) -> t
     config = LoopConfig(max_ticks=ticks, tail_ticks=1, needs_policy=False, source="demonstration", health=HEALTH)
     clock = MonotonicClock()
     loop = ControlLoop(
-        "r", "b", robot, uplink, inference, lambda _: AlignedSchedule(8), clock, config, Seer(), AlwaysIntervene()
+        "r",
+        "b",
+        robot,
+        uplink,
+        inference,
+        lambda trained: make_scheduler(ChunkingConfig("aligned"), robot.spec, trained),
+        clock,
+        config,
+        Seer(),
+        AlwaysIntervene(),
     )
     robot.connect()
     steps: list[Step] = []

@@ -1,0 +1,108 @@
+"""The scripted operator at a robot's side: its gate opens and it takes over, its gate closes and it hands back.
+
+The gate watches what the policy is about to do, as a person would: it opens when policy and expert disagree for a while
+or when nothing has advanced for a while (a policy that stalls agrees with nobody and disturbs nobody).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from hal.interfaces.robot import Teleoperator
+from robot_edge.control.config import GateConfig
+from wire.types import Observation
+
+
+class TakeoverGate(Protocol):
+    """Decides tick by tick whether the operator is in control."""
+
+    active: bool
+
+    def reset(self) -> None: ...
+
+    def update(self, policy: np.ndarray | None, expert: np.ndarray, progress: float) -> bool: ...
+
+
+class Gate:
+    """Decides tick by tick; `reset` at the start of an episode."""
+
+    def __init__(self, config: GateConfig) -> None:
+        self._config = config
+        self.reset()
+
+    def reset(self) -> None:
+        self.active = False
+        self._bad = 0
+        self._left = 0
+        self._best = float("inf")
+        self._since_best = 0
+
+    def update(self, policy: np.ndarray | None, expert: np.ndarray, progress: float) -> bool:
+        """Whether the operator is in control of this tick.
+
+        `policy` and `expert` are float32[da] in the robot's units scaled to about [-1, 1]; `policy` is None while it
+        has no action to offer, which never counts as disagreement (the robot holds by itself).
+        """
+        config = self._config
+        if progress < self._best - config.stall_progress:
+            self._best, self._since_best = progress, 0
+        else:
+            self._since_best += 1
+        if self.active:
+            self._left -= 1
+            if self._left > 0 or policy is None:
+                return True
+            self.active, self._bad, self._since_best = False, 0, 0
+            return False
+        if policy is not None:
+            *motion, gripper = [abs(a - b) for a, b in zip(policy.tolist(), expert.tolist(), strict=True)]
+            apart = sum(motion) / max(1, len(motion)) + config.gripper_weight * gripper
+            self._bad = self._bad + 1 if apart > config.disagreement else 0
+        if self._bad >= config.disagreement_ticks or self._since_best >= config.stall_ticks:
+            self.active, self._left = True, config.min_ticks
+        return self.active
+
+
+class ScriptedTakeover:
+    """`action` once a tick while nobody else has the robot. Without an operator and a gate it never takes over."""
+
+    def __init__(
+        self, operator: Teleoperator | None, gate: TakeoverGate | None, notify: Callable[[str, str], None]
+    ) -> None:
+        """`notify(kind, detail)`: for people."""
+        self.takeovers = 0
+        self._operator = operator
+        self._gate = gate
+        self._notify = notify
+        self._failed = ""
+
+    def reset(self) -> None:
+        """An episode begins."""
+        if self._gate is not None:
+            self._gate.reset()
+
+    def action(self, observation: Observation, policy: np.ndarray | None) -> np.ndarray | None:
+        """float32[da]: what the operator does if it is in control. `policy`, float32[da]: what the policy would do.
+
+        People hear of an operator that raises once, and the robot goes on without it.
+        """
+        if self._operator is None or self._gate is None:
+            return None
+        try:
+            expert = self._operator.propose(observation)
+            progress = 0.0 if expert is None else self._operator.progress()
+        except Exception as error:  # noqa: BLE001 - whatever an operator's code raises
+            if not self._failed:
+                self._notify("operator_failed", f"the scripted operator: {type(error).__name__}: {error}")
+            self._failed = str(error) or type(error).__name__
+            return None
+        self._failed = ""
+        if expert is None:
+            return None
+        was_active = self._gate.active
+        active = self._gate.update(policy, expert, progress)
+        self.takeovers += active and not was_active
+        return expert if active else None
