@@ -1,5 +1,4 @@
-"""How processes are specified, built, started and kept running.
+"""How processes are specified, built, started and kept running; `up` runs a whole fleet.
 
-`process_specs` says which there are, `builders` makes what each one runs, `backend` keeps them alive, `up` runs the
-main job.
+For `fleet.cli`, `fleet.tools` and `fleet.ray_backend`; `builders` makes what a process runs.
 """

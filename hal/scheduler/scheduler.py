@@ -2,12 +2,7 @@
 
 An assignment of a robot to a job is a lease that the robot's reports renew. Work comes in slices; what a robot did not
 do of its slice, because it failed, was taken or was needed elsewhere, goes back to the job and on to the next robot.
-
-    scheduler.submit(request, now_ns)
-    scheduler.join(name, capabilities, now_ns)              a robot said hello
-    scheduler.heartbeat(name, status.job, ..., now_ns)      it reported
-    scheduler.episode_done(name, task, success, now_ns)     an episode of it is stored
-    for decision in scheduler.turn(now_ns): tell the robot
+`join`, `heartbeat` and `episode_done` say what happened, `turn` what each robot is to be told.
 """
 
 from __future__ import annotations

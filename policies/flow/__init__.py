@@ -1,4 +1,7 @@
-"""The flow-matching policy. Its configuration needs no torch; the policy itself is imported when it is asked for."""
+"""Our own policy: flow matching with a slow and a fast path.
+
+The configuration needs no torch; the policy itself is imported when it is asked for. Others come in by name.
+"""
 
 from __future__ import annotations
 

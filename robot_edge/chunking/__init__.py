@@ -1,5 +1,4 @@
-"""Strategies for actions that arrive late: one small class each, one interface (`base`).
+"""Which action of which chunk belongs to a tick, when chunks are asked for, and how long they take.
 
-`choose.make_schedule` gives the one a checkpoint was trained for. They share `line` (what is asked, answered and how
-long that takes), `planned` (one running chunk) and `foresight` (what will be executed, and whether it was).
+`factory` makes the strategy that a checkpoint was trained for; `base` is what the loop sees of it.
 """

@@ -24,7 +24,8 @@ from pathlib import Path
 
 from wire.codec import decode, encode
 from wire.errors import MessageTooLargeError, ProtocolError, storage_error
-from wire.messages.all import FrameRecorded, Message
+from wire.messages.all import Message
+from wire.messages.local import FrameRecorded
 from wire.transport.frame_ring import SharedFrame
 from wire.transport.shared_memory import MARK_BYTES, map_file
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from cloud_learner.buffer.ledger.rows import SegmentColumns
 from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.decoding.orders import Order
 from cloud_learner.buffer.loading.windows import Draws
@@ -97,7 +98,7 @@ def plans(
         yield planned, plan, len(mine) == len(np.unique(planned.draws.segment))
 
 
-def until(index: SegmentIndex, watermark: int) -> SegmentIndex:
+def until(index: SegmentColumns, watermark: int) -> SegmentColumns:
     """The part of an index up to a ledger row."""
     count = int(np.searchsorted(index.row, watermark, "right"))
     runs = int(index.run_offsets[count])

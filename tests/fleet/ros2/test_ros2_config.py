@@ -10,8 +10,8 @@ import pytest
 
 from fleet.config.overrides import Tuning
 from fleet.config.recipes import get_recipe
-from fleet.ros2.config import absolute, complete, endpoints, write
 from fleet.ros2 import main as ros2
+from fleet.ros2.config import absolute, complete, endpoints, write
 from hal.drivers.ros2.config import ImageTopic, Ros2Config
 from hal.registry import read_config
 from robot_edge.ros2.parameters import EdgeParameters
