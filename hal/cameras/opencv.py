@@ -85,7 +85,7 @@ class OpenCvCamera(ThreadedCamera):
 
 
 class OpenCvSource:
-    """Keeps the `Source` protocol for a device or stream."""
+    """Keeps the `CaptureDevice` protocol for a device or stream."""
 
     def __init__(self, config: OpenCvConfig) -> None:
         self._config = config

@@ -61,7 +61,7 @@ class PatternDevice:
 
 
 class PatternSource:
-    """Keeps the `Source` protocol."""
+    """Keeps the `CaptureDevice` protocol."""
 
     def __init__(self, device: PatternDevice) -> None:
         self._device = device
@@ -160,7 +160,7 @@ class SceneCamera(ThreadedCamera):
 
 
 class SceneSource:
-    """Keeps the `Source` protocol: lets the robot rest at its control rate and takes each new picture."""
+    """Keeps the `CaptureDevice` protocol: lets the robot rest at its control rate and takes each new picture."""
 
     def __init__(self, config: SceneConfig, camera: str) -> None:
         self._config = config

@@ -57,7 +57,7 @@ class VideoCamera(ThreadedCamera):
 
 
 class VideoSource:
-    """Keeps the `Source` protocol for a file."""
+    """Keeps the `CaptureDevice` protocol for a file."""
 
     def __init__(self, config: VideoConfig) -> None:
         self._config = config

@@ -90,7 +90,7 @@ class _Asked:
 
 
 class ProcessSlowPath:
-    """Thinks in another process of this computer, which loads the same weights (`think_server.ThinkProcess`).
+    """Thinks in another process of this computer, which loads the same weights (`latent_server.LatentWorker`).
 
     One thought is under way at a time; what cannot be sent or is not answered is asked again with newer frames.
     """
@@ -165,7 +165,7 @@ class ProcessSlowPath:
 
 
 class RemoteSlowPath(ProcessSlowPath):
-    """Thinks on another machine (`think_server.ThinkServer`), which gets its weights from the gateway itself."""
+    """Thinks on another machine (`latent_server.LatentServer`), which gets its weights from the gateway itself."""
 
     def __init__(self, line: Channel, clock: Clock, patience_s: float = 2.0, jpeg_quality: int = 95) -> None:
         """`jpeg_quality` of the images on the wire, that of the recorder by default; 0 sends every pixel as it is."""
