@@ -123,7 +123,7 @@ def _putting(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_frame(message: Any) -> int:
-    if type(message).__name__ != "FrameTaken":
+    if type(message).__name__ not in ("FrameRecorded", "FrameTaken"):
         return 0
     frame = message.frame
     return int(frame.image.nbytes + (0 if frame.preview is None else frame.preview.nbytes))

@@ -47,7 +47,7 @@ from hal.driver_host.watchdog import CallDeadline, CallLimits, CommandWatchdog, 
 from hal.interfaces.robot import Feedback, Robot, Teleoperator, request_previews
 from hal.safety.bounds import hold_action, rest_action
 from hal.safety.limiter import SafetyLimiter, SafetyLimits
-from wire.errors import FleetError, InvalidDataError, RobotError
+from wire.errors import FleetError, InvalidDataError, RejectedError, RobotError
 from wire.types import Observation
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,8 @@ class DriverServer:
         if self._control is not None:
             text = f"{self._what} at {self._path} is in the hands of process {self._pid}; end that one first."
             with contextlib.suppress(OSError):
-                line.send(packed(Reply(0, sendable(text), "Refused"), self.held, None, self._what), socket.MSG_DONTWAIT)
+                refusal = Reply(0, sendable(text), RejectedError.__name__)
+                line.send(packed(refusal, self.held, None, self._what), socket.MSG_DONTWAIT)
             line.close()
             return
         self._control, self._pid = line, pid

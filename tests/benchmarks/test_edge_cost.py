@@ -17,7 +17,7 @@ import numpy as np
 from tests import samples
 from hal.driver_host.frames import FrameWriter
 from wire.transport.frame_ring import FrameRing
-from wire.messages.all import FrameTaken, Stop
+from wire.messages.all import FrameRecorded, Stop
 from wire.transport.shared_channel import SharedChannel
 from wire.types import Frame
 place = Path(sys.argv[1])
@@ -27,7 +27,7 @@ ring.put("front", frames[0])
 ring.put("front", frames[0])
 uplink, control = (SharedChannel(place / "line", bind=side, polls=True) for side in (True, False))
 control.send(Stop())
-control.send(FrameTaken("e", "front", Frame(1, frames[1].image, np.zeros((10, 10, 3), np.uint8))))
+control.send(FrameRecorded("e", "front", Frame(1, frames[1].image, np.zeros((10, 10, 3), np.uint8))))
 while uplink.recv() is not None:
     pass
 larger = Frame(3, frames[3].image, np.zeros((10, 10, 3), np.uint8))

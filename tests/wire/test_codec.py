@@ -17,7 +17,7 @@ from wire.errors import MessageTooLargeError, ProtocolError
 from wire.messages.all import Ack, ChunkReply, ChunkRequest, Heartbeat, Hello, Segment, StepRecorded, WeightBytes
 from wire.types import Observation
 
-GOLDEN_SEGMENT = "055c0374aec376de"
+GOLDEN_SEGMENT = "340ae7a8baea6bfa"
 
 
 def request(seen: Observation | None = None) -> ChunkRequest:
@@ -57,17 +57,17 @@ def test_optional_parts() -> None:
 def test_golden_bytes_of_the_wire() -> None:
     """Bytes that peers of this protocol version rely on; a change here needs a new PROTOCOL_VERSION."""
     assert codec.PROTOCOL_VERSION == 2
-    assert encode(Heartbeat(5)) == bytes.fromhex("0182a474797065a9486561727462656174a773656e745f6e7305")
+    assert encode(Heartbeat(5)) == bytes.fromhex("0282a474797065a9486561727462656174a773656e745f6e7305")
     digest = hashlib.sha256(encode(samples.segment())).hexdigest()
     assert digest[:16] == GOLDEN_SEGMENT
 
 
 def test_another_protocol_version_says_what_to_do() -> None:
-    with pytest.raises(ProtocolError, match="speaks protocol 2, this side 1: install the same"):
-        decode(b"\x02" + encode(Heartbeat(1))[1:])
+    with pytest.raises(ProtocolError, match="speaks protocol 3, this side 2: install the same"):
+        decode(b"\x03" + encode(Heartbeat(1))[1:])
 
 
-@pytest.mark.parametrize("data", [b"", b"\x01", b"\x01\xc1", b"\x01" + b"\x91" * 2000, encode(Ack(("a",)))[:-1]])
+@pytest.mark.parametrize("data", [b"", b"\x02", b"\x02\xc1", b"\x02" + b"\x91" * 2000, encode(Ack(("a",)))[:-1]])
 def test_garbage_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(data)
@@ -77,7 +77,7 @@ def test_garbage_is_refused(data: bytes) -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_are_refused_or_a_message(data: bytes) -> None:
     try:
-        decode(b"\x01" + data)
+        decode(b"\x02" + data)
     except ProtocolError as error:
         assert str(error)
 
@@ -101,7 +101,7 @@ def test_arrays_that_do_not_fit_are_refused(array: object) -> None:
     good = msgspec.msgpack.decode(encode(request())[1:])
     good["observation"]["state"] = array
     with pytest.raises(ProtocolError):
-        decode(b"\x01" + msgspec.msgpack.encode(good))
+        decode(b"\x02" + msgspec.msgpack.encode(good))
 
 
 def test_unknown_dtype_is_not_sent() -> None:
@@ -125,4 +125,4 @@ def test_a_spec_that_makes_no_sense_is_no_message() -> None:
     hello = msgspec.msgpack.decode(encode(Hello("r", "edge", "c", 1, 1, samples.spec()))[1:])
     hello["spec"]["state"][0]["low"] = 5.0
     with pytest.raises(ProtocolError, match="not below high"):
-        decode(b"\x01" + msgspec.msgpack.encode(hello))
+        decode(b"\x02" + msgspec.msgpack.encode(hello))

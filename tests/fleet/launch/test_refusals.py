@@ -111,7 +111,9 @@ def test_the_terminal_of_an_edge_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     edge: Any = TalkingEdge(tmp_path / "log")
-    monkeypatch.setattr(edge_module, "Lifeline", lambda: type("L", (), {"cut": property(lambda _: edge.turns > 2)})())
+    monkeypatch.setattr(
+        edge_module, "ShutdownSignal", lambda: type("L", (), {"cut": property(lambda _: edge.turns > 2)})()
+    )
     with caplog.at_level(logging.ERROR, "robot_edge.runtime.process_group"):
         assert run_edge(edge) == 0
     assert [record.getMessage() for record in caplog.records] == [f"arm refuses version 2: {WHY}"]

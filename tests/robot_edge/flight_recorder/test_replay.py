@@ -81,7 +81,7 @@ def test_another_rule_of_decision_is_named(flown: tuple[Path, int]) -> None:
     result = replay(flown[0], other)
     assert result.differences
     assert result.differences[0].what == "order of calls"
-    assert result.differences[0].replayed == "inference.Sent"
+    assert result.differences[0].replayed == "inference.SendEvent"
 
 
 def rewritten(path: Path, tick: int, old: bytes, new: bytes) -> None:

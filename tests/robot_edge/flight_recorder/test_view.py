@@ -33,7 +33,12 @@ def test_rows_say_what_happened(flown: tuple[Path, int]) -> None:
     assert replies
     assert all(0 < row.latency_s < 10 * 0.0125 for row in replies)
     notes = "\n".join(row.notes for row in every)
-    for text in ("reset: go-left, seed 500000", "Operator take_over", "episode ends: aborted", "inference takes no"):
+    for text in (
+        "reset: go-left, seed 500000",
+        "OperatorCommand take_over",
+        "episode ends: aborted",
+        "inference takes no",
+    ):
         assert text in notes
     human = [row for row in every if row.mode == "human"]
     assert human and all(row.executed is not None and row.executed[2] == pytest.approx(0.3) for row in human)

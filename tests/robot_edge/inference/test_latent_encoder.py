@@ -357,15 +357,16 @@ class Robot:
 BESIDE = """
 import sys
 from pathlib import Path
-from robot_edge.runtime.shared_frames import FramedChannel
-from robot_edge.inference.latent_server import Thinker, ThinkProcess
+from robot_edge.runtime.shared_frames import SharedFrameChannel
+from robot_edge.inference.latent_server import LatentEncoder, LatentWorker
 from tests.robot_edge.inference.thinking import Scripted
 from wire.transport.frame_ring import FrameRing
 from wire.transport.shared_channel import SharedChannel
 from wire.transport.zmq_channel import wait_any
 place = Path(sys.argv[1])
-line = FramedChannel(SharedChannel(place / "think", bind=True), FrameRing(place / "frames", Scripted.spec, write=False))
-process = ThinkProcess(line, Thinker(Scripted))
+ring = FrameRing(place / "frames", Scripted.spec, write=False)
+line = SharedFrameChannel(SharedChannel(place / "think", bind=True), ring)
+process = LatentWorker(line, LatentEncoder(Scripted))
 print("ready", flush=True)
 while True:
     wait_any([line], 0.1)
@@ -395,16 +396,16 @@ def test_a_thinking_process_that_is_killed_and_comes_back(tmp_path: Path) -> Non
 SERVER = """
 import sys
 from pathlib import Path
-from robot_edge.inference.latent_server import Thinker, ThinkServer
+from robot_edge.inference.latent_server import LatentEncoder, LatentServer
 from tests.robot_edge.inference.thinking import Scripted, version
 from wire.clock import MonotonicClock
 from wire.transport.memory_channel import memory_pair
 from wire.transport.zmq_channel import ZmqServer
 place, endpoint, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-thinker = Thinker(Scripted)
+thinker = LatentEncoder(Scripted)
 thinker.load(version(number), lambda: bytes([number]))
 robots = ZmqServer(endpoint, place / "keys")
-server = ThinkServer("thinker-0", robots, memory_pair()[0], thinker, place / "cache", MonotonicClock())
+server = LatentServer("thinker-0", robots, memory_pair()[0], thinker, place / "cache", MonotonicClock())
 print("ready", flush=True)
 while True:
     robots.socket.poll(20)

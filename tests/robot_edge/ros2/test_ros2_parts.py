@@ -82,8 +82,10 @@ def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], said: str) -> 
 
 
 def test_no_part_but_the_node_itself_imports_rclpy() -> None:
-    modules = "ros2_parameters", "ros2_diagnostics", "ros2_desk", "ros2_topics"
-    code = f"import sys; {'; '.join(f'import robot_edge.{name}' for name in modules)}; print('rclpy' in sys.modules)"
+    modules = "parameters", "diagnostics", "operator", "topics"
+    code = (
+        f"import sys; {'; '.join(f'import robot_edge.ros2.{name}' for name in modules)}; print('rclpy' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

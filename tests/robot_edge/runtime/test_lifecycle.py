@@ -16,10 +16,10 @@ from wire.errors import RobotError
 
 CODE = """
 import os, sys, time
-from robot_edge.runtime.lifecycle import Lifeline
+from robot_edge.runtime.lifecycle import ShutdownSignal
 role, place = sys.argv[1], sys.argv[3]
 print(role, os.environ["VLA_FLEET_ROBOT"], os.path.isdir(place), flush=True)
-lifeline = Lifeline()
+lifeline = ShutdownSignal()
 while not lifeline.cut:
     time.sleep(0.01)
 print("ended", time.monotonic_ns(), flush=True)

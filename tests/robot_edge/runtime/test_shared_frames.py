@@ -120,14 +120,14 @@ WRITER = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from robot_edge.runtime.shared_frames import FramedChannel
+from robot_edge.runtime.shared_frames import SharedFrameChannel
 from tests.robot_edge.runtime.test_shared_frames import BIG
 from wire.transport.frame_ring import FrameRing
 from wire.messages.all import ChunkRequest
 from wire.transport.shared_channel import SharedChannel
 from wire.types import Frame, Observation
 place = Path(sys.argv[1])
-line = FramedChannel(SharedChannel(place / "line", bind=True), FrameRing(place / "frames", BIG, write=True))
+line = SharedFrameChannel(SharedChannel(place / "line", bind=True), FrameRing(place / "frames", BIG, write=True))
 number, state, parent = 0, np.zeros(4, np.float32), os.getppid()
 print("ready", flush=True)
 while os.getppid() == parent:

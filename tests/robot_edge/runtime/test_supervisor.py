@@ -102,8 +102,8 @@ def test_a_child_that_does_not_listen_is_killed(tmp_path: Path) -> None:
 
 def test_a_child_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
     orphan = (
-        "from robot_edge.runtime.lifecycle import Lifeline; import time, os\n"
-        "l = Lifeline(); print(os.getpid(), flush=True)\n"
+        "from robot_edge.runtime.lifecycle import ShutdownSignal; import time, os\n"
+        "l = ShutdownSignal(); print(os.getpid(), flush=True)\n"
         "while not l.cut: time.sleep(0.02)\nprint('cut', flush=True)"
     )
     parent = (

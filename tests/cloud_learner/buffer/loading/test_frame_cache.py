@@ -102,8 +102,8 @@ def test_another_process_writes_into_the_same_frames():
     arena = FrameCache([SMALL], 10 * SMALL_BYTES)
     (mapping,) = arena.mappings()
     code = (
-        "import sys\nfrom cloud_learner.buffer.loading.frame_cache import Mapping, attach\n"
-        f"attach(Mapping(int(sys.argv[1]), {mapping.rows}, {mapping.shape}))[3] = 42\n"
+        "import sys\nfrom cloud_learner.buffer.loading.frame_cache import SharedFrames, attach\n"
+        f"attach(SharedFrames(int(sys.argv[1]), {mapping.rows}, {mapping.shape}))[3] = 42\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(mapping.descriptor)], pass_fds=[mapping.descriptor], check=False

@@ -23,7 +23,7 @@ from wire.errors import ConfigError, RobotError
 
 pytestmark = needs_ros
 
-from hal.drivers import ros2  # noqa: E402
+from hal.drivers.ros2 import wrapper as ros2  # noqa: E402
 from hal.drivers.ros2.camera import Ros2Camera, Ros2CameraConfig  # noqa: E402
 from hal.drivers.ros2.messages import JOINT_STATE, TRIGGER, command, stamp_ns  # noqa: E402
 from hal.drivers.ros2.sim_node import SimRobotNode  # noqa: E402
