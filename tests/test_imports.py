@@ -116,6 +116,21 @@ def test_exceptions_are_called_errors() -> None:
     assert wrong == []
 
 
+def test_a_role_is_no_bare_string() -> None:
+    wrong = []
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            given: list[ast.expr] = []
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                given = sides if any(getattr(side, "attr", getattr(side, "id", "")) == "role" for side in sides) else []
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Hello", "Part"):
+                given = [*node.args[1:2], *(named.value for named in node.keywords if named.arg == "role")]
+            if any(isinstance(one, ast.Constant) and isinstance(one.value, str) for one in given):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert wrong == [], "say wire.types.Role"
+
+
 def test_tests_mirror_the_packages() -> None:
     tests = ROOT / "tests"
     wrong = []

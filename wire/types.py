@@ -40,6 +40,29 @@ class Actor(StrEnum):
     hold = "hold"
 
 
+class Role(StrEnum):
+    """What a process of the fleet is for: whom it says hello as, and what it may send."""
+
+    gateway = "gateway"
+    edge = "edge"
+    """a robot, spoken for by its control process"""
+    uplink = "uplink"
+    inference = "inference"
+    trainer = "trainer"
+    evaluator = "evaluator"
+    demonstrator = "demonstrator"
+    thinker = "thinker"
+    """thinks for robots on another machine"""
+    console = "console"
+    """asks for jobs and leases"""
+    teleoperator = "teleoperator"
+    """drives a robot that it holds"""
+
+
+CALLERS = (Role.console, Role.teleoperator)
+"""they call the gateway and wait for its answer; many may have the same key"""
+
+
 class Dimension(msgspec.Struct, frozen=True):
     """One state or action dimension."""
 

@@ -25,12 +25,10 @@ from wire.messages.all import (
     Response,
 )
 from wire.transport.channel import FURTHER
-from wire.types import Lease
+from wire.types import Lease, Role
 
 log = logging.getLogger(__name__)
 
-CALLERS = ("console", "teleoperator")
-"""roles that may call"""
 SHORTEST_TTL_S = 0.2
 LONGEST_TTL_S = 24 * 3600.0
 LONGEST_ROBOT = 64
@@ -220,7 +218,7 @@ class ClientSessions:
     def watch(self, status: EdgeStatus) -> None:
         """Whoever drives a robot sees what it does."""
         _, peer = self._held.get(status.robot, (None, ""))
-        if peer.startswith("teleoperator"):
+        if peer.startswith(Role.teleoperator):
             self._send(peer, status)
 
     def drive(self, peer: str, wish: OperatorCommand, now_ns: int) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.dispatch.calls import CALLERS
 from cloud_learner.dispatch.dispatcher import CALLS, Dispatcher
 from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.weight_store import WeightStore
@@ -45,11 +44,11 @@ from wire.messages.all import (
     WeightBytes,
 )
 from wire.transport.channel import FURTHER, ServerChannel
-from wire.types import RobotSpec
+from wire.types import CALLERS, RobotSpec, Role
 
 log = logging.getLogger(__name__)
 
-_FOLLOW = ("edge", "evaluator", "thinker")
+_FOLLOW = (Role.edge, Role.evaluator, Role.thinker)
 """roles that hear of versions"""
 
 _MESSAGES_PER_TURN = 200
@@ -93,7 +92,7 @@ class Gateway:
         self._spec = spec
         self._clock = clock
         self._wall_ns = wall_ns
-        self._roles: dict[str, str] = {}
+        self._roles: dict[str, Role] = {}
         self._clocks: dict[str, str] = {}
         self._offsets_ns: dict[str, int] = {}
         self._heard_ns: dict[str, int] = {}
@@ -149,7 +148,7 @@ class Gateway:
         match message:
             case Segment():
                 self._store(peer, message)
-            case EdgeStatus(robot=robot) | Preview(robot=robot) if robot == peer and role == "demonstrator":
+            case EdgeStatus(robot=robot) | Preview(robot=robot) if robot == peer and role == Role.demonstrator:
                 log.debug("nobody watches the demonstrator '%s' or takes it over.", peer)
             case EdgeStatus(robot=robot) if robot == peer:
                 self._view.status(message)
@@ -166,20 +165,20 @@ class Gateway:
                 self._channel.send(peer, HelloAck(clock_name(), self._clock.now_ns(), sent_ns, self._view.watched))
             case _ if role in CALLERS and isinstance(message, CALLS):
                 self._channel.send(peer, self._dispatcher.answer(peer, message, now_ns))
-            case OperatorCommand() if role == "teleoperator":
+            case OperatorCommand() if role == Role.teleoperator:
                 self._drive(peer, message)
             case FetchWeights():
                 self._channel.send(peer, self._weights.serve(message))
-            case Publish() if role == "trainer":
+            case Publish() if role == Role.trainer:
                 if (version := self._weights.begin(message)) is not None:
                     self._channel.send(peer, Published(version.number))
-            case WeightBytes() if role == "trainer":
+            case WeightBytes() if role == Role.trainer:
                 self._weight_part(peer, message)
-            case TrainerStatus() if role == "trainer":
+            case TrainerStatus() if role == Role.trainer:
                 self._view.trainer(message)
-            case Evaluate(number=number) if role == "evaluator":
+            case Evaluate(number=number) if role == Role.evaluator:
                 self._announce(peer, number)
-            case Evaluation() if role == "evaluator":
+            case Evaluation() if role == Role.evaluator:
                 if self._ledger.add_evaluation(message, self._wall_ns()):
                     self._view.evaluation(message)
             case _:
@@ -191,7 +190,7 @@ class Gateway:
         if hello.name != name:
             self._channel.send(peer, Rejection(f"the key of '{name}' cannot speak for '{hello.name}'."))
             return
-        if hello.role != "edge" and not name.startswith(hello.role):
+        if hello.role != Role.edge and not name.startswith(hello.role):
             self._refuse(
                 peer, f"the key of '{name}' is a robot's: the name of a {hello.role} begins with '{hello.role}'."
             )
@@ -215,7 +214,7 @@ class Gateway:
         if hello.role not in CALLERS:
             self._ledger.see_robot(peer, hello.spec, hello.clock, now_ns)
         self._channel.send(peer, HelloAck(clock_name(), now_ns, hello.sent_ns, self._view.watched))
-        if hello.role == "edge":
+        if hello.role == Role.edge:
             self._view.robot_seen(peer, hello.spec)
             self._dispatcher.joined(peer, hello, now_ns)
         if hello.role in _FOLLOW:
@@ -230,9 +229,9 @@ class Gateway:
                 self._spec.require(hello.spec, f"the policy of this fleet and robot '{peer}'")
             except SpecMismatchError as error:
                 return f"spec: {error}"
-        elif hello.role == "edge":
+        elif hello.role == Role.edge:
             return f"spec: robot '{peer}' did not say what it measures and accepts. Start it with `vla-fleet edge`."
-        return self._dispatcher.unfit(peer, hello) if hello.role == "edge" else ""
+        return self._dispatcher.unfit(peer, hello) if hello.role == Role.edge else ""
 
     def _forget_callers(self, now_ns: int) -> None:
         """Each command that somebody runs is a line of its own: those long silent are not kept."""
@@ -315,7 +314,7 @@ class Gateway:
         if fresh.segment.episode.source == "evaluation":
             return
         for name, role in self._roles.items():
-            if role == "trainer" and not self._channel.send(name, fresh):
+            if role == Role.trainer and not self._channel.send(name, fresh):
                 log.debug("trainer '%s' reads row %d from the store.", name, fresh.row)
 
     # --- weights out ----------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from wire.messages.all import (
     VersionAvailable,
 )
 from wire.transport.channel import Channel
-from wire.types import PolicyVersion
+from wire.types import PolicyVersion, Role
 
 log = logging.getLogger(__name__)
 
@@ -349,7 +349,7 @@ class Trainer:
             if self._welcomed:
                 self._welcomed = self._gateway.send(Heartbeat(now_ns))
             else:
-                self._gateway.send(Hello(self._name, "trainer", clock_name(), now_ns))
+                self._gateway.send(Hello(self._name, Role.trainer, clock_name(), now_ns))
 
     def _report(self) -> None:
         now_ns = self._clock.now_ns()

@@ -34,10 +34,8 @@ from wire.messages.fleet import (
 from wire.transport.channel import FURTHER, Channel
 from wire.transport.keys import GATEWAY, load_pair, load_public
 from wire.transport.zmq_channel import ZmqClient
-from wire.types import Lease, RobotSpec
+from wire.types import CALLERS, Lease, RobotSpec
 
-ROLES = ("console", "teleoperator")
-"""who may call; the name of a key begins with its role"""
 ANSWER_S = 10.0
 USUAL_GATEWAY = "tcp://127.0.0.1:5760"
 _ADDRESS_FILE = "gateway.address"
@@ -82,12 +80,13 @@ class FleetClient:
 
         Nothing is sent before `connect`. Raises `ConfigError` for a key that is not there or has no such role.
         """
-        self.role = next((role for role in ROLES if name.startswith(role)), "")
-        if not self.role:
+        role = next((role for role in CALLERS if name.startswith(role)), None)
+        if role is None:
             raise ConfigError(
-                f"'{name}' cannot call the gateway: the name begins with {' or '.join(ROLES)}. Make such a key with "
+                f"'{name}' cannot call the gateway: the name begins with {' or '.join(CALLERS)}. Make such a key with "
                 "`vla-fleet keys`."
             )
+        self.role = role
         if channel is None and keys is None:
             raise ConfigError(f"FleetClient '{name}': give the key directory, or a channel.")
         self.name = name

@@ -15,6 +15,7 @@ from wire.clock import clock_name
 from wire.errors import FleetError, RobotError
 from wire.messages.all import Hello, Job
 from wire.transport.channel import Channel
+from wire.types import Role
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def demonstrate(
     the robot fails.
     """
     loop.robot.connect()
-    to_uplink.send(Hello(loop.name, "demonstrator", clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec))
+    to_uplink.send(Hello(loop.name, Role.demonstrator, clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec))
     from_uplink.send(Job("demonstrations", tasks, first_seed))
     uplink.turn()
     try:

@@ -21,7 +21,7 @@ from wire.clock import Clock
 from wire.errors import ConfigError
 from wire.messages.all import Evaluate, Evaluation, Message
 from wire.transport.channel import Channel
-from wire.types import PolicyVersion
+from wire.types import PolicyVersion, Role
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Evaluator:
         self.done = False
         self._follower = WeightSubscriber(
             name,
-            "evaluator",
+            Role.evaluator,
             gateway,
             weights,
             clock,

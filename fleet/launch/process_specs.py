@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fleet.config.overrides import Tuning
 from fleet.launch.backend import Part
 from fleet.launch.builders import THINKER
+from wire.types import Role
 
 TRAINER, EVALUATOR, DEMONSTRATOR = "trainer", "evaluator", "demonstrator"
 BEFORE, AFTER = "before", "after"
@@ -38,28 +39,28 @@ class Parts:
 
     def make_gateway(self, host: str, port: int, web_host: str, web_port: int) -> Part:
         words = ["gateway", "--recipe", self.recipe, "--host", host, "--port", str(port)]
-        return Part("gateway", "gateway", (*words, "--web-host", web_host, "--web-port", str(web_port)))
+        return Part("gateway", Role.gateway, (*words, "--web-host", web_host, "--web-port", str(web_port)))
 
     def make_trainer(self) -> Part:
         words = (TRAINER, *self._connected(), *self.tuning.policy_flags(), "--seed", str(self.seed))
-        return Part(TRAINER, "trainer", words, nice=5)
+        return Part(TRAINER, Role.trainer, words, nice=5)
 
     def make_evaluator(self) -> Part:
-        return Part(EVALUATOR, "evaluator", self._evaluator(), nice=15)
+        return Part(EVALUATOR, Role.evaluator, self._evaluator(), nice=15)
 
     def make_measurer(self, label: str, version: int) -> Part:
         """Measures one version once; `label`: before, after or `minute_label` of some moment."""
         name = measurer(label)
         words = ["--name", name, "--version", str(version), "--label", label]
-        return Part(name, "evaluator", (*self._evaluator(), *words), restart=False)
+        return Part(name, Role.evaluator, (*self._evaluator(), *words), restart=False)
 
     def make_demonstrator(self, episodes: int) -> Part:
         words = ("demonstrate", *self._connected(), "--episodes", str(episodes))
-        return Part(DEMONSTRATOR, "demonstrator", words, restart=False)
+        return Part(DEMONSTRATOR, Role.demonstrator, words, restart=False)
 
     def make_thinker(self) -> Part:
         words = ("think-server", *self._connected(), *self.tuning.policy_flags())
-        return Part(THINKER, "thinker", words, nice=5)
+        return Part(THINKER, Role.thinker, words, nice=5)
 
     def make_edge(self, robot: str, think: str = "") -> Part:
         """A robot is never given up: what ails it may pass, and the others go on meanwhile.
@@ -68,7 +69,7 @@ class Parts:
         """
         words = ["edge", *self._connected(), *self.tuning.flags(), "--name", robot]
         words += ["--operator" if self.operated else "--no-operator", *(["--think", think] if think else [])]
-        return Part(robot, "edge", tuple(words), give_up_after=0)
+        return Part(robot, Role.edge, tuple(words), give_up_after=0)
 
     def _connected(self) -> list[str]:
         return ["--recipe", self.recipe, "--gateway", self.gateway]

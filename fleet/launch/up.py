@@ -35,13 +35,13 @@ from robot_edge.runtime.process_group import DRAIN_S
 from robot_edge.runtime.rejection_log import RejectionLog
 from wire.errors import ConfigError, FleetError
 from wire.transport.keys import GATEWAY, make_keys
+from wire.types import CALLERS
 
 log = logging.getLogger(__name__)
 
 START_PATIENCE_S = 60.0
 FINAL_EVALUATION_S = 900.0
 USUAL_ROBOTS = 3
-CALLERS = ("console", "teleoperator")
 """keys of the command lines that ask for robots"""
 
 

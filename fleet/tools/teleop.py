@@ -30,11 +30,11 @@ from wire.messages.all import (
 )
 from wire.messages.fleet import AcquireLease, ListFleet, Preempted, ReleaseLease, RenewLease, Response
 from wire.transport.channel import Channel
-from wire.types import Lease, RobotSpec
+from wire.types import Lease, RobotSpec, Role
 
 log = logging.getLogger(__name__)
 
-ROLE = "teleoperator"
+ROLE = Role.teleoperator
 TTL_S = 1.0
 RENEW_S = 0.3
 SILENT_S = 0.8

@@ -21,7 +21,7 @@ from wire.messages.all import (
     ThinkRequest,
 )
 from wire.transport.channel import Channel, ServerChannel
-from wire.types import Frame, Observation, PolicyVersion
+from wire.types import Frame, Observation, PolicyVersion, Role
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class LatentServer:
         self._robots = robots
         self._thinker = thinker
         self._read = read
-        self._follower = WeightSubscriber(name, "thinker", gateway, weights, clock)
+        self._follower = WeightSubscriber(name, Role.thinker, gateway, weights, clock)
         self._waiting: dict[str, ThinkRequest] = {}
         self._offered: PolicyVersion | None = None
 

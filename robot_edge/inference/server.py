@@ -18,7 +18,7 @@ from wire.clock import Clock
 from wire.errors import ConfigError, FleetError
 from wire.messages.all import ChunkReply, ChunkRequest, EdgeEvent, EpisodeStarted, Hello, LoadWeights, VersionActivated
 from wire.transport.channel import Channel
-from wire.types import Observation
+from wire.types import Observation, Role
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Inference:
 
     def hello(self) -> None:
         """Tell the uplink that this process is here: it answers with the weights that are wanted."""
-        self._uplink.send(Hello(self._name, "inference", "", self._clock.now_ns(), os.getpid()))
+        self._uplink.send(Hello(self._name, Role.inference, "", self._clock.now_ns(), os.getpid()))
 
     def turn(self) -> None:
         """Take in what has come, then answer the newest request."""

@@ -33,7 +33,7 @@ from wire.messages.all import Hello, Stop
 from wire.transport.channel import Channel
 from wire.transport.shared_channel import SharedChannel
 from wire.transport.zmq_channel import ZmqClient, ZmqPair, wait_any
-from wire.types import RobotSpec
+from wire.types import RobotSpec, Role
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def record_line(directory: Path, spec: RobotSpec, *, uplink: bool) -> SharedChan
 
 def control_hello(loop: ControlLoop, tasks: tuple[str, ...], site: str = "") -> Hello:
     """How control introduces its robot to the uplink, which passes it on to the gateway."""
-    return Hello(loop.name, "edge", clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec, tasks, site)
+    return Hello(loop.name, Role.edge, clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec, tasks, site)
 
 
 def run_control(

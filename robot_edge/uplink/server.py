@@ -46,6 +46,7 @@ from wire.messages.all import (
     WeightBytes,
 )
 from wire.transport.channel import Channel
+from wire.types import Role
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +200,7 @@ class Uplink:
 
     def _say_new(self) -> None:
         """Tell control that what an earlier uplink had not yet spooled of its episode is gone."""
-        self._control.send(Hello(self.name, "uplink", clock_name(), self._clock.now_ns(), os.getpid()))
+        self._control.send(Hello(self.name, Role.uplink, clock_name(), self._clock.now_ns(), os.getpid()))
 
     def _send_events(self) -> None:
         while self._welcomed and self._events and self._gateway.send(self._events[0]):

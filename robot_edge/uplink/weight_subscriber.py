@@ -20,7 +20,7 @@ from wire.messages.all import (
     WeightBytes,
 )
 from wire.transport.channel import Channel
-from wire.types import PolicyVersion, RobotSpec
+from wire.types import PolicyVersion, RobotSpec, Role
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class WeightSubscriber:
     def __init__(
         self,
         name: str,
-        role: str,
+        role: Role,
         gateway: Channel,
         weights: Path,
         clock: Clock,

@@ -32,7 +32,7 @@ from wire.messages.local import (
     ThinkReply,
     ThinkRequest,
 )
-from wire.types import Episode, PolicyCapabilities, PolicyVersion, RobotSpec
+from wire.types import Episode, PolicyCapabilities, PolicyVersion, RobotSpec, Role
 
 # --- anyone to the gateway -------------------------------------------------------------------------------------------
 
@@ -41,8 +41,7 @@ class Hello(TaggedMessage, frozen=True, eq=False):
     """The first message of a connection, repeated until the gateway answers `HelloAck` or `Rejection`."""
 
     name: str
-    role: str
-    """edge, trainer, evaluator, demonstrator, thinker, console or teleoperator"""
+    role: Role
     clock: str
     sent_ns: int
     pid: int = 0

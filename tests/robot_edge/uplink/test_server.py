@@ -316,7 +316,7 @@ def test_a_desk_beside_the_robot_hears_it_and_stops_it_without_a_gateway(desk: D
     assert [m.control_pid for m in heard if isinstance(m, EdgeStatus)] == [77]
     assert [m.kind for m in heard if isinstance(m, EdgeEvent)] == ["hold", "refused"]
     beside.send(OperatorCommand("robot-1", "release_estop"))
-    beside.send(Hello("desk", "desk", "c", 1))
+    beside.send(Hello("desk", "console", "c", 1))
     beside.send(OperatorCommand("robot-0", "estop"))
     desk.uplink.turn()
     assert [m.kind for m in desk.to_control() if isinstance(m, OperatorCommand)] == ["estop"]
