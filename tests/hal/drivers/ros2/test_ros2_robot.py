@@ -73,7 +73,7 @@ def recorded(robot: Robot, task: str, seed: int, episodes: int, ticks: int) -> t
     steps: list[Step] = []
     frames: list[Frame] = []
     ended = 0
-    ours.send(Hello("r", "recorder", "clock", 0, 1, robot.spec))
+    ours.send(Hello("r", "edge", "clock", 0, 1, robot.spec))
     ours.send(Job("j", (task,), seed))
     deadline = time.monotonic() + 60
     while ended < episodes and time.monotonic() < deadline:
@@ -140,7 +140,7 @@ def test_a_robot_moves_to_ros_by_configuration_alone(ros: Mapping[str, str], tmp
     )
     with sim_node("fake", None, "-p", "pacing:=stepped"):
         loop.robot.connect()
-        ours.send(Hello("r", "recorder", "clock", 0, 1, recipe.spec))
+        ours.send(Hello("r", "edge", "clock", 0, 1, recipe.spec))
         ours.send(Job("j", ("go-left",), 1))
         steps: list[Step] = []
         deadline = time.monotonic() + 60
