@@ -26,6 +26,15 @@ ALLOWED = {
 }
 """room: what it may import besides itself"""
 
+DOORS = {
+    "robot_edge.chunking.strategies": ("robot_edge.chunking",),
+    "robot_edge.ros2": ("fleet.ros2",),
+    "cloud_learner.buffer.loading.decoding": ("cloud_learner.buffer.loading",),
+    "cloud_learner.dispatch": ("cloud_learner.gateway",),
+    "policies.flow.networks": ("policies.flow", "policies.tokens"),
+}
+"""package: the only ones that may come in"""
+
 UNMIRRORED = {"e2e", "benchmarks", "launch"}
 """folders of tests that mirror no package: whole systems, and rooms that are no packages of the product"""
 
@@ -65,6 +74,19 @@ def test_drivers_are_reached_through_the_registry() -> None:
         for name in imports(path)
         if name.startswith("hal.drivers")
     ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", DOORS)
+def test_who_may_come_in(package: str) -> None:
+    doors = (package, *DOORS[package])
+    assert (ROOT / package.replace(".", "/")).is_dir()
+    wrong = []
+    for path in modules():
+        here = ".".join(path.relative_to(ROOT).parent.parts)
+        for name in imports(path):
+            if f"{name}.".startswith(f"{package}.") and not any(f"{here}.".startswith(f"{door}.") for door in doors):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert wrong == []
 
 

@@ -1,4 +1,4 @@
 """How processes are specified, built, started and kept running; `up` runs a whole fleet.
 
-For `fleet.cli`, `fleet.tools` and `fleet.ray_backend`; `builders` makes what a process runs.
+For the rest of `fleet`; `builders` and `robot_builders` make what a process runs.
 """
