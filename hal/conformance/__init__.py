@@ -32,8 +32,8 @@ def check_robot(
 ) -> ConformanceReport:
     """Run every check on robots from `make`, each on a robot of its own.
 
-    `print(check_robot(lambda: MyRobot(config), "task"))` says what came of it. It connects, resets and moves the robot by
-    `scale` of its limits: clear the workspace first.
+    `print(check_robot(lambda: MyRobot(config), "task"))` says what came of it. It connects, resets and moves the robot
+    by `scale` of its limits: clear the workspace first.
 
     `ticks`: control periods of a run; `scale`: share of the action limits used to move; `seeded`: False for a real
     robot, whose scene no seed can rebuild; `sleep`: how to let one control period pass on the robot's clock.
