@@ -75,6 +75,7 @@ def measure(quick: bool, before: Path | None, recipe: str, drill: bool) -> Resul
         "kind of process.",
         "Working means: " + "; ".join(f"{kind.name}: {kind.means}" for kind in KINDS) + ".",
         "Memory is the proportional set size of all processes, shared pages counted once.",
+        "`up` on new data: recording demonstrations and pretraining included, each commit as long as its recipe says.",
         commits,
         others.note(),
     ]
