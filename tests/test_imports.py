@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,10 +40,16 @@ UNMIRRORED = {"e2e", "benchmarks", "launch"}
 """folders of tests that mirror no package: whole systems, and rooms that are no packages of the product"""
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Modules of this project that a file imports, anywhere in it."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -102,7 +109,7 @@ def packages() -> list[Path]:
 def classes() -> Iterator[tuple[str, list[str], str]]:
     """(name, names of its bases, file) of every class, nested and private ones too."""
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
                 yield node.name, bases, str(path.relative_to(ROOT))
@@ -112,7 +119,7 @@ def classes() -> Iterator[tuple[str, list[str], str]]:
 def test_a_package_is_small_and_says_what_lives_there(folder: Path) -> None:
     count = sum(path.name != "__init__.py" for path in folder.glob("*.py"))
     assert count <= 12, f"{count} modules in one folder: divide it by subject"
-    said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    said = ast.get_docstring(parsed(folder / "__init__.py"))
     assert said, "a docstring in __init__.py says what lives there and who may come in"
     assert len([line for line in said.splitlines() if line]) <= 3, "three lines are enough"
 
@@ -141,7 +148,7 @@ def test_exceptions_are_called_errors() -> None:
 def test_a_role_is_no_bare_string() -> None:
     wrong = []
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             given: list[ast.expr] = []
             if isinstance(node, ast.Compare):
                 sides = [node.left, *node.comparators]
