@@ -1,1 +1,4 @@
-"""The composition root: configs, recipes and the `vla-fleet` command line."""
+"""The composition root: recipes, processes and the `vla-fleet` command line.
+
+May import every room; no room imports it.
+"""

@@ -1,1 +1,4 @@
-"""What turns an observation into an action chunk; normalisation; weights as named tensors."""
+"""What turns an observation into an action chunk, and how it learns: one folder for each kind of policy.
+
+Imports `wire` alone. Robots and the cloud know a policy by `policies.interface`; recipes name a kind.
+"""

@@ -1,1 +1,4 @@
-"""Runs on the robot computer: control loop, inference, safety, recorder, spool and weight client."""
+"""What runs on the robot's computer: control, inference, uplink, and what starts them.
+
+Drivers are reached through `hal.registry` alone. Only `fleet` and benchmarks come in.
+"""

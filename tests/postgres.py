@@ -25,7 +25,7 @@ _SETTINGS = {
 _GUARD = '"$@" & server=$!; read _; kill -INT $server; wait $server'
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """There is no PostgreSQL here; the message says why."""
 
 
@@ -60,12 +60,12 @@ class Server:
 
 @contextlib.contextmanager
 def server() -> Iterator[Server]:
-    """Start a server; it is ended at the end. Raises `Unavailable`."""
+    """Start a server; it is ended at the end. Raises `UnavailableError`."""
     binaries = _binaries()
     try:
         import psycopg
     except ImportError as error:
-        raise Unavailable(f"psycopg cannot be imported: {error}") from error
+        raise UnavailableError(f"psycopg cannot be imported: {error}") from error
     user = _user()
     # not below pytest's directories: another user may not go there, and the path of a socket has 107 bytes
     with tempfile.TemporaryDirectory(prefix="fleet-postgres-", ignore_cleanup_errors=True) as name:
@@ -78,7 +78,7 @@ def server() -> Iterator[Server]:
         initdb = [binaries / "initdb", "-D", data, "-U", "fleet", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"]
         made = subprocess.run(initdb, capture_output=True, text=True, cwd="/", **as_user)  # type: ignore[call-overload]
         if made.returncode:
-            raise Unavailable(f"initdb: {made.stderr.strip()[-500:]}")
+            raise UnavailableError(f"initdb: {made.stderr.strip()[-500:]}")
         settings = {**_SETTINGS, "unix_socket_directories": str(directory)}
         options = itertools.chain(*(("-c", f"{key}={value}") for key, value in settings.items()))
         command = ["sh", "-c", _GUARD, "sh", binaries / "postgres", "-D", data, *options]
@@ -95,7 +95,7 @@ def server() -> Iterator[Server]:
                     break
                 except psycopg.OperationalError as error:
                     if time.monotonic() > deadline or guard.poll() is not None:
-                        raise Unavailable(f"it does not start: {log.read_text()[-500:]}") from error
+                        raise UnavailableError(f"it does not start: {log.read_text()[-500:]}") from error
                 time.sleep(0.05)
             yield running
         finally:
@@ -110,7 +110,7 @@ def _binaries() -> Path:
     if not found and (path := shutil.which("postgres")) is not None:
         found = [Path(path).resolve().parent]
     if not found:
-        raise Unavailable("no PostgreSQL server is installed (Debian and Ubuntu: apt install postgresql)")
+        raise UnavailableError("no PostgreSQL server is installed (Debian and Ubuntu: apt install postgresql)")
     return found[-1]
 
 

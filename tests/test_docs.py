@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -32,12 +33,39 @@ def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(document: Path) -> 
     assert "@@" not in text
 
 
-def test_files_in_the_reading_order_exist() -> None:
-    section = (ROOT / "README.md").read_text().split("## Reading order")[1]
-    named = re.findall(r"`([a-z_/]+\.py)`", section)
-    assert len(named) > 10
-    for name in named:
-        assert (ROOT / name).exists(), name
+def test_a_walk_names_files_and_functions_that_exist_and_counts_its_files() -> None:
+    walks = (ROOT / "docs" / "architecture.md").read_text().split("\n## Walk ")[1:]
+    assert len(walks) == 3
+    for walk in walks:
+        items = re.findall(r"^(\d+)\. `([\w/]+\.py): ([\w., ]+)` ", walk, re.MULTILINE)
+        assert [int(number) for number, _, _ in items] == list(range(1, len(items) + 1))
+        assert len(items) == len(re.findall(r"^\d+\.", walk, re.MULTILINE)), "each item is `path: names` and a sentence"
+        for _, path, names in items:
+            missing = set(names.split(", ")) - _definitions(ROOT / path)
+            assert not missing, f"{path} has no {missing}"
+        said = re.search(r"^\*\*(\d+) files\.\*\*$", walk, re.MULTILINE)
+        assert said, "a walk ends with the number of its files"
+        assert int(said[1]) == len({path for _, path, _ in items})
+
+
+def _definitions(path: Path) -> set[str]:
+    """Classes, functions and variables of a module, and methods as `Class.method`."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{method.name}" for method in node.body if isinstance(method, ast.FunctionDef)}
+    return found
+
+
+def test_what_contributing_says_to_touch_is_there() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().split("**What to touch.**")[1].split("**Style.**")[0]
+    named = re.findall(r"`([\w/]+/[\w.]*)`", table)
+    assert len(named) > 15
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_the_readme_names_no_command_that_is_not_there() -> None:

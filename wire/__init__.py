@@ -1,1 +1,4 @@
-"""The shared language of the fleet: types, messages, codec, channels, clock and errors."""
+"""The shared language of the fleet: types, messages, codec, transport, clock and errors.
+
+Everybody may come in; nothing of the project is imported here.
+"""

@@ -94,8 +94,9 @@ def decode(data: bytes | memoryview) -> Message:
             " install the same vla-fleet on both."
         )
     try:
-        return _decoder.decode(memoryview(data)[1:])
+        message: Message = _decoder.decode(memoryview(data)[1:])
     except ProtocolError:
         raise
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ConfigError) as error:
         raise ProtocolError(f"not a message: {error}.") from error
+    return message

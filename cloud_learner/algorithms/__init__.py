@@ -1,4 +1,4 @@
-"""Algorithms: which steps are imitated, how a batch is changed, what the loss is. None knows which policy it trains.
+"""Which steps are imitated, how a batch is changed, what the loss is: one module for each algorithm.
 
 An algorithm is a module with a frozen config and `loss(policy, batch, config, rng)`. All that it, the learner and the
 trainer may ask of a policy stands here, and in `policies.interface.policy` with shapes and errors:

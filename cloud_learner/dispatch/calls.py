@@ -211,7 +211,7 @@ class ClientSessions:
     def watch(self, status: EdgeStatus) -> None:
         """Whoever drives a robot sees what it does."""
         _, peer = self._held.get(status.robot, (None, ""))
-        if peer.startswith("teleoperator"):
+        if peer.startswith(Role.teleoperator):
             self._send(peer, status)
 
     def drive(self, peer: str, wish: OperatorCommand, now_ns: int) -> None:

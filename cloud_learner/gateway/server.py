@@ -1,4 +1,4 @@
-"""The gateway: the one door of the cloud. It stores, serves weights, hands out jobs and passes people's wishes on.
+"""The gateway: the one door of the cloud. It stores, serves weights, hands out jobs and passes people's commands on.
 
 It never trains. Killed at any point and started again on the same data directory it goes on: what was acknowledged is
 on disk, and every peer introduces itself anew.
@@ -353,7 +353,7 @@ class Gateway:
         if self._ledger.note_applied(peer, applied.number, announced_ns, applied_ns):
             self._view.applied(applied)
 
-    # --- people's wishes ------------------------------------------------------------------------------------------
+    # --- people's commands ----------------------------------------------------------------------------------------
 
     def _pass_on(self, wish: OperatorCommand) -> None:
         try:
@@ -379,7 +379,7 @@ class Gateway:
             self._note(wish.robot, wish.kind, f"by {peer}")
 
     def _note(self, robot: str, kind: str, detail: str) -> None:
-        """Enter an event in the ledger; a full disk must not keep a wish or a refusal from its effect."""
+        """Enter an event in the ledger; a full disk must not keep a command or a refusal from its effect."""
         try:
             self._ledger.add_event(self._clock.now_ns(), robot, kind, detail)
         except StorageError as error:

@@ -1,4 +1,4 @@
-"""Who may move which robot: takes the wishes of people, refuses what must not be, queues the rest.
+"""Who may move which robot: takes the commands of people, refuses what must not be, queues the rest.
 
 One operator per robot. An operator is one open page (one websocket). A page that holds robots must speak at least
 every `heartbeat_s`; when it does not, or when it closes, its robots get `drop_link` and hold.
@@ -101,7 +101,7 @@ class OperatorSessions:
         return {operator: self._drop(operator) for operator in sorted(silent)}
 
     def refused(self, operator: int) -> list[str]:
-        """Why wishes of `operator` were not fulfilled after all, since the last call; its robots among them are let go.
+        """Why commands of `operator` were not carried out, since the last call; its robots among them are let go.
 
         The gateway leases a robot to whoever takes it over, and somebody else may have been faster.
         """

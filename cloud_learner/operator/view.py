@@ -1,7 +1,7 @@
-"""What people see of the fleet, and what they wish for: one object between the gateway's loop and the page.
+"""What people see of the fleet, and what they command: one object between the gateway's loop and the page.
 
 The gateway calls the small methods (`status`, `preview`, `stored`, ...) from its loop; the page's thread calls
-`snapshot` and `previews` and queues wishes; the gateway drains `wishes`. Every history is bounded, every method
+`snapshot` and `previews` and queues commands; the gateway drains `wishes`. Every history is bounded, every method
 takes one lock for a short while and none waits for anything else.
 """
 
@@ -178,7 +178,7 @@ class FleetView:
                     known.state = state
 
     def refuse(self, wish: OperatorCommand, reason: str) -> None:
-        """A wish that could not be fulfilled: whoever wished hears why."""
+        """A command that could not be carried out: whoever gave it hears why."""
         with self._lock:
             waiting = self._refused.setdefault(wish.operator, [])
             if len(waiting) < MAX_EVENTS:
@@ -217,7 +217,7 @@ class FleetView:
             self._note(kind, text, robot)
 
     def wishes(self) -> list[OperatorCommand]:
-        """What people wished for since the last call, oldest first."""
+        """What people commanded since the last call, oldest first."""
         with self._lock:
             wishes, self._wishes = self._wishes, []
             return wishes

@@ -261,7 +261,10 @@ class Trainer:
         return True
 
     def _note_losses(self, batch: Batch) -> None:
-        """Tell sampling how well each task's online and offline parts are learned."""
+        """Tell sampling how well each task's online and offline parts are learned.
+
+        A policy says so by `image_losses`, float32[b] of its last `loss`; of one that has none, tasks are drawn alike.
+        """
         losses = getattr(self.learner.policy, "image_losses", None)
         if losses is not None:
             self._source.note_losses(batch, losses)

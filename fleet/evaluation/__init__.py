@@ -1,4 +1,4 @@
-"""What runs policies without a robot's own processes: rollouts, the evaluator, demonstrations, a fleet in one process.
+"""What runs policies without a robot's processes: rollouts, the evaluator, demonstrations, a fleet in one process.
 
-Used by the evaluator's process, by benchmarks and by tests.
+For the evaluator's process, benchmarks and tests.
 """

@@ -1,5 +1,4 @@
-"""How processes are specified, built, started and kept running.
+"""How processes are specified, built, started and kept running; `up` runs a whole fleet.
 
-`process_specs` says which there are, `builders` makes what each one runs, `backend` keeps them alive, `up` runs the
-main job.
+For the rest of `fleet`; `builders` and `robot_builders` make what a process runs.
 """

@@ -14,6 +14,7 @@ import msgspec
 
 from robot_edge.runtime.forking import Start, start_program
 from robot_edge.runtime.supervisor import Child, Supervisor
+from wire.types import Role
 
 _SAY_AGAIN_S = 60.0
 
@@ -23,8 +24,8 @@ class Part:
     """One process of a fleet: a `vla-fleet` command that is kept running somewhere."""
 
     name: str
-    role: str
-    """gateway, trainer, evaluator, demonstrator, thinker or edge: what it needs of its place"""
+    role: Role
+    """what it needs of its place"""
     words: tuple[str, ...]
     """the command after `vla-fleet`, without --data and --keys: each place has its own"""
     nice: int = 0
@@ -84,7 +85,7 @@ class Backend(Protocol):
 
 def command(part: Part, data: Path, keys: Path | None = None) -> list[str]:
     """What starts `part` on this machine. Only the gateway takes no `--keys`: its keys are its data's."""
-    keyed = ["--keys", str(keys)] if keys is not None and part.role != "gateway" else []
+    keyed = ["--keys", str(keys)] if keys is not None and part.role != Role.gateway else []
     return [sys.executable, "-m", "fleet.cli", *part.words, "--data", str(data), *keyed]
 
 
@@ -98,7 +99,7 @@ class LocalBackend:
         robots: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
         host: str = "127.0.0.1",
-        start: Callable[[str], Start] = lambda role: start_program,
+        start: Callable[[Role], Start] = lambda role: start_program,
     ) -> None:
         """`robots`: names of the simulated robots of this machine; `environment`: added for every part; `host`: address
         on which a think server listens; `start`: how a part of a role is started."""
@@ -120,7 +121,7 @@ class LocalBackend:
         return self._robots
 
     def start(self, part: Part, keys: Path | None = None) -> None:
-        if part.role == "thinker":
+        if part.role == Role.thinker:
             port = free_port(self._host)
             self._addresses[part.name] = f"tcp://{self._host}:{port}"
             part = replace(part, words=(*part.words, "--host", self._host, "--port", str(port)))

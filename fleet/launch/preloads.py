@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fleet.config.recipe import Recipe
 from robot_edge.runtime.forking import has_gpu
+from wire.types import Role
 
 _GATEWAY = (
     "fleet.cli.__main__",
@@ -38,11 +39,11 @@ _TRAINER = (
     # an optimizer imports it when it is made
     "torch._dynamo",
 )
-_THINKING = ("trainer", "evaluator", "thinker")
+_THINKING = (Role.trainer, Role.evaluator, Role.thinker)
 """roles that run the policy in their own process"""
 
 
-def by_role(recipe: Recipe, policy: str) -> dict[str, tuple[str, ...]]:
+def by_role(recipe: Recipe, policy: str) -> dict[Role, tuple[str, ...]]:
     """What each role of a part needs before it begins, most urgent roles first.
 
     `policy`: KIND:NAME of another one than the recipe's. Where there is a GPU nothing shared may touch it: roles that
@@ -50,13 +51,13 @@ def by_role(recipe: Recipe, policy: str) -> dict[str, tuple[str, ...]]:
     """
     robot = (*_EDGE, *_SIMULATORS.get(recipe.robot, ()))
     lerobot = _LEROBOT if recipe.tiny or policy.startswith("lerobot:") else ()
-    needs = {"gateway": _GATEWAY, "demonstrator": robot}
+    needs = {Role.gateway: _GATEWAY, Role.demonstrator: robot}
     if has_gpu():
-        return {**needs, "edge": robot}
+        return {**needs, Role.edge: robot}
     thinking = (*robot, *_POLICY, *lerobot)
-    return {**needs, "edge": thinking, **dict.fromkeys(_THINKING, (*thinking, *_TRAINER))}
+    return {**needs, Role.edge: thinking, **dict.fromkeys(_THINKING, (*thinking, *_TRAINER))}
 
 
 def of_edge(recipe: Recipe, policy: str) -> tuple[str, ...]:
     """The same for the processes of one robot."""
-    return by_role(recipe, policy)["edge"]
+    return by_role(recipe, policy)[Role.edge]

@@ -35,6 +35,7 @@ from robot_edge.runtime.forking import (
 )
 from robot_edge.runtime.lifecycle import PARENT
 from wire.errors import storage_error
+from wire.types import Role
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class _Ready(msgspec.Struct, frozen=True, tag=True):
 class Template:
     """A template process, kept while this context lasts; `starter` gives what starts parts."""
 
-    def __init__(self, needs: Mapping[str, tuple[str, ...]], log_file: Path) -> None:
+    def __init__(self, needs: Mapping[Role, tuple[str, ...]], log_file: Path) -> None:
         """Only stores. `needs`: modules by role (`fleet.launch.preloads`)."""
         self._needs = needs
         self._log_file = log_file
@@ -99,7 +100,7 @@ class Template:
         """The template's process id, 0 where there is none."""
         return self._line.process.pid if self._line is not None and self._line.alive else 0
 
-    def starter(self, role: str) -> Start:
+    def starter(self, role: Role) -> Start:
         """How parts of that role are started: forked, or as new programs while or where that is not possible."""
         needs = self._needs.get(role)
         if self._line is None or needs is None:

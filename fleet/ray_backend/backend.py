@@ -18,6 +18,7 @@ from fleet.ray_backend.cluster import Cluster, Gone
 from fleet.ray_backend.host import TOKEN
 from fleet.ray_backend.resources import NEEDS, Discovery, Node, ResourceRequest, Waits, discover, place
 from wire.errors import storage_error
+from wire.types import Role
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +175,7 @@ class RayBackend:
         """Start the actor where `place` says; nobody is placed while nodes are still being looked at."""
         part = placed.part
         others = {name: one.request for name, one in self._placed.items() if one.request is not None}
-        if part.role != "edge" and self._probes:
+        if part.role != Role.edge and self._probes:
             found: ResourceRequest | Waits = Waits(f"{part.name} waits until the nodes have said what they have.")
         else:
             found = place(part, self._nodes, others)

@@ -21,6 +21,7 @@ from fleet.config.data_directory import DataDirectory
 from fleet.launch.backend import LocalBackend, Part, PartState
 from fleet.ray_backend.settings import NodeSettings
 from wire.errors import FleetError
+from wire.types import Role
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class RayHost:
 
         settings = NodeSettings.of()
         made = msgspec.convert(part, Part)
-        if made.role == "edge":
+        if made.role == Role.edge:
             made = replace(made, words=(*made.words, *settings.edge_words(made.name)))
             # Ray hides all GPUs from an actor that asks for none; a robot's own is not the cluster's to give.
             if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
@@ -64,7 +65,7 @@ class RayHost:
             self._stopped = True
             self._backend.stop([self._part.name], grace_s)
             now = self._now()
-        if self._part.role == "edge":
+        if self._part.role == Role.edge:
             now = msgspec.structs.replace(now, steps_recorded=steps_recorded(self._data, self._part.name))
         return {**msgspec.to_builtins(now), "host_pid": os.getpid()}
 

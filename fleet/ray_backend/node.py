@@ -13,8 +13,9 @@ from fleet.ray_backend.resources import robot_resource
 from fleet.ray_backend.settings import NodeSettings
 from wire.errors import ConfigError
 from wire.transport.keys import GATEWAY, load_pair, load_public
+from wire.types import CALLERS, Role
 
-_PARTS = (GATEWAY, "trainer", "evaluator", "demonstrator", "thinker", "console", "teleoperator")
+_PARTS = (Role.gateway, Role.trainer, Role.evaluator, Role.demonstrator, Role.thinker, *CALLERS)
 """what other keys of a fleet are called, or begin with"""
 _STORE_BYTES = 100_000_000
 """object store, unless said otherwise: nothing of a fleet goes through it"""

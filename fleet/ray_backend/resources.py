@@ -9,6 +9,7 @@ from typing import Any
 from fleet.launch.backend import Part
 from wire.errors import ConfigError
 from wire.transport.keys import check_name
+from wire.types import Role
 
 ROBOT = "robot:"
 """a node that has robot NAME offers 1 of the custom resource `robot:NAME`"""
@@ -45,10 +46,10 @@ class Need:
 
 NEEDS = {
     # A robot's computer lends no CPU to be counted: its edge runs there because the robot is there.
-    "edge": Need(),
-    "trainer": Need(cpus=1.0, gpu=True, shares_data=True),
-    "evaluator": Need(cpus=1.0, spread=True),
-    "thinker": Need(cpus=1.0, gpu=True),
+    Role.edge: Need(),
+    Role.trainer: Need(cpus=1.0, gpu=True, shares_data=True),
+    Role.evaluator: Need(cpus=1.0, spread=True),
+    Role.thinker: Need(cpus=1.0, gpu=True),
 }
 """by role; the others (gateway, demonstrator) stay where `vla-fleet up` runs"""
 
@@ -130,7 +131,7 @@ def place(part: Part, nodes: Mapping[str, Node], placed: Mapping[str, ResourceRe
     An edge goes wherever its robot is; a trainer and a think server to a GPU if one is free where they can work, else
     to a CPU, near the gateway rather than far; evaluators to the node with the least of our parts.
     """
-    if part.role == "edge":
+    if part.role == Role.edge:
         return ResourceRequest(resources={robot_resource(part.name): 1.0})
     need = NEEDS[part.role]
     able = [node for node in nodes.values() if node.home or _able(part, need, node)]

@@ -1,1 +1,4 @@
-"""Entry points of the ROS 2 package: `edge_node` and `sim_robot_node`."""
+"""Entry points of the ROS 2 package: `edge_node` and `sim_robot_node`.
+
+Nobody imports it.
+"""

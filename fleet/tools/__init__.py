@@ -1,4 +1,4 @@
 """What commands do beside running a fleet: diagnosis, plots, reports, policies, teleoperation.
 
-Called by `fleet.cli`.
+For `fleet.cli`; `fleet.launch` takes the report, and builds and tries policies with it.
 """

@@ -1,1 +1,4 @@
-"""Cameras that `hal.registry` knows by name. Nothing here is imported until its camera is asked for."""
+"""Cameras by name, and what they share: a thread that keeps the newest picture.
+
+Asked for through `hal.registry`; nothing here is imported before.
+"""

@@ -1,10 +1,6 @@
-"""The `Robot` contract as checks that run on any driver, in its own tests or at the bench:
+"""The `Robot` contract as checks that run on any driver, in its own tests or at the bench: `check_robot`.
 
-    from hal.conformance import check_robot
-    print(check_robot(lambda: MyRobot(config), task="my-task"))
-
-It connects, resets and moves the robot by `scale` of its limits: clear the workspace first. At the bench,
-`vla-fleet doctor --robot my-robot` does the same and measures.
+For authors of drivers and for `vla-fleet doctor`. It moves the robot.
 """
 
 from __future__ import annotations
@@ -35,6 +31,9 @@ def check_robot(
     notify: Callable[[str], None] = lambda name: None,
 ) -> ConformanceReport:
     """Run every check on robots from `make`, each on a robot of its own.
+
+    `print(check_robot(lambda: MyRobot(config), "task"))` says what came of it. It connects, resets and moves the robot
+    by `scale` of its limits: clear the workspace first.
 
     `ticks`: control periods of a run; `scale`: share of the action limits used to move; `seeded`: False for a real
     robot, whose scene no seed can rebuild; `sleep`: how to let one control period pass on the robot's clock.

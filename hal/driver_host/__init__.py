@@ -1,4 +1,4 @@
-"""A driver in a process of its own, and the proxy that stands for it in the control process.
+"""A driver in a process of its own (`server`), and its proxy in the control process (`proxy`).
 
-The server keeps the robot safe when control is late or gone. `protocol` is what the two say to each other.
+The server holds the robot when control is late or gone. `protocol` is what the two say to each other.
 """

@@ -1,1 +1,4 @@
-"""Robots that `hal.registry` knows by name. Nothing here is imported until its robot is asked for."""
+"""Robots by name: one module or folder for each driver.
+
+Asked for through `hal.registry`; nothing here is imported before, and the edge never imports a driver.
+"""

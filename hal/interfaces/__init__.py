@@ -1,4 +1,4 @@
-"""Protocols a device keeps: robot, camera, teleoperator; and the model of how a robot moves.
+"""The protocols that a device keeps: robot, camera, teleoperator; and the model of how a robot moves.
 
-Everybody may import this; it imports only `wire`.
+For everybody on the robot's side; imports `wire` alone.
 """

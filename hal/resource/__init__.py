@@ -1,4 +1,7 @@
-"""A robot as something that can be scheduled: what it can do, how it is and who holds it. Pure: no threads."""
+"""A robot as something that can be scheduled: what it can do, how it is and who holds it. Pure: no threads.
+
+For `hal.scheduler` and `cloud_learner`.
+"""
 
 from hal.resource.capabilities import capabilities_of
 from hal.resource.health import HealthReport, RobotHealth

@@ -1,4 +1,7 @@
-"""Which robot works on what, from which seed. Pure: no clock, no randomness, no threads."""
+"""Which robot works on what, from which seed. Pure: no clock, no randomness, no threads.
+
+For `cloud_learner.dispatch`, which gives it the time and tells robots what it decides.
+"""
 
 from hal.scheduler.decision import REST, Decision, SchedulerConfig, job_of
 from hal.scheduler.jobs import KINDS, Done

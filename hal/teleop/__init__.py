@@ -1,1 +1,4 @@
-"""Devices that a person teleoperates with (`hal.interfaces.teleop.TeleopDevice`)."""
+"""Devices that a person drives a robot with, one module each (`hal.interfaces.teleop.TeleopDevice`).
+
+For `vla-fleet teleop`.
+"""

@@ -1,1 +1,4 @@
-"""What several policies share: normalisation, weight files, words, quantisation, the residual corrector."""
+"""What several kinds of policy share: normalisation, weight files, words, quantisation, the residual corrector.
+
+For kinds of policy; of the others, the learner and the residual strategy take a function each.
+"""

@@ -1,4 +1,4 @@
-"""What a policy must offer, and how one is found by name. Everybody may import this.
+"""What a policy must offer, how one is found by name, and what of it learns and travels.
 
-Light: `registry` and `options` load no torch.
+For everybody. Light: only `trainable` needs torch.
 """

@@ -218,5 +218,5 @@ def _inject(module: nn.Module, lora: Lora, patterns: tuple[str, ...], seed: int)
     config = LoraConfig(r=lora.rank, lora_alpha=alpha, lora_dropout=lora.dropout, target_modules=full)
     with torch.random.fork_rng(devices=[]):
         # Adapters are drawn on the CPU and then moved; `torch.manual_seed` would also seed every GPU.
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         inject_adapter_in_model(config, shell)

@@ -1,1 +1,4 @@
-"""Action tokenisers (numpy), and a policy that speaks their tokens (torch)."""
+"""Action tokenisers (numpy), and a policy that speaks their tokens (torch).
+
+Others come in by name (`factory`).
+"""

@@ -189,7 +189,7 @@ def replay(
     return result
 
 
-class _Diverged(BaseException):
+class _DivergedError(BaseException):
     """The loop called its borders in another order; not an `Exception`, so that no loop catches it."""
 
 
@@ -238,7 +238,7 @@ class _Player:
         error: BaseException | None = None
         try:
             self.loop.tick()
-        except _Diverged:
+        except _DivergedError:
             return
         except Exception as caught:  # noqa: BLE001 - a tick may have ended with any
             error = caught
@@ -261,7 +261,7 @@ class _Player:
         if type(event) is not kind or (line is not None and event.line != line):  # type: ignore[union-attr]
             called = f"{LINES[line]}.{kind.__name__}" if line is not None else kind.__name__
             self._differ("order of calls", _name(event) if event is not None else "nothing more", called)
-            raise _Diverged
+            raise _DivergedError
         self._at += 1
         return event
 

@@ -1,1 +1,4 @@
-"""The edge as a ROS 2 node: parameters, lifecycle, topics, diagnostics. Only `fleet.ros2` may come in."""
+"""The edge as a ROS 2 node: parameters, lifecycle, topics, diagnostics.
+
+Only `fleet.ros2` may come in.
+"""

@@ -46,7 +46,7 @@ NAME = "edge_node"
 _WATCH_S = 0.1
 _TELL_S = 1.0
 _CONFIRM_S = 2.0
-"""how long a wish may take until control's status shows it"""
+"""how long a command may take until control's status shows it"""
 _RETRY_S = (2.0, 30.0)
 """shortest and longest pause before an autostarted node tries again"""
 _BY_PERSON = (HoldReason.operator_idle, HoldReason.operator_lost)
@@ -76,7 +76,7 @@ _WISHES: dict[str, Callable[[EdgeStatus], bool]] = {
     "take_over": lambda status: status.mode not in (Mode.policy, Mode.script, Mode.reset),
     "hand_back": lambda status: status.mode != Mode.human and status.reason not in _BY_PERSON,
 }
-"""service: what a status must show for the wish to have come true"""
+"""service: what a status must show for the command to have come true"""
 
 
 class EdgeNode(LifecycleNode):
@@ -211,7 +211,7 @@ class EdgeNode(LifecycleNode):
             raise RobotError(f"robot '{self._robot}' is stopped; call ~/release_estop first.")
 
     def _put_away(self) -> None:
-        """Stop the edge processes, in order, and leave the desk. The robot holds afterwards."""
+        """Stop the edge processes, in order, and no longer listen to them. The robot holds afterwards."""
         self.phase = "stopping"
         desk, self._desk = self._desk, None
         if self._prepared is not None:
@@ -296,7 +296,7 @@ class EdgeNode(LifecycleNode):
         return answer
 
     def _wish(self, kind: str) -> str:
-        """Carry out one wish; '' or why it did not come true."""
+        """Carry out one command; '' or why it did not come true."""
         if kind == "release_estop":
             self._stopped = False
         desk = self._desk

@@ -1,4 +1,4 @@
-"""The edge node's seat at the desk beside its robot: hears the uplink, sends wishes and sees whether they came true.
+"""The edge node as the operator beside its robot: hears the uplink, sends commands and sees whether they came true.
 
 The other end is `robot_edge.uplink.local_operator.LocalOperatorLink`; nothing here needs the gateway.
 """
@@ -41,7 +41,7 @@ class Ros2Operator:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the newest status, or since this desk was set up when there is none."""
+        """Seconds since the newest status, or since this object was made when there is none."""
         return self._now_s() - self._since_s
 
     def events(self) -> list[EdgeEvent]:
@@ -52,7 +52,7 @@ class Ros2Operator:
         return events
 
     def wish(self, kind: str, came_true: Callable[[EdgeStatus], bool], patience_s: float) -> str:
-        """Send a wish and wait until a newer status shows that it `came_true`; '' then, else what went wrong."""
+        """Send a command and wait until a newer status shows that it `came_true`; '' then, else what went wrong."""
         deadline_s = self._now_s() + patience_s
         before = self.status
         sent = False

@@ -1,7 +1,7 @@
-"""A desk beside the robot: another process of its computer that sees what the robot does and may stop or drive it.
+"""An operator beside the robot: another process of its computer that sees what the robot does and may stop or drive it.
 
-It hears every `EdgeStatus` and `EdgeEvent`; its wishes reach control also while the gateway is out of reach. One desk
-at a time connects to the line that the uplink binds (`robot_edge.runtime.process_group.lines`, `uplink-desk`).
+It hears every `EdgeStatus` and `EdgeEvent`; its commands reach control also while the gateway is out of reach. One such
+process at a time connects to what the uplink binds (`robot_edge.runtime.process_group.lines`, `uplink-desk`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ log = logging.getLogger(__name__)
 
 
 class LocalOperatorLink:
-    """The uplink's end of the line; with nobody at the other end, what is told is dropped."""
+    """The uplink's end of the connection; with nobody at the other end, what is told is dropped."""
 
     def __init__(self, robot: str, channel: Channel) -> None:
         self._robot = robot
         self._channel = channel
 
     def tell(self, message: EdgeStatus | EdgeEvent) -> None:
-        """Never waits: a desk that does not listen misses something."""
+        """Never waits: an operator that does not listen misses something."""
         self._channel.send(message)
 
     def wishes(self) -> Iterable[OperatorCommand]:
-        """What the desk wants of this robot since the last call."""
+        """What the operator commanded since the last call, for this robot."""
         for message in drain(self._channel):
             if isinstance(message, OperatorCommand) and message.robot == self._robot:
                 yield message

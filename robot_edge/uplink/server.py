@@ -1,4 +1,4 @@
-"""The uplink process: makes what control recorded durable, sends it, and brings weights, jobs and wishes down.
+"""The uplink process: makes what control recorded durable, sends it, and brings weights, jobs and commands down.
 
 One outbound line to the gateway. When it is cut the robot works on and the spool grows; when it is back the spool
 drains. Nothing is forgotten before it is acknowledged.

@@ -239,7 +239,7 @@ class WeightBytes(TaggedMessage, frozen=True, eq=False):
 
 
 class OperatorCommand(TaggedMessage, frozen=True, eq=False):
-    """A person's wish for one robot, from the page."""
+    """What a person commands one robot to do: from the page, a teleoperator or beside the robot."""
 
     robot: str
     kind: str

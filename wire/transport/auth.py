@@ -24,7 +24,7 @@ GUEST = "?"
 class Authenticator:
     """Answers each handshake with the name the peer's key is filed under."""
 
-    def __init__(self, context: zmq.Context, keys: Path) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Path) -> None:
         self._keys = keys
         self._known = authorised(keys)
         self.socket = context.socket(zmq.REP)

@@ -328,7 +328,7 @@ class ZmqPair:
         self._context.term()
 
 
-def _receive(socket: zmq.Socket, sender: str) -> Message | None:
+def _receive(socket: zmq.Socket[bytes], sender: str) -> Message | None:
     """The next valid message that has already come; what is not one is logged and dropped."""
     # To ask costs a tenth of what ZeroMQ's exception does.
     while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:

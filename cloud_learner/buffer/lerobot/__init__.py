@@ -1,1 +1,4 @@
-"""LeRobot datasets, out of the buffer and into it."""
+"""LeRobot datasets, out of the buffer and into it.
+
+For `vla-fleet buffer export-lerobot` and `import-lerobot`.
+"""

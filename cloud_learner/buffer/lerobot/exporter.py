@@ -3,7 +3,7 @@
 | column | type | what |
 |---|---|---|
 | `observation.state` | float32[ds] | as recorded |
-| `action` | float32[da] | executed, after limits; see `lerobot_rows.thin` for fewer rows than ticks |
+| `action` | float32[da] | executed, after limits; see `rows.thin` for fewer rows than ticks |
 | `observation.images.<camera>` | video or image | the newest frame that the step saw |
 | `next.reward`, `next.done`, `next.truncated`, `next.success` | float32, bool | what the action brought |
 | `actor` | int64 | index into `wire.messages.gateway.ACTORS`: policy, human, script, hold |

@@ -1,4 +1,4 @@
-"""One pass over a stratum: which steps get how many draws, in which blocks, in which order. `sweep.py` says why."""
+"""One pass over a stratum: which steps get how many draws, in which blocks and order; `windowed_shuffle` says why."""
 
 from __future__ import annotations
 

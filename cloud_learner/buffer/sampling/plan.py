@@ -7,7 +7,8 @@ has.
 
 The target probability of a step is (share of its stratum) * (its weight) / (weights of the stratum), and a part
 `recent.share` of every task's draws goes to its newest steps instead, by weight. Strata get their draws to within a
-draw or two over any number of batches (`budget.apportion`); within a stratum `sweep.py` states the bound.
+draw or two over any number of batches (`budget.apportion`); within a stratum `windowed_shuffle.py` states
+the bound.
 """
 
 from __future__ import annotations

@@ -172,5 +172,5 @@ def _gl_context(mujoco: Any, size_px: int) -> Any:
     elif backend == "osmesa":
         from mujoco.osmesa import GLContext
     else:
-        GLContext = mujoco.GLContext
+        GLContext = mujoco.GLContext  # noqa: N806 - as the two imports call it
     return GLContext(size_px, size_px)

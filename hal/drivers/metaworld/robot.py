@@ -2,7 +2,7 @@
 
 The action is what MetaWorld takes: a set-point that moves by up to 1 cm per step in x, y, z, and a gripper effort.
 The recipe `pixels` sees a camera and its own hand; `state` sees the poses of all objects and no camera; `track` is a
-task of its own, a goal that moves (`metaworld_track`).
+task of its own, a goal that moves (`hal.drivers.metaworld.track`).
 """
 
 from __future__ import annotations

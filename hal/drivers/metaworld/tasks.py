@@ -69,7 +69,7 @@ PIXEL_TASKS = ("drawer-open", "button-press-topdown", "window-open", "door-open"
 STATE_TASKS = ("push", "pick-place")
 
 TRACK = "track"
-"""Not one of MetaWorld's: follow a goal that moves, see `metaworld_track`."""
+"""Not one of MetaWorld's: follow a goal that moves, see `hal.drivers.metaworld.track`."""
 
 _INSTRUCTIONS = {
     "drawer-open": "open the drawer",

@@ -1,7 +1,7 @@
 """ROS 2 behind one small door: the only file of `hal` that imports rclpy.
 
 A `RosNode` has a context of its own, so several can live in one process, and a thread that runs its callbacks. Messages
-come in as they are; `ros2_messages` turns them into numbers.
+come in as they are; `messages` turns them into numbers.
 
 Written for Kilted, and for Jazzy and Humble, which differ in this: Fast DDS looks for its profile under another name
 before 3.0 (Kilted), and warns of the old name from then on; Humble has no `rclpy.parameter_client`, so parameters are

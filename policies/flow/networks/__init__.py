@@ -1,4 +1,4 @@
 """Networks of the flow policy: slow paths (images, words), fast paths (actions), sampling.
 
-Only `policies.flow` may come in.
+For `policies.flow`, and `policies.tokens`, which shares the slow path.
 """

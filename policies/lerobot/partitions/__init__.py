@@ -1,4 +1,4 @@
-"""How each lerobot policy is divided into thinking and acting, and faster inference for some.
+"""How each of lerobot's policies is divided into thinking and acting, and faster inference for some.
 
-Only `policies.lerobot` may come in.
+For `policies.lerobot`.
 """

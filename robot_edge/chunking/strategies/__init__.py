@@ -1,1 +1,4 @@
-"""Strategies for actions that arrive late, one file each; `chunking.factory` knows them by name."""
+"""Strategies for actions that arrive late, one file each.
+
+Only `chunking.factory` may come in; it knows them by name.
+"""

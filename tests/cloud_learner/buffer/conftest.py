@@ -17,7 +17,7 @@ def postgres_server() -> Iterator[postgres.Server]:
     with contextlib.ExitStack() as opened:
         try:
             server = opened.enter_context(postgres.server())
-        except postgres.Unavailable as error:
+        except postgres.UnavailableError as error:
             pytest.skip(f"no PostgreSQL: {error}")
         yield server
 

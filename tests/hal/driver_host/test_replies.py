@@ -142,7 +142,7 @@ def test_feedback_that_cannot_be_sent_is_named_and_the_robot_can_still_be_held(
         assert robot.write(STILL).executed.tolist() == [0, 0, 0, 0]
 
 
-class Mute(Exception):
+class MuteError(Exception):
     def __str__(self) -> str:
         raise ValueError("nor this")
 
@@ -154,7 +154,7 @@ class Mute(Exception):
         (RobotError(f"bad {LONE}"), "^bad \\?$"),
         (ValueError("y" * 1_000_000), "ValueError: y+ ...$"),
         (InvalidDataError("\N{SNOWMAN}" * 1_000_000), "^\N{SNOWMAN}+ ...$"),
-        (Mute(), "Mute: it cannot say what is wrong"),
+        (MuteError(), "MuteError: it cannot say what is wrong"),
         (SystemExit(3), "SystemExit: 3"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
         (GeneratorExit(), "GeneratorExit"),

@@ -185,13 +185,13 @@ def test_a_frozen_camera_is_found_again_though_no_pixel_was_kept(tmp_path: Path)
     assert HoldReason.frozen_camera in reasons
 
 
-class SerialGone(OSError):
+class SerialGoneError(OSError):
     """What a driver's own library raises."""
 
 
 @pytest.mark.parametrize("call", ["connect", "reset", "read", "write"])
 @pytest.mark.parametrize(
-    "error", [RobotError("the arm does not answer"), RobotDisconnectedError("its host ended"), SerialGone("gone")]
+    "error", [RobotError("the arm does not answer"), RobotDisconnectedError("its host ended"), SerialGoneError("gone")]
 )
 def test_a_robot_that_fails_and_is_tried_again_is_replayed(tmp_path: Path, call: str, error: Exception) -> None:
     bench = Bench(tmp_path, FakeConfig(image_px=32), operated=True, queue_ticks=5000).ready()
