@@ -18,7 +18,7 @@ from wire.messages import Message
 from wire.messages.fleet import AcquireLease, Preempted, ReleaseLease, RenewLease, Response
 from wire.messages.gateway import EdgeStatus, OperatorCommand
 from wire.transport.channel import PEER_SUFFIX
-from wire.types import Lease
+from wire.types import Lease, Role
 
 log = logging.getLogger(__name__)
 
