@@ -23,7 +23,8 @@ class _PlainArm:
         self.registry = RobotRegistry(config=health)
         self.jobs: dict[str, JobRecord] = {}
         self.robots: dict[str, Capabilities] = {}
-        self.busy: dict[str, tuple[JobRecord, list[int]]] = {}
+        self.busy: dict[str, tuple[JobRecord, tuple[str, range], list[int]]] = {}
+        """what each robot works on: the job, (task, seeds) of its part, the seeds that are done"""
         self.well: set[str] = set()
         self.told: list[tuple[str, Job]] = []
         self._parts = 0
@@ -36,8 +37,10 @@ class _PlainArm:
         self.registry.report(robot, report, now_ns)
 
     def stored(self, robot: str, job: str, task: str, seed: int, success: bool, now_ns: int) -> str:
-        record, (_, seeds), done = self.busy.get(robot, (None, ("", range(0)), []))
-        if record is None or record.id != job_of(job) or not record.alive:
+        if robot not in self.busy:
+            return ""
+        record, (_, seeds), done = self.busy[robot]
+        if record.id != job_of(job) or not record.alive:
             return ""
         done.append(seed)
         if record.count(success):

@@ -207,13 +207,12 @@ class Assignment:
         return job.priority, job.ahead_ns - now_ns if job.standing else -self.urgency_ns, -len(job.assignments)
 
     def yields_to(self, job: JobRecord, now_ns: int, aging_ns: int) -> bool:
-        """Whether the robot is to go over to a job that waits."""
+        """Whether the robot is to go over from a job without an end to a job that waits."""
         mine = self.job
-        if mine is job or now_ns < self.kept_until_ns or not (mine.standing or mine.priority < job.priority):
+        if mine is job or now_ns < self.kept_until_ns:
             return False
-        equals = mine.standing and job.standing and mine.priority == job.priority
+        equals = job.standing and mine.priority == job.priority
         if equals and len(mine.assignments) > len(job.assignments) + 1:
             return True  # they share robots evenly
-        # Who has waited for it does not lose it to who has waited less.
         head_start_ns = aging_ns if mine.priority >= job.priority else 0
-        return job.rank(now_ns)[0] < -self.rank(now_ns)[1] - head_start_ns
+        return job.rank(now_ns)[0] < now_ns - mine.ahead_ns - head_start_ns

@@ -200,10 +200,18 @@ class Matcher:
 
     def _weakest(self, job: JobRecord, now_ns: int) -> Assignment | None:
         """What gives way to a job first."""
+        urgency_ns = job.rank(now_ns)[0]
         groups = (group for group, tasks in job.groups.items() if job.wants(tasks))
-        runs = (run for group in groups for run in reversed(group.runs.values()))
-        yields = (run for run in runs if run.yields_to(job, now_ns, self._aging_ns))
-        return min(yields, key=lambda run: run.rank(now_ns), default=None)
+        found = []
+        for run in (run for group in groups for run in reversed(group.runs.values())):
+            if run.job.standing:
+                yields = run.yields_to(job, now_ns, self._aging_ns)
+            else:
+                # Who has waited for it does not lose it to who has waited less.
+                yields = run.job.priority < job.priority and urgency_ns < run.urgency_ns
+            if yields:
+                found.append(run)
+        return min(found, key=lambda run: run.rank(now_ns), default=None)
 
     def _make_room(self, group: Group, stuck: set[Group], now_ns: int) -> bool:
         """Whether a robot of `group` is free. If need be its work moves on to a group with a free one, or in which one
