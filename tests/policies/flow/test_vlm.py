@@ -67,7 +67,7 @@ def test_it_conforms_and_only_what_learns_travels(seeing, net, directory):
     ("change", "made"),
     [
         ({"train": True}, {}),
-        ({"layers": 1}, {"training": FinetuneConfig(train=("fast.*", "slow.fusion.*"), lora=Lora(rank=2))}),
+        ({"layers": 1}, {"training": FinetuneConfig(train=("fast.*", "slow.pooler.*"), lora=Lora(rank=2))}),
     ],
     ids=["trained", "adapters"],
 )
