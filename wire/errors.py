@@ -4,17 +4,17 @@
     ├── ConfigError            an option, recipe or task that does not exist or cannot work
     ├── WireError
     │   ├── ProtocolError      bytes that are not a message of this protocol
-    │   ├── TooLarge           a message above the size cap
-    │   └── Refused            the other side said no, with its reason
-    ├── SpecMismatch           data or a policy made for another robot
-    ├── InvalidData            a value that must not be stored or executed (NaN, wrong shape, time going back)
+    │   ├── MessageTooLargeError   a message above the size cap
+    │   └── RejectedError      the other side said no, with its reason
+    ├── SpecMismatchError      data or a policy made for another robot
+    ├── InvalidDataError       a value that must not be stored or executed (NaN, wrong shape, time going back)
     ├── StorageError
-    │   ├── DiskFull           no room left; what was being written was taken back
-    │   ├── NotWritable        a directory or file that may not be written
-    │   └── Corrupt            bytes on disk that do not match their checksum
+    │   ├── DiskFullError      no room left; what was being written was taken back
+    │   ├── NotWritableError   a directory or file that may not be written
+    │   └── CorruptDataError   bytes on disk that do not match their checksum
     ├── RobotError
     │   ├── RenderError        a simulated camera that cannot draw
-    │   └── RobotGone          the process that has the driver ended; a new one knows nothing of the running scene
+    │   └── RobotDisconnectedError  the process that has the driver ended; a new one knows nothing of the running scene
     └── PolicyError
         └── WeightsError       weights that do not match their hash or their network
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hal.interfaces.teleop import TeleopCommand, TeleopDevice
-from hal.teleop.pose import LetsGo, PoseHints, SeesRobot, neutral_action, pose_of, unknown_pose, without_rates
+from hal.teleop.pose import CanDisengage, HasHint, PoseAware, neutral_action, pose_of, unknown_pose, without_rates
 from wire.clock import Clock, clock_name
 from wire.errors import ConfigError, RejectedError, WireError, suggest
 from wire.messages import Message
@@ -109,10 +109,10 @@ class Teleop:
         self._keep_line()
         if self._spec is None:
             return True
-        if isinstance(self._device, SeesRobot):
-            self._device.see(self._pose())
-        if not self.driving and isinstance(self._device, LetsGo):
-            self._device.let_go()
+        if isinstance(self._device, PoseAware):
+            self._device.set_pose(self._pose())
+        if not self.driving and isinstance(self._device, CanDisengage):
+            self._device.disengage()
         return self._act(self._device.read())
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class Teleop:
             reason = f" ({status.reason})" if status.reason else ""
             what = f"{status.mode}{reason}   {status.task}".rstrip()
         link = "no link" if self._silent or not self._welcomed else f"link {1e3 * self.link_s:.0f} ms"
-        hint = self._device.hint if isinstance(self._device, PoseHints) else ""
+        hint = self._device.hint if isinstance(self._device, HasHint) else ""
         if self._barred:
             hint = f"let go, then take over again   {hint}"
         return f"{self.robot}   {what}   {link}   {'DRIVING   ' * self.driving}{hint}".rstrip()

@@ -217,10 +217,10 @@ class FakeRobot:
     def _draw(self, size: int) -> np.ndarray:
         """uint8[size, size, 3]: the goal as a green square and the point as a red one that grows with its height."""
         image = np.full((size, size, 3), 40, np.uint8)
-        for place, colour, channel in ((self.goal, 200, 1), (self._state, 255, 0)):
-            column = round((float(place[0]) / _REACH_M + 1) / 2 * (size - 1))
-            row = round((1 - float(place[1]) / _REACH_M) / 2 * (size - 1))
-            half = max(1, round(size * (0.03 + 0.15 * float(place[2]))))
+        for position, colour, channel in ((self.goal, 200, 1), (self._state, 255, 0)):
+            column = round((float(position[0]) / _REACH_M + 1) / 2 * (size - 1))
+            row = round((1 - float(position[1]) / _REACH_M) / 2 * (size - 1))
+            half = max(1, round(size * (0.03 + 0.15 * float(position[2]))))
             image[max(0, row - half) : row + half, max(0, column - half) : column + half, channel] = colour
         return image
 

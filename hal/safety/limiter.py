@@ -90,7 +90,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class CompiledLimits:
-    """`SafetyLimits` of one spec: made once by `make_guard`, read at every tick."""
+    """`SafetyLimits` of one spec: made once by `compile_limits`, read at every tick."""
 
     spec: RobotSpec
     period_s: float
@@ -103,7 +103,7 @@ class CompiledLimits:
         return any(axis.walls for axis in self.axes)
 
 
-def make_guard(spec: RobotSpec, limits: SafetyLimits) -> CompiledLimits:
+def compile_limits(spec: RobotSpec, limits: SafetyLimits) -> CompiledLimits:
     """Raises `ConfigError` for a name the spec has not, a limit that is not positive, or a wall nothing moves to."""
     what = f"safety of '{spec.embodiment}'"
     actions, states = [d.name for d in spec.action], [d.name for d in spec.state]
@@ -148,8 +148,8 @@ class SafetyLimiter:
     """
 
     def __init__(self, spec: RobotSpec, limits: SafetyLimits) -> None:
-        """Raises `ConfigError` as `make_guard`."""
-        self.guard = make_guard(spec, limits)
+        """Raises `ConfigError` as `compile_limits`."""
+        self.guard = compile_limits(spec, limits)
         self.reset()
 
     def reset(self) -> None:

@@ -21,25 +21,25 @@ _HAIR = 0.001
 
 
 @runtime_checkable
-class SeesRobot(Protocol):
+class PoseAware(Protocol):
     """A device that wants to know where the robot is."""
 
-    def see(self, pose: np.ndarray) -> None:
+    def set_pose(self, pose: np.ndarray) -> None:
         """`pose`: float32[da], the action that would keep the robot where it is; NaN where nobody can say."""
         ...
 
 
 @runtime_checkable
-class LetsGo(Protocol):
+class CanDisengage(Protocol):
     """A device that must not begin where it left off."""
 
-    def let_go(self) -> None:
+    def disengage(self) -> None:
         """The robot does not follow the device now, and may be anywhere when it does again."""
         ...
 
 
 @runtime_checkable
-class PoseHints(Protocol):
+class HasHint(Protocol):
     """A device that has something to say to the person, in a few words."""
 
     @property
@@ -85,7 +85,7 @@ class Jog:
         self._placed = np.zeros(spec.action_dim, bool)
         self._then_ns = clock.now_ns()
 
-    def see(self, pose: np.ndarray) -> None:
+    def set_pose(self, pose: np.ndarray) -> None:
         self._pose = np.asarray(pose, np.float32)
 
     def stop(self) -> None:
@@ -161,17 +161,17 @@ def check_rest(spec: RobotSpec, device: str) -> None:
 
 
 class Jogs:
-    """What devices whose pushes become motion share: they keep `SeesRobot` and `LetsGo`."""
+    """What devices whose pushes become motion share: they keep `PoseAware` and `CanDisengage`."""
 
     _jog: Jog | None = None
     """None while no robot is connected"""
 
-    def see(self, pose: np.ndarray) -> None:
-        """See `SeesRobot.see`."""
+    def set_pose(self, pose: np.ndarray) -> None:
+        """See `PoseAware.set_pose`."""
         if self._jog is not None:
-            self._jog.see(pose)
+            self._jog.set_pose(pose)
 
-    def let_go(self) -> None:
-        """See `LetsGo.let_go`."""
+    def disengage(self) -> None:
+        """See `CanDisengage.disengage`."""
         if self._jog is not None:
             self._jog.stop()

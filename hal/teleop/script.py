@@ -70,8 +70,8 @@ class ScriptedDevice:
         self._spec, self._pose = spec, unknown_pose(spec)
         self._begun_ns, self._over = None, False
 
-    def see(self, pose: np.ndarray) -> None:
-        """See `SeesRobot.see`."""
+    def set_pose(self, pose: np.ndarray) -> None:
+        """See `PoseAware.set_pose`."""
         self._pose = np.asarray(pose, np.float32)
 
     def read(self) -> TeleopCommand:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hal.interfaces.teleop import TeleopCommand, TeleopDevice
-from hal.teleop.pose import LetsGo, PoseHints, SeesRobot
+from hal.teleop.pose import CanDisengage, HasHint, PoseAware
 from hal.teleop.terminal import Terminal
 from wire.types import RobotSpec
 
@@ -26,7 +26,7 @@ class WithKeys:
         """What the person can do, in a few words."""
         if not self._armed:
             return "enter: take over   e: stop   q: quit"
-        own = self._device.hint if isinstance(self._device, PoseHints) else ""
+        own = self._device.hint if isinstance(self._device, HasHint) else ""
         hold = "held, space: go on" if self._held else "space: hold"
         return "   ".join(filter(None, (own, hold, "enter: hand back   e: stop   q: quit")))
 
@@ -37,15 +37,15 @@ class WithKeys:
         self._terminal.close()
         self._terminal.open()
 
-    def see(self, pose: np.ndarray) -> None:
-        """See `SeesRobot.see`."""
-        if isinstance(self._device, SeesRobot):
-            self._device.see(pose)
+    def set_pose(self, pose: np.ndarray) -> None:
+        """See `PoseAware.set_pose`."""
+        if isinstance(self._device, PoseAware):
+            self._device.set_pose(pose)
 
-    def let_go(self) -> None:
-        """See `LetsGo.let_go`."""
-        if isinstance(self._device, LetsGo):
-            self._device.let_go()
+    def disengage(self) -> None:
+        """See `CanDisengage.disengage`."""
+        if isinstance(self._device, CanDisengage):
+            self._device.disengage()
 
     def read(self) -> TeleopCommand:
         """See `TeleopDevice.read`."""
@@ -60,7 +60,7 @@ class WithKeys:
             elif key == "space":
                 self._held = not self._held
         if not self._armed or self._held:
-            self.let_go()
+            self.disengage()
         command = self._device.read()
         if command.estop or command.quit or not command.engaged:
             return command

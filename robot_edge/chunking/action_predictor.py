@@ -15,7 +15,7 @@ import numpy as np
 
 from hal.interfaces.dynamics import DynamicsModel
 from hal.safety.bounds import hold_numbers, limit_numbers
-from hal.safety.limiter import CompiledLimits, SafetyLimits, limited_numbers, make_guard, speeds_of
+from hal.safety.limiter import CompiledLimits, SafetyLimits, compile_limits, limited_numbers, speeds_of
 from wire.types import CommandType, RobotSpec
 
 _PAST = 64
@@ -50,7 +50,7 @@ class ActionPredictor:
         span = (self._high.astype(np.float64) - self._low).tolist()
         shares = [off_target if absolute else off_course for absolute in self._absolute]
         self._allowed = [share * width for share, width in zip(shares, span, strict=True)]
-        self._guard = make_guard(spec, safety) if safety is not None and safety != SafetyLimits() else None
+        self._guard = compile_limits(spec, safety) if safety is not None and safety != SafetyLimits() else None
         self._motion = motion
         self.reset()
 

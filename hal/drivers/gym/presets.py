@@ -40,8 +40,8 @@ _JOINTS = {
 def pusht(image_px: int = 96, camera_hz: float = 10.0) -> GymConfig:
     """PushT (Chi et al. 2023, "Diffusion Policy", arXiv 2303.04137): a disc pushes a T on a table of 512 px, 10 Hz.
 
-    State: the disc's place. Camera `top`, drawn in 2 ms. Action: where the disc shall go. `image_px=0`: no camera, and
-    the T's pose in the state.
+    State: the disc's position. Camera `top`, drawn in 2 ms. Action: where the disc shall go. `image_px=0`: no camera,
+    and the T's pose in the state.
     """
     kwargs: dict[str, object] = {"obs_type": "state"}
     names, units = ("disc_x", "disc_y"), ("px", "px")

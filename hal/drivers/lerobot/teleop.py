@@ -127,12 +127,12 @@ class LeRobotTeleop:
         self._thread = threading.Thread(target=self._read_on, name="lerobot-teleop", daemon=True)
         self._thread.start()
 
-    def see(self, pose: np.ndarray) -> None:
-        """See `SeesRobot.see`."""
+    def set_pose(self, pose: np.ndarray) -> None:
+        """See `PoseAware.set_pose`."""
         self._pose = np.asarray(pose, np.float32)
 
-    def let_go(self) -> None:
-        """See `LetsGo.let_go`."""
+    def disengage(self) -> None:
+        """See `CanDisengage.disengage`."""
         self._engaged = False
 
     def read(self) -> TeleopCommand:

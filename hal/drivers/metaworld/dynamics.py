@@ -68,7 +68,7 @@ class HandMotion:
     """
 
     def __init__(self, spec: RobotSpec) -> None:
-        """`spec`: one of MetaWorld's with a measured hand, whose first three numbers are its place."""
+        """`spec`: one of MetaWorld's with a measured hand, whose first three numbers are its position."""
         names = [d.name for d in spec.state]
         self._hand = np.array([names.index(f"hand_{axis}") for axis in "xyz"])
         before = [f"hand_{axis}_before" for axis in "xyz"]

@@ -84,8 +84,8 @@ def metaworld_spec(config: MetaWorldConfig) -> RobotSpec:
     )
     places = {
         "pixels": hand,
-        "state": (*_moment(hand, ""), *_moment(hand, "_before"), *_place("goal")),
-        "track": (*_set_point(), hand[3], *_place("goal"), *_speed("goal")),
+        "state": (*_hand_and_objects(hand, ""), *_hand_and_objects(hand, "_before"), *_position("goal")),
+        "track": (*_set_point(), hand[3], *_position("goal"), *_velocity("goal")),
     }
     pixels = config.observation == "pixels"
     camera = CameraSpec(config.camera, config.image_px, config.image_px, config.camera_hz)
@@ -215,7 +215,7 @@ def _set_point() -> tuple[Dimension, ...]:
     )
 
 
-def _place(name: str) -> tuple[Dimension, ...]:
+def _position(name: str) -> tuple[Dimension, ...]:
     # Generous: what falls off the table comes to rest on the floor 0.91 m below it.
     return (
         Dimension(f"{name}_x", "m", -1.5, 1.5),
@@ -224,14 +224,14 @@ def _place(name: str) -> tuple[Dimension, ...]:
     )
 
 
-def _speed(name: str) -> tuple[Dimension, ...]:
+def _velocity(name: str) -> tuple[Dimension, ...]:
     return tuple(Dimension(f"{name}_v{axis}", "m/s", -2.0, 2.0) for axis in "xyz")
 
 
-def _moment(hand: tuple[Dimension, ...], when: str) -> tuple[Dimension, ...]:
-    """18 numbers: the hand and two objects (place and quaternion; zeros where a task has one object)."""
+def _hand_and_objects(hand: tuple[Dimension, ...], when: str) -> tuple[Dimension, ...]:
+    """18 numbers: the hand and two objects (position and quaternion; zeros where a task has one object)."""
     dimensions = [Dimension(d.name + when, d.unit, d.low, d.high) for d in hand]
     for thing in ("object", "second_object"):
-        dimensions += _place(thing + when)
+        dimensions += _position(thing + when)
         dimensions += [Dimension(f"{thing}{when}_q{i}", "1", -1.0, 1.0) for i in range(4)]
     return tuple(dimensions)

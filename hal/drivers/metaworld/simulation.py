@@ -142,13 +142,13 @@ class Simulation:
         self._env.close()
 
     def _now(self) -> np.ndarray:
-        """float64[18]: hand (m), gripper opening, and of up to two objects the place (m) and the quaternion."""
+        """float64[18]: hand (m), gripper opening, and of up to two objects the position (m) and the quaternion."""
         env, now = self._env, np.zeros(18)
         now[:3] = self._hand
         apart = self._right - self._left
         now[3] = min(max(math.sqrt(apart.dot(apart)) / 0.1, 0.0), 1.0)
-        places = env._get_pos_objects().reshape(-1, 3)
-        objects = now[4 : 4 + 7 * len(places)].reshape(-1, 7)
-        objects[:, :3] = places
+        positions = env._get_pos_objects().reshape(-1, 3)
+        objects = now[4 : 4 + 7 * len(positions)].reshape(-1, 7)
+        objects[:, :3] = positions
         objects[:, 3:] = env._get_quat_objects().reshape(-1, 4)
         return now

@@ -53,10 +53,10 @@ class Hand:
     def connect(self, spec: RobotSpec) -> None:
         self.spec = spec
 
-    def see(self, pose: np.ndarray) -> None:
+    def set_pose(self, pose: np.ndarray) -> None:
         self.pose = pose
 
-    def let_go(self) -> None:
+    def disengage(self) -> None:
         self.let_gos += 1
 
     def read(self) -> TeleopCommand:

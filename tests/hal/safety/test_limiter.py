@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hal.interfaces.dynamics import ActionStateMapping
 from hal.safety.bounds import hold_action, limit_action, rest_action
-from hal.safety.limiter import SafetyLimiter, SafetyLimits, check_age, make_guard
+from hal.safety.limiter import SafetyLimiter, SafetyLimits, check_age, compile_limits
 from tests.hal.safety.guarded import (
     ACTIONS,
     HZ,
@@ -38,7 +38,7 @@ class TestVelocity:
     def test_densely_at_the_bound(self, index: int, sign: int) -> None:
         name = ACTIONS[index]
         top = {"move": 30.0, "spin": 1.0, "joint": 4.0}[name]
-        guard = make_guard(SPEC, SafetyLimits(velocity={name: top}))
+        guard = compile_limits(SPEC, SafetyLimits(velocity={name: top}))
         unit = 1.0 if name == "spin" else P
         bound = float(MIDDLE[index] * (name == "joint")) + sign * top * unit
         for value in near(bound):
@@ -55,19 +55,19 @@ class TestVelocity:
             assert (action[others] == wanted[others]).all()
 
     def test_each_meaning_has_its_speed(self) -> None:
-        guard = make_guard(SPEC, SafetyLimits())
+        guard = compile_limits(SPEC, SafetyLimits())
         action = np.array([0.5, -0.25, 1.5], np.float32)
         assert speed_of(guard, action, MIDDLE).tolist() == [40.0, -0.25, 40.0]
 
     def test_from_any_place_rounding_stays_on_the_safe_side(self) -> None:
-        guard = make_guard(SPEC, SafetyLimits(velocity={"joint": 0.013}))
+        guard = compile_limits(SPEC, SafetyLimits(velocity={"joint": 0.013}))
         for at in np.linspace(0.2, 3.0, 500, dtype=np.float32):
             for way in (-9.0, 9.0):
                 action = apply_limits(guard, at_rest(with_one(2, at)), with_one(2, way))
                 assert abs(speed_of(guard, action, with_one(2, at))[2]) <= 0.013
 
     def test_a_limit_finer_than_float32_is_a_stop_not_a_jump(self) -> None:
-        guard = make_guard(SPEC, SafetyLimits(velocity={"joint": 1e-9}))
+        guard = compile_limits(SPEC, SafetyLimits(velocity={"joint": 1e-9}))
         for at in np.linspace(0.2, 3.0, 100, dtype=np.float32):
             assert apply_limits(guard, at_rest(with_one(2, at)), with_one(2, 9.0))[2] == at
 
@@ -78,7 +78,7 @@ class TestAcceleration:
     @pytest.mark.parametrize("sign", [-1, 1])
     def test_densely_at_the_bound(self, index: int, start: float, sign: int) -> None:
         name = ACTIONS[index]
-        guard = make_guard(SPEC, SafetyLimits(acceleration={name: 8.0}))
+        guard = compile_limits(SPEC, SafetyLimits(acceleration={name: 8.0}))
         speed = np.zeros(3)
         speed[index] = start
         scale = 1.0 if name == "spin" else P
@@ -93,7 +93,7 @@ class TestAcceleration:
                 assert action[index] == wanted[index]
 
     def test_it_wins_over_velocity(self) -> None:
-        guard = make_guard(SPEC, SafetyLimits(velocity={"move": 10.0}, acceleration={"move": 80.0}))
+        guard = compile_limits(SPEC, SafetyLimits(velocity={"move": 10.0}, acceleration={"move": 80.0}))
         # pushed to 60 a second it may lose 1 a second in each period
         action = apply_limits(guard, MotionState(MIDDLE, np.array([60.0, 0, 0])), with_one(0, 0.0))
         assert speed_of(guard, action, MIDDLE)[0] == pytest.approx(59.0, abs=1e-4)
@@ -101,7 +101,7 @@ class TestAcceleration:
     @pytest.mark.parametrize("top", [0.5, 3.0, 40.0])
     def test_a_joint_stops_at_its_bound_without_braking_harder_than_it_may(self, top: float) -> None:
         limits = SafetyLimits(acceleration={"joint": top})
-        plant = Plant(make_guard(SPEC, limits), limits)
+        plant = Plant(compile_limits(SPEC, limits), limits)
         for way in (9.0, -9.0):
             for _ in range(600):
                 plant.do(with_one(2, way))
@@ -114,7 +114,7 @@ class TestWalls:
     @pytest.mark.parametrize("gain", [0.01, -0.01])
     def test_densely_at_a_wall_of_a_delta(self, sign: int, gain: float) -> None:
         limits = SafetyLimits(workspace={"x": (-0.25, 0.25)}, moves=(ActionStateMapping("move", "x", gain),))
-        guard = make_guard(SPEC, limits)
+        guard = compile_limits(SPEC, limits)
         for distance in (*np.linspace(-0.003, 0.012, 61), 0.0):
             state = np.array([sign * (0.25 - distance), 0, 1], np.float32)
             left = max(0.0, 0.25 - abs(float(state[0])))
@@ -128,12 +128,12 @@ class TestWalls:
 
     def test_a_velocity_knows_how_far_it_gets_in_a_period(self) -> None:
         limits = SafetyLimits(workspace={"angle": (-0.5, 0.5)}, moves=(ActionStateMapping("spin", "angle"),))
-        guard = make_guard(SPEC, limits)
+        guard = compile_limits(SPEC, limits)
         state = np.array([0, 0.49, 1], np.float32)
         assert apply_limits(guard, at_rest(MIDDLE), with_one(1, 2.0), state)[1] == pytest.approx(0.01 * HZ, abs=1e-5)
 
     def test_an_absolute_target_stays_inside_and_never_jumps_there(self) -> None:
-        guard = make_guard(SPEC, SafetyLimits(workspace={"joint": (0.5, 2.5)}))
+        guard = compile_limits(SPEC, SafetyLimits(workspace={"joint": (0.5, 2.5)}))
         for target in near(2.5):
             assert apply_limits(guard, at_rest(MIDDLE), with_one(2, target))[2] <= 2.5
         outside = with_one(2, 2.9)
@@ -145,7 +145,7 @@ class TestWalls:
         limits = SafetyLimits(
             acceleration={"move": 80.0}, workspace={"x": (-1, 1)}, moves=(ActionStateMapping("move", "x", 0.01),)
         )
-        guard = make_guard(SPEC, limits)
+        guard = compile_limits(SPEC, limits)
         moving = MotionState(MIDDLE, np.array([10.0, 0, 0]))
         for state in (None, np.array([np.nan, 0, 0], np.float32)):
             action = apply_limits(guard, moving, with_one(0, 1.0), state)
@@ -155,7 +155,7 @@ class TestWalls:
         limits = SafetyLimits(
             acceleration={"move": 1.0}, workspace={"x": (-0.25, 0.25)}, moves=(ActionStateMapping("move", "x", 0.01),)
         )
-        guard = make_guard(SPEC, limits)
+        guard = compile_limits(SPEC, limits)
         fast = MotionState(MIDDLE, np.array([60.0, 0, 0]))
         assert apply_limits(guard, fast, with_one(0, 1.0), np.array([0.25, 0, 1], np.float32))[0] == 0
 
@@ -167,7 +167,7 @@ class TestHostilePolicies:
     @given(st.lists(st.tuples(FULL, FULL, FULL), min_size=1, max_size=60))
     @settings(max_examples=60, deadline=None)
     def test_any_numbers(self, rows: list[tuple[float, float, float]]) -> None:
-        plant = Plant(make_guard(SPEC, LIMITS), LIMITS)
+        plant = Plant(compile_limits(SPEC, LIMITS), LIMITS)
         for row in rows:
             plant.do(np.array(row, np.float32))
 
@@ -185,7 +185,7 @@ class TestHostilePolicies:
             workspace=LIMITS.workspace,
             moves=LIMITS.moves,
         )
-        plant = Plant(make_guard(SPEC, limits), limits)
+        plant = Plant(compile_limits(SPEC, limits), limits)
         signs = np.random.default_rng(seed).choice([-1.0, 1.0], (200, 3))
         for tick in range(150):
             plant.do((signs[tick // every] * np.float32(3e38)).astype(np.float32))
@@ -193,7 +193,7 @@ class TestHostilePolicies:
     @pytest.mark.parametrize("seed", range(4))
     def test_random_with_all_that_is_not_an_action(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
-        plant = Plant(make_guard(SPEC, LIMITS), LIMITS)
+        plant = Plant(compile_limits(SPEC, LIMITS), LIMITS)
         wrong = [
             np.full(3, np.nan, np.float32),
             np.array([0, np.inf, 0], np.float32),
@@ -216,7 +216,7 @@ class TestHostilePolicies:
                 plant.do(rng.uniform(SPEC.action_low(), SPEC.action_high()).astype(np.float32))
 
     def test_always_into_the_same_corner_and_out_again(self) -> None:
-        plant = Plant(make_guard(SPEC, LIMITS), LIMITS)
+        plant = Plant(compile_limits(SPEC, LIMITS), LIMITS)
         for signs in itertools.product((-1, 1), repeat=3):
             for _ in range(200):
                 plant.do(np.array(signs, np.float32) * 9)
@@ -230,7 +230,7 @@ class TestHold:
     @pytest.mark.parametrize("seed", range(5))
     def test_whatever_it_does_it_comes_to_hold_and_stays(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
-        plant = Plant(make_guard(SPEC, LIMITS), LIMITS)
+        plant = Plant(compile_limits(SPEC, LIMITS), LIMITS)
         for _ in range(50):
             plant.do((rng.standard_normal(3) * 5).astype(np.float32))
         speeds = []
@@ -246,18 +246,18 @@ class TestHold:
         last = np.array([0.7, -1.5, 2.0], np.float32)
         speed = np.array([56.0, -1.5, 30.0])
         assert brake_action(
-            make_guard(SPEC, SafetyLimits(velocity={"move": 1.0})), MotionState(last, speed)
+            compile_limits(SPEC, SafetyLimits(velocity={"move": 1.0})), MotionState(last, speed)
         ).tolist() == [0.0, 0.0, 2.0]
 
     def test_with_one_it_takes_its_time(self) -> None:
         limits = SafetyLimits(acceleration={"move": 1600.0, "joint": 160.0})
         last, speed = np.array([0.7, -1.5, 2.0], np.float32), np.array([56.0, -1.5, 5.0])
-        first = brake_action(make_guard(SPEC, limits), MotionState(last, speed))
+        first = brake_action(compile_limits(SPEC, limits), MotionState(last, speed))
         assert np.allclose(first, [0.45, 0.0, 2.0 + 3.0 * P], atol=1e-6)
 
     def test_what_was_done_last_must_be_an_action(self) -> None:
         with pytest.raises(InvalidDataError, match="joint"):
-            brake_action(make_guard(SPEC, SafetyLimits()), MotionState(with_one(2, np.nan), np.zeros(3)))
+            brake_action(compile_limits(SPEC, SafetyLimits()), MotionState(with_one(2, np.nan), np.zeros(3)))
 
     def test_rest_is_where_it_is_measured(self) -> None:
         assert rest_action(SPEC, np.array([5.0, 6.0, 1.5], np.float32)).tolist() == [0.0, 0.0, 1.5]
@@ -302,7 +302,7 @@ class TestSafety:
         assert SPEC.hash == before
 
     def test_arguments_are_left_alone(self) -> None:
-        guard = make_guard(SPEC, LIMITS)
+        guard = compile_limits(SPEC, LIMITS)
         wanted, moving, state = with_one(0, 9.0), at_rest(MIDDLE.copy()), STATE.copy()
         apply_limits(guard, moving, wanted, state)
         assert wanted[0] == 9
@@ -336,7 +336,7 @@ class TestSafety:
 )
 def test_limits_that_cannot_be_kept_are_refused(limits: SafetyLimits, words: str) -> None:
     with pytest.raises(ConfigError) as error:
-        make_guard(SPEC, limits)
+        compile_limits(SPEC, limits)
     assert words in str(error.value)
     assert "'bench'" in str(error.value)
 

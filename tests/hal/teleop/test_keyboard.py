@@ -125,7 +125,7 @@ def test_stop_and_quit_go_before_everything(desk: Desk) -> None:
 def test_an_absolute_robot_moves_from_where_it_is(desk: Desk) -> None:
     pan = Dimension("pan", "deg", -100, 100)
     desk.keyboard.connect(RobotSpec("arm", (pan,), (pan,), (), 50))
-    desk.keyboard.see(np.float32([30]))
+    desk.keyboard.set_pose(np.float32([30]))
     desk.type("\r")
     desk.later(0.05)
     desk.type("d")

@@ -41,17 +41,17 @@ def test_a_pose_says_what_is_measured_and_what_is_not() -> None:
 def test_a_push_moves_from_the_pose_at_the_speed_it_should() -> None:
     clock = ManualClock()
     jog = Jog(ARM, clock, range_s=4.0)
-    jog.see(np.float32([20, 50, 0, np.nan]))
+    jog.set_pose(np.float32([20, 50, 0, np.nan]))
     for _ in range(10):
         clock.advance(50_000_000)
-        jog.see(jog.action(push(pan=1), 0.5))
+        jog.set_pose(jog.action(push(pan=1), 0.5))
     assert jog.action(push(), 0.5) == pytest.approx([20 + 200 / 4 * 0.5 * 0.5, 50, 0, 0], abs=1e-3)
 
 
 def test_a_pause_is_no_push() -> None:
     clock = ManualClock()
     jog = Jog(ARM, clock, range_s=4.0)
-    jog.see(np.float32([0, 50, 0, np.nan]))
+    jog.set_pose(np.float32([0, 50, 0, np.nan]))
     clock.advance(60_000_000_000)
     assert jog.action(push(pan=1), 1.0)[0] <= 200 / 4 * 0.1 + 1e-3
 
@@ -59,12 +59,12 @@ def test_a_pause_is_no_push() -> None:
 def test_a_target_does_not_follow_noise_or_sagging() -> None:
     clock = ManualClock()
     jog = Jog(ARM, clock, range_s=4.0)
-    jog.see(np.float32([20, 50, 0, np.nan]))
+    jog.set_pose(np.float32([20, 50, 0, np.nan]))
     first = jog.action(push(pan=1), 1.0)
-    jog.see(np.float32([20.4, 48.9, 0, np.nan]))
+    jog.set_pose(np.float32([20.4, 48.9, 0, np.nan]))
     jog.stop()
     assert jog.action(push(), 1.0) == pytest.approx(first)
-    jog.see(np.float32([60, 20, 0, np.nan]))
+    jog.set_pose(np.float32([60, 20, 0, np.nan]))
     jog.stop()
     assert jog.action(push(), 1.0)[:2] == pytest.approx([60, 20]), "somebody else has moved it meanwhile"
 
@@ -72,7 +72,7 @@ def test_a_target_does_not_follow_noise_or_sagging() -> None:
 def test_a_blocked_joint_keeps_its_target_near() -> None:
     clock = ManualClock()
     jog = Jog(ARM, clock, range_s=1.0)
-    jog.see(np.float32([0, 50, 0, np.nan]))
+    jog.set_pose(np.float32([0, 50, 0, np.nan]))
     for _ in range(100):
         clock.advance(50_000_000)
         action = jog.action(push(pan=1), 1.0)

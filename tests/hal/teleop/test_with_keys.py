@@ -29,7 +29,7 @@ class Leader:
     def connect(self, spec: RobotSpec) -> None:
         self.open = True
 
-    def let_go(self) -> None:
+    def disengage(self) -> None:
         self.let_gos += 1
 
     def read(self) -> TeleopCommand:

@@ -76,7 +76,7 @@ def test_a_leader_is_followed_when_it_is_where_the_robot_is(bus: FeetechBus, tmp
     assert not bus.torque(1), "a leader moves freely"
     assert heard(device).action is None
     assert device.hint == "waiting for the robot's pose"
-    device.see(pose(pan=-40))
+    device.set_pose(pose(pan=-40))
     assert heard(device).action is None
     assert device.hint == "bring shoulder_pan.pos by -40 deg to where the robot is"
     bus.move(1, round(2000 - 39 / STEP_DEG))
@@ -88,7 +88,7 @@ def test_a_leader_is_followed_when_it_is_where_the_robot_is(bus: FeetechBus, tmp
 
 def test_the_first_motion_is_slow_and_then_it_follows(bus: FeetechBus, tmp_path: Path) -> None:
     device = leader(bus, tmp_path, engage="always", speed=0.5)
-    device.see(pose(pan=-60))
+    device.set_pose(pose(pan=-60))
     first = heard(device, lambda intent: intent.action is not None).action
     assert first[0] == pytest.approx(-60, abs=5)
     last, slow = first, 0
@@ -120,7 +120,7 @@ def test_a_leader_leads_a_follower(bus: FeetechBus, tmp_path: Path) -> None:
         steps = []
         for _ in range(100):
             here = pose_of(robot.spec, robot.read().state)
-            device.see(here)
+            device.set_pose(here)
             action = device.read().action
             if action is not None:
                 sent = neutral_action(robot.spec, here, action) if before is None else action
@@ -137,7 +137,7 @@ def test_a_leader_leads_a_follower(bus: FeetechBus, tmp_path: Path) -> None:
         end = time.monotonic() + 60
         while abs(robot.read().state[2] - 200 * STEP_DEG) > 0.5:
             assert time.monotonic() < end
-            device.see(pose_of(robot.spec, robot.read().state))
+            device.set_pose(pose_of(robot.spec, robot.read().state))
             if (action := device.read().action) is not None:
                 human.handle_command(OperatorCommand("arm", "command", tuple(map(float, action))))
             if (command := human.action(executed)) is not None:
@@ -149,10 +149,10 @@ def test_a_leader_leads_a_follower(bus: FeetechBus, tmp_path: Path) -> None:
 
 def test_after_it_was_let_go_it_has_to_come_near_again(bus: FeetechBus, tmp_path: Path) -> None:
     device = leader(bus, tmp_path)
-    device.see(pose())
+    device.set_pose(pose())
     assert heard(device, lambda intent: intent.action is not None)
-    device.see(pose(pan=70))
-    device.let_go()
+    device.set_pose(pose(pan=70))
+    device.disengage()
     assert heard(device).action is None
     assert "bring shoulder_pan.pos by +70 deg" in device.hint
     device.close()
@@ -160,7 +160,7 @@ def test_after_it_was_let_go_it_has_to_come_near_again(bus: FeetechBus, tmp_path
 
 def test_an_unplugged_leader_is_named(bus: FeetechBus, tmp_path: Path) -> None:
     device = leader(bus, tmp_path, engage="always")
-    device.see(pose())
+    device.set_pose(pose())
     heard(device)
     bus.unplug()
     with pytest.raises(RobotError, match=r"so101_leader' cannot be read.*Check its cable and power"):
