@@ -40,6 +40,33 @@ class Actor(StrEnum):
     hold = "hold"
 
 
+class Role(StrEnum):
+    """What a process that connects to the gateway is; the names of all but robots' keys begin with it."""
+
+    edge = "edge"
+    """a robot"""
+    trainer = "trainer"
+    evaluator = "evaluator"
+    demonstrator = "demonstrator"
+    thinker = "thinker"
+    """encodes observations for robots on other machines"""
+    console = "console"
+    teleoperator = "teleoperator"
+
+
+class OperatorCommandKind(StrEnum):
+    """What a person wants of a robot."""
+
+    take_over = "take_over"
+    hand_back = "hand_back"
+    command = "command"
+    """act so until the next command"""
+    estop = "estop"
+    release_estop = "release_estop"
+    drop_link = "drop_link"
+    """whoever drove it vanished: hold"""
+
+
 class Dimension(msgspec.Struct, frozen=True):
     """One state or action dimension."""
 

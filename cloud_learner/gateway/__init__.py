@@ -1,5 +1,4 @@
-"""The process every robot and trainer connects to: sessions, ingest, weights.
+"""The process that every robot and trainer connects to: sessions, ingest, weights.
 
-It stores what robots send, acknowledges after commit, and hands out versions and commands. Started by
-`fleet.launch.builders`; robots reach it through messages only.
+It acknowledges after commit. `fleet.launch` starts it; everybody else reaches it by messages.
 """

@@ -1,5 +1,4 @@
-"""The trainer process: gradient steps, checkpoints, publishing of versions.
+"""The trainer process: gradient steps (`learner`), checkpoints, versions on their way to the gateway (`publisher`).
 
-`trainer` is its loop, `learner` the gradient step, `publisher` the way of a version to the gateway. Started by
-`fleet.launch.builders`.
+`trainer.Trainer` is its loop. `fleet.launch` starts it.
 """

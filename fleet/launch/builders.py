@@ -46,11 +46,11 @@ def run_gateway(recipe_name: str, root: Path, host: str, port: int, web_host: st
     try:
         while not lifeline.cut:
             wait_any([channel], 0.02)
-            gateway.turn()
+            gateway.poll()
     finally:
         page.close()
         # Closing the page drops the links of those who held a robot: the robots must hear of it.
-        gateway.turn()
+        gateway.poll()
         channel.close()
         sealer.stop()
         ledger.close()
@@ -76,9 +76,9 @@ def run_trainer(
         trainer = supplies.make_trainer(recipe, name, data, channel, seed, max_steps)
         patience = _Patience()
         while not (lifeline.cut or trainer.stopping):
-            if not trainer.turn():
+            if not trainer.step():
                 wait_any([channel], 0.05)
-            patience.check(trainer.refused, channel)
+            patience.check(trainer.rejection, channel)
         if trainer.learner.gradient_steps:
             trainer.save()
         trainer.close()

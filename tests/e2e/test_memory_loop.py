@@ -95,22 +95,22 @@ def test_robots_go_on_while_the_line_is_cut_and_everything_arrives_later(fleet: 
 def test_a_person_outranks_the_script_and_only_moves_are_recorded_as_human(fleet: InProcessFleet) -> None:
     fleet.turn(300)
     robot = fleet.robots[0]
-    fleet.view.wish(OperatorCommand("robot-0", "take_over"))
+    fleet.view.submit_command(OperatorCommand("robot-0", "take_over"))
     fleet.turn(5, 0)
     assert (robot.loop.mode, robot.loop.reason) == ("hold", "the operator presses no key")
-    fleet.view.wish(OperatorCommand("robot-0", "command", (0.5, 0.0, 0.0, 0.0)))
+    fleet.view.submit_command(OperatorCommand("robot-0", "command", (0.5, 0.0, 0.0, 0.0)))
     fleet.turn(3, 0)
     assert robot.loop.mode == "human"
-    fleet.view.wish(OperatorCommand("robot-0", "drop_link"))
+    fleet.view.submit_command(OperatorCommand("robot-0", "drop_link"))
     fleet.turn(3, 0)
     assert (robot.loop.mode, robot.loop.reason) == ("hold", "the operator's link is lost")
-    fleet.view.wish(OperatorCommand("robot-0", "hand_back"))
+    fleet.view.submit_command(OperatorCommand("robot-0", "hand_back"))
     _goes_on(fleet)
-    fleet.view.wish(OperatorCommand("robot-0", "estop"))
+    fleet.view.submit_command(OperatorCommand("robot-0", "estop"))
     fleet.turn(3, 0)
     assert robot.loop.mode == "estop"
     fleet.turn(10, 0)
-    fleet.view.wish(OperatorCommand("robot-0", "release_estop"))
+    fleet.view.submit_command(OperatorCommand("robot-0", "release_estop"))
     _goes_on(fleet)
     fleet.drain()
     ledger, store = fleet.data.buffer.open_reader()

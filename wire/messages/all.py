@@ -42,7 +42,7 @@ class Hello(TaggedMessage, frozen=True, eq=False):
 
     name: str
     role: str
-    """edge, trainer, evaluator, demonstrator, thinker, console or teleoperator"""
+    """a `Role`"""
     clock: str
     sent_ns: int
     pid: int = 0
@@ -266,11 +266,11 @@ class WeightBytes(TaggedMessage, frozen=True, eq=False):
 
 
 class OperatorCommand(TaggedMessage, frozen=True, eq=False):
-    """A person's wish for one robot, from the page."""
+    """What a person at the page or at a device wants of one robot."""
 
     robot: str
     kind: str
-    """take_over, hand_back, command, estop, release_estop or drop_link"""
+    """an `OperatorCommandKind`"""
     action: tuple[float, ...] = ()
     """with `command`: the action to hold until the next command, within the spec's limits"""
     sequence: int = 0

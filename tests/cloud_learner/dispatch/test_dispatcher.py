@@ -107,8 +107,8 @@ def test_a_job_that_was_not_heard_is_told_again(hall: Hall) -> None:
     edge.job = None
     hall.clock.advance(4_000_000_000)
     edge.status(episode="another")
-    hall.gateway.turn()
-    edge.turn()
+    hall.gateway.poll()
+    edge.poll()
     assert edge.coming is not None and told is not None and edge.coming.id == told.id
 
 
@@ -129,7 +129,7 @@ def test_a_second_robot_of_one_name_is_refused_and_the_first_works_on(hall: Hall
     assert len(first.done) == 3 and hall.lease("robot-0") == ("main", "rollout")
     refusals = [e for e in hall.view.snapshot()["events"] if e["kind"] == "refused"]
     second.hello()
-    hall.gateway.turn()
+    hall.gateway.poll()
     assert [e for e in hall.view.snapshot()["events"] if e["kind"] == "refused"] == refusals
 
 
@@ -142,8 +142,8 @@ def test_the_second_one_is_let_in_when_the_first_is_gone(hall: Hall) -> None:
     for _ in range(4):
         hall.clock.advance(1_000_000_000)
         second.hello()
-        hall.gateway.turn()
-        second.turn()
+        hall.gateway.poll()
+        second.poll()
     assert second.welcomed and second.coming is not None and job_of(second.coming.id) == "main"
 
 

@@ -71,7 +71,7 @@ class Hall:
     def ask(self, peer: MemoryClient, *messages: Message) -> list[Message]:
         for message in messages:
             peer.send(message)
-        self.gateway.turn()
+        self.gateway.poll()
         return self.hear(peer)
 
     def hear(self, peer: MemoryClient) -> list[Message]:
@@ -223,8 +223,8 @@ def test_weights_that_do_not_exist_are_refused(hall: Hall) -> None:
 
 def test_wishes_go_to_their_robot_and_into_the_ledger(hall: Hall) -> None:
     robot = hall.robot()
-    hall.view.wish(OperatorCommand("robot-0", "take_over", operator="web-1"))
-    hall.gateway.turn()
+    hall.view.submit_command(OperatorCommand("robot-0", "take_over", operator="web-1"))
+    hall.gateway.poll()
     assert [m.kind for m in hall.hear(robot) if isinstance(m, OperatorCommand)] == ["take_over"]
     assert [event.kind for event in hall.ledger.events()] == ["take_over"]
 

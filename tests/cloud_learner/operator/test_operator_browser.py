@@ -47,30 +47,30 @@ class Gateway:
         self._modes = dict.fromkeys(ROBOTS, "policy")
         self._stop = threading.Event()
         for name in ROBOTS:
-            self.view.robot_seen(name, arm_spec())
+            self.view.add_robot(name, arm_spec())
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         pictures = [picture(shade) for shade in (40, 90, 140, 190)]
-        self.view.version(PolicyVersion(7, "ab" * 32, 10, 6, 4200, 0, 0))
+        self.view.add_version(PolicyVersion(7, "ab" * 32, 10, 6, 4200, 0, 0))
         for i in range(4):
             tasks = {"drawer-open": 0.2 * i, "door-open": 0.25 * i}
-            self.view.evaluation(Evaluation(i + 1, tasks, 10, 0, "cadence", 0, 0.0), t_s=10.0 * i)
-        self.view.trainer(TrainerStatus(4200, 0.05, 20.0, 900, 12, "online"))
-        self.view.stored(12_345, 0.08)
+            self.view.add_evaluation(Evaluation(i + 1, tasks, 10, 0, "cadence", 0, 0.0), t_s=10.0 * i)
+        self.view.update_trainer(TrainerStatus(4200, 0.05, 20.0, 900, 12, "online"))
+        self.view.add_stored_steps(12_345, 0.08)
         turn = 0
         while not self._stop.wait(0.05):
-            for wish in self.view.wishes():
+            for wish in self.view.pop_commands():
                 self.wishes.append(wish)
                 modes = {"take_over": "human", "hand_back": "policy", "drop_link": "hold", "estop": "estop"}
                 self._modes[wish.robot] = modes.get(wish.kind, self._modes[wish.robot])
                 if wish.kind == "release_estop":
                     self._modes[wish.robot] = "policy"
-            self.view.fleet(tuple(self.states.values()), (job_state("canary"),))
+            self.view.update_fleet(tuple(self.states.values()), (job_state("canary"),))
             for name in ROBOTS:
-                self.view.status(edge_status(name, mode=self._modes[name]))
-                self.view.preview(Preview(name, "front", turn, pictures[turn // 4 % 4]))
+                self.view.update_status(edge_status(name, mode=self._modes[name]))
+                self.view.update_preview(Preview(name, "front", turn, pictures[turn // 4 % 4]))
             turn += 1
 
     def wait_for(self, kind: str, since: int = 0, action: tuple[float, ...] | None = None) -> OperatorCommand:
@@ -182,7 +182,7 @@ def test_cards_show_health_and_holder_and_the_jobs_are_listed(page: sync_api.Pag
 def test_a_refusal_of_the_gateway_is_shown_and_the_robot_is_not_ours(page: sync_api.Page, gateway: Gateway):
     card = page.locator("[data-robot=r1]")
     card.get_by_role("button", name="Take over").click()
-    gateway.view.refuse(gateway.wait_for("take_over"), "r1 is held by somebody faster.")
+    gateway.view.reject_command(gateway.wait_for("take_over"), "r1 is held by somebody faster.")
     sync_api.expect(page.locator(".toast")).to_have_text("r1 is held by somebody faster.")
     sync_api.expect(card.get_by_role("button", name="Take over")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

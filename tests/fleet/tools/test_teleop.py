@@ -71,8 +71,8 @@ class Hand:
 class Edge(FakeEdge):
     """Keeps stopped until it is let go, as a real one does."""
 
-    def turn(self, timeout_s: float = 0.0) -> None:
-        super().turn(timeout_s)
+    def poll(self, timeout_s: float = 0.0) -> None:
+        super().poll(timeout_s)
         stops = [m.kind for m in self.heard if isinstance(m, OperatorCommand) and m.kind in ("estop", "release_estop")]
         if stops[-1:] == ["estop"]:
             self.mode = "estop"
@@ -130,15 +130,15 @@ class Scene:
                 self.over |= not teleop.turn()
             if not gateway:
                 continue
-            self.gateway.turn()
+            self.gateway.poll()
             for edge in self.edges:
-                edge.turn()
+                edge.poll()
                 edge.between()
                 if edge.welcomed and self.clock.now_ns() - self.went_ns > 2e8:
                     edge.status()
             if self.clock.now_ns() - self.went_ns > 2e8:
                 self.went_ns = self.clock.now_ns()
-            self.gateway.turn()
+            self.gateway.poll()
 
     @property
     def wishes(self) -> list[OperatorCommand]:

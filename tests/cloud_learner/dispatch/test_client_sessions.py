@@ -83,13 +83,13 @@ def test_only_consoles_and_teleoperators_call(hall: Hall) -> None:
     edge = hall.edge("robot-0")
     edge.channel.send(AcquireLease(1, "robot-0", "check", 0, 30.0))
     edge.channel.send(OperatorCommand("robot-0", "take_over"))
-    hall.gateway.turn()
-    edge.turn()
+    hall.gateway.poll()
+    edge.poll()
     assert not any(isinstance(m, Response | OperatorCommand) for m in edge.heard)
     console = hall.peer()
     console.send(OperatorCommand("robot-0", "take_over"))
-    hall.gateway.turn()
-    edge.turn()
+    hall.gateway.poll()
+    edge.poll()
     assert not any(isinstance(m, OperatorCommand) for m in edge.heard)
     assert hall.lease("robot-0") == ("main", "rollout")
 
@@ -123,7 +123,7 @@ class _Turning:
         return self._line.send(message)
 
     def recv(self, timeout_s: float = 0.0) -> Message | None:
-        self._hall.gateway.turn()
+        self._hall.gateway.poll()
         return self._line.recv()
 
     def close(self) -> None:

@@ -91,7 +91,7 @@ def test_a_stop_outranks_everybody_until_it_is_released(hall: Hall) -> None:
     refused = hall.ask(teleoperator, AcquireLease(2, "robot-0", "teleoperation", 80, 1.0)).refused
     assert f"is stopped by 'web-{me}'. Release the stop first." in refused
     page(hall, me, "take_over")
-    assert hall.desk.refused(me) == [f"robot-0 is stopped by 'web-{me}'. Release the stop first."]
+    assert hall.desk.pop_rejections(me) == [f"robot-0 is stopped by 'web-{me}'. Release the stop first."]
     assert hall.desk.control(me) == {}
     page(hall, me, "release_estop")
     # it was being driven, by somebody who has lost it: it waits for a person
@@ -123,7 +123,7 @@ def test_a_teleoperator_drives_only_what_it_holds(hall: Hall) -> None:
     assert "has not taken" in hall.ask(teleoperator, OperatorCommand("robot-0", "command", rest)).refused
     teleoperator.send(OperatorCommand("robot-0", "take_over", operator="forged"))
     teleoperator.send(OperatorCommand("robot-0", "command", rest))
-    hall.gateway.turn()
+    hall.gateway.poll()
     for bad, words in (
         (OperatorCommand("robot-0", "command", (9.0, 0.0, 0.0, 0.0)), "outside [-1, 1]"),
         (OperatorCommand("robot-0", "command", (0.0,)), "1 numbers"),
@@ -218,13 +218,13 @@ def test_a_stop_that_was_lost_is_sent_again_until_the_robot_shows_it(hall: Hall)
     hall.pass_time(1.0)
     teleoperator = hall.peer("teleoperator")
     teleoperator.send(OperatorCommand("robot-0", "estop"))
-    hall.gateway.turn()
+    hall.gateway.poll()
     hall.hear(edge.channel)  # lost on its way
     for _ in range(30):
         # the robot works on and hears nothing
         hall.clock.advance(200_000_000)
         edge.status()
-        hall.gateway.turn()
+        hall.gateway.poll()
         lost = [m for m in hall.hear(edge.channel) if isinstance(m, OperatorCommand)]
         assert [(m.kind, m.operator) for m in lost] == [("estop", "teleoperator")]
         assert hall.lease("robot-0") == ("teleoperator", "estop")
@@ -248,7 +248,7 @@ def test_a_stop_is_not_sent_faster_than_it_can_be_heard(hall: Hall) -> None:
         hall.clock.advance(20_000_000)
         edge.mode = "policy"
         edge.status()
-        hall.gateway.turn()
+        hall.gateway.poll()
     assert len([m for m in hall.hear(edge.channel) if isinstance(m, OperatorCommand)]) == 10
 
 
@@ -264,8 +264,8 @@ def test_a_page_stops_a_robot_without_a_link_when_it_is_back(hall: Hall) -> None
     assert wishes(edge) == [] and hall.lease("robot-0") == (f"web-{me}", "estop")
     hall.server.cut.clear()
     edge.hello()
-    hall.gateway.turn()
-    edge.turn()
+    hall.gateway.poll()
+    edge.poll()
     assert edge.mode == "estop"  # before it has reported anything
     hall.pass_time(5.0)
     assert hall.lease("robot-0") == (f"web-{me}", "estop")
@@ -282,8 +282,8 @@ def test_a_report_from_before_the_release_does_not_confirm_the_next_stop(hall: H
     hall.pass_time(3.0)
     edge.status()  # on its way while the stop is released and set again
     page(hall, me, "release_estop")
-    hall.desk.hear(me, b'{"type": "estop", "robot": "robot-0"}')
-    hall.gateway.turn()
+    hall.desk.handle_message(me, b'{"type": "estop", "robot": "robot-0"}')
+    hall.gateway.poll()
     hall.hear(edge.channel)
     edge.mode = "policy"
     hall.pass_time(5.0)
@@ -297,8 +297,8 @@ def test_stopping_once_more_counts_from_then_on(hall: Hall) -> None:
     page(hall, me, "estop")
     hall.pass_time(3.0)
     edge.mode = "policy"  # released beside the robot, and nobody heard of it yet
-    hall.desk.hear(you, b'{"type": "estop", "robot": "robot-0"}')
-    hall.gateway.turn()
+    hall.desk.handle_message(you, b'{"type": "estop", "robot": "robot-0"}')
+    hall.gateway.poll()
     hall.hear(edge.channel)
     hall.pass_time(5.0)
     assert edge.mode == "estop" and hall.lease("robot-0") == (f"web-{me}", "estop")
@@ -373,9 +373,9 @@ def test_a_teleoperator_stops_a_robot_whose_spec_is_not_known_yet(hall: Hall) ->
     teleoperator = hall.peer("teleoperator")
     assert "said what its actions mean" in hall.ask(teleoperator, OperatorCommand("robot-0", "take_over")).refused
     teleoperator.send(OperatorCommand("robot-0", "estop"))
-    hall.gateway.turn()
+    hall.gateway.poll()
     assert hall.hear(teleoperator) == []
-    edge.turn()
+    edge.poll()
     assert edge.mode == "estop" and hall.lease("robot-0") == ("teleoperator", "estop")
     hall.ledger.close()
 
