@@ -86,7 +86,7 @@ class _Peer(msgspec.Struct):
 
 
 class Gateway:
-    """`poll` answers what has come and returns."""
+    """Everybody's messages come in here; `poll` is called in a loop."""
 
     def __init__(
         self,
@@ -117,11 +117,11 @@ class Gateway:
         self._dispatcher = Dispatcher(ledger, view, tasks, channel.send, self._announce, wall_ns)
         self._dispatcher.open(clock.now_ns())
 
-    def poll(self) -> int:
-        """Handle what is there; returns how many messages that was."""
-        handled = 0
-        while handled < _MESSAGES_PER_POLL and (received := self._channel.recv()) is not None:
-            handled += 1
+    def poll(self) -> None:
+        """Handle what is there, and hand out what is to be handed out; it never waits."""
+        for _ in range(_MESSAGES_PER_POLL):
+            if (received := self._channel.recv()) is None:
+                break
             peer, message = received
             try:
                 self._handle(peer, message)
@@ -146,7 +146,6 @@ class Gateway:
         for command in self._view.pop_commands():
             self._forward_command(command)
         self._dispatcher.poll(self._clock.now_ns())
-        return handled
 
     # --- peers ----------------------------------------------------------------------------------------------------
 
@@ -207,9 +206,8 @@ class Gateway:
             self._channel.send(peer, Rejection(f"the key of '{name}' cannot speak for '{hello.name}'."))
             return
         if hello.role != Role.edge and not name.startswith(hello.role):
-            self._reject(
-                peer, f"the key of '{name}' is a robot's: the name of a {hello.role} begins with '{hello.role}'."
-            )
+            reason = f"the key of '{name}' is a robot's: the name of a {hello.role} begins with '{hello.role}'."
+            self._reject(peer, reason)
             return
         if peer != name and not is_client:
             if reason := self._duplicate_name(peer, name, hello, now_ns):
@@ -264,11 +262,15 @@ class Gateway:
         if now_ns - first.last_message_ns >= _ALIVE_NS or not self._channel.send(name, probe):
             return ""
         return (
-            f"name: there is a robot '{name}' already, "
-            f"{_location(self._channel.place(name), first.pid, first.site)}; this one is "
-            f"{_location(self._channel.place(peer), hello.pid, hello.site)}. Give each robot a name and a key of its "
-            "own: `vla-fleet keys NAME`, then `vla-fleet edge --name NAME`."
+            f"name: there is a robot '{name}' already, {self._location(name, first.pid, first.site)}; this one is "
+            f"{self._location(peer, hello.pid, hello.site)}. Give each robot a name and a key of its own: "
+            "`vla-fleet keys NAME`, then `vla-fleet edge --name NAME`."
         )
+
+    def _location(self, peer: str, pid: int, site: str) -> str:
+        """Where a robot's process runs, as a person would look for it."""
+        where = f"at {self._channel.place(peer) or 'an unknown address'}"
+        return f"{where}{f' ({site})' if site else ''}, process {pid}"
 
     def _reject(self, peer: str, reason: str) -> None:
         """Say no, and show it to people when it is news: a peer goes on asking."""
@@ -308,7 +310,11 @@ class Gateway:
         self._dispatcher.on_segment_stored(segment, result.outcome == IngestOutcome.duplicate, self._clock.now_ns())
         self._channel.send(peer, Ack((segment.id,)))
         if result.outcome == IngestOutcome.stored:
-            self._forward_to_trainers(SegmentCommitted(result.row, segment))
+            if segment.episode.source != "evaluation":
+                committed = SegmentCommitted(result.row, segment)
+                for name in self._peers_with(Role.trainer):
+                    # It need not read the segment from disk; one that cannot take it now does.
+                    self._channel.send(name, committed)
             online = segment.episode.source == "online"
             self._view.add_stored_steps(segment.steps, result.latency_s if online else None)
             if segment.last:
@@ -318,14 +324,6 @@ class Gateway:
                 self._view.add_episode(
                     peer, segment.episode.task, segment.outcome, human_steps, version=version, practised=online
                 )
-
-    def _forward_to_trainers(self, committed: SegmentCommitted) -> None:
-        """Save trainers reading it from disk; one that cannot take it now reads the segment from the store."""
-        if committed.segment.episode.source == "evaluation":
-            return
-        for name in self._peers_with(Role.trainer):
-            if not self._channel.send(name, committed):
-                log.debug("trainer '%s' reads row %d from the store.", name, committed.row)
 
     # --- weights out ----------------------------------------------------------------------------------------------
 
@@ -376,8 +374,8 @@ class Gateway:
             note = "" if sent else " (the robot cannot be reached)"
             self._add_event(command.robot, command.kind, f"by {command.operator}{note}")
             if not sent:
-                is_stop = command.kind == OperatorCommandKind.estop
-                later = "; it is sent again as soon as the robot is back" if is_stop else ""
+                stop = command.kind == OperatorCommandKind.estop
+                later = "; it is sent again as soon as the robot is back" if stop else ""
                 self._view.add_event("error", f"{command.kind} did not reach the robot{later}", command.robot)
 
     def _forward_teleop_command(self, peer: str, command: OperatorCommand) -> None:
@@ -397,9 +395,3 @@ class Gateway:
             self._ledger.add_event(self._clock.now_ns(), robot, kind, detail)
         except StorageError as error:
             log.error("the event '%s' of '%s' could not be noted: %s", kind, robot, error)
-
-
-def _location(address: str, pid: int, site: str) -> str:
-    """Where a robot's process runs, as a person would look for it."""
-    where = f"at {address or 'an unknown address'}"
-    return f"{where}{f' ({site})' if site else ''}, process {pid}"

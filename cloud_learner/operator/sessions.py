@@ -146,34 +146,34 @@ class OperatorSessions:
     def _act(self, operator: int, message: TakeOver | HandBack | Command | EStop | ReleaseEStop) -> str:
         robot = message.robot
         holder = self._holder.get(robot)
-        if isinstance(message, EStop):
-            self._queue(operator, robot, OperatorCommandKind.estop)
-            if self._view.is_lost(robot):
-                return f"{robot} has no link to the gateway: this stop may not reach it. Use the stop on the robot."
-            return ""
-        if holder is not None and holder != operator:
+        if holder not in (None, operator) and not isinstance(message, EStop):
             raise RejectedError(
                 f"{robot} is driven from another page (operator {holder}). Wait until it is handed back."
             )
-        if isinstance(message, TakeOver):
-            self._check_take_over(robot)
-            self._queue(operator, robot, OperatorCommandKind.take_over)
-            self._holder[robot] = operator
-            self._dropped.discard(robot)
-        elif isinstance(message, HandBack):
-            self._queue(operator, robot, OperatorCommandKind.hand_back)
-            self._holder.pop(robot, None)
-            self._dropped.discard(robot)
-        elif isinstance(message, ReleaseEStop):
-            self._queue(operator, robot, OperatorCommandKind.release_estop)
-        else:
-            if holder is None:
-                raise RobotNotClaimedError(f"{robot} is not under your control. Take it over first.")
-            spec = self._view.spec(robot)
-            if spec is None:
-                raise RejectedError(f"{robot} has not said what its actions mean. Wait until it is connected.")
-            check_action(robot, spec, message.action)
-            self._queue(operator, robot, OperatorCommandKind.command, message.action, message.sequence)
+        match message:
+            case EStop():
+                self._queue(operator, robot, OperatorCommandKind.estop)
+                if self._view.is_lost(robot):
+                    return f"{robot} has no link to the gateway: this stop may not reach it. Use the stop on the robot."
+            case ReleaseEStop():
+                self._queue(operator, robot, OperatorCommandKind.release_estop)
+            case TakeOver():
+                self._check_take_over(robot)
+                self._queue(operator, robot, OperatorCommandKind.take_over)
+                self._holder[robot] = operator
+                self._dropped.discard(robot)
+            case HandBack():
+                self._queue(operator, robot, OperatorCommandKind.hand_back)
+                self._holder.pop(robot, None)
+                self._dropped.discard(robot)
+            case Command(action=action, sequence=sequence):
+                if holder is None:
+                    raise RobotNotClaimedError(f"{robot} is not under your control. Take it over first.")
+                spec = self._view.spec(robot)
+                if spec is None:
+                    raise RejectedError(f"{robot} has not said what its actions mean. Wait until it is connected.")
+                check_action(robot, spec, action)
+                self._queue(operator, robot, OperatorCommandKind.command, action, sequence)
         return ""
 
     def _check_take_over(self, robot: str) -> None:

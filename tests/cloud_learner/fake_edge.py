@@ -41,7 +41,7 @@ class FakeEdge:
         self.refused = ""
         self.coming: Job | None = None
         self.job: Job | None = None
-        self.heard: list[Message] = []
+        self.received: list[Message] = []
         self.version = 0
         self.mode, self.reason, self.trouble = "policy", "", ""
         self.begun: dict[str, int] = {}
@@ -59,7 +59,7 @@ class FakeEdge:
 
     def poll(self, timeout_s: float = 0.0) -> None:
         while (message := self.channel.recv(timeout_s)) is not None:
-            self.heard.append(message)
+            self.received.append(message)
             match message:
                 case HelloAck():
                     if not self.welcomed:

@@ -87,10 +87,10 @@ class Hall:
         key = name.partition("@")[0]
         peer.send(Hello(key, key.partition("-")[0].rstrip("0123456789"), "c", 1, 99))
         self.gateway.poll()
-        assert self.hear(peer)
+        assert self.received(peer)
         return peer
 
-    def hear(self, peer: Channel) -> list[Message]:
+    def received(self, peer: Channel) -> list[Message]:
         found = []
         while (message := peer.recv()) is not None:
             found.append(message)
@@ -99,7 +99,7 @@ class Hall:
     def ask(self, peer: MemoryClient, message: Message) -> Response:
         peer.send(message)
         self.gateway.poll()
-        return next(m for m in self.hear(peer) if isinstance(m, Response))
+        return next(m for m in self.received(peer) if isinstance(m, Response))
 
     def robots(self, peer: MemoryClient) -> dict[str, RobotState]:
         return {robot.name: robot for robot in self.ask(peer, ListFleet(1)).robots}
@@ -133,5 +133,5 @@ def page(hall: Hall, operator: int, kind: str, robot: str = "robot-0", **more: o
         edge.poll()
 
 
-def wishes(edge: FakeEdge) -> list[str]:
-    return [message.kind for message in edge.heard if isinstance(message, OperatorCommand)]
+def commands(edge: FakeEdge) -> list[str]:
+    return [message.kind for message in edge.received if isinstance(message, OperatorCommand)]

@@ -73,7 +73,7 @@ def test_a_stronger_lease_takes_the_robot_and_the_weaker_holder_hears_of_it(hall
     lease = hall.ask(weak, AcquireLease(1, "robot-0", "check", 0, 30.0)).lease
     assert lease is not None
     assert hall.ask(strong, AcquireLease(1, "robot-0", "repair", 60, 30.0)).lease is not None
-    (heard,) = hall.hear(weak)
+    (heard,) = hall.received(weak)
     assert isinstance(heard, Preempted)
     assert heard.lease.number == lease.number and "'console@2' took it for repair (priority 60)" in heard.reason
     assert "ended" in hall.ask(weak, RenewLease(2, "robot-0", lease.number)).refused
@@ -85,12 +85,12 @@ def test_only_consoles_and_teleoperators_call(hall: Hall) -> None:
     edge.channel.send(OperatorCommand("robot-0", "take_over"))
     hall.gateway.poll()
     edge.poll()
-    assert not any(isinstance(m, Response | OperatorCommand) for m in edge.heard)
+    assert not any(isinstance(m, Response | OperatorCommand) for m in edge.received)
     console = hall.peer()
     console.send(OperatorCommand("robot-0", "take_over"))
     hall.gateway.poll()
     edge.poll()
-    assert not any(isinstance(m, OperatorCommand) for m in edge.heard)
+    assert not any(isinstance(m, OperatorCommand) for m in edge.received)
     assert hall.lease("robot-0") == ("main", "rollout")
 
 
@@ -145,8 +145,8 @@ def test_a_lease_is_renewed_by_its_own_number_and_its_own_key(hall: Hall) -> Non
         assert f"lease {lease.number} of 'robot-0' belongs to 'teleoperator'" in said or "has ended" in said
     # nobody kept it alive but its holder, and the holder hears of its end
     assert hall.lease("robot-0") == ("main", "rollout")
-    assert [m.lease.number for m in hall.hear(teleoperator) if isinstance(m, Preempted)] == [lease.number]
-    assert not any(isinstance(m, Preempted) for m in hall.hear(console))
+    assert [m.lease.number for m in hall.received(teleoperator) if isinstance(m, Preempted)] == [lease.number]
+    assert not any(isinstance(m, Preempted) for m in hall.received(console))
 
 
 RESERVED = ["console", "console-7", "teleoperator", "web-1", "dropped", "operator", "gateway", "estop", "rest", "main"]

@@ -46,12 +46,12 @@ def next_of(page: WebSocketTestSession, kind: str) -> dict:
     raise AssertionError(f"no {kind} in 200 messages")
 
 
-def wait_for_wish(view: FleetView, kind: str) -> OperatorCommand:
-    """The next wish of `kind`; other wishes before it are dropped."""
+def wait_for_command(view: FleetView, kind: str) -> OperatorCommand:
+    """The next command of `kind`; other commands before it are dropped."""
     for _ in range(500):
-        for wish in view.pop_commands():
-            if wish.kind == kind:
-                return wish
+        for command in view.pop_commands():
+            if command.kind == kind:
+                return command
         time.sleep(0.01)
     raise AssertionError(f"no {kind} in 5 s")
 
@@ -97,7 +97,7 @@ def test_two_pages_and_one_robot(client: TestClient, view: FleetView):
     with client.websocket_connect("/ws", headers=OWN) as mine:
         with client.websocket_connect("/ws", headers=OWN) as other:
             mine.send_json({"type": "take_over", "robot": "r1"})
-            assert wait_for_wish(view, "take_over").robot == "r1"
+            assert wait_for_command(view, "take_over").robot == "r1"
             other.send_json({"type": "command", "robot": "r1", "action": [0, 0, 0, 0]})
             assert "driven from another page" in next_of(other, "error")["text"]
             mine.send_json({"type": "command", "robot": "r1", "action": [0, 0, 0]})
@@ -110,14 +110,14 @@ def test_two_pages_and_one_robot(client: TestClient, view: FleetView):
                 pass
             assert view.pop_commands() == []
         mine.send_json({"type": "command", "robot": "r1", "action": [1, 0, 0, 0]})
-        assert wait_for_wish(view, "command").action == (1.0, 0.0, 0.0, 0.0)
-    assert wait_for_wish(view, "drop_link").robot == "r1"
+        assert wait_for_command(view, "command").action == (1.0, 0.0, 0.0, 0.0)
+    assert wait_for_command(view, "drop_link").robot == "r1"
 
 
 def test_a_silent_page_is_dropped(view: FleetView):
     with TestClient(make_app(view)) as client, client.websocket_connect("/ws", headers=OWN) as page:
         page.send_json({"type": "take_over", "robot": "r1"})
-        assert wait_for_wish(view, "drop_link").robot == "r1"
+        assert wait_for_command(view, "drop_link").robot == "r1"
         dropped = next_of(page, "dropped")
         assert dropped["robots"] == ["r1"]
         assert "Take over again or hand back" in dropped["text"]

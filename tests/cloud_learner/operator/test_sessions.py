@@ -37,7 +37,7 @@ def say(desk: OperatorSessions, operator: int, kind: str, robot: str = "r1", **m
 
 
 def kinds(view: FleetView) -> list[tuple[str, str]]:
-    return [(wish.robot, wish.kind) for wish in view.pop_commands()]
+    return [(command.robot, command.kind) for command in view.pop_commands()]
 
 
 def test_the_whole_way_of_one_intervention(desk: OperatorSessions, view: FleetView):
@@ -197,8 +197,8 @@ def test_a_gateway_that_does_not_listen_is_named(desk: OperatorSessions, view: F
 def test_what_the_gateway_refuses_is_let_go_without_a_word_to_the_robot(desk: OperatorSessions, view: FleetView):
     me = desk.join()
     say(desk, me, "take_over")
-    (wish,) = view.pop_commands()
-    view.reject_command(wish, "r1 is held by somebody else.")
+    (command,) = view.pop_commands()
+    view.reject_command(command, "r1 is held by somebody else.")
     assert desk.pop_rejections(me) == ["r1 is held by somebody else."]
     assert desk.control(me) == {}
     assert view.pop_commands() == []

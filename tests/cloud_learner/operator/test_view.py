@@ -149,18 +149,18 @@ def test_only_the_newest_picture_is_kept():
     assert view.previews(serial)[1] == [("r1", "wrist", b"3")]
 
 
-def test_wishes_come_once_in_order_and_only_the_newest_command_waits():
+def test_commands_come_once_in_order_and_only_the_newest_command_waits():
     view = FleetView(ManualClock())
-    for wish in (
+    for command in (
         OperatorCommand("r1", "take_over"),
         OperatorCommand("r1", "command", (0.1,), 1),
         OperatorCommand("r2", "estop"),
         OperatorCommand("r1", "command", (0.2,), 2),
         OperatorCommand("r1", "hand_back"),
     ):
-        assert view.submit_command(wish)
-    wishes = [(w.robot, w.kind, w.sequence) for w in view.pop_commands()]
-    assert wishes == [("r1", "take_over", 0), ("r2", "estop", 0), ("r1", "command", 2), ("r1", "hand_back", 0)]
+        assert view.submit_command(command)
+    commands = [(w.robot, w.kind, w.sequence) for w in view.pop_commands()]
+    assert commands == [("r1", "take_over", 0), ("r2", "estop", 0), ("r1", "command", 2), ("r1", "hand_back", 0)]
     assert view.pop_commands() == []
 
 
@@ -232,7 +232,7 @@ def test_a_canary_stands_beside_the_curve():
     assert view.snapshot()["measured"]["canary"]["version"] == 3
 
 
-def test_a_refused_wish_reaches_only_who_wished():
+def test_a_rejected_command_reaches_only_its_operator():
     view = FleetView(ManualClock())
     view.reject_command(OperatorCommand("r1", "take_over", operator="web-1"), "taken")
     view.reject_command(OperatorCommand("r1", "release_estop", operator="web-2"), "not yours")

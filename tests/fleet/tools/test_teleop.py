@@ -73,7 +73,8 @@ class Edge(FakeEdge):
 
     def poll(self, timeout_s: float = 0.0) -> None:
         super().poll(timeout_s)
-        stops = [m.kind for m in self.heard if isinstance(m, OperatorCommand) and m.kind in ("estop", "release_estop")]
+        kinds = [message.kind for message in self.received if isinstance(message, OperatorCommand)]
+        stops = [kind for kind in kinds if kind in ("estop", "release_estop")]
         if stops[-1:] == ["estop"]:
             self.mode = "estop"
 
@@ -142,7 +143,7 @@ class Scene:
 
     @property
     def wishes(self) -> list[OperatorCommand]:
-        return [message for message in self.robot.heard if isinstance(message, OperatorCommand)]
+        return [message for message in self.robot.received if isinstance(message, OperatorCommand)]
 
     @property
     def kinds(self) -> list[str]:
@@ -191,7 +192,7 @@ def test_what_the_robot_makes_of_it(scene: Scene) -> None:
     human, executed = OperatorOverride(SPEC, scene.clock), np.float32([0, 0, 0, -1])
     for wants in (HOLD, drive(0.5, 0, 0, 1), HOLD):
         scene.hand.wants = wants
-        scene.robot.heard.clear()
+        scene.robot.received.clear()
         scene.run(0.4)
         for wish in scene.wishes:
             human.hear(wish)
