@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -61,7 +60,7 @@ class Dispatcher:
         tasks: Sequence[str],
         send: Callable[[str, Message], bool],
         announce: Callable[[str, int | None], None],
-        wall_ns: Callable[[], int] = time.time_ns,
+        wall_ns: Callable[[], int],
     ) -> None:
         """`announce(robot, version)` announces a policy version to a robot, None: the newest."""
         self._ledger = ledger
@@ -80,7 +79,7 @@ class Dispatcher:
         self._earlier_counts = (0, 0)
         self._ended_jobs: dict[str, JobState] = {}
         self._identities: dict[str, str] = {}
-        self._pages_lost: set[str] = set()
+        self._dropped: set[str] = set()
         self._next_view_ns = 0
 
     def open(self, now_ns: int) -> None:
@@ -152,8 +151,8 @@ class Dispatcher:
         self._identities[name] = identity
         spent = self._ledger.episodes_of_robot(name)
         self.scheduler.join(name, capabilities, now_ns, identity, spent)
-        if name in self._pages_lost:
-            self._pages_lost.discard(name)
+        if name in self._dropped:
+            self._dropped.discard(name)
             self._send(name, OperatorCommand(name, "drop_link", operator="gateway"))
         self.operators.on_hello(name, anew, now_ns)
         if name in self._assigned:
@@ -338,7 +337,7 @@ class Dispatcher:
         # The clock may have started over: it has its whole time to live again.
         self.leases.restore(msgspec.structs.replace(lease, expires_ns=now_ns + lease.ttl_ns))
         if self.operators.restore(lease):
-            self._pages_lost.add(lease.robot)
+            self._dropped.add(lease.robot)
         elif lease.purpose != "estop" and not lease.holder.startswith(DROPPED):
             self._clients.restore(lease)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -24,7 +23,7 @@ EVALUATION_LABEL = "canary"
 class JobStore:
     """The ledger's pages about work. A lease is in it before anybody is notified of it."""
 
-    def __init__(self, ledger: Ledger, wall_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, ledger: Ledger, wall_ns: Callable[[], int]) -> None:
         self._ledger = ledger
         self._wall_ns = wall_ns
         self._leases: dict[str, Lease] = {}

@@ -175,26 +175,17 @@ class Server:
         self._thread.join(timeout=5)
 
 
-def serve(
-    view: FleetView,
-    host: str = "127.0.0.1",
-    port: int = 8080,
-    *,
-    hosts: Iterable[str] = (),
-    heartbeat_s: float = HEARTBEAT_S,
-) -> Server:
+def serve(view: FleetView, host: str = "127.0.0.1", port: int = 8080, *, heartbeat_s: float = HEARTBEAT_S) -> Server:
     """Serve the page of `view` in a daemon thread; port 0 takes a free one.
 
-    `hosts` are further names the page may be reached by, such as that of a reverse proxy. There is no log-in: whoever
-    reaches the port can move robots, so let `host` be this machine or a network you trust.
+    There is no log-in: whoever reaches the port can move robots, so let `host` be this machine or a network you trust.
     Raises `ConfigError` when the address cannot be used.
     """
     listener = _listen_on(host, port)
     port = listener.getsockname()[1]
     wildcard = host in ("", "0.0.0.0", "::")
-    app = make_app(
-        view, hosts=[*LOCAL_HOSTS, socket.gethostname(), host, *hosts], any_address=wildcard, heartbeat_s=heartbeat_s
-    )
+    hosts = [*LOCAL_HOSTS, socket.gethostname(), host]
+    app = make_app(view, hosts=hosts, any_address=wildcard, heartbeat_s=heartbeat_s)
     config = uvicorn.Config(
         app,
         log_config=None,

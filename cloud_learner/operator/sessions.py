@@ -194,14 +194,7 @@ class OperatorSessions:
             self._queue(operator, robot, OperatorCommandKind.drop_link)
         return robots
 
-    def _queue(
-        self,
-        operator: int,
-        robot: str,
-        kind: OperatorCommandKind,
-        action: tuple[float, ...] = (),
-        sequence: int = 0,
-    ) -> None:
+    def _queue(self, operator: int, robot: str, kind: str, action: tuple[float, ...] = (), sequence: int = 0) -> None:
         if not self._view.submit_command(OperatorCommand(robot, kind, action, sequence, _name(operator))):
             raise RejectedError(
                 f"The gateway takes no commands now, so {robot} did not get '{kind}'. See the gateway's log."

@@ -14,14 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from cloud_learner.operator.view_models import (
-    LOST_AFTER_S,
-    RobotView,
-    UnaidedSuccess,
-    finite,
-    job_model,
-    robot_model,
-)
+from cloud_learner.operator.view_models import LOST_AFTER_S, RobotView, UnaidedSuccess, finite, job_model, robot_model
 from wire.clock import Clock, MonotonicClock
 from wire.messages.all import EdgeStatus, Evaluation, OperatorCommand, Preview, TrainerStatus, VersionActivated
 from wire.messages.fleet import JobState, RobotState

@@ -30,6 +30,7 @@ _TENSORS = "learner.safetensors"
 _RECORD = "checkpoint.json"
 _TEMPORARY = ".writing-"
 _WRITING = "writing a checkpoint"
+_KEPT = 2
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -48,8 +49,8 @@ class Checkpoint:
     """what the trainer had put beside it"""
 
 
-def save(directory: Path, state: LearnerState, meta: dict[str, Any], keep: int = 2) -> Path:
-    """Write the next checkpoint and drop all but the newest `keep`; its path.
+def save(directory: Path, state: LearnerState, meta: dict[str, Any]) -> Path:
+    """Write the next checkpoint and drop all but the newest two; its path.
 
     `meta` is JSON. Raises `DiskFullError`, `NotWritableError` or `StorageError`; the earlier checkpoints are then
     untouched.
@@ -70,7 +71,7 @@ def save(directory: Path, state: LearnerState, meta: dict[str, Any], keep: int =
         write_durably(temporary / _RECORD, msgspec.json.encode(record), _WRITING)
         os.rename(temporary, final)
         sync_directory(directory)
-        for old in _numbered(directory)[keep:]:
+        for old in _numbered(directory)[_KEPT:]:
             shutil.rmtree(old)
     except (OSError, StorageError) as error:
         shutil.rmtree(temporary, ignore_errors=True)  # best effort: the error below is the one that matters
