@@ -134,13 +134,13 @@ def _arm(size: CorrectionsSize, seed: int, arm: str, expert_steps: int) -> dict[
 def _train(rehearsal: InProcessFleet, size: CorrectionsSize, arm: str) -> dict[str, Any]:
     trainer, pretrain = rehearsal.trainer, rehearsal.recipe.algorithm.pretrain_steps
     while trainer.learner.gradient_steps < pretrain:
-        trainer.turn()
+        trainer.step()
     before = _success(rehearsal, size)
     if arm == "online":
         rehearsal.turn(size.rounds, (size.gradient_steps - pretrain) / size.rounds)
         rehearsal.drain()
     while trainer.learner.gradient_steps < size.gradient_steps:
-        trainer.turn()
+        trainer.step()
     return {
         "before": before,
         "success": _success(rehearsal, size),

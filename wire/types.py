@@ -41,12 +41,14 @@ class Actor(StrEnum):
 
 
 class Role(StrEnum):
-    """What a process is to those it connects to."""
+    """What a process is to those it connects to; the name of a key that is no robot's begins with its role."""
 
     edge = "edge"
+    """a robot"""
     uplink = "uplink"
     inference = "inference"
     thinker = "thinker"
+    """encodes observations for robots on other machines"""
     trainer = "trainer"
     evaluator = "evaluator"
     demonstrator = "demonstrator"
@@ -55,7 +57,20 @@ class Role(StrEnum):
 
 
 CALLERS = (Role.console, Role.teleoperator)
-"""roles that may call the gateway; the name of a caller's key begins with its role"""
+"""roles that may call the gateway"""
+
+
+class OperatorCommandKind(StrEnum):
+    """What a person wants of a robot."""
+
+    take_over = "take_over"
+    hand_back = "hand_back"
+    command = "command"
+    """act so until the next command"""
+    estop = "estop"
+    release_estop = "release_estop"
+    drop_link = "drop_link"
+    """whoever drove it vanished: hold"""
 
 
 class Dimension(msgspec.Struct, frozen=True):

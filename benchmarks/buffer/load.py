@@ -212,7 +212,7 @@ def _receive(feed: ReplayDataset, inbox: Connection) -> WrittenLoad | None:
     row, data = got
     segment = codec.decode(data)
     assert isinstance(segment, Segment)
-    feed.offer(row, segment)
+    feed.submit(row, segment)
     return None
 
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import JobRow
-from cloud_learner.dispatch.book import JobStore
-from cloud_learner.dispatch.calls import ClientSessions
-from cloud_learner.dispatch.canary import measurement
-from cloud_learner.dispatch.people import OperatorControl
+from cloud_learner.dispatch.client_sessions import ClientSessions
+from cloud_learner.dispatch.job_store import JobStore
+from cloud_learner.dispatch.operator_control import OperatorControl
 from cloud_learner.dispatch.requests import LONGEST_NAME, check_names, check_request
-from cloud_learner.operator.cards import DROPPED
 from cloud_learner.operator.view import FleetView
+from cloud_learner.operator.view_models import DROPPED
 from hal.resource import HealthReport, Leases, RobotRegistry, capabilities_of
+from hal.scheduler import TaskCount
 from hal.scheduler.decision import job_of
 from hal.scheduler.jobs import KINDS, Done
 from hal.scheduler.scheduler import Scheduler
@@ -37,21 +36,21 @@ from wire.messages.fleet import (
     SubmitJob,
 )
 from wire.messages.gateway import EdgeStatus, Hello, Job, OperatorCommand, Segment
-from wire.types import Lease, RobotSpec
+from wire.types import Lease, OperatorCommandKind, RobotSpec
 
 log = logging.getLogger(__name__)
 
 MAIN = "main"
 """the standing job: practise the recipe's tasks"""
-_SHOW_NS = 200_000_000
-_AGAIN_NS = 3_000_000_000
-"""a robot that works on something else than it was told is told again"""
-_REMEMBERED = 4096
+_VIEW_PERIOD_NS = 200_000_000
+_RESEND_NS = 3_000_000_000
+"""a robot that works on something else than its job is sent the job again"""
+_EPISODES_REMEMBERED = 4096
 CALLS = ListFleet | SubmitJob | CancelJob | AcquireLease | RenewLease | ReleaseLease
 
 
 class Dispatcher:
-    """Times are of the gateway's clock. `open` first; `turn` hands out what is to be handed out."""
+    """Times are of the gateway's clock. `open` first; `poll` hands out what is to be handed out."""
 
     def __init__(
         self,
@@ -60,54 +59,52 @@ class Dispatcher:
         tasks: Sequence[str],
         send: Callable[[str, Message], bool],
         announce: Callable[[str, int | None], None],
-        wall_ns: Callable[[], int] = time.time_ns,
+        wall_ns: Callable[[], int],
     ) -> None:
-        """`announce(robot, version)` tells a robot of a policy version, None: of the newest."""
+        """`announce(robot, version)` announces a policy version to a robot, None: the newest."""
         self._ledger = ledger
         self._view = view
         self._tasks = tuple(tasks)
         self._send = send
         self._announce = announce
-        self._wall_ns = wall_ns
-        self._book = JobStore(ledger, wall_ns)
+        self._store = JobStore(ledger, wall_ns)
         self._specs: dict[str, RobotSpec] = {}
-        self._told: dict[str, Job] = {}
-        self._told_ns: dict[str, int] = {}
-        self._episode: dict[str, str] = {}
+        self._assigned: dict[str, Job] = {}
+        self._assigned_ns: dict[str, int] = {}
+        self._episodes: dict[str, str] = {}
         self._counted: OrderedDict[str, None] = OrderedDict()
-        self._uncounted: deque[tuple[str, str]] = deque()
         self._submitted: dict[str, JobRow] = {}
-        self._open: set[str] = set()
-        self._before = (0, 0)
-        self._past: dict[str, JobState] = {}
+        self._open_jobs: set[str] = set()
+        self._earlier_counts = (0, 0)
+        self._ended_jobs: dict[str, JobState] = {}
         self._identities: dict[str, str] = {}
-        self._vanished: set[str] = set()
-        self._next_show_ns = 0
+        self._dropped: set[str] = set()
+        self._next_view_ns = 0
 
     def open(self, now_ns: int) -> None:
         """Go on where the last gateway was. Raises `StorageError`."""
-        counts = self._book.task_counts()
-        self._before = sum(c.episodes for c in counts.values()), sum(c.successes for c in counts.values())
-        leases, last_number = self._book.open()
+        counts = {row.task: TaskCount(row.episodes, row.successes) for row in self._ledger.task_counts("online")}
+        self._earlier_counts = sum(c.episodes for c in counts.values()), sum(c.successes for c in counts.values())
+        leases, last_number = self._store.open()
         self.leases = Leases(last_number)
         self.registry = RobotRegistry(self.leases)
         # Robots keep their seeds, whatever the order they come back in.
         known = sorted((row for row in self._ledger.robots() if row.spec_hash), key=lambda row: row.first_seen_ns)
         self.scheduler = Scheduler(self.registry, self.leases, [row.name for row in known], counts)
-        self._callers = ClientSessions(
+        self._clients = ClientSessions(
             self.leases,
             self.scheduler,
             self._view,
             self._send,
-            self._keep,
-            lambda robot: self.pin(robot) > 0,
-            self._knows,
+            self._keep_leases,
+            lambda robot: self.pinned_version(robot) > 0,
+            self._exists,
         )
-        self.people = OperatorControl(self.leases, self.scheduler, self._callers.ended, self._send)
-        self._callers.people = self.people
+        self.operators = OperatorControl(self.leases, self.scheduler, self._clients.on_lease_ended, self._send)
+        self._clients.operators = self.operators
         self.scheduler.submit(JobRequest(MAIN, "rollout", self._tasks, submitter="gateway"), now_ns)
-        for row in self._book.jobs():
-            counted = self._book.counted(row.id)
+        for row in self._ledger.jobs():
+            counted = self._ledger.episodes_of_job(row.id)
             done = [Done(one.task, one.seed, one.outcome == "success") for one in counted]
             phase = row.phase
             if phase == "waiting":
@@ -116,14 +113,14 @@ class Dispatcher:
                     check_request(row.request)
                     self.scheduler.submit(row.request, now_ns, done)
                     self._submitted[row.id] = row
-                    self._open.add(row.id)
+                    self._open_jobs.add(row.id)
                     continue
                 except ConfigError as error:
                     # An older gateway took it; one job must not keep the fleet from starting.
                     log.error("job '%s' is cancelled, for it cannot be taken up again: %s", row.id, error)
                     phase = "cancelled"
-                    self._book.ended(row.id, phase)
-            self._past[row.id] = JobState(row.request, phase, (), len(done), sum(one.success for one in done))
+                    self._store.end(row.id, phase)
+            self._ended_jobs[row.id] = JobState(row.request, phase, (), len(done), sum(one.success for one in done))
         for lease in leases:
             # Leases of jobs are given anew; those of people and programs are theirs until they do not renew them.
             if not self._of_a_job(lease):
@@ -132,7 +129,7 @@ class Dispatcher:
 
     # --- robots ---------------------------------------------------------------------------------------------------
 
-    def unfit(self, name: str, hello: Hello) -> str:
+    def task_mismatch(self, name: str, hello: Hello) -> str:
         """Why a robot can do nothing here, '' when it can."""
         if not hello.tasks or set(hello.tasks) & set(self._tasks):
             return ""
@@ -141,7 +138,7 @@ class Dispatcher:
             f"{suggest(hello.tasks[0], self._tasks)} Start it with the fleet's recipe."
         )
 
-    def joined(self, name: str, hello: Hello, now_ns: int) -> None:
+    def on_hello(self, name: str, hello: Hello, now_ns: int) -> None:
         """A robot said hello, for the first time or again."""
         assert hello.spec is not None
         identity = f"{hello.clock}:{hello.pid}"
@@ -149,45 +146,45 @@ class Dispatcher:
         self._specs[hello.spec.hash] = hello.spec
         anew = self._identities.get(name) not in (None, identity)
         if anew:
-            # A new control process knows nothing of what was told to the old one.
+            # A new control process knows nothing of what the old one was sent.
             self.registry.leave(name, "its control process is a new one", now_ns)
-            self._told.pop(name, None)
+            self._assigned.pop(name, None)
         self._identities[name] = identity
         spent = self._ledger.episodes_of_robot(name)
         self.scheduler.join(name, capabilities, now_ns, identity, spent)
-        if name in self._vanished:
-            self._vanished.discard(name)
+        if name in self._dropped:
+            self._dropped.discard(name)
             self._send(name, OperatorCommand(name, "drop_link", operator="gateway"))
-        self.people.joined(name, anew, now_ns)
-        if name in self._told:
-            self._tell(name, self._told[name], now_ns)
+        self.operators.on_hello(name, anew, now_ns)
+        if name in self._assigned:
+            self._notify(name, self._assigned[name], now_ns)
 
-    def _knows(self, robot: str) -> bool:
+    def _exists(self, robot: str) -> bool:
         """Whether there is such a robot, here now or not."""
         row = None if robot in self.registry else self._ledger.robot(robot)
         return robot in self.registry or (row is not None and row.spec_hash is not None)
 
-    def status(self, status: EdgeStatus, now_ns: int) -> None:
+    def on_status(self, status: EdgeStatus, now_ns: int) -> None:
         """A robot reported."""
         robot = status.robot
         self.registry.report(robot, HealthReport.of(status), now_ns, status.job)
         self.scheduler.heartbeat(robot, status.job, status.job_episodes, now_ns)
-        self.people.status(status, now_ns)
-        self._callers.watch(status)
-        told = self._told.get(robot)
-        if status.episode != self._episode.get(robot):
-            self._episode[robot] = status.episode
-            # An episode has begun or ended since: a job that was heard would have been taken up by now.
-            if told is not None and status.job != told.id and now_ns - self._told_ns[robot] > _AGAIN_NS:
-                self._tell(robot, told, now_ns)
+        self.operators.on_status(status, now_ns)
+        self._clients.forward_status(status)
+        assigned = self._assigned.get(robot)
+        if status.episode != self._episodes.get(robot):
+            self._episodes[robot] = status.episode
+            # An episode has begun or ended since: a job that arrived would have been taken up by now.
+            if assigned is not None and status.job != assigned.id and now_ns - self._assigned_ns[robot] > _RESEND_NS:
+                self._notify(robot, assigned, now_ns)
 
-    def pin(self, robot: str) -> int:
+    def pinned_version(self, robot: str) -> int:
         """The policy version that `robot` is to keep for its job, 0 when it follows the newest."""
-        told = self._told.get(robot)
-        return told.version if told is not None and told.tasks else 0
+        assigned = self._assigned.get(robot)
+        return assigned.version if assigned is not None and assigned.tasks else 0
 
-    def stored(self, segment: Segment, again: bool, now_ns: int) -> None:
-        """The last segment of an episode is on disk, perhaps once more: count it, once."""
+    def on_segment_stored(self, segment: Segment, duplicate: bool, now_ns: int) -> None:
+        """Count an episode, once, when its last segment is on disk; `duplicate`: it was before."""
         episode = segment.episode
         if not segment.last or episode.id in self._counted:
             return
@@ -196,58 +193,47 @@ class Dispatcher:
         success = None if segment.outcome == "aborted" else segment.outcome == "success"
         if episode.source == "evaluation" and helped:
             success = None  # what a person did says nothing about the policy
-        if not (again and success is None):
+        if not (duplicate and success is None):
             job = self.scheduler.episode_done(
                 episode.robot, episode.task, success, now_ns, seed=episode.seed, source=episode.source
             )
-            if job in self._open:
-                self._uncounted.append((job, episode.id))
-                self._count()
+            if job in self._open_jobs:
+                self._store.count(job, episode.id)
         self._counted[episode.id] = None
-        while len(self._counted) > _REMEMBERED:
+        while len(self._counted) > _EPISODES_REMEMBERED:
             self._counted.popitem(last=False)
-
-    def _count(self) -> None:
-        """Note what counts for which job; when it cannot be noted now, it is tried again with every turn."""
-        while self._uncounted:
-            try:
-                self._book.count(*self._uncounted[0])
-            except StorageError as error:
-                log.error("an episode of job '%s' cannot be counted now: %s", self._uncounted[0][0], error)
-                return
-            self._uncounted.popleft()
 
     # --- people and programs --------------------------------------------------------------------------------------
 
-    def wish(self, wish: OperatorCommand, now_ns: int) -> bool:
-        """Whether a wish of the page may go to its robot. Raises `RejectedError`."""
-        robot, who = wish.robot, wish.operator
-        match wish.kind:
-            case "command":
-                return self.people.driver(robot) == who
-            case "estop":
-                self.people.estop(robot, who, now_ns)
-            case "release_estop":
-                self.people.release_estop(robot, now_ns)
-            case "take_over":
-                self.people.take_over(robot, who, now_ns)
-            case "hand_back":
-                self.people.hand_back(robot, who, now_ns)
-            case "drop_link":
-                return self.people.drop(robot, who, now_ns)
-        self._keep()
+    def handle_page_command(self, command: OperatorCommand, now_ns: int) -> bool:
+        """Whether a command of the page may go to its robot. Raises `RejectedError`."""
+        robot, who = command.robot, command.operator
+        match command.kind:
+            case OperatorCommandKind.command:
+                return self.operators.driver(robot) == who
+            case OperatorCommandKind.estop:
+                self.operators.estop(robot, who, now_ns)
+            case OperatorCommandKind.release_estop:
+                self.operators.release_estop(robot, now_ns)
+            case OperatorCommandKind.take_over:
+                self.operators.take_over(robot, who, now_ns)
+            case OperatorCommandKind.hand_back:
+                self.operators.hand_back(robot, who, now_ns)
+            case OperatorCommandKind.drop_link:
+                return self.operators.drop(robot, who, now_ns)
+        self._keep_leases()
         return True
 
-    def drive(self, peer: str, wish: OperatorCommand, now_ns: int) -> Response | None:
-        """A teleoperator's wish goes to its robot; the answer when it must not."""
+    def handle_teleop_command(self, peer: str, command: OperatorCommand, now_ns: int) -> Response | None:
+        """A teleoperator's command goes to its robot; the answer when it must not."""
         try:
-            self._callers.drive(peer, wish, now_ns)
+            self._clients.handle_command(peer, command, now_ns)
         except RejectedError as error:
             return Response(0, refused=str(error))
         return None
 
-    def answer(self, peer: str, call: CALLS, now_ns: int) -> Response:
-        """To a call of a console or a teleoperator."""
+    def handle_call(self, peer: str, call: CALLS, now_ns: int) -> Response:
+        """Answer a call of a console or a teleoperator."""
         try:
             match call:
                 case ListFleet():
@@ -257,11 +243,11 @@ class Dispatcher:
                 case CancelJob():
                     return Response(call.call, jobs=(self.cancel(call.job, now_ns),))
                 case AcquireLease():
-                    return self._callers.acquire(peer, call, now_ns)
+                    return self._clients.acquire(peer, call, now_ns)
                 case RenewLease():
-                    return self._callers.renew(peer, call, now_ns)
+                    return self._clients.renew(peer, call, now_ns)
                 case ReleaseLease():
-                    return self._callers.release(peer, call, now_ns)
+                    return self._clients.release(peer, call, now_ns)
         except (RejectedError, ConfigError, StorageError) as error:
             return Response(call.call, refused=str(error))
 
@@ -271,31 +257,34 @@ class Dispatcher:
 
     def jobs(self) -> tuple[JobState, ...]:
         """Jobs that wait or run, and the newest of those that ended."""
-        episodes, successes = self._before
+        episodes, successes = self._earlier_counts
         now = (
             msgspec.structs.replace(job, episodes=job.episodes + episodes, successes=job.successes + successes)
             if job.request.id == MAIN
             else job
             for job in self.scheduler.states()
         )
-        return (*self._past.values(), *now)
+        return (*self._ended_jobs.values(), *now)
 
     def submit(self, request: JobRequest, now_ns: int) -> JobState:
         """Take a job: noted first, so that it outlives this process. Raises `ConfigError` or `StorageError`."""
         if request.id == MAIN:
             raise ConfigError(f"id: '{MAIN}' is the standing job, which the gateway hands in. Choose another name.")
         check_names(request)
-        known = self.scheduler.job(request.id) or self._past.get(request.id)
+        known = self.scheduler.job(request.id) or self._ended_jobs.get(request.id)
         if known is not None:
             return known
-        request = self._completed(request)
+        request = self._fill_in(request)
         check_request(request)
-        if not self._book.submitted(request):
+        row = self._store.submit(request)
+        if row is None:
             raise ConfigError(f"id: there was a job '{request.id}' before. Choose another name for the new one.")
         state = self.scheduler.submit(request, now_ns)
-        self._submitted[request.id] = next(row for row in self._book.jobs() if row.id == request.id)
-        self._open.add(request.id)
-        self._view.event("job", f"job '{request.id}' ({request.kind}) handed in by {request.submitter or 'somebody'}")
+        self._submitted[request.id] = row
+        self._open_jobs.add(request.id)
+        self._view.add_event(
+            "job", f"job '{request.id}' ({request.kind}) handed in by {request.submitter or 'somebody'}"
+        )
         return state
 
     def cancel(self, job: str, now_ns: int) -> JobState:
@@ -313,34 +302,34 @@ class Dispatcher:
 
     # --- deciding -------------------------------------------------------------------------------------------------
 
-    def turn(self, now_ns: int) -> None:
-        """Tell robots what they are to be told, note what must be kept, show what people should see."""
+    def poll(self, now_ns: int) -> None:
+        """Send robots their jobs, note what must be kept, show what people should see."""
         changes = self.registry.poll(now_ns)
         for change in changes:
             if change.health is not None and change.reason and not change.joined:
-                self._view.event("health", f"{change.health}: {change.reason}", change.robot)
+                self._view.add_event("health", f"{change.health}: {change.reason}", change.robot)
         decisions = self.scheduler.step(now_ns, changes)
-        self.people.turn(now_ns)
-        self._callers.turn(now_ns)
-        self._keep()
-        self._count()
+        self.operators.poll(now_ns)
+        self._clients.poll(now_ns)
+        self._keep_leases()
+        self._store.poll()
         for decision in decisions:
             log.info("robot '%s': job '%s': %s", decision.robot, decision.job.id, decision.reason)
-            self._tell(decision.robot, decision.job, now_ns)
-        if now_ns >= self._next_show_ns:
-            self._next_show_ns = now_ns + _SHOW_NS
+            self._notify(decision.robot, decision.job, now_ns)
+        if now_ns >= self._next_view_ns:
+            self._next_view_ns = now_ns + _VIEW_PERIOD_NS
             self._finish_jobs()
-            self._view.fleet(self.robots(), self.jobs())
+            self._view.update_fleet(self.robots(), self.jobs())
 
-    def _tell(self, robot: str, job: Job, now_ns: int) -> None:
-        pinned = self.pin(robot)
-        self._told[robot], self._told_ns[robot] = job, now_ns
-        if self.pin(robot) != pinned:
-            self._announce(robot, self.pin(robot) or None)
+    def _notify(self, robot: str, job: Job, now_ns: int) -> None:
+        pinned = self.pinned_version(robot)
+        self._assigned[robot], self._assigned_ns[robot] = job, now_ns
+        if self.pinned_version(robot) != pinned:
+            self._announce(robot, self.pinned_version(robot) or None)
         self._send(robot, job)
 
-    def _keep(self) -> str:
-        return self._book.keep(lease for lease in self.leases.all() if not self._of_a_job(lease))
+    def _keep_leases(self) -> str:
+        return self._store.keep_leases(lease for lease in self.leases.all() if not self._of_a_job(lease))
 
     def _of_a_job(self, lease: Lease) -> bool:
         return lease.purpose in KINDS and (lease.holder == MAIN or lease.holder in self._submitted)
@@ -348,34 +337,30 @@ class Dispatcher:
     def _restore(self, lease: Lease, now_ns: int) -> None:
         # The clock may have started over: it has its whole time to live again.
         self.leases.restore(msgspec.structs.replace(lease, expires_ns=now_ns + lease.ttl_ns))
-        if self.people.restore(lease):
-            self._vanished.add(lease.robot)
+        if self.operators.restore(lease):
+            self._dropped.add(lease.robot)
         elif lease.purpose != "estop" and not lease.holder.startswith(DROPPED):
-            self._callers.restore(lease)
+            self._clients.restore(lease)
 
     def _finish_jobs(self) -> None:
         """Note the jobs that ended since the last look; an evaluation becomes a measurement, once."""
-        for job in () if self._uncounted else list(self._open):
+        for job in list(self._open_jobs) if self._store.all_counted else ():
             state = self.scheduler.job(job)
             if state is None or state.phase in ("waiting", "running"):
                 continue
             try:
                 if state.request.kind == "evaluation" and state.phase == "done":
-                    self._measure(self._submitted[job])
-                self._book.ended(job, state.phase)
+                    evaluation = self._store.add_evaluation_result(self._submitted[job])
+                    if evaluation is not None:
+                        self._view.add_evaluation(evaluation)
+                self._store.end(job, state.phase)
             except StorageError as error:
                 log.error("the end of job '%s' cannot be noted now: %s", job, error)
                 continue
-            self._open.discard(job)
-            self._view.event("job", f"job '{job}' is {state.phase} after {state.episodes} episodes")
+            self._open_jobs.discard(job)
+            self._view.add_event("job", f"job '{job}' is {state.phase} after {state.episodes} episodes")
 
-    def _measure(self, row: JobRow) -> None:
-        duration_s = max(0.0, (self._wall_ns() - row.submitted_wall_ns) / 1e9)
-        evaluation = measurement(row.request, self._book.counted(row.id), row.submitted_wall_ns, duration_s)
-        if evaluation is not None and self._ledger.add_evaluation(evaluation, self._wall_ns()):
-            self._view.evaluation(evaluation)
-
-    def _completed(self, request: JobRequest) -> JobRequest:
+    def _fill_in(self, request: JobRequest) -> JobRequest:
         """A request with what was left open filled in. Raises `ConfigError` that names the field."""
         if unknown := [task for task in request.tasks if task not in self._tasks]:
             raise ConfigError(

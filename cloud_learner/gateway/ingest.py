@@ -1,7 +1,6 @@
 """Takes segments in: validate, put on disk, commit, and only then say that they may be forgotten.
 
-What is not valid is kept as it came, in `quarantine/`, with the reason beside it. What cannot be stored now is refused,
-so that the edge keeps it.
+What is not valid is kept as it came, in `quarantine/`, with the reason beside it.
 """
 
 from __future__ import annotations
@@ -9,12 +8,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections import OrderedDict, deque
+from collections import OrderedDict
+from enum import StrEnum
 from pathlib import Path
-from typing import Literal
 
 import msgspec
-import numpy as np
 
 from cloud_learner.buffer.check import CommittedHistory, check_frames, check_names, check_order, check_steps
 from cloud_learner.buffer.files import make_directory, remove_leftovers, write_durably
@@ -30,25 +28,28 @@ from wire.types import RobotSpec
 log = logging.getLogger(__name__)
 _EPISODES_REMEMBERED = 256
 
-Outcome = Literal["stored", "duplicate", "quarantined", "retry"]
+
+class IngestOutcome(StrEnum):
+    """What became of a segment. All but `retry` are to be acknowledged."""
+
+    stored = "stored"
+    duplicate = "duplicate"
+    """it was stored before"""
+    quarantined = "quarantined"
+    retry = "retry"
+    """it cannot be stored now"""
 
 
 class IngestResult(msgspec.Struct, frozen=True):
-    """What became of a segment. All but `retry` are to be acknowledged."""
+    """What became of a segment, and why."""
 
-    outcome: Outcome
+    outcome: IngestOutcome
     reason: str = ""
     """why it was quarantined, or must be sent again later"""
     row: int = 0
     """its ledger row, when it was stored just now"""
-
-
-class Latency(msgspec.Struct, frozen=True):
-    """From the recording of a segment's last step until its commit, over the newest segments."""
-
-    count: int
-    p50_s: float
-    p99_s: float
+    latency_s: float = 0.0
+    """from the recording of its last step until its commit, when it was stored just now"""
 
 
 class Ingest:
@@ -60,16 +61,14 @@ class Ingest:
         ledger: Ledger,
         store: SegmentStore,
         clock: Clock | None = None,
-        latencies: int = 4096,
     ) -> None:
-        """`clock`: the gateway's, to which robots' clock offsets lead. `latencies`: how many are kept."""
+        """`clock`: the gateway's, to which robots' clock offsets lead."""
         self._quarantine = data_dir / "quarantine"
         self._ledger = ledger
         self._store = store
         self._clock = clock or MonotonicClock()
-        self._latencies: deque[float] = deque(maxlen=latencies)
         self._specs: dict[str, RobotSpec] = {}
-        self._before: OrderedDict[str, CommittedHistory] = OrderedDict()
+        self._histories: OrderedDict[str, CommittedHistory] = OrderedDict()
 
     def open(self) -> None:
         """Create the quarantine directory, or remove what a crash left half-written in it."""
@@ -90,45 +89,38 @@ class Ingest:
             check_steps(segment, spec)
             known = self._ledger.segment(segment.id)
             if known is not None:
-                return self._again(segment, spec, known.sha256)
-            before = self._episode(segment)
-            check_order(segment, before)
-            check_frames(segment, spec, before.frames_until(segment.index))
-            return self._take(segment, received_ns)
+                return self._check_duplicate(segment, spec, known.sha256)
+            history = self._history(segment)
+            check_order(segment, history)
+            check_frames(segment, spec, history.frames_until(segment.index))
+            return self._store_segment(segment, received_ns)
         except InvalidDataError as error:
-            return self._set_aside(peer_robot, segment, str(error))
+            return self._quarantine_segment(peer_robot, segment, str(error))
         except (ValueError, TypeError, IndexError, OverflowError) as error:
             # Arrays of a type or shape that no edge makes: typed on the wire, but nonsense together.
-            return self._set_aside(peer_robot, segment, f"malformed: {type(error).__name__}: {error}")
+            return self._quarantine_segment(peer_robot, segment, f"malformed: {type(error).__name__}: {error}")
         except StorageError as error:
             log.error("segment %s of robot '%s' cannot be stored now: %s", segment.id, peer_robot, error)
-            return IngestResult("retry", str(error))
+            return IngestResult(IngestOutcome.retry, str(error))
 
-    def latency(self) -> Latency:
-        """Percentiles over the newest segments; zeros before the first."""
-        if not self._latencies:
-            return Latency(0, 0.0, 0.0)
-        p50, p99 = np.percentile(np.array(self._latencies), [50, 99]).tolist()
-        return Latency(len(self._latencies), p50, p99)
-
-    def _take(self, segment: Segment, received_ns: int) -> IngestResult:
+    def _store_segment(self, segment: Segment, received_ns: int) -> IngestResult:
         row = self._store.append(segment, received_ns, self._clock.now_ns())
         if row is None:
-            return IngestResult("duplicate")
+            return IngestResult(IngestOutcome.duplicate)
         robot = self._ledger.robot(segment.episode.robot)
         offset_ns = robot.clock_offset_ns if robot else 0
-        self._latencies.append((self._clock.now_ns() - segment.closed_ns - offset_ns) / 1e9)
+        latency_s = (self._clock.now_ns() - segment.closed_ns - offset_ns) / 1e9
         if segment.last:
-            self._before.pop(segment.episode.id, None)
+            self._histories.pop(segment.episode.id, None)
         else:
-            self._before[segment.episode.id].add(segment)
-        return IngestResult("stored", row=row)
+            self._histories[segment.episode.id].add(segment)
+        return IngestResult(IngestOutcome.stored, row=row, latency_s=latency_s)
 
-    def _again(self, segment: Segment, spec: RobotSpec, sha256: str) -> IngestResult:
+    def _check_duplicate(self, segment: Segment, spec: RobotSpec, sha256: str) -> IngestResult:
         """A segment whose id is in the ledger: stored once, unless it says something else this time."""
         if hashlib.sha256(codec.encode(canonical(segment, spec))).hexdigest() != sha256:
             raise InvalidDataError(f"id {segment.id!r} was stored before with other content.")
-        return IngestResult("duplicate")
+        return IngestResult(IngestOutcome.duplicate)
 
     def _spec(self, segment: Segment) -> RobotSpec:
         spec_hash = segment.episode.spec_hash
@@ -138,24 +130,24 @@ class Ingest:
         self._specs[spec_hash] = spec
         return spec
 
-    def _episode(self, segment: Segment) -> CommittedHistory:
+    def _history(self, segment: Segment) -> CommittedHistory:
         """What is stored of the segment's episode; read back when this gateway has not seen it."""
         episode = segment.episode.id
-        before = self._before.get(episode)
-        if before is None:
-            before = CommittedHistory()
+        history = self._histories.get(episode)
+        if history is None:
+            history = CommittedHistory()
             found = self._store.read([row.row for row in self._ledger.segments_of(episode)])
             for stored in found.segments.values():
-                before.add(stored)
+                history.add(stored)
             for row, reason in found.damaged.items():
                 log.error("segment row %d of episode %s cannot be read back: %s", row, episode, reason)
-            self._before[episode] = before
-            if len(self._before) > _EPISODES_REMEMBERED:
-                self._before.popitem(last=False)
-        self._before.move_to_end(episode)
-        return before
+            self._histories[episode] = history
+            if len(self._histories) > _EPISODES_REMEMBERED:
+                self._histories.popitem(last=False)
+        self._histories.move_to_end(episode)
+        return history
 
-    def _set_aside(self, peer: str, segment: Segment, reason: str) -> IngestResult:
+    def _quarantine_segment(self, peer: str, segment: Segment, reason: str) -> IngestResult:
         data = codec.encode(segment)
         # the id may be anything here: it only labels the file, the hash makes it unique
         label = re.sub(r"[^A-Za-z0-9_-]", "_", segment.id)[:100]
@@ -166,6 +158,6 @@ class Ingest:
             write_durably(self._quarantine / f"{name}.msg", data, "quarantine")
         except StorageError as error:
             log.error("segment %r of robot '%s' cannot be quarantined now: %s", segment.id, peer, error)
-            return IngestResult("retry", str(error))
+            return IngestResult(IngestOutcome.retry, str(error))
         log.warning("segment %r of robot '%s' quarantined as %s.msg: %s", segment.id, peer, name, reason)
-        return IngestResult("quarantined", reason)
+        return IngestResult(IngestOutcome.quarantined, reason)

@@ -1,7 +1,8 @@
 """The web server of the operator page: `make_app` builds it, `serve` runs it in a thread of the gateway.
 
-Websocket `/ws`. From the page, JSON: see the types in `desk`. To the page, JSON `fleet`, `error`, `not_held`, `warning`
-and `dropped`, and binary pictures: u8 length and UTF-8 of the robot's name, the same of the camera's, then the JPEG.
+Websocket `/ws`. From the page, JSON: see the types in `sessions`. To the page, JSON `fleet`, `error`, `not_held`,
+`warning` and `dropped`, and binary pictures: u8 length and UTF-8 of the robot's name, the same of the camera's, then
+the JPEG.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from fastapi import FastAPI, Response, WebSocket, WebSocketDisconnect
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
-from cloud_learner.operator.desk import HEARTBEAT_S, MAX_MESSAGE_BYTES, OperatorSessions, RobotNotClaimedError
-from cloud_learner.operator.guard import LOCAL_HOSTS, OriginMiddleware
+from cloud_learner.operator.origin import LOCAL_HOSTS, OriginMiddleware
+from cloud_learner.operator.sessions import HEARTBEAT_S, MAX_MESSAGE_BYTES, OperatorSessions, RobotNotClaimedError
 from cloud_learner.operator.view import FleetView
 from wire.errors import ConfigError, FleetError, ProtocolError, RejectedError
 
 STATIC = Path(__file__).parent / "static"
 SNAPSHOT_PERIOD_S = 0.2
 PICTURE_PERIOD_S = 0.05
-_WATCH_PERIOD_S = 0.05
+_EXPIRE_PERIOD_S = 0.05
 
 
 def make_app(
@@ -44,7 +45,7 @@ def make_app(
 
     A page that drives a robot and is silent for `heartbeat_s` loses it: the robot gets `drop_link`.
     """
-    desk = OperatorSessions(view, heartbeat_s=heartbeat_s)
+    sessions = OperatorSessions(view, heartbeat_s=heartbeat_s)
     pages: dict[int, WebSocket] = {}
     app = FastAPI(title="vla-fleet", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(OriginMiddleware, hosts=tuple(hosts), any_address=any_address)
@@ -56,27 +57,27 @@ def make_app(
 
     @app.get("/api/fleet")
     async def fleet() -> Response:
-        body = msgspec.json.encode(view.snapshot() | {"control": desk.control()})
+        body = msgspec.json.encode(view.snapshot() | {"control": sessions.control()})
         return Response(body, media_type="application/json")
 
     @app.websocket("/ws")
     async def operator(socket: WebSocket) -> None:
         await socket.accept()
-        number = desk.join()
+        number = sessions.join()
         pages[number] = socket
         view.page_opened()
         # Whichever ends first (the page left, or a send failed) ends the others.
         tasks = [
-            asyncio.create_task(_listen(socket, desk, number)),
-            asyncio.create_task(_show(socket, desk, view, number)),
-            asyncio.create_task(_watch(desk, pages)),
+            asyncio.create_task(_listen(socket, sessions, number)),
+            asyncio.create_task(_send_updates(socket, sessions, view, number)),
+            asyncio.create_task(_drop_silent_pages(sessions, pages)),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             del pages[number]
             view.page_closed()
-            desk.leave(number)
+            sessions.leave(number)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -88,34 +89,34 @@ def make_app(
     return app
 
 
-async def _tell(socket: WebSocket, kind: str, text: str, **more: Any) -> None:
+async def _notify(socket: WebSocket, kind: str, text: str, **more: Any) -> None:
     await socket.send_text(msgspec.json.encode({"type": kind, "text": text, **more}).decode())
 
 
-async def _listen(socket: WebSocket, desk: OperatorSessions, number: int) -> None:
-    """Hand every message of a page to the desk and answer what it refuses, until the page leaves."""
+async def _listen(socket: WebSocket, sessions: OperatorSessions, number: int) -> None:
+    """Handle every message of a page and answer what is rejected, until the page leaves."""
     while True:
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":
             return
         try:
-            warning = desk.hear(number, message.get("text") or message.get("bytes") or "")
+            warning = sessions.handle_message(number, message.get("text") or message.get("bytes") or "")
         except (ProtocolError, RejectedError) as error:
-            await _tell(socket, "not_held" if isinstance(error, RobotNotClaimedError) else "error", str(error))
+            await _notify(socket, "not_held" if isinstance(error, RobotNotClaimedError) else "error", str(error))
         else:
             if warning:
-                await _tell(socket, "warning", warning)
+                await _notify(socket, "warning", warning)
 
 
-async def _show(socket: WebSocket, desk: OperatorSessions, view: FleetView, number: int) -> None:
+async def _send_updates(socket: WebSocket, sessions: OperatorSessions, view: FleetView, number: int) -> None:
     """Push snapshots and new pictures. A slow page gets fewer of them, always the newest."""
     serial = 0
     sent: dict[str, int] = {}
     next_snapshot_s = 0.0
     while True:
         now_s = time.monotonic()
-        for reason in desk.refused(number):
-            await _tell(socket, "error", reason)
+        for reason in sessions.pop_rejections(number):
+            await _notify(socket, "error", reason)
         if now_s >= next_snapshot_s:
             next_snapshot_s = now_s + SNAPSHOT_PERIOD_S
             snapshot = view.snapshot()
@@ -124,7 +125,7 @@ async def _show(socket: WebSocket, desk: OperatorSessions, view: FleetView, numb
                 if sent.get(name) == revision:
                     del snapshot[name]
                 sent[name] = revision
-            message = {"type": "fleet", "you": number, "control": desk.control(number), **snapshot}
+            message = {"type": "fleet", "you": number, "control": sessions.control(number), **snapshot}
             await socket.send_text(msgspec.json.encode(message).decode())
         serial, pictures = view.previews(serial)
         for robot, camera, jpeg in pictures:
@@ -132,18 +133,18 @@ async def _show(socket: WebSocket, desk: OperatorSessions, view: FleetView, numb
         await asyncio.sleep(PICTURE_PERIOD_S)
 
 
-async def _watch(desk: OperatorSessions, pages: dict[int, WebSocket]) -> None:
-    """Drop the robots of silent pages. Apart from `_show`, because sending to a frozen page may block."""
+async def _drop_silent_pages(sessions: OperatorSessions, pages: dict[int, WebSocket]) -> None:
+    """Drop the robots of silent pages. Apart from `_send_updates`, because sending to a frozen page may block."""
     while True:
-        due_s = time.monotonic() + _WATCH_PERIOD_S
-        await asyncio.sleep(_WATCH_PERIOD_S)
-        if time.monotonic() > due_s + _WATCH_PERIOD_S:
+        due_s = time.monotonic() + _EXPIRE_PERIOD_S
+        await asyncio.sleep(_EXPIRE_PERIOD_S)
+        if time.monotonic() > due_s + _EXPIRE_PERIOD_S:
             continue  # this process was the late one: read first what the pages sent meanwhile
-        for number, robots in desk.expire().items():
+        for number, robots in sessions.expire().items():
             names = ", ".join(robots)
             text = f"The link to this page was too slow, so {names} holds. Take over again or hand back."
-            with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # that page is closing: it needs no word
-                await _tell(pages[number], "dropped", text, robots=robots)
+            with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # that page is closing: it needs no notice
+                await _notify(pages[number], "dropped", text, robots=robots)
 
 
 def picture_message(robot: str, camera: str, jpeg: bytes) -> bytes:
@@ -174,26 +175,17 @@ class Server:
         self._thread.join(timeout=5)
 
 
-def serve(
-    view: FleetView,
-    host: str = "127.0.0.1",
-    port: int = 8080,
-    *,
-    hosts: Iterable[str] = (),
-    heartbeat_s: float = HEARTBEAT_S,
-) -> Server:
+def serve(view: FleetView, host: str = "127.0.0.1", port: int = 8080, *, heartbeat_s: float = HEARTBEAT_S) -> Server:
     """Serve the page of `view` in a daemon thread; port 0 takes a free one.
 
-    `hosts` are further names the page may be reached by, such as that of a reverse proxy. There is no log-in: whoever
-    reaches the port can move robots, so let `host` be this machine or a network you trust.
+    There is no log-in: whoever reaches the port can move robots, so let `host` be this machine or a network you trust.
     Raises `ConfigError` when the address cannot be used.
     """
     listener = _listen_on(host, port)
     port = listener.getsockname()[1]
     wildcard = host in ("", "0.0.0.0", "::")
-    app = make_app(
-        view, hosts=[*LOCAL_HOSTS, socket.gethostname(), host, *hosts], any_address=wildcard, heartbeat_s=heartbeat_s
-    )
+    hosts = [*LOCAL_HOSTS, socket.gethostname(), host]
+    app = make_app(view, hosts=hosts, any_address=wildcard, heartbeat_s=heartbeat_s)
     config = uvicorn.Config(
         app,
         log_config=None,

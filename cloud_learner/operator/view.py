@@ -1,7 +1,7 @@
 """What people see of the fleet, and what they command: one object between the gateway's loop and the page.
 
-The gateway calls the small methods (`status`, `preview`, `stored`, ...) from its loop; the page's thread calls
-`snapshot` and `previews` and queues commands; the gateway drains `wishes`. Every history is bounded, every method
+The gateway calls the small methods (`update_status`, `add_version`, ...) from its loop; the page's thread calls
+`snapshot` and `previews` and queues commands, which the gateway pops. Every history is bounded, every method
 takes one lock for a short while and none waits for anything else.
 """
 
@@ -14,16 +14,15 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from cloud_learner.operator.cards import LOST_AFTER_S, RobotView, finite, job_line, make_card
-from cloud_learner.operator.unaided import UnaidedSuccess
+from cloud_learner.operator.view_models import LOST_AFTER_S, RobotView, UnaidedSuccess, finite, job_model, robot_model
 from wire.clock import Clock, MonotonicClock
 from wire.messages.fleet import JobState, RobotState
 from wire.messages.gateway import EdgeStatus, Evaluation, OperatorCommand, Preview, TrainerStatus, VersionActivated
-from wire.types import Lease, PolicyVersion, RobotSpec
+from wire.types import Lease, OperatorCommandKind, PolicyVersion, RobotSpec
 
 MAX_CURVE_POINTS = 600
 MAX_EVENTS = 100
-MAX_WISHES = 512
+MAX_COMMANDS = 512
 MAX_VERSIONS = 64
 _SAMPLES = 512
 
@@ -70,23 +69,23 @@ class FleetView:
         self._applied_s: deque[float] = deque(maxlen=_SAMPLES)
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._events_revision = 0
-        self._wishes: list[OperatorCommand] = []
+        self._commands: list[OperatorCommand] = []
         self._jobs: tuple[JobState, ...] = ()
-        self._refused: dict[str, list[tuple[str, str]]] = {}
+        self._rejections: dict[str, list[tuple[str, str]]] = {}
 
     # --- the gateway's side -------------------------------------------------------------------------------------
 
-    def robot_seen(self, name: str, spec: RobotSpec | None) -> None:
+    def add_robot(self, name: str, spec: RobotSpec | None) -> None:
         """A robot said hello. Calling it again (the hello is repeated) changes nothing but the spec."""
         with self._lock:
             robot = self._robots.get(name)
             if robot is None:
                 self._robots[name] = RobotView(name, spec, self._clock.now_ns())
-                self._note("link", "connected", name)
+                self._add_event("link", "connected", name)
             elif spec is not None:
                 robot.spec = spec
 
-    def status(self, status: EdgeStatus) -> None:
+    def update_status(self, status: EdgeStatus) -> None:
         """The newest status of a robot; a robot never seen before appears with it."""
         with self._lock:
             now_ns = self._clock.now_ns()
@@ -94,36 +93,36 @@ class FleetView:
             if robot is None:
                 robot = self._robots[status.robot] = RobotView(status.robot, None, now_ns)
             if robot.lost:
-                self._note("link", f"back after {(now_ns - robot.seen_ns) / 1e9:.1f} s", robot.name)
+                self._add_event("link", f"back after {(now_ns - robot.seen_ns) / 1e9:.1f} s", robot.name)
             robot.lost = False
             robot.seen_ns = now_ns
             robot.status = status
             # A taken-over robot that lost its operator holds; that is still the same intervention.
             held = status.mode if status.mode in ("human", "estop") else ""
-            if robot.held == "human" and status.mode == "hold":
+            if robot.held_mode == "human" and status.mode == "hold":
                 held = "human"
-            if held != robot.held:
-                for step in ((robot.held, ""), ("", held)):
+            if held != robot.held_mode:
+                for step in ((robot.held_mode, ""), ("", held)):
                     if step in _MODE_EVENTS:
-                        self._note(*_MODE_EVENTS[step], robot.name)
-                robot.held = held
+                        self._add_event(*_MODE_EVENTS[step], robot.name)
+                robot.held_mode = held
             self._mark_lost(now_ns)
 
-    def preview(self, preview: Preview) -> None:
+    def update_preview(self, preview: Preview) -> None:
         """The newest picture of a robot's camera; only the newest is kept."""
         with self._lock:
             self._preview_serial += 1
             self._previews[preview.robot, preview.camera] = (self._preview_serial, preview.jpeg)
 
-    def trainer(self, status: TrainerStatus) -> None:
+    def update_trainer(self, status: TrainerStatus) -> None:
         """How learning goes."""
         with self._lock:
             before = self._trainer[0].phase if self._trainer else None
             if status.phase != before:
-                self._note("trainer", f"trainer is {status.phase}")
+                self._add_event("trainer", f"trainer is {status.phase}")
             self._trainer = (status, self._clock.now_ns())
 
-    def version(self, version: PolicyVersion) -> None:
+    def add_version(self, version: PolicyVersion) -> None:
         """A version has been published. Call it before its announcement leaves."""
         with self._lock:
             self._version = version
@@ -132,16 +131,16 @@ class FleetView:
                 del self._published_ns[next(iter(self._published_ns))]
             # Versions come every few seconds; one line that is kept up to date leaves room for what people must see.
             text = f"version {version.number} published at {version.gradient_steps:,} gradient steps"
-            self._note("version", text, replace=True)
+            self._add_event("version", text, replace=True)
 
-    def applied(self, applied: VersionActivated) -> None:
-        """A robot runs a version now: gives one sample of publish -> applied, both ends on the gateway's clock."""
+    def add_activation(self, activated: VersionActivated) -> None:
+        """A robot runs a version now: gives one sample of published -> active, both ends on the gateway's clock."""
         with self._lock:
-            published_ns = self._published_ns.get(applied.number)
+            published_ns = self._published_ns.get(activated.number)
             if published_ns is not None:
                 self._applied_s.append((self._clock.now_ns() - published_ns) / 1e9)
 
-    def evaluation(self, evaluation: Evaluation, t_s: float | None = None) -> None:
+    def add_evaluation(self, evaluation: Evaluation, t_s: float | None = None) -> None:
         """Measured success. `cadence` goes on the curve at `t_s`, by default when the measurement began.
 
         Others (`before`, `after`, `canary`, ...) use other seeds or other robots: they stand beside it.
@@ -153,7 +152,7 @@ class FleetView:
         with self._lock:
             if evaluation.label != "cadence":
                 self._measured[evaluation.label] = point | {"episodes": evaluation.episodes}
-                self._note("evaluation", f"{evaluation.label}: version {evaluation.number} at {point['mean']:.0%}")
+                self._add_event("evaluation", f"{evaluation.label}: version {evaluation.number} at {point['mean']:.0%}")
                 return
             if t_s is None:
                 t_s = (self._clock.now_ns() - self._started_ns) / 1e9 - (finite(evaluation.duration_s) or 0.0)
@@ -164,11 +163,11 @@ class FleetView:
                 half = MAX_CURVE_POINTS // 2
                 self._curve = self._curve[:half:2] + self._curve[half:]
             self._curve_revision += 1
-            self._note(
+            self._add_event(
                 "evaluation", f"version {evaluation.number} succeeds in {point['mean']:.0%} of held-out episodes"
             )
 
-    def fleet(self, robots: tuple[RobotState, ...], jobs: tuple[JobState, ...]) -> None:
+    def update_fleet(self, robots: tuple[RobotState, ...], jobs: tuple[JobState, ...]) -> None:
         """The robots as resources and the jobs, as the scheduler sees them now."""
         with self._lock:
             self._jobs = jobs
@@ -177,15 +176,15 @@ class FleetView:
                 if known is not None:
                     known.state = state
 
-    def refuse(self, wish: OperatorCommand, reason: str) -> None:
-        """A command that could not be carried out: whoever gave it hears why."""
+    def reject_command(self, command: OperatorCommand, reason: str) -> None:
+        """A command that could not be carried out: its operator is told why."""
         with self._lock:
-            waiting = self._refused.setdefault(wish.operator, [])
+            waiting = self._rejections.setdefault(command.operator, [])
             if len(waiting) < MAX_EVENTS:
-                waiting.append((wish.robot if wish.kind == "take_over" else "", reason))
-            self._note("refused", reason, wish.robot)
+                waiting.append((command.robot if command.kind == OperatorCommandKind.take_over else "", reason))
+            self._add_event("refused", reason, command.robot)
 
-    def episode_done(
+    def add_episode(
         self, robot: str, task: str, outcome: str, human_steps: int, *, version: int = 0, practised: bool = False
     ) -> None:
         """An episode has ended; `human_steps` of it were driven by a person.
@@ -199,52 +198,52 @@ class FleetView:
             if known is not None:
                 known.recent.append({"task": task, "outcome": outcome, "human_steps": human_steps})
 
-    def stored(self, steps: int, ingest_s: float | None = None) -> None:
+    def add_stored_steps(self, steps: int, ingest_s: float | None = None) -> None:
         """`steps` have been committed, `ingest_s` seconds after the edge closed their segment."""
         with self._lock:
             self._steps_stored += steps
             if ingest_s is not None and math.isfinite(ingest_s):
                 self._ingest_s.append(ingest_s)
 
-    def refused(self, name: str, reason: str) -> None:
-        """Somebody who wanted to connect was refused."""
+    def reject_connection(self, name: str, reason: str) -> None:
+        """Somebody who wanted to connect was rejected."""
         with self._lock:
-            self._note("refused", f"refused: {reason}", name)
+            self._add_event("refused", f"refused: {reason}", name)
 
-    def event(self, kind: str, text: str, robot: str = "") -> None:
+    def add_event(self, kind: str, text: str, robot: str = "") -> None:
         """A line for the list of events. `kind` chooses its colour: see `.event[data-kind]` in style.css."""
         with self._lock:
-            self._note(kind, text, robot)
+            self._add_event(kind, text, robot)
 
-    def wishes(self) -> list[OperatorCommand]:
-        """What people commanded since the last call, oldest first."""
+    def pop_commands(self) -> list[OperatorCommand]:
+        """People's commands since the last call, oldest first."""
         with self._lock:
-            wishes, self._wishes = self._wishes, []
-            return wishes
+            commands, self._commands = self._commands, []
+            return commands
 
     # --- the page's side ----------------------------------------------------------------------------------------
 
-    def wish(self, wish: OperatorCommand) -> bool:
-        """Queue `wish`; False when the queue is full because the gateway's loop does not drain it.
+    def submit_command(self, command: OperatorCommand) -> bool:
+        """Queue `command`; False when the queue is full because the gateway's loop does not drain it.
 
-        Of several commands in a row for one robot only the newest stays. A stop always finds room: it takes the
+        Of several of one kind in a row for one robot only the newest stays. A stop always finds room: it takes the
         place of everything else that waits for its robot.
         """
         with self._lock:
-            mine = [i for i, queued in enumerate(self._wishes) if queued.robot == wish.robot]
-            if mine and self._wishes[mine[-1]].kind == wish.kind:
-                del self._wishes[mine[-1]]
-            if len(self._wishes) >= MAX_WISHES:
-                if wish.kind not in ("estop", "drop_link"):
+            mine = [i for i, queued in enumerate(self._commands) if queued.robot == command.robot]
+            if mine and self._commands[mine[-1]].kind == command.kind:
+                del self._commands[mine[-1]]
+            if len(self._commands) >= MAX_COMMANDS:
+                if command.kind not in (OperatorCommandKind.estop, OperatorCommandKind.drop_link):
                     return False
-                self._wishes = [queued for queued in self._wishes if queued.robot != wish.robot]
-            self._wishes.append(wish)
+                self._commands = [queued for queued in self._commands if queued.robot != command.robot]
+            self._commands.append(command)
             return True
 
-    def refusals(self, operator: str) -> list[tuple[str, str]]:
+    def pop_rejections(self, operator: str) -> list[tuple[str, str]]:
         """(robot that was not given, or '', and why) for `operator` since the last call."""
         with self._lock:
-            return self._refused.pop(operator, [])
+            return self._rejections.pop(operator, [])
 
     def leases(self) -> dict[str, Lease]:
         """Who holds which robot now."""
@@ -263,7 +262,7 @@ class FleetView:
         with self._lock:
             return sorted(self._robots)
 
-    def lost(self, robot: str) -> bool:
+    def is_lost(self, robot: str) -> bool:
         """Whether a robot has been silent for `LOST_AFTER_S` or never spoke."""
         with self._lock:
             known = self._robots.get(robot)
@@ -297,7 +296,7 @@ class FleetView:
             self._mark_lost(now_ns)
             return {
                 "t_s": round((now_ns - self._started_ns) / 1e9, 3),
-                "robots": [make_card(robot, now_ns, self._instructions) for _, robot in sorted(self._robots.items())],
+                "robots": [robot_model(robot, now_ns, self._instructions) for _, robot in sorted(self._robots.items())],
                 "trainer": self._trainer_now(now_ns),
                 "version": None
                 if self._version is None
@@ -311,7 +310,7 @@ class FleetView:
                     "ingest_p50_s": _median(self._ingest_s),
                     "applied_p50_s": _median(self._applied_s),
                 },
-                "jobs": [job_line(job) for job in self._jobs],
+                "jobs": [job_model(job) for job in self._jobs],
                 "measured": dict(self._measured),
                 "unaided": self._unaided.summary(),
                 "curve": list(self._curve),
@@ -322,7 +321,7 @@ class FleetView:
 
     # --- inside, with the lock held -----------------------------------------------------------------------------
 
-    def _note(self, kind: str, text: str, robot: str = "", *, replace: bool = False) -> None:
+    def _add_event(self, kind: str, text: str, robot: str = "", *, replace: bool = False) -> None:
         """A line for the events; with `replace` it takes the place of the last one of its kind."""
         t_s = round((self._clock.now_ns() - self._started_ns) / 1e9, 3)
         if replace:
@@ -336,7 +335,7 @@ class FleetView:
         for robot in self._robots.values():
             if not robot.lost and robot.status is not None and now_ns - robot.seen_ns > LOST_AFTER_S * 1e9:
                 robot.lost = True
-                self._note("link", f"no word for {LOST_AFTER_S:.0f} s", robot.name)
+                self._add_event("link", f"no word for {LOST_AFTER_S:.0f} s", robot.name)
 
     def _trainer_now(self, now_ns: int) -> dict[str, Any] | None:
         if self._trainer is None:

@@ -19,6 +19,7 @@ import msgspec
 import safetensors.torch
 from safetensors import SafetensorError
 
+from cloud_learner.buffer.files import make_directory, sync_directory, write_durably
 from cloud_learner.training.learner import LearnerState
 from wire.errors import CorruptDataError, StorageError, storage_error
 
@@ -28,6 +29,8 @@ FORMAT = 1
 _TENSORS = "learner.safetensors"
 _RECORD = "checkpoint.json"
 _TEMPORARY = ".writing-"
+_WRITING = "writing a checkpoint"
+_KEPT = 2
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -46,8 +49,8 @@ class Checkpoint:
     """what the trainer had put beside it"""
 
 
-def save(directory: Path, state: LearnerState, meta: dict[str, Any], keep: int = 2) -> Path:
-    """Write the next checkpoint and drop all but the newest `keep`; its path.
+def save(directory: Path, state: LearnerState, meta: dict[str, Any]) -> Path:
+    """Write the next checkpoint and drop all but the newest two; its path.
 
     `meta` is JSON. Raises `DiskFullError`, `NotWritableError` or `StorageError`; the earlier checkpoints are then
     untouched.
@@ -59,19 +62,22 @@ def save(directory: Path, state: LearnerState, meta: dict[str, Any], keep: int =
     data = safetensors.torch.save(state.tensors, metadata=texts)
     record = _Record(FORMAT, hashlib.sha256(data).hexdigest())
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _drop_unfinished(directory)
+        make_directory(directory)
+        for unfinished in directory.glob(f"{_TEMPORARY}*"):
+            log.info("removing %s, a checkpoint that was never finished.", unfinished)
+            shutil.rmtree(unfinished)
         temporary.mkdir()
-        _write(temporary / _TENSORS, data)
-        _write(temporary / _RECORD, msgspec.json.encode(record))
-        _sync(temporary)
+        write_durably(temporary / _TENSORS, data, _WRITING)
+        write_durably(temporary / _RECORD, msgspec.json.encode(record), _WRITING)
         os.rename(temporary, final)
-        _sync(directory)
-        for old in _numbered(directory)[keep:]:
+        sync_directory(directory)
+        for old in _numbered(directory)[_KEPT:]:
             shutil.rmtree(old)
-    except OSError as error:
+    except (OSError, StorageError) as error:
         shutil.rmtree(temporary, ignore_errors=True)  # best effort: the error below is the one that matters
-        raise storage_error(error, "writing a checkpoint", final) from error
+        if isinstance(error, OSError):
+            raise storage_error(error, _WRITING, final) from error
+        raise
     return final
 
 
@@ -123,24 +129,3 @@ def _numbered(directory: Path) -> list[Path]:
     """Newest first."""
     found = [path for path in directory.glob("[0-9]*") if path.name.isdigit()]
     return sorted(found, key=lambda path: int(path.name), reverse=True)
-
-
-def _drop_unfinished(directory: Path) -> None:
-    for path in directory.glob(f"{_TEMPORARY}*"):
-        log.info("removing %s, a checkpoint that was never finished.", path)
-        shutil.rmtree(path)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

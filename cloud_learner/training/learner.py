@@ -55,8 +55,13 @@ class Learner:
         self._parameters = {n: p for n, p in policy.module.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise PolicyError("every parameter of the network is frozen: choose what to train with `training`.")
-        self._average = _twin(policy.module)
-        self._pairs = _Pairs(self._average, policy.module)
+        self._average = _ema_copy(policy.module)
+        pairs = zip(self._average.parameters(), policy.module.parameters(), strict=True)
+        # what is frozen is shared, not averaged
+        apart = [(average, weight) for average, weight in pairs if average is not weight]
+        self._averages: list[torch.Tensor] = [average for average, _ in apart]
+        self._averaged: list[torch.Tensor] = [weight for _, weight in apart]
+        self._buffers = list(zip(self._average.buffers(), policy.module.buffers(), strict=True))
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(),
             lr=config.learning_rate,
@@ -79,16 +84,16 @@ class Learner:
                 loss = hg_dagger.loss(self.policy, batch, self.config, self._rng)
             value = loss.item()
             if not math.isfinite(value):
-                raise InvalidDataError(self._refusal(f"the loss is {value}"))
+                raise InvalidDataError(self._not_applied(f"the loss is {value}"))
             loss.backward()
         norm = nn.utils.clip_grad_norm_(self._parameters.values(), self.config.gradient_clip, foreach=True)
         if not math.isfinite(float(norm)):
-            raise InvalidDataError(self._refusal(f"the gradient's norm is {float(norm)} at a loss of {value}"))
+            raise InvalidDataError(self._not_applied(f"the gradient's norm is {float(norm)} at a loss of {value}"))
         for group in self._optimizer.param_groups:
             group["lr"] = self.config.rate(self.gradient_steps)
         self._optimizer.step()
         self.gradient_steps += 1
-        self._pairs.follow(self.config.decay(self.gradient_steps))
+        self._update_average(self.config.decay(self.gradient_steps))
         return value
 
     def weights(self) -> bytes:
@@ -121,10 +126,7 @@ class Learner:
                 raise PolicyError(
                     f"the checkpoint is of another network: '{name}' {found}, expected {list(mine.shape)}. {_RESUME}"
                 )
-        given = (name for name in state.tensors if name.startswith(("module/", "average/")))
-        whole = self.policy.module.state_dict().keys()
-        # an earlier checkpoint has a tensor with two names twice
-        extra = [n for n in given if n not in own and n.partition("/")[2] not in whole]
+        extra = [n for n in state.tensors if n.startswith(("module/", "average/")) and n not in own]
         theirs_base, base = str(state.meta.get("base", "")), base_sha256(self.policy.module)
         if theirs_base != base:
             raise PolicyError(
@@ -159,7 +161,13 @@ class Learner:
         tensors = {f"module/{name}": t for name, t in trainable_state_dict(self.policy.module).items()}
         return tensors | {f"average/{name}": t for name, t in trainable_state_dict(self._average).items()}
 
-    def _refusal(self, reason: str) -> str:
+    @torch.no_grad()
+    def _update_average(self, decay: float) -> None:
+        torch._foreach_lerp_(self._averages, self._averaged, 1 - decay)
+        for average, buffer in self._buffers:
+            average.copy_(buffer)
+
+    def _not_applied(self, reason: str) -> str:
         self._optimizer.zero_grad()
         return (
             f"gradient step {self.gradient_steps} was not applied: {reason}. Look for bad values in the newest data, "
@@ -199,7 +207,7 @@ def _has_bfloat16(device: torch.device) -> bool:
     return there and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def _twin(module: nn.Module) -> nn.Module:
+def _ema_copy(module: nn.Module) -> nn.Module:
     """A copy to average into; what is frozen is the module's own, not a copy."""
     frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
     # deepcopy takes what its memo has for what was copied already
@@ -208,23 +216,6 @@ def _twin(module: nn.Module) -> nn.Module:
 
 def _frozen(base: str) -> str:
     return f"a frozen base of sha256 {base[:12]}" if base else "nothing frozen"
-
-
-class _Pairs:
-    """The tensors of the average and those they follow, listed once."""
-
-    def __init__(self, average: nn.Module, module: nn.Module) -> None:
-        pairs = zip(average.parameters(), module.parameters(), strict=True)
-        apart = [(mine, theirs) for mine, theirs in pairs if mine is not theirs]
-        self._average: list[torch.Tensor] = [mine for mine, _ in apart]
-        self._module: list[torch.Tensor] = [theirs for _, theirs in apart]
-        self._buffers = list(zip(average.buffers(), module.buffers(), strict=True))
-
-    @torch.no_grad()
-    def follow(self, decay: float) -> None:
-        torch._foreach_lerp_(self._average, self._module, 1 - decay)
-        for mine, theirs in self._buffers:
-            mine.copy_(theirs)
 
 
 def _like(parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:

@@ -103,7 +103,7 @@ class InProcessFleet:
         uplink = supplies.make_uplink("demonstrator", self.data.edge("demonstrator"), line, uplink_end, unused)
         first_seed = self._first_demonstration_seed + self._demonstrations
         self._demonstrations += episodes
-        demonstrate(loop, uplink, control, uplink_end, self.recipe.tasks, episodes, first_seed, self.gateway.turn)
+        demonstrate(loop, uplink, control, uplink_end, self.recipe.tasks, episodes, first_seed, self.gateway.poll)
 
     def turn(self, rounds: int, gradient_steps_per_round: float = 0.2) -> None:
         """`rounds` control periods of every robot, and the trainer's share of gradient steps."""
@@ -113,11 +113,11 @@ class InProcessFleet:
                 robot.turn()
             if not self.robots:
                 self.clock.advance(self.recipe.spec.period_ns)
-            self.gateway.turn()
+            self.gateway.poll()
             owed += gradient_steps_per_round
             while owed >= 1.0:
                 owed -= 1.0
-                self.trainer.turn()
+                self.trainer.step()
 
     def drain(self) -> None:
         """Robots stop and everything they recorded arrives."""
@@ -128,7 +128,7 @@ class InProcessFleet:
                 return
             for robot in self.robots:
                 robot.uplink.turn()
-            self.gateway.turn()
+            self.gateway.poll()
         raise AssertionError("the spools did not drain")
 
     def close(self) -> None:

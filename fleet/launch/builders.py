@@ -51,11 +51,11 @@ def run_gateway(options: GatewayOptions) -> None:
     try:
         while not lifeline.cut:
             wait_any([channel], 0.02)
-            gateway.turn()
+            gateway.poll()
     finally:
         page.close()
         # Closing the page drops the links of those who held a robot: the robots must hear of it.
-        gateway.turn()
+        gateway.poll()
         channel.close()
         sealer.stop()
         ledger.close()
@@ -73,9 +73,9 @@ def run_trainer(options: TrainerOptions) -> None:
         trainer = supplies.make_trainer(recipe, options.name, data, channel, options.seed, options.max_steps)
         patience = _Patience()
         while not (lifeline.cut or trainer.stopping):
-            if not trainer.turn():
+            if not trainer.step():
                 wait_any([channel], 0.05)
-            patience.check(trainer.refused, channel)
+            patience.check(trainer.rejection, channel)
         if trainer.learner.gradient_steps:
             trainer.save()
         trainer.close()

@@ -171,9 +171,9 @@ def make_gateway(
         MonotonicClock(), instructions=recipe.instructions, steps_stored=ledger.totals().steps, age_s=age_s
     )
     for evaluation, t_s in history:
-        view.evaluation(evaluation, t_s)
+        view.add_evaluation(evaluation, t_s)
     if (newest := ledger.newest_version()) is not None:
-        view.version(newest.version)
+        view.add_version(newest.version)
     weights = WeightStore.open(data.weights, ledger)
     gateway = Gateway(channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock or MonotonicClock())
     return gateway, view, ledger, ShardWriter(store, ledger)

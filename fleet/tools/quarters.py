@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cloud_learner.buffer.ledger.rows import EpisodeRow
-from cloud_learner.operator.unaided import FINISHED
+from cloud_learner.operator.view_models import FINISHED
 
 QUARTERS = 4
 

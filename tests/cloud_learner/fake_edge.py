@@ -26,7 +26,7 @@ SPEC = samples.spec(camera=False)
 
 
 class FakeEdge:
-    """`turn` takes in what came; `episode` runs one. Nothing is forgotten before it is acknowledged."""
+    """`poll` takes in what came; `episode` runs one. Nothing is forgotten before it is acknowledged."""
 
     def __init__(
         self, name: str, channel: Channel, clock: Clock, *, pid: int = 7, site: str = "", tasks: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class FakeEdge:
         self.refused = ""
         self.coming: Job | None = None
         self.job: Job | None = None
-        self.heard: list[Message] = []
+        self.received: list[Message] = []
         self.version = 0
         self.mode, self.reason, self.fault = "policy", "", ""
         self.begun: dict[str, int] = {}
@@ -57,9 +57,9 @@ class FakeEdge:
             Hello(self.name, "edge", clock_name(), now_ns, self.pid, SPEC, self.tasks or ("reach", "push"), self.site)
         )
 
-    def turn(self, timeout_s: float = 0.0) -> None:
+    def poll(self, timeout_s: float = 0.0) -> None:
         while (message := self.channel.recv(timeout_s)) is not None:
-            self.heard.append(message)
+            self.received.append(message)
             match message:
                 case HelloAck():
                     if not self.welcomed:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from wire.messages.local import TaggedMessage
-from wire.types import Actor, Episode, PolicyCapabilities, PolicyVersion, RobotSpec, Role
+from wire.types import Actor, Episode, PolicyCapabilities, PolicyVersion, RobotSpec
 
 # --- anyone to the gateway -------------------------------------------------------------------------------------------
 
@@ -15,7 +15,8 @@ class Hello(TaggedMessage, frozen=True, eq=False):
     """The first message of a connection, repeated until the gateway answers `HelloAck` or `Rejection`."""
 
     name: str
-    role: Role
+    role: str
+    """a `Role`"""
     clock: str
     sent_ns: int
     pid: int = 0
@@ -239,11 +240,11 @@ class WeightBytes(TaggedMessage, frozen=True, eq=False):
 
 
 class OperatorCommand(TaggedMessage, frozen=True, eq=False):
-    """What a person commands one robot to do: from the page, a teleoperator or beside the robot."""
+    """What a person at the page or at a device wants of one robot."""
 
     robot: str
     kind: str
-    """take_over, hand_back, command, estop, release_estop or drop_link"""
+    """an `OperatorCommandKind`"""
     action: tuple[float, ...] = ()
     """with `command`: the action to hold until the next command, within the spec's limits"""
     sequence: int = 0

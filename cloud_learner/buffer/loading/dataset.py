@@ -158,7 +158,7 @@ class ReplayDataset:
         self._version = version
         return len(index.row)
 
-    def offer(self, row: int, segment: Segment) -> None:
+    def submit(self, row: int, segment: Segment) -> None:
         """A segment that was just committed as ledger row `row`: it need not be read when it is needed soon."""
         if segment.episode.spec_hash == self._spec.hash and segment.episode.task in self.config.tasks:
             self._fresh.add(row, segment)

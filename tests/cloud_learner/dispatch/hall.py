@@ -11,7 +11,7 @@ from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.server import Gateway
 from cloud_learner.gateway.weight_store import WeightStore
-from cloud_learner.operator.desk import OperatorSessions
+from cloud_learner.operator.sessions import OperatorSessions
 from cloud_learner.operator.view import FleetView
 from tests.cloud_learner.fake_edge import SPEC, FakeEdge
 from wire.clock import ManualClock
@@ -55,8 +55,8 @@ class Hall:
         edge = FakeEdge(name.partition("@")[0], self.server.connect(name), self.clock, **options)  # type: ignore[arg-type]
         edge.hello()
         self.edges.append(edge)
-        self.gateway.turn()
-        edge.turn()
+        self.gateway.poll()
+        edge.poll()
         edge.between()
         return edge
 
@@ -65,25 +65,25 @@ class Hall:
         for tick in range(round(5 * seconds)):
             self.clock.advance(200_000_000)
             for edge in self.edges:
-                edge.turn()
+                edge.poll()
                 edge.between()
                 if edge.welcomed:
                     edge.status()
                 if work and tick % 5 == 0:
                     edge.episode()
-            self.gateway.turn()
+            self.gateway.poll()
         for edge in self.edges:
-            edge.turn()
+            edge.poll()
 
     def peer(self, name: str = "console") -> MemoryClient:
         peer = self.server.connect(name)
         key = name.partition("@")[0]
         peer.send(Hello(key, key.partition("-")[0].rstrip("0123456789"), "c", 1, 99))
-        self.gateway.turn()
-        assert self.hear(peer)
+        self.gateway.poll()
+        assert self.received(peer)
         return peer
 
-    def hear(self, peer: Channel) -> list[Message]:
+    def received(self, peer: Channel) -> list[Message]:
         found = []
         while (message := peer.recv()) is not None:
             found.append(message)
@@ -91,8 +91,8 @@ class Hall:
 
     def ask(self, peer: MemoryClient, message: Message) -> Response:
         peer.send(message)
-        self.gateway.turn()
-        return next(m for m in self.hear(peer) if isinstance(m, Response))
+        self.gateway.poll()
+        return next(m for m in self.received(peer) if isinstance(m, Response))
 
     def robots(self, peer: MemoryClient) -> dict[str, RobotState]:
         return {robot.name: robot for robot in self.ask(peer, ListFleet(1)).robots}
@@ -107,7 +107,7 @@ class Hall:
         version = PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), number - 1, 10, 20, 3)
         trainer.send(Publish(version))
         trainer.send(WeightBytes(number, 0, data))
-        self.gateway.turn()
+        self.gateway.poll()
 
     def lease(self, robot: str) -> tuple[str, str] | None:
         lease = self.gateway._dispatcher.leases.of(robot, self.clock.now_ns())
@@ -120,11 +120,11 @@ def canary(version: int = 0, episodes: int = 3, **more: object) -> JobRequest:
 
 
 def page(hall: Hall, operator: int, kind: str, robot: str = "robot-0", **more: object) -> None:
-    hall.desk.hear(operator, msgspec.json.encode({"type": kind, "robot": robot, **more}))
-    hall.gateway.turn()
+    hall.desk.handle_message(operator, msgspec.json.encode({"type": kind, "robot": robot, **more}))
+    hall.gateway.poll()
     for edge in hall.edges:
-        edge.turn()
+        edge.poll()
 
 
-def wishes(edge: FakeEdge) -> list[str]:
-    return [message.kind for message in edge.heard if isinstance(message, OperatorCommand)]
+def commands(edge: FakeEdge) -> list[str]:
+    return [message.kind for message in edge.received if isinstance(message, OperatorCommand)]

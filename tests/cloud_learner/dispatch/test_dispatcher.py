@@ -98,8 +98,8 @@ def test_a_job_that_was_not_heard_is_told_again(hall: Hall) -> None:
     edge.job = None
     hall.clock.advance(4_000_000_000)
     edge.status(episode="another")
-    hall.gateway.turn()
-    edge.turn()
+    hall.gateway.poll()
+    edge.poll()
     assert edge.coming is not None and told is not None and edge.coming.id == told.id
 
 
@@ -109,18 +109,18 @@ def test_a_job_that_was_not_heard_is_told_again(hall: Hall) -> None:
 def test_a_second_robot_of_one_name_is_refused_and_the_first_works_on(hall: Hall) -> None:
     first = hall.edge("robot-0")
     hall.pass_time(1.0, work=True)
-    heard = len(first.heard)
+    heard = len(first.received)
     second = hall.edge("robot-0@2", pid=8, site="kitchen")
     assert second.refused.startswith("name: there is a robot 'robot-0' already")
     assert "process 7" in second.refused and "(kitchen), process 8" in second.refused
     assert second.job is None and not second.welcomed
     hall.edges.remove(second)
     hall.pass_time(2.0, work=True)
-    assert [type(m).__name__ for m in first.heard[heard:] if isinstance(m, Job | Hello)] == []
+    assert [type(m).__name__ for m in first.received[heard:] if isinstance(m, Job | Hello)] == []
     assert len(first.done) == 3 and hall.lease("robot-0") == ("main", "rollout")
     refusals = [e for e in hall.view.snapshot()["events"] if e["kind"] == "refused"]
     second.hello()
-    hall.gateway.turn()
+    hall.gateway.poll()
     assert [e for e in hall.view.snapshot()["events"] if e["kind"] == "refused"] == refusals
 
 
@@ -133,8 +133,8 @@ def test_the_second_one_is_let_in_when_the_first_is_gone(hall: Hall) -> None:
     for _ in range(4):
         hall.clock.advance(1_000_000_000)
         second.hello()
-        hall.gateway.turn()
-        second.turn()
+        hall.gateway.poll()
+        second.poll()
     assert second.welcomed and second.coming is not None and job_of(second.coming.id) == "main"
 
 
@@ -326,7 +326,7 @@ def test_leases_outlive_the_gateway_under_their_own_numbers(hall: Hall) -> None:
     renewed = hall.ask(console, RenewLease(2, "robot-0", lease.number)).lease
     assert renewed is not None and renewed.number == lease.number
     hall.pass_time(12.0)  # no heartbeat any more
-    assert [m.lease.number for m in hall.hear(console) if isinstance(m, Preempted)] == [lease.number]
+    assert [m.lease.number for m in hall.received(console) if isinstance(m, Preempted)] == [lease.number]
     assert hall.lease("robot-0") == ("main", "rollout") and edge.job.tasks
     assert edge.job.lease > lease.number
     hall.ledger.close()
@@ -361,6 +361,6 @@ def test_a_version_that_is_announced_late_reaches_everybody_but_the_examined(hal
     hall.publish(2)
     hall = hall.killed()
     hall.pass_time(2.0)
-    announced = [m.version.number for m in edge.heard if isinstance(m, VersionAvailable)]
+    announced = [m.version.number for m in edge.received if isinstance(m, VersionAvailable)]
     assert edge.job is not None and edge.job.version == 1 and edge.version == 1, announced
     hall.ledger.close()

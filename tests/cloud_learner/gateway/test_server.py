@@ -1,4 +1,4 @@
-"""The gateway: who is let in, what is stored, what is announced, whose wish is passed on."""
+"""The gateway: who is let in, what is stored, what is announced, whose command is passed on."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ class Hall:
     def ask(self, peer: MemoryClient, *messages: Message) -> list[Message]:
         for message in messages:
             peer.send(message)
-        self.gateway.turn()
-        return self.hear(peer)
+        self.gateway.poll()
+        return self.received(peer)
 
-    def hear(self, peer: MemoryClient) -> list[Message]:
+    def received(self, peer: MemoryClient) -> list[Message]:
         found = []
         while (message := peer.recv()) is not None:
             found.append(message)
@@ -197,7 +197,7 @@ def test_a_full_disk_is_said_and_the_robot_keeps_its_data(hall: Hall, monkeypatc
 def test_a_version_is_confirmed_announced_served_and_its_use_noted(hall: Hall) -> None:
     robot, trainer = hall.robot(), hall.trainer()
     assert kinds(hall.publish(trainer, 1, b"weights of one")) == [Published]
-    announced = hall.hear(robot)
+    announced = hall.received(robot)
     assert kinds(announced) == [VersionAvailable]
     served = hall.ask(robot, FetchWeights(1, 3, 100))
     assert served[0].data == b"weights of one"[3:]
@@ -221,11 +221,11 @@ def test_weights_that_do_not_exist_are_refused(hall: Hall) -> None:
     assert kinds(hall.ask(hall.robot(), FetchWeights(5, 0, 10))) == [Rejection]
 
 
-def test_wishes_go_to_their_robot_and_into_the_ledger(hall: Hall) -> None:
+def test_commands_go_to_their_robot_and_into_the_ledger(hall: Hall) -> None:
     robot = hall.robot()
-    hall.view.wish(OperatorCommand("robot-0", "take_over", operator="web-1"))
-    hall.gateway.turn()
-    assert [m.kind for m in hall.hear(robot) if isinstance(m, OperatorCommand)] == ["take_over"]
+    hall.view.submit_command(OperatorCommand("robot-0", "take_over", operator="web-1"))
+    hall.gateway.poll()
+    assert [m.kind for m in hall.received(robot) if isinstance(m, OperatorCommand)] == ["take_over"]
     assert [event.kind for event in hall.ledger.events()] == ["take_over"]
 
 
@@ -257,13 +257,13 @@ def test_trainers_hear_of_what_was_stored_once_it_is_durable(hall: Hall) -> None
     hall.ask(trainer, Hello("trainer", "trainer", clock_name(), 1))
     segment = valid_segment()
     hall.ask(robot, segment, segment)
-    (fresh,) = [m for m in hall.hear(trainer) if isinstance(m, SegmentCommitted)]
+    (fresh,) = [m for m in hall.received(trainer) if isinstance(m, SegmentCommitted)]
     assert hall.ledger.places([fresh.row])[fresh.row].id == fresh.segment.id == segment.id
     # what must stay held out is not passed on
     of = msgspec.structs.replace(samples.episode(), id="held-out", source="evaluation")
     examined = msgspec.structs.replace(segment, id="held-out/0", episode=of)
     assert kinds(hall.ask(robot, examined)) == [Ack]
-    assert [m for m in hall.hear(trainer) if isinstance(m, SegmentCommitted)] == []
+    assert [m for m in hall.received(trainer) if isinstance(m, SegmentCommitted)] == []
 
 
 def test_a_version_remembers_which_episodes_it_was_first_trained_on(hall: Hall) -> None:

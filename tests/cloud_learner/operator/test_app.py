@@ -11,7 +11,7 @@ from starlette.testclient import TestClient, WebSocketTestSession
 from starlette.websockets import WebSocketDisconnect
 
 from cloud_learner.operator.app import make_app, serve
-from cloud_learner.operator.guard import OriginMiddleware
+from cloud_learner.operator.origin import OriginMiddleware
 from cloud_learner.operator.view import FleetView
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status
 from wire.errors import ConfigError
@@ -24,8 +24,8 @@ OWN = {"origin": "http://localhost", "host": "localhost"}
 def view() -> FleetView:
     view = FleetView()
     for name in ("r1", "r2"):
-        view.robot_seen(name, arm_spec())
-        view.status(edge_status(name))
+        view.add_robot(name, arm_spec())
+        view.update_status(edge_status(name))
     return view
 
 
@@ -46,12 +46,12 @@ def next_of(page: WebSocketTestSession, kind: str) -> dict:
     raise AssertionError(f"no {kind} in 200 messages")
 
 
-def wait_for_wish(view: FleetView, kind: str) -> OperatorCommand:
-    """The next wish of `kind`; other wishes before it are dropped."""
+def wait_for_command(view: FleetView, kind: str) -> OperatorCommand:
+    """The next command of `kind`; other commands before it are dropped."""
     for _ in range(500):
-        for wish in view.wishes():
-            if wish.kind == kind:
-                return wish
+        for command in view.pop_commands():
+            if command.kind == kind:
+                return command
         time.sleep(0.01)
     raise AssertionError(f"no {kind} in 5 s")
 
@@ -75,7 +75,7 @@ def test_fleet_as_json(client: TestClient):
 
 
 def test_snapshots_and_pictures_are_pushed(client: TestClient, view: FleetView):
-    view.preview(Preview("r1", "front", 0, b"\xff\xd8jpeg"))
+    view.update_preview(Preview("r1", "front", 0, b"\xff\xd8jpeg"))
     with client.websocket_connect("/ws", headers=OWN) as page:
         first = next_of(page, "fleet")
         assert view.watched
@@ -86,7 +86,7 @@ def test_snapshots_and_pictures_are_pushed(client: TestClient, view: FleetView):
         assert message["bytes"] == b"\x02r1\x05front\xff\xd8jpeg"
         later = next_of(page, "fleet")
         assert "curve" not in later, "an unchanged curve is not sent again"
-        view.event("info", "hello")
+        view.add_event("info", "hello")
         while "events" not in (later := next_of(page, "fleet")):
             pass
         assert later["events"][-1]["text"] == "hello"
@@ -97,7 +97,7 @@ def test_two_pages_and_one_robot(client: TestClient, view: FleetView):
     with client.websocket_connect("/ws", headers=OWN) as mine:
         with client.websocket_connect("/ws", headers=OWN) as other:
             mine.send_json({"type": "take_over", "robot": "r1"})
-            assert wait_for_wish(view, "take_over").robot == "r1"
+            assert wait_for_command(view, "take_over").robot == "r1"
             other.send_json({"type": "command", "robot": "r1", "action": [0, 0, 0, 0]})
             assert "driven from another page" in next_of(other, "error")["text"]
             mine.send_json({"type": "command", "robot": "r1", "action": [0, 0, 0]})
@@ -108,16 +108,16 @@ def test_two_pages_and_one_robot(client: TestClient, view: FleetView):
             assert "not a message" in next_of(mine, "error")["text"]
             while next_of(other, "fleet")["control"] != {"r1": "other"}:
                 pass
-            assert view.wishes() == []
+            assert view.pop_commands() == []
         mine.send_json({"type": "command", "robot": "r1", "action": [1, 0, 0, 0]})
-        assert wait_for_wish(view, "command").action == (1.0, 0.0, 0.0, 0.0)
-    assert wait_for_wish(view, "drop_link").robot == "r1"
+        assert wait_for_command(view, "command").action == (1.0, 0.0, 0.0, 0.0)
+    assert wait_for_command(view, "drop_link").robot == "r1"
 
 
 def test_a_silent_page_is_dropped(view: FleetView):
     with TestClient(make_app(view)) as client, client.websocket_connect("/ws", headers=OWN) as page:
         page.send_json({"type": "take_over", "robot": "r1"})
-        assert wait_for_wish(view, "drop_link").robot == "r1"
+        assert wait_for_command(view, "drop_link").robot == "r1"
         dropped = next_of(page, "dropped")
         assert dropped["robots"] == ["r1"]
         assert "Take over again or hand back" in dropped["text"]
@@ -158,7 +158,7 @@ def test_which_hosts_are_served():
         (anywhere, "ROBOTS.lan", True),
         (anywhere, "evil.example", False),
     ):
-        assert (guard.why_not(host, f"http://{host}", websocket=True) == "") is good, host
+        assert (guard.rejection(host, f"http://{host}", websocket=True) == "") is good, host
 
 
 def test_serve_and_close(view: FleetView):

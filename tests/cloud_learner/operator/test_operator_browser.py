@@ -38,50 +38,50 @@ pytestmark = [
 
 
 class Gateway:
-    """Feeds a view as the gateway's loop does and does what people wish."""
+    """Feeds a view as the gateway's loop does and does what people command."""
 
     def __init__(self) -> None:
         self.view = FleetView(instructions={"drawer-open": "open the drawer"})
-        self.wishes: list[OperatorCommand] = []
+        self.commands: list[OperatorCommand] = []
         self.states = {name: robot_state(name, "main") for name in ROBOTS}
         self._modes = dict.fromkeys(ROBOTS, "policy")
         self._stop = threading.Event()
         for name in ROBOTS:
-            self.view.robot_seen(name, arm_spec())
+            self.view.add_robot(name, arm_spec())
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         pictures = [picture(shade) for shade in (40, 90, 140, 190)]
-        self.view.version(PolicyVersion(7, "ab" * 32, 10, 6, 4200, 0, 0))
+        self.view.add_version(PolicyVersion(7, "ab" * 32, 10, 6, 4200, 0, 0))
         for i in range(4):
             tasks = {"drawer-open": 0.2 * i, "door-open": 0.25 * i}
-            self.view.evaluation(Evaluation(i + 1, tasks, 10, 0, "cadence", 0, 0.0), t_s=10.0 * i)
-        self.view.trainer(TrainerStatus(4200, 0.05, 20.0, 900, 12, "online"))
-        self.view.stored(12_345, 0.08)
+            self.view.add_evaluation(Evaluation(i + 1, tasks, 10, 0, "cadence", 0, 0.0), t_s=10.0 * i)
+        self.view.update_trainer(TrainerStatus(4200, 0.05, 20.0, 900, 12, "online"))
+        self.view.add_stored_steps(12_345, 0.08)
         turn = 0
         while not self._stop.wait(0.05):
-            for wish in self.view.wishes():
-                self.wishes.append(wish)
+            for command in self.view.pop_commands():
+                self.commands.append(command)
                 modes = {"take_over": "human", "hand_back": "policy", "drop_link": "hold", "estop": "estop"}
-                self._modes[wish.robot] = modes.get(wish.kind, self._modes[wish.robot])
-                if wish.kind == "release_estop":
-                    self._modes[wish.robot] = "policy"
-            self.view.fleet(tuple(self.states.values()), (job_state("canary"),))
+                self._modes[command.robot] = modes.get(command.kind, self._modes[command.robot])
+                if command.kind == "release_estop":
+                    self._modes[command.robot] = "policy"
+            self.view.update_fleet(tuple(self.states.values()), (job_state("canary"),))
             for name in ROBOTS:
-                self.view.status(edge_status(name, mode=self._modes[name]))
-                self.view.preview(Preview(name, "front", turn, pictures[turn // 4 % 4]))
+                self.view.update_status(edge_status(name, mode=self._modes[name]))
+                self.view.update_preview(Preview(name, "front", turn, pictures[turn // 4 % 4]))
             turn += 1
 
     def wait_for(self, kind: str, since: int = 0, action: tuple[float, ...] | None = None) -> OperatorCommand:
-        """The first wish of `kind` (and `action`) after the first `since` wishes."""
+        """The first command of `kind` (and `action`) after the first `since` commands."""
         deadline_s = time.monotonic() + 60
         while time.monotonic() < deadline_s:
-            for wish in self.wishes[since:]:
-                if wish.kind == kind and (action is None or wish.action == pytest.approx(action)):
-                    return wish
+            for command in self.commands[since:]:
+                if command.kind == kind and (action is None or command.action == pytest.approx(action)):
+                    return command
             time.sleep(0.02)
-        raise AssertionError(f"no {kind} {action} within 30 s, only {self.wishes[since:][-5:]}")
+        raise AssertionError(f"no {kind} {action} within 30 s, only {self.commands[since:][-5:]}")
 
     def close(self) -> None:
         self._stop.set()
@@ -182,7 +182,7 @@ def test_cards_show_health_and_holder_and_the_jobs_are_listed(page: sync_api.Pag
 def test_a_refusal_of_the_gateway_is_shown_and_the_robot_is_not_ours(page: sync_api.Page, gateway: Gateway):
     card = page.locator("[data-robot=r1]")
     card.get_by_role("button", name="Take over").click()
-    gateway.view.refuse(gateway.wait_for("take_over"), "r1 is held by somebody faster.")
+    gateway.view.reject_command(gateway.wait_for("take_over"), "r1 is held by somebody faster.")
     sync_api.expect(page.locator(".toast")).to_have_text("r1 is held by somebody faster.")
     sync_api.expect(card.get_by_role("button", name="Take over")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -200,31 +200,31 @@ def test_driving_with_the_keyboard(page: sync_api.Page, gateway: Gateway):
         ("d", (0, 0.3, 0, -1)),
         ("PageDown", (0, 0, -0.3, -1)),
     ):
-        since = len(gateway.wishes)
+        since = len(gateway.commands)
         page.keyboard.down(key)
         assert gateway.wait_for("command", since, moving).robot == "r1"
-        since = len(gateway.wishes)
+        since = len(gateway.commands)
         page.keyboard.up(key)
         gateway.wait_for("command", since, (0, 0, 0, -1))
 
-    since = len(gateway.wishes)
+    since = len(gateway.commands)
     page.keyboard.down("ArrowUp")
     page.keyboard.press("Space")
     gateway.wait_for("command", since, (-0.3, 0, 0, 1))
-    since = len(gateway.wishes)
+    since = len(gateway.commands)
     page.evaluate("dispatchEvent(new Event('blur'))")
     gateway.wait_for("command", since, (0, 0, 0, 1))
     page.keyboard.up("ArrowUp")
 
-    since = len(gateway.wishes)
+    since = len(gateway.commands)
     card.get_by_role("button", name="Hand back").click()
     gateway.wait_for("hand_back", since)
     sync_api.expect(card.locator(".chip")).to_have_text("policy")
     sync_api.expect(card.get_by_role("button", name="Take over")).to_be_visible()
-    since = len(gateway.wishes)
+    since = len(gateway.commands)
     page.keyboard.press("ArrowUp")
     page.wait_for_timeout(300)
-    assert gateway.wishes[since:] == []
+    assert gateway.commands[since:] == []
     assert page.locator(".toast").count() == 0
 
 
@@ -236,11 +236,11 @@ def test_stops(page: sync_api.Page, gateway: Gateway):
     sync_api.expect(card.get_by_role("button", name="Take over")).to_be_disabled()
     card.get_by_role("button", name="Release stop").click()
     assert gateway.wait_for("release_estop").robot == "r3"
-    since = len(gateway.wishes)
+    since = len(gateway.commands)
     page.get_by_role("button", name="Stop all robots").click()
     for card in page.locator(".card").all():
         sync_api.expect(card.locator(".chip")).to_have_text("estop")
-    assert {wish.robot for wish in gateway.wishes[since:] if wish.kind == "estop"} == set(ROBOTS)
+    assert {command.robot for command in gateway.commands[since:] if command.kind == "estop"} == set(ROBOTS)
 
 
 def test_closing_the_page_drops_its_robot(page: sync_api.Page, gateway: Gateway, browser, server: Server):
@@ -278,10 +278,10 @@ def test_a_phone_drives_by_touch(browser: sync_api.Browser, gateway: Gateway, se
     gateway.wait_for("take_over")
     key = card.get_by_role("button", name="Away")
     sync_api.expect(key).to_be_visible()
-    since = len(gateway.wishes)
+    since = len(gateway.commands)
     key.dispatch_event("pointerdown", {"pointerId": 1})
     gateway.wait_for("command", since, (-0.3, 0, 0, -1))
-    since = len(gateway.wishes)
+    since = len(gateway.commands)
     key.dispatch_event("pointerup", {"pointerId": 1})
     gateway.wait_for("command", since, (0, 0, 0, -1))
     shots = Path(os.environ.get("OPERATOR_SHOTS", tmp_path))

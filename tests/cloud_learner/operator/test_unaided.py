@@ -1,4 +1,4 @@
-from cloud_learner.operator.unaided import EPISODES, UnaidedSuccess
+from cloud_learner.operator.view_models import UNAIDED_EPISODES, UnaidedSuccess
 
 
 def test_nothing_is_said_before_the_first_episode():
@@ -13,6 +13,6 @@ def test_help_is_no_success_and_the_newest_count():
         unaided.add(version, outcome, helped=helped)
     unaided.add(4, "success", helped=False)
     assert unaided.summary() == {"success": 0.5, "episodes": 4, "versions": [1, 4]}
-    for _ in range(EPISODES):
+    for _ in range(UNAIDED_EPISODES):
         unaided.add(9, "success", helped=False)
-    assert unaided.summary() == {"success": 1.0, "episodes": EPISODES, "versions": [9, 9]}
+    assert unaided.summary() == {"success": 1.0, "episodes": UNAIDED_EPISODES, "versions": [9, 9]}

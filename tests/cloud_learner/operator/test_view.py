@@ -7,8 +7,8 @@ import threading
 import numpy as np
 
 from cloud_learner.operator import view as view_module
-from cloud_learner.operator.cards import not_drivable
 from cloud_learner.operator.view import FleetView
+from cloud_learner.operator.view_models import not_drivable
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status, job_state, robot_state
 from wire.clock import ManualClock
 from wire.messages.gateway import Evaluation, OperatorCommand, Preview, TrainerStatus, VersionActivated
@@ -35,10 +35,10 @@ def test_snapshot_of_an_empty_fleet_is_json():
 
 def test_a_robot_is_shown_as_its_status_says():
     view = FleetView(ManualClock(), instructions={"drawer-open": "open the drawer"})
-    view.robot_seen("r1", arm_spec())
+    view.add_robot("r1", arm_spec())
     assert view.snapshot()["robots"][0]["link"] == "waiting"
-    view.status(edge_status("r1", mode="hold", reason="no fresh chunk", late_p99_s=math.nan))
-    view.episode_done("r1", "drawer-open", "success", 30)
+    view.update_status(edge_status("r1", mode="hold", reason="no fresh chunk", late_p99_s=math.nan))
+    view.add_episode("r1", "drawer-open", "success", 30)
     robot = view.snapshot()["robots"][0]
     json.dumps(robot, allow_nan=False)
     assert (robot["mode"], robot["reason"], robot["link"]) == ("hold", "no fresh chunk", "ok")
@@ -53,15 +53,15 @@ def test_a_robot_is_shown_as_its_status_says():
 def test_a_silent_robot_is_lost_once_and_comes_back():
     clock = ManualClock()
     view = FleetView(clock)
-    view.robot_seen("r1", arm_spec())
-    view.status(edge_status("r1"))
+    view.add_robot("r1", arm_spec())
+    view.update_status(edge_status("r1"))
     clock.advance(2 * SECOND_NS)
     assert view.snapshot()["robots"][0]["link"] == "ok"
     clock.advance(1)
     assert view.snapshot()["robots"][0]["link"] == "lost"
-    assert view.lost("r1")
+    assert view.is_lost("r1")
     view.snapshot()
-    view.status(edge_status("r1"))
+    view.update_status(edge_status("r1"))
     assert view.snapshot()["robots"][0]["link"] == "ok"
     assert [e["text"] for e in view.snapshot()["events"]] == ["connected", "no word for 2 s", "back after 2.0 s"]
 
@@ -69,7 +69,7 @@ def test_a_silent_robot_is_lost_once_and_comes_back():
 def test_mode_changes_become_events():
     view = FleetView(ManualClock())
     for mode in ("policy", "human", "hold", "human", "policy", "estop", "hold", "hold"):
-        view.status(edge_status("r1", mode=mode))
+        view.update_status(edge_status("r1", mode=mode))
     texts = [event["text"] for event in view.snapshot()["events"]]
     assert texts == ["a person took over", "handed back", "emergency stop", "emergency stop released"]
 
@@ -78,14 +78,14 @@ def test_curve_is_in_order_of_time_and_thinned_at_its_limit():
     clock = ManualClock()
     view = FleetView(clock)
     clock.advance(100 * SECOND_NS)
-    view.evaluation(evaluation(2, 0.8, duration_s=10.0))
-    view.evaluation(evaluation(1, 0.4), t_s=50.0)
+    view.add_evaluation(evaluation(2, 0.8, duration_s=10.0))
+    view.add_evaluation(evaluation(1, 0.4), t_s=50.0)
     curve = view.snapshot()["curve"]
     assert [(p["t_s"], p["version"]) for p in curve] == [(50.0, 1), (90.0, 2)]
     assert curve[1]["tasks"] == {"a": 0.4, "b": 0.8}
     assert math.isclose(curve[1]["mean"], 0.6)
     for i in range(2000):
-        view.evaluation(evaluation(i + 3, 0.5), t_s=100.0 + i)
+        view.add_evaluation(evaluation(i + 3, 0.5), t_s=100.0 + i)
     curve = view.snapshot()["curve"]
     assert len(curve) <= view_module.MAX_CURVE_POINTS
     assert (curve[0]["version"], curve[-1]["version"]) == (1, 2002)
@@ -93,9 +93,9 @@ def test_curve_is_in_order_of_time_and_thinned_at_its_limit():
 
 def test_before_and_after_stand_beside_the_curve():
     view = FleetView(ManualClock())
-    view.evaluation(evaluation(1, 0.2, "before"))
-    view.evaluation(evaluation(9, 1.0, "after"))
-    view.evaluation(Evaluation(9, {}, 0, 0, "cadence", 0, 0.0))
+    view.add_evaluation(evaluation(1, 0.2, "before"))
+    view.add_evaluation(evaluation(9, 1.0, "after"))
+    view.add_evaluation(Evaluation(9, {}, 0, 0, "cadence", 0, 0.0))
     snapshot = view.snapshot()
     assert snapshot["curve"] == []
     assert snapshot["measured"]["before"]["version"] == 1
@@ -105,13 +105,13 @@ def test_before_and_after_stand_beside_the_curve():
 def test_totals_and_latencies():
     clock = ManualClock()
     view = FleetView(clock, steps_stored=1000)
-    view.stored(80, 0.1)
-    view.stored(80, 0.3)
-    view.stored(40, math.nan)
-    view.version(version(4))
+    view.add_stored_steps(80, 0.1)
+    view.add_stored_steps(80, 0.3)
+    view.add_stored_steps(40, math.nan)
+    view.add_version(version(4))
     clock.advance(SECOND_NS // 2)
-    view.applied(VersionActivated("r1", 4, 0))
-    view.applied(VersionActivated("r1", 99, 0))
+    view.add_activation(VersionActivated("r1", 4, 0))
+    view.add_activation(VersionActivated("r1", 99, 0))
     totals = view.snapshot()["totals"]
     assert totals == {"steps_stored": 1200, "ingest_p50_s": 0.2, "applied_p50_s": 0.5}
     assert view.snapshot()["version"]["number"] == 4
@@ -120,9 +120,9 @@ def test_totals_and_latencies():
 def test_trainer_with_no_loss_yet_is_json():
     clock = ManualClock()
     view = FleetView(clock)
-    view.trainer(TrainerStatus(0, math.nan, 0.0, 0, 0, "waiting"))
-    view.trainer(TrainerStatus(50, 0.25, 12.0, 300, 4, "online"))
-    view.trainer(TrainerStatus(60, math.inf, 12.0, 300, 4, "online"))
+    view.update_trainer(TrainerStatus(0, math.nan, 0.0, 0, 0, "waiting"))
+    view.update_trainer(TrainerStatus(50, 0.25, 12.0, 300, 4, "online"))
+    view.update_trainer(TrainerStatus(60, math.inf, 12.0, 300, 4, "online"))
     clock.advance(3 * SECOND_NS)
     trainer = view.snapshot()["trainer"]
     assert (trainer["phase"], trainer["gradient_steps"], trainer["loss"], trainer["age_s"]) == ("online", 60, None, 3.0)
@@ -132,7 +132,7 @@ def test_trainer_with_no_loss_yet_is_json():
 def test_events_are_bounded():
     view = FleetView(ManualClock())
     for i in range(10_000):
-        view.refused(f"r{i}", "unknown key")
+        view.reject_connection(f"r{i}", "unknown key")
     events = view.snapshot()["events"]
     assert len(events) == view_module.MAX_EVENTS
     assert events[-1] == {"t_s": 0.0, "kind": "refused", "robot": "r9999", "text": "refused: unknown key"}
@@ -141,36 +141,36 @@ def test_events_are_bounded():
 def test_only_the_newest_picture_is_kept():
     view = FleetView(ManualClock())
     for data in (b"1", b"2"):
-        view.preview(Preview("r1", "front", 0, data))
+        view.update_preview(Preview("r1", "front", 0, data))
     serial, pictures = view.previews(0)
     assert pictures == [("r1", "front", b"2")]
     assert view.previews(serial) == (serial, [])
-    view.preview(Preview("r1", "wrist", 0, b"3"))
+    view.update_preview(Preview("r1", "wrist", 0, b"3"))
     assert view.previews(serial)[1] == [("r1", "wrist", b"3")]
 
 
-def test_wishes_come_once_in_order_and_only_the_newest_command_waits():
+def test_commands_come_once_in_order_and_only_the_newest_command_waits():
     view = FleetView(ManualClock())
-    for wish in (
+    for command in (
         OperatorCommand("r1", "take_over"),
         OperatorCommand("r1", "command", (0.1,), 1),
         OperatorCommand("r2", "estop"),
         OperatorCommand("r1", "command", (0.2,), 2),
         OperatorCommand("r1", "hand_back"),
     ):
-        assert view.wish(wish)
-    wishes = [(w.robot, w.kind, w.sequence) for w in view.wishes()]
-    assert wishes == [("r1", "take_over", 0), ("r2", "estop", 0), ("r1", "command", 2), ("r1", "hand_back", 0)]
-    assert view.wishes() == []
+        assert view.submit_command(command)
+    commands = [(w.robot, w.kind, w.sequence) for w in view.pop_commands()]
+    assert commands == [("r1", "take_over", 0), ("r2", "estop", 0), ("r1", "command", 2), ("r1", "hand_back", 0)]
+    assert view.pop_commands() == []
 
 
 def test_a_stop_finds_room_in_a_full_queue():
     view = FleetView(ManualClock())
-    for i in range(view_module.MAX_WISHES):
-        assert view.wish(OperatorCommand("r1" if i < 10 else f"x{i}", ("take_over", "command")[i % 2]))
-    assert not view.wish(OperatorCommand("r1", "hand_back"))
-    assert view.wish(OperatorCommand("r1", "estop"))
-    assert [w.kind for w in view.wishes() if w.robot == "r1"] == ["estop"]
+    for i in range(view_module.MAX_COMMANDS):
+        assert view.submit_command(OperatorCommand("r1" if i < 10 else f"x{i}", ("take_over", "command")[i % 2]))
+    assert not view.submit_command(OperatorCommand("r1", "hand_back"))
+    assert view.submit_command(OperatorCommand("r1", "estop"))
+    assert [w.kind for w in view.pop_commands() if w.robot == "r1"] == ["estop"]
 
 
 def test_which_robots_keys_can_drive():
@@ -190,13 +190,13 @@ def test_many_threads_may_use_it_at_once():
     def feed(name: str) -> None:
         try:
             for i in range(200):
-                view.robot_seen(f"{name}-{i % 7}", arm_spec())
-                view.status(edge_status(f"{name}-{i % 7}", state=np.zeros(4, np.float32)))
-                view.preview(Preview(f"{name}-{i % 7}", "front", 0, b"x"))
+                view.add_robot(f"{name}-{i % 7}", arm_spec())
+                view.update_status(edge_status(f"{name}-{i % 7}", state=np.zeros(4, np.float32)))
+                view.update_preview(Preview(f"{name}-{i % 7}", "front", 0, b"x"))
                 view.snapshot()
                 view.previews(0)
-                view.wish(OperatorCommand(name, "estop"))
-                view.wishes()
+                view.submit_command(OperatorCommand(name, "estop"))
+                view.pop_commands()
         except BaseException as error:  # noqa: BLE001 - shown by the assertion below
             errors.append(error)
 
@@ -211,10 +211,10 @@ def test_many_threads_may_use_it_at_once():
 
 def test_a_robot_is_shown_as_a_resource_with_the_job_it_has():
     view = FleetView(ManualClock())
-    view.robot_seen("r1", arm_spec())
+    view.add_robot("r1", arm_spec())
     assert view.snapshot()["robots"][0]["health"] == "starting"
     well, unwell = robot_state("r1", "main"), robot_state("r2", health="draining", reason="blocks")
-    view.fleet((well, unwell), (job_state("canary", note="waits"),))
+    view.update_fleet((well, unwell), (job_state("canary", note="waits"),))
     snapshot = view.snapshot()
     (card,) = snapshot["robots"]  # r2 has not said hello here
     assert (card["health"], card["health_reason"], card["job"], card["site"]) == ("ready", "", "main", "lab")
@@ -227,29 +227,29 @@ def test_a_robot_is_shown_as_a_resource_with_the_job_it_has():
 
 def test_a_canary_stands_beside_the_curve():
     view = FleetView(ManualClock())
-    view.evaluation(evaluation(3, 0.8, "canary"))
+    view.add_evaluation(evaluation(3, 0.8, "canary"))
     assert view.snapshot()["curve"] == []
     assert view.snapshot()["measured"]["canary"]["version"] == 3
 
 
-def test_a_refused_wish_reaches_only_who_wished():
+def test_a_rejected_command_reaches_only_its_operator():
     view = FleetView(ManualClock())
-    view.refuse(OperatorCommand("r1", "take_over", operator="web-1"), "taken")
-    view.refuse(OperatorCommand("r1", "release_estop", operator="web-2"), "not yours")
-    assert view.refusals("web-1") == [("r1", "taken")]
-    assert view.refusals("web-2") == [("", "not yours")]
-    assert view.refusals("web-1") == []
+    view.reject_command(OperatorCommand("r1", "take_over", operator="web-1"), "taken")
+    view.reject_command(OperatorCommand("r1", "release_estop", operator="web-2"), "not yours")
+    assert view.pop_rejections("web-1") == [("r1", "taken")]
+    assert view.pop_rejections("web-2") == [("", "not yours")]
+    assert view.pop_rejections("web-1") == []
     for _ in range(1000):
-        view.refuse(OperatorCommand("r1", "take_over", operator="web-3"), "taken")
-    assert len(view.refusals("web-3")) == view_module.MAX_EVENTS
+        view.reject_command(OperatorCommand("r1", "take_over", operator="web-3"), "taken")
+    assert len(view.pop_rejections("web-3")) == view_module.MAX_EVENTS
 
 
 def test_what_robots_do_on_their_own_stands_beside_the_measured_figure():
     view = FleetView(ManualClock())
     assert view.snapshot()["unaided"] is None
-    view.episode_done("demonstrator", "drawer-open", "success", 90)
-    view.episode_done("r1", "drawer-open", "success", 0, version=3, practised=True)
-    view.episode_done("r1", "drawer-open", "success", 20, version=4, practised=True)
+    view.add_episode("demonstrator", "drawer-open", "success", 90)
+    view.add_episode("r1", "drawer-open", "success", 0, version=3, practised=True)
+    view.add_episode("r1", "drawer-open", "success", 20, version=4, practised=True)
     assert view.snapshot()["unaided"] == {"success": 0.5, "episodes": 2, "versions": [3, 4]}
-    view.evaluation(evaluation(3, 0.8, "minute 4"))
+    view.add_evaluation(evaluation(3, 0.8, "minute 4"))
     assert view.snapshot()["curve"] == [], "it has other scenes than the curve"

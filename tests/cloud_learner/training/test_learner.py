@@ -277,17 +277,6 @@ def test_a_checkpoint_of_adapters_with_another_scale_is_refused_and_nothing_chan
     assert_same(before, snapshot(subject))
 
 
-def test_a_checkpoint_from_before_bases_has_a_tensor_under_both_its_names():
-    policy = Plain(FinetuneConfig())
-    policy.module[1].weight = nn.Parameter(torch.zeros(256, 256))
-    policy.module.append(nn.Linear(256, 256, bias=False))
-    policy.module[4].weight = policy.module[1].weight
-    subject = Learner(policy, CONFIG)
-    state = subject.state()
-    older = {f"{part}/4.weight": state.tensors[f"{part}/1.weight"] for part in ("module", "average")}
-    subject.restore(dataclasses.replace(state, tensors=state.tensors | older))
-
-
 class Following(Plain):
     """A linear policy on states that are normalised by statistics which follow the data."""
 

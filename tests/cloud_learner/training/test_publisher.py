@@ -44,14 +44,14 @@ class Line:
                     assert message.number == uploading.version.number
                     self.stored += message.data
                 case Heartbeat(sent_ns=sent_ns):
-                    uploading.answered(sent_ns)
+                    uploading.on_heartbeat_answered(sent_ns)
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(upload, "PART", 1000)
-    monkeypatch.setattr(upload, "WINDOW", 2000)
-    monkeypatch.setattr(upload, "AHEAD", 3)
+    monkeypatch.setattr(upload, "PART_BYTES", 1000)
+    monkeypatch.setattr(upload, "WINDOW_BYTES", 2000)
+    monkeypatch.setattr(upload, "MAX_UNANSWERED", 3)
 
 
 def start(size, line, clock=None):
@@ -64,11 +64,11 @@ def start(size, line, clock=None):
 def test_what_is_small_goes_at_once_as_it_always_did(size):
     line = Line()
     weights, sending = start(size, line)
-    sending.turn()
+    sending.poll()
     line.pump(sending)
     assert line.stored == weights
     assert line.offers[0].trained == (2, 9)
-    sending.turn()
+    sending.poll()
     assert not line.queue
 
 
@@ -79,7 +79,7 @@ def test_all_of_it_arrives_and_little_is_under_way(size, room, taken):
     weights, sending = start(size, line)
     turns = 0
     while line.stored != weights:
-        sending.turn()
+        sending.poll()
         line.pump(sending, taken)
         turns += 1
         assert turns < 200
@@ -91,17 +91,17 @@ def test_all_of_it_arrives_and_little_is_under_way(size, room, taken):
 def test_without_answers_nothing_more_is_sent_and_after_a_while_everything_again():
     clock, line = ManualClock(), Line()
     weights, sending = start(20_000, line, clock)
-    sending.turn()
+    sending.poll()
     under_way = len(line.queue)
-    sending.turn()
+    sending.poll()
     assert len(line.queue) == under_way
     line.queue.clear()
-    clock.advance(int(upload.PATIENCE_S * 1e9))
-    sending.turn()
+    clock.advance(int(upload.TIMEOUT_S * 1e9))
+    sending.poll()
     assert not line.queue
     clock.advance(1)
     while line.stored != weights:
-        sending.turn()
+        sending.poll()
         line.pump(sending)
     assert len(line.offers) == 1
 
@@ -110,23 +110,23 @@ def test_a_slow_line_that_moves_is_not_given_up():
     clock, line = ManualClock(), Line()
     weights, sending = start(20_000, line, clock)
     while line.stored != weights:
-        sending.turn()
+        sending.poll()
         line.pump(sending, 3)
-        clock.advance(int(0.9 * upload.PATIENCE_S * 1e9))
+        clock.advance(int(0.9 * upload.TIMEOUT_S * 1e9))
     assert len(line.offers) == 1
 
 
 def test_a_gateway_that_could_not_take_it_is_left_alone_for_a_while():
     clock, line = ManualClock(), Line()
     weights, sending = start(20_000, line, clock)
-    sending.turn()
-    sending.rest()
+    sending.poll()
+    sending.pause()
     line.pump(sending)
-    sending.turn()
+    sending.poll()
     assert not line.queue
-    clock.advance(int(upload.PATIENCE_S * 1e9) + 1)
+    clock.advance(int(upload.TIMEOUT_S * 1e9) + 1)
     while line.stored != weights:
-        sending.turn()
+        sending.poll()
         line.pump(sending)
     assert len(line.offers) == 2
 
@@ -134,9 +134,9 @@ def test_a_gateway_that_could_not_take_it_is_left_alone_for_a_while():
 def test_a_line_that_is_down_is_tried_again():
     line = Line(0)
     weights, sending = start(500, line)
-    sending.turn()
+    sending.poll()
     line.room = 10
-    sending.turn()
+    sending.poll()
     line.pump(sending)
     assert line.stored == weights
 
@@ -152,7 +152,7 @@ def test_over_a_real_line_nothing_is_dropped_however_short_its_queue(tmp_path, q
         stored, offers = bytearray(), 0
         deadline = time.monotonic() + 60
         while len(stored) < len(weights) and time.monotonic() < deadline:
-            sending.turn()
+            sending.poll()
             while (received := server.recv(0.001)) is not None:
                 match received[1]:
                     case Publish():
@@ -163,7 +163,7 @@ def test_over_a_real_line_nothing_is_dropped_however_short_its_queue(tmp_path, q
                     case Heartbeat(sent_ns=sent_ns):
                         server.send("trainer", HelloAck("here", 0, sent_ns))
             while (message := client.recv()) is not None:
-                sending.answered(message.echo_ns)
+                sending.on_heartbeat_answered(message.echo_ns)
         assert (bytes(stored), offers) == (weights, 1)
     finally:
         client.close()

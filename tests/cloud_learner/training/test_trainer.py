@@ -51,15 +51,15 @@ def test_its_first_version_is_its_own_weights_and_needs_no_data(fleet):
     first = fleet.trainer.learner.policy.save()
     assert fleet.trainer.phase == "online"
     for _ in range(4):
-        assert not fleet.trainer.turn()
-        fleet.gateway.turn()
+        assert not fleet.trainer.step()
+        fleet.gateway.poll()
     version = fleet.ledger.newest_version().version
     assert (version.number, version.parent, version.gradient_steps) == (1, 0, 0)
     assert (fleet.data.weights / fleet.ledger.newest_version().path).read_bytes() == first
     for _ in range(20):
         fleet.turn(1, 0)
         fleet.clock.advance(10**9)
-        fleet.trainer.turn()
+        fleet.trainer.step()
     assert fleet.ledger.newest_version().version.number == 1, "the same weights are not published again"
 
 
@@ -85,16 +85,16 @@ def again(fleet):
 
 def test_stopped_before_its_first_checkpoint_it_goes_on_from_its_first_version(fleet):
     for _ in range(4):
-        fleet.trainer.turn()
-        fleet.gateway.turn()
+        fleet.trainer.step()
+        fleet.gateway.poll()
     for path in fleet.data.checkpoints.glob("*"):
         for file in path.iterdir():
             file.unlink()
         path.rmdir()
     second = again(fleet)
     for _ in range(4):
-        second.turn()
-        fleet.gateway.turn()
+        second.step()
+        fleet.gateway.poll()
     assert fleet.ledger.newest_version().version.number == 1
     second.close()
 
@@ -104,8 +104,8 @@ def test_killed_before_its_first_version_was_stored_it_publishes_it_again(fleet)
     assert checkpoint.load_newest(fleet.data.checkpoints).meta["version"] == 0
     second = again(fleet)
     for _ in range(4):
-        second.turn()
-        fleet.gateway.turn()
+        second.step()
+        fleet.gateway.poll()
     assert fleet.ledger.newest_version().version.gradient_steps == 0
     second.close()
 

@@ -115,14 +115,14 @@ class House:
         self._up.set()
         while not self._kill.is_set():
             wait_any([channel], 0.02)
-            gateway.turn()
+            gateway.poll()
         channel.close()
         ledger.close()
 
     def _work(self) -> None:
         while not self._ends.is_set():
             for edge in list(self.edges):
-                edge.turn()
+                edge.poll()
                 edge.between()
                 if not edge.welcomed:
                     edge.hello()

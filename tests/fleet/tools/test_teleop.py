@@ -72,9 +72,10 @@ class Hand:
 class Edge(FakeEdge):
     """Keeps stopped until it is let go, as a real one does."""
 
-    def turn(self, timeout_s: float = 0.0) -> None:
-        super().turn(timeout_s)
-        stops = [m.kind for m in self.heard if isinstance(m, OperatorCommand) and m.kind in ("estop", "release_estop")]
+    def poll(self, timeout_s: float = 0.0) -> None:
+        super().poll(timeout_s)
+        kinds = [message.kind for message in self.received if isinstance(message, OperatorCommand)]
+        stops = [kind for kind in kinds if kind in ("estop", "release_estop")]
         if stops[-1:] == ["estop"]:
             self.mode = "estop"
 
@@ -131,19 +132,19 @@ class Scene:
                 self.over |= not teleop.turn()
             if not gateway:
                 continue
-            self.gateway.turn()
+            self.gateway.poll()
             for edge in self.edges:
-                edge.turn()
+                edge.poll()
                 edge.between()
                 if edge.welcomed and self.clock.now_ns() - self.went_ns > 2e8:
                     edge.status()
             if self.clock.now_ns() - self.went_ns > 2e8:
                 self.went_ns = self.clock.now_ns()
-            self.gateway.turn()
+            self.gateway.poll()
 
     @property
     def wishes(self) -> list[OperatorCommand]:
-        return [message for message in self.robot.heard if isinstance(message, OperatorCommand)]
+        return [message for message in self.robot.received if isinstance(message, OperatorCommand)]
 
     @property
     def kinds(self) -> list[str]:
@@ -192,7 +193,7 @@ def test_what_the_robot_makes_of_it(scene: Scene) -> None:
     human, executed = OperatorOverride(SPEC, scene.clock), np.float32([0, 0, 0, -1])
     for wants in (HOLD, drive(0.5, 0, 0, 1), HOLD):
         scene.hand.wants = wants
-        scene.robot.heard.clear()
+        scene.robot.received.clear()
         scene.run(0.4)
         for wish in scene.wishes:
             human.handle_command(wish)

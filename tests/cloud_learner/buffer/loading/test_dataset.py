@@ -167,7 +167,7 @@ def test_every_window_is_what_brute_force_finds(planner, data):
             if draw(st.booleans()):
                 for row, segment in zip(rows, some, strict=True):
                     if row not in damaged:
-                        feed.offer(row, segment)
+                        feed.submit(row, segment)
             feed.refresh(draw(st.sampled_from([None, 2])))
             if draw(st.integers(0, 5)) == 0:
                 buffer.prune(draw(st.sampled_from(["e0", "e1"])))
@@ -218,7 +218,7 @@ def life(feed, buffer, queue, batches=40, start=0):
         if number % 4 == 0:
             rows = buffer.add(*queue[number : number + 4])
             for row in rows[::2]:
-                feed.offer(row, buffer.segments[row])
+                feed.submit(row, buffer.segments[row])
             feed.refresh()
         if number % 7 == 0:
             feed.note("drawer-open", True, 0.5 + number)
@@ -489,7 +489,7 @@ def test_whatever_is_planned_stays_within_the_cache(cameras, cache_bytes):
         for number in range(120):
             if number % 10 == 0:
                 for row, segment in zip(buffer.add(*queue[:12]), queue[:12], strict=False):
-                    feed.offer(row, segment)
+                    feed.submit(row, segment)
                 del queue[:12]
                 feed.refresh()
             feed.next()
@@ -548,8 +548,8 @@ def test_fresh_segments_are_not_read_again():
     with ReplayDataset(buffer, buffer, spec, config(), planner=HoldAll) as feed:
         for segment in record(spec, "e", [10, 10, 10, 10], 0):
             (row,) = buffer.add(segment)
-            feed.offer(row, segment)
-        feed.offer(99, record(other, "o", [10], 0)[0])
+            feed.submit(row, segment)
+        feed.submit(99, record(other, "o", [10], 0)[0])
         feed.refresh()
         feed.next()
         assert buffer.reads == []

@@ -228,7 +228,7 @@ def test_processes_change_no_batch(filled):
     def offer(feed, number):
         if number % 3 == 0:
             for row in range(21 + number // 2, min(24 + number // 2, len(segments))):
-                feed.offer(row, segments[row])
+                feed.submit(row, segments[row])
 
     options = {"ticks_per_frame": 2, "max_offset": 6, "rolled": (True, False, True), "later": True}
     expect, stats = batches(place, 40, **options)

@@ -1,4 +1,4 @@
-"""Who may move which robot: takes the commands of people, refuses what must not be, queues the rest.
+"""Who may move which robot: checks the commands of pages, rejects what must not be, queues the rest.
 
 One operator per robot. An operator is one open page (one websocket). A page that holds robots must speak at least
 every `heartbeat_s`; when it does not, or when it closes, its robots get `drop_link` and hold.
@@ -11,64 +11,59 @@ import math
 
 import msgspec
 
-from cloud_learner.operator.cards import DROPPED, not_drivable
 from cloud_learner.operator.view import FleetView
+from cloud_learner.operator.view_models import DROPPED, WEB_OPERATOR, not_drivable
 from hal.resource import Priority
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ProtocolError, RejectedError, suggest
 from wire.messages.gateway import OperatorCommand
-from wire.types import Lease, RobotSpec
+from wire.types import Lease, OperatorCommandKind, RobotSpec
 
 HEARTBEAT_S = 0.3
 MAX_MESSAGE_BYTES = 16 * 1024
 
 
-class _Wish(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
+class _PageMessage(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
     pass
 
 
-class TakeOver(_Wish, frozen=True, tag="take_over"):
+class PageHeartbeat(_PageMessage, frozen=True, tag="heartbeat"):
+    """The page is alive."""
+
+
+class _RobotMessage(_PageMessage, frozen=True):
+    robot: str
+
+
+class TakeOver(_RobotMessage, frozen=True, tag="take_over"):
     """Drive this robot from now on."""
 
-    robot: str
 
-
-class HandBack(_Wish, frozen=True, tag="hand_back"):
+class HandBack(_RobotMessage, frozen=True, tag="hand_back"):
     """Let the policy go on with this robot."""
 
-    robot: str
 
-
-class Command(_Wish, frozen=True, tag="command"):
+class Command(_RobotMessage, frozen=True, tag="command"):
     """The action to hold until the next command."""
 
-    robot: str
     action: tuple[float, ...]
     """da numbers within the limits of the robot's spec"""
     sequence: int = 0
 
 
-class EStop(_Wish, frozen=True, tag="estop"):
+class EStop(_RobotMessage, frozen=True, tag="estop"):
     """Stop this robot now. Anybody may."""
 
-    robot: str
 
-
-class ReleaseEStop(_Wish, frozen=True, tag="release_estop"):
+class ReleaseEStop(_RobotMessage, frozen=True, tag="release_estop"):
     """Let this robot move again."""
-
-    robot: str
-
-
-class Beat(_Wish, frozen=True, tag="heartbeat"):
-    """The page is alive."""
 
 
 class RobotNotClaimedError(RejectedError):
     """A command for a robot that this page does not hold, or no longer: a page may learn that a moment too late."""
 
 
-_decoder = msgspec.json.Decoder(TakeOver | HandBack | Command | EStop | ReleaseEStop | Beat)
+_decoder = msgspec.json.Decoder(TakeOver | HandBack | Command | EStop | ReleaseEStop | PageHeartbeat)
 
 
 class OperatorSessions:
@@ -78,7 +73,7 @@ class OperatorSessions:
         self._view = view
         self._clock = clock or MonotonicClock()
         self._heartbeat_ns = round(heartbeat_s * 1e9)
-        self._heard_ns: dict[int, int] = {}
+        self._last_message_ns: dict[int, int] = {}
         self._holder: dict[str, int] = {}
         self._dropped: set[str] = set()
         self._next = 1
@@ -86,27 +81,27 @@ class OperatorSessions:
     def join(self) -> int:
         """The number of a new operator."""
         operator, self._next = self._next, self._next + 1
-        self._heard_ns[operator] = self._clock.now_ns()
+        self._last_message_ns[operator] = self._clock.now_ns()
         return operator
 
     def leave(self, operator: int) -> list[str]:
         """The page of `operator` is gone: its robots are told to hold. Returns their names."""
-        self._heard_ns.pop(operator, None)
+        self._last_message_ns.pop(operator, None)
         return self._drop(operator)
 
     def expire(self) -> dict[int, list[str]]:
         """Drop the robots of every operator that holds some and has been silent too long; their names by operator."""
         now_ns = self._clock.now_ns()
-        silent = {who for who in self._holder.values() if now_ns - self._heard_ns[who] > self._heartbeat_ns}
+        silent = {who for who in self._holder.values() if now_ns - self._last_message_ns[who] > self._heartbeat_ns}
         return {operator: self._drop(operator) for operator in sorted(silent)}
 
-    def refused(self, operator: int) -> list[str]:
-        """Why commands of `operator` were not carried out, since the last call; its robots among them are let go.
+    def pop_rejections(self, operator: int) -> list[str]:
+        """Why commands of `operator` were rejected after all, since the last call; its robots among them are let go.
 
         The gateway leases a robot to whoever takes it over, and somebody else may have been faster.
         """
         reasons = []
-        for robot, reason in self._view.refusals(_name(operator)):
+        for robot, reason in self._view.pop_rejections(_name(operator)):
             reasons.append(reason)
             if robot and self._holder.get(robot) == operator:
                 del self._holder[robot]
@@ -115,9 +110,9 @@ class OperatorSessions:
     def control(self, operator: int | None = None) -> dict[str, str]:
         """By robot: you (held by `operator`), other, or dropped (its operator vanished; it waits in a hold)."""
         held = {robot: "you" if who == operator else "other" for robot, who in self._holder.items()}
-        return self._elsewhere() | dict.fromkeys(self._dropped, "dropped") | held
+        return self._driven_elsewhere() | dict.fromkeys(self._dropped, "dropped") | held
 
-    def _elsewhere(self) -> dict[str, str]:
+    def _driven_elsewhere(self) -> dict[str, str]:
         """Robots that somebody without a page drives or dropped, or a page of before this process."""
         found = {}
         for robot, lease in self._view.leases().items():
@@ -127,7 +122,7 @@ class OperatorSessions:
                 found[robot] = "other"
         return found
 
-    def hear(self, operator: int, data: str | bytes) -> str:
+    def handle_message(self, operator: int, data: str | bytes) -> str:
         """Act on one message of a page. Returns a warning for that person, mostly ''.
 
         Raises `ProtocolError` for what is no message and `RejectedError` for what must not be done; nothing happened
@@ -135,54 +130,54 @@ class OperatorSessions:
         """
         if len(data) > MAX_MESSAGE_BYTES:
             raise ProtocolError(f"a message of {len(data)} bytes is above the cap of {MAX_MESSAGE_BYTES}.")
-        self._heard_ns[operator] = self._clock.now_ns()
+        self._last_message_ns[operator] = self._clock.now_ns()
         try:
-            wish = _decoder.decode(data)
+            message = _decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"not a message of this page: {error}.") from error
-        if isinstance(wish, Beat):
+        if isinstance(message, PageHeartbeat):
             return ""
         robots = self._view.robots()
-        if wish.robot not in robots:
-            name = wish.robot[:64]
+        if message.robot not in robots:
+            name = message.robot[:64]
             raise RejectedError(f"There is no robot '{name}'.{suggest(name, robots)}")
-        return self._act(operator, wish)
+        return self._act(operator, message)
 
-    def _act(self, operator: int, wish: TakeOver | HandBack | Command | EStop | ReleaseEStop) -> str:
-        robot = wish.robot
+    def _act(self, operator: int, message: TakeOver | HandBack | Command | EStop | ReleaseEStop) -> str:
+        robot = message.robot
         holder = self._holder.get(robot)
-        if isinstance(wish, EStop):
-            self._queue(operator, robot, "estop")
-            if self._view.lost(robot):
-                return f"{robot} has no link to the gateway: this stop may not reach it. Use the stop on the robot."
-            return ""
-        if holder is not None and holder != operator:
+        if holder not in (None, operator) and not isinstance(message, EStop):
             raise RejectedError(
                 f"{robot} is driven from another page (operator {holder}). Wait until it is handed back."
             )
-        if isinstance(wish, TakeOver):
-            self._check_take_over(robot)
-            self._queue(operator, robot, "take_over")
-            self._holder[robot] = operator
-            self._dropped.discard(robot)
-        elif isinstance(wish, HandBack):
-            self._queue(operator, robot, "hand_back")
-            self._holder.pop(robot, None)
-            self._dropped.discard(robot)
-        elif isinstance(wish, ReleaseEStop):
-            self._queue(operator, robot, "release_estop")
-        else:
-            if holder is None:
-                raise RobotNotClaimedError(f"{robot} is not under your control. Take it over first.")
-            spec = self._view.spec(robot)
-            if spec is None:
-                raise RejectedError(f"{robot} has not said what its actions mean. Wait until it is connected.")
-            check_action(robot, spec, wish.action)
-            self._queue(operator, robot, "command", wish.action, wish.sequence)
+        match message:
+            case EStop():
+                self._queue(operator, robot, OperatorCommandKind.estop)
+                if self._view.is_lost(robot):
+                    return f"{robot} has no link to the gateway: this stop may not reach it. Use the stop on the robot."
+            case ReleaseEStop():
+                self._queue(operator, robot, OperatorCommandKind.release_estop)
+            case TakeOver():
+                self._check_take_over(robot)
+                self._queue(operator, robot, OperatorCommandKind.take_over)
+                self._holder[robot] = operator
+                self._dropped.discard(robot)
+            case HandBack():
+                self._queue(operator, robot, OperatorCommandKind.hand_back)
+                self._holder.pop(robot, None)
+                self._dropped.discard(robot)
+            case Command(action=action, sequence=sequence):
+                if holder is None:
+                    raise RobotNotClaimedError(f"{robot} is not under your control. Take it over first.")
+                spec = self._view.spec(robot)
+                if spec is None:
+                    raise RejectedError(f"{robot} has not said what its actions mean. Wait until it is connected.")
+                check_action(robot, spec, action)
+                self._queue(operator, robot, OperatorCommandKind.command, action, sequence)
         return ""
 
     def _check_take_over(self, robot: str) -> None:
-        if self._view.lost(robot):
+        if self._view.is_lost(robot):
             raise RejectedError(f"{robot} has no link to the gateway now. Wait until it is back, then take over.")
         lease = self._view.leases().get(robot)
         if lease is not None and _drives(lease):
@@ -196,24 +191,23 @@ class OperatorSessions:
         for robot in robots:
             del self._holder[robot]
             self._dropped.add(robot)
-            self._queue(operator, robot, "drop_link")
+            self._queue(operator, robot, OperatorCommandKind.drop_link)
         return robots
 
     def _queue(self, operator: int, robot: str, kind: str, action: tuple[float, ...] = (), sequence: int = 0) -> None:
-        wish = OperatorCommand(robot=robot, kind=kind, action=action, sequence=sequence, operator=_name(operator))
-        if not self._view.wish(wish):
+        if not self._view.submit_command(OperatorCommand(robot, kind, action, sequence, _name(operator))):
             raise RejectedError(
-                f"The gateway takes no wishes now, so {robot} did not get '{kind}'. See the gateway's log."
+                f"The gateway takes no commands now, so {robot} did not get '{kind}'. See the gateway's log."
             )
 
 
 def _name(operator: int) -> str:
-    return f"web-{operator}"
+    return f"{WEB_OPERATOR}{operator}"
 
 
 def _drives(lease: Lease) -> bool:
     """Whether somebody drives by this lease who is not at a page."""
-    at_page = lease.holder.startswith((_name(0)[:-1], DROPPED))
+    at_page = lease.holder.startswith((WEB_OPERATOR, DROPPED))
     return lease.priority >= Priority.operator and lease.purpose != "estop" and not at_page
 
 

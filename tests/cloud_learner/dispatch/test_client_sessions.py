@@ -74,7 +74,7 @@ def test_a_stronger_lease_takes_the_robot_and_the_weaker_holder_hears_of_it(hall
     lease = hall.ask(weak, AcquireLease(1, "robot-0", "check", 0, 30.0)).lease
     assert lease is not None
     assert hall.ask(strong, AcquireLease(1, "robot-0", "repair", 60, 30.0)).lease is not None
-    (heard,) = hall.hear(weak)
+    (heard,) = hall.received(weak)
     assert isinstance(heard, Preempted)
     assert heard.lease.number == lease.number and "'console@2' took it for repair (priority 60)" in heard.reason
     assert "ended" in hall.ask(weak, RenewLease(2, "robot-0", lease.number)).refused
@@ -84,14 +84,14 @@ def test_only_consoles_and_teleoperators_call(hall: Hall) -> None:
     edge = hall.edge("robot-0")
     edge.channel.send(AcquireLease(1, "robot-0", "check", 0, 30.0))
     edge.channel.send(OperatorCommand("robot-0", "take_over"))
-    hall.gateway.turn()
-    edge.turn()
-    assert not any(isinstance(m, Response | OperatorCommand) for m in edge.heard)
+    hall.gateway.poll()
+    edge.poll()
+    assert not any(isinstance(m, Response | OperatorCommand) for m in edge.received)
     console = hall.peer()
     console.send(OperatorCommand("robot-0", "take_over"))
-    hall.gateway.turn()
-    edge.turn()
-    assert not any(isinstance(m, OperatorCommand) for m in edge.heard)
+    hall.gateway.poll()
+    edge.poll()
+    assert not any(isinstance(m, OperatorCommand) for m in edge.received)
     assert hall.lease("robot-0") == ("main", "rollout")
 
 
@@ -124,7 +124,7 @@ class _Turning:
         return self._line.send(message)
 
     def recv(self, timeout_s: float = 0.0) -> Message | None:
-        self._hall.gateway.turn()
+        self._hall.gateway.poll()
         return self._line.recv()
 
     def close(self) -> None:
@@ -146,8 +146,8 @@ def test_a_lease_is_renewed_by_its_own_number_and_its_own_key(hall: Hall) -> Non
         assert f"lease {lease.number} of 'robot-0' belongs to 'teleoperator'" in said or "has ended" in said
     # nobody kept it alive but its holder, and the holder hears of its end
     assert hall.lease("robot-0") == ("main", "rollout")
-    assert [m.lease.number for m in hall.hear(teleoperator) if isinstance(m, Preempted)] == [lease.number]
-    assert not any(isinstance(m, Preempted) for m in hall.hear(console))
+    assert [m.lease.number for m in hall.received(teleoperator) if isinstance(m, Preempted)] == [lease.number]
+    assert not any(isinstance(m, Preempted) for m in hall.received(console))
 
 
 RESERVED = ["console", "console-7", "teleoperator", "web-1", "dropped", "operator", "gateway", "estop", "rest", "main"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud_learner.dispatch.hall import Hall, page, wishes
+from tests.cloud_learner.dispatch.hall import Hall, commands, page
 from wire.errors import RejectedError
 from wire.messages.fleet import AcquireLease, Preempted, ReleaseLease, RenewLease
 from wire.messages.gateway import OperatorCommand
@@ -33,7 +33,7 @@ def test_taking_over_at_the_page_is_a_lease_and_handing_back_gives_the_job_back(
     page(hall, me, "command", action=[0, 0, 0, 0])
     page(hall, me, "hand_back")
     hall.pass_time(1.0)
-    assert wishes(edge) == ["take_over", "command", "hand_back"]
+    assert commands(edge) == ["take_over", "command", "hand_back"]
     assert hall.lease("robot-0") == ("main", "rollout")
     assert told is not None and edge.job is not None and edge.job.id == told.id
 
@@ -45,7 +45,7 @@ def test_a_page_that_leaves_leaves_the_robot_to_people(hall: Hall) -> None:
     page(hall, me, "take_over")
     hall.desk.leave(me)
     hall.pass_time(40.0)
-    assert wishes(edge) == ["take_over", "drop_link"]
+    assert commands(edge) == ["take_over", "drop_link"]
     assert hall.lease("robot-0") == (f"dropped:web-{me}", "operator")
     assert hall.desk.control(you) == {"robot-0": "dropped"}
     page(hall, you, "take_over")
@@ -62,13 +62,13 @@ def test_a_page_of_before_a_kill_has_dropped_its_robot(hall: Hall) -> None:
     page(hall, me, "take_over")
     hall = hall.killed()
     hall.pass_time(30.0)
-    assert wishes(edge) == ["take_over", "drop_link"]
+    assert commands(edge) == ["take_over", "drop_link"]
     assert hall.lease("robot-0") == (f"dropped:web-{me}", "operator")
     again = hall.desk.join()
     assert hall.desk.control(again) == {"robot-0": "dropped"}
     page(hall, again, "hand_back")
     hall.pass_time(1.0)
-    assert hall.lease("robot-0") == ("main", "rollout") and wishes(edge)[-1] == "hand_back"
+    assert hall.lease("robot-0") == ("main", "rollout") and commands(edge)[-1] == "hand_back"
     hall.ledger.close()
 
 
@@ -80,11 +80,11 @@ def test_a_stop_outranks_everybody_until_it_is_released(hall: Hall) -> None:
     assert lease is not None
     teleoperator.send(OperatorCommand("robot-0", "take_over"))
     hall.pass_time(1.0)
-    hall.hear(teleoperator)
+    hall.received(teleoperator)
     me = hall.desk.join()
     page(hall, me, "estop")
     assert hall.lease("robot-0") == (f"web-{me}", "estop")
-    (ended,) = [m for m in hall.hear(teleoperator) if isinstance(m, Preempted)]
+    (ended,) = [m for m in hall.received(teleoperator) if isinstance(m, Preempted)]
     assert ended.lease.number == lease.number and "for estop" in ended.reason
     hall.pass_time(30.0)
     assert edge.mode == "estop" and hall.lease("robot-0") == (f"web-{me}", "estop")
@@ -92,7 +92,7 @@ def test_a_stop_outranks_everybody_until_it_is_released(hall: Hall) -> None:
     refused = hall.ask(teleoperator, AcquireLease(2, "robot-0", "teleoperation", 80, 1.0)).refused
     assert f"is stopped by 'web-{me}'. Release the stop first." in refused
     page(hall, me, "take_over")
-    assert hall.desk.refused(me) == [f"robot-0 is stopped by 'web-{me}'. Release the stop first."]
+    assert hall.desk.pop_rejections(me) == [f"robot-0 is stopped by 'web-{me}'. Release the stop first."]
     assert hall.desk.control(me) == {}
     page(hall, me, "release_estop")
     # it was being driven, by somebody who has lost it: it waits for a person
@@ -124,7 +124,7 @@ def test_a_teleoperator_drives_only_what_it_holds(hall: Hall) -> None:
     assert "has not taken" in hall.ask(teleoperator, OperatorCommand("robot-0", "command", rest)).refused
     teleoperator.send(OperatorCommand("robot-0", "take_over", operator="forged"))
     teleoperator.send(OperatorCommand("robot-0", "command", rest))
-    hall.gateway.turn()
+    hall.gateway.poll()
     for bad, words in (
         (OperatorCommand("robot-0", "command", (9.0, 0.0, 0.0, 0.0)), "outside [-1, 1]"),
         (OperatorCommand("robot-0", "command", (0.0,)), "1 numbers"),
@@ -133,14 +133,14 @@ def test_a_teleoperator_drives_only_what_it_holds(hall: Hall) -> None:
     ):
         assert words in hall.ask(teleoperator, bad).refused
     hall.pass_time(0.4)
-    assert [type(m).__name__ for m in hall.hear(teleoperator)] == ["EdgeStatus"] * 2  # it sees what it drives
+    assert [type(m).__name__ for m in hall.received(teleoperator)] == ["EdgeStatus"] * 2  # it sees what it drives
     # another one cannot, but anybody may stop
     other = hall.peer("teleoperator-2")
     assert "is held by 'teleoperator'" in hall.ask(other, OperatorCommand("robot-0", "command", rest)).refused
     hall.ask(teleoperator, ReleaseLease(2, "robot-0", lease.number))
     hall.pass_time(1.0)
-    assert wishes(edge) == ["take_over", "command", "hand_back"]
-    assert all(m.operator == "teleoperator" for m in edge.heard if isinstance(m, OperatorCommand))
+    assert commands(edge) == ["take_over", "command", "hand_back"]
+    assert all(m.operator == "teleoperator" for m in edge.received if isinstance(m, OperatorCommand))
     assert hall.lease("robot-0") == ("main", "rollout")
 
 
@@ -151,9 +151,9 @@ def test_a_teleoperator_that_vanishes_leaves_the_robot_holding(hall: Hall) -> No
     hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 1.0))
     teleoperator.send(OperatorCommand("robot-0", "take_over"))
     hall.pass_time(2.0)
-    assert wishes(edge) == ["take_over", "drop_link"]
+    assert commands(edge) == ["take_over", "drop_link"]
     assert hall.lease("robot-0") == ("dropped:teleoperator", "operator")
-    assert any(isinstance(m, Preempted) for m in hall.hear(teleoperator))
+    assert any(isinstance(m, Preempted) for m in hall.received(teleoperator))
     # the next one finds it free for people
     other = hall.peer("teleoperator-2")
     assert hall.ask(other, AcquireLease(1, "robot-0", "teleoperation", 80, 1.0)).lease is not None
@@ -177,7 +177,7 @@ def test_a_teleoperator_that_comes_back_drives_on(hall: Hall) -> None:
     teleoperator.send(OperatorCommand("robot-0", "take_over"))
     hall.pass_time(5.0)
     assert hall.ask(teleoperator, RenewLease(3, "robot-0", lease.number)).refused == ""
-    assert wishes(edge) == ["take_over", "drop_link", "take_over"]
+    assert commands(edge) == ["take_over", "drop_link", "take_over"]
     # it may stop the robot itself, and let it go on
     teleoperator.send(OperatorCommand("robot-0", "estop"))
     hall.pass_time(5.0)
@@ -186,7 +186,7 @@ def test_a_teleoperator_that_comes_back_drives_on(hall: Hall) -> None:
     teleoperator.send(OperatorCommand("robot-0", "release_estop"))
     hall.pass_time(1.0)
     assert hall.lease("robot-0") == ("dropped:teleoperator", "operator")
-    assert wishes(edge)[3:] == ["estop", "drop_link", "release_estop"] or wishes(edge)[3:] == [
+    assert commands(edge)[3:] == ["estop", "drop_link", "release_estop"] or commands(edge)[3:] == [
         "drop_link",
         "estop",
         "release_estop",
@@ -203,12 +203,12 @@ def test_a_page_cannot_take_what_a_teleoperator_drives_and_a_console_can_end_it(
     assert hall.desk.control(me) == {"robot-0": "other"}
     with pytest.raises(RejectedError, match=r"held by 'teleoperator' \(teleoperation\)"):
         page(hall, me, "take_over")
-    hall.hear(teleoperator)
+    hall.received(teleoperator)
     assert hall.ask(console, ReleaseLease(1, "robot-0", 0)).refused == ""
-    (ended,) = [m for m in hall.hear(teleoperator) if isinstance(m, Preempted)]
+    (ended,) = [m for m in hall.received(teleoperator) if isinstance(m, Preempted)]
     assert "'console' released it by force" in ended.reason
     hall.pass_time(1.0)
-    assert wishes(edge)[-1] == "hand_back" and hall.lease("robot-0") == ("main", "rollout")
+    assert commands(edge)[-1] == "hand_back" and hall.lease("robot-0") == ("main", "rollout")
 
 
 # --- stops that get lost ----------------------------------------------------------------------------------------------
@@ -219,38 +219,38 @@ def test_a_stop_that_was_lost_is_sent_again_until_the_robot_shows_it(hall: Hall)
     hall.pass_time(1.0)
     teleoperator = hall.peer("teleoperator")
     teleoperator.send(OperatorCommand("robot-0", "estop"))
-    hall.gateway.turn()
-    hall.hear(edge.channel)  # lost on its way
+    hall.gateway.poll()
+    hall.received(edge.channel)  # lost on its way
     for _ in range(30):
         # the robot works on and hears nothing
         hall.clock.advance(200_000_000)
         edge.status()
-        hall.gateway.turn()
-        lost = [m for m in hall.hear(edge.channel) if isinstance(m, OperatorCommand)]
+        hall.gateway.poll()
+        lost = [m for m in hall.received(edge.channel) if isinstance(m, OperatorCommand)]
         assert [(m.kind, m.operator) for m in lost] == [("estop", "teleoperator")]
         assert hall.lease("robot-0") == ("teleoperator", "estop")
     hall.pass_time(0.4)
     assert edge.mode == "estop"
-    told = wishes(edge)
+    told = commands(edge)
     hall.pass_time(10.0)
-    assert wishes(edge) == told and hall.lease("robot-0") == ("teleoperator", "estop")
+    assert commands(edge) == told and hall.lease("robot-0") == ("teleoperator", "estop")
     # what was shown once may be released beside the robot
     edge.mode = "policy"
     hall.pass_time(10.0)
-    assert hall.lease("robot-0") == ("main", "rollout") and wishes(edge) == told
+    assert hall.lease("robot-0") == ("main", "rollout") and commands(edge) == told
 
 
 def test_a_stop_is_not_sent_faster_than_it_can_be_heard(hall: Hall) -> None:
     edge = hall.edge("robot-0")
     hall.pass_time(1.0)
     page(hall, hall.desk.join(), "estop")
-    hall.hear(edge.channel)
+    hall.received(edge.channel)
     for _ in range(50):
         hall.clock.advance(20_000_000)
         edge.mode = "policy"
         edge.status()
-        hall.gateway.turn()
-    assert len([m for m in hall.hear(edge.channel) if isinstance(m, OperatorCommand)]) == 10
+        hall.gateway.poll()
+    assert len([m for m in hall.received(edge.channel) if isinstance(m, OperatorCommand)]) == 10
 
 
 def test_a_page_stops_a_robot_without_a_link_when_it_is_back(hall: Hall) -> None:
@@ -262,11 +262,11 @@ def test_a_page_stops_a_robot_without_a_link_when_it_is_back(hall: Hall) -> None
     texts = [event["text"] for event in hall.view.snapshot()["events"]]
     assert any("estop did not reach the robot; it is sent again as soon as the robot is back" in t for t in texts)
     hall.pass_time(60.0)
-    assert wishes(edge) == [] and hall.lease("robot-0") == (f"web-{me}", "estop")
+    assert commands(edge) == [] and hall.lease("robot-0") == (f"web-{me}", "estop")
     hall.server.cut.clear()
     edge.hello()
-    hall.gateway.turn()
-    edge.turn()
+    hall.gateway.poll()
+    edge.poll()
     assert edge.mode == "estop"  # before it has reported anything
     hall.pass_time(5.0)
     assert hall.lease("robot-0") == (f"web-{me}", "estop")
@@ -283,9 +283,9 @@ def test_a_report_from_before_the_release_does_not_confirm_the_next_stop(hall: H
     hall.pass_time(3.0)
     edge.status()  # on its way while the stop is released and set again
     page(hall, me, "release_estop")
-    hall.desk.hear(me, b'{"type": "estop", "robot": "robot-0"}')
-    hall.gateway.turn()
-    hall.hear(edge.channel)
+    hall.desk.handle_message(me, b'{"type": "estop", "robot": "robot-0"}')
+    hall.gateway.poll()
+    hall.received(edge.channel)
     edge.mode = "policy"
     hall.pass_time(5.0)
     assert edge.mode == "estop" and hall.lease("robot-0") == (f"web-{me}", "estop")
@@ -298,9 +298,9 @@ def test_stopping_once_more_counts_from_then_on(hall: Hall) -> None:
     page(hall, me, "estop")
     hall.pass_time(3.0)
     edge.mode = "policy"  # released beside the robot, and nobody heard of it yet
-    hall.desk.hear(you, b'{"type": "estop", "robot": "robot-0"}')
-    hall.gateway.turn()
-    hall.hear(edge.channel)
+    hall.desk.handle_message(you, b'{"type": "estop", "robot": "robot-0"}')
+    hall.gateway.poll()
+    hall.received(edge.channel)
     hall.pass_time(5.0)
     assert edge.mode == "estop" and hall.lease("robot-0") == (f"web-{me}", "estop")
 
@@ -329,7 +329,7 @@ def test_a_stop_beside_the_robot_that_ended_with_the_gateway_away_is_over(hall: 
     hall = hall.killed()
     edge.mode = "policy"
     hall.pass_time(10.0)
-    assert "estop" not in wishes(edge) and hall.lease("robot-0") == ("main", "rollout")
+    assert "estop" not in commands(edge) and hall.lease("robot-0") == ("main", "rollout")
     hall.ledger.close()
 
 
@@ -374,9 +374,9 @@ def test_a_teleoperator_stops_a_robot_whose_spec_is_not_known_yet(hall: Hall) ->
     teleoperator = hall.peer("teleoperator")
     assert "said what its actions mean" in hall.ask(teleoperator, OperatorCommand("robot-0", "take_over")).refused
     teleoperator.send(OperatorCommand("robot-0", "estop"))
-    hall.gateway.turn()
-    assert hall.hear(teleoperator) == []
-    edge.turn()
+    hall.gateway.poll()
+    assert hall.received(teleoperator) == []
+    edge.poll()
     assert edge.mode == "estop" and hall.lease("robot-0") == ("teleoperator", "estop")
     hall.ledger.close()
 

@@ -1,4 +1,4 @@
-"""What a snapshot says of one robot, and of one job: plain values, ready for JSON."""
+"""What a snapshot says of robots, jobs and the success without help: plain values, ready for JSON."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ LOST_AFTER_S = 2.0
 RECENT_EPISODES = 12
 DROPPED = "dropped:"
 """the holder of a robot whose operator vanished begins with it"""
+WEB_OPERATOR = "web-"
+"""the names of operators at the page begin with it"""
+UNAIDED_EPISODES = 60
+"""the newest, which the success without help is over"""
+FINISHED = ("success", "failure")
+"""outcomes that count: not those of episodes that were broken off"""
 _GRIPPER_WORDS = ("grip", "effort", "finger")
 
 
@@ -32,12 +38,39 @@ class RobotView:
         self.state: RobotState | None = None
         """as the scheduler sees it"""
         self.lost = False
-        self.held = ""
+        self.held_mode = ""
         """human or estop while the robot is in that mode, for the events"""
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_EPISODES)
 
 
-def make_card(robot: RobotView, now_ns: int, instructions: Mapping[str, str]) -> dict[str, Any]:
+class UnaidedSuccess:
+    """Share of the newest finished episodes that succeeded with nobody's help.
+
+    An episode that somebody helped in did not succeed on its own, whatever came of it. Scenes are those the robots
+    practise, and several versions acted in them: the held-out figure is the one to compare policies by.
+    """
+
+    def __init__(self) -> None:
+        self._newest: deque[tuple[int, bool]] = deque(maxlen=UNAIDED_EPISODES)
+
+    def add(self, version: int, outcome: str, *, helped: bool) -> None:
+        """An episode has ended, `version` being the last that acted in it; aborted ones do not count."""
+        if outcome in FINISHED:
+            self._newest.append((version, outcome == "success" and not helped))
+
+    def summary(self) -> dict[str, Any] | None:
+        """`success` 0 to 1, `episodes`, and the oldest and newest of their `versions`; None before the first."""
+        if not self._newest:
+            return None
+        versions = [version for version, _ in self._newest]
+        return {
+            "success": sum(alone for _, alone in self._newest) / len(self._newest),
+            "episodes": len(self._newest),
+            "versions": [min(versions), max(versions)],
+        }
+
+
+def robot_model(robot: RobotView, now_ns: int, instructions: Mapping[str, str]) -> dict[str, Any]:
     """All that the page shows of a robot but its pictures: no NaN, no infinities."""
     status, spec, state = robot.status, robot.spec, robot.state
     age_s = (now_ns - robot.seen_ns) / 1e9
@@ -55,7 +88,7 @@ def make_card(robot: RobotView, now_ns: int, instructions: Mapping[str, str]) ->
         "site": state.capabilities.site if state else "",
         "load": finite(round(state.load, 3)) if state else None,
         "job": state.job if state else "",
-        "lease": lease_line(state.lease) if state and state.lease else None,
+        "lease": lease_model(state.lease) if state and state.lease else None,
         "task": task,
         "instruction": instructions.get(task, ""),
         "version": status.version if status else 0,
@@ -84,7 +117,7 @@ def make_card(robot: RobotView, now_ns: int, instructions: Mapping[str, str]) ->
     }
 
 
-def lease_line(lease: Lease) -> dict[str, Any]:
+def lease_model(lease: Lease) -> dict[str, Any]:
     """Who holds a robot and for what."""
     return {
         "holder": lease.holder,
@@ -94,7 +127,7 @@ def lease_line(lease: Lease) -> dict[str, Any]:
     }
 
 
-def job_line(job: JobState) -> dict[str, Any]:
+def job_model(job: JobState) -> dict[str, Any]:
     """A job and how far it is."""
     request = job.request
     return {

@@ -42,12 +42,12 @@ class OriginMiddleware:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        reason = self.why_not(headers.get("host", ""), headers.get("origin"), scope["type"] == "websocket")
+        reason = self.rejection(headers.get("host", ""), headers.get("origin"), scope["type"] == "websocket")
         if reason:
-            refuse: ASGIApp = PlainTextResponse(reason + "\n", 403)
+            reject: ASGIApp = PlainTextResponse(reason + "\n", 403)
             if scope["type"] == "websocket":
-                refuse = WebSocketClose(1008, reason)
-            await refuse(scope, receive, send)
+                reject = WebSocketClose(1008, reason)
+            await reject(scope, receive, send)
             return
 
         async def send_with_headers(message: Message) -> None:
@@ -58,7 +58,7 @@ class OriginMiddleware:
 
         await self._app(scope, receive, send_with_headers)
 
-    def why_not(self, host: str, origin: str | None, websocket: bool) -> str:
+    def rejection(self, host: str, origin: str | None, websocket: bool) -> str:
         """Why a request with these headers is refused, '' when it is not."""
         name, port = _split(f"http://{host}")
         if not self._serves(name):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from cloud_learner.operator.desk import OperatorSessions
-from cloud_learner.operator.view import MAX_WISHES, FleetView
+from cloud_learner.operator.sessions import OperatorSessions
+from cloud_learner.operator.view import MAX_COMMANDS, FleetView
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status, robot_state
 from wire.clock import ManualClock
 from wire.errors import ProtocolError, RejectedError
@@ -22,8 +22,8 @@ def clock() -> ManualClock:
 def view(clock: ManualClock) -> FleetView:
     view = FleetView(clock)
     for name in ("r1", "r2"):
-        view.robot_seen(name, arm_spec())
-        view.status(edge_status(name))
+        view.add_robot(name, arm_spec())
+        view.update_status(edge_status(name))
     return view
 
 
@@ -33,11 +33,11 @@ def desk(view: FleetView, clock: ManualClock) -> OperatorSessions:
 
 
 def say(desk: OperatorSessions, operator: int, kind: str, robot: str = "r1", **more: object) -> str:
-    return desk.hear(operator, json.dumps({"type": kind, "robot": robot, **more}))
+    return desk.handle_message(operator, json.dumps({"type": kind, "robot": robot, **more}))
 
 
 def kinds(view: FleetView) -> list[tuple[str, str]]:
-    return [(wish.robot, wish.kind) for wish in view.wishes()]
+    return [(command.robot, command.kind) for command in view.pop_commands()]
 
 
 def test_the_whole_way_of_one_intervention(desk: OperatorSessions, view: FleetView):
@@ -47,7 +47,7 @@ def test_the_whole_way_of_one_intervention(desk: OperatorSessions, view: FleetVi
     assert desk.control() == {"r1": "other"}
     say(desk, me, "command", action=[0, 0.5, -1, 1], sequence=4)
     say(desk, me, "hand_back")
-    take, command, back = view.wishes()
+    take, command, back = view.pop_commands()
     assert (take.kind, command.kind, back.kind) == ("take_over", "command", "hand_back")
     assert (command.action, command.sequence, command.operator) == ((0.0, 0.5, -1.0, 1.0), 4, f"web-{me}")
     assert desk.control(me) == {}
@@ -65,11 +65,11 @@ def test_the_whole_way_of_one_intervention(desk: OperatorSessions, view: FleetVi
 def test_commands_outside_the_spec_are_refused(desk: OperatorSessions, view: FleetView, action: list, words: str):
     me = desk.join()
     say(desk, me, "take_over")
-    view.wishes()
+    view.pop_commands()
     with pytest.raises(RejectedError) as caught:
         say(desk, me, "command", action=action)
     assert words in str(caught.value)
-    assert view.wishes() == []
+    assert view.pop_commands() == []
 
 
 @pytest.mark.parametrize(
@@ -95,22 +95,22 @@ def test_commands_outside_the_spec_are_refused(desk: OperatorSessions, view: Fle
 def test_what_is_no_message_does_nothing(desk: OperatorSessions, view: FleetView, data: str | bytes):
     me = desk.join()
     say(desk, me, "take_over")
-    view.wishes()
+    view.pop_commands()
     with pytest.raises(ProtocolError):
-        desk.hear(me, data)
-    assert view.wishes() == []
+        desk.handle_message(me, data)
+    assert view.pop_commands() == []
 
 
 def test_an_unknown_robot_is_named_with_the_nearest(desk: OperatorSessions, view: FleetView):
     with pytest.raises(RejectedError, match=r"no robot 'r11'. Did you mean 'r1'\?"):
         say(desk, desk.join(), "estop", "r11")
-    assert view.wishes() == []
+    assert view.pop_commands() == []
 
 
 def test_one_operator_per_robot(desk: OperatorSessions, view: FleetView):
     me, you = desk.join(), desk.join()
     say(desk, me, "take_over")
-    view.wishes()
+    view.pop_commands()
     for kind, more in (
         ("take_over", {}),
         ("hand_back", {}),
@@ -119,7 +119,7 @@ def test_one_operator_per_robot(desk: OperatorSessions, view: FleetView):
     ):
         with pytest.raises(RejectedError, match="driven from another page"):
             say(desk, you, kind, **more)
-    assert view.wishes() == []
+    assert view.pop_commands() == []
     say(desk, you, "estop")  # anybody may stop
     say(desk, you, "take_over", "r2")
     assert desk.control(you) == {"r1": "other", "r2": "you"}
@@ -131,7 +131,7 @@ def test_one_operator_per_robot(desk: OperatorSessions, view: FleetView):
 def test_commands_need_a_take_over(desk: OperatorSessions, view: FleetView):
     with pytest.raises(RejectedError, match="not under your control"):
         say(desk, desk.join(), "command", action=[0, 0, 0, 0])
-    assert view.wishes() == []
+    assert view.pop_commands() == []
 
 
 def test_a_silent_page_loses_its_robots(desk: OperatorSessions, view: FleetView, clock: ManualClock):
@@ -139,11 +139,11 @@ def test_a_silent_page_loses_its_robots(desk: OperatorSessions, view: FleetView,
     say(desk, me, "take_over")
     say(desk, me, "take_over", "r2")
     clock.advance(200_000_000)
-    desk.hear(me, '{"type": "heartbeat"}')
+    desk.handle_message(me, '{"type": "heartbeat"}')
     clock.advance(300_000_000)
     assert desk.expire() == {}
     clock.advance(1)
-    view.wishes()
+    view.pop_commands()
     assert desk.expire() == {me: ["r1", "r2"]}
     assert kinds(view) == [("r1", "drop_link"), ("r2", "drop_link")]
     assert desk.expire() == {}
@@ -159,7 +159,7 @@ def test_a_silent_page_loses_its_robots(desk: OperatorSessions, view: FleetView,
 def test_a_page_that_leaves_drops_its_robots(desk: OperatorSessions, view: FleetView):
     me = desk.join()
     say(desk, me, "take_over")
-    view.wishes()
+    view.pop_commands()
     assert desk.leave(me) == ["r1"]
     assert kinds(view) == [("r1", "drop_link")]
     assert desk.leave(desk.join()) == []
@@ -176,9 +176,9 @@ def test_a_lost_robot_cannot_be_taken_and_a_stop_warns(desk: OperatorSessions, v
 
 def test_robots_that_keys_cannot_drive(desk: OperatorSessions, view: FleetView):
     me = desk.join()
-    view.robot_seen("r3", arm_spec(CommandType.absolute))
-    view.status(edge_status("r4"))
-    view.status(edge_status("r3"))
+    view.add_robot("r3", arm_spec(CommandType.absolute))
+    view.update_status(edge_status("r4"))
+    view.update_status(edge_status("r3"))
     with pytest.raises(RejectedError, match="absolute target"):
         say(desk, me, "take_over", "r3")
     with pytest.raises(RejectedError, match="not said what its actions mean"):
@@ -187,9 +187,9 @@ def test_robots_that_keys_cannot_drive(desk: OperatorSessions, view: FleetView):
 
 def test_a_gateway_that_does_not_listen_is_named(desk: OperatorSessions, view: FleetView):
     me = desk.join()
-    for i in range(MAX_WISHES):
-        view.wish(OperatorCommand(f"x{i}", "take_over"))
-    with pytest.raises(RejectedError, match="takes no wishes now"):
+    for i in range(MAX_COMMANDS):
+        view.submit_command(OperatorCommand(f"x{i}", "take_over"))
+    with pytest.raises(RejectedError, match="takes no commands now"):
         say(desk, me, "take_over")
     assert desk.control(me) == {}
 
@@ -197,21 +197,23 @@ def test_a_gateway_that_does_not_listen_is_named(desk: OperatorSessions, view: F
 def test_what_the_gateway_refuses_is_let_go_without_a_word_to_the_robot(desk: OperatorSessions, view: FleetView):
     me = desk.join()
     say(desk, me, "take_over")
-    (wish,) = view.wishes()
-    view.refuse(wish, "r1 is held by somebody else.")
-    assert desk.refused(me) == ["r1 is held by somebody else."]
+    (command,) = view.pop_commands()
+    view.reject_command(command, "r1 is held by somebody else.")
+    assert desk.pop_rejections(me) == ["r1 is held by somebody else."]
     assert desk.control(me) == {}
-    assert view.wishes() == []
+    assert view.pop_commands() == []
 
 
 def test_robots_that_are_driven_elsewhere_or_were_dropped_are_known(desk: OperatorSessions, view: FleetView):
     me = desk.join()
-    view.fleet((robot_state("r1", "teleoperator", "teleoperation"), robot_state("r2", "dropped:web-9", "operator")), ())
+    view.update_fleet(
+        (robot_state("r1", "teleoperator", "teleoperation"), robot_state("r2", "dropped:web-9", "operator")), ()
+    )
     assert desk.control(me) == {"r1": "other", "r2": "dropped"}
     with pytest.raises(RejectedError, match=r"r1 is held by 'teleoperator' \(teleoperation\)"):
         say(desk, me, "take_over")
     say(desk, me, "take_over", "r2")
     assert desk.control(me) == {"r1": "other", "r2": "you"}
-    view.fleet((robot_state("r1", "main"), robot_state("r2", f"web-{me}", "operator")), ())
+    view.update_fleet((robot_state("r1", "main"), robot_state("r2", f"web-{me}", "operator")), ())
     assert desk.control(me) == {"r2": "you"}
     say(desk, me, "take_over")  # a job gives way to a person

@@ -12,24 +12,22 @@ from collections.abc import Callable
 
 import msgspec
 
-from cloud_learner.operator.cards import DROPPED
+from cloud_learner.operator.view_models import DROPPED, WEB_OPERATOR
 from hal.resource import Leases, Priority
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import RejectedError
 from wire.messages import Message
 from wire.messages.gateway import EdgeStatus, OperatorCommand
-from wire.types import Lease
+from wire.types import Lease, OperatorCommandKind
 
 log = logging.getLogger(__name__)
 
 BESIDE = "beside the robot"
 """holder of a robot that somebody stops or drives without the gateway"""
-PAGE = "web-"
-"""operators at the page are called so"""
 TTL_NS = 15_000_000_000
 _SETTLE_NS = 2_000_000_000
 """a status may be older than the stop or the release that it does not show yet"""
-_AGAIN_NS = 100_000_000
+_RESEND_NS = 100_000_000
 """a stop is sent again no sooner"""
 
 
@@ -41,7 +39,7 @@ class RobotClaim(msgspec.Struct):
     confirmed: bool = False
     """the robot has reported that it is stopped"""
     sent_ns: int = 0
-    """when it was told of the stop last"""
+    """when the stop was sent last"""
     driver: str = ""
     dropped: bool = False
     """the driver vanished: the robot holds and waits for a person"""
@@ -50,7 +48,7 @@ class RobotClaim(msgspec.Struct):
     def empty(self) -> bool:
         return not (self.stopped_by or self.driver)
 
-    def wanted(self) -> tuple[str, str, Priority]:
+    def lease(self) -> tuple[str, str, Priority]:
         """(holder, purpose, priority) of the lease that this is."""
         if self.stopped_by:
             return self.stopped_by, "estop", Priority.estop
@@ -64,17 +62,17 @@ class OperatorControl:
         self,
         leases: Leases,
         scheduler: Scheduler,
-        ended: Callable[[Lease, str, int], None],
+        on_lease_ended: Callable[[Lease, str, int], None],
         send: Callable[[str, Message], bool],
     ) -> None:
-        """`ended(lease, reason, now_ns)` is told of leases that ended for a person."""
+        """`on_lease_ended(lease, reason, now_ns)` is called for leases that ended for a person."""
         self._leases = leases
         self._scheduler = scheduler
-        self._ended = ended
+        self._on_lease_ended = on_lease_ended
         self._send = send
         self._claims: dict[str, RobotClaim] = {}
         self._released_ns: dict[str, int] = {}
-        self._given: dict[str, int] = {}
+        self._lease_numbers: dict[str, int] = {}
 
     def driver(self, robot: str) -> str:
         """Who has taken `robot` over, '' when nobody has or whoever did vanished."""
@@ -86,7 +84,7 @@ class OperatorControl:
         claim = self._claims.get(robot)
         return claim.stopped_by if claim is not None else ""
 
-    # --- wishes -------------------------------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------------------------
 
     def take_over(self, robot: str, who: str, now_ns: int) -> None:
         """`who` drives from now on. Raises `RejectedError` when another person does, or the robot is stopped."""
@@ -99,7 +97,7 @@ class OperatorControl:
         lease = self._leases.of(robot, now_ns)
         if lease is not None and lease.holder == who and lease.priority >= Priority.operator:
             # Their own lease holds the robot now, not one that is kept for a claim.
-            self._given.pop(robot, None)
+            self._lease_numbers.pop(robot, None)
             return
         try:
             self._hold(robot, now_ns)
@@ -130,7 +128,7 @@ class OperatorControl:
         self._change(robot, msgspec.structs.replace(claim, dropped=True), now_ns)
         return True
 
-    def force(self, robot: str, now_ns: int) -> str:
+    def revoke(self, robot: str, now_ns: int) -> str:
         """Whoever drives `robot` does no more; who that was, '' when nobody did."""
         claim = self._claims.get(robot)
         if claim is None or not claim.driver:
@@ -157,17 +155,17 @@ class OperatorControl:
 
     # --- what robots say ----------------------------------------------------------------------------------------
 
-    def joined(self, robot: str, anew: bool, now_ns: int) -> None:
-        """A robot said hello; `anew`: its control process is a new one, which may not have heard of a stop."""
+    def on_hello(self, robot: str, anew: bool, now_ns: int) -> None:
+        """A robot said hello; `anew`: its control process is a new one, which a stop may not have reached."""
         claim = self._claims.get(robot)
         if claim is None or not claim.stopped_by:
             return
         if anew and claim.stopped_by != BESIDE:
             claim.confirmed = False
         if not claim.confirmed:
-            self._stop_again(robot, claim, now_ns)
+            self._resend_stop(robot, claim, now_ns)
 
-    def status(self, status: EdgeStatus, now_ns: int) -> None:
+    def on_status(self, status: EdgeStatus, now_ns: int) -> None:
         """A robot may be stopped, released or driven by somebody beside it."""
         robot, mode = status.robot, status.mode
         claim = self._claims.get(robot)
@@ -180,7 +178,7 @@ class OperatorControl:
             return
         if claim is not None and claim.stopped_by:
             if not claim.confirmed:
-                self._stop_again(robot, claim, now_ns)
+                self._resend_stop(robot, claim, now_ns)
             elif now_ns - claim.stopped_ns > _SETTLE_NS:
                 # It was stopped and is not any more: somebody released it beside the robot.
                 self.release_estop(robot, now_ns)
@@ -192,14 +190,14 @@ class OperatorControl:
             if lease is None or lease.priority < Priority.operator:
                 self._change(robot, RobotClaim(driver=BESIDE), now_ns)
 
-    def _stop_again(self, robot: str, claim: RobotClaim, now_ns: int) -> None:
-        if now_ns - claim.sent_ns >= _AGAIN_NS:
+    def _resend_stop(self, robot: str, claim: RobotClaim, now_ns: int) -> None:
+        if now_ns - claim.sent_ns >= _RESEND_NS:
             claim.sent_ns = now_ns
-            self._send(robot, OperatorCommand(robot, "estop", operator=claim.stopped_by))
+            self._send(robot, OperatorCommand(robot, OperatorCommandKind.estop, operator=claim.stopped_by))
 
     # --- leases -------------------------------------------------------------------------------------------------
 
-    def make_room(self, robot: str, now_ns: int) -> None:
+    def release_dropped(self, robot: str, now_ns: int) -> None:
         """A robot that was dropped may be held by whoever looks after it now."""
         lease = self._leases.of(robot, now_ns)
         if lease is not None and lease.holder.startswith(DROPPED):
@@ -208,24 +206,24 @@ class OperatorControl:
     def restore(self, lease: Lease) -> bool:
         """A lease of before the gateway was started again; whether it is of a page, which is gone with the old one."""
         if lease.purpose == "estop":
-            # Whether the robot ever heard of it died with the old gateway; a stop beside it, it knows itself.
+            # Whether it ever reached the robot died with the old gateway; a stop beside it, it knows itself.
             self._claims[lease.robot] = RobotClaim(stopped_by=lease.holder, confirmed=lease.holder == BESIDE)
-            self._given[lease.robot] = lease.number
+            self._lease_numbers[lease.robot] = lease.number
         elif lease.priority >= Priority.operator:
-            gone = lease.holder.startswith((DROPPED, PAGE))
+            gone = lease.holder.startswith((DROPPED, WEB_OPERATOR))
             self._claims[lease.robot] = RobotClaim(driver=lease.holder.removeprefix(DROPPED), dropped=gone)
             if gone or lease.holder == BESIDE:
-                self._given[lease.robot] = lease.number
-            return lease.holder.startswith(PAGE)
+                self._lease_numbers[lease.robot] = lease.number
+            return lease.holder.startswith(WEB_OPERATOR)
         return False
 
-    def turn(self, now_ns: int) -> None:
+    def poll(self, now_ns: int) -> None:
         """A claim lasts until it is taken back: its lease lives on meanwhile."""
-        for robot, number in list(self._given.items()):
+        for robot, number in list(self._lease_numbers.items()):
             claim, lease = self._claims.get(robot), self._leases.of(robot, now_ns)
             if claim is None:
-                del self._given[robot]
-            elif lease is None or (lease.holder, lease.purpose) != claim.wanted()[:2]:
+                del self._lease_numbers[robot]
+            elif lease is None or (lease.holder, lease.purpose) != claim.lease()[:2]:
                 self._try_hold(robot, now_ns)
             elif lease.number == number and lease.expires_ns - now_ns < lease.ttl_ns // 2:
                 self._leases.renew(robot, number, now_ns)
@@ -234,7 +232,7 @@ class OperatorControl:
         """From one claim to the next: the old lease ends, the new one begins."""
         if claim.empty:
             self._claims.pop(robot, None)
-            number, lease = self._given.pop(robot, 0), self._leases.of(robot, now_ns)
+            number, lease = self._lease_numbers.pop(robot, 0), self._leases.of(robot, now_ns)
             if lease is not None and lease.number == number:
                 self._scheduler.release(robot, number, now_ns)
             return
@@ -246,16 +244,16 @@ class OperatorControl:
         try:
             self._hold(robot, now_ns)
         except RejectedError as error:
-            self._given.setdefault(robot, 0)
+            self._lease_numbers.setdefault(robot, 0)
             log.debug("%s", error)
 
     def _hold(self, robot: str, now_ns: int) -> None:
-        holder, purpose, priority = self._claims[robot].wanted()
+        holder, purpose, priority = self._claims[robot].lease()
         lease = self._leases.of(robot, now_ns)
         if lease is not None and (lease.holder, lease.purpose) == (holder, purpose):
-            self._given[robot] = lease.number
+            self._lease_numbers[robot] = lease.number
             return
-        if lease is not None and (lease.number == self._given.get(robot) or lease.holder.startswith(DROPPED)):
+        if lease is not None and (lease.number == self._lease_numbers.get(robot) or lease.holder.startswith(DROPPED)):
             self._scheduler.release(robot, lease.number, now_ns)
         # Who only corrects or stops a running job leaves it its job: its episodes go on.
         try:
@@ -265,6 +263,6 @@ class OperatorControl:
                 raise
             # A robot that is not back since the gateway was started again comes back stopped.
             lease, preempted = self._leases.acquire(robot, holder, purpose, priority, TTL_NS, now_ns)
-        self._given[robot] = lease.number
+        self._lease_numbers[robot] = lease.number
         if preempted is not None:
-            self._ended(preempted, f"'{holder}' took it for {purpose}", now_ns)
+            self._on_lease_ended(preempted, f"'{holder}' took it for {purpose}", now_ns)
