@@ -71,7 +71,7 @@ def test_the_set_point_is_foretold_exactly() -> None:
     motion = metaworld_motion(track_config())
     assert motion.rolled.tolist() == [True] * 3 + [False] * 7
     for ticks in (1, 4, 12):
-        assert error_mm(episodes, motion.roll, ticks) < 1e-3
+        assert error_mm(episodes, motion.rollout, ticks) < 1e-3
 
 
 @pytest.mark.slow
@@ -81,9 +81,9 @@ def test_the_hand_is_foretold_better_than_by_adding_up() -> None:
     motion = metaworld_motion(config)
     adding = SpecMotion(metaworld_spec(config), [ActionStateMapping(f"move_{a}", f"hand_{a}", STEP_M) for a in "xyz"])
     for ticks, most_mm in ((1, 3), (2, 6), (4, 11), (8, 18), (12, 22)):
-        error = error_mm(episodes, motion.roll, ticks)
+        error = error_mm(episodes, motion.rollout, ticks)
         assert error < most_mm
-        assert error < 0.6 * error_mm(episodes, adding.roll, ticks)
+        assert error < 0.6 * error_mm(episodes, adding.rollout, ticks)
         assert error < 0.4 * error_mm(episodes, lambda state, past, coming: state, ticks)
 
 
