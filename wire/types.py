@@ -43,6 +43,7 @@ class Actor(StrEnum):
 class Role(StrEnum):
     """What a process is to those it connects to; the name of a key that is no robot's begins with its role."""
 
+    gateway = "gateway"
     edge = "edge"
     """a robot"""
     uplink = "uplink"

@@ -18,6 +18,7 @@ from fleet.config.process_options import (
 from fleet.launch.backend import Part
 from fleet.launch.builders import THINKER
 from wire.transport.keys import GATEWAY
+from wire.types import Role
 
 TRAINER, EVALUATOR, DEMONSTRATOR = "trainer", "evaluator", "demonstrator"
 BEFORE, AFTER = "before", "after"
@@ -100,4 +101,4 @@ _ROLES = {"demonstrate": "demonstrator", "think-server": "thinker"}
 
 
 def _part(name: str, command: str, options: ProcessOptions, **kept: Any) -> Part:
-    return Part(name, _ROLES.get(command, command), (command, *options.arguments()), **kept)
+    return Part(name, Role(_ROLES.get(command, command)), (command, *options.arguments()), **kept)

@@ -391,6 +391,6 @@ class ControlLoop:
                 spooled=0,
                 job=job.id if job is not None else "",
                 job_episodes=self.inbox.finished,
-                trouble=self.driver.fault.detail or self._fault.detail,
+                fault=self.driver.fault.detail or self._fault.detail,
             )
         )
