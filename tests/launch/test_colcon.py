@@ -87,7 +87,7 @@ def test_the_executables_are_where_ros2_run_looks(installed: Path) -> None:
 
 def test_what_is_not_code_is_installed_too(installed: Path) -> None:
     (packages,) = (installed / "lib").glob("python*/site-packages")
-    for folder in ("cloud_learner/operator/static", "hal/drivers"):
+    for folder in ("cloud_learner/operator/static", "hal/drivers/ros2"):
         kept = [path for path in (ROOT / folder).iterdir() if path.suffix in (".html", ".js", ".css", ".svg", ".xml")]
         assert kept, folder
         for path in kept:

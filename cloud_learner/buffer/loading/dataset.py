@@ -84,7 +84,7 @@ class ReplayDataset:
         Raises `ConfigError` for what cannot work.
         """
         if config.workers and place is None:
-            raise ConfigError("feed: loading processes need to know the place of the buffer; use open_feed.")
+            raise ConfigError("feed: loading processes need to know the place of the buffer; use open_dataset.")
         if config.rolled and len(config.rolled) != spec.state_dim:
             raise ConfigError(
                 f"feed: rolled names {len(config.rolled)} state dimensions, robot '{spec.embodiment}' has "

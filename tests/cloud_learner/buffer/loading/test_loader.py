@@ -275,8 +275,8 @@ def test_processes_end_with_their_feed_and_with_their_parent(filled, tmp_path):
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from tests.cloud_learner.buffer.loading.test_loader import BufferPlace, SPEC, config, open_feed\n"
-        f"feed = open_feed(BufferPlace(Path({str(place.data)!r})), SPEC, config(workers=2))\n"
+        "from tests.cloud_learner.buffer.loading.test_loader import BufferLocation, SPEC, config, open_dataset\n"
+        f"feed = open_dataset(BufferLocation(Path({str(place.data)!r})), SPEC, config(workers=2))\n"
         "feed.refresh()\nfeed.next()\n"
         "print(*feed._loader.pids, flush=True)\ntime.sleep(600)\n"
     )
