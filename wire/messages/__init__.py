@@ -1,8 +1,7 @@
-"""Everything two processes may say to each other, one frozen type each.
+"""Everything two processes may say to each other, one frozen type each; `Message` is the union the codec accepts.
 
-`Message` is the tagged union the codec accepts; a message that is not in it cannot be sent. `gateway`: what travels
-between robots, trainers and the gateway; `fleet`: calls about robots, jobs and leases; `local`: what the processes of
-one robot computer say to each other.
+`gateway`: between robots, trainers and the gateway; `fleet`: calls about robots, jobs and leases; `local`: between the
+processes of one robot computer.
 """
 
 from __future__ import annotations
