@@ -97,13 +97,13 @@ def test_a_person_outranks_the_script_and_only_moves_are_recorded_as_human(fleet
     robot = fleet.robots[0]
     fleet.view.submit_command(OperatorCommand("robot-0", "take_over"))
     fleet.turn(5, 0)
-    assert (robot.loop.mode, robot.loop.reason) == ("hold", "the operator presses no key")
+    assert (robot.loop.mode, robot.loop.hold.reason) == ("hold", "the operator presses no key")
     fleet.view.submit_command(OperatorCommand("robot-0", "command", (0.5, 0.0, 0.0, 0.0)))
     fleet.turn(3, 0)
     assert robot.loop.mode == "human"
     fleet.view.submit_command(OperatorCommand("robot-0", "drop_link"))
     fleet.turn(3, 0)
-    assert (robot.loop.mode, robot.loop.reason) == ("hold", "the operator's link is lost")
+    assert (robot.loop.mode, robot.loop.hold.reason) == ("hold", "the operator's link is lost")
     fleet.view.submit_command(OperatorCommand("robot-0", "hand_back"))
     _goes_on(fleet)
     fleet.view.submit_command(OperatorCommand("robot-0", "estop"))

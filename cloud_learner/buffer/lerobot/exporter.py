@@ -112,7 +112,7 @@ def export(
     video = _choose_video(spec, rate, video, codec)
     features = _features(spec, video)
     try:
-        with _quiet(), _removed_unless_done(part):
+        with _quiet(), _removed_unless_done(part), _full_disk_is_said(part):
             dataset = lerobot.create(
                 repo_id or f"local/{out.name}",
                 rate,
@@ -151,6 +151,18 @@ def export(
     except OSError as error:
         raise storage_error(error, "LeRobot dataset", out) from error
     return Exported(out, writer.episodes, writer.rows, rate, video, tuple(writer.left_out))
+
+
+@contextlib.contextmanager
+def _full_disk_is_said(directory: Path) -> Iterator[None]:
+    """lerobot's threads only log that a picture could not be written; what fails later does not name the reason."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None and directory.is_dir():
+            # Where there is no room this says so itself.
+            (directory / "room").write_bytes(bytes(2**20))
+        raise
 
 
 class _Writer:
