@@ -250,6 +250,8 @@ def test_the_rule_itself_catches_a_wrong_import(tmp_path: Path) -> None:
         ("robot_edge.control.loop", ("torch", "zarr", "sqlalchemy", "mujoco", "fastapi")),
         ("robot_edge.runtime.process_group", ("torch", "zarr", "sqlalchemy", "mujoco", "fastapi")),
         ("fleet.cli.__main__", ("torch", "zarr", "mujoco", "fastapi")),
+        # numpy begins threads, and a process with threads cannot be forked
+        ("fleet.launch.template", ("numpy", "torch")),
         ("fleet.config.recipes", ("torch", "mujoco", "metaworld")),
         ("wire.transport.zmq_channel", ("torch", "cv2")),
         ("hal.registry", ("torch", "mujoco", "cv2")),

@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -35,7 +36,10 @@ from robot_edge.runtime.forking import (
 )
 from robot_edge.runtime.lifecycle import PARENT
 from wire.errors import storage_error
-from wire.types import Role
+
+if TYPE_CHECKING:
+    # It imports numpy, whose threads would keep the template from forking.
+    from wire.types import Role
 
 log = logging.getLogger(__name__)
 
