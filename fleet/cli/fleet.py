@@ -10,33 +10,89 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
+from fleet.cli.options import command
+from fleet.config.process_options import Keys, ProcessOptions
 from wire.errors import ConfigError, RejectedError, WireError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fleet.cli.client import FleetClient
-    from wire.messages.fleet import JobState, RobotState
+    from wire.messages.fleet import JobRequest, JobState, RobotState
     from wire.types import Lease
 
-Recipe = Annotated[str, typer.Option(help="Which fleet, when --data is not given: data/RECIPE.")]
-Data = Annotated[
-    Path | None, typer.Option(help="Data directory of the fleet; default data/RECIPE.", show_default=False)
-]
-Address = Annotated[
-    str,
-    typer.Option(help="The gateway, tcp://HOST:PORT; default: the one that runs on DATA here.", show_default=False),
-]
-Keys = Annotated[Path | None, typer.Option(help="Key directory; default DATA/keys.", show_default=False)]
-Name = Annotated[str, typer.Option(help="Name of the key; it begins with console.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 Robot = Annotated[str, typer.Argument(help="Name of the robot.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsoleOptions(ProcessOptions):
+    """Of every command here: which fleet is asked, and by which key."""
+
+    recipe: Annotated[str, typer.Option(help="Which fleet, when --data is not given: data/RECIPE.")] = "pixels"
+    gateway: Annotated[
+        str,
+        typer.Option(help="The gateway, tcp://HOST:PORT; default: the one that runs on DATA here.", show_default=False),
+    ] = ""
+    keys: Keys = None
+    name: Annotated[str, typer.Option(help="Name of the key; it begins with console.")] = "console"
+
+    def client(self) -> FleetClient:
+        """A connection to the gateway. Raises `ConfigError` or `WireError`."""
+        from fleet.cli.client import FleetClient, gateway_of
+
+        return FleetClient(self.gateway or gateway_of(self.root), self.keys or self.root / "keys", self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOptions(ConsoleOptions):
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitOptions(ConsoleOptions):
+    kind: Annotated[str, typer.Option(help="evaluation (measure a version on held-out seeds) or rollout.")]
+    version: Annotated[int, typer.Option(min=0, help="evaluation: of this policy version; 0: the newest.")] = 0
+    episodes: Annotated[
+        int, typer.Option(min=0, help="Done after so many; an evaluation: of each task; 0: never (rollout only).")
+    ] = 0
+    robots: Annotated[int, typer.Option(min=0, help="On so many robots at once; 0: on all there are.")] = 1
+    task: Annotated[
+        list[str] | None, typer.Option(help="A task; may be given several times; default: all.", show_default=False)
+    ] = None
+    site: Annotated[str, typer.Option(help="Only on robots that stand there.", show_default=False)] = ""
+    robot: Annotated[
+        list[str] | None, typer.Option(help="Only on this robot; may be given several times.", show_default=False)
+    ] = None
+    priority: Annotated[int, typer.Option(min=0, help="0: the usual one of its kind.")] = 0
+    id: Annotated[str, typer.Option(help="Name of the job; default: one is made.", show_default=False)] = ""
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CancelOptions(ConsoleOptions):
+    job: Annotated[str, typer.Argument(help="Name of the job.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseOptions(ConsoleOptions):
+    robot: Robot
+    ttl: Annotated[float, typer.Option(min=1.0, help="Seconds without a heartbeat after which it ends.")] = 60.0
+    purpose: Annotated[str, typer.Option(help="What for, in a word.")] = "maintenance"
+    priority: Annotated[int, typer.Option(min=0, help="0: the usual one of the purpose.")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseOptions(ConsoleOptions):
+    robot: Robot
+    force: Annotated[bool, typer.Option("--force", help="Whoever holds it; a job gets it back as it can.")] = False
+
 
 _HEALTH_STYLES = {"ready": "green", "starting": "cyan", "degraded": "yellow", "draining": "yellow"}
 _PHASE_STYLES = {"running": "green", "waiting": "yellow", "cancelled": "dim", "done": "bold"}
@@ -44,155 +100,90 @@ _PHASE_STYLES = {"running": "green", "waiting": "yellow", "cancelled": "dim", "d
 
 def add_commands(app: typer.Typer) -> None:
     """Add them to `app`."""
-    for command in (robots, jobs, submit, cancel, lease, release):
-        app.command()(command)
 
+    @command(app, ListOptions, log=False)
+    def robots(options: ListOptions) -> None:
+        """The fleet's robots: what they are, how they are, who holds them."""
+        with options.client() as fleet:
+            found = fleet.fleet()
+        if options.as_json:
+            _echo_json({"robots": found.robots, "specs": found.specs})
+        else:
+            _show(_robot_table(found.robots))
 
-def robots(
-    as_json: AsJson = False,
-    gateway: Address = "",
-    recipe: Recipe = "pixels",
-    data: Data = None,
-    keys: Keys = None,
-    name: Name = "console",
-) -> None:
-    """The fleet's robots: what they are, how they are, who holds them."""
-    with _client(gateway, recipe, data, keys, name) as fleet:
-        found = fleet.fleet()
-    if as_json:
-        _echo_json({"robots": found.robots, "specs": found.specs})
-    else:
-        _show(_robot_table(found.robots))
+    @command(app, ListOptions, log=False)
+    def jobs(options: ListOptions) -> None:
+        """Jobs that wait, run, or ended lately, and how far they are."""
+        with options.client() as fleet:
+            found = fleet.jobs()
+        if options.as_json:
+            _echo_json(found)
+        else:
+            _show(_job_table(found))
 
+    @command(app, SubmitOptions, log=False)
+    def submit(options: SubmitOptions) -> None:
+        """Hand a job in. The scheduler gives it robots as soon as matching ones are free or do something lesser."""
+        if options.kind == "evaluation" and not options.episodes:
+            raise ConfigError("an evaluation needs --episodes: so many of each task.")
+        with options.client() as fleet:
+            state = fleet.submit(_request(options))
+        if options.as_json:
+            _echo_json(state)
+        else:
+            note = f": {state.note}" if state.note else ""
+            typer.echo(f"job {state.request.id} is {state.phase}{note}")
 
-def jobs(
-    as_json: AsJson = False,
-    gateway: Address = "",
-    recipe: Recipe = "pixels",
-    data: Data = None,
-    keys: Keys = None,
-    name: Name = "console",
-) -> None:
-    """Jobs that wait, run, or ended lately, and how far they are."""
-    with _client(gateway, recipe, data, keys, name) as fleet:
-        found = fleet.jobs()
-    if as_json:
-        _echo_json(found)
-    else:
-        _show(_job_table(found))
+    @command(app, CancelOptions, log=False)
+    def cancel(options: CancelOptions) -> None:
+        """End a job; its robots finish their episode and get other work."""
+        with options.client() as fleet:
+            state = fleet.cancel(options.job)
+        typer.echo(f"job {options.job} is {state.phase} after {state.episodes} episodes")
 
+    @command(app, LeaseOptions, log=False)
+    def lease(options: LeaseOptions) -> None:
+        """Hold a robot until Ctrl-C: it finishes its episode and rests. Exit status 1 when somebody else takes it."""
+        robot, purpose = options.robot, options.purpose
+        # Both: a shell that starts a program in the background lets it ignore Ctrl-C.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _as_interrupt)
+        with options.client() as fleet:
+            held = fleet.lease(robot, options.ttl, purpose, options.priority)
+            typer.echo(
+                f"{robot} is yours (lease {held.number}, {purpose}, priority {held.priority}); Ctrl-C gives it back"
+            )
+            try:
+                _hold(fleet, held, options.ttl)
+            except KeyboardInterrupt:
+                fleet.release(held)
+                typer.echo(f"{robot} is given back")
 
-def submit(
-    kind: Annotated[str, typer.Option(help="evaluation (measure a version on held-out seeds) or rollout.")],
-    version: Annotated[int, typer.Option(min=0, help="evaluation: of this policy version; 0: the newest.")] = 0,
-    episodes: Annotated[
-        int, typer.Option(min=0, help="Done after so many; an evaluation: of each task; 0: never (rollout only).")
-    ] = 0,
-    robots: Annotated[int, typer.Option(min=0, help="On so many robots at once; 0: on all there are.")] = 1,
-    task: Annotated[
-        list[str] | None, typer.Option(help="A task; may be given several times; default: all.", show_default=False)
-    ] = None,
-    site: Annotated[str, typer.Option(help="Only on robots that stand there.", show_default=False)] = "",
-    robot: Annotated[
-        list[str] | None, typer.Option(help="Only on this robot; may be given several times.", show_default=False)
-    ] = None,
-    priority: Annotated[int, typer.Option(min=0, help="0: the usual one of its kind.")] = 0,
-    id: Annotated[str, typer.Option(help="Name of the job; default: one is made.", show_default=False)] = "",
-    as_json: AsJson = False,
-    gateway: Address = "",
-    recipe: Recipe = "pixels",
-    data: Data = None,
-    keys: Keys = None,
-    name: Name = "console",
-) -> None:
-    """Hand a job in. The scheduler gives it robots as soon as matching ones are free or work on something lesser."""
-    from wire.messages.fleet import JobRequest, Requirement
-
-    if kind == "evaluation" and not episodes:
-        raise ConfigError("an evaluation needs --episodes: so many of each task.")
-    request = JobRequest(
-        id=id or f"{kind}-{secrets.token_hex(3)}",
-        kind=kind,
-        tasks=tuple(task or ()),
-        robots=robots,
-        episodes=episodes,
-        requirement=Requirement(site=site, robots=tuple(robot or ())),
-        priority=priority,
-        version=version,
-        submitter=name,
-    )
-    with _client(gateway, recipe, data, keys, name) as fleet:
-        state = fleet.submit(request)
-    if as_json:
-        _echo_json(state)
-    else:
-        note = f": {state.note}" if state.note else ""
-        typer.echo(f"job {state.request.id} is {state.phase}{note}")
-
-
-def cancel(
-    job: Annotated[str, typer.Argument(help="Name of the job.")],
-    gateway: Address = "",
-    recipe: Recipe = "pixels",
-    data: Data = None,
-    keys: Keys = None,
-    name: Name = "console",
-) -> None:
-    """End a job; its robots finish their episode and get other work."""
-    with _client(gateway, recipe, data, keys, name) as fleet:
-        state = fleet.cancel(job)
-    typer.echo(f"job {job} is {state.phase} after {state.episodes} episodes")
-
-
-def lease(
-    robot: Robot,
-    ttl: Annotated[float, typer.Option(min=1.0, help="Seconds without a heartbeat after which it ends.")] = 60.0,
-    purpose: Annotated[str, typer.Option(help="What for, in a word.")] = "maintenance",
-    priority: Annotated[int, typer.Option(min=0, help="0: the usual one of the purpose.")] = 0,
-    gateway: Address = "",
-    recipe: Recipe = "pixels",
-    data: Data = None,
-    keys: Keys = None,
-    name: Name = "console",
-) -> None:
-    """Hold a robot until Ctrl-C: it finishes its episode and rests. Exit status 1 when somebody else takes it."""
-    # Both: a shell that starts a program in the background lets it ignore Ctrl-C.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _as_interrupt)
-    with _client(gateway, recipe, data, keys, name) as fleet:
-        held = fleet.lease(robot, ttl, purpose, priority)
-        typer.echo(f"{robot} is yours (lease {held.number}, {purpose}, priority {held.priority}); Ctrl-C gives it back")
-        try:
-            _hold(fleet, held, ttl)
-        except KeyboardInterrupt:
-            fleet.release(held)
-            typer.echo(f"{robot} is given back")
-
-
-def release(
-    robot: Robot,
-    force: Annotated[bool, typer.Option("--force", help="Whoever holds it; a job gets it back as it can.")] = False,
-    gateway: Address = "",
-    recipe: Recipe = "pixels",
-    data: Data = None,
-    keys: Keys = None,
-    name: Name = "console",
-) -> None:
-    """Give a robot back that this key holds."""
-    with _client(gateway, recipe, data, keys, name) as fleet:
-        fleet.release(robot, force)
-    typer.echo(f"{robot} is released")
+    @command(app, ReleaseOptions, log=False)
+    def release(options: ReleaseOptions) -> None:
+        """Give a robot back that this key holds."""
+        with options.client() as fleet:
+            fleet.release(options.robot, options.force)
+        typer.echo(f"{options.robot} is released")
 
 
 # --- inside ---------------------------------------------------------------------------------------------------------
 
 
-def _client(gateway: str, recipe: str, data: Path | None, keys: Path | None, name: str) -> FleetClient:
-    from fleet.cli.client import FleetClient, gateway_of
-    from fleet.config.data_directory import DataDirectory
+def _request(options: SubmitOptions) -> JobRequest:
+    from wire.messages.fleet import JobRequest, Requirement
 
-    place = DataDirectory(data if data is not None else Path("data") / recipe.replace(":", "."))
-    return FleetClient(gateway or gateway_of(place.root), keys or place.keys, name)
+    return JobRequest(
+        id=options.id or f"{options.kind}-{secrets.token_hex(3)}",
+        kind=options.kind,
+        tasks=tuple(options.task or ()),
+        robots=options.robots,
+        episodes=options.episodes,
+        requirement=Requirement(site=options.site, robots=tuple(options.robot or ())),
+        priority=options.priority,
+        version=options.version,
+        submitter=options.name,
+    )
 
 
 def _hold(fleet: FleetClient, held: Lease, ttl_s: float) -> None:

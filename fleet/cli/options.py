@@ -19,16 +19,18 @@ Options = TypeVar("Options")
 
 
 def command(
-    app: typer.Typer, kind: type[Options], name: str | None = None, hidden: bool = False
+    app: typer.Typer, kind: type[Options], name: str | None = None, hidden: bool = False, log: bool = True
 ) -> Callable[[Callable[[Options], None]], Callable[[Options], None]]:
     """Add a command to `app` that parses a `kind` (a dataclass) and calls the decorated function with it.
 
     Its help is the function's, and its name, unless there is a `name`. A field for overrides stands for those it takes.
+    `log`: whether the process says on its terminal what it does.
     """
 
     def add(work: Callable[[Options], None]) -> Callable[[Options], None]:
         def parsed(**given: Any) -> None:
-            log_to_stderr()
+            if log:
+                log_to_stderr()
             work(_made(kind, given))
 
         parsed.__name__, parsed.__doc__, parsed.__annotations__ = work.__name__, work.__doc__, {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from policies.interface.trainable import FinetuneConfig, apply_finetuning, initi
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, RobotSpec
 
 
-class NetworkPolicy:
+class NetworkPolicy(ABC):
     """A policy whose network has a slow path that `encode`s, a `normalizer` and a `latent_width`.
 
     Not for several threads: whoever serves it calls `load` between two inferences.
@@ -195,18 +196,18 @@ class NetworkPolicy:
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    def _require_tensors(self, tensors: dict[str, torch.Tensor], what: str) -> None:
+    def _require_tensors(self, tensors: dict[str, torch.Tensor], what: str) -> None:  # noqa: B027 - only some need it
         """Raise `WeightsError` for tensors that fit the network and cannot be used all the same."""
 
+    @abstractmethod
     def _require_able(self, prefix: Prefix) -> None:
         """Raise `PolicyError` for a prefix that this policy cannot begin a chunk with."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _actions(
         self, observations: Sequence[Observation], latents: Sequence[Latent], prefixes: Sequence[Prefix | None]
     ) -> Iterable[np.ndarray]:
         """float32[H, da] of each, in the robot's units."""
-        raise NotImplementedError
 
     def _states(self, observations: Sequence[Observation]) -> torch.Tensor:
         """float32[b, ds]"""

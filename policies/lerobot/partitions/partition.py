@@ -7,6 +7,7 @@ pictures themselves as its latent (`whole.py`).
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ class Guide:
     """the first so many will have been executed; the rest is leaned on less and less"""
 
 
-class PolicyPartition:
+class PolicyPartition(ABC):
     """One kind of lerobot policy, divided. Has no state of its own but what can be made again."""
 
     guided = False
@@ -44,14 +45,15 @@ class PolicyPartition:
         """H, the actions that `act` returns."""
         return int(policy.config.chunk_size)
 
+    @abstractmethod
     def think(self, policy: PreTrainedPolicy, batch: Tensors) -> list[torch.Tensor]:
         """The latent: what only images and words decide.
 
         `batch` is preprocessed: one observation, images [1, 3, h, w] and `observation.state` [1, ds]. Called under
         `torch.no_grad`, as is `act`.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def act(
         self,
         policy: PreTrainedPolicy,
@@ -68,7 +70,6 @@ class PolicyPartition:
         `noise` has the shape that `noise_shape` says; any other randomness comes from torch's global generator,
         which the caller has seeded and puts back.
         """
-        raise NotImplementedError
 
     def noise_shape(self, policy: PreTrainedPolicy) -> tuple[int, ...] | None:
         """Of the normal noise that `act` begins with, None when it needs none."""
@@ -78,9 +79,9 @@ class PolicyPartition:
         """Last changes to a preprocessed training batch before `loss`."""
         return batch
 
+    @abstractmethod
     def loss(self, policy: PreTrainedPolicy, batch: Tensors) -> torch.Tensor:
         """Scalar: lerobot's own loss of an arranged batch, as a mean over the actions that are kept."""
-        raise NotImplementedError
 
     def unreached(self, policy: PreTrainedPolicy) -> frozenset[str]:
         """Names of parameters that no loss reaches, whatever `requires_grad` says."""

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cloud_learner.buffer.location import BufferLocation
 from tests import postgres
+from tests.cloud_learner.buffer.stored import Buffer
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +38,22 @@ def ledger_place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return str(tmp_path / "ledger.sqlite")
     url: str = request.getfixturevalue("postgres_url")
     return url
+
+
+@pytest.fixture(params=["local", pytest.param("cloud", marks=pytest.mark.slow)])
+def buffer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Buffer]:
+    """On this machine's disk, or with its ledger in PostgreSQL and its shards in an object store."""
+    urls = {}
+    if request.param == "cloud":
+        urls = {"ledger": request.getfixturevalue("postgres_url"), "store": request.getfixturevalue("s3")}
+    buffer = Buffer(BufferLocation(tmp_path / "data", **urls))
+    yield buffer
+    buffer.ledger.close()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Buffer]:
+    """On this machine's disk alone."""
+    buffer = Buffer(BufferLocation(tmp_path / "data"))
+    yield buffer
+    buffer.ledger.close()

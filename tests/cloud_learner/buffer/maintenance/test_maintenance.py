@@ -4,35 +4,16 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.ledger import commit as ledger_commit
-from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance import maintenance as upkeep
 from cloud_learner.buffer.maintenance.maintenance import Retention
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.synthetic import same_segment
-from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer
+from tests.cloud_learner.buffer.stored import OTHER, SPEC
 from wire.errors import StorageError
 
 pytest_plugins = ["tests.s3"]
 
 DAY = 24 * 3600 * 10**9
-
-
-@pytest.fixture(params=["local", pytest.param("cloud", marks=pytest.mark.slow)])
-def buffer(request, tmp_path):
-    """On this machine's disk, or with its ledger in PostgreSQL and its shards in an object store."""
-    urls = {}
-    if request.param == "cloud":
-        urls = {"ledger": request.getfixturevalue("postgres_url"), "store": request.getfixturevalue("s3")}
-    buffer = Buffer(BufferLocation(tmp_path / "data", **urls))
-    yield buffer
-    buffer.ledger.close()
-
-
-@pytest.fixture
-def local(tmp_path):
-    buffer = Buffer(BufferLocation(tmp_path / "data"))
-    yield buffer
-    buffer.ledger.close()
 
 
 def _force(buffer):

@@ -21,24 +21,6 @@ from wire.messages.gateway import CameraFrames
 pytest_plugins = ["tests.s3"]
 
 
-@pytest.fixture(params=["local", pytest.param("cloud", marks=pytest.mark.slow)])
-def buffer(request, tmp_path):
-    """On this machine's disk, or with its ledger in PostgreSQL and its shards in an object store."""
-    urls = {}
-    if request.param == "cloud":
-        urls = {"ledger": request.getfixturevalue("postgres_url"), "store": request.getfixturevalue("s3")}
-    buffer = Buffer(BufferLocation(tmp_path / "data", **urls))
-    yield buffer
-    buffer.ledger.close()
-
-
-@pytest.fixture
-def local(tmp_path):
-    buffer = Buffer(BufferLocation(tmp_path / "data"))
-    yield buffer
-    buffer.ledger.close()
-
-
 def test_a_segment_is_there_from_the_moment_it_was_taken_until_it_lies_in_a_shard(buffer):
     rows = buffer.add_episode("e0", steps=300) + buffer.add_episode("e1", OTHER, steps=300)
     assert rows == [1, 2, 3, 4, 5, 6, 7, 8]
