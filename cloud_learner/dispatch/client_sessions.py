@@ -19,8 +19,6 @@ from wire.messages.gateway import EdgeStatus, OperatorCommand
 from wire.transport.channel import PEER_SUFFIX
 from wire.types import Lease, OperatorCommandKind, Role
 
-CALLERS = (Role.console, Role.teleoperator)
-"""roles that may call"""
 MIN_TTL_S = 0.2
 MAX_TTL_S = 24 * 3600.0
 MAX_NAME_LENGTH = 64

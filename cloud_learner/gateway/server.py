@@ -15,7 +15,6 @@ from typing import Protocol
 import msgspec
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.dispatch.client_sessions import CALLERS
 from cloud_learner.dispatch.dispatcher import CALLS, Dispatcher
 from cloud_learner.gateway.ingest import Ingest, IngestOutcome
 from cloud_learner.gateway.weight_store import WeightStore
@@ -48,7 +47,7 @@ from wire.messages.gateway import (
     WeightBytes,
 )
 from wire.transport.channel import PEER_SUFFIX, ServerChannel
-from wire.types import OperatorCommandKind, RobotSpec, Role
+from wire.types import CALLERS, OperatorCommandKind, RobotSpec, Role
 
 log = logging.getLogger(__name__)
 

@@ -87,7 +87,6 @@ class FleetClient:
                 f"'{name}' cannot call the gateway: the name begins with {' or '.join(CALLERS)}. Make such a key with "
                 "`vla-fleet keys`."
             )
-        self.role = role
         if channel is None and keys is None:
             raise ConfigError(f"FleetClient '{name}': give the key directory, or a channel.")
         self.name, self.role = name, role

@@ -97,7 +97,7 @@ class Teleop:
     # --- one period ----------------------------------------------------------------------------------------------
 
     def turn(self) -> bool:
-        """Hear, read the device, wish. False when the person is done.
+        """Handle messages, read the device, send a command. False when the person is done.
 
         Raises `RejectedError` when the gateway does not let us in or the robot is somebody's, `ConfigError` for a robot
         that is not there or that the device cannot drive, `WireError` when no gateway answers, `RobotError` of the
@@ -183,7 +183,7 @@ class Teleop:
             elif answer.lease is not None:
                 self.lease = answer.lease
         elif answer.refused and self.driving:
-            # A wish was not taken: the gateway sees it otherwise than we do.
+            # A command was rejected: the gateway sees it otherwise than we do.
             self._bar(answer.refused)
         elif answer.refused and not self._barred:
             self._say(answer.refused)

@@ -1,6 +1,6 @@
 """A robot's driver in a small process of its own, which holds the robot when its control dies.
 
-    control process (HostedRobot)  ── requests over a local socket ──►  host process ──► driver ──► robot
+    control process (RobotProxy)   ── requests over a local socket ──►  host process ──► driver ──► robot
                                    ◄─ replies; frames in a ring ─────
 
 A command must come in every control period. When none came for some periods, or control is gone, the host commands hold

@@ -59,6 +59,7 @@ class HealthConfig:
     calm_holds: tuple[str, ...] = (
         "no job yet",
         "no policy version yet",
+        "the job's policy version does not act yet",
         "the operator presses no key",
         "the operator's link is lost",
     )

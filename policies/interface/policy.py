@@ -72,7 +72,11 @@ class Policy(Protocol):
 
 
 class TrainablePolicy(Protocol):
-    """What a learner needs of a policy, whatever is inside."""
+    """What a learner needs of a policy, whatever is inside.
+
+    It may have `image_losses`, float32[b] or None: the last batch's loss by image, for `adaptive_share`; without it
+    tasks are drawn alike.
+    """
 
     @property
     def ticks_ahead(self) -> tuple[int, ...]:

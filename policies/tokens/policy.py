@@ -64,7 +64,9 @@ class TokenPolicy(NetworkPolicy):
 
     @property
     def tokenizer(self) -> ActionTokenizer:
-        """That of the present weights, read again whenever its bytes were written: by `fit`, `load`, a checkpoint."""
+        """That of the present weights, read again when its bytes were written (`set_normalization`, `load`, a
+        checkpoint).
+        """
         packed = self.module.packed
         if self._read is None or self._read[0] is not packed or self._read[1] != packed._version:
             self._read = packed, packed._version, self._require_tokenizer(unpack(packed))

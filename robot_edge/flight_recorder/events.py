@@ -19,7 +19,7 @@ from wire.errors import CorruptDataError
 from wire.messages import Message
 from wire.types import Observation, PolicyCapabilities, RobotSpec
 
-FORMAT = 1
+FORMAT = 2
 INLINE_BYTES = 2048
 """arrays up to this size stand in the event"""
 DIGEST_BYTES = 16
@@ -43,9 +43,9 @@ class FlightHeader(msgspec.Struct, frozen=True):
     config: dict[str, Any]
     """`LoopConfig` as plain values"""
     strategy: str
-    """name of the chunk schedule"""
+    """name of the chunking strategy"""
     settings: dict[str, Any] = {}
-    """whatever else `make_loop` needs: the schedule's settings, gate, safety limits, motion"""
+    """whatever else `make_loop` needs: the chunk scheduler's settings, gate, safety limits, motion"""
     trained: PolicyCapabilities = PolicyCapabilities()
     operated: bool = False
     """whether the loop has a scripted operator"""

@@ -1,9 +1,9 @@
 """What a loop knows between two ticks, as plain values: the place where a replay may begin.
 
-It walks whatever the loop is made of (schedule, gate, limits, counters, waiting messages) instead of asking each class,
-so that a new strategy needs nothing extra. Reading one back never runs code that the file names: objects are filled in
-where the freshly built loop has them, and only data types of this project (and objects of its classes, without their
-constructors) are made.
+It walks whatever the loop is made of (chunk scheduler, gate, limits, counters, waiting messages) instead of asking each
+class, so that a new strategy needs nothing extra. Reading one back never runs code that the file names: objects are
+filled in where the freshly built loop has them, and only data types of this project (and objects of its classes,
+without their constructors) are made.
 """
 
 from __future__ import annotations

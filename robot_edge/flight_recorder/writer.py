@@ -71,7 +71,7 @@ class FlightConfig:
     """after so many ticks the next end of an episode is where it is noted again: little is under way then"""
     copy_bytes: int = 256 * 2**10
     """a frame up to this size is copied in its tick, as a driver may use its memory again; larger ones must stay as
-    they are for a few seconds, or only their digests, which health checks are replayed from, come out wrong"""
+    they are for a few seconds, or only their digests, which checks of observations are replayed from, come out wrong"""
     retry_s: float = 5.0
     """how long a disk that refused is left alone"""
 

@@ -27,7 +27,7 @@ from types import ModuleType
 from typing import NoReturn, Protocol
 
 from hal.driver_host.priority import set_niceness
-from robot_edge.runtime import lifecycle as process
+from robot_edge.runtime.lifecycle import watch
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ def _become(
         parent = _arrange_files(output, parent)
         os.environ.clear()
         os.environ.update({**_Shared.environment, **environment})
-        process.watch(parent)
+        watch(parent)
         rename(command)
         logging.root.handlers.clear()
         if (numpy := sys.modules.get("numpy")) is not None:

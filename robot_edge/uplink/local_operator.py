@@ -36,9 +36,11 @@ class LocalOperatorLink:
                 yield message
             else:
                 what = (
-                    f"a wish for '{message.robot}'" if isinstance(message, OperatorCommand) else type(message).__name__
+                    f"a command for '{message.robot}'"
+                    if isinstance(message, OperatorCommand)
+                    else type(message).__name__
                 )
-                log.warning("robot '%s': its desk sent %s, which is ignored.", self._robot, what)
+                log.warning("robot '%s': its local operator sent %s, which is ignored.", self._robot, what)
 
 
 class StickyCommands:

@@ -21,7 +21,7 @@ class BatchBuilder:
     def __init__(
         self,
         pool: StepCache,
-        arena: FrameCache,
+        cache: FrameCache,
         loader: Loader,
         layout: Layout,
         shape: Shape,
@@ -30,7 +30,7 @@ class BatchBuilder:
     ) -> None:
         self._pool, self._loader, self._layout = pool, loader, layout
         self._shape, self._instructions, self._seed = shape, instructions, seed
-        self._frames = [arena.frames(number) for number in range(len(layout.shapes))]
+        self._frames = [cache.frames(number) for number in range(len(layout.shapes))]
         self._loaded = 0
         """jobs of the running order that were taken in"""
         self.replaced = 0

@@ -1,6 +1,6 @@
 """Memory for decoded frames below one cap: one array for each frame shape, handed out by rows.
 
-The pages come from the kernel when they are first written, so an arena costs what it was ever used for, not its cap.
+The pages come from the kernel when they are first written, so a cache costs what it was ever used for, not its cap.
 On Linux they belong to an anonymous file that loading processes map too: a frame is decoded where it stays.
 """
 
@@ -88,7 +88,7 @@ class FrameCache:
 
 
 def attach(mapping: SharedFrames) -> np.ndarray:
-    """uint8[rows, h, w, 3]: the frames of another process's arena."""
+    """uint8[rows, h, w, 3]: the frames of another process's cache."""
     height, width, channels = mapping.shape
     memory = mmap.mmap(mapping.descriptor, _whole_pages(mapping.rows * height * width * channels))
     return _as_frames(memory, mapping.rows, mapping.shape)

@@ -6,7 +6,7 @@ A batch is a dict of:
 |---|---|---|
 | `images` | {camera: uint8[b, h, w, 3]} | the newest frame that the step saw, RGB |
 | `instructions` | list of b str | the task as a person would say it |
-| `task` | int64[b] | index into the tasks of the feed |
+| `task` | int64[b] | index into `DatasetConfig.tasks` |
 | `outcome` | int8[b] | how the episode ended, index into `check.OUTCOMES`, -1 while it goes on |
 | `online` | bool[b] | whether it comes from the running fleet, not from a demonstration |
 | `episode` | int64[b] | the episode's number in the ledger |

@@ -1,4 +1,4 @@
-// The operator page: one websocket in, cards, curve and events out, wishes back.
+// The operator page: one websocket in, cards, curve and events out, commands back.
 
 import { Card } from "./card.js";
 import { Chart } from "./chart.js";

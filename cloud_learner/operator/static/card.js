@@ -30,7 +30,7 @@ function holderText(lease) {
 }
 
 export class Card {
-  /** `send(message)` takes a wish to the gateway; `activate(card)` makes the keyboard drive this card. */
+  /** `send(message)` takes a command to the gateway; `activate(card)` makes the keyboard drive this card. */
   constructor(name, send, activate) {
     this.name = name;
     this.send = send;

@@ -1,1 +1,1 @@
-"""Gymnasium environments as robots, reached as `gym` through `hal.registry`."""
+"""Gymnasium environments as robots, reached as `gymnasium` and `gym-*` through `hal.registry`."""

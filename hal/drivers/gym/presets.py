@@ -143,7 +143,7 @@ def metaworld(*tasks: str) -> GymConfig:
     """
     chosen = tasks or ("push",)
     for task in chosen:
-        check_task(task, KNOWN_TASKS, "gym_presets.metaworld")
+        check_task(task, KNOWN_TASKS, "hal.drivers.gym.presets.metaworld")
     spec = metaworld_spec(state_config())
     return GymConfig(
         env_id="Meta-World/goal_observable",

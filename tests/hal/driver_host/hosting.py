@@ -1,4 +1,4 @@
-"""A robot that writes down what it is told, and a control process to kill: processes of test_host."""
+"""A robot that writes down what it is told, and a control process to kill: processes of test_server."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ def test_an_idle_process_leaves_the_machine_to_others() -> None:
 
 def test_niceness_is_that_of_the_process() -> None:
     mine = os.getpriority(os.PRIO_PROCESS, 0)
-    assert said(f"set_niceness(os.getpid(), {mine + 4}); print(os.nice(0))") == [str(mine + 4)]
+    wanted = min(19, mine + 4)
+    assert said(f"set_niceness(os.getpid(), {wanted}); print(os.nice(0))") == [str(wanted)]
 
 
 @pytest.mark.skipif(not SESSION.exists(), reason="this kernel shares processor time among processes, not sessions")

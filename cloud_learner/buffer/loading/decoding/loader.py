@@ -1,4 +1,4 @@
-"""Who loads blocks, and when: in the order of need, below the arena's cap.
+"""Who loads blocks, and when: in the order of need, below the frame cache's cap.
 
 `InlineLoader` loads in the thread that asks, `processes.ProcessLoader` in processes of its own, ahead of need.
 """
@@ -116,9 +116,9 @@ class LoaderStats(msgspec.Struct):
 class InlineLoader:
     """Does each job in the thread that asks for it, when it asks."""
 
-    def __init__(self, arena: FrameCache, read: Read, layout: Layout, fresh: FreshSegments) -> None:
-        self._arena, self._store_read, self._layout, self._fresh = arena, read, layout, fresh
-        self._frames = [arena.frames(shape) for shape in range(len(layout.shapes))]
+    def __init__(self, cache: FrameCache, read: Read, layout: Layout, fresh: FreshSegments) -> None:
+        self._cache, self._store_read, self._layout, self._fresh = cache, read, layout, fresh
+        self._frames = [cache.frames(shape) for shape in range(len(layout.shapes))]
         self._jobs: dict[int, LoadJob] = {}
         self.stats = LoaderStats()
 
@@ -127,24 +127,24 @@ class InlineLoader:
 
     def take(self, number: int) -> Taken:
         job = self._jobs[number]
-        room = self._arena.reserve(job.room, job.other_bytes)
+        room = self._cache.reserve(job.room, job.other_bytes)
         if room is None:
-            raise no_room(job, self._arena)
+            raise no_room(job, self._cache)
         try:
             loaded = load_block(job, room, self._frames, self._read, self._layout)
         except BaseException:
-            self._arena.release(room, job.other_bytes)
+            self._cache.release(room, job.other_bytes)
             raise
         if loaded.short:
-            self._arena.release(room, job.other_bytes)
+            self._cache.release(room, job.other_bytes)
             self._jobs[number] = msgspec.structs.replace(job, room=loaded.short)
             return self.take(number)
         del self._jobs[number]
         self.stats.note(loaded)
-        return taken(self._arena, loaded, room)
+        return taken(self._cache, loaded, room)
 
     def release(self, frames: Rows, other_bytes: int) -> None:
-        self._arena.release(frames, other_bytes)
+        self._cache.release(frames, other_bytes)
 
     def close(self) -> None:
         self._jobs.clear()
@@ -170,15 +170,15 @@ class _Both(msgspec.Struct, frozen=True, eq=False):
     elsewhere: Sequence[int] = ()
 
 
-def taken(arena: FrameCache, loaded: Loaded, room: Rows) -> Taken:
+def taken(cache: FrameCache, loaded: Loaded, room: Rows) -> Taken:
     """`loaded` with the frames it used; the others go back."""
     used = loaded.used or (0,) * len(room)
-    arena.release(tuple(rows[n:] for rows, n in zip(room, used, strict=True)))
+    cache.release(tuple(rows[n:] for rows, n in zip(room, used, strict=True)))
     return Taken(loaded, tuple(rows[:n] for rows, n in zip(room, used, strict=True)))
 
 
-def no_room(job: LoadJob, arena: FrameCache) -> ConfigError:
+def no_room(job: LoadJob, cache: FrameCache) -> ConfigError:
     return ConfigError(
-        f"a cache of {arena.cap_bytes} bytes, {arena.used_bytes} of them in use, has no room for {job.room} frames of "
+        f"a cache of {cache.cap_bytes} bytes, {cache.used_bytes} of them in use, has no room for {job.room} frames of "
         f"{len(job.wanted)} segments: give it more (cache_bytes)."
     )

@@ -33,11 +33,11 @@ class ProcessLoader:
     """`loader.Loader` over a number of processes. Its methods may be called in any thread."""
 
     def __init__(
-        self, arena: FrameCache, place: BufferLocation, layout: Layout, workers: int, fresh: FreshSegments
+        self, cache: FrameCache, place: BufferLocation, layout: Layout, workers: int, fresh: FreshSegments
     ) -> None:
         """Raises `ConfigError` where memory cannot be shared."""
-        self._arena, self._fresh = arena, fresh
-        self._begin = Begin(str(place.data), place.ledger, place.store, layout, arena.mappings())
+        self._cache, self._fresh = cache, fresh
+        self._begin = Begin(str(place.data), place.ledger, place.store, layout, cache.mappings())
         self.stats = LoaderStats()
         self._changed = threading.Condition()
         self._waiting: deque[LoadJob] = deque()
@@ -82,7 +82,7 @@ class ProcessLoader:
 
     def release(self, frames: Rows, other_bytes: int) -> None:
         with self._changed:
-            self._arena.release(frames, other_bytes)
+            self._cache.release(frames, other_bytes)
             self._hand_out()
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class ProcessLoader:
                 and len(worker.jobs) < (1 if alone else _AHEAD)
                 and not any(number in self._tries for number in worker.jobs)
             ]
-            if not able or (room := self._arena.reserve(job.room, job.other_bytes)) is None:
+            if not able or (room := self._cache.reserve(job.room, job.other_bytes)) is None:
                 return
             worker = min(able, key=lambda worker: len(worker.jobs))
             self._waiting.popleft()
@@ -129,9 +129,9 @@ class ProcessLoader:
             return
         later = sorted(n for n in self._done if n > number)
         if not later:
-            raise no_room(self._waiting[0], self._arena)
+            raise no_room(self._waiting[0], self._cache)
         for job, done in (self._done.pop(n) for n in later):
-            self._arena.release(done.frames, job.other_bytes)
+            self._cache.release(done.frames, job.other_bytes)
             self._put_back([job])
         self._hand_out()
 
@@ -147,15 +147,15 @@ class ProcessLoader:
             return
         job, room = worker.jobs.pop(answer.job)
         if isinstance(answer, LoadFailed):
-            self._arena.release(room, job.other_bytes)
+            self._cache.release(room, job.other_bytes)
             self._failed[job.number] = job, answer.reason
         elif answer.short:
-            self._arena.release(room, job.other_bytes)
+            self._cache.release(room, job.other_bytes)
             self._put_back([msgspec.structs.replace(job, room=answer.short)])
         else:
             self._tries.pop(job.number, None)
             self.stats.note(answer)
-            self._done[job.number] = job, taken(self._arena, answer, room)
+            self._done[job.number] = job, taken(self._cache, answer, room)
 
     def _lost(self, worker: _Worker) -> None:
         """A process ended by itself: do what it was at again, with another one."""
@@ -165,13 +165,13 @@ class ProcessLoader:
         for job, room in worker.jobs.values():
             self._tries[job.number] = self._tries.get(job.number, 0) + 1
             if self._tries[job.number] < _TRIES:
-                self._arena.release(room, job.other_bytes)
+                self._cache.release(room, job.other_bytes)
                 self._put_back([job])
                 continue
             reason = f"{_TRIES} loading processes ended over it"
             left_out = Loaded(job.number, missing={w.row: reason for w in job.wanted})
             self.stats.note(left_out)
-            self._done[job.number] = job, taken(self._arena, left_out, room)
+            self._done[job.number] = job, taken(self._cache, left_out, room)
         if not worker.ready:
             self._never_ready += 1
         if self._never_ready >= _TRIES and not self._broken:

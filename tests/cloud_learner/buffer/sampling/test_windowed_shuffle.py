@@ -101,7 +101,7 @@ class Driven:
             del self.held[block]
 
     def check_bound(self) -> None:
-        """The bound of sweep.py's docstring."""
+        """The bound of windowed_shuffle.py's docstring."""
         p, newest = self.probability, self.sweep.newest
         largest = int(newest.tokens.max()) + 1
         bound = self.passes * (1 + p) + (newest.draws + newest.window + largest) * p

@@ -148,19 +148,30 @@ def test_a_real_time_robot_holds_when_commands_stop(ros: Mapping[str, str]) -> N
 
 
 def test_a_command_that_was_overtaken_is_not_executed(ros: Mapping[str, str]) -> None:
+    writing, sent = threading.Event(), threading.Event()
+
     class Slow(FakeRobot):
         def write(self, action: np.ndarray) -> Any:
-            time.sleep(0.2)
+            writing.set()
+            assert sent.wait(60.0)
             return super().write(action)
 
     with Running("-p", "pacing:=stepped", robot=Slow()) as running:
         # the window in which a commander's stamps must grow is measured in periods
         running.sim._hold_due_s = lambda: time.monotonic() + 60.0  # type: ignore[method-assign]
-        for stamp in (3000, 3001, 2999, 3002):
-            running.send(stamp, 0.1, 0.0, 0.0, 0.0)
-            time.sleep(0.03)
-        wait_until(lambda: any(stamp_ns(one) == 3002 for one in running.executed))
+        running.send(3000, 0.1, 0.0, 0.0, 0.0)
+        assert writing.wait(60.0)
+        # The robot is busy until all have arrived.
         counts = running.sim.counts
+        for stamp, arrived in (
+            (3001, lambda: running.sim._last_command == 3001),
+            (2999, lambda: counts.late == 1),
+            (3002, lambda: counts.replaced == 1),
+        ):
+            running.send(stamp, 0.1, 0.0, 0.0, 0.0)
+            wait_until(arrived)
+        sent.set()
+        wait_until(lambda: any(stamp_ns(one) == 3002 for one in running.executed))
         assert (counts.late, counts.replaced) == (1, 1)
         assert [stamp_ns(one) for one in running.executed] == [3000, 3002]
 
