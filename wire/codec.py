@@ -79,16 +79,17 @@ def encode(message: Message) -> bytes:
     return data
 
 
-def decode(data: bytes | memoryview) -> Message:
+def decode(data: bytes | memoryview, *, stored: bool = False) -> Message:
     """The message in `data`; its arrays are read-only views of `data`.
 
-    Raises `ProtocolError` for anything that is not a message of this protocol version.
+    `stored`: it was kept on a disk, perhaps by a vla-fleet of another protocol version; fields that came later have
+    their defaults. Raises `ProtocolError` for anything else that is not a message of this protocol version.
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise MessageTooLargeError(f"{len(data)} bytes received, above the cap of {MAX_MESSAGE_BYTES}.")
     if len(data) < 2:
         raise ProtocolError(f"{len(data)} bytes are no message.")
-    if data[0] != PROTOCOL_VERSION:
+    if data[0] != PROTOCOL_VERSION and not stored:
         raise ProtocolError(
             f"the other side speaks protocol {data[0]}, this side {PROTOCOL_VERSION}:"
             " install the same vla-fleet on both."

@@ -43,7 +43,7 @@ def export_episode(
     if not path.parent.is_dir():
         raise ConfigError(f"there is no directory {path.parent}; make it first.")
     rows = [segment.row for segment in ledger.segments_of(episode_id)]
-    found = store.read(rows, verify=True)
+    found = store.read(rows)
     if found.damaged:
         raise CorruptDataError(
             f"episode '{episode_id}' cannot be exported: {next(iter(found.damaged.values()))} "

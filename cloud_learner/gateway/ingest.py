@@ -17,8 +17,7 @@ import msgspec
 from cloud_learner.buffer.check import CommittedHistory, check_frames, check_names, check_order, check_steps
 from cloud_learner.buffer.files import make_directory, remove_leftovers, write_durably
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.store.shard import canonical
-from cloud_learner.buffer.store.store import SegmentStore
+from cloud_learner.buffer.store.store import SegmentStore, canonical
 from wire import codec
 from wire.clock import Clock, MonotonicClock
 from wire.errors import InvalidDataError, StorageError, storage_error

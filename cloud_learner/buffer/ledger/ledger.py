@@ -150,6 +150,7 @@ class Ledger:
 
     # where segments lie
     places = _reads(ledger_segments.places)
+    places_in_shard = _reads(ledger_segments.places_in_shard)
     unsealed = _reads(ledger_shards.unsealed)
     claim_journal = _writes(ledger_shards.claim_journal)
     journal_owner = _reads(ledger_shards.journal_owner)
@@ -158,7 +159,6 @@ class Ledger:
     reserve_shard = _writes(ledger_shards.reserve_shard)
     commit_shard = _writes(ledger_shards.commit_shard)
     shards = _reads(ledger_shards.shards)
-    objects_of = _reads(ledger_shards.objects_of)
     mark_dropping = _writes(ledger_shards.mark_dropping)
     forget_shard = _writes(ledger_shards.forget_shard)
 

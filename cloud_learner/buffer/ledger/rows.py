@@ -102,8 +102,8 @@ class SegmentRow(msgspec.Struct, frozen=True):
     source: str
 
 
-class Place(msgspec.Struct, frozen=True, eq=False):
-    """Where a segment lies: in a journal file or in a shard."""
+class Place(msgspec.Struct, frozen=True):
+    """Where the record of a segment lies: in a journal file or in a shard."""
 
     row: int
     id: str
@@ -112,27 +112,13 @@ class Place(msgspec.Struct, frozen=True, eq=False):
     spec_hash: str
     steps: int
     sha256: str
-    """of the segment's journal record, also when it lies in a shard"""
+    """of the record"""
     bytes: int
     journal: int | None
-    offset: int
     shard: int | None
-    first_row: int
-    placed: np.ndarray | None
-    """int64[n, 4] as `Placed` said, None in the journal"""
+    offset: int
+    """in the journal file, or among the records of the shard"""
     damaged: bool
-
-
-class Placed(msgspec.Struct, frozen=True, eq=False):
-    """Where a segment lies in a shard."""
-
-    row: int
-    """of the ledger"""
-    first_row: int
-    """of its steps within the shard"""
-    placed: np.ndarray
-    """int64[n, 4]: first frame, frames, first byte, bytes, within the shard, for each camera in the spec's order, and
-    whatever else the store notes in lines of four"""
 
 
 class Unsealed(msgspec.Struct, frozen=True):
@@ -170,22 +156,19 @@ class ShardRow(msgspec.Struct, frozen=True):
     number: int
     state: str
     """writing, sealed or dropping"""
-    rows: int
+    record_bytes: int
+    """of the records that were written, before they were compressed"""
     bytes: int
+    """of its object"""
+    sha256: str
+    """of its object"""
     created_ns: int
-    live_rows: int
-    """steps of the segments that lie in it and are not damaged"""
+    live_bytes: int
+    """of the records that lie in it and are not damaged"""
+    live_steps: int
     live_segments: int
     damaged_segments: int
     """that lie in it: what is left of them stays"""
-
-
-class ObjectRow(msgspec.Struct, frozen=True):
-    """One object of a shard, as it was put."""
-
-    key: str
-    bytes: int
-    sha256: str
 
 
 class VersionRow(msgspec.Struct, frozen=True):

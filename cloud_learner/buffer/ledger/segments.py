@@ -31,7 +31,6 @@ def _rows(kind: type[msgspec.Struct]) -> sa.Select[Any]:
 
 _SEGMENT_ROWS, _PLACES = _rows(SegmentRow), _rows(Place)
 _EPISODE_ROWS = sa.select(*(_e[name] for name in EpisodeRow.__struct_fields__))
-_PLACED = Place.__struct_fields__.index("placed")
 
 
 def segment(connection: sa.Connection, segment_id: str) -> SegmentRow | None:
@@ -106,11 +105,15 @@ def places(connection: sa.Connection, rows: Sequence[int]) -> dict[int, Place]:
     """Where the segments of these ledger rows lie; rows that are gone are absent."""
     found = {}
     for some in chunks(rows):
-        for row, *facts in connection.execute(_PLACES.where(_s.row.in_(some)).order_by(_s.row)):
-            if (placed := facts[_PLACED - 1]) is not None:
-                facts[_PLACED - 1] = np.frombuffer(placed, "<i8").reshape(-1, 4)
-            found[row] = Place(row, *facts)
+        for row in connection.execute(_PLACES.where(_s.row.in_(some)).order_by(_s.row)):
+            found[row.row] = Place(*row)
     return found
+
+
+def places_in_shard(connection: sa.Connection, spec_hash: str, number: int) -> tuple[Place, ...]:
+    """The segments that lie in a shard and are not damaged, in the shard's order."""
+    query = _PLACES.where(_s.shard == number, _e.spec_hash == spec_hash, ~_s.damaged).order_by(_s.offset)
+    return tuple(Place(*row) for row in connection.execute(query))
 
 
 def index(connection: sa.Connection, after: int, spec_hash: str, limit: int | None = None) -> SegmentColumns:

@@ -5,19 +5,18 @@ Functions of one transaction; `Ledger` has them as methods.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.commit import require_spec
-from cloud_learner.buffer.ledger.rows import ObjectRow, Placed, ShardRow, Unsealed, Waiting
+from cloud_learner.buffer.ledger.rows import ShardRow, Unsealed, Waiting
 from cloud_learner.buffer.ledger.segments import chunks
 from wire.errors import StorageError
 
-_s, _e, _shards, _objects = tables.segments.c, tables.episodes.c, tables.shards.c, tables.objects.c
+_s, _e, _shards = tables.segments.c, tables.episodes.c, tables.shards.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)
 _GENERATION = "generation"
 _JOURNAL = "journal"
@@ -72,94 +71,62 @@ def commit_shard(
     connection: sa.Connection,
     spec_hash: str,
     number: int,
-    objects: Sequence[ObjectRow],
-    placed: Sequence[Placed],
+    offsets: Mapping[int, int],
+    record_bytes: int,
     bytes: int,
+    sha256: str,
 ) -> int:
-    """Move the segments in `placed` to a reserved shard whose objects are stored; how many were moved.
+    """Move segments to a reserved shard whose object is stored, to these offsets by row; how many were moved.
 
     Those that were pruned or marked as damaged meanwhile are left out. Raises `StorageError` if it is not in state
     'writing'.
     """
     _require_state(connection, spec_hash, number, "writing")
-    live: dict[int, int] = {}
-    for some in chunks(place.row for place in placed):
-        query = sa.select(_s.row, _s.steps).where(_s.row.in_(some), ~_s.damaged)
-        live.update((row, steps) for row, steps in connection.execute(query))
-    moves = [
-        {
-            "_row": place.row,
-            "_first_row": place.first_row,
-            "_placed": np.ascontiguousarray(place.placed, "<i8").tobytes(),
-        }
-        for place in placed
-        if place.row in live
-    ]
-    if moves:
-        move = sa.update(tables.segments).where(_s.row == sa.bindparam("_row"))
-        move = move.values(first_row=sa.bindparam("_first_row"), placed=sa.bindparam("_placed"))
-        connection.execute(move.values(journal=None, offset=0, shard=number), moves)
-    if objects:
-        facts = [
-            {"key": row.key, "spec_hash": spec_hash, "number": number, "bytes": row.bytes, "sha256": row.sha256}
-            for row in objects
-        ]
-        connection.execute(sa.insert(tables.objects), facts)
-    # rows of the shard, those of segments that were left out included, but for the last ones
-    rows = max((place.first_row + live[place.row] for place in placed if place.row in live), default=0)
-    _set_shard(connection, spec_hash, number, state="sealed", rows=rows, bytes=bytes)
-    return len(moves)
+    move = sa.update(tables.segments).where(_s.row == sa.bindparam("_row"), ~_s.damaged)
+    move = move.values(journal=None, shard=number, offset=sa.bindparam("_offset"))
+    moved = 0
+    if offsets:
+        found = connection.execute(move, [{"_row": row, "_offset": offset} for row, offset in offsets.items()])
+        moved = found.rowcount
+    _set_shard(connection, spec_hash, number, state="sealed", record_bytes=record_bytes, bytes=bytes, sha256=sha256)
+    return moved
 
 
 def shards(connection: sa.Connection, spec_hash: str | None = None) -> tuple[ShardRow, ...]:
     """All shards, in any state, by spec and number."""
-    live = (
-        sa.select(
-            _e.spec_hash,
-            _s.shard,
-            sa.func.sum(sa.case((_s.damaged, 0), else_=_s.steps)).label("live_rows"),
-            sa.func.sum(sa.case((_s.damaged, 0), else_=1)).label("live_segments"),
-            sa.func.count().label("segments"),
-        )
-        .select_from(_joined)
-        .where(_s.shard.is_not(None))
-        .group_by(_e.spec_hash, _s.shard)
-    )
+    counted = {
+        "live_bytes": sa.func.sum(sa.case((_s.damaged, 0), else_=_s.bytes)),
+        "live_steps": sa.func.sum(sa.case((_s.damaged, 0), else_=_s.steps)),
+        "live_segments": sa.func.sum(sa.case((_s.damaged, 0), else_=1)),
+        "damaged_segments": sa.func.sum(sa.case((_s.damaged, 1), else_=0)),
+    }
+    columns = (column.label(name) for name, column in counted.items())
+    live = sa.select(_e.spec_hash, _s.shard, *columns).select_from(_joined).where(_s.shard.is_not(None))
+    live = live.group_by(_e.spec_hash, _s.shard)
     query = sa.select(tables.shards).order_by(_shards.spec_hash, _shards.number)
     if spec_hash is not None:
         live, query = live.where(_e.spec_hash == spec_hash), query.where(_shards.spec_hash == spec_hash)
-    counts = {
-        (row.spec_hash, row.shard): (int(row.live_rows), int(row.live_segments), row.segments)
-        for row in connection.execute(live)
-    }
-    found = []
-    for row in connection.execute(query).mappings():
-        rows, live_segments, segments = counts.get((row["spec_hash"], row["number"]), (0, 0, 0))
-        damaged = segments - live_segments
-        found.append(ShardRow(**row, live_rows=rows, live_segments=live_segments, damaged_segments=damaged))
-    return tuple(found)
-
-
-def objects_of(connection: sa.Connection, spec_hash: str, number: int) -> tuple[ObjectRow, ...]:
-    """The objects of a sealed shard, by key."""
-    query = sa.select(*(_objects[name] for name in ObjectRow.__struct_fields__))
-    rows = connection.execute(query.where(_objects.spec_hash == spec_hash, _objects.number == number))
-    # sorted here: how a database sorts text depends on its locale
-    return tuple(sorted((ObjectRow(*row) for row in rows), key=lambda row: row.key))
+    # PostgreSQL adds bigints up to a decimal
+    counts = {(found, number): map(int, sums) for found, number, *sums in connection.execute(live)}
+    nothing = (0,) * len(counted)
+    rows = connection.execute(query).mappings()
+    return tuple(
+        ShardRow(**row, **dict(zip(counted, counts.get((row["spec_hash"], row["number"]), nothing), strict=True)))
+        for row in rows
+    )
 
 
 def mark_dropping(connection: sa.Connection, spec_hash: str, number: int) -> None:
-    """Note that the shard's objects are about to be deleted. Raises `StorageError` if a live segment lies in it."""
+    """Note that the shard's object is about to be deleted. Raises `StorageError` if a live segment lies in it."""
     _require_state(connection, spec_hash, number, "sealed", "dropping")
     _require_empty(connection, spec_hash, number)
     _set_shard(connection, spec_hash, number, state="dropping")
 
 
 def forget_shard(connection: sa.Connection, spec_hash: str, number: int) -> None:
-    """Remove the rows of a shard whose objects were deleted. Raises `StorageError` if it is sealed or unknown."""
+    """Remove the rows of a shard whose object was deleted. Raises `StorageError` if it is sealed or unknown."""
     _require_state(connection, spec_hash, number, "writing", "dropping")
     _require_empty(connection, spec_hash, number)
-    connection.execute(sa.delete(tables.objects).where(_objects.spec_hash == spec_hash, _objects.number == number))
     connection.execute(sa.delete(tables.shards).where(_shards.spec_hash == spec_hash, _shards.number == number))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-FORMAT = 2
+FORMAT = 3
 """Grows when a table changes its meaning; a ledger of another format is refused."""
 
 metadata = sa.MetaData()
@@ -138,16 +138,13 @@ segments = sa.Table(
     _count("frames"),
     # little-endian int32[k, 4]: first offset, count, actor, version; `control.find_runs`
     sa.Column("runs", sa.LargeBinary, nullable=False),
-    # of the payload of its journal record
+    # of its record
     _count("bytes"),
     _text("sha256"),
-    # where it lies: in a journal file, or in a shard of its robot spec
+    # where it lies: in a journal file, or among the records of a shard of its robot spec
     sa.Column("journal", sa.BigInteger),
-    _count("offset"),
     sa.Column("shard", sa.BigInteger),
-    _count("first_row"),
-    # little-endian int64[n, 4]; what it says is the store's affair
-    sa.Column("placed", sa.LargeBinary),
+    _count("offset"),
     sa.Column("damaged", sa.Boolean, nullable=False, default=False),
     # robot clock
     _count("closed_ns"),
@@ -173,23 +170,13 @@ shards = sa.Table(
     metadata,
     _text("spec_hash", sa.ForeignKey("specs.hash"), primary_key=True),
     _count("number", primary_key=True, autoincrement=False),
-    # writing: reserved, its objects may be there; sealed: readable; dropping: its objects are being deleted
+    # writing: reserved, its object may be there; sealed: readable; dropping: its object is being deleted
     _text("state"),
-    _count("rows"),
+    # of the records before they were compressed, and of the object
+    _count("record_bytes"),
     _count("bytes"),
+    _text("sha256", default=""),
     _count("created_ns"),
-)
-
-objects = sa.Table(
-    "objects",
-    metadata,
-    _text("key", primary_key=True),
-    _text("spec_hash"),
-    _count("number"),
-    _count("bytes"),
-    _text("sha256"),
-    sa.ForeignKeyConstraint(["spec_hash", "number"], ["shards.spec_hash", "shards.number"]),
-    sa.Index("objects_shard", "spec_hash", "number"),
 )
 
 versions = sa.Table(

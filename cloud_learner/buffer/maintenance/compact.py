@@ -6,20 +6,17 @@ A new shard is written and committed before the old one goes, so a segment alway
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence
 
 import msgspec
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Place, ShardRow
-from cloud_learner.buffer.maintenance.shard_writer import DEFAULT_POLICY, SealPolicy, seal_held
-from cloud_learner.buffer.store.arrays import SHARD_JPEG_BYTES, SHARD_ROWS
-from cloud_learner.buffer.store.shard import Room, ShardItem, encode_shard
+from cloud_learner.buffer.maintenance.shard_writer import DEFAULT_POLICY, SealPolicy, move, seal_held, take_shard
+from cloud_learner.buffer.store.shard import SHARD_BYTES
 from cloud_learner.buffer.store.store import SegmentStore
-from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)
-_READ_AT_ONCE = 64
 
 
 class Compacted(msgspec.Struct, frozen=True):
@@ -49,8 +46,8 @@ def compact(
                 by_spec.setdefault(shard.spec_hash, []).append(shard)
         for spec_hash, shards in by_spec.items():
             if chosen := _worth_rewriting(shards):
-                rows = live_rows(ledger, spec_hash, {shard.number for shard in chosen})
-                written += rewrite(store, ledger, store.spec(spec_hash), rows, now_ns)
+                places = [place for shard in chosen for place in ledger.places_in_shard(spec_hash, shard.number)]
+                written += rewrite(store, spec_hash, places, now_ns)
         dropped = _drop_dead(store, ledger)
         return Compacted(dropped, written, before - _stored_bytes(ledger))
 
@@ -61,70 +58,31 @@ def drop_dead(store: SegmentStore, ledger: Ledger, *, wait_s: float = 30) -> int
         return _drop_dead(store, ledger)
 
 
-def live_rows(ledger: Ledger, spec_hash: str, shards: Set[int]) -> list[int]:
-    """Ledger rows of the segments that lie in these shards and are not damaged, growing."""
-    rows = ledger.index(0, spec_hash).row.tolist()
-    return [row for row, place in ledger.places(rows).items() if place.shard in shards]
-
-
-def rewrite(store: SegmentStore, ledger: Ledger, spec: RobotSpec, rows: Sequence[int], now_ns: int) -> int:
+def rewrite(store: SegmentStore, spec_hash: str, places: Sequence[Place], now_ns: int) -> int:
     """Write segments into new shards, episode by episode; how many shards. For the holder of `ledger.exclusive`.
 
     A segment that is damaged stays where it is, and keeps its shard: `verify` with `repair` sets it aside.
     """
+    episodes: dict[str, list[Place]] = {}
+    for place in sorted(places, key=lambda place: place.row):
+        episodes.setdefault(place.episode, []).append(place)
+    rest = [sorted(some, key=lambda place: place.index) for some in episodes.values()]
     written = 0
-    room, items = Room(spec), list[ShardItem]()
-    for item in _items(store, ledger, rows):
-        if not room.take(item.segment):
-            _write(store, ledger, spec, items, now_ns)
-            written += 1
-            room, items = Room(spec), []
-            room.take(item.segment)
-        items.append(item)
-    if items:
-        _write(store, ledger, spec, items, now_ns)
-        written += 1
+    while rest:
+        moved, damaged = move(store, spec_hash, take_shard(rest), now_ns)
+        written += bool(moved)
+        for row, reason in damaged.items():
+            log.error("row %d of the ledger is damaged; `vla-fleet buffer verify`: %s", row, reason)
     return written
-
-
-def _write(store: SegmentStore, ledger: Ledger, spec: RobotSpec, items: Sequence[ShardItem], now_ns: int) -> None:
-    number = ledger.reserve_shard(spec.hash, now_ns)
-    store.write_shard(spec, number, encode_shard(spec, number, items))
-
-
-def _items(store: SegmentStore, ledger: Ledger, rows: Sequence[int]) -> Iterator[ShardItem]:
-    """The whole segments of these rows, episodes one after another in the order of their first rows."""
-    places = ledger.places(rows)
-    firsts: dict[str, int] = {}
-    for row in sorted(places):
-        firsts.setdefault(places[row].episode, row)
-    order: list[Place] = sorted(
-        (place for place in places.values() if not place.damaged),
-        key=lambda place: (firsts[place.episode], place.index),
-    )
-    for at in range(0, len(order), _READ_AT_ONCE):
-        some = order[at : at + _READ_AT_ONCE]
-        found = store.read([place.row for place in some], verify=True)
-        for row, reason in found.damaged.items():
-            log.error("segment %s (row %d) is damaged; `vla-fleet buffer verify`: %s", places[row].id, row, reason)
-        for place in some:
-            if place.row in found.segments:
-                yield ShardItem(place.row, place.sha256, found.segments[place.row])
 
 
 def _worth_rewriting(shards: Sequence[ShardRow]) -> list[ShardRow]:
     """The shards with something left that are mostly forgotten, and small ones when they become fewer together."""
     left = [shard for shard in shards if shard.live_segments]
-    sparse = [shard for shard in left if 2 * shard.live_rows < shard.rows]
-    small = [
-        shard
-        for shard in left
-        if shard not in sparse and 2 * shard.live_rows < SHARD_ROWS and 2 * shard.bytes < SHARD_JPEG_BYTES
-    ]
+    sparse = [shard for shard in left if 2 * shard.live_bytes < shard.record_bytes]
+    small = [shard for shard in left if shard not in sparse and 2 * shard.live_bytes < SHARD_BYTES]
     together = sparse + small
-    rows = sum(shard.live_rows for shard in together)
-    size = sum(shard.bytes * shard.live_rows // max(1, shard.rows) for shard in together)
-    needed = max(-(-rows // SHARD_ROWS), -(-size // SHARD_JPEG_BYTES), 1)
+    needed = max(-(-sum(shard.live_bytes for shard in together) // SHARD_BYTES), 1)
     # a small shard is joined by others or left alone: rewriting it by itself would change nothing
     return sorted(together, key=lambda shard: shard.number) if sparse or needed < len(small) else []
 

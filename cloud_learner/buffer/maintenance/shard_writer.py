@@ -1,7 +1,7 @@
 """Moves finished episodes from the journal into shards.
 
 Whole episodes fill a shard, in the order of their beginning, so that an episode lies together. What is finished waits
-until it fills most of a shard, or has waited long; an episode that nothing was added to for as long is taken as it is.
+until it is worth a shard, or has waited long; an episode that nothing was added to for as long is taken as it is.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import itertools
 import logging
 import threading
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import Journaled, Unsealed
-from cloud_learner.buffer.store.arrays import SHARD_JPEG_BYTES, SHARD_ROWS
-from cloud_learner.buffer.store.shard import Room, ShardItem, encode_shard
-from cloud_learner.buffer.store.store import SegmentStore, decode_record
+from cloud_learner.buffer.ledger.rows import Journaled, Place, Unsealed
+from cloud_learner.buffer.store.shard import SHARD_BYTES
+from cloud_learner.buffer.store.store import SegmentStore
 from wire.clock import Clock, MonotonicClock
-from wire.errors import CorruptDataError, FleetError
-from wire.types import RobotSpec
+from wire.errors import FleetError
 
 log = logging.getLogger(__name__)
+
+
+T = TypeVar("T", Place, Unsealed)
 
 
 class SealPolicy(msgspec.Struct, frozen=True):
@@ -30,7 +32,7 @@ class SealPolicy(msgspec.Struct, frozen=True):
 
     min_rows: int = 2048
     """finished steps of one robot spec that are worth a shard"""
-    min_bytes: int = SHARD_JPEG_BYTES // 2
+    min_bytes: int = SHARD_BYTES // 2
     """or their size in the journal"""
     max_age_s: float = 600.0
     """what has waited so long goes into a shard, however small; so does an episode that got nothing for so long"""
@@ -82,10 +84,14 @@ def seal_held(
             log.error("segment %s lies in journal file %d, which is gone.", segment.id, segment.journal)
     for spec_hash, segments in by_spec.items():
         ripe, due = _ripe(segments, now_ns, policy, force)
-        spec = store.spec(spec_hash)
         while ripe and (due or _worth(ripe, policy)):
-            moved = _fill_shard(store, ledger, spec, ripe, now_ns)
-            done = Sealed(done.shards + bool(moved[1]), done.segments + moved[0], done.rows + moved[1])
+            chosen = take_shard(ripe)
+            moved, damaged = move(store, spec_hash, chosen, now_ns)
+            for segment in chosen:
+                if segment.row in damaged:
+                    _set_aside(store, ledger, segment, damaged[segment.row])
+            rows = sum(segment.steps for segment in chosen if segment.row not in damaged)
+            done = Sealed(done.shards + bool(moved), done.segments + moved, done.rows + rows)
     if done.segments:
         store.journal.remove_unused(ledger.journals)
     return done
@@ -115,44 +121,38 @@ def _worth(ripe: Sequence[Sequence[Unsealed]], policy: SealPolicy) -> bool:
     )
 
 
-def _fill_shard(
-    store: SegmentStore, ledger: Ledger, spec: RobotSpec, ripe: list[list[Unsealed]], now_ns: int
-) -> tuple[int, int]:
-    """Seal as many of the first of `ripe` as fit into one shard, and take them out of it; (segments, rows) sealed."""
-    room, items = Room(spec), list[ShardItem]()
-    full = False
-    while ripe and not full:
-        episode = ripe[0]
-        steps = sum(segment.steps for segment in episode)
-        if steps > room.rows and steps <= SHARD_ROWS and room.rows <= SHARD_ROWS // 4:
+def take_shard(episodes: list[list[T]]) -> list[T]:
+    """As many of the first segments as fit into one shard; they are taken out of `episodes`, which holds some."""
+    chosen: list[T] = []
+    room = SHARD_BYTES
+    while episodes:
+        episode = episodes[0]
+        if room <= SHARD_BYTES // 4 and room < sum(segment.bytes for segment in episode) <= SHARD_BYTES:
             break  # it will lie together in the next one
-        while episode and not full:
-            segment = _read(store, ledger, episode[0])
-            full = segment is not None and not room.take(segment.segment)
-            if not full:
-                episode.pop(0)
-                if segment is not None:
-                    items.append(segment)
-        if not episode:
-            ripe.pop(0)
-    assert items or not full, "SegmentStore.append takes no segment that is larger than a shard"
-    if not items:
-        return 0, 0
-    number = ledger.reserve_shard(spec.hash, now_ns)
-    encoded = encode_shard(spec, number, items)
-    return store.write_shard(spec, number, encoded), encoded.rows
+        while episode and episode[0].bytes <= room:
+            room -= episode[0].bytes
+            chosen.append(episode.pop(0))
+        if episode:
+            break
+        episodes.pop(0)
+    return chosen
 
 
-def _read(store: SegmentStore, ledger: Ledger, at: Unsealed) -> ShardItem | None:
-    """A segment of the journal; None, and marked in the ledger, when its record is damaged."""
-    record = Journaled(at.journal, at.offset, at.bytes, at.sha256)
-    try:
-        return ShardItem(at.row, at.sha256, decode_record(store.journal.read(record), at.id))
-    except CorruptDataError as error:
-        log.error("segment %s (row %d) is damaged and set aside: %s", at.id, at.row, error)
-        store.set_aside(f"{at.id}.record", store.journal.raw(record))
-        ledger.mark_damaged([at.row])
-        return None
+def move(
+    store: SegmentStore, spec_hash: str, segments: Sequence[Place | Unsealed], now_ns: int
+) -> tuple[int, dict[int, str]]:
+    """Write segments into a shard of their own; how many, and by row why others could not be read: they stay."""
+    found = store.read_records([segment.row for segment in segments])
+    # in the order of `segments`
+    records = {segment.row: found.payloads[segment.row] for segment in segments if segment.row in found.payloads}
+    return store.write_shard(spec_hash, records, now_ns) if records else 0, found.damaged
+
+
+def _set_aside(store: SegmentStore, ledger: Ledger, segment: Unsealed, why: str) -> None:
+    log.error("segment %s (row %d) is damaged and set aside: %s", segment.id, segment.row, why)
+    at = Journaled(segment.journal, segment.offset, segment.bytes, segment.sha256)
+    store.set_aside(f"{segment.id}.record", store.journal.raw(at))
+    ledger.mark_damaged([segment.row])
 
 
 class ShardWriter:

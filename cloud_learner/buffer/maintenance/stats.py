@@ -39,7 +39,7 @@ class Stats(msgspec.Struct, frozen=True):
     shards: int
     shard_bytes: int
     live_share: float
-    """part of the shards' rows that is not forgotten"""
+    """part of the shards' records that is not forgotten"""
     bytes_per_step: float
     versions: int
     newest_version: int
@@ -51,10 +51,10 @@ def collect(ledger: Ledger, store: SegmentStore) -> Stats:
     totals, shards, newest = ledger.totals(), ledger.shards(), ledger.newest_version()
     waiting = ledger.in_journal()
     sealed = [shard for shard in shards if shard.state == "sealed"]
-    rows = sum(shard.rows for shard in sealed)
+    written = sum(shard.record_bytes for shard in sealed)
     stored = sum(shard.bytes for shard in sealed)
-    live_bytes = sum(shard.bytes * shard.live_rows / max(1, shard.rows) for shard in sealed)
-    steps_stored = sum(shard.live_rows for shard in sealed) + waiting.steps
+    live_bytes = sum(shard.bytes * shard.live_bytes / max(1, shard.record_bytes) for shard in sealed)
+    steps_stored = sum(shard.live_steps for shard in sealed) + waiting.steps
     return Stats(
         shares=shares,
         robots=len(ledger.robot_totals()),
@@ -68,7 +68,7 @@ def collect(ledger: Ledger, store: SegmentStore) -> Stats:
         journal_bytes=waiting.bytes,
         shards=len(sealed),
         shard_bytes=stored,
-        live_share=sum(shard.live_rows for shard in sealed) / rows if rows else 1.0,
+        live_share=sum(shard.live_bytes for shard in sealed) / written if written else 1.0,
         bytes_per_step=(live_bytes + waiting.bytes) / steps_stored if steps_stored else 0.0,
         versions=len(ledger.versions()),
         newest_version=newest.version.number if newest else 0,

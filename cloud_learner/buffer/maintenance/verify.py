@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 import msgspec
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, ShardRow
-from cloud_learner.buffer.maintenance.compact import live_rows, rewrite
-from cloud_learner.buffer.store import arrays
-from cloud_learner.buffer.store.store import MARK, SegmentStore, decode_record
+from cloud_learner.buffer.maintenance.compact import rewrite
+from cloud_learner.buffer.store.shard import metadata, shard_key
+from cloud_learner.buffer.store.store import MARK, SegmentStore
 from wire.errors import CorruptDataError
-from wire.types import RobotSpec
+
+_READ_AT_ONCE = 64
 
 
 class VerifyFinding(msgspec.Struct, frozen=True):
@@ -28,94 +29,65 @@ class VerifyFinding(msgspec.Struct, frozen=True):
 
 
 def verify(store: SegmentStore, ledger: Ledger, repair: bool = False) -> Iterator[VerifyFinding]:
-    """Compare every object, and every record of the journal, with the size and SHA-256 in the ledger.
+    """Compare the object of every shard, and every record of the journal, with the SHA-256 in the ledger.
 
-    Where an object of a shard differs, every segment in the shard is read and compared, so that only those are named
-    that are hit. With `repair` those are marked, so that readers leave them out; a copy of what is damaged goes to
+    Where an object differs, every segment in the shard is read and compared, so that only those are named that are hit.
+    With `repair` those are marked, so that readers leave them out; a copy of what is damaged goes to
     `quarantine/`, and what is whole is written into another shard. Raises `StorageError` when somebody else is at work.
     """
     with ledger.exclusive(wait_s=30) if repair else contextlib.nullcontext():
         listed = set(store.objects.list())
         known = {MARK}
         for shard in ledger.shards():
-            spec = store.spec(shard.spec_hash)
-            known.update(arrays.metadata(spec, 0, {}))
-            known.update(arrays.shard_keys(spec, shard.number))
+            known.update(metadata(store.spec(shard.spec_hash)))
+            known.add(shard_key(shard.spec_hash, shard.number))
             # in a shard that nothing lives in any more, nothing can be lost
             if shard.state == "sealed" and shard.live_segments:
-                yield from _verify_shard(store, ledger, spec, shard, repair)
-        yield from _verify_metadata(store, ledger, repair)
+                yield from _verify_shard(store, ledger, shard, repair)
+        yield from _verify_metadata(store, {shard.spec_hash for shard in ledger.shards()}, repair)
         yield from _verify_journal(store, ledger, repair)
         for key in sorted(listed - known):
             yield VerifyFinding(False, f"object {store.objects.place}/{key} belongs to nothing the ledger knows.")
 
 
-def _verify_shard(
-    store: SegmentStore, ledger: Ledger, spec: RobotSpec, shard: ShardRow, repair: bool
-) -> Iterator[VerifyFinding]:
-    bad: dict[str, tuple[str, bytes]] = {}
-    for row in ledger.objects_of(shard.spec_hash, shard.number):
-        try:
-            data = store.objects.get(row.key)
-        except CorruptDataError as error:
-            bad[row.key] = str(error), b""
-            continue
-        if len(data) != row.bytes or hashlib.sha256(data).hexdigest() != row.sha256:
-            what = f"{len(data)} bytes that are not the {row.bytes} that were written"
-            bad[row.key] = f"object {store.objects.place}/{row.key}: {what}.", data
-    if not bad:
-        return
-    rows = live_rows(ledger, shard.spec_hash, {shard.number})
-    if not rows:
-        return  # everything was moved out of it, or forgotten, while it was being looked at
-    found = store.read(rows, verify=True)
-    for reason, _ in bad.values():
-        yield VerifyFinding(True, reason)
-    yield from _set_aside(store, ledger, found.damaged, {key: data for key, (_, data) in bad.items()}, repair)
-    if repair and found.segments:
-        written = rewrite(store, ledger, spec, sorted(found.segments), shard.created_ns)
-        yield VerifyFinding(
-            False, f"{len(found.segments)} whole segments of it were written again, into {written} shards."
-        )
-
-
-def _verify_metadata(store: SegmentStore, ledger: Ledger, repair: bool) -> Iterator[VerifyFinding]:
-    """Whether an outside reader sees every array as long as it is."""
-    newest: dict[str, ShardRow] = {}
-    for shard in ledger.shards():
-        if shard.state == "sealed" and shard.number >= newest.get(shard.spec_hash, shard).number:
-            newest[shard.spec_hash] = shard
-    for spec_hash, shard in newest.items():
-        spec = store.spec(spec_hash)
-        # how many frames are in use is not in the ledger: they end with the shard at the latest
-        whole = arrays.metadata(spec, shard.number, {array.path: array.shard for array in arrays.arrays_of(spec)})
-        least = arrays.metadata(spec, shard.number, {array.path: shard.rows for array in arrays.steps_of(spec)})
-        for key, expected in least.items():
-            try:
-                if not _agrees(store.objects.get(key), expected):
-                    raise CorruptDataError(f"object {store.objects.place}/{key} does not describe its array or group.")
-            except CorruptDataError as error:
-                ending = "It was written again." if repair else "`--repair` writes it again."
-                yield VerifyFinding(True, f"{error} {ending}")
-                if repair:
-                    store.objects.put(key, whole[key])
-
-
-def _agrees(data: bytes, expected: bytes) -> bool:
-    """Whether a metadata object is as it was written, for an array at least as long as expected.
-
-    It may be longer, by a shard that was never committed or is gone.
-    """
+def _verify_shard(store: SegmentStore, ledger: Ledger, shard: ShardRow, repair: bool) -> Iterator[VerifyFinding]:
+    key, data = shard_key(shard.spec_hash, shard.number), b""
     try:
-        found, least = msgspec.json.decode(data), msgspec.json.decode(expected)
-        if least["node_type"] == "array":
-            length = found["shape"][0]
-            if length < least["shape"][0]:
-                return False
-            least["shape"][0] = length
-    except (msgspec.DecodeError, KeyError, IndexError, TypeError):
-        return False
-    return bool(found == least)
+        data = store.objects.get(key)
+        if hashlib.sha256(data).hexdigest() == shard.sha256:
+            return
+        reason = (
+            f"object {store.objects.place}/{key}: {len(data)} bytes that are not the {shard.bytes} that were written."
+        )
+    except CorruptDataError as error:
+        reason = str(error)
+    places = ledger.places_in_shard(shard.spec_hash, shard.number)
+    if not places:
+        return  # everything was moved out of it, or forgotten, while it was being looked at
+    yield VerifyFinding(True, reason)
+    damaged: dict[int, str] = {}
+    for first in range(0, len(places), _READ_AT_ONCE):
+        damaged |= store.read_records([place.row for place in places[first : first + _READ_AT_ONCE]]).damaged
+    yield from _set_aside(store, ledger, damaged, {key: data}, repair)
+    whole = [place for place in places if place.row not in damaged]
+    if repair and whole:
+        written = rewrite(store, shard.spec_hash, whole, shard.created_ns)
+        yield VerifyFinding(False, f"{len(whole)} whole segments of it were written again, into {written} shards.")
+
+
+def _verify_metadata(store: SegmentStore, spec_hashes: Set[str], repair: bool) -> Iterator[VerifyFinding]:
+    """Whether an outside reader finds the arrays."""
+    for spec_hash in sorted(spec_hashes):
+        for key, expected in metadata(store.spec(spec_hash)).items():
+            try:
+                if store.objects.get(key) == expected:
+                    continue
+                error = f"object {store.objects.place}/{key} does not describe its array or group."
+            except CorruptDataError as gone:
+                error = str(gone)
+            yield VerifyFinding(True, f"{error} {'It was written again.' if repair else '`--repair` writes it again.'}")
+            if repair:
+                store.objects.put(key, expected)
 
 
 def _verify_journal(store: SegmentStore, ledger: Ledger, repair: bool) -> Iterator[VerifyFinding]:
@@ -125,15 +97,12 @@ def _verify_journal(store: SegmentStore, ledger: Ledger, repair: bool) -> Iterat
             False, f"{len(unsealed)} segments lie in the journal of another machine, {store.journal.directory}."
         )
         return
-    for segment in unsealed:
-        at = Journaled(segment.journal, segment.offset, segment.bytes, segment.sha256)
-        try:
-            decode_record(store.journal.read(at), segment.id)
-        except CorruptDataError as error:
-            place = ledger.places([segment.row]).get(segment.row)
-            if place is not None and place.journal == segment.journal and not place.damaged:
-                copy = {f"{segment.id}.record": store.journal.raw(at)}
-                yield from _set_aside(store, ledger, {segment.row: str(error)}, copy, repair)
+    for first in range(0, len(unsealed), _READ_AT_ONCE):
+        some = {segment.row: segment for segment in unsealed[first : first + _READ_AT_ONCE]}
+        for row, reason in store.read_records(list(some)).damaged.items():
+            segment = some[row]
+            raw = store.journal.raw(Journaled(segment.journal, segment.offset, segment.bytes, segment.sha256))
+            yield from _set_aside(store, ledger, {row: reason}, {f"{segment.id}.record": raw}, repair)
 
 
 def _set_aside(

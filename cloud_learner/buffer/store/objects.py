@@ -1,6 +1,6 @@
 """Where whole, immutable objects lie: a local directory, or an object store by URL.
 
-An object appears at once or not at all. Keys are relative paths such as `<spec hash>/state/c/3/0`; whoever writes takes
+An object appears at once or not at all. Keys are relative paths such as `<spec hash>/records/c/3`; whoever writes takes
 care that they are safe as file names.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -303,13 +303,6 @@ def _runs(spans: Sequence[Span]) -> list[_ObjectRun]:
         else:
             runs.append(_ObjectRun(key, first, end, [number]))
     return runs
-
-
-def put_all(objects: ObjectStore, found: Iterable[tuple[str, bytes]]) -> None:
-    """Store several objects, some at a time: most of the time of each is waiting. Raises as `put`."""
-    with ThreadPoolExecutor(8, thread_name_prefix="put") as threads:
-        for done in [threads.submit(objects.put, key, data) for key, data in found]:
-            done.result()
 
 
 def _without_secrets(text: str) -> str:

@@ -1,8 +1,8 @@
 """The store of segments: journal first, shards later, and one way to read both.
 
-A segment is taken by `append`: its record is on the device, then its ledger row is committed. The sealer moves it into
-a shard. A reader asks the ledger where a segment lies each time, so it sees it in one place or the other, and when it
-was moved between the question and the answer it asks again.
+A segment is taken by `append`: its record is on the device, then its ledger row is committed. The sealer moves records
+into a shard. A reader asks the ledger where a record lies each time, so it sees it in one place or the other, and when
+it was moved between the question and the answer it asks again.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from cloud_learner.buffer.files import write_durably
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import Journaled, ObjectRow, Place
-from cloud_learner.buffer.store import arrays
-from cloud_learner.buffer.store.gather import read_segments
+from cloud_learner.buffer.ledger.rows import Journaled, Place
 from cloud_learner.buffer.store.journal import Journal
-from cloud_learner.buffer.store.objects import ObjectStore, put_all
-from cloud_learner.buffer.store.shard import EncodedShard, canonical, require_room
+from cloud_learner.buffer.store.objects import ObjectStore
+from cloud_learner.buffer.store.shard import FORMAT, encode_shard, metadata, read_spans, shard_key
 from wire import codec
 from wire.errors import CorruptDataError, InvalidDataError, ProtocolError, StorageError
-from wire.messages.gateway import Segment
+from wire.messages.gateway import CameraFrames, Segment
 from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)
@@ -35,17 +34,26 @@ MARK = "store.json"
 """The object that says which format the store has."""
 _MOVES = 8
 """How often a segment may have been moved while it was being read."""
+_NO_FRAMES = CameraFrames(np.zeros(0, np.int64), ())
 
 
-class ReadResult(msgspec.Struct, frozen=True):
-    """What `SegmentStore.read` found. A row that is in none of these was forgotten."""
+class Records(msgspec.Struct, frozen=True):
+    """What `SegmentStore.read_records` found. A row that is in none of these was forgotten."""
 
-    segments: dict[int, Segment]
-    """by ledger row"""
+    payloads: dict[int, bytes]
+    """by ledger row: the encoded segments, with the SHA-256 that the ledger has"""
     damaged: dict[int, str]
     """rows that cannot be read, with the reason"""
     elsewhere: tuple[int, ...] = ()
     """rows in the journal of another machine; they can be read when they have been sealed"""
+
+
+class ReadResult(msgspec.Struct, frozen=True):
+    """What `SegmentStore.read` found; as `Records`, decoded."""
+
+    segments: dict[int, Segment]
+    damaged: dict[int, str]
+    elsewhere: tuple[int, ...] = ()
 
 
 class SegmentStore:
@@ -86,31 +94,32 @@ class SegmentStore:
     def append(self, segment: Segment, received_ns: int, committed_ns: int) -> int | None:
         """Take a segment: on the device and committed when this returns. Its ledger row, or None if it was there.
 
-        Raises `InvalidDataError` when the ledger refuses it or it is too large for any shard, and `DiskFullError`,
+        Raises `InvalidDataError` when the ledger refuses it or it is too large for a message, and `DiskFullError`,
         `NotWritableError` or `StorageError`; then it is not stored, or, if only the answer of a commit was lost, it is
         found to be there the next time.
         """
-        spec = self.spec(segment.episode.spec_hash)
-        segment = canonical(segment, spec)
-        require_room(segment, spec)
-        payload = codec.encode(segment)
+        payload = codec.encode(canonical(segment, self.spec(segment.episode.spec_hash)))
         # one after the other: `Journal.remove_unused` relies on it
         with self._appending:
             at = self.journal.append(payload)
             return self.ledger.commit_segment(segment, at, received_ns, committed_ns)
 
-    def write_shard(self, spec: RobotSpec, number: int, encoded: EncodedShard) -> int:
-        """Store a reserved shard and commit it; how many segments moved into it. For the holder of `ledger.exclusive`.
+    def write_shard(self, spec_hash: str, records: dict[int, bytes], created_ns: int) -> int:
+        """Move these records, by ledger row and in this order, into a new shard; how many were moved.
 
-        After an error the shard is in state 'writing' or, if only the answer was lost, 'sealed'; `clean` tells.
+        They are at most `SHARD_BYTES` together. For the holder of `ledger.exclusive`. After an error the shard is in
+        state 'writing' or, if only the answer was lost, 'sealed'; `clean` tells.
         """
-        put_all(self.objects, encoded.objects.items())
-        # the arrays grow when what they grow by is there
-        put_all(self.objects, encoded.metadata.items())
-        rows = tuple(
-            ObjectRow(key, len(data), hashlib.sha256(data).hexdigest()) for key, data in encoded.objects.items()
+        number = self.ledger.reserve_shard(spec_hash, created_ns)
+        for key, data in metadata(self.spec(spec_hash)).items():
+            self.objects.put(key, data)
+        data = encode_shard(list(records.values()))
+        self.objects.put(shard_key(spec_hash, number), data)
+        ends = np.cumsum([len(record) for record in records.values()]).tolist()
+        offsets = dict(zip(records, [0, *ends[:-1]], strict=True))
+        return self.ledger.commit_shard(
+            spec_hash, number, offsets, ends[-1], len(data), hashlib.sha256(data).hexdigest()
         )
-        return self.ledger.commit_shard(spec.hash, number, rows, encoded.placed, encoded.bytes)
 
     def clean(self) -> None:
         """Remove shards that were never committed or are being dropped, half-written files and unused journal files.
@@ -125,9 +134,7 @@ class SegmentStore:
 
     def remove_shard(self, spec_hash: str, number: int) -> None:
         """Delete the objects of a shard that no segment lies in, then its ledger row."""
-        keys = {row.key for row in self.ledger.objects_of(spec_hash, number)}
-        for key in sorted(keys.union(arrays.shard_keys(self.spec(spec_hash), number))):
-            self.objects.delete(key)
+        self.objects.delete(shard_key(spec_hash, number))
         self.ledger.forget_shard(spec_hash, number)
 
     def set_aside(self, name: str, data: bytes) -> None:
@@ -154,13 +161,13 @@ class SegmentStore:
                     f"the store {self.objects.place} is not where its shards are: {MARK} is missing. Mount it, or give "
                     "the bucket and prefix it was written to."
                 ) from error
-            self.objects.put(MARK, msgspec.json.encode({"format": arrays.FORMAT}) + b"\n")
+            self.objects.put(MARK, msgspec.json.encode({"format": FORMAT}) + b"\n")
             return
         except msgspec.DecodeError as error:
             raise StorageError(f"{self.objects.place}/{MARK}: {error}. Is this a store of vla-fleet?") from error
-        if found != arrays.FORMAT:
+        if found != FORMAT:
             raise StorageError(
-                f"store {self.objects.place} has format {found}, this vla-fleet reads format {arrays.FORMAT}: "
+                f"store {self.objects.place} has format {found}, this vla-fleet reads format {FORMAT}: "
                 "install the vla-fleet that wrote it, or choose another --store."
             )
 
@@ -174,13 +181,29 @@ class SegmentStore:
         self._specs[spec_hash] = spec
         return spec
 
-    def read(self, rows: Sequence[int], verify: bool = False) -> ReadResult:
+    def read(self, rows: Sequence[int]) -> ReadResult:
         """The segments of these ledger rows, equal to the last bit to the canonical ones that were taken.
 
-        Checksums of records and chunks are always checked; `verify` compares each segment's SHA-256 as well. Raises
-        `StorageError` when an object store or disk cannot be asked now.
+        Raises `StorageError` when an object store or disk cannot be asked now.
         """
+        found = self.read_records(rows)
         segments: dict[int, Segment] = {}
+        damaged = dict(found.damaged)
+        for row, payload in found.payloads.items():
+            try:
+                segment = codec.decode(payload, stored=True)
+            except ProtocolError as error:
+                damaged[row] = f"the record of row {row}: {error}"
+                continue
+            if isinstance(segment, Segment):
+                segments[row] = segment
+            else:
+                damaged[row] = f"the record of row {row} holds something else than a segment."
+        return ReadResult(segments, damaged, found.elsewhere)
+
+    def read_records(self, rows: Sequence[int]) -> Records:
+        """As `read`, without decoding."""
+        payloads: dict[int, bytes] = {}
         damaged: dict[int, str] = {}
         elsewhere: list[int] = []
         failed: dict[int, tuple[Place, str]] = {}
@@ -192,83 +215,76 @@ class SegmentStore:
                 before = failed.get(row)
                 if place.damaged:
                     damaged[row] = f"segment {place.id} was set aside as damaged."
-                elif before is not None and _where(before[0]) == _where(place):
+                elif before is not None and before[0] == place:
                     damaged[row] = before[1]
                 elif place.journal is not None and not self.journal_is_here():
                     elsewhere.append(row)
                 else:
                     todo.append(place)
-            found, reasons = self._read_places(todo, verify)
-            segments.update(found)
-            # what failed may have been moved meanwhile, or forgotten: the ledger is asked again
-            failed = {place.row: (place, reasons[place.row]) for place in todo if place.row in reasons}
+            failed = {}
+            for group in _together(todo):
+                for place, found in self._read_group(group):
+                    if isinstance(found, bytes):
+                        payloads[place.row] = found
+                    else:
+                        # it may have been moved meanwhile, or forgotten: the ledger is asked again
+                        failed[place.row] = place, str(found)
             rest = list(failed)
             if not rest:
                 break
         damaged.update((row, failed[row][1]) for row in rest)
-        return ReadResult(segments, damaged, tuple(elsewhere))
+        return Records(payloads, damaged, tuple(elsewhere))
 
-    def _read_places(self, places: Sequence[Place], verify: bool) -> tuple[dict[int, Segment], dict[int, str]]:
-        """The segments at these places by row, and why some could not be read."""
-        segments: dict[int, Segment] = {}
-        reasons: dict[int, str] = {}
-        for group in _together(places):
-            try:
-                segments.update(self._read_group(group))
-                continue
-            except CorruptDataError as error:
-                reasons[group[0].row] = str(error)
-            # one of them, or more: the others are to be had
-            for place in group if len(group) > 1 else ():
-                reasons.pop(place.row, None)
-                try:
-                    segments.update(self._read_group([place]))
-                except CorruptDataError as error:
-                    reasons[place.row] = str(error)
-        for place in places if verify else ():
-            if place.row in segments and record_sha256(segments[place.row]) != place.sha256:
-                del segments[place.row]
-                reasons[place.row] = f"segment {place.id} is not the one that was taken: its SHA-256 differs."
-        return segments, reasons
+    def _read_group(self, places: Sequence[Place]) -> list[tuple[Place, bytes | CorruptDataError]]:
+        """The records of one shard, or one of the journal, or why one cannot be read."""
+        try:
+            return list(zip(places, self._payloads(places), strict=True))
+        except CorruptDataError as error:
+            if len(places) == 1:
+                return [(places[0], error)]
+        # one of them, or more: the others are to be had
+        return [found for place in places for found in self._read_group([place])]
 
-    def _read_group(self, places: Sequence[Place]) -> dict[int, Segment]:
-        """The segments of one shard, or one of the journal, by row. Raises `CorruptDataError`."""
+    def _payloads(self, places: Sequence[Place]) -> list[bytes]:
         first = places[0]
-        if first.shard is None:
-            return {first.row: self.read_journaled(first)}
-        return read_segments(self.objects, self.spec(first.spec_hash), first.shard, places)
-
-    def read_journaled(self, place: Place) -> Segment:
-        """The segment of a record. Raises `CorruptDataError`."""
-        assert place.journal is not None
-        payload = self.journal.read(Journaled(place.journal, place.offset, place.bytes, place.sha256))
-        return decode_record(payload, place.id)
-
-
-def decode_record(payload: bytes, segment_id: str) -> Segment:
-    """The segment in the payload of a journal record. Raises `CorruptDataError` if it is another one."""
-    try:
-        segment = codec.decode(payload)
-    except ProtocolError as error:
-        raise CorruptDataError(f"journal: the record of segment {segment_id}: {error}") from error
-    if not isinstance(segment, Segment) or segment.id != segment_id:
-        raise CorruptDataError(f"journal: the record of segment {segment_id} holds something else.")
-    return segment
+        if first.journal is not None:
+            return [self.journal.read(Journaled(first.journal, first.offset, first.bytes, first.sha256))]
+        assert first.shard is not None
+        key = shard_key(first.spec_hash, first.shard)
+        payloads = read_spans(self.objects, key, [(place.offset, place.offset + place.bytes) for place in places])
+        for place, payload in zip(places, payloads, strict=True):
+            if hashlib.sha256(payload).hexdigest() != place.sha256:
+                raise CorruptDataError(
+                    f"object {self.objects.place}/{key}: the record of segment {place.id} is not the one that was "
+                    "taken. Ledger and store must be of one backup."
+                )
+        return payloads
 
 
-def record_sha256(segment: Segment) -> str:
-    """The SHA-256 of a canonical segment's record, as the ledger has it."""
-    return hashlib.sha256(codec.encode(segment)).hexdigest()
+def canonical(segment: Segment, spec: RobotSpec) -> Segment:
+    """The segment with every camera of the spec in its dicts, in the spec's order: as it is hashed, stored and read.
+
+    Raises `InvalidDataError` if it names another camera, or does not say which frames of a camera its steps saw.
+    """
+    names = [camera.name for camera in spec.cameras]
+    if list(segment.frame_times_ns) == names and list(segment.frames) == names:
+        return segment
+    if set(segment.frame_times_ns) != set(names) or not set(segment.frames) <= set(names):
+        raise InvalidDataError(
+            f"segment {segment.id[:200]!r} has frames of {sorted({*segment.frame_times_ns, *segment.frames})[:20]}; "
+            f"the cameras of its robot are {names}."
+        )
+    return msgspec.structs.replace(
+        segment,
+        frame_times_ns={name: segment.frame_times_ns[name] for name in names},
+        frames={name: segment.frames.get(name, _NO_FRAMES) for name in names},
+    )
 
 
 def _together(places: Sequence[Place]) -> list[list[Place]]:
-    """Groups that are read at once: what lies in one shard, in its order; each journaled segment alone."""
+    """Groups that are read at once: what lies in one shard, in its order; each journaled record alone."""
     groups: dict[tuple[object, ...], list[Place]] = {}
     for place in places:
         key = (place.spec_hash, place.shard) if place.shard is not None else (place.row,)
         groups.setdefault(key, []).append(place)
-    return [sorted(group, key=lambda place: place.first_row) for group in groups.values()]
-
-
-def _where(place: Place) -> tuple[object, ...]:
-    return place.journal, place.offset, place.shard, place.first_row
+    return [sorted(group, key=lambda place: place.offset) for group in groups.values()]

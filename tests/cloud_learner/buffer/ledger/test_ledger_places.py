@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from cloud_learner.buffer.ledger import shards as ledger_shards
 from cloud_learner.buffer.ledger.commit import commit_segment
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import Journaled, ObjectRow, Placed, Totals, Unsealed, Waiting
+from cloud_learner.buffer.ledger.rows import Journaled, Totals, Unsealed, Waiting
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import InvalidDataError, StorageError
 from wire.types import PolicyVersion
@@ -39,19 +39,18 @@ def _commit(ledger, *segments, journal=1):
     ]
 
 
-def _placed(ledger, rows):
-    """Where a shard that holds these rows would put them."""
-    found, first = [], 0
+def _offsets(ledger, rows):
+    """Where a shard that holds these rows would put their records, and the bytes of all."""
+    found, end = {}, 0
     for row, place in ledger.places(rows).items():
-        found.append(Placed(row, first, np.arange(8).reshape(2, 4) + 100 * row))
-        first += place.steps
-    return found
+        found[row] = end
+        end += place.bytes
+    return found, end
 
 
 def _seal(ledger, rows, spec=SPEC, size=5000):
     number = ledger.reserve_shard(spec.hash, 77)
-    objects = [ObjectRow(f"{spec.hash}/{name}/c/{number}", size, "a" * 64) for name in ("state", "Zeta", "actor")]
-    assert ledger.commit_shard(spec.hash, number, objects, _placed(ledger, rows), size) == len(rows)
+    assert ledger.commit_shard(spec.hash, number, *_offsets(ledger, rows), size, "a" * 64) == len(rows)
     return number
 
 
@@ -87,34 +86,30 @@ def test_a_segment_lies_in_the_journal_until_it_lies_in_a_shard(ledger):
     place = ledger.places(rows)[rows[1]]
     assert (place.row, place.id, place.episode, place.index, place.spec_hash) == (2, "e1/1", "e1", 1, SPEC.hash)
     assert (place.steps, place.sha256, place.bytes) == (80, f"{1:064x}", 101)
-    assert (place.journal, place.offset, place.shard, place.first_row, place.placed) == (3, 200, None, 0, None)
+    assert (place.journal, place.offset, place.shard) == (3, 200, None)
     assert place.damaged is False
     assert list(ledger.places([3, 1, 99])) == [1, 3]
     assert ledger.places([]) == {}
     assert (ledger.in_journal(), ledger.journals()) == (Waiting(3, 200, 303), {3})
 
     number = ledger.reserve_shard(SPEC.hash, 77)
-    placed = _placed(ledger, rows[:2])
-    objects = [ObjectRow(key, size, "a" * 64) for key, size in (("b", 1), ("B", 2), ("a", 3))]
+    offsets = _offsets(ledger, rows[:2])
     (shard,) = ledger.shards()
-    assert (shard.number, shard.state, shard.created_ns, shard.rows) == (number, "writing", 77, 0)
-    assert ledger.commit_shard(SPEC.hash, number, objects, placed, 9000) == 2
+    assert (shard.number, shard.state, shard.created_ns, shard.bytes) == (number, "writing", 77, 0)
+    assert ledger.commit_shard(SPEC.hash, number, *offsets, 9000, "b" * 64) == 2
     place = ledger.places(rows)[rows[1]]
-    assert (place.journal, place.shard, place.first_row, place.bytes) == (None, number, 80, 101)
-    assert place.placed.dtype == np.int64
-    assert np.array_equal(place.placed, placed[1].placed)
+    assert (place.journal, place.shard, place.offset, place.bytes) == (None, number, 100, 101)
+    assert ledger.places_in_shard(SPEC.hash, number) == tuple(ledger.places(rows[:2]).values())
     assert ledger.places(rows)[rows[2]].journal == 3
     assert (ledger.in_journal(), ledger.journals()) == (Waiting(1, 40, 102), {3})
     (shard,) = ledger.shards(SPEC.hash)
-    assert (shard.state, shard.rows, shard.bytes, shard.live_rows, shard.live_segments) == ("sealed", 160, 9000, 160, 2)
+    assert (shard.state, shard.record_bytes, shard.bytes, shard.sha256) == ("sealed", 201, 9000, "b" * 64)
+    assert (shard.live_bytes, shard.live_steps, shard.live_segments, shard.damaged_segments) == (201, 160, 2, 0)
     assert ledger.shards(OTHER.hash) == ()
-    # in one order, whatever the database's locale
-    assert [row.key for row in ledger.objects_of(SPEC.hash, number)] == ["B", "a", "b"]
-    assert ledger.objects_of(SPEC.hash, number)[0] == ObjectRow("B", 2, "a" * 64)
     # a shard is committed once, and only if it was reserved
     for wrong in (number, number + 1):
         with pytest.raises(StorageError, match=f"shard {wrong} of robot spec {SPEC.hash} is"):
-            ledger.commit_shard(SPEC.hash, wrong, [], placed, 1)
+            ledger.commit_shard(SPEC.hash, wrong, *offsets, 1, "c" * 64)
 
 
 @pytest.mark.slow
@@ -158,23 +153,21 @@ def test_what_is_not_sealed_is_told_by_episode(ledger):
 def test_what_was_forgotten_or_damaged_meanwhile_is_not_moved(ledger):
     rows = _commit(ledger, *fake_episode(SPEC, "e1"), *fake_episode(SPEC, "e2"))
     number = ledger.reserve_shard(SPEC.hash, 1)
-    placed = _placed(ledger, rows)
+    offsets = _offsets(ledger, rows)
     ledger.mark_damaged([rows[0]])
     ledger.prune(["e2"], 5)
-    assert ledger.commit_shard(SPEC.hash, number, [], placed, 1) == 2
+    assert ledger.commit_shard(SPEC.hash, number, *offsets, 1, "a" * 64) == 2
     places = ledger.places(rows)
     assert [places[row].shard for row in rows[:3]] == [None, number, number]
-    assert (ledger.shards()[0].live_segments, ledger.shards()[0].rows) == (2, 200)
+    assert (ledger.shards()[0].live_segments, ledger.shards()[0].live_bytes) == (2, 203)
 
 
 def test_a_shard_that_fails_to_commit_changes_nothing(ledger):
     rows = _commit(ledger, *fake_episode(SPEC, "e1"))
     number = ledger.reserve_shard(SPEC.hash, 1)
-    twice = [ObjectRow("key", 1, "a"), ObjectRow("key", 1, "a")]
     with pytest.raises(StorageError):
-        ledger.commit_shard(SPEC.hash, number, twice, _placed(ledger, rows), 1)
+        ledger.commit_shard(SPEC.hash, number, *_offsets(ledger, rows), 1, None)
     assert (ledger.shards()[0].state, ledger.in_journal().segments) == ("writing", 3)
-    assert ledger.objects_of(SPEC.hash, number) == ()
     ledger.forget_shard(SPEC.hash, number)
     assert ledger.shards() == ()
 
@@ -192,8 +185,8 @@ def test_shards_are_numbered_once_for_each_spec(ledger):
     # of the same number, but other specs
     others = _commit(ledger, *fake_episode(OTHER, "o", robot="r2", steps=80))
     number = ledger.reserve_shard(OTHER.hash, 1)
-    ledger.commit_shard(OTHER.hash, number, [], _placed(ledger, others), 1)
-    counts = {(shard.spec_hash, shard.number): shard.live_rows for shard in ledger.shards() if shard.state == "sealed"}
+    ledger.commit_shard(OTHER.hash, number, *_offsets(ledger, others), 1, "a" * 64)
+    counts = {(shard.spec_hash, shard.number): shard.live_steps for shard in ledger.shards() if shard.state == "sealed"}
     assert counts == {(SPEC.hash, 3): 200, (OTHER.hash, 1): 80}
 
 
@@ -207,17 +200,14 @@ def test_a_shard_goes_when_nothing_lives_in_it(ledger):
     # one episode is forgotten, one segment damaged, the others move into a new shard
     ledger.prune(["e1"], 5)
     ledger.mark_damaged([rows[3]])
-    assert (ledger.shards()[0].live_segments, ledger.shards()[0].rows) == (2, 400)
+    assert (ledger.shards()[0].live_segments, ledger.shards()[0].live_steps) == (2, 120)
     new = _seal(ledger, rows[4:])
     assert {place.shard for place in ledger.places(rows[4:]).values()} == {new}
     ledger.mark_dropping(SPEC.hash, old)
     ledger.mark_dropping(SPEC.hash, old)
     assert [shard.state for shard in ledger.shards()] == ["dropping", "sealed"]
-    assert len(ledger.objects_of(SPEC.hash, old)) == 3
     ledger.forget_shard(SPEC.hash, old)
-    assert ledger.objects_of(SPEC.hash, old) == ()
     assert [shard.number for shard in ledger.shards()] == [new]
-    assert len(ledger.objects_of(SPEC.hash, new)) == 3
     with pytest.raises(StorageError, match="unknown"):
         ledger.forget_shard(SPEC.hash, old)
 

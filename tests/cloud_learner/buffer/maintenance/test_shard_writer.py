@@ -1,10 +1,12 @@
 import threading
 
+import numpy as np
 import pytest
 
 from cloud_learner.buffer.location import BufferLocation
+from cloud_learner.buffer.maintenance import shard_writer
 from cloud_learner.buffer.maintenance.shard_writer import SealPolicy, ShardWriter, seal
-from cloud_learner.buffer.store import arrays
+from cloud_learner.buffer.store.shard import shard_key
 from cloud_learner.buffer.synthetic import fake_episode
 from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer
 from wire.clock import ManualClock
@@ -24,9 +26,10 @@ def test_episodes_lie_together_whoever_sends_between(local):
         local.add(pair)
     seal(local.store, local.ledger, 2000, force=True)
     places = local.ledger.places(list(local.segments))
-    order = sorted(places.values(), key=lambda place: place.first_row)
+    order = sorted(places.values(), key=lambda place: place.offset)
     assert [place.id for place in order] == [f"a/{n}" for n in range(4)] + [f"b/{n}" for n in range(4)]
-    assert [place.first_row for place in order] == list(range(0, 640, 80))
+    ends = np.cumsum([place.bytes for place in order]).tolist()
+    assert [place.offset for place in order] == [0, *ends[:-1]]
     local.check()
 
 
@@ -69,20 +72,22 @@ def test_a_running_episode_is_not_torn_while_segments_keep_coming(local):
     assert seal(local.store, local.ledger, 27 * 10**9, policy).segments == 3
 
 
-def test_shards_are_filled_with_whole_episodes_and_long_ones_are_cut(local):
+def test_shards_are_filled_with_whole_episodes_and_long_ones_are_cut(local, monkeypatch):
     for n in range(3):
         local.add_episode(f"e{n}", OTHER, steps=1500, segment_steps=500)
     local.add_episode("long", OTHER, steps=9000, segment_steps=1000)
+    size = {episode.id: episode.bytes for episode in local.ledger.episodes()}
+    # two episodes fit and leave less than a quarter
+    room = int(2.2 * size["e0"])
+    monkeypatch.setattr(shard_writer, "SHARD_BYTES", room)
     done = seal(local.store, local.ledger, 2000, force=True)
     assert done.rows == 4500 + 9000
-    places = local.ledger.places(list(local.segments))
     shards = {}
-    for place in places.values():
+    for place in local.ledger.places(list(local.segments)).values():
         shards.setdefault(place.shard, []).append(place)
-    assert all(sum(place.steps for place in some) <= arrays.SHARD_ROWS for some in shards.values())
-    assert len(shards) == 4
-    # the first two episodes are whole
-    assert len({place.shard for place in places.values() if place.episode in ("e0", "e1")}) == 1
+    assert all(sum(place.bytes for place in some) <= room for some in shards.values())
+    assert {place.episode for place in shards[0]} == {"e0", "e1"} and len(shards[0]) == 6
+    assert len(shards) == 5
     local.check()
 
 
@@ -138,5 +143,5 @@ def test_the_sealing_thread_seals_and_survives_what_fails(local, monkeypatch, ca
     (shard,) = local.ledger.shards()
     assert {local.where()[row] for row in rows} == {shard.number} and shard.number > 0
     for number in range(shard.number):
-        assert not {*local.store.objects.list()}.intersection(arrays.shard_keys(SPEC, number))
+        assert shard_key(SPEC.hash, number) not in set(local.store.objects.list())
     local.check()

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from cloud_learner.buffer.store.objects import LocalObjects, RemoteObjects, open_objects, put_all
+from cloud_learner.buffer.store.objects import LocalObjects, RemoteObjects, open_objects
 from wire.errors import ConfigError, CorruptDataError, DiskFullError, NotWritableError, StorageError
 
 pytest_plugins = ["tests.s3"]
@@ -18,7 +18,8 @@ def objects(request, tmp_path):
 
 def test_what_is_put_is_there_until_it_is_deleted(objects):
     data = {"a/zarr.json": b"{}", "a/state/c/3/0": os.urandom(100_000), "b/x": b"", "store.json": b"1"}
-    put_all(objects, data.items())
+    for key, content in data.items():
+        objects.put(key, content)
     assert {key: objects.get(key) for key in data} == data
     assert sorted(objects.list()) == sorted(data)
     assert sorted(objects.list("a")) == ["a/state/c/3/0", "a/zarr.json"]
@@ -32,7 +33,8 @@ def test_what_is_put_is_there_until_it_is_deleted(objects):
 
 def test_parts_are_read_in_the_order_asked(objects):
     data = {"x": os.urandom(5000), "y": os.urandom(3000)}
-    put_all(objects, data.items())
+    for key, content in data.items():
+        objects.put(key, content)
     spans = [("x", 10, 20), ("y", 0, 3000), ("x", 4000, 5000), ("x", 15, 16)]
     assert objects.read(spans) == [data[key][first:end] for key, first, end in spans]
     assert objects.read([]) == []
@@ -80,8 +82,6 @@ def test_a_failing_disk_leaves_nothing_behind(tmp_path, monkeypatch, code, kind,
         patch.setattr(os, call, fail)
         with pytest.raises(kind):
             objects.put("a/b", b"new")
-        with pytest.raises(kind):
-            put_all(objects, [("a/c", b"new"), ("a/d", b"new")])
     assert list(objects.list()) == ["a/b"]
     assert objects.get("a/b") == b"old"
     assert objects.clean() == 0

@@ -10,12 +10,12 @@ import pytest
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import SealPolicy, seal
 from cloud_learner.buffer.store.objects import LocalObjects
-from cloud_learner.buffer.store.shard import ShardItem, encode_shard
-from cloud_learner.buffer.store.store import SegmentStore
-from cloud_learner.buffer.synthetic import fake_episode, same_segment
+from cloud_learner.buffer.store.shard import encode_shard, shard_key
+from cloud_learner.buffer.store.store import SegmentStore, canonical
+from cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer
 from wire import codec
-from wire.errors import DiskFullError, InvalidDataError, StorageError
+from wire.errors import DiskFullError, InvalidDataError, MessageTooLargeError, StorageError
 from wire.messages.gateway import CameraFrames
 
 pytest_plugins = ["tests.s3"]
@@ -33,7 +33,7 @@ def test_a_segment_is_there_from_the_moment_it_was_taken_until_it_lies_in_a_shar
     assert "journal" not in buffer.where().values()
     buffer.check()
     buffer.check(store=reader)
-    assert set(reader.read(rows, verify=True).segments) == set(rows)
+    assert set(reader.read(rows).segments) == set(rows)
     buffer.reopen()
     buffer.check()
     ledger.close()
@@ -53,11 +53,11 @@ def test_the_ledger_has_the_size_and_hash_of_the_canonical_record(local):
     brought = msgspec.structs.replace(segment, frames={"camera1": segment.frames["camera1"]})
     row = local.store.append(brought, 1, 2)
     empty = CameraFrames(np.zeros(0, np.int64), ())
-    canonical = msgspec.structs.replace(segment, frames={"camera0": empty, "camera1": segment.frames["camera1"]})
-    payload = codec.encode(canonical)
+    whole = msgspec.structs.replace(segment, frames={"camera0": empty, "camera1": segment.frames["camera1"]})
+    payload = codec.encode(whole)
     known = local.ledger.segment("e/0")
     assert (known.bytes, known.sha256) == (len(payload), hashlib.sha256(payload).hexdigest())
-    assert same_segment(local.store.read([row]).segments[row], canonical)
+    assert same_segment(local.store.read([row]).segments[row], whole)
 
 
 def test_what_may_not_be_stored_leaves_no_row(local):
@@ -65,12 +65,79 @@ def test_what_may_not_be_stored_leaves_no_row(local):
     stranger = msgspec.structs.replace(segment.episode, spec_hash="0123456789abcdef")
     with pytest.raises(InvalidDataError, match="say hello"):
         local.store.append(msgspec.structs.replace(segment, episode=stranger), 1, 2)
-    image = segment.frames["camera0"].encoded[0]
-    many = {**segment.frames, "camera0": CameraFrames(np.arange(5000), (image,) * 5000)}
-    with pytest.raises(InvalidDataError, match="larger than a shard"):
-        local.store.append(msgspec.structs.replace(segment, frames=many), 1, 2)
+    large = {**segment.frames, "camera0": CameraFrames(np.arange(2), (bytes(33 << 20),) * 2)}
+    with pytest.raises(MessageTooLargeError, match="send it in parts"):
+        local.store.append(msgspec.structs.replace(segment, frames=large), 1, 2)
     assert local.ledger.newest_row() == 0
     assert local.store.append(segment, 1, 2) == 1
+
+
+def test_canonical_has_every_camera_in_order():
+    spec = fake_spec(2, size=16)
+    (segment,) = fake_episode(spec, "e", steps=10)
+    assert canonical(segment, spec) is segment
+    turned = msgspec.structs.replace(
+        segment,
+        frames={"camera1": segment.frames["camera1"]},
+        frame_times_ns=dict(reversed(segment.frame_times_ns.items())),
+    )
+    found = canonical(turned, spec)
+    assert list(found.frames) == list(found.frame_times_ns) == ["camera0", "camera1"]
+    assert found.frames["camera0"].encoded == () and found.frames["camera0"].times_ns.dtype == np.int64
+    assert found.frames["camera1"] is segment.frames["camera1"]
+    for wrong in ({"frames": {"other": segment.frames["camera1"]}}, {"frame_times_ns": {}}):
+        with pytest.raises(InvalidDataError, match=r"\['camera0', 'camera1'\]"):
+            canonical(msgspec.structs.replace(segment, **wrong), spec)
+
+
+def test_any_values_come_back_to_the_last_bit(tmp_path):
+    """Zeros of both signs, what is no number, no steps, no frames, a robot without state, cameras of strange names."""
+    spec = fake_spec(4, state_dim=0, size=8)
+    names = ("observation.images/left hand", "..", "zarr.json", "ö")
+    cameras = tuple(msgspec.structs.replace(c, name=name) for c, name in zip(spec.cameras, names, strict=True))
+    spec = msgspec.structs.replace(spec, cameras=cameras)
+    buffer = Buffer(BufferLocation(tmp_path / "data"))
+    buffer.ledger.see_robot("r1", spec, "clock", 1)
+    first, second, third = fake_episode(spec, "e", steps=120, segment_steps=40)
+    odd = np.float32([-0.0, 0.0, np.nan, -np.inf])
+    second = msgspec.structs.replace(second, executed=np.tile(odd, (40, 1)), reward=np.tile(odd[:2], 20))
+    arrays = {
+        name: getattr(third, name)[:0]
+        for name in third.__struct_fields__
+        if isinstance(getattr(third, name), np.ndarray)
+    }
+    seen = {camera: times[:0] for camera, times in third.frame_times_ns.items()}
+    third = msgspec.structs.replace(third, **arrays, frame_times_ns=seen, frames={})
+    buffer.add([first, second])
+    row = buffer.store.append(third, 1, 2)
+    buffer.segments[row] = canonical(third, spec)
+    for _ in range(2):
+        buffer.check()
+        seal(buffer.store, buffer.ledger, 2000, force=True)
+    assert "journal" not in buffer.where().values()
+    assert sorted(path.name for path in (tmp_path / "data" / "store").iterdir()) == sorted(
+        [spec.hash, "store.json", ".writing"]
+    )
+    buffer.ledger.close()
+
+
+def test_what_was_stored_by_another_protocol_version_is_read(local, monkeypatch):
+    monkeypatch.setattr(codec, "PROTOCOL_VERSION", codec.PROTOCOL_VERSION + 1)
+    rows = local.add_episode("e", steps=160)
+    monkeypatch.undo()
+    local.check(rows)
+    seal(local.store, local.ledger, 2000, force=True)
+    local.check(rows)
+
+
+def test_a_shard_of_another_ledger_is_refused(local):
+    rows = local.add_episode("e", steps=160)
+    seal(local.store, local.ledger, 2000, force=True)
+    (shard,) = local.ledger.shards()
+    records = [codec.encode(segment) for segment in fake_episode(SPEC, "f", steps=160, seed=9)]
+    local.store.objects.put(shard_key(SPEC.hash, shard.number), encode_shard(records))
+    damaged = local.store.read(rows).damaged
+    assert set(damaged) == set(rows) and "Ledger and store must be of one backup" in damaged[rows[0]]
 
 
 def test_rows_that_nobody_knows_are_absent(local):
@@ -85,16 +152,13 @@ def test_leftovers_of_a_crash_go_when_the_next_writer_opens(buffer):
     before = sorted(buffer.store.objects.list())
     # a shard that was written but never committed
     number = buffer.ledger.reserve_shard(SPEC.hash, 5)
-    items = [ShardItem(row, "0" * 64, buffer.segments[row]) for row in rows]
-    encoded = encode_shard(SPEC, number, items)
-    for key, data in list(encoded.objects.items())[3:]:
-        buffer.store.objects.put(key, data)
+    buffer.store.objects.put(shard_key(SPEC.hash, number), encode_shard([b"record"]))
     # one of which deleting had begun
     seal(buffer.store, buffer.ledger, 2000, force=True)
     (sealed,) = {place.shard for place in buffer.ledger.places(rows).values()}
     buffer.ledger.prune(["e0"], 7)
     buffer.ledger.mark_dropping(SPEC.hash, sealed)
-    buffer.store.objects.delete(f"{SPEC.hash}/actor/c/{sealed}")
+    buffer.store.objects.delete(shard_key(SPEC.hash, sealed))
     # a file of which half was written
     if isinstance(buffer.store.objects, LocalObjects):
         half = buffer.store.objects.root / ".writing" / "1-2-3.part"
@@ -114,7 +178,7 @@ def test_leftovers_of_a_crash_go_when_the_next_writer_opens(buffer):
 def test_a_store_of_another_format_is_refused(local):
     local.store.objects.put("store.json", b'{"format": 9}')
     local.ledger.close()
-    with pytest.raises(StorageError, match=r"format 9, this vla-fleet reads format 2"):
+    with pytest.raises(StorageError, match=r"format 9, this vla-fleet reads format 3"):
         local.place.open_writer()
     local.store.objects.put("store.json", b"[1]")
     with pytest.raises(StorageError, match=r"store\.json"):
@@ -151,7 +215,7 @@ def _rewrite_all(buffer, rows):
     from cloud_learner.buffer.maintenance.compact import drop_dead, rewrite
 
     with buffer.ledger.exclusive(wait_s=5):
-        rewrite(buffer.store, buffer.ledger, SPEC, rows, 9)
+        rewrite(buffer.store, SPEC.hash, list(buffer.ledger.places(rows).values()), 9)
     drop_dead(buffer.store, buffer.ledger)
 
 
