@@ -103,17 +103,14 @@ def shards(connection: sa.Connection, spec_hash: str | None = None) -> tuple[Sha
     columns = (column.label(name) for name, column in counted.items())
     live = sa.select(_e.spec_hash, _s.shard, *columns).select_from(_joined).where(_s.shard.is_not(None))
     live = live.group_by(_e.spec_hash, _s.shard)
-    query = sa.select(tables.shards).order_by(_shards.spec_hash, _shards.number)
+    kept = ShardRow.__struct_fields__[: -len(counted)]
+    query = sa.select(*(_shards[name] for name in kept)).order_by(_shards.spec_hash, _shards.number)
     if spec_hash is not None:
         live, query = live.where(_e.spec_hash == spec_hash), query.where(_shards.spec_hash == spec_hash)
     # PostgreSQL adds bigints up to a decimal
-    counts = {(found, number): map(int, sums) for found, number, *sums in connection.execute(live)}
-    nothing = (0,) * len(counted)
-    rows = connection.execute(query).mappings()
-    return tuple(
-        ShardRow(**row, **dict(zip(counted, counts.get((row["spec_hash"], row["number"]), nothing), strict=True)))
-        for row in rows
-    )
+    counts = {(found, number): tuple(map(int, sums)) for found, number, *sums in connection.execute(live)}
+    rows = connection.execute(query)
+    return tuple(ShardRow(*row, *counts.get((row.spec_hash, row.number), (0, 0, 0, 0))) for row in rows)
 
 
 def mark_dropping(connection: sa.Connection, spec_hash: str, number: int) -> None:
