@@ -29,6 +29,8 @@ import cv2
 import msgspec
 import numpy as np
 
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import EpisodeRow
 from cloud_learner.buffer.lerobot.encoder import VideoEncoder
 from cloud_learner.buffer.lerobot.rows import (
     Rows,
@@ -41,16 +43,9 @@ from cloud_learner.buffer.lerobot.rows import (
     thin,
     track_of,
 )
-from cloud_learner.buffer.lerobot.selection import (
-    EpisodeIndex,
-    LeftOut,
-    Segments,
-    SelectableEpisode,
-    Selection,
-    TransferProgress,
-    select,
-)
+from cloud_learner.buffer.lerobot.selection import LeftOut, Selection, TransferProgress, select
 from cloud_learner.buffer.lerobot.video import CODECS, why_not_encodable
+from cloud_learner.buffer.store.store import SegmentStore
 from wire.errors import ConfigError, CorruptDataError, StorageError, storage_error, suggest
 from wire.messages.gateway import ACTORS, Segment
 from wire.types import RobotSpec
@@ -76,8 +71,8 @@ class Exported(msgspec.Struct, frozen=True):
 
 
 def export(
-    ledger: EpisodeIndex,
-    store: Segments,
+    ledger: Ledger,
+    store: SegmentStore,
     spec: RobotSpec,
     out: Path,
     repo_id: str = "",
@@ -177,7 +172,7 @@ class _Writer:
         self._instructions, self._actors = instructions, actors
         self._keys = list(image_keys(spec).values())
 
-    def add(self, episode: SelectableEpisode, store: Segments, rows: Sequence[int]) -> None:
+    def add(self, episode: EpisodeRow, store: SegmentStore, rows: Sequence[int]) -> None:
         segments: list[Segment] = []
         for at in range(0, len(rows), _SEGMENTS_AT_ONCE):
             found = store.read(rows[at : at + _SEGMENTS_AT_ONCE])
@@ -198,10 +193,10 @@ class _Writer:
             self._leave_out(episode, "no step of it is left to write")
         return None
 
-    def _leave_out(self, episode: SelectableEpisode, *reasons: str) -> None:
+    def _leave_out(self, episode: EpisodeRow, *reasons: str) -> None:
         self.left_out += [LeftOut(episode.id, reason) for reason in reasons]
 
-    def _save(self, episode: SelectableEpisode, track: Track, piece: slice, rows: Rows) -> None:
+    def _save(self, episode: EpisodeRow, track: Track, piece: slice, rows: Rows) -> None:
         instruction = self._instructions.get(episode.task, episode.task)
         success = rows.done & (episode.outcome == "success")
         images = [self._images(episode, track, rows, camera) for camera in range(len(self._keys))]
@@ -235,7 +230,7 @@ class _Writer:
         self.episodes += 1
         self.rows += len(rows.first)
 
-    def _images(self, episode: SelectableEpisode, track: Track, rows: Rows, camera: int) -> Iterator[np.ndarray]:
+    def _images(self, episode: EpisodeRow, track: Track, rows: Rows, camera: int) -> Iterator[np.ndarray]:
         """uint8[h, w, 3] RGB for each row; a frame that several rows saw is decoded once."""
         shape = (self._spec.cameras[camera].height, self._spec.cameras[camera].width, 3)
         image: np.ndarray = np.zeros(shape, np.uint8)
@@ -250,7 +245,7 @@ class _Writer:
                 image = cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB)
             yield image
 
-    def _check_videos(self, episode: SelectableEpisode, rows: int) -> None:
+    def _check_videos(self, episode: EpisodeRow, rows: int) -> None:
         saved = self._dataset.meta.latest_episode
         for key in self._dataset.meta.video_keys:
             seconds = saved[f"videos/{key}/to_timestamp"][0] - saved[f"videos/{key}/from_timestamp"][0]
@@ -261,7 +256,7 @@ class _Writer:
                     "Try another codec (h264), or write images instead of video."
                 )
 
-    def _note(self, episode: SelectableEpisode, track: Track, piece: slice, rows: Rows) -> None:
+    def _note(self, episode: EpisodeRow, track: Track, piece: slice, rows: Rows) -> None:
         line = {
             "index": self.episodes,
             "episode": episode.id,

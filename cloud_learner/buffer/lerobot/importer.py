@@ -13,16 +13,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import cv2
 import msgspec
 import numpy as np
 
 from cloud_learner.buffer.check import CommittedHistory, check_frames, check_names, check_order, check_steps, jpeg_size
+from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.lerobot.mapping import DatasetMapping, Mapped, map_dataset
 from cloud_learner.buffer.lerobot.selection import LeftOut, TransferProgress
 from cloud_learner.buffer.lerobot.source import DatasetSource, SourceEpisode
+from cloud_learner.buffer.store.store import SegmentStore
 from wire.errors import ConfigError, CorruptDataError, FleetError, InvalidDataError
 from wire.messages.gateway import ACTORS, CameraFrames, Segment
 from wire.types import CameraSpec, Episode, RobotSpec
@@ -47,28 +48,9 @@ class Imported(msgspec.Struct, frozen=True):
     left_out: tuple[LeftOut, ...]
 
 
-class _EpisodeRow(Protocol):
-    @property
-    def outcome(self) -> str: ...
-
-
-class ImportCatalog(Protocol):
-    """What `import_into` asks of a ledger."""
-
-    def see_robot(self, name: str, spec: RobotSpec | None, clock: str, seen_ns: int) -> None: ...
-
-    def episode(self, episode_id: str) -> _EpisodeRow | None: ...
-
-
-class Store(Protocol):
-    """What `import_into` asks of a store."""
-
-    def append(self, segment: Segment, received_ns: int, committed_ns: int) -> int | None: ...
-
-
 def import_into(
-    ledger: ImportCatalog,
-    store: Store,
+    ledger: Ledger,
+    store: SegmentStore,
     root: Path,
     mapping: DatasetMapping | None = None,
     *,

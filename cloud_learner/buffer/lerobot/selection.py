@@ -1,63 +1,17 @@
-"""Which stored episodes go into a LeRobot dataset, and what the export asks of ledger and store."""
+"""Which stored episodes go into a LeRobot dataset."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 
 from cloud_learner.buffer.check import OUTCOMES, SOURCES
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import EpisodeRow
 from wire.errors import ConfigError, suggest
-from wire.messages.gateway import ACTORS, Segment
+from wire.messages.gateway import ACTORS
 from wire.types import RobotSpec
 
 UNFINISHED = "unfinished"
-
-
-class SelectableEpisode(Protocol):
-    """What the export asks of an episode's row."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def robot(self) -> str: ...
-    @property
-    def spec_hash(self) -> str: ...
-    @property
-    def task(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def outcome(self) -> str: ...
-
-
-class SegmentFacts(Protocol):
-    @property
-    def row(self) -> int: ...
-
-
-class EpisodeIndex(Protocol):
-    """What the export asks of a ledger: episodes newest first, the segments of one by index."""
-
-    def episodes(self, robot: str | None = None, limit: int = 100) -> Sequence[SelectableEpisode]: ...
-
-    def segments_of(self, episode: str) -> Sequence[SegmentFacts]: ...
-
-
-class FoundSegments(Protocol):
-    @property
-    def segments(self) -> Mapping[int, Segment]: ...
-    @property
-    def damaged(self) -> Mapping[int, str]: ...
-
-
-class Segments(Protocol):
-    """What the export asks of a store."""
-
-    def read(self, rows: Sequence[int]) -> FoundSegments: ...
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +44,7 @@ class LeftOut(msgspec.Struct, frozen=True):
     reason: str
 
 
-def select(ledger: EpisodeIndex, spec: RobotSpec, selection: Selection) -> list[SelectableEpisode]:
+def select(ledger: Ledger, spec: RobotSpec, selection: Selection) -> list[EpisodeRow]:
     """The episodes of robots with `spec` that match, oldest first. Raises `ConfigError` when there is none."""
     for name, given, known in (
         ("source", selection.sources, SOURCES),
