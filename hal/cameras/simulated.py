@@ -140,8 +140,6 @@ class SceneCamera(ThreadedCamera):
 
     def __init__(self, config: SceneConfig) -> None:
         """Makes the robot for its spec, without connecting it. Raises `ConfigError` for one without such a camera."""
-        if config is None:
-            raise ConfigError("camera 'scene': it needs a configuration with the robot whose scene it films.")
         self.config = config
         robot = _robot(config)
         cameras = {camera.name: camera for camera in robot.spec.cameras}

@@ -48,8 +48,6 @@ class VideoCamera(ThreadedCamera):
 
     def __init__(self, config: VideoConfig) -> None:
         """Only stores. Raises `ConfigError` for a spec that no camera can have."""
-        if config is None:
-            raise ConfigError("camera 'video': it needs a configuration with the path of a video file.")
         self.config = config
         spec = CameraSpec(config.name, config.height, config.width, config.rate_hz)
         preview = config.preview_height, config.preview_width

@@ -19,7 +19,7 @@ from hal.interfaces.robot import Feedback, check_reset
 from hal.safety.bounds import hold_action, limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.episode_file import read_episode, read_header
-from wire.errors import ConfigError, CorruptDataError, RobotError
+from wire.errors import CorruptDataError, RobotError
 from wire.messages.gateway import Segment
 from wire.types import Frame, Observation, RobotSpec
 
@@ -82,8 +82,6 @@ class ReplayRobot:
 
         Raises `ConfigError` when there is no such file or it is none, `CorruptDataError` when its header is damaged.
         """
-        if config is None:
-            raise ConfigError("robot 'replay': it needs a configuration with the path of a recorded episode.")
         self.config = config
         self._header = read_header(Path(config.path))
         self.spec = self._header.spec

@@ -65,8 +65,6 @@ class CameraRobot:
         With a clock that is not the machine's, pictures are stamped on it as old as they are when they are first seen.
         Raises `ConfigError` for a camera's name that is taken or unknown.
         """
-        if config is None:
-            raise ConfigError("robot 'with-cameras': it needs a configuration with a robot and cameras.")
         self.config = config
         inside = read_config(config.robot, config.robot_config) if config.robot_config else None
         self.inside: Robot = make_robot(config.robot, inside, clock)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hal.interfaces.teleop import TeleopCommand
-from hal.teleop.pose import Jog, Jogs, check_rest, read_binding
+from hal.teleop.pose import Jog, check_rest, read_binding
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError
 from wire.types import CommandType, RobotSpec
@@ -70,7 +70,7 @@ class GamepadConfig:
                 raise ConfigError(f"GamepadConfig: button {name} is dead-man, hand-back, e-stop or quit already.")
 
 
-class Gamepad(Jogs):
+class Gamepad:
     """Keeps the `TeleopDevice` protocol."""
 
     def __init__(self, config: GamepadConfig | None = None, clock: Clock | None = None) -> None:
@@ -78,6 +78,7 @@ class Gamepad(Jogs):
         self._clock = clock or MonotonicClock()
         self._fd = -1
         self._spec: RobotSpec | None = None
+        self._jog: Jog | None = None
         self._axes: dict[int, tuple[int, float]] = {}
         self._buttons: dict[int, tuple[int, float]] = {}
         self._clear()
@@ -111,10 +112,11 @@ class Gamepad(Jogs):
                 "or give its file: device='/dev/input/js1'. You may have to be in the group 'input'."
             ) from error
 
-    def read(self) -> TeleopCommand:
+    def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
         """See `TeleopDevice.read`."""
         if self._jog is None or self._spec is None:
             raise RobotError("the gamepad is read before connect(); call connect() first.")
+        self._jog.follow(pose, driving)
         self._read_events()
         pushed, self._pushed = self._pushed, set()
         if self.config.estop in pushed:

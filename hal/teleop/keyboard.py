@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hal.interfaces.teleop import TeleopCommand
-from hal.teleop.pose import Jog, Jogs, check_rest, read_binding
+from hal.teleop.pose import Jog, check_rest, read_binding
 from hal.teleop.terminal import Terminal
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError
@@ -63,7 +63,7 @@ class KeyboardConfig:
                 raise ConfigError(f"KeyboardConfig: the key '{key}' {why}; choose another.")
 
 
-class Keyboard(Jogs):
+class Keyboard:
     """Keeps the `TeleopDevice` protocol."""
 
     def __init__(self, config: KeyboardConfig | None = None, clock: Clock | None = None) -> None:
@@ -73,6 +73,7 @@ class Keyboard(Jogs):
         self._moves: dict[str, tuple[int, float]] = {}
         self._names: list[str] = []
         self._spec: RobotSpec | None = None
+        self._jog: Jog | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -103,10 +104,11 @@ class Keyboard(Jogs):
         self._terminal.close()
         self._terminal.open()
 
-    def read(self) -> TeleopCommand:
+    def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
         """See `TeleopDevice.read`."""
         if self._jog is None or self._spec is None:
             raise RobotError("the keyboard is read before connect(); call connect() first.")
+        self._jog.follow(pose, driving)
         now_ns = self._clock.now_ns()
         for key in self._terminal.pressed():
             match key:

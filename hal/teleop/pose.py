@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import numpy as np
 
 from wire.clock import Clock
@@ -20,50 +18,13 @@ _HAIR = 0.001
 """share of the range by which two commands differ at least"""
 
 
-@runtime_checkable
-class PoseAware(Protocol):
-    """A device that wants to know where the robot is."""
-
-    def set_pose(self, pose: np.ndarray) -> None:
-        """`pose`: float32[da], the action that would keep the robot where it is; NaN where nobody can say."""
-        ...
-
-
-@runtime_checkable
-class CanDisengage(Protocol):
-    """A device that must not begin where it left off."""
-
-    def disengage(self) -> None:
-        """The robot does not follow the device now, and may be anywhere when it does again."""
-        ...
-
-
-@runtime_checkable
-class HasHint(Protocol):
-    """A device that has something to say to the person, in a few words."""
-
-    @property
-    def hint(self) -> str: ...
-
-
-def pose_of(spec: RobotSpec, state: np.ndarray) -> np.ndarray:
+def pose_of(spec: RobotSpec, state: np.ndarray | None) -> np.ndarray:
     """float32[da]: where the robot is, as an action: measured values of absolute dimensions that are also in the state
-    (float32[ds]), 0 for deltas and velocities, NaN for what is not measured."""
-    measured = {d.name: float(value) for d, value in zip(spec.state, state, strict=True)}
+    (float32[ds], None: not heard of yet), 0 for deltas and velocities, NaN for what is not measured."""
+    measured = {d.name: float(value) for d, value in zip(spec.state, [] if state is None else state, strict=False)}
     nan = float("nan")
     here = [measured.get(d.name, nan) if d.meaning is CommandType.absolute else 0.0 for d in spec.action]
     return np.clip(np.array(here, np.float32), spec.action_low(), spec.action_high())
-
-
-def idle_action(spec: RobotSpec, pose: np.ndarray) -> np.ndarray:
-    """float32[da]: an action that asks for nothing: the pose, and the value nearest to 0 where it is not known."""
-    return np.clip(np.nan_to_num(pose, nan=0.0), spec.action_low(), spec.action_high()).astype(np.float32)
-
-
-def unknown_pose(spec: RobotSpec) -> np.ndarray:
-    """float32[da]: the pose of a robot that has not been heard of yet."""
-    still = [float("nan") if d.meaning is CommandType.absolute else 0.0 for d in spec.action]
-    return np.array(still, np.float32)
 
 
 class Jog:
@@ -80,13 +41,16 @@ class Jog:
         self._low, self._high = spec.action_low(), spec.action_high()
         self._span = self._high - self._low
         self._absolute = np.array([d.meaning is CommandType.absolute for d in spec.action])
-        self._pose = unknown_pose(spec)
-        self._target = idle_action(spec, self._pose)
+        self._pose = pose_of(spec, None)
+        self._target = np.clip(np.zeros(spec.action_dim, np.float32), self._low, self._high)
         self._placed = np.zeros(spec.action_dim, bool)
         self._then_ns = clock.now_ns()
 
-    def set_pose(self, pose: np.ndarray) -> None:
+    def follow(self, pose: np.ndarray, driving: bool) -> None:
+        """Learn where the robot is; see `TeleopDevice.read`."""
         self._pose = np.asarray(pose, np.float32)
+        if not driving:
+            self.stop()
 
     def stop(self) -> None:
         """Begin anew from where the robot is, if it is not where it was told to be."""
@@ -158,20 +122,3 @@ def check_rest(spec: RobotSpec, device: str) -> None:
                 f"{device} cannot drive robot '{spec.embodiment}': 0 is outside the limits [{d.low:g}, {d.high:g}] of "
                 f"'{d.name}', so it has no rest."
             )
-
-
-class Jogs:
-    """What devices whose pushes become motion share: they keep `PoseAware` and `CanDisengage`."""
-
-    _jog: Jog | None = None
-    """None while no robot is connected"""
-
-    def set_pose(self, pose: np.ndarray) -> None:
-        """See `PoseAware.set_pose`."""
-        if self._jog is not None:
-            self._jog.set_pose(pose)
-
-    def disengage(self) -> None:
-        """See `CanDisengage.disengage`."""
-        if self._jog is not None:
-            self._jog.stop()

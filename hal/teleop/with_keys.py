@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from hal.interfaces.teleop import TeleopCommand, TeleopDevice
-from hal.teleop.pose import CanDisengage, HasHint, PoseAware
 from hal.teleop.terminal import Terminal
 from wire.types import RobotSpec
 
@@ -26,7 +25,7 @@ class WithKeys:
         """What the person can do, in a few words."""
         if not self._armed:
             return "enter: take over   e: stop   q: quit"
-        own = self._device.hint if isinstance(self._device, HasHint) else ""
+        own = getattr(self._device, "hint", "")
         hold = "held, space: go on" if self._held else "space: hold"
         return "   ".join(filter(None, (own, hold, "enter: hand back   e: stop   q: quit")))
 
@@ -37,17 +36,7 @@ class WithKeys:
         self._terminal.close()
         self._terminal.open()
 
-    def set_pose(self, pose: np.ndarray) -> None:
-        """See `PoseAware.set_pose`."""
-        if isinstance(self._device, PoseAware):
-            self._device.set_pose(pose)
-
-    def disengage(self) -> None:
-        """See `CanDisengage.disengage`."""
-        if isinstance(self._device, CanDisengage):
-            self._device.disengage()
-
-    def read(self) -> TeleopCommand:
+    def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
         """See `TeleopDevice.read`."""
         for key in self._terminal.pressed():
             if key == "q":
@@ -59,9 +48,7 @@ class WithKeys:
                 self._armed, self._held = not self._armed, False
             elif key == "space":
                 self._held = not self._held
-        if not self._armed or self._held:
-            self.disengage()
-        command = self._device.read()
+        command = self._device.read(pose, driving and self._armed and not self._held)
         if command.estop or command.quit or not command.engaged:
             return command
         if not self._armed:

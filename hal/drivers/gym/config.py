@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,8 +53,6 @@ class GymTask:
     name: str
     instruction: str = ""
     """what a person would say; default: the name with spaces"""
-    env_id: str = ""
-    """default: the configuration's"""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """added to the configuration's when the environment of this task is made"""
     options: dict[str, Any] = field(default_factory=dict)
@@ -78,10 +77,6 @@ class GymConfig:
     cameras: tuple[GymCamera, ...] = ()
     control_hz: float = 0.0
     """0: `render_fps` of the environment's metadata"""
-    success_keys: tuple[str, ...] = ("is_success", "success")
-    """the first of these that `info` has says whether the task is done"""
-    success_when_terminated: bool = False
-    """an episode that terminates without any of them was a success"""
     seed_argument: str = ""
     """for an environment whose scene is fixed when it is made: it is made at every reset, with the seed as this"""
     embodiment: str = ""
@@ -90,23 +85,9 @@ class GymConfig:
     def __post_init__(self) -> None:
         if not self.env_id:
             raise ConfigError("GymConfig: env_id is empty; name an environment, as FetchReach-v4.")
-        if not 0 <= self.control_hz <= 10_000:
-            raise ConfigError(f"{self.where}: control_hz {self.control_hz:g} is none; give 1 to 10000, or 0.")
         names = [task.name for task in self.tasks]
         if len(set(names)) != len(names) or not all(names):
             raise ConfigError(f"{self.where}: tasks need names, each once; these are {names}.")
-        cameras = [camera.name for camera in self.cameras]
-        if len(set(cameras)) != len(cameras) or not all(cameras):
-            raise ConfigError(f"{self.where}: cameras need names, each once; these are {cameras}.")
-        for camera in self.cameras:
-            preview = camera.preview_height, camera.preview_width
-            for height, width in ((camera.height, camera.width), preview if any(preview) else (1, 1)):
-                if not (1 <= height <= 4096 and 1 <= width <= 4096):
-                    raise ConfigError(
-                        f"{self.where}: camera '{camera.name}' of {height}x{width}: each side is 1 to 4096."
-                    )
-            if not camera.rate_hz >= 0:
-                raise ConfigError(f"{self.where}: camera '{camera.name}' has rate_hz {camera.rate_hz:g}.")
 
     @property
     def where(self) -> str:
@@ -114,17 +95,5 @@ class GymConfig:
         return f"Gymnasium environment '{self.env_id}'"
 
     def known_tasks(self) -> tuple[GymTask, ...]:
-        """The tasks, or the only one there is."""
-        return self.tasks or (GymTask(_plain(self.env_id)),)
-
-
-def instruction(task: GymTask) -> str:
-    """What a person would tell the robot."""
-    return task.instruction or task.name.replace("-", " ").replace("_", " ")
-
-
-def _plain(env_id: str) -> str:
-    """`FetchReach` for `FetchReach-v4`, `PushT` for `gym_pusht/PushT-v0`."""
-    name = env_id.rpartition("/")[2]
-    head, dash, version = name.rpartition("-v")
-    return head if dash and version.isdecimal() and head else name
+        """The tasks, or the only one there is: `FetchReach` of `FetchReach-v4`, `PushT` of `gym_pusht/PushT-v0`."""
+        return self.tasks or (GymTask(re.sub(r"(?<=.)-v\d+$", "", self.env_id.rpartition("/")[2])),)

@@ -144,7 +144,7 @@ def test_it_is_made_from_plain_values(file: Path, recorded: Recorded) -> None:
     robot = make_robot("replay", read_config("replay", {"path": str(file), "executed": "given"}))
     assert robot.spec.hash == recorded.segments[0].episode.spec_hash
     assert make_operator("replay", robot).progress() == float("inf")
-    with pytest.raises(ConfigError, match="with the path of a recorded episode"):
+    with pytest.raises(ConfigError, match="'replay' needs a configuration with path"):
         make_robot("replay")
     with pytest.raises(ConfigError, match=r"executed|\$\.executed"):
         read_config("replay", {"path": str(file), "executed": "both"})

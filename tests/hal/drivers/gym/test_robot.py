@@ -154,13 +154,13 @@ def test_what_cannot_work_is_named(config: GymConfig, message: str) -> None:
     [
         ({"env_id": ""}, "env_id is empty"),
         ({"tasks": (GymTask("a"), GymTask("a"))}, "tasks need names"),
-        ({"cameras": (GymCamera("a", 0, 4),)}, "each side is 1 to 4096"),
-        ({"control_hz": -1.0}, "control_hz -1"),
+        ({"kwargs": {"flat": True}, "cameras": (GymCamera("a", 0, 4),)}, "camera 'a' has height 0"),
+        ({"kwargs": {"flat": True}, "control_hz": -1.0}, "control_hz .*-1"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        GymConfig(**{"env_id": ID, **fields})
+        GymRobot(GymConfig(**{"env_id": ID, **fields}))
 
 
 def test_a_missing_package_is_named() -> None:
@@ -234,7 +234,7 @@ def test_a_spec_made_for_another_environment_is_refused() -> None:
 def test_plain_values_make_the_same_robot() -> None:
     plain = msgspec.json.decode(msgspec.json.encode(CONFIG))
     assert make_robot("gymnasium", read_config("gymnasium", plain)).spec.hash == GymRobot(CONFIG).spec.hash
-    with pytest.raises(ConfigError, match="needs a configuration with the env_id"):
+    with pytest.raises(ConfigError, match="needs a configuration with env_id"):
         make_robot("gymnasium")
 
 
