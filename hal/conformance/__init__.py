@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from hal.conformance.measure import measure
 from hal.conformance.report import CheckOutcome, ConformanceReport, Figure
-from hal.conformance.rules import RuleBrokenError, Rules
+from hal.conformance.rules import Rules, run_rules
 from hal.interfaces.robot import Robot
 
 __all__ = ["CheckOutcome", "ConformanceReport", "Figure", "check_robot"]
@@ -42,21 +42,12 @@ def check_robot(
     limit; `notify` is called with the name of each check before it runs.
     """
     rules = Rules(make, task, seed, ticks, scale, seeded, sleep, move, gentle)
-    checks = []
-    for name, rule in rules.rules():
-        notify(name)
-        try:
-            rule()
-            checks.append(CheckOutcome(name, True))
-        except RuleBrokenError as broken:
-            checks.append(CheckOutcome(name, False, str(broken)))
-        except Exception as error:  # noqa: BLE001 - a driver may raise anything; the report must say what
-            checks.append(CheckOutcome(name, False, f"raised {type(error).__name__}: {error}"))
+    checks = list(run_rules(rules.rules(), notify))
     figures: tuple[Figure, ...] = ()
     if measure_s and move:
         notify("figures")
         try:
             figures = measure(rules, measure_s)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - as in `run_rules`
             checks.append(CheckOutcome("figures", False, f"raised {type(error).__name__}: {error}"))
     return ConformanceReport(tuple(checks), figures)

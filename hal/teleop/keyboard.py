@@ -156,18 +156,15 @@ class Keyboard:
         self._jog.stop()
 
     def _bind(self, spec: RobotSpec) -> dict[str, tuple[int, float]]:
-        if self.config.keys:
-            return {
-                key: read_binding(spec, text, f"KeyboardConfig: the key '{key}'")
-                for key, text in self.config.keys.items()
-            }
-        if spec.action_dim > len(_PAIRS):
-            left = ", ".join(d.name for d in spec.action[len(_PAIRS) :])
-            raise ConfigError(
-                f"a keyboard has no keys of its own for {left} of robot '{spec.embodiment}'; "
-                "give all keys: keys={'w': '+NAME', 's': '-NAME', ...}."
-            )
-        moves = {}
-        for index, (up, down) in enumerate(_PAIRS[: spec.action_dim]):
-            moves[up], moves[down] = (index, 1.0), (index, -1.0)
-        return moves | {arrow: moves[key] for arrow, key in _ARROWS.items() if key in moves}
+        keys = self.config.keys
+        if not keys:
+            if spec.action_dim > len(_PAIRS):
+                left = ", ".join(d.name for d in spec.action[len(_PAIRS) :])
+                raise ConfigError(
+                    f"a keyboard has no keys of its own for {left} of robot '{spec.embodiment}'; "
+                    "give all keys: keys={'w': '+NAME', 's': '-NAME', ...}."
+                )
+            pairs = zip(_PAIRS, spec.action, strict=False)
+            keys = {key: sign + d.name for pair, d in pairs for key, sign in zip(pair, "+-", strict=True)}
+            keys |= {arrow: keys[key] for arrow, key in _ARROWS.items() if key in keys}
+        return {key: read_binding(spec, text, f"KeyboardConfig: the key '{key}'") for key, text in keys.items()}

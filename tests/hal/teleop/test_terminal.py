@@ -11,7 +11,7 @@ import pytest
 from hal.drivers.fake import FakeConfig, fake_spec
 from hal.interfaces.teleop import TeleopCommand, TeleopDevice
 from hal.teleop.pose import pose_of
-from hal.teleop.with_keys import WithKeys
+from hal.teleop.terminal import WithKeys
 from wire.types import RobotSpec
 
 SPEC = fake_spec(FakeConfig())
