@@ -49,7 +49,7 @@ _BUILT_IN = (
     EntryPoint("pattern", "hal.cameras.simulated:PatternCamera", CAMERAS),
     EntryPoint("ros2", "hal.drivers.ros2.camera:Ros2Camera", CAMERAS),
     EntryPoint("scene", "hal.cameras.simulated:SceneCamera", CAMERAS),
-    EntryPoint("video", "hal.cameras.video:VideoCamera", CAMERAS),
+    EntryPoint("video", "hal.cameras.opencv:VideoCamera", CAMERAS),
     EntryPoint("gamepad", "hal.teleop.gamepad:Gamepad", TELEOPERATORS),
     EntryPoint("keyboard", "hal.teleop.keyboard:Keyboard", TELEOPERATORS),
     EntryPoint("lerobot", "hal.drivers.lerobot.teleop:LeRobotTeleop", TELEOPERATORS),

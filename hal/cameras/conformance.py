@@ -90,10 +90,8 @@ class _CameraRules:
                 seen.append(frame)
                 ages_s.append(age_s)
             else:
-                require(
-                    np.array_equal(frame.image, before.image),
-                    "a picture changed after it was given, or its time stands still: give each its own memory and time.",
-                )
+                same = np.array_equal(frame.image, before.image)
+                require(same, "a picture changed and its time did not: give each its own memory and time.")
             self._sleep(1 / LOOKS_HZ)
         require(
             len(seen) > 1,

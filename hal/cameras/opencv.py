@@ -1,4 +1,4 @@
-"""Cameras that OpenCV opens: USB cameras by number or device path (V4L2), and streams by URL."""
+"""Cameras that OpenCV opens: USB cameras by number or device path (V4L2), streams by URL, and video files."""
 
 from __future__ import annotations
 
@@ -70,11 +70,12 @@ class OpenCvCamera(ThreadedCamera):
         """Only stores. Raises `ConfigError` for a spec that no camera can have."""
         config = config or OpenCvConfig()
         self.config = config
+        device = f"device {config.device!r}"
         spec = CameraSpec(config.name, config.height, config.width, config.rate_hz)
         super().__init__(
             spec,
-            lambda: OpenCvDevice(config),
-            f"device {config.device!r}",
+            lambda: OpenCvDevice(config, device),
+            device,
             config.fit,
             (config.preview_height, config.preview_width),
             config.stall_timeout_s,
@@ -85,9 +86,9 @@ class OpenCvCamera(ThreadedCamera):
 class OpenCvDevice:
     """Keeps the `CaptureDevice` protocol for a device or stream."""
 
-    def __init__(self, config: OpenCvConfig) -> None:
+    def __init__(self, config: OpenCvConfig, what: str) -> None:
         self._config = config
-        self._where = f"camera '{config.name}' (device {config.device!r})"
+        self._where = f"camera '{config.name}' ({what})"
         self._video: Any = None
         self._pace = Pace(0.0)
 
@@ -129,6 +130,10 @@ class OpenCvDevice:
             raise RobotError(
                 f"{self._where} gives no more pictures: it was unplugged, or another program took it. Plug it in again."
             )
+        return self._picture()
+
+    def _picture(self) -> tuple[int, np.ndarray]:
+        """What was grabbed, when it is due."""
         self._pace.wait()
         time_ns = time.monotonic_ns() - round(self._config.latency_s * 1e9)
         found, image = self._video.retrieve()
@@ -140,6 +145,76 @@ class OpenCvDevice:
         if self._video is not None:
             self._video.release()
             self._video = None
+
+
+@dataclass(frozen=True, slots=True)
+class VideoConfig:
+    """Which file, and what the policy gets of it. Raises `ConfigError`."""
+
+    path: str
+    name: str = "camera"
+    height: int = 480
+    width: int = 640
+    rate_hz: float = 30.0
+    """at most so many pictures a second; a file with fewer gives fewer"""
+    loop: bool = True
+    """False: the last picture stays"""
+    speed: float = 1.0
+    """of the file's own rate"""
+    preview_height: int = 0
+    preview_width: int = 0
+    """of the larger picture for people; 0: they see the policy's"""
+    fit: Fit = "stretch"
+    rotation: Rotation = 0
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ConfigError(f"camera '{self.name}' (video): path is empty; name a video file.")
+        if not 0 < self.speed <= 100:
+            raise ConfigError(f"camera '{self.name}' (video): speed {self.speed:g} is none; give above 0 to 100.")
+
+
+class VideoCamera(ThreadedCamera):
+    """Keeps the `Camera` protocol. Pictures are stamped when they are shown."""
+
+    def __init__(self, config: VideoConfig) -> None:
+        """Only stores. Raises `ConfigError` for a spec that no camera can have."""
+        self.config = config
+        spec = CameraSpec(config.name, config.height, config.width, config.rate_hz)
+        preview = config.preview_height, config.preview_width
+        super().__init__(spec, lambda: VideoDevice(config), f"video {config.path}", config.fit, preview)
+
+
+class VideoDevice(OpenCvDevice):
+    """Keeps the `CaptureDevice` protocol for a file."""
+
+    def __init__(self, config: VideoConfig) -> None:
+        super().__init__(OpenCvConfig(name=config.name, rotation=config.rotation), f"video {config.path}")
+        self._file = config
+
+    def open(self) -> None:
+        """Raises `RobotError` when there is no such file or it is no video."""
+        self._begin()
+        rate_hz = self._video.get(import_cv2(self._where).CAP_PROP_FPS)
+        self._pace = Pace((rate_hz if rate_hz > 0 else self._file.rate_hz) * self._file.speed)
+
+    def grab(self) -> tuple[int, np.ndarray] | None:
+        """The next picture when it is due; None after the last one, unless it loops."""
+        if not self._video.grab():
+            if not self._file.loop:
+                return None
+            self._begin()
+            self._video.grab()
+        return self._picture()
+
+    def _begin(self) -> None:
+        cv2 = import_cv2(self._where)
+        self.close()
+        if not Path(self._file.path).is_file():
+            raise RobotError(f"{self._where}: there is no such file. Check `path`.")
+        self._video = cv2.VideoCapture(self._file.path, cv2.CAP_ANY)
+        if not self._video.isOpened():
+            raise RobotError(f"{self._where} is no video that OpenCV reads. Convert it to MP4 or AVI.")
 
 
 class Pace:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hal.cameras.conformance import check_camera
+from hal.cameras.opencv import VideoCamera, VideoConfig
 from hal.cameras.simulated import PatternCamera, PatternConfig, SceneCamera, SceneConfig
-from hal.cameras.video import VideoCamera, VideoConfig
 from tests.hal.cameras.filming import write_video
 from wire.errors import RobotError
 from wire.types import CameraSpec, Frame

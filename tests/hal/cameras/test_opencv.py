@@ -9,9 +9,8 @@ import cv2
 import numpy as np
 import pytest
 
-from hal.cameras.opencv import OpenCvCamera, OpenCvConfig, Pace, upright
+from hal.cameras.opencv import OpenCvCamera, OpenCvConfig, Pace, VideoCamera, VideoConfig, upright
 from hal.cameras.simulated import pattern_number
-from hal.cameras.video import VideoCamera, VideoConfig
 from hal.registry import CAMERAS, make_camera, read_config
 from tests.hal.cameras.filming import threads, until, write_video
 from wire.errors import ConfigError, RobotError
