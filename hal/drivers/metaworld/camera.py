@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,33 +21,6 @@ log = logging.getLogger(__name__)
 
 _PREVIEW_NS = 95_000_000
 """least time between two previews: ten a second, with room for a camera that is a little early"""
-
-
-class MetaWorldCamera(Protocol):
-    """What the robot needs of a camera."""
-
-    previews: bool
-    """whether some frames bring the picture as it was drawn"""
-
-    def pause(self) -> None:
-        """Stop filming: the scene is about to be rebuilt."""
-        ...
-
-    def start(self, simulation: Simulation) -> None:
-        """Film `simulation` from now on. Raises `RenderError`."""
-        ...
-
-    def moved(self, simulation: Simulation) -> None:
-        """One control period of `simulation` has passed."""
-        ...
-
-    def frame(self) -> Frame:
-        """The newest frame of the simulation last started. Raises `RenderError`."""
-        ...
-
-    def close(self) -> None:
-        """Give the GL context back. May be called twice."""
-        ...
 
 
 class _Framing:
@@ -74,6 +47,7 @@ class InlineCamera:
 
     def __init__(self, name: str, image_px: int, preview_px: int, every_ticks: int, clock: Clock) -> None:
         self.previews = False
+        """whether some frames bring the picture as it was drawn"""
         self._renderer = Renderer(name, preview_px)
         self._framing = _Framing(image_px)
         self._every_ticks = every_ticks
@@ -84,16 +58,20 @@ class InlineCamera:
         self._frame: Frame | None = None
 
     def pause(self) -> None:
+        """Stop filming: the scene is about to be rebuilt."""
         self._simulation, self._frame, self._drawn = None, None, -1
 
     def start(self, simulation: Simulation) -> None:
+        """Film `simulation` from now on. Raises `RenderError`."""
         self._simulation, self._tick = simulation, 0
         self.frame()
 
     def moved(self, simulation: Simulation) -> None:
+        """One control period of `simulation` has passed."""
         self._tick += 1
 
     def frame(self) -> Frame:
+        """The newest frame of the simulation last started. Raises `RenderError`."""
         assert self._simulation is not None, "start() comes first"
         due = self._tick // self._every_ticks
         if self._frame is None or due > self._drawn:
@@ -103,6 +81,7 @@ class InlineCamera:
         return self._frame
 
     def close(self) -> None:
+        """Give the GL context back. May be called twice."""
         self._renderer.close()
 
 
@@ -113,7 +92,7 @@ class _Scene(NamedTuple):
 
 
 class ThreadedMetaWorldCamera:
-    """Films at its own wall-clock rate in a thread that alone owns the GL context.
+    """Films at its own wall-clock rate in a thread that alone owns the GL context; has the methods of `InlineCamera`.
 
     The robot leaves a copy of the pose after each step (about 3 us); the thread takes the newest one. Neither waits for
     the other: a reference is handed over, no lock is held. The drawing itself runs outside Python's global lock.
@@ -204,11 +183,7 @@ class ThreadedMetaWorldCamera:
             if scene.simulation not in own:
                 own[scene.simulation] = mujoco.MjData(model)
             data = own[scene.simulation]
-            data.qpos[:], data.mocap_pos[:], data.mocap_quat[:] = (
-                scene.pose.qpos,
-                scene.pose.mocap_pos,
-                scene.pose.mocap_quat,
-            )
+            data.qpos[:], data.mocap_pos[:], data.mocap_quat[:] = scene.pose
             # Positions are all a picture needs: cheaper than a whole forward pass.
             mujoco.mj_kinematics(model, data)
             mujoco.mj_comPos(model, data)
