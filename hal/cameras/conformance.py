@@ -23,11 +23,9 @@ LOOKS_HZ = 200.0
 """how often the newest picture is asked for"""
 
 
-def check_camera(
-    make: Callable[[], Camera], seconds: float = 2.0, sleep: Callable[[float], None] = time.sleep
-) -> ConformanceReport:
+def check_camera(make: Callable[[], Camera], seconds: float = 2.0) -> ConformanceReport:
     """Run every check on cameras from `make`, and watch one for `seconds`. Nothing is open when it returns."""
-    rules = _CameraRules(make, seconds, sleep)
+    rules = _CameraRules(make, seconds)
     wanted = (rules.spec, rules.unready_is_refused, rules.connect_twice, rules.pictures, rules.close_twice)
     return ConformanceReport(tuple(run_rules(wanted)), rules.figures)
 
@@ -35,8 +33,8 @@ def check_camera(
 class _CameraRules:
     """Each rule on a camera of its own."""
 
-    def __init__(self, make: Callable[[], Camera], seconds: float, sleep: Callable[[float], None]) -> None:
-        self._make, self._seconds, self._sleep = make, seconds, sleep
+    def __init__(self, make: Callable[[], Camera], seconds: float) -> None:
+        self._make, self._seconds = make, seconds
         self.figures: tuple[Figure, ...] = ()
 
     def spec(self) -> None:
@@ -92,7 +90,7 @@ class _CameraRules:
             else:
                 same = np.array_equal(frame.image, before.image)
                 require(same, "a picture changed and its time did not: give each its own memory and time.")
-            self._sleep(1 / LOOKS_HZ)
+            time.sleep(1 / LOOKS_HZ)
         require(
             len(seen) > 1,
             f"gave {len(seen)} picture in {self._seconds:g} s: it stands still, or its rate_hz is not true.",

@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from hal.cameras.capture import ThreadedCamera
+from hal.cameras.capture import CameraConfig, ThreadedCamera
 from hal.cameras.opencv import Pace
-from hal.cameras.picture import Fit, to_rgb
+from hal.cameras.picture import to_rgb
 from hal.interfaces.robot import Robot
 from hal.registry import make_robot, read_config
 from hal.safety.bounds import rest_action
 from wire.errors import ConfigError, RobotError
-from wire.types import CameraSpec
 
 _COUNTED = 16
 """bits of the picture's number, drawn as a row of squares"""
 
 
 @dataclass(frozen=True, slots=True)
-class PatternConfig:
+class PatternConfig(CameraConfig):
     """A picture that changes each time. What goes wrong is chosen here too: it stands in for real cameras in tests."""
 
-    name: str = "camera"
-    height: int = 480
-    width: int = 640
-    rate_hz: float = 30.0
     still_after: int = 0
     """after so many pictures none comes any more; 0: never"""
     unplugged_after: int = 0
     """after so many pictures the device is gone, and can be opened again after `back_after_s`; 0: never"""
     back_after_s: float = 0.5
-    stall_timeout_s: float = 2.0
 
 
 class PatternCamera(ThreadedCamera):
@@ -42,13 +36,11 @@ class PatternCamera(ThreadedCamera):
 
     def __init__(self, config: PatternConfig | None = None) -> None:
         """Only stores. Raises `ConfigError`."""
-        config = config or PatternConfig()
-        self.config = config
-        if config.width < _COUNTED or config.height < 2:
-            raise ConfigError(f"camera '{config.name}' (pattern): it needs 2 rows and {_COUNTED} columns.")
-        device = PatternDevice(config)
-        spec = CameraSpec(config.name, config.height, config.width, config.rate_hz)
-        super().__init__(spec, lambda: device, "pattern", stall_timeout_s=config.stall_timeout_s)
+        own = config or PatternConfig()
+        device = PatternDevice(own)
+        super().__init__(own, "pattern", lambda: device)
+        if own.width < _COUNTED or own.height < 2:
+            raise ConfigError(f"{self._what}: it needs 2 rows and {_COUNTED} columns.")
 
 
 class PatternDevice:
@@ -105,7 +97,7 @@ def pattern_number(image: np.ndarray) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class SceneConfig:
+class SceneConfig(CameraConfig):
     """Which simulated robot's scene is filmed. Raises `ConfigError`."""
 
     robot: str
@@ -116,12 +108,10 @@ class SceneConfig:
     seed: int = 0
     camera: str = ""
     """which of its cameras; default: its first"""
-    name: str = "camera"
-    height: int = 0
-    width: int = 0
-    rate_hz: float = 0.0
+    height: int = field(default=0, kw_only=True)
+    width: int = field(default=0, kw_only=True)
+    rate_hz: float = field(default=0.0, kw_only=True)
     """0: as the robot's camera"""
-    fit: Fit = "stretch"
 
 
 class SceneCamera(ThreadedCamera):
@@ -133,7 +123,6 @@ class SceneCamera(ThreadedCamera):
 
     def __init__(self, config: SceneConfig) -> None:
         """Makes the robot for its spec, without connecting it. Raises `ConfigError` for one without such a camera."""
-        self.config = config
         inside = read_config(config.robot, config.robot_config) if config.robot_config else None
         robot = make_robot(config.robot, inside)
         cameras = {camera.name: camera for camera in robot.spec.cameras}
@@ -143,11 +132,9 @@ class SceneCamera(ThreadedCamera):
                 f"'{config.camera}'; it has {', '.join(cameras) or 'none'}."
             )
         own = cameras[config.camera] if config.camera else robot.spec.cameras[0]
-        spec = CameraSpec(
-            config.name, config.height or own.height, config.width or own.width, config.rate_hz or own.rate_hz
-        )
         device = SceneDevice(config, robot, own.name)
-        super().__init__(spec, lambda: device, f"scene of robot '{config.robot}'", config.fit)
+        sizes = {side: getattr(config, side) or getattr(own, side) for side in ("height", "width", "rate_hz")}
+        super().__init__(replace(config, **sizes), f"scene of robot '{config.robot}'", lambda: device)
 
 
 class SceneDevice:

@@ -20,6 +20,8 @@ from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, FleetError, RobotError
 from wire.types import Frame, Observation, RobotSpec
 
+_FRESH_S = 5.0
+"""a reset waits so long for the first picture of each camera"""
 _KEPT = 16
 """pictures of each camera that are remembered, for observations that are stamped a little earlier"""
 
@@ -41,16 +43,10 @@ class CameraRobotConfig:
     """its name in the registry"""
     cameras: tuple[CameraChoice, ...]
     robot_config: dict[str, Any] = field(default_factory=dict)
-    operator: str = ""
-    """name of the scripted operator of the robot inside; default: the robot's name"""
-    fresh_picture_s: float = 5.0
-    """a reset waits so long for the first picture of each camera"""
 
     def __post_init__(self) -> None:
         if not self.cameras:
             raise ConfigError("robot 'with-cameras': cameras is empty; name at least one, or use the robot itself.")
-        if not self.fresh_picture_s > 0:
-            raise ConfigError(f"robot 'with-cameras': fresh_picture_s {self.fresh_picture_s:g} must be above 0.")
 
 
 class CameraRobot:
@@ -149,12 +145,12 @@ class CameraRobot:
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _wait_for(self, name: str, camera: Camera, begun_ns: int) -> None:
-        deadline = time.monotonic() + self.config.fresh_picture_s
+        deadline = time.monotonic() + _FRESH_S
         while (frame := camera.read()).time_ns < begun_ns:
             if time.monotonic() > deadline:
                 raise RobotError(
-                    f"robot 'with-cameras': camera '{name}' gave no picture within {self.config.fresh_picture_s:g} s "
-                    "of the reset. Check the camera."
+                    f"robot 'with-cameras': camera '{name}' gave no picture within {_FRESH_S:g} s of the reset. "
+                    "Check the camera."
                 )
             time.sleep(0.001)
         self._take(name, frame)
@@ -184,4 +180,4 @@ class CameraRobot:
 
 def inside_operator(robot: CameraRobot) -> Teleoperator:
     """The scripted operator of the robot inside: for the registry. Raises `ConfigError` when there is none."""
-    return make_operator(robot.config.operator or robot.config.robot, robot.inside)
+    return make_operator(robot.config.robot, robot.inside)

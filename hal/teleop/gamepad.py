@@ -46,8 +46,6 @@ class GamepadConfig:
     """share of a stick's way that counts as none"""
     speed: float = 0.5
     """share of full speed at a stick's end"""
-    range_s: float = 4.0
-    """seconds for the whole range of an absolute dimension at full speed"""
     dead_man: int = 5
     """button that must be held for any motion (RB); pressing it takes over. -1: none, it drives from the start"""
     hand_back: int = 7
@@ -58,8 +56,8 @@ class GamepadConfig:
     """button (Back)"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.deadzone < 1 or not 0 < self.speed <= 1 or self.range_s <= 0:
-            raise ConfigError("GamepadConfig: deadzone must be in [0, 1), speed in (0, 1], range_s positive.")
+        if not 0 <= self.deadzone < 1 or not 0 < self.speed <= 1:
+            raise ConfigError("GamepadConfig: deadzone must be in [0, 1), speed in (0, 1].")
         for what, names in (("axes", self.axes), ("buttons", self.buttons)):
             for name in names:
                 if not name.isdecimal():
@@ -77,7 +75,6 @@ class Gamepad:
         self.config = config or GamepadConfig()
         self._clock = clock or MonotonicClock()
         self._fd = -1
-        self._spec: RobotSpec | None = None
         self._jog: Jog | None = None
         self._axes: dict[int, tuple[int, float]] = {}
         self._buttons: dict[int, tuple[int, float]] = {}
@@ -98,10 +95,9 @@ class Gamepad:
         return f"{begin}{c.hand_back}: hand back   {c.estop}: stop   {c.quit}: quit"
 
     def connect(self, spec: RobotSpec) -> None:
-        """See `TeleopDevice.connect`."""
         check_rest(spec, "a gamepad")
         self._bind(spec)
-        self._jog, self._spec = Jog(spec, self._clock, self.config.range_s), spec
+        self._jog = Jog(spec, self._clock)
         self._close()
         self._clear()
         try:
@@ -113,9 +109,7 @@ class Gamepad:
             ) from error
 
     def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
-        """See `TeleopDevice.read`."""
-        if self._jog is None or self._spec is None:
-            raise RobotError("the gamepad is read before connect(); call connect() first.")
+        assert self._jog is not None, "connect() comes first"
         self._jog.follow(pose, driving)
         self._read_events()
         pushed, self._pushed = self._pushed, set()
@@ -134,22 +128,17 @@ class Gamepad:
             self._engaged = False
         if not self._engaged:
             return TeleopCommand()
-        push = np.zeros(self._spec.action_dim)
-        for number, (index, sign) in self._axes.items():
-            push[index] += sign * self._outside_deadzone(self._at.get(number, 0.0))
-        for number, (index, sign) in self._buttons.items():
-            push[index] += sign * (number in self._down)
         if not held:
             # A released dead-man button holds; the policy goes on only when it is asked to.
             self._jog.stop()
             return TeleopCommand(engaged=True)
-        action = self._jog.action(push, self.config.speed)
-        return TeleopCommand(engaged=True, action=action if push.any() else None)
+        sticks = [(i, sign * self._outside_deadzone(self._at.get(n, 0.0))) for n, (i, sign) in self._axes.items()]
+        pressed = [move for number, move in self._buttons.items() if number in self._down]
+        return self._jog.command([*sticks, *pressed], self.config.speed)
 
     def close(self) -> None:
-        """See `TeleopDevice.close`."""
         self._close()
-        self._jog = self._spec = None
+        self._jog = None
 
     def _close(self) -> None:
         if self._fd >= 0:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
+from hal.interfaces.teleop import TeleopCommand
 from wire.clock import Clock
 from wire.errors import ConfigError, suggest
 from wire.types import CommandType, RobotSpec
 
+_RANGE_S = 4.0
+"""seconds for the whole range of an absolute dimension at full speed"""
 _LEASH = 0.2
 """share of a dimension's range by which a target may run ahead of the robot, which may be blocked"""
 _NEAR = 0.05
@@ -34,10 +39,9 @@ class Jog:
     and stays near it; where that is not measured, as of a gripper's effort, a push sets it to its limit for good.
     """
 
-    def __init__(self, spec: RobotSpec, clock: Clock, range_s: float) -> None:
-        """`range_s`: seconds for the whole range of an absolute dimension at full speed."""
+    def __init__(self, spec: RobotSpec, clock: Clock) -> None:
+        self.spec = spec
         self._clock = clock
-        self._range_s = range_s
         self._low, self._high = spec.action_low(), spec.action_high()
         self._span = self._high - self._low
         self._absolute = np.array([d.meaning is CommandType.absolute for d in spec.action])
@@ -58,6 +62,14 @@ class Jog:
             self._placed &= np.abs(self._target - self._pose) <= _NEAR * self._span
         self._then_ns = self._clock.now_ns()
 
+    def command(self, pushes: Iterable[tuple[int, float]], speed: float) -> TeleopCommand:
+        """What somebody wants who pushes these dimensions of the action; who pushes none holds."""
+        push = np.zeros(self.spec.action_dim)
+        for index, share in pushes:
+            push[index] += share
+        action = self.action(push, speed)
+        return TeleopCommand(engaged=True, action=action if push.any() else None)
+
     def action(self, push: np.ndarray, speed: float) -> np.ndarray:
         """float32[da] within the limits, for `push`, float[da] in [-1, 1], at `speed`, a share of full speed."""
         now_ns = self._clock.now_ns()
@@ -69,7 +81,7 @@ class Jog:
         # A target follows the measured pose once, not its noise and not the arm's sagging.
         here = np.where(known & ~self._placed, self._pose, self._target)
         self._placed |= known
-        moved = here + push * speed * self._span * elapsed_s / self._range_s
+        moved = here + push * speed * self._span * elapsed_s / _RANGE_S
         with np.errstate(invalid="ignore"):
             leashed = np.clip(moved, self._pose - _LEASH * self._span, self._pose + _LEASH * self._span)
         jogged = np.where(push != 0, leashed, here)

@@ -68,8 +68,8 @@ class ScriptedDevice:
 
     def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
         """See `TeleopDevice.read`. Raises `RobotError` when the function fails."""
-        if self._act is None or self._spec is None:
-            raise RobotError("the script is read before connect(); call connect() first.")
+        assert self._act is not None, "connect() comes first"
+        assert self._spec is not None
         if self._over:
             return TeleopCommand(quit=True)
         now_ns = self._clock.now_ns()
@@ -86,7 +86,6 @@ class ScriptedDevice:
             raise RobotError(f"the script {self._name} failed: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """See `TeleopDevice.close`."""
         self._act = self._spec = None
 
     @property

@@ -109,14 +109,12 @@ class WithKeys:
         return "   ".join(filter(None, (own, hold, "enter: hand back   e: stop   q: quit")))
 
     def connect(self, spec: RobotSpec) -> None:
-        """See `TeleopDevice.connect`."""
         self._device.connect(spec)
         self._armed, self._held = self._begins_armed, False
         self._terminal.close()
         self._terminal.open()
 
     def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
-        """See `TeleopDevice.read`."""
         for key in self._terminal.pressed():
             if key == "q":
                 return TeleopCommand(quit=True)
@@ -135,6 +133,5 @@ class WithKeys:
         return TeleopCommand(engaged=True) if self._held else command
 
     def close(self) -> None:
-        """See `TeleopDevice.close`."""
         self._terminal.close()
         self._device.close()

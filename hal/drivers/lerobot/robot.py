@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hal.cameras.capture import ThreadedCamera
+from hal.cameras.capture import CameraConfig, ThreadedCamera
 from hal.cameras.picture import resize_image, to_rgb
 from hal.drivers.lerobot.make import connect, disconnect, make_lerobot
 from hal.drivers.lerobot.spec import LeRobotConfig, calibrated_limits, lerobot_spec, parts
@@ -30,6 +30,8 @@ _READ_TRIES = 2
 """a packet lost on a serial bus is asked for once more"""
 _SETTLE_S = 2.0
 """a robot may lag so long behind its rest pose"""
+_REST_TOLERANCE = 0.05
+"""share of a dimension's range that it may be off its rest pose; more means that it is blocked"""
 _WAIT_MS = 900.0
 """a camera without a picture for so long is opened again"""
 
@@ -47,9 +49,10 @@ class NewestCamera:
         self._camera = camera
         self._clock = clock
         self._swap = str(getattr(camera, "color_mode", "rgb")).lower().endswith("bgr")
-        spec = CameraSpec(name, camera.height, camera.width, camera.fps or 1000)
+        size = {"height": camera.height, "width": camera.width, "rate_hz": camera.fps or 1000.0}
         # the loop sees how old a picture is
-        self._thread = ThreadedCamera(spec, lambda: self, "lerobot", stall_timeout_s=math.inf)
+        config = CameraConfig(name=name, stall_timeout_s=math.inf, **size)
+        self._thread = ThreadedCamera(config, "lerobot", lambda: self)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._camera, name)  # height, width, fps, ...
@@ -219,7 +222,7 @@ class LeRobotRobot:
                 continue
             seen, _ = self._observe()
             off = {n: abs(seen[n] - g) / s for n, g, s in zip(names, goal, span, strict=True) if n in rest}
-            if max(off.values()) <= self.config.rest_tolerance:
+            if max(off.values()) <= _REST_TOLERANCE:
                 return
         worst = max(off, key=lambda name: off[name])
         raise RobotError(

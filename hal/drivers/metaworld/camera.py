@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 _PREVIEW_NS = 95_000_000
 """least time between two previews: ten a second, with room for a camera that is a little early"""
+_TIMEOUT_S = 10.0
+"""so long a reset waits for the thread's first frame, and `close` for its end"""
 
 
 class _Framing:
@@ -98,16 +100,13 @@ class ThreadedMetaWorldCamera:
     the other: a reference is handed over, no lock is held. The drawing itself runs outside Python's global lock.
     """
 
-    def __init__(
-        self, name: str, image_px: int, preview_px: int, rate_hz: float, clock: Clock, timeout_s: float
-    ) -> None:
+    def __init__(self, name: str, image_px: int, preview_px: int, rate_hz: float, clock: Clock) -> None:
         self.previews = False
         self._name = name
         self._framing = _Framing(image_px)
         self._drawn_px = preview_px
         self._period_s = 1.0 / rate_hz
         self._clock = clock
-        self._timeout_s = timeout_s
         self._episode = 0
         self._scene: _Scene | None = None
         self._newest: tuple[int, Frame] | None = None
@@ -126,12 +125,12 @@ class ThreadedMetaWorldCamera:
             self._scene = _Scene(self._episode, simulation, simulation.pose())
             self._changed.notify_all()
             fresh = self._changed.wait_for(
-                lambda: self._error or (self._newest and self._newest[0] == self._episode), self._timeout_s
+                lambda: self._error or (self._newest and self._newest[0] == self._episode), _TIMEOUT_S
             )
         self._raise_error()
         if not fresh:
             raise RenderError(
-                f"camera '{self._name}' gave no frame within {self._timeout_s:g} s of the reset. "
+                f"camera '{self._name}' gave no frame within {_TIMEOUT_S:g} s of the reset. "
                 "The machine is too busy to draw; run fewer simulated robots on it."
             )
 
@@ -147,9 +146,9 @@ class ThreadedMetaWorldCamera:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(self._timeout_s)
+        self._thread.join(_TIMEOUT_S)
         if self._thread.is_alive():
-            log.warning("camera '%s': its thread has not ended after %g s.", self._name, self._timeout_s)
+            log.warning("camera '%s': its thread has not ended after %g s.", self._name, _TIMEOUT_S)
 
     def _raise_error(self) -> None:
         if self._error is not None:

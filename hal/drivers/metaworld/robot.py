@@ -40,8 +40,6 @@ class MetaWorldConfig:
     camera_hz: float = 20.0
     render_in_thread: bool = False
     """False: drawn between two ticks, deterministic, for evaluation. True: beside them, for a robot at its own rate"""
-    first_frame_timeout_s: float = 10.0
-    """how long a reset waits for the thread's first frame"""
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -129,9 +127,7 @@ class MetaWorldRobot:
         if self.spec.cameras:
             sizes = config.camera, config.image_px, config.preview_px
             if config.render_in_thread:
-                self._camera = ThreadedMetaWorldCamera(
-                    *sizes, config.camera_hz, self._clock, config.first_frame_timeout_s
-                )
+                self._camera = ThreadedMetaWorldCamera(*sizes, config.camera_hz, self._clock)
             else:
                 self._camera = InlineCamera(*sizes, int(CONTROL_HZ / config.camera_hz), self._clock)
             self._camera.previews = self._previews

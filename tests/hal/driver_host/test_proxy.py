@@ -17,7 +17,7 @@ import pytest
 from hal.conformance import check_robot
 from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import DriverServer, run_driver_server
-from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot, fake_spec, with_faults
+from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot, Faults, fake_spec
 from hal.interfaces.robot import Feedback, Robot, Teleoperator
 from hal.safety.limiter import SafetyLimits
 from tests.hal.driver_host.hosting import HZ, PERIOD_S, until_held
@@ -87,7 +87,7 @@ def test_what_comes_through_is_what_the_driver_gave(place: Path) -> None:
 
 
 def test_errors_come_back_as_what_they_were(place: Path) -> None:
-    with hosted(FakeRobot(with_faults(raise_on_read=True)), place) as robot:
+    with hosted(FakeRobot(FakeConfig(faults=Faults(raise_on_read=True))), place) as robot:
         with pytest.raises(RobotError, match="read before connect"):
             robot.read()
         robot.connect()
