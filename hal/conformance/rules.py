@@ -11,6 +11,7 @@ import numpy as np
 from hal.conformance.report import CheckOutcome
 from hal.interfaces.robot import Feedback, Robot
 from hal.safety.bounds import hold_action, limit_action, rest_action
+from wire.clock import Clock
 from wire.errors import ConfigError, FleetError, InvalidDataError
 from wire.types import CommandType, Observation, RobotSpec
 
@@ -29,7 +30,7 @@ class Rules:
     ticks: int
     scale: float
     seeded: bool
-    sleep: Callable[[float], None]
+    clock: Clock
     move: bool = True
     gentle: bool = False
     """swing about the pose the robot stands in and never command a limit: for hardware"""
@@ -170,7 +171,7 @@ class Rules:
             spec = robot.spec
             for far in (spec.action_high() + 1, spec.action_low() - 1):
                 _check_executed(spec, robot.write(far.astype(np.float32)))
-                self.sleep(1 / spec.control_hz)
+                self.wait(spec)
 
     def write_invalid(self) -> None:
         with closing(self.make()) as robot:
@@ -216,6 +217,10 @@ class Rules:
         robot.connect()
         robot.reset(self.task, self.seed)
 
+    def wait(self, spec: RobotSpec) -> None:
+        """One control period."""
+        self.clock.sleep_until(self.clock.now_ns() + spec.period_ns)
+
     def action(self, robot: Robot, tick: int, rest: np.ndarray | None = None) -> np.ndarray:
         """float32[da]: a small swing about the middle of each dimension's limits.
 
@@ -240,7 +245,7 @@ class Rules:
             for tick in range(ticks or self.ticks):
                 observation = robot.read()
                 yield observation, robot.write(self.action(robot, tick, rest))
-                self.sleep(1 / robot.spec.control_hz)
+                self.wait(robot.spec)
 
     def _trajectory(self, robot: Robot, seed: int) -> np.ndarray:
         robot.reset(self.task, seed)

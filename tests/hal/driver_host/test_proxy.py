@@ -21,6 +21,7 @@ from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot, Faults, fake_spe
 from hal.interfaces.robot import Feedback, Robot, Teleoperator
 from hal.safety.limiter import SafetyLimits
 from tests.hal.driver_host.hosting import HZ, PERIOD_S, until_held
+from wire.clock import ManualClock
 from wire.errors import ConfigError, InvalidDataError, RejectedError, RobotError, SpecMismatchError
 from wire.types import CommandType, Dimension, Observation, RobotSpec
 
@@ -57,7 +58,7 @@ def hosted(
 
 def test_the_robot_through_its_host_keeps_the_contract(place: Path) -> None:
     with hosted(FakeRobot(CONFIG), place):
-        report = check_robot(lambda: RobotProxy(SPEC, place), "go-left", ticks=8, sleep=lambda _: None)
+        report = check_robot(lambda: RobotProxy(SPEC, place), "go-left", ticks=8, clock=ManualClock())
     assert report.passed, str(report)
 
 

@@ -15,9 +15,7 @@ from wire.errors import ConfigError, RobotError
 
 def check(config: FakeConfig):
     clock = ManualClock(10**10)
-    return check_robot(
-        lambda: FakeRobot(config, clock), "go-left", sleep=lambda seconds: clock.advance(int(seconds * 1e9))
-    )
+    return check_robot(lambda: FakeRobot(config, clock), "go-left", clock=clock)
 
 
 def test_it_keeps_the_contract() -> None:

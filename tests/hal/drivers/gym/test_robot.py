@@ -100,9 +100,7 @@ def play(robot: GymRobot, clock: ManualClock, ticks: int, action: float = 1.0) -
 
 def check(config: GymConfig, task: str, ticks: int = 24):
     clock = ManualClock(10**12)
-    report = check_robot(
-        lambda: GymRobot(config, clock), task, ticks=ticks, sleep=lambda seconds: clock.advance(int(seconds * 1e9))
-    )
+    report = check_robot(lambda: GymRobot(config, clock), task, ticks=ticks, clock=clock)
     assert report.passed, str(report)
     assert len(report.checks) >= 14
 
