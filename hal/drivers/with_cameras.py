@@ -58,13 +58,13 @@ class CameraRobot:
     def __init__(self, config: CameraRobotConfig, clock: Clock | None = None) -> None:
         """Makes the robot and the cameras for their specs, connects none. `clock`: for the robot inside.
 
-        With a clock that is not the machine's, pictures are stamped on it as old as they are when they are first seen.
+        Pictures are stamped by it, as old as they are when they are first seen.
         Raises `ConfigError` for a camera's name that is taken or unknown.
         """
         self.config = config
         inside = read_config(config.robot, config.robot_config) if config.robot_config else None
         self.inside: Robot = make_robot(config.robot, inside, clock)
-        self._clock = None if clock is None or isinstance(clock, MonotonicClock) else clock
+        self._clock = clock or MonotonicClock()
         self._cameras: dict[str, Camera] = {}
         taken = {camera.name for camera in self.inside.spec.cameras}
         for number, choice in enumerate(config.cameras):
@@ -160,12 +160,11 @@ class CameraRobot:
         if frames and self._captured_ns[name] == frame.time_ns:
             return
         self._captured_ns[name] = frame.time_ns
-        if self._clock is not None:
-            stamp = self._clock.now_ns() - max(0, time.monotonic_ns() - frame.time_ns)
-            if frames:
-                stamp = min(self._clock.now_ns(), max(stamp, frames[-1].time_ns + 1))
-            frame = Frame(stamp, frame.image, frame.preview)
-        frames.append(frame)
+        now_ns = self._clock.now_ns()
+        stamp = now_ns - max(0, time.monotonic_ns() - frame.time_ns)
+        if frames:
+            stamp = min(now_ns, max(stamp, frames[-1].time_ns + 1))
+        frames.append(Frame(stamp, frame.image, frame.preview))
 
     def _of(self, name: str, frames: deque[Frame], time_ns: int) -> Frame:
         for frame in reversed(frames):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from hal.drivers.gym.config import GymCamera, GymConfig, GymPart, GymTask
 from hal.drivers.gym.robot import GymRobot
+from hal.drivers.gym.spec import GymCamera, GymConfig, GymPart, GymTask
 from hal.drivers.metaworld.robot import metaworld_spec, state_config
 from hal.drivers.metaworld.tasks import KNOWN_TASKS, check_task, instruction
 from wire.clock import Clock

@@ -7,7 +7,7 @@ be in the configuration, and what is missing is named. Nothing is guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -218,9 +218,15 @@ def _check_names(
         ("images", config.images, set(cameras)),
         ("leave_out", config.leave_out, set(seen)),
     ):
-        for name in names:
-            if name not in known:
-                raise ConfigError(
-                    f"{config.what}: {where} names '{name}', which it has not.{suggest(name, known)} "
-                    f"It has {', '.join(sorted(known)) or 'none'}."
-                )
+        require_known(config.what, where, names, known)
+
+
+def require_known(what: str, where: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `ConfigError` for the first of `names` that is not `known`."""
+    known = sorted(known)
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"{what}: {where} has '{name}', which is not there.{suggest(name, known)} "
+                f"There are: {', '.join(known) or 'none'}."
+            )

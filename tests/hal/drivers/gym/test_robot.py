@@ -17,9 +17,9 @@ import gymnasium
 from gymnasium import spaces
 
 from hal.conformance import check_robot
-from hal.drivers.gym.config import GymCamera, GymConfig, GymPart, GymTask
 from hal.drivers.gym.presets import aloha, fetch, metaworld, pusht
 from hal.drivers.gym.robot import GymRobot
+from hal.drivers.gym.spec import GymCamera, GymConfig, GymPart, GymTask
 from hal.registry import make_robot, read_config
 from wire.clock import ManualClock
 from wire.errors import ConfigError, InvalidDataError, RobotError
