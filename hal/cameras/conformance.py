@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing
 
 import numpy as np
 
 from hal.cameras.capture import check_spec
 from hal.conformance import ConformanceReport, Figure
-from hal.conformance.rules import refuses, require, run_rules
+from hal.conformance.rules import check_picture, refuses, require, run_rules
 from hal.interfaces.camera import Camera
 from wire.errors import RobotError
 from wire.types import CameraSpec, Frame
@@ -27,49 +26,41 @@ def check_camera(make: Callable[[], Camera], seconds: float = 2.0) -> Conformanc
     """Run every check on cameras from `make`, and watch one for `seconds`. Nothing is open when it returns."""
     rules = _CameraRules(make, seconds)
     wanted = (rules.spec, rules.unready_is_refused, rules.connect_twice, rules.pictures, rules.close_twice)
-    return ConformanceReport(tuple(run_rules(wanted)), rules.figures)
+    return ConformanceReport(tuple(run_rules(make, wanted)), rules.figures)
 
 
 class _CameraRules:
-    """Each rule on a camera of its own."""
+    """Each rule is called with a new camera, as `make` gives it."""
 
     def __init__(self, make: Callable[[], Camera], seconds: float) -> None:
         self._make, self._seconds = make, seconds
         self.figures: tuple[Figure, ...] = ()
 
-    def spec(self) -> None:
-        camera = self._make()
+    def spec(self, camera: Camera) -> None:
         require(isinstance(camera, Camera), "lacks a method of hal.interfaces.camera.Camera; add it.")
         require(isinstance(camera.spec, CameraSpec), "`spec` must be a CameraSpec, set by the constructor.")
         check_spec(camera.spec, "this camera")
         require(self._make().spec == camera.spec, "two cameras of the same configuration have other specs.")
 
-    def unready_is_refused(self) -> None:
-        with closing(self._make()) as camera:
-            refuses(camera.read, "read() before connect()", RobotError)
+    def unready_is_refused(self, camera: Camera) -> None:
+        refuses(camera.read, "read() before connect()", RobotError)
 
-    def connect_twice(self) -> None:
-        with closing(self._make()) as camera:
-            camera.connect()
-            camera.connect()
-            camera.read()
+    def connect_twice(self, camera: Camera) -> None:
+        camera.connect()
+        camera.connect()
+        camera.read()
 
-    def close_twice(self) -> None:
-        with closing(self._make()) as camera:
-            camera.close()
-            camera.connect()
-            camera.close()
-            camera.close()
-            refuses(camera.read, "read() after close()", RobotError)
-            camera.connect()
-            camera.read()
+    def close_twice(self, camera: Camera) -> None:
+        camera.close()
+        camera.connect()
+        camera.close()
+        camera.close()
+        refuses(camera.read, "read() after close()", RobotError)
+        camera.connect()
+        camera.read()
 
-    def pictures(self) -> None:
-        with closing(self._make()) as camera:
-            camera.connect()
-            self._watch(camera)
-
-    def _watch(self, camera: Camera) -> None:
+    def pictures(self, camera: Camera) -> None:
+        camera.connect()
         spec = camera.spec
         seen: list[Frame] = []
         waits_s, ages_s = [], []
@@ -80,8 +71,7 @@ class _CameraRules:
             waits_s.append(time.perf_counter() - begun)
             age_s = (time.monotonic_ns() - frame.time_ns) / 1e9
             require(age_s >= 0, f"a picture is {-age_s:.3f} s from the future; stamp by time.monotonic_ns().")
-            got, wanted = f"{frame.image.dtype}{list(frame.image.shape)}", f"uint8[{spec.height}, {spec.width}, 3]"
-            require(got == wanted, f"gave {got}; the spec says {wanted}.")
+            check_picture(spec, frame)
             before = seen[-1] if seen else None
             if before is None or frame.time_ns != before.time_ns:
                 require(before is None or frame.time_ns > before.time_ns, "a picture is older than the one before it.")

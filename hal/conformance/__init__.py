@@ -42,7 +42,7 @@ def check_robot(
     limit; `notify` is called with the name of each check before it runs.
     """
     rules = Rules(make, task, seed, ticks, scale, seeded, clock or MonotonicClock(), move, gentle)
-    checks = list(run_rules(rules.rules(), notify))
+    checks = list(run_rules(make, rules.rules(), notify))
     figures: tuple[Figure, ...] = ()
     if measure_s and move:
         notify("figures")
