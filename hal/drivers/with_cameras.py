@@ -121,7 +121,7 @@ class CameraRobot:
             self.inside.read()
             raise RobotError("robot 'with-cameras': read before reset(); call reset() first.")
         for name, camera in self._cameras.items():
-            self._take(name, camera.read())
+            self._keep(name, camera.read())
         seen = self.inside.read()
         images = dict(seen.images)
         for name, frames in self._taken.items():
@@ -153,9 +153,9 @@ class CameraRobot:
                     "Check the camera."
                 )
             time.sleep(0.001)
-        self._take(name, frame)
+        self._keep(name, frame)
 
-    def _take(self, name: str, frame: Frame) -> None:
+    def _keep(self, name: str, frame: Frame) -> None:
         frames = self._taken[name]
         if frames and self._captured_ns[name] == frame.time_ns:
             return

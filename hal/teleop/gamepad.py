@@ -97,9 +97,9 @@ class Gamepad:
     def connect(self, spec: RobotSpec) -> None:
         check_rest(spec, "a gamepad")
         self._bind(spec)
-        self._jog = Jog(spec, self._clock)
-        self._close()
+        self.close()
         self._clear()
+        self._jog = Jog(spec, self._clock)
         try:
             self._fd = os.open(self.config.device, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
@@ -137,13 +137,9 @@ class Gamepad:
         return self._jog.command([*sticks, *pressed], self.config.speed)
 
     def close(self) -> None:
-        self._close()
-        self._jog = None
-
-    def _close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd = -1
+        self._fd, self._jog = -1, None
 
     def _outside_deadzone(self, value: float) -> float:
         """What of a stick's way is beyond the dead zone, again from 0 to 1."""

@@ -75,8 +75,8 @@ class Keyboard:
     def _clear(self) -> None:
         self._engaged = False
         self._speed = self.config.speed
-        self._until_ns: dict[str, int] = {}
-        self._pressed_ns: dict[str, int] = {}
+        self._presses: dict[str, tuple[int, int]] = {}
+        """by key: when it was pressed last, and until when that moves"""
 
     @property
     def hint(self) -> str:
@@ -96,7 +96,6 @@ class Keyboard:
         check_rest(spec, "a keyboard")
         self._moves, self._jog = self._bind(spec), Jog(spec, self._clock)
         self._clear()
-        self._terminal.close()
         self._terminal.open()
 
     def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
@@ -124,7 +123,7 @@ class Keyboard:
                     self._press(key, now_ns)
         if not self._engaged:
             return TeleopCommand()
-        held = [self._moves[key] for key, until_ns in self._until_ns.items() if now_ns < until_ns]
+        held = [self._moves[key] for key, (_, until_ns) in self._presses.items() if now_ns < until_ns]
         return self._jog.command(held, self.config.speeds[self._speed])
 
     def close(self) -> None:
@@ -133,13 +132,11 @@ class Keyboard:
         self._jog = None
 
     def _press(self, key: str, now_ns: int) -> None:
-        repeated = now_ns - self._pressed_ns.get(key, -(10**12)) < _REPEAT_WITHIN_S * 1e9
-        self._pressed_ns[key] = now_ns
-        self._until_ns[key] = now_ns + int(1e9 * (_REPEAT_S if repeated else self.config.tap_s))
+        repeated = key in self._presses and now_ns - self._presses[key][0] < _REPEAT_WITHIN_S * 1e9
+        self._presses[key] = now_ns, now_ns + int(1e9 * (_REPEAT_S if repeated else self.config.tap_s))
 
     def _release(self) -> None:
-        self._until_ns.clear()
-        self._pressed_ns.clear()
+        self._presses.clear()
         assert self._jog is not None
         self._jog.stop()
 

@@ -37,6 +37,7 @@ class Terminal:
 
     def open(self) -> None:
         """Turn off echo and lines; Ctrl-C goes on to interrupt. Raises `RobotError` when it is no terminal."""
+        self.close()
         try:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
             self._before = termios.tcgetattr(self._fd)
@@ -111,7 +112,6 @@ class WithKeys:
     def connect(self, spec: RobotSpec) -> None:
         self._device.connect(spec)
         self._armed, self._held = self._begins_armed, False
-        self._terminal.close()
         self._terminal.open()
 
     def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:

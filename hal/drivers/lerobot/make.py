@@ -35,9 +35,8 @@ def make_lerobot(family: str, kind: str, fields: Mapping[str, Any], plugins: Ite
     """
     config = _config(family, kind, fields, plugins)
     try:
-        if family == "robot":
-            return importlib.import_module("lerobot.robots.utils").make_robot_from_config(config)
-        return importlib.import_module("lerobot.teleoperators.utils").make_teleoperator_from_config(config)
+        utils = importlib.import_module(f"lerobot.{family}s.utils")
+        return getattr(utils, f"make_{family}_from_config")(config)
     except ImportError as error:
         raise RobotError(_missing(f"lerobot {family} '{kind}'", error)) from error
     except Exception as error:
@@ -114,7 +113,7 @@ def _config(family: str, kind: str, fields: Mapping[str, Any], plugins: Iterable
             importlib.import_module(plugin)
         except Exception as error:  # whatever a third party's module does when it is imported
             raise RobotError(f"{what}: its plugin '{plugin}' cannot be imported: {error}. Is it installed?") from error
-    choices = registry.RobotConfig if family == "robot" else registry.TeleoperatorConfig
+    choices = getattr(registry, f"{family.capitalize()}Config")
     broken = _import_until(f"lerobot.{family}s", kind, choices)
     cameras = importlib.import_module("lerobot.cameras.configs").CameraConfig
     for camera in dict(fields.get("cameras") or {}).values():

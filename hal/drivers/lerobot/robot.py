@@ -150,23 +150,18 @@ class LeRobotRobot:
         if not self._connected:
             return
         self._connected, self._task = False, ""
-        rates = [
-            name for name, d in zip(self._actions, self.spec.action, strict=True) if d.meaning != CommandType.absolute
-        ]
+        rates = {d.name: 0.0 for d in self.spec.action if d.meaning != CommandType.absolute}
         try:
             if rates:
-                self._robot.send_action(self._stop_action(rates))
+                # a whole action, that keeps all else where it is measured
+                seen, _ = self._observe()
+                self._robot.send_action({name: float(seen.get(name, 0.0)) for name in self._actions} | rates)
         except Exception as error:  # noqa: BLE001 - it is given back whatever it says
             log.error("%s did not take its last stop: %s", self._what, error)
         disconnect(self._robot, self._what)
         self._close_cameras()
 
     # --- lerobot's side -------------------------------------------------------------------------------------------
-
-    def _stop_action(self, rates: list[str]) -> dict[str, float]:
-        """A whole action that keeps the robot where it is measured."""
-        seen, _ = self._observe()
-        return {name: 0.0 if name in rates else float(seen.get(name, 0.0)) for name in self._actions}
 
     def _observe(self) -> tuple[dict[str, Any], int]:
         for attempt in range(1, _READ_TRIES + 1):
