@@ -322,5 +322,6 @@ class Teleop:
 
     def _pose(self) -> np.ndarray:
         assert self._spec is not None
-        known = self.status is not None and self._fresh() and len(self.status.state) == self._spec.state_dim
-        return pose_of(self._spec, self.status.state if known else None)
+        if self.status is None or not self._fresh() or len(self.status.state) != self._spec.state_dim:
+            return pose_of(self._spec, None)
+        return pose_of(self._spec, self.status.state)

@@ -21,8 +21,8 @@ from wire.errors import ConfigError, FleetError, RobotError
 from wire.types import CameraSpec, Frame
 
 log = logging.getLogger(__name__)
-_RETRY_S = (0.2, 0.5, 1.0, 2.0)
-"""pauses before the device is opened again"""
+_RETRY_S = 0.5
+"""the pause before the device is opened again"""
 _END_S = 1.0
 """how long closing waits for a device that does not answer"""
 
@@ -131,15 +131,12 @@ class ThreadedCamera:
     def _run(self, stop: threading.Event) -> None:
         # taking pictures must not compete with control loops
         ordinary()
-        failures = 0
         while not stop.is_set() and not self._ended:
-            before_ns = self._alive_ns
             try:
                 self._film(stop)
             except Exception as error:  # noqa: BLE001 - read() raises it in the caller's thread
-                failures = failures + 1 if self._alive_ns == before_ns else 0
                 self._fail(stop, error)
-                stop.wait(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+                stop.wait(_RETRY_S)
 
     def _film(self, stop: threading.Event) -> None:
         """Take pictures until the device ends or `stop` is set."""

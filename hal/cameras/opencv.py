@@ -78,7 +78,7 @@ class VideoCamera(ThreadedCamera):
         super().__init__(config, f"video {config.path}", lambda: VideoDevice(config, self._what))
 
 
-class _Capture:
+class _CvCapture:
     """What devices, streams and files share."""
 
     def __init__(self, where: str, rotation: Rotation, latency_s: float = 0.0) -> None:
@@ -101,7 +101,7 @@ class _Capture:
         return time_ns, upright(image, self._rotation)
 
 
-class OpenCvDevice(_Capture):
+class OpenCvDevice(_CvCapture):
     """Keeps the `CaptureDevice` protocol for a device or stream."""
 
     def __init__(self, config: OpenCvConfig, where: str) -> None:
@@ -148,7 +148,7 @@ class OpenCvDevice(_Capture):
         return self._picture()
 
 
-class VideoDevice(_Capture):
+class VideoDevice(_CvCapture):
     """Keeps the `CaptureDevice` protocol for a file."""
 
     def __init__(self, config: VideoConfig, where: str) -> None:

@@ -25,7 +25,10 @@ class TeleopCommand(msgspec.Struct, frozen=True, eq=False):
 
 @runtime_checkable
 class TeleopDevice(Protocol):
-    """A device; its constructor only stores its configuration."""
+    """A device; its constructor only stores its configuration.
+
+    It may have a `hint`: what the person can do, in a few words.
+    """
 
     def connect(self, spec: RobotSpec) -> None:
         """Open the device for a robot of `spec`.

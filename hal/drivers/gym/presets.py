@@ -163,4 +163,7 @@ def _part(key: str, dimensions: Sequence[Dimension]) -> GymPart:
     )
 
 
-pusht_robot, aloha_robot, fetch_robot, metaworld_robot = map(_robot, (pusht, aloha, fetch, metaworld))
+pusht_robot = _robot(pusht)
+aloha_robot = _robot(aloha)
+fetch_robot = _robot(fetch)
+metaworld_robot = _robot(metaworld)

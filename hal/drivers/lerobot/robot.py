@@ -229,10 +229,10 @@ class LeRobotRobot:
         """Put a `NewestCamera` in the place of each camera of lerobot's robot and of its arms."""
         stand_ins: dict[int, NewestCamera] = {}
         for _, part in parts(self._robot):
-            cameras = getattr(part, "cameras", None)
-            for name, camera in cameras.items() if isinstance(cameras, dict) else ():
-                stand_in = stand_ins.setdefault(id(camera), NewestCamera(name, camera, self._clock))
-                cameras[name] = stand_in
+            cameras: Any = getattr(part, "cameras", None)
+            if isinstance(cameras, dict):
+                for name, camera in cameras.items():
+                    cameras[name] = stand_ins.setdefault(id(camera), NewestCamera(name, camera, self._clock))
         return list(stand_ins.values())
 
     def _close_cameras(self) -> None:

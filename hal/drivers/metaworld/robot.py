@@ -204,7 +204,8 @@ class MetaWorldRobot:
 
 def _axes(name: str, unit: str, low: tuple[float, ...], high: tuple[float, ...]) -> tuple[Dimension, ...]:
     """x, y and z in the place of {} in `name`."""
-    return tuple(Dimension(name.format(axis), unit, *limits) for axis, *limits in zip("xyz", low, high, strict=True))
+    sides = zip("xyz", low, high, strict=True)
+    return tuple(Dimension(name.format(axis), unit, least, most) for axis, least, most in sides)
 
 
 def _position(name: str) -> tuple[Dimension, ...]:
