@@ -119,7 +119,7 @@ def read_config(kind: str, given: Mapping[str, Any], group: str = ROBOTS) -> Any
     Its type is that of the first parameter of the driver's constructor. Raises `ConfigError` that names the field.
     """
     what = f"{_NOUNS[group]} '{kind}'"
-    wanted, _ = _config_type(_maker(group, kind))
+    wanted = _config_type(_maker(group, kind))
     if wanted is None:
         raise ConfigError(f"{what} does not say what its configuration is; annotate its constructor.")
     fields = [field.name for field in _fields(wanted)]
@@ -132,16 +132,29 @@ def read_config(kind: str, given: Mapping[str, Any], group: str = ROBOTS) -> Any
         raise ConfigError(f"{what}: its configuration is not valid: {error}.") from error
 
 
-def _config_type(make: Callable[..., Any]) -> tuple[Any, bool]:
-    """The type of the first parameter, None where it is not annotated, and whether it must be given."""
+def _hints(make: Callable[..., Any]) -> dict[str, Any]:
+    """Types of the parameters that are annotated."""
     hints = get_type_hints(make.__init__ if isinstance(make, type) else make)  # type: ignore[misc]
     hints.pop("return", None)
-    if not hints:
-        return None, False
-    name, first = next(iter(hints.items()))
-    kinds = [kind for kind in get_args(first) if kind is not NoneType]
-    optional = NoneType in get_args(first) or signature(make).parameters[name].default is not Parameter.empty
-    return (kinds[0] if kinds else first), not optional
+    return hints
+
+
+def _config_type(make: Callable[..., Any]) -> Any:
+    """The type of the first parameter without its None; None where it is not annotated."""
+    first = next(iter(_hints(make).values()), None)
+    return next((kind for kind in get_args(first) if kind is not NoneType), first)
+
+
+def _needs_config(make: Callable[..., Any]) -> bool:
+    """Whether the first parameter has no default and does not take None."""
+    try:
+        first = next(iter(signature(make).parameters.values()), None)
+    except ValueError:  # nothing in Python says what it takes
+        return False
+    if first is None or first.default is not Parameter.empty:
+        return False
+    hint = _hints(make).get(first.name)
+    return hint is not None and NoneType not in get_args(hint)
 
 
 def _fields(config: Any) -> tuple[Any, ...]:
@@ -172,12 +185,10 @@ def _found(group: str) -> dict[str, EntryPoint]:
 
 def _call(group: str, kind: str, argument: Any, **options: Any) -> Any:
     make = _maker(group, kind)
-    if argument is None:
-        wanted, required = _config_type(make)
-        if required:
-            needed = ", ".join(field.name for field in _fields(wanted) if field.required)
-            with_what = f" with {needed}" if needed else ""
-            raise ConfigError(f"{_NOUNS[group]} '{kind}' needs a configuration{with_what}; see docs/robots.md.")
+    if argument is None and _needs_config(make):
+        needed = ", ".join(field.name for field in _fields(_config_type(make)) if field.required)
+        with_what = f" with {needed}" if needed else ""
+        raise ConfigError(f"{_NOUNS[group]} '{kind}' needs a configuration{with_what}; see docs/robots.md.")
     return make(argument, **options)
 
 
