@@ -8,13 +8,14 @@ Nothing is imported before it is asked for by name.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from inspect import signature
+from inspect import Parameter, signature
+from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import msgspec
+from msgspec.inspect import type_info
 
 from hal.interfaces.camera import Camera
 from hal.interfaces.robot import Robot, Teleoperator
@@ -48,7 +49,7 @@ _BUILT_IN = (
     EntryPoint("pattern", "hal.cameras.simulated:PatternCamera", CAMERAS),
     EntryPoint("ros2", "hal.drivers.ros2.camera:Ros2Camera", CAMERAS),
     EntryPoint("scene", "hal.cameras.simulated:SceneCamera", CAMERAS),
-    EntryPoint("video", "hal.cameras.video:VideoCamera", CAMERAS),
+    EntryPoint("video", "hal.cameras.opencv:VideoCamera", CAMERAS),
     EntryPoint("gamepad", "hal.teleop.gamepad:Gamepad", TELEOPERATORS),
     EntryPoint("keyboard", "hal.teleop.keyboard:Keyboard", TELEOPERATORS),
     EntryPoint("lerobot", "hal.drivers.lerobot.teleop:LeRobotTeleop", TELEOPERATORS),
@@ -85,9 +86,9 @@ def make_robot(kind: str, config: Any = None, clock: Clock | None = None) -> Rob
     """
     make = _maker(ROBOTS, kind)
     if clock is None:
-        robot = make(config)
+        robot = _call(ROBOTS, kind, config)
     elif "clock" in signature(make).parameters:
-        robot = make(config, clock=clock)
+        robot = _call(ROBOTS, kind, config, clock=clock)
     else:
         raise ConfigError(
             f"robot '{kind}' cannot be used faster than real time: what makes it takes no `clock`. Give it "
@@ -121,7 +122,7 @@ def read_config(kind: str, given: Mapping[str, Any], group: str = ROBOTS) -> Any
     wanted = _config_type(_maker(group, kind))
     if wanted is None:
         raise ConfigError(f"{what} does not say what its configuration is; annotate its constructor.")
-    fields = set(_fields(wanted))
+    fields = [field.name for field in _fields(wanted)]
     for name in given:
         if fields and name not in fields:
             raise ConfigError(f"{what}: its configuration has no '{name}'.{suggest(name, fields)}")
@@ -131,20 +132,34 @@ def read_config(kind: str, given: Mapping[str, Any], group: str = ROBOTS) -> Any
         raise ConfigError(f"{what}: its configuration is not valid: {error}.") from error
 
 
+def _hints(make: Callable[..., Any]) -> dict[str, Any]:
+    """Types of the parameters that are annotated."""
+    hints = get_type_hints(make.__init__ if isinstance(make, type) else make)  # type: ignore[misc]
+    hints.pop("return", None)
+    return hints
+
+
 def _config_type(make: Callable[..., Any]) -> Any:
-    function = make.__init__ if isinstance(make, type) else make  # type: ignore[misc]
-    hints = {name: hint for name, hint in get_type_hints(function).items() if name != "return"}
-    if not hints:
-        return None
-    first = next(iter(hints.values()))
-    kinds = [kind for kind in get_args(first) if kind is not type(None)]
-    return kinds[0] if kinds else first
+    """The type of the first parameter without its None; None where it is not annotated."""
+    first = next(iter(_hints(make).values()), None)
+    return next((kind for kind in get_args(first) if kind is not NoneType), first)
 
 
-def _fields(config: Any) -> tuple[str, ...]:
-    if dataclasses.is_dataclass(config):
-        return tuple(field.name for field in dataclasses.fields(config))
-    return tuple(getattr(config, "__struct_fields__", ()))
+def _needs_config(make: Callable[..., Any]) -> bool:
+    """Whether the first parameter has no default and does not take None."""
+    try:
+        first = next(iter(signature(make).parameters.values()), None)
+    except ValueError:  # nothing in Python says what it takes
+        return False
+    if first is None or first.default is not Parameter.empty:
+        return False
+    hint = _hints(make).get(first.name)
+    return hint is not None and NoneType not in get_args(hint)
+
+
+def _fields(config: Any) -> tuple[Any, ...]:
+    """Of a dataclass or struct; none of anything else."""
+    return getattr(type_info(config), "fields", ())
 
 
 def make_operator(kind: str, robot: Robot) -> Teleoperator:
@@ -163,14 +178,18 @@ def broken(group: str = ROBOTS) -> dict[str, str]:
     return wrong
 
 
-def _found(group: str, installed: Iterable[EntryPoint] | None = None) -> dict[str, EntryPoint]:
+def _found(group: str) -> dict[str, EntryPoint]:
     # Ours come last: a package may add robots, but not take the place of one that is built in.
-    installed = entry_points(group=group) if installed is None else installed
-    return {point.name: point for point in (*installed, *_BUILT_IN) if point.group == group}
+    return {point.name: point for point in (*entry_points(group=group), *_BUILT_IN) if point.group == group}
 
 
 def _call(group: str, kind: str, argument: Any, **options: Any) -> Any:
-    return _maker(group, kind)(argument, **options)
+    make = _maker(group, kind)
+    if argument is None and _needs_config(make):
+        needed = ", ".join(field.name for field in _fields(_config_type(make)) if field.required)
+        with_what = f" with {needed}" if needed else ""
+        raise ConfigError(f"{_NOUNS[group]} '{kind}' needs a configuration{with_what}; see docs/robots.md.")
+    return make(argument, **options)
 
 
 def _maker(group: str, kind: str) -> Callable[..., Any]:

@@ -76,7 +76,7 @@ def make_device(kind: str, config: str, armed: bool) -> TeleopDevice:
     """The device, with keys for taking over, stopping and quitting beside it where there is a terminal."""
     from fleet.config.overrides import read_json
     from hal.registry import TELEOPERATORS, make_teleoperator, read_config
-    from hal.teleop.with_keys import WithKeys
+    from hal.teleop.terminal import WithKeys
 
     device = make_teleoperator(kind, read_config(kind, read_json(config), TELEOPERATORS) if config else None)
     if kind == "keyboard" or not sys.stdin.isatty():

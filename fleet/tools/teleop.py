@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hal.interfaces.teleop import TeleopCommand, TeleopDevice
-from hal.teleop.pose import CanDisengage, HasHint, PoseAware, neutral_action, pose_of, unknown_pose, without_rates
+from hal.teleop.pose import neutral_action, pose_of, without_rates
 from wire.clock import Clock, clock_name
 from wire.errors import ConfigError, RejectedError, WireError, suggest
 from wire.messages import Message
@@ -109,11 +109,7 @@ class Teleop:
         self._keep_line()
         if self._spec is None:
             return True
-        if isinstance(self._device, PoseAware):
-            self._device.set_pose(self._pose())
-        if not self.driving and isinstance(self._device, CanDisengage):
-            self._device.disengage()
-        return self._act(self._device.read())
+        return self._act(self._device.read(self._pose(), self.driving))
 
     def close(self) -> None:
         """Hand back and release what is held. Not after a device that failed: its robot should hold."""
@@ -131,7 +127,7 @@ class Teleop:
             reason = f" ({status.reason})" if status.reason else ""
             what = f"{status.mode}{reason}   {status.task}".rstrip()
         link = "no link" if self._silent or not self._welcomed else f"link {1e3 * self.link_s:.0f} ms"
-        hint = self._device.hint if isinstance(self._device, HasHint) else ""
+        hint = getattr(self._device, "hint", "")
         if self._barred:
             hint = f"let go, then take over again   {hint}"
         return f"{self.robot}   {what}   {link}   {'DRIVING   ' * self.driving}{hint}".rstrip()
@@ -327,5 +323,5 @@ class Teleop:
     def _pose(self) -> np.ndarray:
         assert self._spec is not None
         if self.status is None or not self._fresh() or len(self.status.state) != self._spec.state_dim:
-            return unknown_pose(self._spec)
+            return pose_of(self._spec, None)
         return pose_of(self._spec, self.status.state)

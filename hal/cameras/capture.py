@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -20,10 +21,28 @@ from wire.errors import ConfigError, FleetError, RobotError
 from wire.types import CameraSpec, Frame
 
 log = logging.getLogger(__name__)
-_RETRY_S = (0.2, 0.5, 1.0, 2.0)
-"""pauses before the device is opened again"""
+_RETRY_S = 0.5
+"""the pause before the device is opened again"""
 _END_S = 1.0
 """how long closing waits for a device that does not answer"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CameraConfig:
+    """What every camera is told."""
+
+    name: str = "camera"
+    height: int = 480
+    width: int = 640
+    rate_hz: float = 30.0
+    """pictures that come faster are left out"""
+    preview_height: int = 0
+    preview_width: int = 0
+    """of the larger picture for people; 0: they see the policy's"""
+    fit: Fit = "stretch"
+    stall_timeout_s: float = 2.0
+    """without a new picture for so long the camera has failed"""
+    first_frame_timeout_s: float = 10.0
 
 
 class CaptureDevice(Protocol):
@@ -48,28 +67,18 @@ class CaptureDevice(Protocol):
 class ThreadedCamera:
     """Keeps the `Camera` protocol: takes pictures of a `CaptureDevice` in a thread and keeps the newest."""
 
-    def __init__(
-        self,
-        spec: CameraSpec,
-        make: Callable[[], CaptureDevice],
-        device: str,
-        fit: Fit = "stretch",
-        preview: tuple[int, int] = (0, 0),
-        stall_timeout_s: float = 2.0,
-        first_frame_timeout_s: float = 10.0,
-    ) -> None:
-        """`device`: how errors name it; `preview`: (height, width) of the larger picture for people, 0 for none;
-        `stall_timeout_s`: without a new picture for so long the camera has failed."""
-        check_spec(spec, device)
-        if min(preview) < 0 or max(preview) > 8192 or bool(preview[0]) != bool(preview[1]):
-            raise ConfigError(f"camera '{spec.name}' ({device}): preview of {preview}: give two sides up to 8192.")
-        self.spec = spec
+    def __init__(self, config: CameraConfig, device: str, make: Callable[[], CaptureDevice]) -> None:
+        """`device`: how errors name it. Raises `ConfigError` for what no camera can be."""
+        self._preview = config.preview_height, config.preview_width
+        self._what = f"camera '{config.name}' ({device})"
+        self.spec = CameraSpec(config.name, config.height, config.width, config.rate_hz)
+        check_spec(self.spec, device)
+        if min(self._preview) < 0 or max(self._preview) > 8192 or bool(self._preview[0]) != bool(self._preview[1]):
+            raise ConfigError(f"{self._what}: preview of {self._preview}: give two sides up to 8192.")
+        if not config.stall_timeout_s > 0 or not config.first_frame_timeout_s > 0:
+            raise ConfigError(f"{self._what}: stall_timeout_s and first_frame_timeout_s must be above 0.")
+        self.config = config
         self._make = make
-        self._what = f"camera '{spec.name}' ({device})"
-        self._fit: Fit = fit
-        self._preview = preview
-        self._stall_timeout_s = stall_timeout_s
-        self._first_frame_timeout_s = first_frame_timeout_s
         self._newest: Frame | None = None
         self._alive_ns = 0
         self._error = ""
@@ -87,13 +96,14 @@ class ThreadedCamera:
         thread = threading.Thread(target=self._run, args=(self._stop,), name=f"camera-{self.spec.name}", daemon=True)
         self._thread = thread
         thread.start()
+        wait_s = self.config.first_frame_timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: self._newest is not None or bool(self._error), self._first_frame_timeout_s)
+            self._changed.wait_for(lambda: self._newest is not None or bool(self._error), wait_s)
             there, error = self._newest is not None, self._error
         if there:
             return
         self.close()
-        raise RobotError(error or f"{self._what} gave no picture within {self._first_frame_timeout_s:g} s. {_REMEDY}")
+        raise RobotError(error or f"{self._what} gave no picture within {wait_s:g} s. {_REMEDY}")
 
     def read(self) -> Frame:
         """The newest picture. Raises `RobotError` when the last one is older than `stall_timeout_s`, and why."""
@@ -101,7 +111,7 @@ class ThreadedCamera:
         if frame is None:
             raise RobotError(f"{self._what}: read before connect(); call connect() first.")
         silent_s = (time.monotonic_ns() - self._alive_ns) / 1e9
-        if self._ended or silent_s <= self._stall_timeout_s:
+        if self._ended or silent_s <= self.config.stall_timeout_s:
             return frame
         why = self._error or f"{self._what} stands still. {_REMEDY}"
         raise RobotError(f"{why} Its last picture came {silent_s:.1f} s ago; it is tried again.")
@@ -121,15 +131,12 @@ class ThreadedCamera:
     def _run(self, stop: threading.Event) -> None:
         # taking pictures must not compete with control loops
         ordinary()
-        failures = 0
         while not stop.is_set() and not self._ended:
-            before_ns = self._alive_ns
             try:
                 self._film(stop)
             except Exception as error:  # noqa: BLE001 - read() raises it in the caller's thread
-                failures = failures + 1 if self._alive_ns == before_ns else 0
                 self._fail(stop, error)
-                stop.wait(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+                stop.wait(_RETRY_S)
 
     def _film(self, stop: threading.Event) -> None:
         """Take pictures until the device ends or `stop` is set."""
@@ -153,7 +160,7 @@ class ThreadedCamera:
                 late = time_ns - due_ns > period_ns
                 due_ns = (time_ns if late else due_ns) + period_ns
                 size = self.spec.height, self.spec.width
-                self._keep(make_frame(time_ns, image, size, self._preview, self._fit))
+                self._keep(make_frame(time_ns, image, size, self._preview, self.config.fit))
         finally:
             device.close()
 

@@ -12,85 +12,55 @@ from collections.abc import Callable
 import numpy as np
 
 from hal.cameras.capture import check_spec
-from hal.conformance import CheckOutcome, ConformanceReport, Figure
+from hal.conformance import ConformanceReport, Figure
+from hal.conformance.rules import check_picture, refuses, require, run_rules
 from hal.interfaces.camera import Camera
-from wire.errors import FleetError, RobotError
+from wire.errors import RobotError
 from wire.types import CameraSpec, Frame
 
 LOOKS_HZ = 200.0
 """how often the newest picture is asked for"""
 
 
-def check_camera(
-    make: Callable[[], Camera], seconds: float = 2.0, sleep: Callable[[float], None] = time.sleep
-) -> ConformanceReport:
+def check_camera(make: Callable[[], Camera], seconds: float = 2.0) -> ConformanceReport:
     """Run every check on cameras from `make`, and watch one for `seconds`. Nothing is open when it returns."""
-    run = _CameraRun(make, seconds, sleep)
-    checks = []
-    for rule in (run.spec, run.unready_is_refused, run.connect_twice, run.pictures, run.close_twice):
-        try:
-            wrong = rule()
-        except Exception as error:  # noqa: BLE001 - a camera may raise anything; the report must say what
-            wrong = f"raised {type(error).__name__}: {error}"
-        checks.append(CheckOutcome(rule.__name__, not wrong, wrong))
-    return ConformanceReport(tuple(checks), run.figures)
+    rules = _CameraRules(make, seconds)
+    wanted = (rules.spec, rules.unready_is_refused, rules.connect_twice, rules.pictures, rules.close_twice)
+    return ConformanceReport(tuple(run_rules(make, wanted)), rules.figures)
 
 
-class _CameraRun:
-    """Each rule gives what is wrong, '' when nothing is."""
+class _CameraRules:
+    """Each rule is called with a new camera, as `make` gives it."""
 
-    def __init__(self, make: Callable[[], Camera], seconds: float, sleep: Callable[[float], None]) -> None:
-        self._make, self._seconds, self._sleep = make, seconds, sleep
+    def __init__(self, make: Callable[[], Camera], seconds: float) -> None:
+        self._make, self._seconds = make, seconds
         self.figures: tuple[Figure, ...] = ()
 
-    def spec(self) -> str:
-        camera = self._make()
-        if not isinstance(camera, Camera):
-            return "lacks a method of hal.interfaces.camera.Camera; add it."
-        if not isinstance(camera.spec, CameraSpec):
-            return "`spec` must be a CameraSpec, set by the constructor."
+    def spec(self, camera: Camera) -> None:
+        require(isinstance(camera, Camera), "lacks a method of hal.interfaces.camera.Camera; add it.")
+        require(isinstance(camera.spec, CameraSpec), "`spec` must be a CameraSpec, set by the constructor.")
         check_spec(camera.spec, "this camera")
-        return "" if self._make().spec == camera.spec else "two cameras of the same configuration have other specs."
+        require(self._make().spec == camera.spec, "two cameras of the same configuration have other specs.")
 
-    def unready_is_refused(self) -> str:
-        return _refused(self._make(), "before connect()")
+    def unready_is_refused(self, camera: Camera) -> None:
+        refuses(camera.read, "read() before connect()", RobotError)
 
-    def connect_twice(self) -> str:
-        camera = self._make()
-        try:
-            camera.connect()
-            camera.connect()
-            camera.read()
-        finally:
-            camera.close()
-        return ""
+    def connect_twice(self, camera: Camera) -> None:
+        camera.connect()
+        camera.connect()
+        camera.read()
 
-    def pictures(self) -> str:
-        camera = self._make()
-        try:
-            camera.connect()
-            return self._watch(camera)
-        finally:
-            camera.close()
-
-    def close_twice(self) -> str:
-        camera = self._make()
+    def close_twice(self, camera: Camera) -> None:
         camera.close()
         camera.connect()
         camera.close()
         camera.close()
-        if wrong := _refused(camera, "after close()"):
-            return wrong
-        try:
-            camera.connect()
-            camera.read()
-        except FleetError as error:
-            return f"cannot be opened again after close(): {error}"
-        finally:
-            camera.close()
-        return ""
+        refuses(camera.read, "read() after close()", RobotError)
+        camera.connect()
+        camera.read()
 
-    def _watch(self, camera: Camera) -> str:
+    def pictures(self, camera: Camera) -> None:
+        camera.connect()
         spec = camera.spec
         seen: list[Frame] = []
         waits_s, ages_s = [], []
@@ -100,23 +70,21 @@ class _CameraRun:
             frame = camera.read()
             waits_s.append(time.perf_counter() - begun)
             age_s = (time.monotonic_ns() - frame.time_ns) / 1e9
-            if age_s < 0:
-                return f"a picture is {-age_s:.3f} s from the future; stamp by time.monotonic_ns()."
-            got = f"{frame.image.dtype}{list(frame.image.shape)}"
-            if got != f"uint8[{spec.height}, {spec.width}, 3]":
-                return f"gave {got}; the spec says uint8[{spec.height}, {spec.width}, 3]."
-            if seen and frame.time_ns < seen[-1].time_ns:
-                return "a picture is older than the one before it."
-            if not seen or frame.time_ns != seen[-1].time_ns:
+            require(age_s >= 0, f"a picture is {-age_s:.3f} s from the future; stamp by time.monotonic_ns().")
+            check_picture(spec, frame)
+            before = seen[-1] if seen else None
+            if before is None or frame.time_ns != before.time_ns:
+                require(before is None or frame.time_ns > before.time_ns, "a picture is older than the one before it.")
                 seen.append(frame)
                 ages_s.append(age_s)
-            elif not np.array_equal(frame.image, seen[-1].image):
-                return (
-                    "a picture changed after it was given, or its time stands still: give each its own memory and time."
-                )
-            self._sleep(1 / LOOKS_HZ)
-        if len(seen) < 2:
-            return f"gave {len(seen)} picture in {self._seconds:g} s: it stands still, or its rate_hz is not true."
+            else:
+                same = np.array_equal(frame.image, before.image)
+                require(same, "a picture changed and its time did not: give each its own memory and time.")
+            time.sleep(1 / LOOKS_HZ)
+        require(
+            len(seen) > 1,
+            f"gave {len(seen)} picture in {self._seconds:g} s: it stands still, or its rate_hz is not true.",
+        )
         span_s = (seen[-1].time_ns - seen[0].time_ns) / 1e9
         faster = "leave pictures out: nobody expects more than the spec says."
         self.figures = (
@@ -124,14 +92,3 @@ class _CameraRun:
             Figure("rate", (len(seen) - 1) / span_s, "Hz", 1.25 * min(spec.rate_hz, LOOKS_HZ), advice=faster),
             Figure("age of a new picture p99", 1e3 * float(np.percentile(ages_s, 99)), "ms"),
         )
-        return ""
-
-
-def _refused(camera: Camera, when: str) -> str:
-    try:
-        camera.read()
-    except RobotError:
-        return ""
-    finally:
-        camera.close()
-    return f"read() {when} must raise RobotError that says what to do."

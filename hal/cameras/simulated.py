@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from hal.cameras.capture import ThreadedCamera
+from hal.cameras.capture import CameraConfig, ThreadedCamera
 from hal.cameras.opencv import Pace
-from hal.cameras.picture import Fit, to_rgb
+from hal.cameras.picture import to_rgb
 from hal.interfaces.robot import Robot
 from hal.registry import make_robot, read_config
 from hal.safety.bounds import rest_action
 from wire.errors import ConfigError, RobotError
-from wire.types import CameraSpec
 
 _COUNTED = 16
 """bits of the picture's number, drawn as a row of squares"""
 
 
 @dataclass(frozen=True, slots=True)
-class PatternConfig:
+class PatternConfig(CameraConfig):
     """A picture that changes each time. What goes wrong is chosen here too: it stands in for real cameras in tests."""
 
-    name: str = "camera"
-    height: int = 480
-    width: int = 640
-    rate_hz: float = 30.0
     still_after: int = 0
     """after so many pictures none comes any more; 0: never"""
     unplugged_after: int = 0
     """after so many pictures the device is gone, and can be opened again after `back_after_s`; 0: never"""
     back_after_s: float = 0.5
-    stall_timeout_s: float = 2.0
 
 
 class PatternCamera(ThreadedCamera):
@@ -42,49 +36,40 @@ class PatternCamera(ThreadedCamera):
 
     def __init__(self, config: PatternConfig | None = None) -> None:
         """Only stores. Raises `ConfigError`."""
-        config = config or PatternConfig()
-        self.config = config
-        if config.width < _COUNTED or config.height < 2:
-            raise ConfigError(f"camera '{config.name}' (pattern): it needs 2 rows and {_COUNTED} columns.")
-        self._state = PatternState(config)
-        spec = CameraSpec(config.name, config.height, config.width, config.rate_hz)
-        super().__init__(spec, lambda: PatternDevice(self._state), "pattern", stall_timeout_s=config.stall_timeout_s)
-
-
-class PatternState:
-    """What outlives the opening and closing of a pattern: how many pictures it gave, and since when it is gone."""
-
-    def __init__(self, config: PatternConfig) -> None:
-        self.config = config
-        self.given = 0
-        self.gone_until = 0.0
+        own = config or PatternConfig()
+        device = PatternDevice(own)
+        super().__init__(own, "pattern", lambda: device)
+        if own.width < _COUNTED or own.height < 2:
+            raise ConfigError(f"{self._what}: it needs 2 rows and {_COUNTED} columns.")
 
 
 class PatternDevice:
-    """Keeps the `CaptureDevice` protocol."""
+    """Keeps the `CaptureDevice` protocol; goes on counting when it is opened again."""
 
-    def __init__(self, device: PatternState) -> None:
-        self._device = device
-        self._pace = Pace(device.config.rate_hz)
+    def __init__(self, config: PatternConfig) -> None:
+        self._config = config
+        self._pace = Pace(config.rate_hz)
+        self._where = f"camera '{config.name}' (pattern)"
+        self._given = 0
+        self._gone_until = 0.0
 
     def open(self) -> None:
         """Raises `RobotError` while it is unplugged."""
-        if time.monotonic() < self._device.gone_until:
-            raise RobotError(f"camera '{self._device.config.name}' (pattern) is unplugged. Plug it in.")
+        if time.monotonic() < self._gone_until:
+            raise RobotError(f"{self._where} is unplugged. Plug it in.")
 
     def grab(self) -> tuple[int, np.ndarray] | None:
-        device, config = self._device, self._device.config
+        config = self._config
         self._pace.wait()
-        if config.unplugged_after and device.given == config.unplugged_after:
-            device.given += 1
-            device.gone_until = time.monotonic() + config.back_after_s
-            raise RobotError(f"camera '{config.name}' (pattern) was unplugged. Plug it in.")
-        if config.still_after and device.given >= config.still_after:
+        self._given += 1
+        if config.unplugged_after and self._given == config.unplugged_after + 1:
+            self._gone_until = time.monotonic() + config.back_after_s
+            raise RobotError(f"{self._where} was unplugged. Plug it in.")
+        if config.still_after and self._given > config.still_after:
             # as a driver that waits for a picture, and gives up in the end
             time.sleep(config.back_after_s)
-            raise RobotError(f"camera '{config.name}' (pattern) gives no picture any more. Check its cable.")
-        device.given += 1
-        return time.monotonic_ns(), pattern(config.height, config.width, device.given)
+            raise RobotError(f"{self._where} gives no picture any more. Check its cable.")
+        return time.monotonic_ns(), pattern(config.height, config.width, self._given)
 
     def close(self) -> None:
         pass
@@ -112,7 +97,7 @@ def pattern_number(image: np.ndarray) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class SceneConfig:
+class SceneConfig(CameraConfig):
     """Which simulated robot's scene is filmed. Raises `ConfigError`."""
 
     robot: str
@@ -123,12 +108,10 @@ class SceneConfig:
     seed: int = 0
     camera: str = ""
     """which of its cameras; default: its first"""
-    name: str = "camera"
-    height: int = 0
-    width: int = 0
-    rate_hz: float = 0.0
+    height: int = field(default=0, kw_only=True)
+    width: int = field(default=0, kw_only=True)
+    rate_hz: float = field(default=0.0, kw_only=True)
     """0: as the robot's camera"""
-    fit: Fit = "stretch"
 
 
 class SceneCamera(ThreadedCamera):
@@ -140,10 +123,8 @@ class SceneCamera(ThreadedCamera):
 
     def __init__(self, config: SceneConfig) -> None:
         """Makes the robot for its spec, without connecting it. Raises `ConfigError` for one without such a camera."""
-        if config is None:
-            raise ConfigError("camera 'scene': it needs a configuration with the robot whose scene it films.")
-        self.config = config
-        robot = _robot(config)
+        inside = read_config(config.robot, config.robot_config) if config.robot_config else None
+        robot = make_robot(config.robot, inside)
         cameras = {camera.name: camera for camera in robot.spec.cameras}
         if not cameras or (config.camera and config.camera not in cameras):
             raise ConfigError(
@@ -151,35 +132,31 @@ class SceneCamera(ThreadedCamera):
                 f"'{config.camera}'; it has {', '.join(cameras) or 'none'}."
             )
         own = cameras[config.camera] if config.camera else robot.spec.cameras[0]
-        spec = CameraSpec(
-            config.name, config.height or own.height, config.width or own.width, config.rate_hz or own.rate_hz
-        )
-        super().__init__(spec, lambda: SceneDevice(config, own.name), f"scene of robot '{config.robot}'", config.fit)
+        device = SceneDevice(config, robot, own.name)
+        sizes = {side: getattr(config, side) or getattr(own, side) for side in ("height", "width", "rate_hz")}
+        super().__init__(replace(config, **sizes), f"scene of robot '{config.robot}'", lambda: device)
 
 
 class SceneDevice:
     """Keeps the `CaptureDevice` protocol: lets the robot rest at its control rate and takes each new picture."""
 
-    def __init__(self, config: SceneConfig, camera: str) -> None:
+    def __init__(self, config: SceneConfig, robot: Robot, camera: str) -> None:
         self._config = config
+        self._robot = robot
         self._camera = camera
-        self._robot: Robot | None = None
-        self._pace = Pace(0.0)
+        self._pace = Pace(robot.spec.control_hz)
         self._taken_ns = -1
 
     def open(self) -> None:
-        robot = self._robot = _robot(self._config)
-        robot.connect()
-        known = tuple(getattr(robot, "tasks", ()))
-        if not self._config.task and not known:
+        task = self._config.task or next(iter(getattr(self._robot, "tasks", ())), "")
+        if not task:
             raise RobotError(
                 f"camera '{self._config.name}' (scene of robot '{self._config.robot}'): give a `task` to film."
             )
-        robot.reset(self._config.task or known[0], self._config.seed)
-        self._pace = Pace(robot.spec.control_hz)
+        self._robot.connect()
+        self._robot.reset(task, self._config.seed)
 
     def grab(self) -> tuple[int, np.ndarray] | None:
-        assert self._robot is not None, "open() comes first"
         for _ in range(round(self._robot.spec.control_hz) + 10):
             self._pace.wait()
             seen = self._robot.read()
@@ -194,10 +171,4 @@ class SceneDevice:
         )
 
     def close(self) -> None:
-        if self._robot is not None:
-            self._robot.close()
-            self._robot = None
-
-
-def _robot(config: SceneConfig) -> Robot:
-    return make_robot(config.robot, read_config(config.robot, config.robot_config) if config.robot_config else None)
+        self._robot.close()

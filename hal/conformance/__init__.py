@@ -5,13 +5,13 @@ For authors of drivers and for `vla-fleet doctor`. It moves the robot.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from hal.conformance.measure import measure
 from hal.conformance.report import CheckOutcome, ConformanceReport, Figure
-from hal.conformance.rules import RuleBrokenError, Rules
+from hal.conformance.rules import Rules, run_rules
 from hal.interfaces.robot import Robot
+from wire.clock import Clock, MonotonicClock
 
 __all__ = ["CheckOutcome", "ConformanceReport", "Figure", "check_robot"]
 
@@ -23,7 +23,7 @@ def check_robot(
     ticks: int = 24,
     scale: float = 0.5,
     seeded: bool = True,
-    sleep: Callable[[float], None] = time.sleep,
+    clock: Clock | None = None,
     *,
     measure_s: float = 0.0,
     move: bool = True,
@@ -36,27 +36,18 @@ def check_robot(
     by `scale` of its limits: clear the workspace first.
 
     `ticks`: control periods of a run; `scale`: share of the action limits used to move; `seeded`: False for a real
-    robot, whose scene no seed can rebuild; `sleep`: how to let one control period pass on the robot's clock.
-    `measure_s`: also measure rates, latencies and the way to a standstill over so many seconds of this computer's time;
+    robot, whose scene no seed can rebuild; `clock`: the robot's (default: this computer's).
+    `measure_s`: also measure rates, latencies and the way to a standstill over so many seconds;
     `move`: False connects and does no more; `gentle`: swing about the pose the robot stands in and never command a
     limit; `notify` is called with the name of each check before it runs.
     """
-    rules = Rules(make, task, seed, ticks, scale, seeded, sleep, move, gentle)
-    checks = []
-    for name, rule in rules.rules():
-        notify(name)
-        try:
-            rule()
-            checks.append(CheckOutcome(name, True))
-        except RuleBrokenError as broken:
-            checks.append(CheckOutcome(name, False, str(broken)))
-        except Exception as error:  # noqa: BLE001 - a driver may raise anything; the report must say what
-            checks.append(CheckOutcome(name, False, f"raised {type(error).__name__}: {error}"))
+    rules = Rules(make, task, seed, ticks, scale, seeded, clock or MonotonicClock(), move, gentle)
+    checks = list(run_rules(make, rules.rules(), notify))
     figures: tuple[Figure, ...] = ()
     if measure_s and move:
         notify("figures")
         try:
             figures = measure(rules, measure_s)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - as in `run_rules`
             checks.append(CheckOutcome("figures", False, f"raised {type(error).__name__}: {error}"))
     return ConformanceReport(tuple(checks), figures)

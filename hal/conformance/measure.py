@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import closing
 
 import numpy as np
@@ -12,6 +10,7 @@ from hal.conformance.report import Figure
 from hal.conformance.rules import Rules
 from hal.interfaces.robot import Robot
 from hal.safety.bounds import hold_action, rest_action
+from wire.clock import Clock
 from wire.types import Observation, RobotSpec
 
 _REST_TICKS = 10
@@ -20,73 +19,64 @@ _STOP_S = 2.0
 """a robot that was told to hold must stand within so long"""
 
 
-def measure(rules: Rules, seconds: float, now: Callable[[], float] = time.perf_counter) -> tuple[Figure, ...]:
-    """Drive a robot for `seconds` with the rules' small swing and then tell it to hold. `now` and `rules.sleep` share
-    one clock, in seconds."""
+def measure(rules: Rules, seconds: float) -> tuple[Figure, ...]:
+    """Drive a robot for `seconds` of the rules' clock with their small swing and then tell it to hold."""
     with closing(rules.make()) as robot:
-        spec = robot.spec
-        began = now()
+        began_ns = rules.clock.now_ns()
         robot.connect()
-        connected = now()
+        connected_ns = rules.clock.now_ns()
         robot.reset(rules.task, rules.seed)
         figures = [
-            Figure("connect", connected - began, "s"),
-            Figure("reset", now() - connected, "s"),
+            Figure("connect", (connected_ns - began_ns) / 1e9, "s"),
+            Figure("reset", (rules.clock.now_ns() - connected_ns) / 1e9, "s"),
         ]
-        run = _TimedRun(robot, rules, now)
+        run = _TimedRun(robot, rules.clock)
         noise = run.rest()
-        ticks = max(_REST_TICKS, round(seconds * spec.control_hz))
-        first = run.ticks
-        for tick in range(ticks):
+        first = len(run.seen)
+        for tick in range(max(_REST_TICKS, round(seconds * robot.spec.control_hz))):
             run.step(rules.action(robot, tick, run.pose if rules.gentle else None))
         figures += run.paces(first)
-        figures += _cameras(spec, run.seen[first:])
+        figures += _cameras(robot.spec, run.seen[first:])
         return (*figures, *_stop(run, noise))
 
 
 class _TimedRun:
     """Reads and commands one robot at its rate and remembers how long everything took."""
 
-    def __init__(self, robot: Robot, rules: Rules, now: Callable[[], float]) -> None:
+    def __init__(self, robot: Robot, clock: Clock) -> None:
         self.robot = robot
         self.seen: list[Observation] = []
         self.executed: np.ndarray = np.zeros(robot.spec.action_dim, np.float32)
         self.pose: np.ndarray = np.zeros(robot.spec.state_dim, np.float32)
         """float32[ds]: where it stood before it was moved"""
-        self._sleep, self._now = rules.sleep, now
-        self._read_s: list[float] = []
-        self._write_s: list[float] = []
-        self._due = now()
+        self._clock = clock
+        self._read_ms: list[float] = []
+        self._write_ms: list[float] = []
+        self._due_ns = clock.now_ns()
         self._missed = 0
-
-    @property
-    def ticks(self) -> int:
-        return len(self.seen)
 
     def step(self, action: np.ndarray | None) -> None:
         """One control period; no action: hold."""
-        period_s = 1 / self.robot.spec.control_hz
-        wait_s = self._due - self._now()
-        if wait_s > 0:
-            self._sleep(wait_s)
-        elif wait_s < -period_s:
+        period_ns = self.robot.spec.period_ns
+        if self._clock.now_ns() > self._due_ns + period_ns:
             # What is late stays late; the rhythm begins anew.
             self._missed += 1
-            self._due = self._now()
-        self._due += period_s
-        began = self._now()
+            self._due_ns = self._clock.now_ns()
+        self._clock.sleep_until(self._due_ns)
+        self._due_ns += period_ns
+        began_ns = self._clock.now_ns()
         self.seen.append(self.robot.read())
-        read = self._now()
+        read_ns = self._clock.now_ns()
         action = hold_action(self.robot.spec, self.executed) if action is None else action
         self.executed = self.robot.write(action).executed
-        self._read_s.append(read - began)
-        self._write_s.append(self._now() - read)
+        self._read_ms.append((read_ns - began_ns) / 1e6)
+        self._write_ms.append((self._clock.now_ns() - read_ns) / 1e6)
 
     def rest(self) -> np.ndarray:
         """float32[ds]: the largest change of a state that nobody commands, between two ticks."""
         self.pose = self.robot.read().state
         self.executed = rest_action(self.robot.spec, self.pose)
-        self._due = self._now()
+        self._due_ns = self._clock.now_ns()
         for _ in range(_REST_TICKS):
             self.step(None)
         states = np.array([observation.state for observation in self.seen])
@@ -97,13 +87,13 @@ class _TimedRun:
         """Latency of calls and the rate that was kept, from tick `first` on."""
         spec = self.robot.spec
         period_ms = 1e3 / spec.control_hz
-        both = np.array(self._read_s[first:]) + np.array(self._write_s[first:])
+        both = np.array(self._read_ms[first:]) + np.array(self._write_ms[first:])
         advice = "answer from a thread that reads ahead, lower control_hz, or look at what else this computer does."
         figures = []
-        for name, took in (("read", self._read_s[first:]), ("write", self._write_s[first:])):
+        for name, took in (("read", self._read_ms[first:]), ("write", self._write_ms[first:])):
             for percent in (50, 99):
-                figures.append(Figure(f"{name} p{percent}", float(np.percentile(took, percent)) * 1e3, "ms"))
-        figures.append(Figure("read + write p99", float(np.percentile(both, 99)) * 1e3, "ms", period_ms, advice=advice))
+                figures.append(Figure(f"{name} p{percent}", float(np.percentile(took, percent)), "ms"))
+        figures.append(Figure("read + write p99", float(np.percentile(both, 99)), "ms", period_ms, advice=advice))
         late = self._missed / len(both)
         figures.append(
             Figure("missed periods", 100 * late, "%", 1.0, advice=f"{spec.control_hz:g} Hz is not kept; {advice}")
@@ -140,7 +130,7 @@ def _stop(run: _TimedRun, noise: np.ndarray) -> list[Figure]:
     spec = run.robot.spec
     span = np.array([d.high - d.low for d in spec.state], np.float32)
     still = np.maximum(3 * noise, 1e-4 * span)
-    first = run.ticks
+    first = len(run.seen)
     quiet = 0
     for _ in range(round(_STOP_S * spec.control_hz) + _STILL_TICKS):
         run.step(None)
@@ -148,7 +138,7 @@ def _stop(run: _TimedRun, noise: np.ndarray) -> list[Figure]:
         quiet = quiet + 1 if (change <= still).all() else 0
         if quiet == _STILL_TICKS:
             break
-    took_s = (run.ticks - first - quiet) / spec.control_hz
+    took_s = (len(run.seen) - first - quiet) / spec.control_hz
     way = np.abs(run.seen[-1].state - run.seen[first].state) / span
     far = int(way.argmax())
     moving = [d.name for d, moves in zip(spec.state, change > still, strict=True) if moves]

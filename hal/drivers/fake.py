@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -105,10 +105,8 @@ def fake_spec(config: FakeConfig) -> RobotSpec:
             Dimension("gripper_opening", "1", -1.0, 1.0),
         ),
         action=(
-            Dimension("move_x", "cm/step", -1.0, 1.0, CommandType.delta),
-            Dimension("move_y", "cm/step", -1.0, 1.0, CommandType.delta),
-            Dimension("move_z", "cm/step", -1.0, 1.0, CommandType.delta),
-            Dimension("gripper_effort", "1", -1.0, 1.0, CommandType.absolute),
+            *(Dimension(f"move_{axis}", "cm/step", -1.0, 1.0, CommandType.delta) for axis in "xyz"),
+            Dimension("gripper_effort", "1", -1.0, 1.0),
         ),
         cameras=(CameraSpec("front", config.image_px, config.image_px, config.control_hz / config.camera_every_ticks),),
         control_hz=config.control_hz,
@@ -254,8 +252,3 @@ class FakeExpert:
     def progress(self) -> float:
         """Metres to the goal; infinite before the first reset."""
         return self._robot.distance_m() if self._robot.task else float("inf")
-
-
-def with_faults(**faults: bool | int | str) -> FakeConfig:
-    """The default configuration with these `Faults`."""
-    return replace(FakeConfig(), faults=Faults(**faults))  # type: ignore[arg-type]

@@ -8,20 +8,20 @@ For looking at what a robot saw, for trying a policy on it, and for tests that n
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from hal.cameras.opencv import import_cv2
 from hal.interfaces.robot import Feedback, check_reset
 from hal.safety.bounds import hold_action, limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.episode_file import read_episode, read_header
-from wire.errors import ConfigError, CorruptDataError, RobotError
+from wire.errors import CorruptDataError, RobotError
 from wire.messages.gateway import Segment
-from wire.types import Frame, Observation, RobotSpec
+from wire.types import Frame, Observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,43 +32,6 @@ class ReplayConfig:
     """a file written by `vla-fleet buffer export-episode`"""
     executed: Literal["recorded", "given"] = "recorded"
     """what `write` reports: what the robot really did then, or the action it is given now, within limits"""
-
-
-class Recording:
-    """The steps and pictures of an episode in memory; pictures stay JPEG until they are asked for."""
-
-    def __init__(self, spec: RobotSpec, segments: tuple[Segment, ...]) -> None:
-        self._sizes = {camera.name: (camera.height, camera.width) for camera in spec.cameras}
-        self.times_ns = np.concatenate([s.times_ns for s in segments])
-        self.state = np.concatenate([s.state for s in segments])
-        self.proposed = np.concatenate([s.proposed for s in segments])
-        self.executed = np.concatenate([s.executed for s in segments])
-        self.reward = np.concatenate([s.reward for s in segments])
-        self.cameras = tuple(segments[0].frame_times_ns)
-        self.seen_ns = {name: np.concatenate([s.frame_times_ns[name] for s in segments]) for name in self.cameras}
-        self._jpeg: dict[tuple[str, int], bytes] = {}
-        for segment in segments:
-            for name, frames in segment.frames.items():
-                for time_ns, data in zip(frames.times_ns.tolist(), frames.encoded, strict=True):
-                    self._jpeg[name, time_ns] = data
-
-    def __len__(self) -> int:
-        return len(self.times_ns)
-
-    def picture(self, camera: str, time_ns: int, path: str) -> np.ndarray:
-        """uint8[h, w, 3], RGB. Raises `CorruptDataError` when it is not in the recording or is no JPEG."""
-        import cv2
-
-        data = self._jpeg.get((camera, time_ns))
-        if data is None:
-            raise CorruptDataError(
-                f"{path}: the picture of '{camera}' of time {time_ns} is not in it. Export it again."
-            )
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-        if image is None or image.shape[:2] != self._sizes[camera]:
-            size = "no JPEG" if image is None else f"of {image.shape[0]}x{image.shape[1]}"
-            raise CorruptDataError(f"{path}: the picture of '{camera}' of time {time_ns} is {size}. Export it again.")
-        return np.ascontiguousarray(image[:, :, ::-1])
 
 
 class ReplayRobot:
@@ -82,8 +45,6 @@ class ReplayRobot:
 
         Raises `ConfigError` when there is no such file or it is none, `CorruptDataError` when its header is damaged.
         """
-        if config is None:
-            raise ConfigError("robot 'replay': it needs a configuration with the path of a recorded episode.")
         self.config = config
         self._header = read_header(Path(config.path))
         self.spec = self._header.spec
@@ -91,87 +52,101 @@ class ReplayRobot:
         self.task = ""
         self.tick = 0
         """the recorded step that is seen now; the number of steps once all were commanded"""
-        self.recording: Recording | None = None
+        self.steps: list[tuple[Segment, int]] = []
+        """the recorded ones, each as a row of a segment; none before `connect`"""
+        self._jpegs: dict[tuple[str, int], bytes] = {}
+        """by camera and time"""
         self._clock = clock or MonotonicClock()
         self._frames: dict[str, tuple[int, Frame]] = {}
 
     def connect(self) -> None:
         """Read the file. Twice is once. Raises `CorruptDataError` when it is damaged, `RobotError` without OpenCV."""
-        if self.recording is not None:
+        if self.steps:
             return
         if self.spec.cameras:
-            try:
-                import cv2  # noqa: F401
-            except ImportError as error:
-                raise RobotError(
-                    f"{self._where}: OpenCV, which reads its pictures, is missing: `pip install 'vla-fleet[edge]'`."
-                ) from error
+            import_cv2(self._where)
         header, segments = read_episode(Path(self.config.path))
         self.spec.require(header.spec, f"{self._where}: the file changed since the robot was made")
-        self.recording = Recording(self.spec, segments)
+        self.steps = [(segment, row) for segment in segments for row in range(len(segment.times_ns))]
+        for segment in segments:
+            for name, frames in segment.frames.items():
+                self._jpegs |= {
+                    (name, time_ns): data
+                    for time_ns, data in zip(frames.times_ns.tolist(), frames.encoded, strict=True)
+                }
 
     def reset(self, task: str, seed: int) -> None:
         """To the first step. Raises `ConfigError` for another task, `RobotError` before `connect`."""
-        check_reset(self._where, task, self.tasks, 0, self.recording is not None)
+        check_reset(self._where, task, self.tasks, 0, bool(self.steps))
         self.task, self.tick = task, 0
         self._frames.clear()
 
     def read(self) -> Observation:
         """The recorded state, and the pictures it was seen with, stamped as old as they were then."""
-        recording = self._ready("read")
+        segment, row = self._step("read")
         now_ns = self._clock.now_ns()
-        at = min(self.tick, len(recording) - 1)
-        frames = {}
-        for name in recording.cameras:
-            if (frame := self._frame(recording, name, at, now_ns)) is not None:
-                frames[name] = frame
-        return Observation(now_ns, recording.state[at].copy(), frames, self._header.instruction)
+        frames = {
+            name: self._frame(name, int(times_ns[row]), int(segment.times_ns[row]), now_ns)
+            for name, times_ns in segment.frame_times_ns.items()
+            # a step may have seen none yet
+            if times_ns[row] >= 0
+        }
+        return Observation(now_ns, segment.state[row].copy(), frames, self._header.instruction)
 
     def write(self, action: np.ndarray) -> Feedback:
         """Go to the next step. `success`: the last step of a recording that ended so was reached.
 
         Raises `InvalidDataError` for an action that is none of this robot; it stays where it is then.
         """
-        recording = self._ready("write")
+        segment, row = self._step("write")
         given = limit_action(self.spec, action)
-        at = self.tick
-        over = at >= len(recording)
-        self.tick = min(at + 1, len(recording))
-        success = self.tick == len(recording) and self._header.outcome == "success"
-        reward = 0.0 if over else float(recording.reward[at])
+        over = self.tick == len(self.steps)
+        self.tick += not over
+        success = self.tick == len(self.steps) and self._header.outcome == "success"
+        reward = 0.0 if over else float(segment.reward[row])
         if self.config.executed == "given":
             return Feedback(given, reward, success)
-        done = recording.executed[min(at, len(recording) - 1)]
+        done = segment.executed[row]
         return Feedback(hold_action(self.spec, done) if over else done.copy(), reward, success)
 
     def close(self) -> None:
         """Forget the recording. May be called twice."""
-        self.recording, self.task = None, ""
+        self.steps, self.task = [], ""
+        self._jpegs.clear()
         self._frames.clear()
 
     @property
     def _where(self) -> str:
         return f"robot 'replay' of {self.config.path}"
 
-    def _ready(self, what: str) -> Recording:
-        if self.recording is None or not self.task:
+    def _step(self, what: str) -> tuple[Segment, int]:
+        if not self.task:
             raise RobotError(f"{self._where}: {what} without an episode; call connect() and reset() first.")
-        return self.recording
+        return self.steps[min(self.tick, len(self.steps) - 1)]
 
-    def _frame(self, recording: Recording, camera: str, at: int, now_ns: int) -> Frame | None:
-        """What the step saw of `camera`: the same `Frame` as long as it saw the same one; None if it saw none."""
-        seen_ns = int(recording.seen_ns[camera][at])
-        if seen_ns < 0:
-            return None
+    def _frame(self, camera: str, seen_ns: int, step_ns: int, now_ns: int) -> Frame:
+        """What the step of `step_ns` saw of `camera`: the same `Frame` as long as it saw the same one."""
         held = self._frames.get(camera)
         if held is None or held[0] != seen_ns:
             # as old as then, but never out of order, should control be faster now
-            stamp = now_ns - max(0, int(recording.times_ns[at]) - seen_ns)
+            stamp = now_ns - max(0, step_ns - seen_ns)
             if held is not None:
                 stamp = min(now_ns, max(stamp, held[1].time_ns + 1))
-            held = seen_ns, Frame(stamp, recording.picture(camera, seen_ns, self.config.path))
-            self._frames[camera] = held
+            held = self._frames[camera] = seen_ns, Frame(stamp, self._picture(camera, seen_ns))
         return held[1]
+
+    def _picture(self, camera: str, time_ns: int) -> np.ndarray:
+        """uint8[h, w, 3], RGB. Raises `CorruptDataError` when it is not in the recording or is no JPEG."""
+        cv2 = import_cv2(self._where)
+        data = self._jpegs.get((camera, time_ns), b"")
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
+        sizes = {camera.name: (camera.height, camera.width) for camera in self.spec.cameras}
+        if image is None or image.shape[:2] != sizes[camera]:
+            found = "not in it" if not data else "no JPEG" if image is None else f"of {image.shape[0]}x{image.shape[1]}"
+            raise CorruptDataError(
+                f"{self.config.path}: the picture of '{camera}' of time {time_ns} is {found}. Export it again."
+            )
+        return np.ascontiguousarray(image[:, :, ::-1])
 
 
 class ReplayOperator:
@@ -182,14 +157,11 @@ class ReplayOperator:
 
     def propose(self, observation: Observation) -> np.ndarray | None:
         """float32[da]; None before the first reset and after the last step."""
-        recording = self._robot.recording
-        if recording is None or not self._robot.task or self._robot.tick >= len(recording):
+        if not self._robot.task or self._robot.tick == len(self._robot.steps):
             return None
-        with contextlib.suppress(IndexError):
-            return recording.proposed[self._robot.tick].copy()
-        return None
+        segment, row = self._robot.steps[self._robot.tick]
+        return segment.proposed[row].copy()
 
     def progress(self) -> float:
         """Steps that are left; infinite before the first reset."""
-        recording = self._robot.recording
-        return float(len(recording) - self._robot.tick) if recording is not None and self._robot.task else float("inf")
+        return float(len(self._robot.steps) - self._robot.tick) if self._robot.task else float("inf")

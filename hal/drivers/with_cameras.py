@@ -20,6 +20,8 @@ from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, FleetError, RobotError
 from wire.types import Frame, Observation, RobotSpec
 
+_FRESH_S = 5.0
+"""a reset waits so long for the first picture of each camera"""
 _KEPT = 16
 """pictures of each camera that are remembered, for observations that are stamped a little earlier"""
 
@@ -41,16 +43,10 @@ class CameraRobotConfig:
     """its name in the registry"""
     cameras: tuple[CameraChoice, ...]
     robot_config: dict[str, Any] = field(default_factory=dict)
-    operator: str = ""
-    """name of the scripted operator of the robot inside; default: the robot's name"""
-    fresh_picture_s: float = 5.0
-    """a reset waits so long for the first picture of each camera"""
 
     def __post_init__(self) -> None:
         if not self.cameras:
             raise ConfigError("robot 'with-cameras': cameras is empty; name at least one, or use the robot itself.")
-        if not self.fresh_picture_s > 0:
-            raise ConfigError(f"robot 'with-cameras': fresh_picture_s {self.fresh_picture_s:g} must be above 0.")
 
 
 class CameraRobot:
@@ -62,15 +58,13 @@ class CameraRobot:
     def __init__(self, config: CameraRobotConfig, clock: Clock | None = None) -> None:
         """Makes the robot and the cameras for their specs, connects none. `clock`: for the robot inside.
 
-        With a clock that is not the machine's, pictures are stamped on it as old as they are when they are first seen.
+        Pictures are stamped by it, as old as they are when they are first seen.
         Raises `ConfigError` for a camera's name that is taken or unknown.
         """
-        if config is None:
-            raise ConfigError("robot 'with-cameras': it needs a configuration with a robot and cameras.")
         self.config = config
         inside = read_config(config.robot, config.robot_config) if config.robot_config else None
         self.inside: Robot = make_robot(config.robot, inside, clock)
-        self._clock = None if clock is None or isinstance(clock, MonotonicClock) else clock
+        self._clock = clock or MonotonicClock()
         self._cameras: dict[str, Camera] = {}
         taken = {camera.name for camera in self.inside.spec.cameras}
         for number, choice in enumerate(config.cameras):
@@ -127,7 +121,7 @@ class CameraRobot:
             self.inside.read()
             raise RobotError("robot 'with-cameras': read before reset(); call reset() first.")
         for name, camera in self._cameras.items():
-            self._take(name, camera.read())
+            self._keep(name, camera.read())
         seen = self.inside.read()
         images = dict(seen.images)
         for name, frames in self._taken.items():
@@ -151,27 +145,26 @@ class CameraRobot:
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _wait_for(self, name: str, camera: Camera, begun_ns: int) -> None:
-        deadline = time.monotonic() + self.config.fresh_picture_s
+        deadline = time.monotonic() + _FRESH_S
         while (frame := camera.read()).time_ns < begun_ns:
             if time.monotonic() > deadline:
                 raise RobotError(
-                    f"robot 'with-cameras': camera '{name}' gave no picture within {self.config.fresh_picture_s:g} s "
-                    "of the reset. Check the camera."
+                    f"robot 'with-cameras': camera '{name}' gave no picture within {_FRESH_S:g} s of the reset. "
+                    "Check the camera."
                 )
             time.sleep(0.001)
-        self._take(name, frame)
+        self._keep(name, frame)
 
-    def _take(self, name: str, frame: Frame) -> None:
+    def _keep(self, name: str, frame: Frame) -> None:
         frames = self._taken[name]
         if frames and self._captured_ns[name] == frame.time_ns:
             return
         self._captured_ns[name] = frame.time_ns
-        if self._clock is not None:
-            stamp = self._clock.now_ns() - max(0, time.monotonic_ns() - frame.time_ns)
-            if frames:
-                stamp = min(self._clock.now_ns(), max(stamp, frames[-1].time_ns + 1))
-            frame = Frame(stamp, frame.image, frame.preview)
-        frames.append(frame)
+        now_ns = self._clock.now_ns()
+        stamp = now_ns - max(0, time.monotonic_ns() - frame.time_ns)
+        if frames:
+            stamp = min(now_ns, max(stamp, frames[-1].time_ns + 1))
+        frames.append(Frame(stamp, frame.image, frame.preview))
 
     def _of(self, name: str, frames: deque[Frame], time_ns: int) -> Frame:
         for frame in reversed(frames):
@@ -186,4 +179,4 @@ class CameraRobot:
 
 def inside_operator(robot: CameraRobot) -> Teleoperator:
     """The scripted operator of the robot inside: for the registry. Raises `ConfigError` when there is none."""
-    return make_operator(robot.config.operator or robot.config.robot, robot.inside)
+    return make_operator(robot.config.robot, robot.inside)

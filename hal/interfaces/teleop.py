@@ -25,7 +25,10 @@ class TeleopCommand(msgspec.Struct, frozen=True, eq=False):
 
 @runtime_checkable
 class TeleopDevice(Protocol):
-    """A device; its constructor only stores its configuration."""
+    """A device; its constructor only stores its configuration.
+
+    It may have a `hint`: what the person can do, in a few words.
+    """
 
     def connect(self, spec: RobotSpec) -> None:
         """Open the device for a robot of `spec`.
@@ -35,8 +38,12 @@ class TeleopDevice(Protocol):
         """
         ...
 
-    def read(self) -> TeleopCommand:
-        """What the person wants now, without waiting. Raises `RobotError` when the device is gone."""
+    def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
+        """What the person wants now, without waiting. Raises `RobotError` when the device is gone.
+
+        `pose`: float32[da], the action that would keep the robot where it is, NaN where nobody can say; `driving`:
+        whether the robot follows the device. As long as it does not, it may be anywhere when it does again.
+        """
         ...
 
     def close(self) -> None:

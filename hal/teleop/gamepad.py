@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hal.interfaces.teleop import TeleopCommand
-from hal.teleop.pose import Jog, Jogs, check_rest, read_binding
+from hal.teleop.pose import Jog, check_rest, read_binding
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError
 from wire.types import CommandType, RobotSpec
@@ -46,8 +46,6 @@ class GamepadConfig:
     """share of a stick's way that counts as none"""
     speed: float = 0.5
     """share of full speed at a stick's end"""
-    range_s: float = 4.0
-    """seconds for the whole range of an absolute dimension at full speed"""
     dead_man: int = 5
     """button that must be held for any motion (RB); pressing it takes over. -1: none, it drives from the start"""
     hand_back: int = 7
@@ -58,8 +56,8 @@ class GamepadConfig:
     """button (Back)"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.deadzone < 1 or not 0 < self.speed <= 1 or self.range_s <= 0:
-            raise ConfigError("GamepadConfig: deadzone must be in [0, 1), speed in (0, 1], range_s positive.")
+        if not 0 <= self.deadzone < 1 or not 0 < self.speed <= 1:
+            raise ConfigError("GamepadConfig: deadzone must be in [0, 1), speed in (0, 1].")
         for what, names in (("axes", self.axes), ("buttons", self.buttons)):
             for name in names:
                 if not name.isdecimal():
@@ -70,14 +68,14 @@ class GamepadConfig:
                 raise ConfigError(f"GamepadConfig: button {name} is dead-man, hand-back, e-stop or quit already.")
 
 
-class Gamepad(Jogs):
+class Gamepad:
     """Keeps the `TeleopDevice` protocol."""
 
     def __init__(self, config: GamepadConfig | None = None, clock: Clock | None = None) -> None:
         self.config = config or GamepadConfig()
         self._clock = clock or MonotonicClock()
         self._fd = -1
-        self._spec: RobotSpec | None = None
+        self._jog: Jog | None = None
         self._axes: dict[int, tuple[int, float]] = {}
         self._buttons: dict[int, tuple[int, float]] = {}
         self._clear()
@@ -97,12 +95,11 @@ class Gamepad(Jogs):
         return f"{begin}{c.hand_back}: hand back   {c.estop}: stop   {c.quit}: quit"
 
     def connect(self, spec: RobotSpec) -> None:
-        """See `TeleopDevice.connect`."""
         check_rest(spec, "a gamepad")
         self._bind(spec)
-        self._jog, self._spec = Jog(spec, self._clock, self.config.range_s), spec
-        self._close()
+        self.close()
         self._clear()
+        self._jog = Jog(spec, self._clock)
         try:
             self._fd = os.open(self.config.device, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
@@ -111,10 +108,9 @@ class Gamepad(Jogs):
                 "or give its file: device='/dev/input/js1'. You may have to be in the group 'input'."
             ) from error
 
-    def read(self) -> TeleopCommand:
-        """See `TeleopDevice.read`."""
-        if self._jog is None or self._spec is None:
-            raise RobotError("the gamepad is read before connect(); call connect() first.")
+    def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
+        assert self._jog is not None, "connect() comes first"
+        self._jog.follow(pose, driving)
         self._read_events()
         pushed, self._pushed = self._pushed, set()
         if self.config.estop in pushed:
@@ -132,27 +128,18 @@ class Gamepad(Jogs):
             self._engaged = False
         if not self._engaged:
             return TeleopCommand()
-        push = np.zeros(self._spec.action_dim)
-        for number, (index, sign) in self._axes.items():
-            push[index] += sign * self._outside_deadzone(self._at.get(number, 0.0))
-        for number, (index, sign) in self._buttons.items():
-            push[index] += sign * (number in self._down)
         if not held:
             # A released dead-man button holds; the policy goes on only when it is asked to.
             self._jog.stop()
             return TeleopCommand(engaged=True)
-        action = self._jog.action(push, self.config.speed)
-        return TeleopCommand(engaged=True, action=action if push.any() else None)
+        sticks = [(i, sign * self._outside_deadzone(self._at.get(n, 0.0))) for n, (i, sign) in self._axes.items()]
+        pressed = [move for number, move in self._buttons.items() if number in self._down]
+        return self._jog.command([*sticks, *pressed], self.config.speed)
 
     def close(self) -> None:
-        """See `TeleopDevice.close`."""
-        self._close()
-        self._jog = self._spec = None
-
-    def _close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd = -1
+        self._fd, self._jog = -1, None
 
     def _outside_deadzone(self, value: float) -> float:
         """What of a stick's way is beyond the dead zone, again from 0 to 1."""

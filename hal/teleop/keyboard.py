@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hal.interfaces.teleop import TeleopCommand
-from hal.teleop.pose import Jog, Jogs, check_rest, read_binding
+from hal.teleop.pose import Jog, check_rest, read_binding
 from hal.teleop.terminal import Terminal
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, RobotError
+from wire.errors import ConfigError
 from wire.types import RobotSpec
 
 _PAIRS = (("d", "a"), ("w", "s"), ("r", "f"), ("t", "g"), ("y", "h"), ("u", "j"), ("i", "k"), ("o", "l"))
@@ -28,6 +28,8 @@ RESERVED = {
     "+": "faster",
     "-": "slower",
 }
+_REPEAT_S = 0.15
+"""so long a repeated press moves: a little more than the terminal's repeat period"""
 _REPEAT_WITHIN_S = 0.8
 """longest that a terminal waits before it repeats a key that is held"""
 
@@ -42,12 +44,8 @@ class KeyboardConfig:
     """shares of full speed that + and - step through"""
     speed: int = 1
     """which of them to begin with"""
-    range_s: float = 4.0
-    """seconds for the whole range of an absolute dimension at full speed"""
     tap_s: float = 0.1
     """so long a single press moves"""
-    repeat_s: float = 0.15
-    """so long a repeated press moves: a little more than the terminal's repeat period"""
     terminal: str = "/dev/tty"
 
     def __post_init__(self) -> None:
@@ -55,15 +53,15 @@ class KeyboardConfig:
             raise ConfigError(f"KeyboardConfig: speeds must be in (0, 1], not {self.speeds}.")
         if not 0 <= self.speed < len(self.speeds):
             raise ConfigError(f"KeyboardConfig: speed {self.speed} is no index of its {len(self.speeds)} speeds.")
-        if min(self.range_s, self.tap_s, self.repeat_s) <= 0:
-            raise ConfigError("KeyboardConfig: range_s, tap_s and repeat_s must be positive.")
+        if self.tap_s <= 0:
+            raise ConfigError("KeyboardConfig: tap_s must be positive.")
         for key in self.keys:
             if key in RESERVED or (len(key) != 1 and key not in _ARROWS):
                 why = f"is '{RESERVED[key]}'" if key in RESERVED else "is no single character or arrow"
                 raise ConfigError(f"KeyboardConfig: the key '{key}' {why}; choose another.")
 
 
-class Keyboard(Jogs):
+class Keyboard:
     """Keeps the `TeleopDevice` protocol."""
 
     def __init__(self, config: KeyboardConfig | None = None, clock: Clock | None = None) -> None:
@@ -71,15 +69,14 @@ class Keyboard(Jogs):
         self._clock = clock or MonotonicClock()
         self._terminal = Terminal(self.config.terminal)
         self._moves: dict[str, tuple[int, float]] = {}
-        self._names: list[str] = []
-        self._spec: RobotSpec | None = None
+        self._jog: Jog | None = None
         self._clear()
 
     def _clear(self) -> None:
         self._engaged = False
         self._speed = self.config.speed
-        self._until_ns: dict[str, int] = {}
-        self._pressed_ns: dict[str, int] = {}
+        self._presses: dict[str, tuple[int, int]] = {}
+        """by key: when it was pressed last, and until when that moves"""
 
     @property
     def hint(self) -> str:
@@ -87,26 +84,23 @@ class Keyboard(Jogs):
         share = f"{100 * self.config.speeds[self._speed]:.0f}%"
         if not self._engaged:
             return "enter: take over   e: stop   q: quit"
+        names = [d.name for d in self._jog.spec.action] if self._jog else []
         by_name: dict[str, list[str]] = {}
         for key, (index, sign) in self._moves.items():
             if key not in _ARROWS:
-                by_name.setdefault(self._names[index], []).insert(0 if sign > 0 else 1, key)
+                by_name.setdefault(names[index], []).insert(0 if sign > 0 else 1, key)
         moves = " ".join(f"{'/'.join(keys)} {name}" for name, keys in by_name.items())
         return f"speed {share}   {moves}   +/-: speed   space: hold   enter: hand back   e: stop   q: quit"
 
     def connect(self, spec: RobotSpec) -> None:
-        """See `TeleopDevice.connect`."""
         check_rest(spec, "a keyboard")
-        self._moves, self._names = self._bind(spec), [d.name for d in spec.action]
-        self._spec, self._jog = spec, Jog(spec, self._clock, self.config.range_s)
+        self._moves, self._jog = self._bind(spec), Jog(spec, self._clock)
         self._clear()
-        self._terminal.close()
         self._terminal.open()
 
-    def read(self) -> TeleopCommand:
-        """See `TeleopDevice.read`."""
-        if self._jog is None or self._spec is None:
-            raise RobotError("the keyboard is read before connect(); call connect() first.")
+    def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
+        assert self._jog is not None, "connect() comes first"
+        self._jog.follow(pose, driving)
         now_ns = self._clock.now_ns()
         for key in self._terminal.pressed():
             match key:
@@ -129,43 +123,33 @@ class Keyboard(Jogs):
                     self._press(key, now_ns)
         if not self._engaged:
             return TeleopCommand()
-        push = np.zeros(self._spec.action_dim)
-        for key, until_ns in self._until_ns.items():
-            if now_ns < until_ns:
-                index, sign = self._moves[key]
-                push[index] += sign
-        action = self._jog.action(push, self.config.speeds[self._speed])
-        return TeleopCommand(engaged=True, action=action if push.any() else None)
+        held = [self._moves[key] for key, (_, until_ns) in self._presses.items() if now_ns < until_ns]
+        return self._jog.command(held, self.config.speeds[self._speed])
 
     def close(self) -> None:
         """Leave the terminal as it was. May be called twice."""
         self._terminal.close()
-        self._jog = self._spec = None
+        self._jog = None
 
     def _press(self, key: str, now_ns: int) -> None:
-        repeated = now_ns - self._pressed_ns.get(key, -(10**12)) < _REPEAT_WITHIN_S * 1e9
-        self._pressed_ns[key] = now_ns
-        self._until_ns[key] = now_ns + int(1e9 * (self.config.repeat_s if repeated else self.config.tap_s))
+        repeated = key in self._presses and now_ns - self._presses[key][0] < _REPEAT_WITHIN_S * 1e9
+        self._presses[key] = now_ns, now_ns + int(1e9 * (_REPEAT_S if repeated else self.config.tap_s))
 
     def _release(self) -> None:
-        self._until_ns.clear()
-        self._pressed_ns.clear()
+        self._presses.clear()
         assert self._jog is not None
         self._jog.stop()
 
     def _bind(self, spec: RobotSpec) -> dict[str, tuple[int, float]]:
-        if self.config.keys:
-            return {
-                key: read_binding(spec, text, f"KeyboardConfig: the key '{key}'")
-                for key, text in self.config.keys.items()
-            }
-        if spec.action_dim > len(_PAIRS):
-            left = ", ".join(d.name for d in spec.action[len(_PAIRS) :])
-            raise ConfigError(
-                f"a keyboard has no keys of its own for {left} of robot '{spec.embodiment}'; "
-                "give all keys: keys={'w': '+NAME', 's': '-NAME', ...}."
-            )
-        moves = {}
-        for index, (up, down) in enumerate(_PAIRS[: spec.action_dim]):
-            moves[up], moves[down] = (index, 1.0), (index, -1.0)
-        return moves | {arrow: moves[key] for arrow, key in _ARROWS.items() if key in moves}
+        keys = self.config.keys
+        if not keys:
+            if spec.action_dim > len(_PAIRS):
+                left = ", ".join(d.name for d in spec.action[len(_PAIRS) :])
+                raise ConfigError(
+                    f"a keyboard has no keys of its own for {left} of robot '{spec.embodiment}'; "
+                    "give all keys: keys={'w': '+NAME', 's': '-NAME', ...}."
+                )
+            pairs = zip(_PAIRS, spec.action, strict=False)
+            keys = {key: sign + d.name for pair, d in pairs for key, sign in zip(pair, "+-", strict=True)}
+            keys |= {arrow: keys[key] for arrow, key in _ARROWS.items() if key in keys}
+        return {key: read_binding(spec, text, f"KeyboardConfig: the key '{key}'") for key, text in keys.items()}

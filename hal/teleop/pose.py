@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable
 
 import numpy as np
 
+from hal.interfaces.teleop import TeleopCommand
 from wire.clock import Clock
 from wire.errors import ConfigError, suggest
 from wire.types import CommandType, RobotSpec
 
+_RANGE_S = 4.0
+"""seconds for the whole range of an absolute dimension at full speed"""
 _LEASH = 0.2
 """share of a dimension's range by which a target may run ahead of the robot, which may be blocked"""
 _NEAR = 0.05
@@ -20,50 +23,13 @@ _HAIR = 0.001
 """share of the range by which two commands differ at least"""
 
 
-@runtime_checkable
-class PoseAware(Protocol):
-    """A device that wants to know where the robot is."""
-
-    def set_pose(self, pose: np.ndarray) -> None:
-        """`pose`: float32[da], the action that would keep the robot where it is; NaN where nobody can say."""
-        ...
-
-
-@runtime_checkable
-class CanDisengage(Protocol):
-    """A device that must not begin where it left off."""
-
-    def disengage(self) -> None:
-        """The robot does not follow the device now, and may be anywhere when it does again."""
-        ...
-
-
-@runtime_checkable
-class HasHint(Protocol):
-    """A device that has something to say to the person, in a few words."""
-
-    @property
-    def hint(self) -> str: ...
-
-
-def pose_of(spec: RobotSpec, state: np.ndarray) -> np.ndarray:
+def pose_of(spec: RobotSpec, state: np.ndarray | None) -> np.ndarray:
     """float32[da]: where the robot is, as an action: measured values of absolute dimensions that are also in the state
-    (float32[ds]), 0 for deltas and velocities, NaN for what is not measured."""
-    measured = {d.name: float(value) for d, value in zip(spec.state, state, strict=True)}
+    (float32[ds], None: not heard of yet), 0 for deltas and velocities, NaN for what is not measured."""
+    measured = {d.name: float(value) for d, value in zip(spec.state, [] if state is None else state, strict=False)}
     nan = float("nan")
     here = [measured.get(d.name, nan) if d.meaning is CommandType.absolute else 0.0 for d in spec.action]
     return np.clip(np.array(here, np.float32), spec.action_low(), spec.action_high())
-
-
-def idle_action(spec: RobotSpec, pose: np.ndarray) -> np.ndarray:
-    """float32[da]: an action that asks for nothing: the pose, and the value nearest to 0 where it is not known."""
-    return np.clip(np.nan_to_num(pose, nan=0.0), spec.action_low(), spec.action_high()).astype(np.float32)
-
-
-def unknown_pose(spec: RobotSpec) -> np.ndarray:
-    """float32[da]: the pose of a robot that has not been heard of yet."""
-    still = [float("nan") if d.meaning is CommandType.absolute else 0.0 for d in spec.action]
-    return np.array(still, np.float32)
 
 
 class Jog:
@@ -73,26 +39,36 @@ class Jog:
     and stays near it; where that is not measured, as of a gripper's effort, a push sets it to its limit for good.
     """
 
-    def __init__(self, spec: RobotSpec, clock: Clock, range_s: float) -> None:
-        """`range_s`: seconds for the whole range of an absolute dimension at full speed."""
+    def __init__(self, spec: RobotSpec, clock: Clock) -> None:
+        self.spec = spec
         self._clock = clock
-        self._range_s = range_s
         self._low, self._high = spec.action_low(), spec.action_high()
         self._span = self._high - self._low
         self._absolute = np.array([d.meaning is CommandType.absolute for d in spec.action])
-        self._pose = unknown_pose(spec)
-        self._target = idle_action(spec, self._pose)
+        self._pose = pose_of(spec, None)
+        self._target = np.clip(np.zeros(spec.action_dim, np.float32), self._low, self._high)
         self._placed = np.zeros(spec.action_dim, bool)
         self._then_ns = clock.now_ns()
 
-    def set_pose(self, pose: np.ndarray) -> None:
+    def follow(self, pose: np.ndarray, driving: bool) -> None:
+        """Learn where the robot is; see `TeleopDevice.read`."""
         self._pose = np.asarray(pose, np.float32)
+        if not driving:
+            self.stop()
 
     def stop(self) -> None:
         """Begin anew from where the robot is, if it is not where it was told to be."""
         with np.errstate(invalid="ignore"):
             self._placed &= np.abs(self._target - self._pose) <= _NEAR * self._span
         self._then_ns = self._clock.now_ns()
+
+    def command(self, pushes: Iterable[tuple[int, float]], speed: float) -> TeleopCommand:
+        """What somebody wants who pushes these dimensions of the action; who pushes none holds."""
+        push = np.zeros(self.spec.action_dim)
+        for index, share in pushes:
+            push[index] += share
+        action = self.action(push, speed)
+        return TeleopCommand(engaged=True, action=action if push.any() else None)
 
     def action(self, push: np.ndarray, speed: float) -> np.ndarray:
         """float32[da] within the limits, for `push`, float[da] in [-1, 1], at `speed`, a share of full speed."""
@@ -105,7 +81,7 @@ class Jog:
         # A target follows the measured pose once, not its noise and not the arm's sagging.
         here = np.where(known & ~self._placed, self._pose, self._target)
         self._placed |= known
-        moved = here + push * speed * self._span * elapsed_s / self._range_s
+        moved = here + push * speed * self._span * elapsed_s / _RANGE_S
         with np.errstate(invalid="ignore"):
             leashed = np.clip(moved, self._pose - _LEASH * self._span, self._pose + _LEASH * self._span)
         jogged = np.where(push != 0, leashed, here)
@@ -158,20 +134,3 @@ def check_rest(spec: RobotSpec, device: str) -> None:
                 f"{device} cannot drive robot '{spec.embodiment}': 0 is outside the limits [{d.low:g}, {d.high:g}] of "
                 f"'{d.name}', so it has no rest."
             )
-
-
-class Jogs:
-    """What devices whose pushes become motion share: they keep `PoseAware` and `CanDisengage`."""
-
-    _jog: Jog | None = None
-    """None while no robot is connected"""
-
-    def set_pose(self, pose: np.ndarray) -> None:
-        """See `PoseAware.set_pose`."""
-        if self._jog is not None:
-            self._jog.set_pose(pose)
-
-    def disengage(self) -> None:
-        """See `CanDisengage.disengage`."""
-        if self._jog is not None:
-            self._jog.stop()

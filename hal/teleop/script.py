@@ -23,9 +23,8 @@ import numpy as np
 
 from hal.interfaces.teleop import TeleopCommand
 from hal.safety.bounds import limit_action
-from hal.teleop.pose import unknown_pose
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, InvalidDataError, RobotError, suggest
+from wire.errors import ConfigError, RobotError, suggest
 from wire.types import CommandType, RobotSpec
 
 TIME = "time_s"
@@ -53,37 +52,30 @@ class ScriptConfig:
 class ScriptedDevice:
     """Keeps the `TeleopDevice` protocol. Its time begins with the first reading."""
 
-    def __init__(self, config: ScriptConfig | None, clock: Clock | None = None) -> None:
-        if config is None:
-            raise ConfigError("teleoperator 'script' needs a configuration: path or function; see docs/robots.md.")
+    def __init__(self, config: ScriptConfig, clock: Clock | None = None) -> None:
         self.config = config
         self._clock = clock or MonotonicClock()
         self._act: Callable[[float, np.ndarray], Any] | None = None
         self._spec: RobotSpec | None = None
-        self._pose: np.ndarray = np.zeros(0, np.float32)
         self._begun_ns: int | None = None
         self._over = False
 
     def connect(self, spec: RobotSpec) -> None:
         """Read the whole script. Raises `ConfigError` naming file and row for what cannot be played."""
         self._act = self._load_function() if self.config.function else self._load_file(spec)
-        self._spec, self._pose = spec, unknown_pose(spec)
+        self._spec = spec
         self._begun_ns, self._over = None, False
 
-    def set_pose(self, pose: np.ndarray) -> None:
-        """See `PoseAware.set_pose`."""
-        self._pose = np.asarray(pose, np.float32)
-
-    def read(self) -> TeleopCommand:
+    def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
         """See `TeleopDevice.read`. Raises `RobotError` when the function fails."""
-        if self._act is None or self._spec is None:
-            raise RobotError("the script is read before connect(); call connect() first.")
+        assert self._act is not None, "connect() comes first"
+        assert self._spec is not None
         if self._over:
             return TeleopCommand(quit=True)
         now_ns = self._clock.now_ns()
         self._begun_ns = now_ns if self._begun_ns is None else self._begun_ns
         try:
-            action = self._act((now_ns - self._begun_ns) / 1e9, self._pose.copy())
+            action = self._act((now_ns - self._begun_ns) / 1e9, np.array(pose, np.float32))
             if action is None:
                 return TeleopCommand(engaged=True)
             return TeleopCommand(engaged=True, action=limit_action(self._spec, np.asarray(action, np.float32)))
@@ -94,7 +86,6 @@ class ScriptedDevice:
             raise RobotError(f"the script {self._name} failed: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """See `TeleopDevice.close`."""
         self._act = self._spec = None
 
     @property
@@ -166,16 +157,11 @@ def _row(spec: RobotSpec, row: Mapping[str, Any], where: str) -> tuple[float, np
     for d in spec.action:
         if d.name not in given and d.meaning is CommandType.absolute:
             raise ConfigError(f"{where}: '{d.name}' is an absolute target; every row that moves must give it.")
-        action.append(_number(given.get(d.name, 0.0), d.name, where))
-    values = np.array(action, np.float32)
-    try:
-        limited = limit_action(spec, values)
-    except InvalidDataError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    if not np.array_equal(limited, values):
-        wrong = next(d for d, a, b in zip(spec.action, values, limited, strict=True) if a != b)
-        raise ConfigError(f"{where}: '{wrong.name}' is outside its limits [{wrong.low:g}, {wrong.high:g}].")
-    return time_s, values
+        number = _number(given.get(d.name, 0.0), d.name, where)
+        if not d.low <= number <= d.high:
+            raise ConfigError(f"{where}: '{d.name}' is outside its limits [{d.low:g}, {d.high:g}].")
+        action.append(number)
+    return time_s, np.array(action, np.float32)
 
 
 def _number(value: Any, name: str, where: str) -> float:

@@ -1,25 +1,27 @@
-"""A terminal read key by key: works over ssh and needs no display."""
+"""A terminal read key by key, and any device with a few of its keys beside it: take over, hold, stop, quit.
+
+It works over ssh and needs no display.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import termios
 import tty
 
-from wire.errors import RobotError
+import numpy as np
 
-_SEQUENCES = {
-    b"\x1b[A": "up",
-    b"\x1b[B": "down",
-    b"\x1b[C": "right",
-    b"\x1b[D": "left",
-    b"\x1bOA": "up",
-    b"\x1bOB": "down",
-    b"\x1bOC": "right",
-    b"\x1bOD": "left",
-}
+from hal.interfaces.teleop import TeleopCommand, TeleopDevice
+from wire.errors import RobotError
+from wire.types import RobotSpec
+
+_KEY = re.compile(rb"\x1b[\[O][A-D]|.", re.DOTALL)
+_UNFINISHED = (b"\x1b", b"\x1b[", b"\x1bO")
+"""an arrow may come in two parts over a slow line"""
+_ARROWS = {b"A": "up", b"B": "down", b"C": "right", b"D": "left"}
 _NAMES = {b" ": "space", b"\r": "enter", b"\n": "enter"}
 
 
@@ -35,6 +37,7 @@ class Terminal:
 
     def open(self) -> None:
         """Turn off echo and lines; Ctrl-C goes on to interrupt. Raises `RobotError` when it is no terminal."""
+        self.close()
         try:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
             self._before = termios.tcgetattr(self._fd)
@@ -75,19 +78,60 @@ class Terminal:
         self._fd, self._before, self._buffer = -1, None, b""
 
     def _pop_keys(self) -> list[str]:
-        keys, data = [], self._buffer
-        while data:
-            if data[:1] == b"\x1b":
-                # A sequence may come in two parts over a slow line: wait for the rest of it.
-                if any(sequence.startswith(data) and sequence != data for sequence in _SEQUENCES):
-                    break
-                if data[:3] in _SEQUENCES:
-                    keys.append(_SEQUENCES[data[:3]])
-                    data = data[3:]
-                else:
-                    data = data[1:]
-                continue
-            keys.append(_NAMES.get(data[:1], data[:1].decode("ascii", "replace")))
-            data = data[1:]
-        self._buffer = data
+        keys = []
+        while self._buffer not in _UNFINISHED and (found := _KEY.match(self._buffer)):
+            key = found[0]
+            self._buffer = self._buffer[len(key) :]
+            if len(key) == 3:
+                keys.append(_ARROWS[key[2:]])
+            elif key != b"\x1b":
+                keys.append(_NAMES.get(key, key.decode("ascii", "replace")))
         return keys
+
+
+class WithKeys:
+    """Keeps the `TeleopDevice` protocol. Enter lets the device drive and takes that back, space holds until it is
+    pressed again, e stops, q quits."""
+
+    def __init__(self, device: TeleopDevice, terminal: str = "/dev/tty", armed: bool = False) -> None:
+        """`armed`: the device may drive from the start."""
+        self._device = device
+        self._terminal = Terminal(terminal)
+        self._armed = self._begins_armed = armed
+        self._held = False
+
+    @property
+    def hint(self) -> str:
+        """What the person can do, in a few words."""
+        if not self._armed:
+            return "enter: take over   e: stop   q: quit"
+        own = getattr(self._device, "hint", "")
+        hold = "held, space: go on" if self._held else "space: hold"
+        return "   ".join(filter(None, (own, hold, "enter: hand back   e: stop   q: quit")))
+
+    def connect(self, spec: RobotSpec) -> None:
+        self._device.connect(spec)
+        self._armed, self._held = self._begins_armed, False
+        self._terminal.open()
+
+    def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
+        for key in self._terminal.pressed():
+            if key == "q":
+                return TeleopCommand(quit=True)
+            if key == "e":
+                self._armed = False
+                return TeleopCommand(estop=True)
+            if key == "enter":
+                self._armed, self._held = not self._armed, False
+            elif key == "space":
+                self._held = not self._held
+        command = self._device.read(pose, driving and self._armed and not self._held)
+        if command.estop or command.quit or not command.engaged:
+            return command
+        if not self._armed:
+            return TeleopCommand()
+        return TeleopCommand(engaged=True) if self._held else command
+
+    def close(self) -> None:
+        self._terminal.close()
+        self._device.close()

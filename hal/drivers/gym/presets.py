@@ -8,14 +8,13 @@ By name: `vla-fleet doctor --robot gym-pusht`. Other variants are `dataclasses.r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from hal.drivers.gym.config import GymCamera, GymConfig, GymPart, GymTask
 from hal.drivers.gym.robot import GymRobot
+from hal.drivers.gym.spec import GymCamera, GymConfig, GymPart, GymTask
 from hal.drivers.metaworld.robot import metaworld_spec, state_config
 from hal.drivers.metaworld.tasks import KNOWN_TASKS, check_task, instruction
 from wire.clock import Clock
-from wire.errors import ConfigError, suggest
 from wire.types import CommandType, Dimension
 
 _FETCH = {
@@ -26,14 +25,16 @@ _ALOHA = {
     "transfer-cube": ("gym_aloha/AlohaTransferCube-v0", "hand the cube from the right arm to the left arm"),
     "insertion": ("gym_aloha/AlohaInsertion-v0", "insert the peg into the socket"),
 }
-# ViperX 300: what its simulated joints allow, rad
 _JOINTS = {
-    "waist": (-math.pi, math.pi),
-    "shoulder": (-1.86, 1.26),
-    "elbow": (-1.77, 1.61),
-    "forearm_roll": (-math.pi, math.pi),
-    "wrist_angle": (-1.87, 2.24),
-    "wrist_rotate": (-math.pi, math.pi),
+    # ViperX 300: what its simulated joints allow
+    "waist": ("rad", -math.pi, math.pi),
+    "shoulder": ("rad", -1.86, 1.26),
+    "elbow": ("rad", -1.77, 1.61),
+    "forearm_roll": ("rad", -math.pi, math.pi),
+    "wrist_angle": ("rad", -1.87, 2.24),
+    "wrist_rotate": ("rad", -math.pi, math.pi),
+    # 0 closed, 1 open; a finger may be pushed a little beyond
+    "gripper": ("1", -0.5, 1.5),
 }
 
 
@@ -43,23 +44,21 @@ def pusht(image_px: int = 96, camera_hz: float = 10.0) -> GymConfig:
     State: the disc's position. Camera `top`, drawn in 2 ms. Action: where the disc shall go. `image_px=0`: no camera,
     and the T's pose in the state.
     """
+    disc = [Dimension(f"disc_{axis}", "px", 0.0, 512.0) for axis in "xy"]
     kwargs: dict[str, object] = {"obs_type": "state"}
-    names, units = ("disc_x", "disc_y"), ("px", "px")
-    low, high = (0.0, 0.0), (512.0, 512.0)
     if image_px:
         kwargs = {"obs_type": "pixels_agent_pos", "observation_width": image_px, "observation_height": image_px}
-        state = GymPart("agent_pos", names, units, low, high)
+        state = _part("agent_pos", disc)
     else:
-        state = GymPart(
-            "", (*names, "t_x", "t_y", "t_angle"), (*units, "px", "px", "rad"), (0.0,), (*high, *high, 2 * math.pi)
-        )
+        table = [Dimension(f"t_{axis}", "px", 0.0, 512.0) for axis in "xy"]
+        state = _part("", [*disc, *table, Dimension("t_angle", "rad", 0.0, 2 * math.pi)])
     return GymConfig(
         env_id="gym_pusht/PushT-v0",
         module="gym_pusht",
         kwargs=kwargs,
         tasks=(GymTask("push-t", "push the T onto its mark"),),
         state=(state,),
-        action=GymPart("", names, units, low, high),
+        action=_part("", disc),
         cameras=(GymCamera("top", image_px, image_px, camera_hz, "pixels"),) if image_px else (),
         control_hz=10.0,
         embodiment="pusht",
@@ -71,27 +70,16 @@ def aloha(task: str = "transfer-cube", height: int = 120, width: int = 160) -> G
 
     gym-aloha draws 480x640 at every step, which a CPU does 5 to 10 times a second; here it is shrunk.
     """
-    env_id, words = _named("aloha", task, _ALOHA)
-    names, units, low, high = [], [], [], []
-    for arm in ("left", "right"):
-        for joint, (least, most) in _JOINTS.items():
-            names.append(f"{arm}_{joint}")
-            units.append("rad")
-            low.append(least)
-            high.append(most)
-        # 0 closed, 1 open; a finger may be pushed a little beyond
-        names.append(f"{arm}_gripper")
-        units.append("1")
-        low.append(-0.5)
-        high.append(1.5)
-    part = GymPart("agent_pos", tuple(names), tuple(units), tuple(low), tuple(high))
+    check_task(task, _ALOHA, "aloha")
+    env_id, words = _ALOHA[task]
+    joints = [Dimension(f"{arm}_{joint}", *limits) for arm in ("left", "right") for joint, limits in _JOINTS.items()]
     return GymConfig(
         env_id=env_id,
         module="gym_aloha",
         kwargs={"obs_type": "pixels_agent_pos"},
         tasks=(GymTask(task, words),),
-        state=(part,),
-        action=GymPart("", *(getattr(part, name) for name in ("names", "units", "low", "high"))),
+        state=(_part("agent_pos", joints),),
+        action=_part("", joints),
         cameras=(GymCamera("top", height, width, 50.0, "pixels.top", 240, 320),),
         control_hz=50.0,
         embodiment="aloha",
@@ -103,7 +91,8 @@ def fetch(task: str = "reach") -> GymConfig:
 
     Action: the hand's change in 5 cm per step, and the gripper. FetchReach keeps its gripper shut.
     """
-    env_id, words = _named("fetch", task, _FETCH)
+    check_task(task, _FETCH, "fetch")
+    env_id, words = _FETCH[task]
     hand = _vector("hand", "m", 3.0)
     gripper = [Dimension(f"finger_{side}", "m", -0.1, 0.1) for side in ("right", "left")]
     # gymnasium-robotics gives velocities times the period
@@ -116,20 +105,13 @@ def fetch(task: str = "reach") -> GymConfig:
         felt += [Dimension(f"block_turn_{axis}", "rad", -math.pi, math.pi) for axis in "xyz"]
         felt += [*_vector("block_v", "m/step", 1.0), *_vector("block_turn_v", "rad/step", 10.0)]
         felt += [*speed, *gripper_speed]
-    moves = tuple(f"move_{axis}" for axis in "xyz")
+    moves = [Dimension(f"move_{axis}", "5 cm/step", -1.0, 1.0, CommandType.delta) for axis in "xyz"]
     return GymConfig(
         env_id=env_id,
         module="gymnasium_robotics",
         tasks=(GymTask(task, words),),
         state=(_part("observation", felt), _part("desired_goal", _vector("goal", "m", 3.0))),
-        action=GymPart(
-            "",
-            (*moves, "gripper"),
-            ("5 cm/step", "5 cm/step", "5 cm/step", "1"),
-            (-1.0,),
-            (1.0,),
-            (CommandType.delta, CommandType.delta, CommandType.delta, CommandType.absolute),
-        ),
+        action=_part("", [*moves, Dimension("gripper", "1", -1.0, 1.0)]),
         control_hz=25.0,
         embodiment=f"fetch-{task}",
     )
@@ -157,30 +139,13 @@ def metaworld(*tasks: str) -> GymConfig:
     )
 
 
-def pusht_robot(config: GymConfig | None = None, clock: Clock | None = None) -> GymRobot:
+def _robot(preset: Callable[[], GymConfig]) -> Callable[..., GymRobot]:
     """For the registry."""
-    return GymRobot(config or pusht(), clock)
 
+    def make(config: GymConfig | None = None, clock: Clock | None = None) -> GymRobot:
+        return GymRobot(config or preset(), clock)
 
-def aloha_robot(config: GymConfig | None = None, clock: Clock | None = None) -> GymRobot:
-    """For the registry."""
-    return GymRobot(config or aloha(), clock)
-
-
-def fetch_robot(config: GymConfig | None = None, clock: Clock | None = None) -> GymRobot:
-    """For the registry."""
-    return GymRobot(config or fetch(), clock)
-
-
-def metaworld_robot(config: GymConfig | None = None, clock: Clock | None = None) -> GymRobot:
-    """For the registry."""
-    return GymRobot(config or metaworld(), clock)
-
-
-def _named(what: str, task: str, known: dict[str, tuple[str, str]]) -> tuple[str, str]:
-    if task not in known:
-        raise ConfigError(f"{what}: no task '{task}'.{suggest(task, known)} It knows: {', '.join(known)}.")
-    return known[task]
+    return make
 
 
 def _vector(name: str, unit: str, reach: float) -> list[Dimension]:
@@ -196,3 +161,9 @@ def _part(key: str, dimensions: Sequence[Dimension]) -> GymPart:
         tuple(d.high for d in dimensions),
         tuple(d.meaning for d in dimensions),
     )
+
+
+pusht_robot = _robot(pusht)
+aloha_robot = _robot(aloha)
+fetch_robot = _robot(fetch)
+metaworld_robot = _robot(metaworld)

@@ -6,23 +6,22 @@ truncated, nothing moves any more: the robot keeps answering with its last state
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 
 from hal.cameras.picture import make_frame, to_rgb
-from hal.drivers.gym.config import RENDER, GymConfig, GymTask, instruction
-from hal.drivers.gym.make import make_env, value_at
-from hal.drivers.gym.spec import check_spaces, gym_spec, read_spaces
+from hal.drivers.gym.spec import RENDER, GymConfig, GymTask, check_spaces, gym_spec, make_env, read_spaces
 from hal.interfaces.robot import Feedback, check_reset
 from hal.safety.bounds import hold_action, limit_action, rest_action
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, FleetError, InvalidDataError, RobotError
+from wire.errors import FleetError, InvalidDataError, RobotError
 from wire.types import Frame, Observation
 
 _Done = TypeVar("_Done")
+_SUCCESS = ("is_success", "success")
+"""the first of these that `info` has says whether the task is done"""
 
 
 class GymRobot:
@@ -34,13 +33,11 @@ class GymRobot:
         Where the configuration leaves names, limits or the rate to the environment, that is made here, once in a
         process, to read its spaces. Raises `ConfigError` for what it lacks and `RobotError` when it cannot be made.
         """
-        if config is None:
-            raise ConfigError("robot 'gymnasium': it needs a configuration with the env_id of an environment.")
         self.config = config
         self.spec, self._parts = gym_spec(config)
         self._tasks = {task.name: task for task in config.known_tasks()}
         self.tasks = tuple(self._tasks)
-        self.task = ""
+        self.task = self._text = ""
         self._clock = clock or MonotonicClock()
         self._connected = False
         self._envs: dict[str, Any] = {}
@@ -70,7 +67,7 @@ class GymRobot:
         self._seen, _ = self._run("reset", lambda: env.reset(seed=seed, options=wanted.options or None))
         self._env, self._tick, self._over, self._success = env, 0, False, False
         self._frames.clear()
-        self.task = task
+        self.task, self._text = task, wanted.instruction or task.replace("-", " ").replace("_", " ")
         self._executed = rest_action(self.spec, np.nan_to_num(self._state()))
         self._film()
 
@@ -79,7 +76,7 @@ class GymRobot:
         self._ready("read")
         self._film()
         frames = {name: frame for name, (_, frame) in self._frames.items()}
-        return Observation(self._clock.now_ns(), self._state(), frames, instruction(self._tasks[self.task]))
+        return Observation(self._clock.now_ns(), self._state(), frames, self._text)
 
     def write(self, action: np.ndarray) -> Feedback:
         """One step of the environment with `action`, float32[da], clipped to the limits.
@@ -97,7 +94,8 @@ class GymRobot:
         self._tick += 1
         self._executed = executed
         self._over = bool(terminated) or bool(truncated)
-        self._success = self._succeeded(info, bool(terminated))
+        told = next((info[key] for key in _SUCCESS if key in info), 0.0)
+        self._success = bool(np.all(np.asarray(told, float) > 0.5))
         return Feedback(executed, float(reward), self._success)
 
     def close(self) -> None:
@@ -119,7 +117,7 @@ class GymRobot:
             raise RobotError(f"{self._where}: {what} without a scene; call reset() first.")
 
     def _env_of(self, task: GymTask, seed: int) -> Any:
-        key = msgspec.json.encode((task.env_id, task.kwargs), enc_hook=repr).decode()
+        key = repr(task.kwargs)
         if self.config.seed_argument and key in self._envs:
             self._run("close", self._envs.pop(key).close)
         if key not in self._envs:
@@ -151,10 +149,13 @@ class GymRobot:
         return state
 
     def _value(self, key: str, what: str) -> Any:
-        try:
-            return value_at(self._seen, key)
-        except KeyError as error:
-            raise RobotError(f"{self._where}: {what} '{key}' is not in what the environment gave.") from error
+        """What lies at `a.b` in nested mappings; all of it for ''."""
+        value = self._seen
+        for name in key.split(".") if key else ():
+            if not isinstance(value, Mapping) or name not in value:
+                raise RobotError(f"{self._where}: {what} '{key}' is not in what the environment gave.")
+            value = value[name]
+        return value
 
     def _film(self) -> None:
         """A new frame of each camera that is due; a frame is drawn when it is wanted, in the caller's thread."""
@@ -171,9 +172,3 @@ class GymRobot:
             except InvalidDataError as error:
                 raise RobotError(f"{self._where}: camera '{camera.name}' ({asked.source}): {error}") from error
             self._frames[camera.name] = due, frame
-
-    def _succeeded(self, info: dict[str, Any], terminated: bool) -> bool:
-        for key in self.config.success_keys:
-            if key in info:
-                return bool(np.all(np.asarray(info[key], float) > 0.5))
-        return terminated and self.config.success_when_terminated

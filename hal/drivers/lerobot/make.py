@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import inspect
 import logging
 import pkgutil
 from collections.abc import Iterable, Mapping
@@ -34,9 +35,8 @@ def make_lerobot(family: str, kind: str, fields: Mapping[str, Any], plugins: Ite
     """
     config = _config(family, kind, fields, plugins)
     try:
-        if family == "robot":
-            return importlib.import_module("lerobot.robots.utils").make_robot_from_config(config)
-        return importlib.import_module("lerobot.teleoperators.utils").make_teleoperator_from_config(config)
+        utils = importlib.import_module(f"lerobot.{family}s.utils")
+        return getattr(utils, f"make_{family}_from_config")(config)
     except ImportError as error:
         raise RobotError(_missing(f"lerobot {family} '{kind}'", error)) from error
     except Exception as error:
@@ -48,11 +48,28 @@ def make_lerobot(family: str, kind: str, fields: Mapping[str, Any], plugins: Ite
         raise RobotError(f"lerobot {family} '{kind}' cannot be made: {type(error).__name__}: {error}.") from error
 
 
-def check_calibration(device: Any, what: str, write: bool) -> None:
-    """Compare the motors with the calibration file, and `write` the file into motors that hold another one.
+def connect(device: Any, what: str, write_calibration: bool) -> None:
+    """Open `device`, whose motors must hold what its calibration file says; with `write_calibration` that is written.
 
-    Raises `RobotError` for a `device` that was never calibrated, or whose motors hold another one than the file.
+    Raises `RobotError` for one that does not answer, was never calibrated or holds another calibration; it is closed
+    again then.
     """
+    # Without `calibrate`, or lerobot would ask at a terminal; some devices have no such option.
+    options = {"calibrate": False} if "calibrate" in inspect.signature(device.connect).parameters else {}
+    try:
+        device.connect(**options)
+        _check_calibration(device, what, write_calibration)
+    except Exception as error:
+        disconnect(device, what)
+        if isinstance(error, RobotError):
+            raise
+        raise RobotError(
+            f"{what} cannot be connected: {type(error).__name__}: {error}. Check its power, its cable and the port in "
+            "`fields`; `lerobot-find-port` finds it."
+        ) from error
+
+
+def _check_calibration(device: Any, what: str, write: bool) -> None:
     for _, part in parts(device):
         if part.is_calibrated() if callable(part.is_calibrated) else part.is_calibrated:
             continue
@@ -96,7 +113,7 @@ def _config(family: str, kind: str, fields: Mapping[str, Any], plugins: Iterable
             importlib.import_module(plugin)
         except Exception as error:  # whatever a third party's module does when it is imported
             raise RobotError(f"{what}: its plugin '{plugin}' cannot be imported: {error}. Is it installed?") from error
-    choices = registry.RobotConfig if family == "robot" else registry.TeleoperatorConfig
+    choices = getattr(registry, f"{family.capitalize()}Config")
     broken = _import_until(f"lerobot.{family}s", kind, choices)
     cameras = importlib.import_module("lerobot.cameras.configs").CameraConfig
     for camera in dict(fields.get("cameras") or {}).values():

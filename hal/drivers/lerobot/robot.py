@@ -9,18 +9,20 @@ before `connect`. Never calibrates: that asks a person at a terminal (`lerobot-c
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import numpy as np
 
-from hal.drivers.lerobot.camera import GrabbedPictures, NewestCamera, detach_cameras
-from hal.drivers.lerobot.make import check_calibration, disconnect, make_lerobot
-from hal.drivers.lerobot.spec import LeRobotConfig, calibrated_limits, lerobot_spec
+from hal.cameras.capture import CameraConfig, ThreadedCamera
+from hal.cameras.picture import resize_image, to_rgb
+from hal.drivers.lerobot.make import connect, disconnect, make_lerobot
+from hal.drivers.lerobot.spec import LeRobotConfig, calibrated_limits, lerobot_spec, parts
 from hal.interfaces.robot import Feedback, check_reset
 from hal.safety.bounds import limit_action
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, RobotError
-from wire.types import CommandType, Observation
+from wire.errors import ConfigError, InvalidDataError, RobotError
+from wire.types import CameraSpec, CommandType, Frame, Observation
 
 log = logging.getLogger(__name__)
 
@@ -28,15 +30,66 @@ _READ_TRIES = 2
 """a packet lost on a serial bus is asked for once more"""
 _SETTLE_S = 2.0
 """a robot may lag so long behind its rest pose"""
+_REST_TOLERANCE = 0.05
+"""share of a dimension's range that it may be off its rest pose; more means that it is blocked"""
+_WAIT_MS = 900.0
+"""a camera without a picture for so long is opened again"""
+
+
+class NewestCamera:
+    """Stands in for a lerobot camera: any of its ways to read gives the newest picture, without waiting.
+
+    To the thread that reads on it is the `CaptureDevice`.
+    """
+
+    def __init__(self, name: str, camera: Any, clock: Clock) -> None:
+        self.given: Frame | None = None
+        """what was read last, as captured, RGB"""
+        self.is_connected = False
+        self._camera = camera
+        self._clock = clock
+        self._swap = str(getattr(camera, "color_mode", "rgb")).lower().endswith("bgr")
+        size = {"height": camera.height, "width": camera.width, "rate_hz": camera.fps or 1000.0}
+        # the loop sees how old a picture is
+        config = CameraConfig(name=name, stall_timeout_s=math.inf, **size)
+        self._thread = ThreadedCamera(config, "lerobot", lambda: self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._camera, name)  # height, width, fps, ...
+
+    def connect(self, *arguments: Any, **options: Any) -> None:
+        """Open the camera and wait for its first picture. Raises `RobotError` when none comes."""
+        self._thread.connect()
+        self.is_connected = True
+
+    def read(self, *arguments: Any, **options: Any) -> np.ndarray:
+        """uint8[height, width, 3], RGB."""
+        self.given = self._thread.read()
+        return self.given.image
+
+    async_read = read_latest = read
+
+    def disconnect(self) -> None:
+        self.is_connected = False
+        self._thread.close()
+
+    def open(self) -> None:
+        self._camera.connect()
+
+    def grab(self) -> tuple[int, np.ndarray]:
+        image = self._camera.async_read(timeout_ms=_WAIT_MS)
+        return self._clock.now_ns(), image[..., ::-1] if self._swap else image
+
+    def close(self) -> None:
+        if self._camera.is_connected:
+            self._camera.disconnect()
 
 
 class LeRobotRobot:
     """Keeps the `Robot` protocol. `executed` is what lerobot's `send_action` says it sent."""
 
-    def __init__(self, config: LeRobotConfig | None, clock: Clock | None = None) -> None:
+    def __init__(self, config: LeRobotConfig, clock: Clock | None = None) -> None:
         """Raises `ConfigError` for an unknown type, a wrong field or a dimension without unit or limits."""
-        if config is None:
-            raise ConfigError("robot 'lerobot' needs a configuration: type, fields and tasks; see docs/robots.md.")
         self.config = config
         self._clock = clock or MonotonicClock()
         self._robot = make_lerobot("robot", config.type, config.fields, config.plugins)
@@ -45,12 +98,13 @@ class LeRobotRobot:
         self._what = config.what
         self._states = [d.name for d in self.spec.state]
         self._actions = [d.name for d in self.spec.action]
-        own = calibrated_limits(self._robot, tuple(self._actions))
+        own = calibrated_limits(self._robot)
         # Arms of one make share a spec, and each has a calibration of its own: the narrower of both holds.
         self._low = np.maximum(self.spec.action_low(), [own.get(n, (-np.inf, 0))[0] for n in self._actions])
         self._high = np.minimum(self.spec.action_high(), [own.get(n, (0, np.inf))[1] for n in self._actions])
-        self._cameras: list[NewestCamera] = []
-        self._pictures = GrabbedPictures({}, [])
+        self._cameras = self._detach_cameras()
+        self._frames: dict[str, tuple[np.ndarray, Frame]] = {}
+        """by camera: the newest picture as lerobot gave it, and what was made of it"""
         self._connected = False
         self._task = ""
 
@@ -59,22 +113,12 @@ class LeRobotRobot:
         hold another calibration than the file, or a camera without a picture; everything is closed again then."""
         if self._connected:
             return
-        if not self._cameras:
-            self._cameras = detach_cameras(self._robot, self._clock.now_ns)
-            self._pictures = GrabbedPictures({c.name: (c.height, c.width) for c in self.spec.cameras}, self._cameras)
         try:
-            # Without `calibrate`, or lerobot would ask at a terminal that a robot process does not have.
-            self._robot.connect(calibrate=False)
-            check_calibration(self._robot, self._what, self.config.write_calibration)
-        except Exception as error:
-            self._disconnect()
-            if isinstance(error, RobotError):
-                raise
-            raise RobotError(
-                f"{self._what} cannot be connected: {type(error).__name__}: {error}. "
-                "Check its power, its cable and the port in `fields`; `lerobot-find-port` finds it."
-            ) from error
-        self._connected = True
+            connect(self._robot, self._what, self.config.write_calibration)
+            self._connected = True
+        finally:
+            if not self._connected:
+                self._close_cameras()
 
     def reset(self, task: str, seed: int) -> None:
         """Move to the rest pose, if there is one, and wait until the robot is there. `seed` means nothing to it.
@@ -92,9 +136,8 @@ class LeRobotRobot:
         """State float32[ds] and the newest picture of each camera. Raises `RobotError` when a motor does not answer."""
         self._ready("read")
         seen, time_ns = self._observe()
-        return Observation(
-            time_ns, self._numbers(seen), self._pictures.frames(seen, time_ns), self.config.tasks[self._task]
-        )
+        frames = {camera.name: self._frame(camera, seen.get(camera.name), time_ns) for camera in self.spec.cameras}
+        return Observation(time_ns, self._numbers(seen), frames, self.config.tasks[self._task])
 
     def write(self, action: np.ndarray) -> Feedback:
         """Send `action`; raises `InvalidDataError` for one that is none, `RobotError` when the bus does not take it."""
@@ -107,22 +150,18 @@ class LeRobotRobot:
         if not self._connected:
             return
         self._connected, self._task = False, ""
-        rates = [
-            name for name, d in zip(self._actions, self.spec.action, strict=True) if d.meaning != CommandType.absolute
-        ]
+        rates = {d.name: 0.0 for d in self.spec.action if d.meaning != CommandType.absolute}
         try:
             if rates:
-                self._robot.send_action(self._stop_action(rates))
+                # a whole action, that keeps all else where it is measured
+                seen, _ = self._observe()
+                self._robot.send_action({name: float(seen.get(name, 0.0)) for name in self._actions} | rates)
         except Exception as error:  # noqa: BLE001 - it is given back whatever it says
             log.error("%s did not take its last stop: %s", self._what, error)
-        self._disconnect()
+        disconnect(self._robot, self._what)
+        self._close_cameras()
 
     # --- lerobot's side -------------------------------------------------------------------------------------------
-
-    def _stop_action(self, rates: list[str]) -> dict[str, float]:
-        """A whole action that keeps the robot where it is measured."""
-        seen, _ = self._observe()
-        return {name: 0.0 if name in rates else float(seen.get(name, 0.0)) for name in self._actions}
 
     def _observe(self) -> tuple[dict[str, Any], int]:
         for attempt in range(1, _READ_TRIES + 1):
@@ -178,7 +217,7 @@ class LeRobotRobot:
                 continue
             seen, _ = self._observe()
             off = {n: abs(seen[n] - g) / s for n, g, s in zip(names, goal, span, strict=True) if n in rest}
-            if max(off.values()) <= self.config.rest_tolerance:
+            if max(off.values()) <= _REST_TOLERANCE:
                 return
         worst = max(off, key=lambda name: off[name])
         raise RobotError(
@@ -186,13 +225,38 @@ class LeRobotRobot:
             f"{goal[names.index(worst)]:.1f}. Is it blocked, or without power?"
         )
 
-    def _disconnect(self) -> None:
-        disconnect(self._robot, self._what)
+    def _detach_cameras(self) -> list[NewestCamera]:
+        """Put a `NewestCamera` in the place of each camera of lerobot's robot and of its arms."""
+        stand_ins: dict[int, NewestCamera] = {}
+        for _, part in parts(self._robot):
+            cameras: Any = getattr(part, "cameras", None)
+            if isinstance(cameras, dict):
+                for name, camera in cameras.items():
+                    cameras[name] = stand_ins.setdefault(id(camera), NewestCamera(name, camera, self._clock))
+        return list(stand_ins.values())
+
+    def _close_cameras(self) -> None:
         for camera in self._cameras:
-            try:
-                camera.disconnect()
-            except Exception as error:  # noqa: BLE001
-                log.error("%s: camera '%s' did not close: %s", self._what, camera.name, error)
+            camera.disconnect()
+
+    def _frame(self, camera: CameraSpec, image: Any, time_ns: int) -> Frame:
+        """Of `image` with its time: the same `Frame` as before while it is the same picture."""
+        before = self._frames.get(camera.name)
+        if before is not None and before[0] is image:
+            return before[1]
+        # The picture itself says which camera it is from: names differ where a robot is made of two arms.
+        taken_ns = next((c.given.time_ns for c in self._cameras if c.given and c.given.image is image), None)
+        if taken_ns is None and before is not None and np.array_equal(before[0], image):
+            return before[1]
+        try:
+            whole = to_rgb(image)
+        except InvalidDataError as error:
+            raise RobotError(f"{self._what}: camera '{camera.name}': {error} Check its configuration.") from error
+        same = whole.shape[:2] == (camera.height, camera.width)
+        small = whole if same else resize_image(whole, camera.height, camera.width)
+        frame = Frame(time_ns if taken_ns is None else taken_ns, small, None if same else whole)
+        self._frames[camera.name] = image, frame
+        return frame
 
     def _ready(self, what: str) -> None:
         if not self._task:

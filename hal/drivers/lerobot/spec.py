@@ -7,9 +7,9 @@ be in the configuration, and what is missing is named. Nothing is guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from wire.errors import ConfigError, suggest
 from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
@@ -49,8 +49,6 @@ class LeRobotConfig:
     """where `reset` brings the robot; none: it stays where it is"""
     rest_speed: float = 0.25
     """share of a dimension's range per second, on the way to the rest pose"""
-    rest_tolerance: float = 0.05
-    """share of a dimension's range that it may be off at the end; more means that it is blocked"""
     write_calibration: bool = False
     """write the calibration file into motors that hold another one; otherwise that is an error"""
     embodiment: str = ""
@@ -63,7 +61,7 @@ class LeRobotConfig:
             raise ConfigError(
                 f"lerobot robot '{self.type}': no tasks; say what it is for: tasks={{'pick': 'pick the cube'}}."
             )
-        for name in ("control_hz", "rest_speed", "rest_tolerance"):
+        for name in ("control_hz", "rest_speed"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"lerobot robot '{self.type}': {name} must be positive, not {getattr(self, name)}.")
 
@@ -75,7 +73,7 @@ class LeRobotConfig:
 
 def lerobot_spec(config: LeRobotConfig, robot: Any) -> RobotSpec:
     """The spec of lerobot's `robot`. Raises `ConfigError` naming each dimension without a unit or limits."""
-    motors = dict(_motors(robot))
+    motors = _motors(robot)
     states, cameras = _split(robot.observation_features, config)
     actions, pictures = _split(robot.action_features, config)
     if pictures:
@@ -99,16 +97,18 @@ def lerobot_spec(config: LeRobotConfig, robot: Any) -> RobotSpec:
     return spec
 
 
-def calibrated_limits(robot: Any, names: tuple[str, ...]) -> dict[str, tuple[float, float]]:
-    """What this very robot can reach by its calibration, by name of those that have one."""
-    motors = dict(_motors(robot))
-    found = {name: _of_motor(motors[name])[1:] for name in names if name in motors}
-    return {name: (low, high) for name, (low, high) in found.items() if low is not None and high is not None}
+def calibrated_limits(robot: Any) -> dict[str, tuple[float, float]]:
+    """What this very robot, or teleoperator, can reach by its calibration, by name of those that have one."""
+    return {
+        name: (motor.low, motor.high)
+        for name, motor in _motors(robot).items()
+        if motor.low is not None and motor.high is not None
+    }
 
 
 def motor_units(robot: Any) -> dict[str, str]:
     """In what unit lerobot counts each motor's position, by name."""
-    return {name: _of_motor(motor)[0] for name, motor in _motors(robot)}
+    return {name: motor.unit for name, motor in _motors(robot).items()}
 
 
 def parts(robot: Any) -> Iterator[tuple[str, Any]]:
@@ -119,58 +119,59 @@ def parts(robot: Any) -> Iterator[tuple[str, Any]]:
             yield attribute.removesuffix("arm"), value
 
 
-@dataclass(frozen=True, slots=True)
-class _Motor:
-    mode: str
-    resolution: int
-    calibration: Any
-    file: Any
+class _Motor(NamedTuple):
+    """A motor's position as lerobot normalises it; no limits where they follow from a calibration that is not there."""
+
+    unit: str
+    low: float | None
+    high: float | None
+    file: str
+    """of its calibration"""
 
 
-def _motors(robot: Any) -> Iterator[tuple[str, _Motor]]:
-    for prefix, part in parts(robot):
-        for bus in vars(part).values():
-            if not isinstance(getattr(bus, "motors", None), Mapping):
-                continue
-            for name, motor in bus.motors.items():
-                known = (getattr(bus, "calibration", None) or {}).get(name)
-                steps = getattr(bus, "model_resolution_table", {}).get(motor.model, 0)
-                file = getattr(part, "calibration_fpath", "")
-                yield f"{prefix}{name}.pos", _Motor(motor.norm_mode.name, steps, known, file)
+def _motors(robot: Any) -> dict[str, _Motor]:
+    return {
+        f"{prefix}{name}.pos": _motor(bus, name, str(getattr(part, "calibration_fpath", "")))
+        for prefix, part in parts(robot)
+        for bus in vars(part).values()
+        if isinstance(getattr(bus, "motors", None), Mapping)
+        for name in bus.motors
+    }
 
 
-def _of_motor(motor: _Motor) -> tuple[str, float | None, float | None]:
-    """Unit and limits of a motor's position as lerobot normalises it."""
-    if motor.mode == "RANGE_M100_100":
-        return "%", -100.0, 100.0
-    if motor.mode == "RANGE_0_100":
-        return "%", 0.0, 100.0
-    if motor.mode == "DEGREES":
-        if motor.calibration is None or not motor.resolution:
-            return "deg", None, None
-        # lerobot counts degrees from the middle of the calibrated range.
-        half = (motor.calibration.range_max - motor.calibration.range_min) / 2 * 360 / (motor.resolution - 1)
-        return "deg", -half, half
-    return "", None, None
+def _motor(bus: Any, name: str, file: str) -> _Motor:
+    motor = bus.motors[name]
+    match motor.norm_mode.name:
+        case "RANGE_M100_100":
+            return _Motor("%", -100.0, 100.0, file)
+        case "RANGE_0_100":
+            return _Motor("%", 0.0, 100.0, file)
+        case "DEGREES":
+            known = (getattr(bus, "calibration", None) or {}).get(name)
+            steps = getattr(bus, "model_resolution_table", {}).get(motor.model, 0)
+            if known is None or not steps:
+                return _Motor("deg", None, None, file)
+            # lerobot counts degrees from the middle of the calibrated range.
+            half = (known.range_max - known.range_min) / 2 * 360 / (steps - 1)
+            return _Motor("deg", -half, half, file)
+    return _Motor("", None, None, file)
 
 
 def _dimension(
     config: LeRobotConfig, side: str, name: str, motors: dict[str, _Motor], lacking: dict[str, list[str]]
 ) -> Dimension:
     given = config.dimensions.get(f"{side}.{name}") or config.dimensions.get(name) or DimensionConfig()
-    motor = motors.get(name)
-    unit, low, high = _of_motor(motor) if motor else ("", None, None)
+    unit, low, high, file = motors.get(name, _Motor("", None, None, ""))
+    why = f" (no calibration at {file})" if unit == "deg" and low is None else ""
     if side == "state" and unit == "deg" and given.low is None and given.high is None:
         # A joint can be pushed out of its calibrated range, and lerobot says so in degrees.
         low, high = -ENCODER_DEG, ENCODER_DEG
     unit = given.unit or unit
     low = low if given.low is None else given.low
     high = high if given.high is None else given.high
-    missing = [what for what, value in (("unit", unit or None), ("low", low), ("high", high)) if value is None]
-    if missing:
-        why = f" (no calibration at {motor.file})" if motor and motor.mode == "DEGREES" else ""
-        lacking.setdefault(", ".join(missing) + why, []).append(name)
     if low is None or high is None or not unit:
+        missing = [what for what, value in (("unit", unit or None), ("low", low), ("high", high)) if value is None]
+        lacking.setdefault(", ".join(missing) + why, []).append(name)
         # Only to go on and name the others too; the caller raises.
         return Dimension(name, "?", 0.0, 1.0, given.meaning)
     return Dimension(name, unit, float(low), float(high), given.meaning)
@@ -217,9 +218,15 @@ def _check_names(
         ("images", config.images, set(cameras)),
         ("leave_out", config.leave_out, set(seen)),
     ):
-        for name in names:
-            if name not in known:
-                raise ConfigError(
-                    f"{config.what}: {where} names '{name}', which it has not.{suggest(name, known)} "
-                    f"It has {', '.join(sorted(known)) or 'none'}."
-                )
+        require_known(config.what, where, names, known)
+
+
+def require_known(what: str, where: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `ConfigError` for the first of `names` that is not `known`."""
+    known = sorted(known)
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"{what}: {where} has '{name}', which is not there.{suggest(name, known)} "
+                f"There are: {', '.join(known) or 'none'}."
+            )

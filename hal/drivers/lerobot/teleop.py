@@ -7,8 +7,6 @@ either way the robot goes over to it at a bounded speed before it follows direct
 
 from __future__ import annotations
 
-import inspect
-import logging
 import re
 import threading
 from collections.abc import Mapping
@@ -17,15 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from hal.drivers.lerobot.make import check_calibration, disconnect, make_lerobot
-from hal.drivers.lerobot.spec import motor_units
+from hal.drivers.lerobot.make import connect, disconnect, make_lerobot
+from hal.drivers.lerobot.spec import motor_units, require_known
 from hal.interfaces.teleop import TeleopCommand
-from hal.teleop.pose import check_rest, unknown_pose
+from hal.teleop.pose import check_rest
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError, suggest
 from wire.types import CommandType, RobotSpec
-
-log = logging.getLogger(__name__)
 
 _ELEMENT = re.compile(r"(.+)\[(\w+)\]")
 _OLD_S = 0.5
@@ -71,23 +67,19 @@ class LeRobotTeleopConfig:
 class LeRobotTeleop:
     """Keeps the `TeleopDevice` protocol. A thread reads lerobot's object, which may wait for its hardware."""
 
-    def __init__(self, config: LeRobotTeleopConfig | None, clock: Clock | None = None) -> None:
-        if config is None:
-            raise ConfigError("teleoperator 'lerobot' needs a configuration: type and fields; see docs/robots.md.")
+    def __init__(self, config: LeRobotTeleopConfig, clock: Clock | None = None) -> None:
         self.config = config
         self._clock = clock or MonotonicClock()
         self._what = f"lerobot teleoperator '{config.type}'"
         self._device: Any = None
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._lock = threading.Lock()
         self._spec: RobotSpec | None = None
         self._clear()
 
     def _clear(self) -> None:
         self._reading: tuple[int, dict[str, Any]] | None = None
         self._fault = ""
-        self._pose: np.ndarray = np.zeros(0, np.float32)
         self._engaged = self._caught = False
         self._target: np.ndarray | None = None
         self._then_ns = 0
@@ -104,7 +96,6 @@ class LeRobotTeleop:
         device = make_lerobot("teleoperator", self.config.type, self.config.fields, self.config.plugins)
         self._sources = self._bind(spec, device)
         self._check_units(spec, device)
-        self._spec, self._pose = spec, unknown_pose(spec)
         self._low, self._high = spec.action_low(), spec.action_high()
         self._absolute = np.array([d.meaning is CommandType.absolute for d in spec.action])
         states = {d.name for d in spec.state}
@@ -112,38 +103,17 @@ class LeRobotTeleop:
         self._changes = np.array([d.name in self.config.changes for d in spec.action])
         self._scale = np.array([self.config.scale.get(d.name, 1.0) for d in spec.action])
         self._per = np.array([spec.period_ns / 1e9 if d.meaning is CommandType.delta else 1.0 for d in spec.action])
-        self._device = device
-        try:
-            self._open(device)
-        except Exception as error:
-            self.close()
-            if isinstance(error, RobotError):
-                raise
-            raise RobotError(
-                f"{self._what} cannot be connected: {type(error).__name__}: {error}. Check its power, its cable and "
-                "the port in `fields`; `lerobot-find-port` finds it."
-            ) from error
+        connect(device, self._what, self.config.write_calibration)
+        self._spec, self._device = spec, device
         self._stop.clear()
         self._thread = threading.Thread(target=self._read_on, name="lerobot-teleop", daemon=True)
         self._thread.start()
 
-    def set_pose(self, pose: np.ndarray) -> None:
-        """See `PoseAware.set_pose`."""
-        self._pose = np.asarray(pose, np.float32)
-
-    def disengage(self) -> None:
-        """See `CanDisengage.disengage`."""
-        self._engaged = False
-
-    def read(self) -> TeleopCommand:
-        """See `TeleopDevice.read`."""
-        if self._spec is None:
-            raise RobotError(f"{self._what} is read before connect(); call connect() first.")
-        with self._lock:
-            reading, fault = self._reading, self._fault
-        if fault:
-            raise RobotError(f"{self._what} cannot be read: {fault}. Check its cable and power.")
-        now_ns = self._clock.now_ns()
+    def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
+        self._engaged &= driving
+        if self._fault:
+            raise RobotError(f"{self._what} cannot be read: {self._fault}. Check its cable and power.")
+        reading, now_ns = self._reading, self._clock.now_ns()
         if reading is None or now_ns - reading[0] > _OLD_S * 1e9:
             self.hint = "waiting for the device"
             self._engaged = False
@@ -152,7 +122,7 @@ class LeRobotTeleop:
             self.hint, self._engaged, self._before = f"{self.config.engage} to drive", False, None
             return TeleopCommand(engaged=True)
         wanted = self._wanted(*reading)
-        if not self._engaged and not self._may_engage(wanted):
+        if not self._engaged and not self._may_engage(wanted, np.asarray(pose, np.float32)):
             return TeleopCommand(engaged=True)
         return TeleopCommand(engaged=True, action=self._follow(wanted, now_ns))
 
@@ -162,17 +132,16 @@ class LeRobotTeleop:
         if self._thread is not None:
             self._thread.join(2.0)
             self._thread = None
-        device, self._device, self._spec = self._device, None, None
-        if device is None:
-            return
-        disconnect(device, self._what)
+        if self._device is not None:
+            disconnect(self._device, self._what)
+        self._device = self._spec = None
 
     # --- the clutch ----------------------------------------------------------------------------------------------
 
-    def _may_engage(self, wanted: np.ndarray) -> bool:
+    def _may_engage(self, wanted: np.ndarray, pose: np.ndarray) -> bool:
         """Whether the robot may begin to follow; says what is missing."""
         assert self._spec is not None
-        off = np.where(self._absolute, wanted - self._pose, 0.0)
+        off = np.where(self._absolute, wanted - pose, 0.0)
         # What no robot of this kind measures (a gripper's effort) cannot be compared, and does not hold things up.
         measured = np.isfinite(off)
         if not measured[self._measurable].all():
@@ -185,7 +154,7 @@ class LeRobotTeleop:
             self.hint = f"bring {d.name} by {-off[worst]:+.0f} {d.unit} to where the robot is"
             return False
         self._engaged, self._caught = True, False
-        here = np.where(np.isfinite(self._pose), self._pose, wanted)
+        here = np.where(np.isfinite(pose), pose, wanted)
         self._target, self._then_ns = here.astype(np.float64), self._clock.now_ns()
         self.hint = "going over to the device"
         return True
@@ -211,15 +180,12 @@ class LeRobotTeleop:
         values = np.array([self._value(action, *source) for source in self._sources]) * self._scale
         if not np.isfinite(values).all():
             raise RobotError(f"{self._what} says {dict(action)}, which is not all numbers.")
-        if self._changes.any():
+        if self._before is None or time_ns > self._before[0]:
             # A robot repeats a command until the next: it gets the rate at which the device moves, not the step.
-            if self._before is not None and time_ns > self._before[0]:
-                self._rates = (values - self._before[1]) / ((time_ns - self._before[0]) / 1e9) * self._per
-            if self._before is None or time_ns > self._before[0]:
-                self._before = (time_ns, values)
-            rates = self._rates if self._rates.size else np.zeros_like(values)
-            values = np.where(self._changes, rates, values)
-        return np.clip(values, self._low, self._high)
+            then_ns, then = self._before or (0, values)
+            self._rates = (values - then) / ((time_ns - then_ns) / 1e9) * self._per
+            self._before = (time_ns, values)
+        return np.clip(np.where(self._changes, self._rates, values), self._low, self._high)
 
     def _value(self, action: Mapping[str, Any], name: str, element: str) -> float:
         value = action.get(name)
@@ -236,20 +202,12 @@ class LeRobotTeleop:
             try:
                 action = self._device.get_action()
                 if action:  # a phone says nothing until it knows where it is
-                    with self._lock:
-                        self._reading = (self._clock.now_ns(), dict(action))
+                    self._reading = (self._clock.now_ns(), dict(action))
             except Exception as error:  # noqa: BLE001 - a device may fail in any way; `read` says it
-                with self._lock:
-                    self._fault = f"{type(error).__name__}: {error}"
+                self._fault = f"{type(error).__name__}: {error}"
                 return
 
     # --- opening -------------------------------------------------------------------------------------------------
-
-    def _open(self, device: Any) -> None:
-        # Without `calibrate`, or lerobot would ask at the terminal; some devices have no such option.
-        asks = "calibrate" in inspect.signature(device.connect).parameters
-        device.connect(**({"calibrate": False} if asks else {}))
-        check_calibration(device, self._what, self.config.write_calibration)
 
     def _bind(self, spec: RobotSpec, device: Any) -> list[tuple[str, str]]:
         """The source of each action dimension: a name, and what of it or ''."""
@@ -261,12 +219,7 @@ class LeRobotTeleop:
             ("scale", self.config.scale),
             ("changes", self.config.changes),
         ):
-            for name in names:
-                if name not in actions:
-                    raise ConfigError(
-                        f"{self._what}: {where} has '{name}', which robot '{spec.embodiment}' has not."
-                        f"{suggest(name, actions)} Its actions: {', '.join(actions)}."
-                    )
+            require_known(f"{self._what} for robot '{spec.embodiment}'", where, names, actions)
         for d in spec.action:
             if d.name in self.config.changes and d.meaning is CommandType.absolute:
                 raise ConfigError(f"{self._what}: '{d.name}' is an absolute target and cannot follow changes.")

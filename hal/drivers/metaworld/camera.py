@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,33 +21,8 @@ log = logging.getLogger(__name__)
 
 _PREVIEW_NS = 95_000_000
 """least time between two previews: ten a second, with room for a camera that is a little early"""
-
-
-class MetaWorldCamera(Protocol):
-    """What the robot needs of a camera."""
-
-    previews: bool
-    """whether some frames bring the picture as it was drawn"""
-
-    def pause(self) -> None:
-        """Stop filming: the scene is about to be rebuilt."""
-        ...
-
-    def start(self, simulation: Simulation) -> None:
-        """Film `simulation` from now on. Raises `RenderError`."""
-        ...
-
-    def moved(self, simulation: Simulation) -> None:
-        """One control period of `simulation` has passed."""
-        ...
-
-    def frame(self) -> Frame:
-        """The newest frame of the simulation last started. Raises `RenderError`."""
-        ...
-
-    def close(self) -> None:
-        """Give the GL context back. May be called twice."""
-        ...
+_TIMEOUT_S = 10.0
+"""so long a reset waits for the thread's first frame, and `close` for its end"""
 
 
 class _Framing:
@@ -74,6 +49,7 @@ class InlineCamera:
 
     def __init__(self, name: str, image_px: int, preview_px: int, every_ticks: int, clock: Clock) -> None:
         self.previews = False
+        """whether some frames bring the picture as it was drawn"""
         self._renderer = Renderer(name, preview_px)
         self._framing = _Framing(image_px)
         self._every_ticks = every_ticks
@@ -84,16 +60,20 @@ class InlineCamera:
         self._frame: Frame | None = None
 
     def pause(self) -> None:
+        """Stop filming: the scene is about to be rebuilt."""
         self._simulation, self._frame, self._drawn = None, None, -1
 
     def start(self, simulation: Simulation) -> None:
+        """Film `simulation` from now on. Raises `RenderError`."""
         self._simulation, self._tick = simulation, 0
         self.frame()
 
     def moved(self, simulation: Simulation) -> None:
+        """One control period of `simulation` has passed."""
         self._tick += 1
 
     def frame(self) -> Frame:
+        """The newest frame of the simulation last started. Raises `RenderError`."""
         assert self._simulation is not None, "start() comes first"
         due = self._tick // self._every_ticks
         if self._frame is None or due > self._drawn:
@@ -103,6 +83,7 @@ class InlineCamera:
         return self._frame
 
     def close(self) -> None:
+        """Give the GL context back. May be called twice."""
         self._renderer.close()
 
 
@@ -113,22 +94,19 @@ class _Scene(NamedTuple):
 
 
 class ThreadedMetaWorldCamera:
-    """Films at its own wall-clock rate in a thread that alone owns the GL context.
+    """Films at its own wall-clock rate in a thread that alone owns the GL context; has the methods of `InlineCamera`.
 
     The robot leaves a copy of the pose after each step (about 3 us); the thread takes the newest one. Neither waits for
     the other: a reference is handed over, no lock is held. The drawing itself runs outside Python's global lock.
     """
 
-    def __init__(
-        self, name: str, image_px: int, preview_px: int, rate_hz: float, clock: Clock, timeout_s: float
-    ) -> None:
+    def __init__(self, name: str, image_px: int, preview_px: int, rate_hz: float, clock: Clock) -> None:
         self.previews = False
         self._name = name
         self._framing = _Framing(image_px)
         self._drawn_px = preview_px
         self._period_s = 1.0 / rate_hz
         self._clock = clock
-        self._timeout_s = timeout_s
         self._episode = 0
         self._scene: _Scene | None = None
         self._newest: tuple[int, Frame] | None = None
@@ -147,12 +125,12 @@ class ThreadedMetaWorldCamera:
             self._scene = _Scene(self._episode, simulation, simulation.pose())
             self._changed.notify_all()
             fresh = self._changed.wait_for(
-                lambda: self._error or (self._newest and self._newest[0] == self._episode), self._timeout_s
+                lambda: self._error or (self._newest and self._newest[0] == self._episode), _TIMEOUT_S
             )
         self._raise_error()
         if not fresh:
             raise RenderError(
-                f"camera '{self._name}' gave no frame within {self._timeout_s:g} s of the reset. "
+                f"camera '{self._name}' gave no frame within {_TIMEOUT_S:g} s of the reset. "
                 "The machine is too busy to draw; run fewer simulated robots on it."
             )
 
@@ -168,9 +146,9 @@ class ThreadedMetaWorldCamera:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(self._timeout_s)
+        self._thread.join(_TIMEOUT_S)
         if self._thread.is_alive():
-            log.warning("camera '%s': its thread has not ended after %g s.", self._name, self._timeout_s)
+            log.warning("camera '%s': its thread has not ended after %g s.", self._name, _TIMEOUT_S)
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -204,11 +182,7 @@ class ThreadedMetaWorldCamera:
             if scene.simulation not in own:
                 own[scene.simulation] = mujoco.MjData(model)
             data = own[scene.simulation]
-            data.qpos[:], data.mocap_pos[:], data.mocap_quat[:] = (
-                scene.pose.qpos,
-                scene.pose.mocap_pos,
-                scene.pose.mocap_quat,
-            )
+            data.qpos[:], data.mocap_pos[:], data.mocap_quat[:] = scene.pose
             # Positions are all a picture needs: cheaper than a whole forward pass.
             mujoco.mj_kinematics(model, data)
             mujoco.mj_comPos(model, data)

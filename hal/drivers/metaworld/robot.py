@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from hal.drivers.metaworld.camera import InlineCamera, MetaWorldCamera, ThreadedMetaWorldCamera
+from hal.drivers.metaworld.camera import InlineCamera, ThreadedMetaWorldCamera
 from hal.drivers.metaworld.simulation import CONTROL_HZ, Simulation, import_simulator
 from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS, TRACK, check_task, instruction
 from hal.drivers.metaworld.track import HAND_HIGH, HAND_LOW, TrackSimulation
@@ -40,8 +40,6 @@ class MetaWorldConfig:
     camera_hz: float = 20.0
     render_in_thread: bool = False
     """False: drawn between two ticks, deterministic, for evaluation. True: beside them, for a robot at its own rate"""
-    first_frame_timeout_s: float = 10.0
-    """how long a reset waits for the thread's first frame"""
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -77,28 +75,26 @@ def track_config() -> MetaWorldConfig:
 def metaworld_spec(config: MetaWorldConfig) -> RobotSpec:
     """The spec of a robot with `config`; needs no simulator."""
     hand = (
-        Dimension("hand_x", "m", -0.525, 0.525),
-        Dimension("hand_y", "m", 0.348, 1.025),
-        Dimension("hand_z", "m", -0.0525, 0.7),
+        *_axes("hand_{}", "m", (-0.525, 0.348, -0.0525), (0.525, 1.025, 0.7)),
         Dimension("gripper_opening", "1", -1.0, 1.0),
     )
-    places = {
-        "pixels": hand,
-        "state": (*_hand_and_objects(hand, ""), *_hand_and_objects(hand, "_before"), *_position("goal")),
-        "track": (*_set_point(), hand[3], *_position("goal"), *_velocity("goal")),
-    }
-    pixels = config.observation == "pixels"
+    match config.observation:
+        case "pixels":
+            state = hand
+        case "state":
+            state = (*_hand_and_objects(hand, ""), *_hand_and_objects(hand, "_before"), *_position("goal_{}"))
+        case "track":
+            speed = _axes("goal_v{}", "m/s", (-2.0, -2.0, -2.0), (2.0, 2.0, 2.0))
+            state = (*_axes("set_point_{}", "m", HAND_LOW, HAND_HIGH), hand[3], *_position("goal_{}"), *speed)
     camera = CameraSpec(config.camera, config.image_px, config.image_px, config.camera_hz)
     return RobotSpec(
         embodiment=f"metaworld-sawyer-{config.observation}",
-        state=places[config.observation],
+        state=state,
         action=(
-            Dimension("move_x", "cm/step", -1.0, 1.0, CommandType.delta),
-            Dimension("move_y", "cm/step", -1.0, 1.0, CommandType.delta),
-            Dimension("move_z", "cm/step", -1.0, 1.0, CommandType.delta),
-            Dimension("gripper_effort", "1", -1.0, 1.0, CommandType.absolute),
+            *(Dimension(f"move_{axis}", "cm/step", -1.0, 1.0, CommandType.delta) for axis in "xyz"),
+            Dimension("gripper_effort", "1", -1.0, 1.0),
         ),
-        cameras=(camera,) if pixels else (),
+        cameras=(camera,) if config.observation == "pixels" else (),
         control_hz=CONTROL_HZ,
     )
 
@@ -113,7 +109,7 @@ class MetaWorldRobot:
         self.tasks = self.config.tasks
         self._clock = clock or MonotonicClock()
         self._connected = False
-        self._camera: MetaWorldCamera | None = None
+        self._camera: InlineCamera | ThreadedMetaWorldCamera | None = None
         self._simulations: dict[str, Simulation] = {}
         self._now: Simulation | None = None
         self._text = ""
@@ -131,9 +127,7 @@ class MetaWorldRobot:
         if self.spec.cameras:
             sizes = config.camera, config.image_px, config.preview_px
             if config.render_in_thread:
-                self._camera = ThreadedMetaWorldCamera(
-                    *sizes, config.camera_hz, self._clock, config.first_frame_timeout_s
-                )
+                self._camera = ThreadedMetaWorldCamera(*sizes, config.camera_hz, self._clock)
             else:
                 self._camera = InlineCamera(*sizes, int(CONTROL_HZ / config.camera_hz), self._clock)
             self._camera.previews = self._previews
@@ -208,30 +202,21 @@ class MetaWorldRobot:
         return self._now
 
 
-def _set_point() -> tuple[Dimension, ...]:
-    return tuple(
-        Dimension(f"set_point_{axis}", "m", low, high)
-        for axis, low, high in zip("xyz", HAND_LOW, HAND_HIGH, strict=True)
-    )
+def _axes(name: str, unit: str, low: tuple[float, ...], high: tuple[float, ...]) -> tuple[Dimension, ...]:
+    """x, y and z in the place of {} in `name`."""
+    sides = zip("xyz", low, high, strict=True)
+    return tuple(Dimension(name.format(axis), unit, least, most) for axis, least, most in sides)
 
 
 def _position(name: str) -> tuple[Dimension, ...]:
     # Generous: what falls off the table comes to rest on the floor 0.91 m below it.
-    return (
-        Dimension(f"{name}_x", "m", -1.5, 1.5),
-        Dimension(f"{name}_y", "m", -0.5, 2.0),
-        Dimension(f"{name}_z", "m", -1.5, 1.5),
-    )
-
-
-def _velocity(name: str) -> tuple[Dimension, ...]:
-    return tuple(Dimension(f"{name}_v{axis}", "m/s", -2.0, 2.0) for axis in "xyz")
+    return _axes(name, "m", (-1.5, -0.5, -1.5), (1.5, 2.0, 1.5))
 
 
 def _hand_and_objects(hand: tuple[Dimension, ...], when: str) -> tuple[Dimension, ...]:
     """18 numbers: the hand and two objects (position and quaternion; zeros where a task has one object)."""
     dimensions = [Dimension(d.name + when, d.unit, d.low, d.high) for d in hand]
     for thing in ("object", "second_object"):
-        dimensions += _position(thing + when)
+        dimensions += _position(f"{thing}{when}_{{}}")
         dimensions += [Dimension(f"{thing}{when}_q{i}", "1", -1.0, 1.0) for i in range(4)]
     return tuple(dimensions)

@@ -53,13 +53,9 @@ class Hand:
     def connect(self, spec: RobotSpec) -> None:
         self.spec = spec
 
-    def set_pose(self, pose: np.ndarray) -> None:
+    def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
         self.pose = pose
-
-    def disengage(self) -> None:
-        self.let_gos += 1
-
-    def read(self) -> TeleopCommand:
+        self.let_gos += not driving
         if self.broken:
             raise RobotError(self.broken)
         wants = self.wants

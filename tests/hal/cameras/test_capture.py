@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import queue
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from hal.cameras.capture import ThreadedCamera
+from hal.cameras.capture import CameraConfig, ThreadedCamera
 from hal.cameras.simulated import PatternCamera, PatternConfig, SceneCamera, SceneConfig, pattern_number
 from hal.drivers.fake import FakeRobot
 from hal.interfaces.camera import Camera
@@ -17,7 +18,7 @@ from tests.hal.cameras.filming import threads, until
 from wire.errors import ConfigError, RobotError
 from wire.types import CameraSpec
 
-SPEC = CameraSpec("eye", 8, 8, 20.0)
+EYE = CameraConfig(name="eye", height=8, width=8, rate_hz=20.0)
 
 
 class Device:
@@ -42,9 +43,8 @@ class Device:
 
 
 def capture(device: Device, **options: float) -> ThreadedCamera:
-    return ThreadedCamera(
-        SPEC, lambda: device, "port 7", **{"stall_timeout_s": 60.0, "first_frame_timeout_s": 30.0, **options}
-    )  # type: ignore[arg-type]
+    config = replace(EYE, **{"stall_timeout_s": 60.0, "first_frame_timeout_s": 30.0, **options})
+    return ThreadedCamera(config, "port 7", lambda: device)
 
 
 def test_a_camera_keeps_the_newest_picture_and_gives_it_again() -> None:
@@ -83,7 +83,7 @@ def test_pictures_that_come_too_fast_are_left_out_evenly(device_hz: float, expec
             kept.append(frame.time_ns)
             super()._keep(frame)
 
-    watched = Counting(SPEC, lambda: device, "port 7")
+    watched = Counting(EYE, "port 7", lambda: device)
     for time_ns in [*times, None]:
         device.given.put(time_ns)
     watched.connect()
@@ -175,7 +175,7 @@ def test_connecting_says_why_it_failed_and_leaves_no_thread() -> None:
 
 def test_a_thread_that_is_stuck_does_not_hold_up_the_next_one() -> None:
     devices = [Device(), Device()]
-    watched = ThreadedCamera(SPEC, lambda: devices[made()], "port 7")
+    watched = ThreadedCamera(EYE, "port 7", lambda: devices[made()])
     count = iter(range(2))
 
     def made() -> int:
@@ -196,18 +196,17 @@ def test_a_thread_that_is_stuck_does_not_hold_up_the_next_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("wrong", "message"),
     [
-        (CameraSpec("", 8, 8, 20.0), "name is empty"),
-        (CameraSpec("eye", 0, 8, 20.0), "height 0 and width 8"),
-        (CameraSpec("eye", 8, 8, 0.0), "rate_hz 0 is none"),
+        ({"name": ""}, "name is empty"),
+        ({"height": 0}, "height 0 and width 8"),
+        ({"rate_hz": 0.0}, "rate_hz 0 is none"),
+        ({"preview_height": 9}, r"preview of \(9, 0\): give two sides"),
     ],
 )
-def test_a_spec_no_camera_can_have_is_refused(spec: CameraSpec, message: str) -> None:
+def test_what_no_camera_can_be_is_refused(wrong: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ThreadedCamera(spec, Device, "port 7")
-    with pytest.raises(ConfigError, match=r"preview of \(9, 0\): give two sides"):
-        ThreadedCamera(SPEC, Device, "port 7", preview=(9, 0))
+        ThreadedCamera(replace(EYE, **wrong), "port 7", Device)
 
 
 # --- cameras without hardware -----------------------------------------------------------------------------------------

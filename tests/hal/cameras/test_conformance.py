@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hal.cameras.conformance import check_camera
+from hal.cameras.opencv import VideoCamera, VideoConfig
 from hal.cameras.simulated import PatternCamera, PatternConfig, SceneCamera, SceneConfig
-from hal.cameras.video import VideoCamera, VideoConfig
 from tests.hal.cameras.filming import write_video
 from wire.errors import RobotError
 from wire.types import CameraSpec, Frame
@@ -21,7 +21,7 @@ def test_our_cameras_keep_the_rules(kind: str, tmp_path: Path) -> None:
     film = write_video(tmp_path / "film.avi", 60, 60.0)
     make = {
         "pattern": lambda: PatternCamera(PatternConfig(height=32, width=64)),
-        "video": lambda: VideoCamera(VideoConfig(str(film), "film", 32, 64, 60.0)),
+        "video": lambda: VideoCamera(VideoConfig(str(film), name="film", height=32, width=64, rate_hz=60.0)),
         "scene": lambda: SceneCamera(SceneConfig("fake", {"image_px": 32})),
     }[kind]
     report = check_camera(make, seconds=0.6)

@@ -9,11 +9,11 @@ import cv2
 import numpy as np
 import pytest
 
-from hal.cameras.opencv import OpenCvCamera, OpenCvConfig, Pace, upright
+from hal.cameras.opencv import OpenCvCamera, OpenCvConfig, Pace, VideoCamera, VideoConfig, upright
 from hal.cameras.simulated import pattern_number
-from hal.cameras.video import VideoCamera, VideoConfig
 from hal.registry import CAMERAS, make_camera, read_config
 from tests.hal.cameras.filming import threads, until, write_video
+from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
 from wire.types import Frame
 
@@ -30,7 +30,7 @@ def watch(camera: VideoCamera | OpenCvCamera, count: int) -> list[Frame]:
 @pytest.mark.parametrize("suffix", [".avi", ".mp4"])
 def test_a_video_is_shown_at_its_own_rate_and_stays_at_its_end(tmp_path: Path, suffix: str) -> None:
     path = write_video(tmp_path / f"film{suffix}", 12, 40.0)
-    camera = VideoCamera(VideoConfig(str(path), "film", 48, 128, 100.0, loop=False))
+    camera = VideoCamera(VideoConfig(str(path), name="film", height=48, width=128, rate_hz=100.0, loop=False))
     camera.connect()
     until(lambda: not threads("film"))
     last = camera.read()
@@ -41,7 +41,7 @@ def test_a_video_is_shown_at_its_own_rate_and_stays_at_its_end(tmp_path: Path, s
 
 def test_a_video_paces_itself(tmp_path: Path) -> None:
     path = write_video(tmp_path / "film.avi", 300, 50.0)
-    camera = VideoCamera(VideoConfig(str(path), "film", 48, 128, 100.0))
+    camera = VideoCamera(VideoConfig(str(path), name="film", height=48, width=128, rate_hz=100.0))
     camera.connect()
     frames = watch(camera, 15)
     camera.close()
@@ -54,7 +54,7 @@ def test_a_video_paces_itself(tmp_path: Path) -> None:
 
 def test_a_video_goes_round(tmp_path: Path) -> None:
     path = write_video(tmp_path / "film.avi", 5, 200.0)
-    camera = VideoCamera(VideoConfig(str(path), "film", 48, 128, 500.0, speed=2.0))
+    camera = VideoCamera(VideoConfig(str(path), name="film", height=48, width=128, rate_hz=500.0, speed=2.0))
     camera.connect()
     rounds, before = 0, 0
 
@@ -72,7 +72,7 @@ def test_a_video_goes_round(tmp_path: Path) -> None:
 
 def test_a_faster_video_gives_the_wanted_rate(tmp_path: Path) -> None:
     path = write_video(tmp_path / "film.avi", 300, 100.0)
-    camera = VideoCamera(VideoConfig(str(path), "film", 48, 128, 25.0, loop=False))
+    camera = VideoCamera(VideoConfig(str(path), name="film", height=48, width=128, rate_hz=25.0, loop=False))
     camera.connect()
     frames = watch(camera, 6)
     camera.close()
@@ -84,9 +84,9 @@ def test_a_faster_video_gives_the_wanted_rate(tmp_path: Path) -> None:
 def test_it_is_brought_to_the_wanted_size(tmp_path: Path) -> None:
     path = write_video(tmp_path / "film.avi", 3)
     for config, shape in (
-        (VideoConfig(str(path), "film", 24, 64, loop=False), (24, 64, 3)),
-        (VideoConfig(str(path), "film", 32, 32, fit="crop", loop=False), (32, 32, 3)),
-        (VideoConfig(str(path), "film", 128, 48, rotation=90, loop=False), (128, 48, 3)),
+        (VideoConfig(str(path), name="film", height=24, width=64, loop=False), (24, 64, 3)),
+        (VideoConfig(str(path), name="film", height=32, width=32, fit="crop", loop=False), (32, 32, 3)),
+        (VideoConfig(str(path), name="film", height=128, width=48, rotation=90, loop=False), (128, 48, 3)),
     ):
         camera = VideoCamera(config)
         camera.connect()
@@ -100,7 +100,7 @@ def test_colours_are_red_green_blue(tmp_path: Path) -> None:
     for _ in range(3):
         writer.write(np.full((32, 32, 3), (0, 0, 250), np.uint8))
     writer.release()
-    camera = VideoCamera(VideoConfig(str(tmp_path / "red.avi"), "film", 32, 32))
+    camera = VideoCamera(VideoConfig(str(tmp_path / "red.avi"), name="film", height=32, width=32))
     camera.connect()
     red, green, blue = camera.read().image.reshape(-1, 3).mean(0)
     camera.close()
@@ -123,7 +123,8 @@ def test_a_file_that_is_no_video_is_named(tmp_path: Path) -> None:
 
 def test_a_stream_that_ends_is_opened_again(tmp_path: Path) -> None:
     path = write_video(tmp_path / "film.avi", 6, 100.0)
-    camera = OpenCvCamera(OpenCvConfig(f"file://{path}", "door", 48, 128, 200.0, stall_timeout_s=5.0))
+    size = {"height": 48, "width": 128, "rate_hz": 200.0}
+    camera = OpenCvCamera(OpenCvConfig(f"file://{path}", name="door", stall_timeout_s=5.0, **size))
     camera.connect()
     numbers: list[int] = []
 
@@ -200,7 +201,7 @@ def test_a_device_is_opened_as_it_was_asked_for(usb: type[Usb]) -> None:
 
 
 def test_a_device_that_is_pulled_out_and_put_in_again(usb: type[Usb]) -> None:
-    camera = OpenCvCamera(OpenCvConfig(0, "wrist", 30, 40, 200.0, stall_timeout_s=0.2))
+    camera = OpenCvCamera(OpenCvConfig(0, name="wrist", height=30, width=40, rate_hz=200.0, stall_timeout_s=0.2))
     camera.connect()
     usb.plugged = False
 
@@ -231,24 +232,27 @@ def test_a_device_that_is_pulled_out_and_put_in_again(usb: type[Usb]) -> None:
 )
 def test_what_cannot_be_asked_is_refused(fields: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        OpenCvConfig(**fields)
+        OpenCvCamera(OpenCvConfig(**fields))
 
 
 def test_the_pace_is_steady_and_does_not_catch_up() -> None:
-    now, slept = [0.0], []
+    clock, slept = ManualClock(), []
 
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now[0] += seconds
+    class Watched:
+        now_ns = clock.now_ns
 
-    pace = Pace(10.0, lambda: now[0], sleep)
+        def sleep_until(self, deadline_ns: int) -> None:
+            slept.append(deadline_ns > clock.now_ns())
+            clock.sleep_until(deadline_ns)
+
+    pace = Pace(10.0, Watched())
     shown = []
-    for late in (0.0, 0.03, 0.03, 0.5, 0.0, 0.0):
-        now[0] += late
+    for late_s in (0.0, 0.03, 0.03, 0.5, 0.0, 0.0):
+        clock.advance(round(late_s * 1e9))
         pace.wait()
-        shown.append(round(now[0], 6))
+        shown.append(clock.now_ns() / 1e9)
     assert shown == [0.0, 0.1, 0.2, 0.7, 0.8, 0.9]
-    assert len(slept) == 4
+    assert sum(slept) == 4
 
 
 def test_a_camera_that_hangs_upside_down_is_turned() -> None:

@@ -17,10 +17,11 @@ import pytest
 from hal.conformance import check_robot
 from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import DriverServer, run_driver_server
-from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot, fake_spec, with_faults
+from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot, Faults, fake_spec
 from hal.interfaces.robot import Feedback, Robot, Teleoperator
 from hal.safety.limiter import SafetyLimits
 from tests.hal.driver_host.hosting import HZ, PERIOD_S, until_held
+from wire.clock import ManualClock
 from wire.errors import ConfigError, InvalidDataError, RejectedError, RobotError, SpecMismatchError
 from wire.types import CommandType, Dimension, Observation, RobotSpec
 
@@ -57,7 +58,7 @@ def hosted(
 
 def test_the_robot_through_its_host_keeps_the_contract(place: Path) -> None:
     with hosted(FakeRobot(CONFIG), place):
-        report = check_robot(lambda: RobotProxy(SPEC, place), "go-left", ticks=8, sleep=lambda _: None)
+        report = check_robot(lambda: RobotProxy(SPEC, place), "go-left", ticks=8, clock=ManualClock())
     assert report.passed, str(report)
 
 
@@ -87,7 +88,7 @@ def test_what_comes_through_is_what_the_driver_gave(place: Path) -> None:
 
 
 def test_errors_come_back_as_what_they_were(place: Path) -> None:
-    with hosted(FakeRobot(with_faults(raise_on_read=True)), place) as robot:
+    with hosted(FakeRobot(FakeConfig(faults=Faults(raise_on_read=True))), place) as robot:
         with pytest.raises(RobotError, match="read before connect"):
             robot.read()
         robot.connect()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hal.conformance import check_robot
-from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, with_faults
+from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, Faults
 from hal.interfaces.robot import ROBOT
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
@@ -15,9 +15,7 @@ from wire.errors import ConfigError, RobotError
 
 def check(config: FakeConfig):
     clock = ManualClock(10**10)
-    return check_robot(
-        lambda: FakeRobot(config, clock), "go-left", sleep=lambda seconds: clock.advance(int(seconds * 1e9))
-    )
+    return check_robot(lambda: FakeRobot(config, clock), "go-left", clock=clock)
 
 
 def test_it_keeps_the_contract() -> None:
@@ -40,7 +38,7 @@ def test_it_keeps_the_contract() -> None:
     ],
 )
 def test_each_fault_fails_the_right_check(fault: str, rule: str, words: str) -> None:
-    report = check(with_faults(**{fault: True}))
+    report = check(FakeConfig(faults=Faults(**{fault: True})))
     failed = {c.name: c.message for c in report.checks if not c.passed}
     assert rule in failed
     assert words in failed[rule]
@@ -48,7 +46,7 @@ def test_each_fault_fails_the_right_check(fault: str, rule: str, words: str) -> 
 
 
 def test_a_fault_begins_at_its_tick() -> None:
-    robot = FakeRobot(with_faults(nan_state=True, from_tick=3))
+    robot = FakeRobot(FakeConfig(faults=Faults(nan_state=True, from_tick=3)))
     robot.connect()
     robot.reset("go-up", 0)
     finite = []
@@ -110,7 +108,7 @@ def test_an_unplugged_robot_fails_in_every_call_until_it_is_connected_again(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ROBOT, "robot-3")
-    robot = FakeRobot(with_faults(unplugged=True, only_while=str(tmp_path / "{robot}")))
+    robot = FakeRobot(FakeConfig(faults=Faults(unplugged=True, only_while=str(tmp_path / "{robot}"))))
     calls = {
         "connect": robot.connect,
         "reset": lambda: robot.reset("go-up", 0),
@@ -133,7 +131,7 @@ def test_an_unplugged_robot_fails_in_every_call_until_it_is_connected_again(
 @pytest.mark.parametrize("how", ["raise_on", "block_in"])
 def test_one_call_fails_while_its_fault_is_there(call: str, how: str, tmp_path: Path) -> None:
     switch = tmp_path / "fault"
-    robot = FakeRobot(with_faults(**{f"{how}_{call}": True}, only_while=str(switch)))
+    robot = FakeRobot(FakeConfig(faults=Faults(**{f"{how}_{call}": True}, only_while=str(switch))))
     robot.connect()
     robot.reset("go-up", 0)
     calls = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from hal.drivers.with_cameras import CameraChoice, CameraRobot, CameraRobotConfi
 from hal.interfaces.robot import Robot
 from tests.hal.driver_host.test_proxy import hosted, place  # noqa: F401 - a fixture
 from tests.hal.drivers.recorded import record
+from wire.clock import ManualClock, MonotonicClock
 from wire.episode_file import EpisodeHeader, write_episode
 
 
@@ -52,9 +52,9 @@ def test_it_keeps_the_contract_there(
     tmp_path: Path,
 ) -> None:
     robot, task = make(tmp_path)
-    sleep = time.sleep if isinstance(robot, CameraRobot) else lambda _: None
+    clock = MonotonicClock() if isinstance(robot, CameraRobot) else ManualClock()
     with hosted(robot, place):
-        report = check_robot(lambda: RobotProxy(robot.spec, place), task, ticks=6, sleep=sleep)
+        report = check_robot(lambda: RobotProxy(robot.spec, place), task, ticks=6, clock=clock)
     # the first reset draws the first picture: nothing else may be slow or wrong
     assert report.passed, str(report)
 

@@ -166,5 +166,5 @@ def test_plain_values_make_it() -> None:
     plain = {"robot": "fake", "robot_config": {"image_px": 32}, "cameras": [{"kind": "pattern", "config": FAST}]}
     robot = make_robot("with-cameras", read_config("with-cameras", plain), ManualClock(1))
     assert [(c.name, c.height) for c in robot.spec.cameras] == [("front", 32), ("wrist", 32)]
-    with pytest.raises(ConfigError, match="needs a configuration with a robot and cameras"):
+    with pytest.raises(ConfigError, match="needs a configuration with robot, cameras"):
         make_robot("with-cameras")

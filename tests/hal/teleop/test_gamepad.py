@@ -11,11 +11,13 @@ import pytest
 from hal.drivers.fake import FakeConfig, fake_spec
 from hal.interfaces.teleop import TeleopCommand, TeleopDevice
 from hal.teleop.gamepad import AXIS, BUTTON, EVENT, INITIAL, Gamepad, GamepadConfig
+from hal.teleop.pose import pose_of
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
 from wire.types import Dimension, RobotSpec
 
 SPEC = fake_spec(FakeConfig())
+UNKNOWN = pose_of(SPEC, None)
 RB, START, B, BACK, A, Y = 5, 7, 1, 6, 0, 3
 
 
@@ -28,7 +30,7 @@ class Pad:
 
     def event(self, kind: int, number: int, value: int) -> TeleopCommand:
         os.write(self.end, EVENT.pack(0, value, kind, number))
-        return self.gamepad.read()
+        return self.gamepad.read(UNKNOWN, True)
 
     def press(self, number: int) -> TeleopCommand:
         return self.event(BUTTON, number, 1)
@@ -113,9 +115,9 @@ def test_events_may_come_in_pieces(pad: Pad) -> None:
     pad.press(RB)
     data = EVENT.pack(0, 32767, AXIS, 0) + EVENT.pack(0, 32767, AXIS, 4)
     os.write(pad.end, data[:11])
-    assert action(pad.gamepad.read()) == [0.5, 0, 0, 0]
+    assert action(pad.gamepad.read(UNKNOWN, True)) == [0.5, 0, 0, 0]
     os.write(pad.end, data[11:])
-    assert action(pad.gamepad.read()) == [0.5, 0, -0.5, 0]
+    assert action(pad.gamepad.read(UNKNOWN, True)) == [0.5, 0, -0.5, 0]
 
 
 def test_an_unplugged_pad_is_named(pad: Pad) -> None:
@@ -123,7 +125,7 @@ def test_an_unplugged_pad_is_named(pad: Pad) -> None:
     os.close(pad.end)
     pad.end = -1
     with pytest.raises(RobotError, match="unplugged"):
-        pad.gamepad.read()
+        pad.gamepad.read(UNKNOWN, True)
 
 
 def test_no_pad_is_named(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ import pytest
 from hal.drivers.fake import FakeConfig, fake_spec
 from hal.interfaces.teleop import TeleopCommand, TeleopDevice
 from hal.teleop.keyboard import Keyboard, KeyboardConfig
+from hal.teleop.pose import pose_of
 from tests.samples import spec as sample_spec
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
 from wire.types import Dimension, RobotSpec
 
 SPEC = fake_spec(FakeConfig())
+UNKNOWN = pose_of(SPEC, None)
 
 
 class Desk:
@@ -26,16 +28,17 @@ class Desk:
     def __init__(self) -> None:
         self.master, self.slave = os.openpty()
         self.clock = ManualClock(10**9)
+        self.pose = UNKNOWN
         self.keyboard = Keyboard(KeyboardConfig(terminal=os.ttyname(self.slave)), self.clock)
 
     def type(self, text: str) -> TeleopCommand:
         os.write(self.master, text.encode())
         # The line discipline hands bytes over in order; they are there when select says so.
-        return self.keyboard.read()
+        return self.keyboard.read(self.pose, True)
 
     def later(self, seconds: float) -> TeleopCommand:
         self.clock.advance(round(seconds * 1e9))
-        return self.keyboard.read()
+        return self.keyboard.read(self.pose, True)
 
 
 @pytest.fixture
@@ -125,7 +128,7 @@ def test_stop_and_quit_go_before_everything(desk: Desk) -> None:
 def test_an_absolute_robot_moves_from_where_it_is(desk: Desk) -> None:
     pan = Dimension("pan", "deg", -100, 100)
     desk.keyboard.connect(RobotSpec("arm", (pan,), (pan,), (), 50))
-    desk.keyboard.set_pose(np.float32([30]))
+    desk.pose = np.float32([30])
     desk.type("\r")
     desk.later(0.05)
     desk.type("d")
@@ -147,7 +150,7 @@ def test_a_terminal_that_goes_is_named(desk: Desk) -> None:
     os.close(desk.master)
     desk.master = -1
     with pytest.raises(RobotError, match=r"terminal /dev/pts/.* (was closed|is gone)"):
-        desk.keyboard.read()
+        desk.keyboard.read(UNKNOWN, True)
 
 
 def test_what_is_no_terminal_is_named(tmp_path) -> None:
@@ -164,7 +167,7 @@ def test_keys_of_ones_own(desk: Desk) -> None:
     own = Keyboard(KeyboardConfig(keys={"x": "+dz"}, terminal=os.ttyname(desk.slave)), desk.clock)
     own.connect(sample_spec())
     os.write(desk.master, b"\rx")
-    assert action(own.read()) == [0, 0, 0.25, 0]
+    assert action(own.read(UNKNOWN, True)) == [0, 0, 0.25, 0]
     own.close()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FakeConfig, fake_spec
-from hal.teleop.pose import Jog, check_rest, idle_action, neutral_action, pose_of, read_binding, without_rates
+from hal.teleop.pose import Jog, check_rest, neutral_action, pose_of, read_binding, without_rates
 from robot_edge.control.operator_override import OperatorOverride
 from wire.clock import ManualClock
 from wire.errors import ConfigError
@@ -35,44 +35,41 @@ def test_a_pose_says_what_is_measured_and_what_is_not() -> None:
     pose = pose_of(ARM, np.float32([20, -30]))
     assert pose[:3] == pytest.approx([20, 0, 0]), "within the limits of the action"
     assert np.isnan(pose[3])
-    assert idle_action(ARM, pose) == pytest.approx([20, 0, 0, 0])
 
 
 def test_a_push_moves_from_the_pose_at_the_speed_it_should() -> None:
     clock = ManualClock()
-    jog = Jog(ARM, clock, range_s=4.0)
-    jog.set_pose(np.float32([20, 50, 0, np.nan]))
+    jog = Jog(ARM, clock)
+    jog.follow(np.float32([20, 50, 0, np.nan]), True)
     for _ in range(10):
         clock.advance(50_000_000)
-        jog.set_pose(jog.action(push(pan=1), 0.5))
+        jog.follow(jog.action(push(pan=1), 0.5), True)
     assert jog.action(push(), 0.5) == pytest.approx([20 + 200 / 4 * 0.5 * 0.5, 50, 0, 0], abs=1e-3)
 
 
 def test_a_pause_is_no_push() -> None:
     clock = ManualClock()
-    jog = Jog(ARM, clock, range_s=4.0)
-    jog.set_pose(np.float32([0, 50, 0, np.nan]))
+    jog = Jog(ARM, clock)
+    jog.follow(np.float32([0, 50, 0, np.nan]), True)
     clock.advance(60_000_000_000)
     assert jog.action(push(pan=1), 1.0)[0] <= 200 / 4 * 0.1 + 1e-3
 
 
 def test_a_target_does_not_follow_noise_or_sagging() -> None:
     clock = ManualClock()
-    jog = Jog(ARM, clock, range_s=4.0)
-    jog.set_pose(np.float32([20, 50, 0, np.nan]))
+    jog = Jog(ARM, clock)
+    jog.follow(np.float32([20, 50, 0, np.nan]), True)
     first = jog.action(push(pan=1), 1.0)
-    jog.set_pose(np.float32([20.4, 48.9, 0, np.nan]))
-    jog.stop()
+    jog.follow(np.float32([20.4, 48.9, 0, np.nan]), False)
     assert jog.action(push(), 1.0) == pytest.approx(first)
-    jog.set_pose(np.float32([60, 20, 0, np.nan]))
-    jog.stop()
+    jog.follow(np.float32([60, 20, 0, np.nan]), False)
     assert jog.action(push(), 1.0)[:2] == pytest.approx([60, 20]), "somebody else has moved it meanwhile"
 
 
 def test_a_blocked_joint_keeps_its_target_near() -> None:
     clock = ManualClock()
-    jog = Jog(ARM, clock, range_s=1.0)
-    jog.set_pose(np.float32([0, 50, 0, np.nan]))
+    jog = Jog(ARM, clock)
+    jog.follow(np.float32([0, 50, 0, np.nan]), True)
     for _ in range(100):
         clock.advance(50_000_000)
         action = jog.action(push(pan=1), 1.0)
@@ -80,14 +77,14 @@ def test_a_blocked_joint_keeps_its_target_near() -> None:
 
 
 def test_a_rate_is_pushed_to_its_own_limit_and_rests_at_zero() -> None:
-    jog = Jog(ARM, ManualClock(), range_s=4.0)
+    jog = Jog(ARM, ManualClock())
     assert jog.action(push(speed=-1), 0.5)[2] == -1.0
     assert jog.action(push(speed=1), 0.5)[2] == 0.5
     assert jog.action(push(), 0.5)[2] == 0.0
 
 
 def test_what_is_not_measured_is_set_and_stays() -> None:
-    jog = Jog(ARM, ManualClock(), range_s=4.0)
+    jog = Jog(ARM, ManualClock())
     assert jog.action(push(grip=1), 0.1)[3] == 1
     assert jog.action(push(), 0.1)[3] == 1
     assert jog.action(push(grip=-1), 0.1)[3] == -1

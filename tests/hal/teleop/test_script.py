@@ -10,6 +10,7 @@ import pytest
 from hal.drivers.fake import FakeConfig, fake_spec
 from hal.interfaces.teleop import TeleopCommand, TeleopDevice
 from hal.registry import TELEOPERATORS, make_teleoperator, read_config
+from hal.teleop.pose import pose_of
 from hal.teleop.script import ScriptConfig, ScriptedDevice
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
@@ -25,7 +26,7 @@ def play(config: ScriptConfig, times: list[float]) -> list[TeleopCommand]:
     seen = []
     for time_s in times:
         clock.sleep_until(5 + round(time_s * 1e9))
-        seen.append(script.read())
+        seen.append(script.read(pose_of(SPEC, None), True))
     script.close()
     return seen
 

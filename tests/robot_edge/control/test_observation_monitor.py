@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hal.drivers.fake import FakeConfig, FakeRobot, with_faults
+from hal.drivers.fake import FakeConfig, FakeRobot, Faults
 from robot_edge.control.config import ObservationLimits
 from robot_edge.control.mode import HoldReason
 from robot_edge.control.observation_monitor import CheckResult, ObservationMonitor
@@ -318,7 +318,7 @@ class TestWithTheFakeRobot:
         ],
     )
     def test_each_fault_holds_with_its_reason(self, fault: str, reason: HoldReason, word: str) -> None:
-        verdicts = self.run(with_faults(**{fault: True, "from_tick": 10}), 80)
+        verdicts = self.run(FakeConfig(faults=Faults(**{fault: True, "from_tick": 10})), 80)
         assert all(verdict.fault.reason is HoldReason.none for verdict in verdicts[:10])
         assert verdicts[-1].fault.reason is reason
         assert word in verdicts[-1].fault.detail
@@ -334,7 +334,7 @@ class TestWithTheFakeRobot:
 
     def test_a_robot_that_does_not_answer(self) -> None:
         clock = ManualClock()
-        robot = FakeRobot(with_faults(raise_on_read=True), clock)
+        robot = FakeRobot(FakeConfig(faults=Faults(raise_on_read=True)), clock)
         health = ObservationMonitor(robot.spec, ObservationLimits(), lambda kind, detail: None)
         robot.connect()
         robot.reset("go-left", 1)

@@ -55,11 +55,11 @@ def leader(bus: FeetechBus, directory: Path, **options: object) -> LeRobotTeleop
     return device
 
 
-def heard(device: LeRobotTeleop, enough=lambda intent: True) -> TeleopCommand:
-    """The first intent that is `enough`, made of a reading."""
+def heard(device: LeRobotTeleop, enough=lambda intent: True, here: np.ndarray | None = None, of=ARM) -> TeleopCommand:
+    """The first intent that is `enough`, made of a reading, of a robot that is `here` and follows."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        intent = device.read()
+        intent = device.read(pose_of(of, None) if here is None else here, True)
         if device.hint != "waiting for the device" and enough(intent):
             return intent
         time.sleep(0.005)
@@ -76,11 +76,10 @@ def test_a_leader_is_followed_when_it_is_where_the_robot_is(bus: FeetechBus, tmp
     assert not bus.torque(1), "a leader moves freely"
     assert heard(device).action is None
     assert device.hint == "waiting for the robot's pose"
-    device.set_pose(pose(pan=-40))
-    assert heard(device).action is None
+    assert heard(device, here=pose(pan=-40)).action is None
     assert device.hint == "bring shoulder_pan.pos by -40 deg to where the robot is"
     bus.move(1, round(2000 - 39 / STEP_DEG))
-    action = heard(device, lambda intent: intent.action is not None).action
+    action = heard(device, lambda intent: intent.action is not None, pose(pan=-40)).action
     assert action == pytest.approx(pose(pan=-39), abs=1.1)
     device.close()
     device.close()
@@ -88,12 +87,11 @@ def test_a_leader_is_followed_when_it_is_where_the_robot_is(bus: FeetechBus, tmp
 
 def test_the_first_motion_is_slow_and_then_it_follows(bus: FeetechBus, tmp_path: Path) -> None:
     device = leader(bus, tmp_path, engage="always", speed=0.5)
-    device.set_pose(pose(pan=-60))
-    first = heard(device, lambda intent: intent.action is not None).action
+    first = heard(device, lambda intent: intent.action is not None, pose(pan=-60)).action
     assert first[0] == pytest.approx(-60, abs=5)
     last, slow = first, 0
     while device.hint:
-        action = device.read().action
+        action = device.read(pose(pan=-60), True).action
         assert abs(action[0] - last[0]) <= 0.5 * 176 * 0.1 + 3, "as far as it goes in a tenth of a second, however late"
         last, slow = action, slow + 1
         time.sleep(0.01)
@@ -120,8 +118,7 @@ def test_a_leader_leads_a_follower(bus: FeetechBus, tmp_path: Path) -> None:
         steps = []
         for _ in range(100):
             here = pose_of(robot.spec, robot.read().state)
-            device.set_pose(here)
-            action = device.read().action
+            action = device.read(here, True).action
             if action is not None:
                 sent = neutral_action(robot.spec, here, action) if before is None else action
                 human.handle_command(OperatorCommand("arm", "command", tuple(map(float, sent))))
@@ -137,8 +134,7 @@ def test_a_leader_leads_a_follower(bus: FeetechBus, tmp_path: Path) -> None:
         end = time.monotonic() + 60
         while abs(robot.read().state[2] - 200 * STEP_DEG) > 0.5:
             assert time.monotonic() < end
-            device.set_pose(pose_of(robot.spec, robot.read().state))
-            if (action := device.read().action) is not None:
+            if (action := device.read(pose_of(robot.spec, robot.read().state), True).action) is not None:
                 human.handle_command(OperatorCommand("arm", "command", tuple(map(float, action))))
             if (command := human.action(executed)) is not None:
                 executed = robot.write(command).executed
@@ -149,19 +145,16 @@ def test_a_leader_leads_a_follower(bus: FeetechBus, tmp_path: Path) -> None:
 
 def test_after_it_was_let_go_it_has_to_come_near_again(bus: FeetechBus, tmp_path: Path) -> None:
     device = leader(bus, tmp_path)
-    device.set_pose(pose())
-    assert heard(device, lambda intent: intent.action is not None)
-    device.set_pose(pose(pan=70))
-    device.disengage()
-    assert heard(device).action is None
+    assert heard(device, lambda intent: intent.action is not None, pose())
+    device.read(pose(pan=70), False)
+    assert heard(device, here=pose(pan=70)).action is None
     assert "bring shoulder_pan.pos by +70 deg" in device.hint
     device.close()
 
 
 def test_an_unplugged_leader_is_named(bus: FeetechBus, tmp_path: Path) -> None:
     device = leader(bus, tmp_path, engage="always")
-    device.set_pose(pose())
-    heard(device)
+    heard(device, here=pose())
     bus.unplug()
     with pytest.raises(RobotError, match=r"so101_leader' cannot be read.*Check its cable and power"):
         heard(device, lambda intent: False)
@@ -253,7 +246,9 @@ def test_a_phone_moves_the_hand_as_it_moves_while_it_is_enabled(phone: Phone) ->
     def say(x: float, up: float, enabled: bool = True) -> TeleopCommand:
         phone.said = {"phone.pos": np.array([x, 0, up]), "phone.enabled": enabled, "phone.raw_inputs": {"a3": 0.25}}
         clock.advance(100_000_000)
-        return heard(device, lambda _: device._reading[1] is not None and device._reading[1]["phone.pos"][0] == x)
+        return heard(
+            device, lambda _: device._reading[1] is not None and device._reading[1]["phone.pos"][0] == x, of=SPEC
+        )
 
     assert say(0, 0, enabled=False).action is None
     assert device.hint == "phone.enabled to drive"
@@ -280,7 +275,7 @@ def test_a_number_that_is_not_there_is_named(phone: Phone) -> None:
     )
     device.connect(SPEC)
     with pytest.raises(RobotError, match=r"gives no number as 'phone.raw_inputs\[a4\]': \{'a3': 0.5\}"):
-        heard(device)
+        heard(device, of=SPEC)
     device.close()
 
 
@@ -289,8 +284,8 @@ def test_a_device_that_stands_still_holds(phone: Phone) -> None:
     config = LeRobotTeleopConfig("phone", names=NAMES, scale={"grip": 100.0}, engage="always", rate_hz=0.5)
     device = LeRobotTeleop(config, clock)
     device.connect(SPEC)
-    assert heard(device, lambda intent: intent.action is not None)
+    assert heard(device, lambda intent: intent.action is not None, of=SPEC)
     clock.advance(600_000_000)
-    assert device.read().action is None
+    assert device.read(pose_of(SPEC, None), True).action is None
     assert device.hint == "waiting for the device"
     device.close()

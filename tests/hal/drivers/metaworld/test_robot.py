@@ -61,7 +61,7 @@ def run(robot: MetaWorldRobot, task: str, seed: int, ticks: int) -> list[bytes]:
 )
 @pytest.mark.slow
 def test_it_keeps_the_contract(config: MetaWorldConfig, task: str) -> None:
-    report = check_robot(lambda: MetaWorldRobot(config), task, sleep=lambda _: None)
+    report = check_robot(lambda: MetaWorldRobot(config), task, clock=ManualClock())
     assert report.passed, str(report)
 
 

@@ -13,6 +13,7 @@ from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot, metawor
 from hal.drivers.metaworld.tasks import TRACK, instruction
 from hal.drivers.metaworld.track import EPISODE_TICKS, PERIOD_TICKS, RADIUS_M, SETTLE_TICKS, track_score
 from tests.extras import needs
+from wire.clock import ManualClock
 from wire.errors import ConfigError
 
 pytestmark = needs("metaworld")
@@ -27,7 +28,7 @@ def robot() -> Iterator[MetaWorldRobot]:
 
 
 def test_it_keeps_the_contract() -> None:
-    report = check_robot(lambda: MetaWorldRobot(track_config()), TRACK, sleep=lambda _: None)
+    report = check_robot(lambda: MetaWorldRobot(track_config()), TRACK, clock=ManualClock())
     assert report.passed, str(report)
 
 

@@ -10,10 +10,12 @@ import pytest
 
 from hal.drivers.fake import FakeConfig, fake_spec
 from hal.interfaces.teleop import TeleopCommand, TeleopDevice
-from hal.teleop.with_keys import WithKeys
+from hal.teleop.pose import pose_of
+from hal.teleop.terminal import WithKeys
 from wire.types import RobotSpec
 
 SPEC = fake_spec(FakeConfig())
+UNKNOWN = pose_of(SPEC, None)
 
 
 class Leader:
@@ -29,10 +31,8 @@ class Leader:
     def connect(self, spec: RobotSpec) -> None:
         self.open = True
 
-    def disengage(self) -> None:
-        self.let_gos += 1
-
-    def read(self) -> TeleopCommand:
+    def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
+        self.let_gos += not driving
         return self.wants
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ class Desk:
 
     def type(self, keys: str) -> TeleopCommand:
         os.write(self.master, keys.encode())
-        return self.device.read()
+        return self.device.read(UNKNOWN, True)
 
     def close(self) -> None:
         self.device.close()
@@ -66,7 +66,7 @@ def desk() -> Iterator[Desk]:
 
 def test_enter_lets_it_drive_and_takes_that_back(desk: Desk) -> None:
     assert isinstance(desk.device, TeleopDevice)
-    assert not desk.device.read().engaged
+    assert not desk.device.read(UNKNOWN, True).engaged
     assert desk.leader.let_gos == 1, "it may not begin where it left off"
     assert desk.type("\r").action is not None
     assert "follow me" in desk.device.hint
@@ -88,18 +88,18 @@ def test_space_holds_until_it_is_pressed_again(desk: Desk) -> None:
 def test_stop_and_quit(desk: Desk) -> None:
     desk.type("\r")
     assert desk.type("e").estop
-    assert not desk.device.read().engaged
+    assert not desk.device.read(UNKNOWN, True).engaged
     assert desk.type("q").quit
 
 
 def test_what_the_device_says_goes_through(desk: Desk) -> None:
     desk.leader.wants = TeleopCommand(quit=True)
-    assert desk.device.read().quit
+    assert desk.device.read(UNKNOWN, True).quit
     desk.leader.wants = TeleopCommand(estop=True)
-    assert desk.device.read().estop
+    assert desk.device.read(UNKNOWN, True).estop
 
 
 def test_armed_from_the_start() -> None:
     desk = Desk(armed=True)
-    assert desk.device.read().action is not None
+    assert desk.device.read(UNKNOWN, True).action is not None
     desk.close()
