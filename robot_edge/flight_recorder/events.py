@@ -1,7 +1,7 @@
 """What a recorded tick consists of, and how it becomes bytes and comes back. MessagePack, no pickle.
 
 A tick is the list of calls the loop made across its borders, in order, each with what came of it. Small arrays stand in
-the event itself. A large one (an image, a latent, a network) is a reference into a table of the tick, so that the
+the call itself. A large one (an image, a latent, a network) is a reference into a table of the tick, so that the
 control thread never digests or copies it: the file keeps it once, or only its digest when it is an image.
 """
 
@@ -19,17 +19,14 @@ from wire.errors import CorruptDataError
 from wire.messages import Message
 from wire.types import Observation, PolicyCapabilities, RobotSpec
 
-FORMAT = 2
+FORMAT = 3
 INLINE_BYTES = 2048
-"""arrays up to this size stand in the event"""
+"""arrays up to this size stand in the call"""
 DIGEST_BYTES = 16
 SAMPLE = 8
 """decisions may look at images (`robot_edge.control.observation_monitor` does): whether two are equal, or every so many
 pixels of them
 """
-UPLINK, INFERENCE = 0, 1
-LINES = ("uplink", "inference")
-"""`SendEvent.line` and `Received.line` index this"""
 
 
 class FlightHeader(msgspec.Struct, frozen=True):
@@ -60,10 +57,6 @@ class FlightHeader(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
 
-class _Event(msgspec.Struct, frozen=True, array_like=True, eq=False, gc=False):
-    pass
-
-
 class Raised(msgspec.Struct, frozen=True, array_like=True):
     """An exception, by the name of its class."""
 
@@ -76,57 +69,34 @@ def raised(error: BaseException | None) -> Raised | None:
     return None if error is None else Raised(type(error).__name__, str(error))
 
 
-class SleepEvent(_Event, frozen=True, array_like=True, eq=False, tag=0):
-    deadline_ns: int
+class Call(msgspec.Struct, frozen=True, array_like=True, eq=False, gc=False):
+    """A call across one of the loop's borders: what it was given, and what came back or was raised."""
 
-
-class ClockEvent(_Event, frozen=True, array_like=True, eq=False, tag=1):
-    now_ns: int
-
-
-class Received(_Event, frozen=True, array_like=True, eq=False, tag=2):
-    line: int
-    message: Message | None
-
-
-class SendEvent(_Event, frozen=True, array_like=True, eq=False, tag=3):
-    line: int
-    accepted: bool
-    message: Message
-
-
-class Read(_Event, frozen=True, array_like=True, eq=False, tag=4):
-    observation: Observation | None
+    name: str
+    """a key of `CALLS`"""
+    given: tuple[Any, ...] = ()
+    result: Any = None
     error: Raised | None = None
 
 
-class WriteEvent(_Event, frozen=True, array_like=True, eq=False, tag=5):
-    action: np.ndarray
-    feedback: Feedback | None
-    error: Raised | None = None
-
-
-class Reset(_Event, frozen=True, array_like=True, eq=False, tag=6):
-    task: str
-    seed: int
-    error: Raised | None = None
-
-
-class Proposed(_Event, frozen=True, array_like=True, eq=False, tag=7):
-    action: np.ndarray | None
-    error: Raised | None = None
-
-
-class Progressed(_Event, frozen=True, array_like=True, eq=False, tag=8):
-    left: float
-    error: Raised | None = None
-
-
-class Connected(_Event, frozen=True, array_like=True, eq=False, tag=9):
-    error: Raised | None = None
-
-
-Event = SleepEvent | ClockEvent | Received | SendEvent | Read | WriteEvent | Reset | Proposed | Progressed | Connected
+CALLS: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "clock.now_ns": ((), int),
+    "clock.sleep_until": ((int,), None),
+    "uplink.send": ((Message,), bool),
+    "uplink.recv": ((), Message),
+    "uplink.close": ((), None),
+    "inference.send": ((Message,), bool),
+    "inference.recv": ((), Message),
+    "inference.close": ((), None),
+    "robot.connect": ((), None),
+    "robot.reset": ((str, int), None),
+    "robot.read": ((), Observation),
+    "robot.write": ((np.ndarray,), Feedback),
+    "robot.close": ((), None),
+    "operator.propose": ((), np.ndarray),
+    "operator.progress": ((), float),
+}
+"""by name, types of what is noted of the arguments, and of what comes back if anything does"""
 
 
 class Reference(msgspec.Struct, frozen=True, array_like=True):
@@ -144,12 +114,12 @@ class TickRecord(msgspec.Struct, frozen=True, array_like=True):
     tick: int
     """1 for the first of a start of the process"""
     count: int
-    events: bytes
-    """`count` events one after the other"""
-    references: tuple[Reference, ...]
-    mode: str
-    reason: str
-    error: Raised | None
+    calls: bytes
+    """`count` of them one after the other"""
+    references: tuple[Reference, ...] = ()
+    mode: str = ""
+    reason: str = ""
+    error: Raised | None = None
     """what the tick ended with instead of returning"""
 
 
@@ -158,7 +128,7 @@ class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True):
 
     tick: int
     state: bytes
-    references: tuple[Reference, ...]
+    references: tuple[Reference, ...] = ()
     left_out: tuple[str, ...] = ()
     """what could not be noted: a replay that begins here has it as in a new loop"""
 
@@ -189,22 +159,22 @@ _names: dict[np.dtype, str] = {}
 """`dtype.str` is made anew whenever it is asked for"""
 
 
-class EventEncoder:
-    """Encodes events, collecting the large arrays in `large`."""
+class CallEncoder:
+    """Encodes calls, collecting the large arrays in `large`."""
 
-    def __init__(self) -> None:
+    def __init__(self, copies: dict[int, np.ndarray]) -> None:
+        """`copies` of images, by the id of what they are a copy of; kept from tick to tick by whoever makes them."""
         self.large: list[np.ndarray] = []
-        self.copies: dict[int, np.ndarray] = {}
-        """of images, by the id of what they are a copy of; kept from tick to tick by whoever made them"""
+        self.copies = copies
         self._at: dict[int, int] = {}
-        self.encode_into = msgspec.msgpack.Encoder(enc_hook=self._array).encode_into
+        self._encode_into = msgspec.msgpack.Encoder(enc_hook=self._array).encode_into
 
     def clear(self) -> None:
         self.large, self._at = [], {}
 
     def into(self, value: Any, buffer: bytearray) -> None:
         """Append `value`. Raises `TypeError` for what has no place in a file."""
-        self.encode_into(value, buffer, -1)
+        self._encode_into(value, buffer, -1)
 
     def _array(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
@@ -253,13 +223,23 @@ def plain(value: Any) -> Any:
     return msgspec.to_builtins(value, enc_hook=lambda array: array, builtin_types=(bytes, np.ndarray))
 
 
-def unpack(record: TickRecord, large: Sequence[np.ndarray]) -> list[Event]:
-    """The events of a tick; `large` are the arrays of `record.references`. Raises `CorruptDataError`."""
-    data = b"\xdd" + record.count.to_bytes(4, "big") + record.events
+def unpack(record: TickRecord, large: Sequence[np.ndarray]) -> list[Call]:
+    """The calls of a tick; `large` are the arrays of `record.references`. Raises `CorruptDataError`."""
+    data = b"\xdd" + record.count.to_bytes(4, "big") + record.calls
+    read = array_reader(large)
     try:
-        return msgspec.msgpack.decode(data, type=list[Event], dec_hook=array_reader(large))
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        return [_typed(call, read) for call in msgspec.msgpack.decode(data, type=list[Call])]
+    except (msgspec.DecodeError, LookupError, ValueError, TypeError) as error:
         raise CorruptDataError(f"tick {record.tick} of the flight cannot be read: {error}.") from error
+
+
+def _typed(call: Call, read: Callable[[type, Any], Any]) -> Call:
+    given_types, result_type = CALLS[call.name]
+    given = tuple(
+        msgspec.convert(value, kind, dec_hook=read) for value, kind in zip(call.given, given_types, strict=True)
+    )
+    result = None if call.result is None else msgspec.convert(call.result, result_type, dec_hook=read)
+    return Call(call.name, given, result, call.error)
 
 
 def array_reader(large: Sequence[np.ndarray]) -> Callable[[type, Any], Any]:

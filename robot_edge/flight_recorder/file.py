@@ -5,12 +5,13 @@ A file is only ever appended to. What a kill or a full disk left half written at
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -61,38 +62,19 @@ def frames(file: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
         yield kind, payload
 
 
-@dataclass
-class Start:
-    """One start of a control process: its files in order."""
-
-    session_id: str
-    started_unix_ns: int
-    files: list[Path] = field(default_factory=list)
-
-
-def starts(path: Path) -> list[Start]:
-    """What a file or a directory of flight files holds, oldest start first.
+def starts(path: Path) -> list[list[FlightFile]]:
+    """The files of each start of a control process that a file or a directory holds, oldest start first.
 
     Raises `ConfigError` when there is none, `CorruptDataError` for a file that is no flight file.
     """
-    if path.is_dir():
-        paths = sorted(path.glob(f"*{SUFFIX}"))
-    elif path.exists():
-        paths = [path]
-    else:
+    if not path.exists():
         raise ConfigError(f"there is no flight at {path}.")
-    found: dict[str, Start] = {}
-    order: list[tuple[int, int, Path, str]] = []
-    for one in paths:
-        header = read_header(one)
-        if header is None:
-            continue
-        order.append((header.started_unix_ns, header.file, one, header.session_id))
-    for started, _, one, session_id in sorted(order):
-        found.setdefault(session_id, Start(session_id, started)).files.append(one)
-    if not found:
+    paths = path.glob(f"*{SUFFIX}") if path.is_dir() else [path]
+    files = [FlightFile(one, header) for one in paths if (header := read_header(one)) is not None]
+    if not files:
         raise ConfigError(f"there is no flight in {path}: it holds no file '*{SUFFIX}' with a whole header.")
-    return list(found.values())
+    files.sort(key=lambda file: (file.header.started_unix_ns, file.header.file))
+    return [list(start) for _, start in itertools.groupby(files, key=lambda file: file.header.session_id)]
 
 
 def read_header(path: Path) -> FlightHeader | None:
@@ -104,22 +86,17 @@ def read_header(path: Path) -> FlightHeader | None:
         raise storage_error(error, "reading a flight", path) from error
     if first is None:
         return None
-    return _header(path, *first)
-
-
-def _header(path: Path, kind: bytes, payload: bytes) -> FlightHeader:
+    kind, payload = first
     try:
-        if kind != HEADER:
+        plain = msgspec.msgpack.decode(payload)
+        if kind != HEADER or not isinstance(plain, dict):
             raise CorruptDataError(f"{path} does not begin with a header.")
-        seen = msgspec.msgpack.decode(payload)
-        if not isinstance(seen, dict):
-            raise CorruptDataError(f"{path} does not begin with a header.")
-        if seen.get("format") != FORMAT:
+        if plain.get("format") != FORMAT:
             raise ConfigError(
-                f"{path} has format {seen.get('format')}, this vla-fleet reads {FORMAT}: it was recorded by "
-                f"vla-fleet {seen.get('program')}; use that one."
+                f"{path} has format {plain.get('format')}, this vla-fleet reads {FORMAT}: it was recorded by "
+                f"vla-fleet {plain.get('program')}; use that one."
             )
-        return msgspec.convert(seen, FlightHeader)
+        return msgspec.convert(plain, FlightHeader)
     except msgspec.MsgspecError as error:
         raise CorruptDataError(f"{path}: its header cannot be read: {error}.") from error
 
@@ -129,7 +106,7 @@ class FlightRecord:
     """A snapshot, tick, picture or gap."""
 
     what: SnapshotRecord | TickRecord | PreviewFrame | Gap
-    _file: Reading
+    _file: FlightFile
 
     @property
     def large(self) -> list[np.ndarray]:
@@ -138,15 +115,11 @@ class FlightRecord:
         return [self._file.array(reference) for reference in references]
 
 
-class Reading:
-    """Goes through the records of one file."""
+class FlightFile:
+    """The records of one file, in order."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises `CorruptDataError`, `ConfigError` or `StorageError` for a file that cannot be read."""
+    def __init__(self, path: Path, header: FlightHeader) -> None:
         self.path = path
-        header = read_header(path)
-        if header is None:
-            raise CorruptDataError(f"{path} was cut off before the end of its header; nothing was recorded in it.")
         self.header = header
         self._arrays: dict[bytes, bytes] = {}
         self._made: dict[Reference, np.ndarray] = {}

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from robot_edge.flight_recorder.borders import RecordedBoundary
 from wire.errors import CorruptDataError
 
 _ROOMS = ("wire", "hal", "policies", "robot_edge")
@@ -36,10 +37,6 @@ _LEAVE = (
 )
 """what the new loop has of its own, equal by construction"""
 _KEEP = ["k"]
-
-
-class RecordedBoundary:
-    """Base of everything at the loop's borders: the walk ends there."""
 
 
 def capture(root: Any) -> tuple[list[Any], list[str]]:

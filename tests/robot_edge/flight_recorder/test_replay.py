@@ -22,10 +22,8 @@ from robot_edge.flight_recorder.events import (
     FlightHeader,
     PreviewFrame,
     Raised,
-    Read,
     SnapshotRecord,
     TickRecord,
-    WriteEvent,
 )
 from robot_edge.flight_recorder.file import MAGIC, TICKS, _ticks, frame, frames
 from robot_edge.flight_recorder.replay import ReplayedTick, records, replay
@@ -60,7 +58,7 @@ def test_an_eventful_flight_is_decided_again_to_the_last_bit(flown: tuple[Path, 
     reasons = {played.reason for played in seen}
     assert {HoldReason.no_recorder, HoldReason.bad_observation, HoldReason.no_action, HoldReason.estop} <= reasons
     # the robot was moved, so there was something to compare
-    written = [event.action for played in seen for event in played.events if isinstance(event, WriteEvent)]
+    written = [call.given[0] for played in seen for call in played.calls if call.name == "robot.write"]
     assert len(written) > 80
     assert np.abs(np.array(written)).max() > 0.5
 
@@ -82,7 +80,7 @@ def test_another_rule_of_decision_is_named(flown: tuple[Path, int]) -> None:
     result = replay(flown[0], other)
     assert result.differences
     assert result.differences[0].what == "order of calls"
-    assert result.differences[0].replayed == "inference.SendEvent"
+    assert result.differences[0].replayed == "inference.send"
 
 
 def rewritten(path: Path, tick: int, old: bytes, new: bytes) -> None:
@@ -95,9 +93,9 @@ def rewritten(path: Path, tick: int, old: bytes, new: bytes) -> None:
             block = []
             for record in _ticks.decode(zlib.decompress(payload)):
                 if record.tick == tick:
-                    assert old in record.events
+                    assert old in record.calls
                     # the first place is what the robot said; what the loop made of it comes later
-                    record = msgspec.structs.replace(record, events=record.events.replace(old, new, 1))
+                    record = msgspec.structs.replace(record, calls=record.calls.replace(old, new, 1))
                 block.append(record)
             payload = zlib.compress(msgspec.msgpack.encode(block))
         out.append(frame(kind, payload))
@@ -108,9 +106,7 @@ def test_one_flipped_bit_of_a_state_is_named(tmp_path: Path, capsys: pytest.Capt
     bench = Bench(tmp_path).ready().fly(60).land()
     (path,) = flights(tmp_path)
     found: list[Observation] = []
-    replay(
-        path, make_loop, 33, 33, lambda p: found.extend(e.observation for e in p.events if hasattr(e, "observation"))
-    )
+    replay(path, make_loop, 33, 33, lambda p: found.extend(c.result for c in p.calls if c.name == "robot.read"))
     state = found[0].state
     flipped = bytearray(state.tobytes())
     flipped[5] ^= 1
@@ -306,7 +302,7 @@ def test_a_new_schedule_of_another_class_is_brought_back(tmp_path: Path) -> None
     """The loop makes its schedule when weights come; a new loop has another one until the snapshot is read."""
     bench = Bench(tmp_path, snapshot_ticks=20).ready().fly(70).land()
     kinds = set()
-    result = replay(tmp_path, make_loop, 50, 60, lambda p: kinds.add(type(p.loop.chunks.scheduler)))  # type: ignore[attr-defined]
+    result = replay(tmp_path, make_loop, 50, 60, lambda p: kinds.add(type(p.loop.chunks.scheduler)))
     assert result.differences == []
     assert kinds == {AlignedScheduler} == {type(bench.loop.chunks.scheduler)}
 
@@ -353,7 +349,7 @@ def test_a_driver_may_use_a_frames_memory_again(tmp_path: Path) -> None:
     images: list[bytes] = []
 
     def look(played: ReplayedTick) -> None:
-        images.extend(e.observation.images["front"].image.tobytes() for e in played.events if isinstance(e, Read))  # type: ignore[union-attr]
+        images.extend(c.result.images["front"].image.tobytes() for c in played.calls if c.name == "robot.read")
 
     assert replay(tmp_path, make_loop, on_tick=look).differences == []
     assert len(set(images)) > 50

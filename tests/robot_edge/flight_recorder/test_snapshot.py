@@ -19,7 +19,7 @@ from robot_edge.chunking.request_tracker import RequestTracker
 from robot_edge.chunking.strategies.aligned import AlignedScheduler
 from robot_edge.control.mode import Mode
 from robot_edge.control.observation_monitor import _SAMPLE
-from robot_edge.flight_recorder.events import SAMPLE, EventEncoder, array_reader, refer, stand_in
+from robot_edge.flight_recorder.events import SAMPLE, CallEncoder, array_reader, refer, stand_in
 from robot_edge.flight_recorder.snapshot import capture, restore
 from tests.robot_edge.flight_recorder.bench import Bench
 from tests.samples import chunk, spec
@@ -36,7 +36,7 @@ def moved(value: Any, into: Thing | None = None) -> tuple[Any, list[str]]:
     source = Thing()
     source.data = value
     tree, left_out = capture(source)
-    packer, buffer = EventEncoder(), bytearray()
+    packer, buffer = CallEncoder({}), bytearray()
     packer.into(tree, buffer)
     read = array_reader([np.array(array) for array in packer.large])
     target = into or Thing()

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from robot_edge.flight_recorder.command import replay_command
-from robot_edge.flight_recorder.rows import Row, rows
-from robot_edge.flight_recorder.show import show
+from robot_edge.flight_recorder.rows import Row, rows, show
 from robot_edge.flight_recorder.view import write_rerun
 from tests.robot_edge.flight_recorder.bench import eventful, make_loop
 from wire.errors import ConfigError

@@ -17,8 +17,8 @@ from wire.transport.frame_ring import FrameRing
 from wire.types import Frame
 
 
-def until(condition: object, patience_s: float = 60.0) -> None:
-    deadline = time.monotonic() + patience_s
+def until(condition: object, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.005)
