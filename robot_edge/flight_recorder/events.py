@@ -160,21 +160,17 @@ _names: dict[np.dtype, str] = {}
 
 
 class CallEncoder:
-    """Encodes calls, collecting the large arrays in `large`."""
+    """Encodes calls, collecting the large arrays in `large`. Raises `TypeError` for what has no place in a file."""
 
     def __init__(self, copies: dict[int, np.ndarray]) -> None:
         """`copies` of images, by the id of what they are a copy of; kept from tick to tick by whoever makes them."""
         self.large: list[np.ndarray] = []
         self.copies = copies
         self._at: dict[int, int] = {}
-        self._encode_into = msgspec.msgpack.Encoder(enc_hook=self._array).encode_into
+        self.encode_into = msgspec.msgpack.Encoder(enc_hook=self._array).encode_into
 
     def clear(self) -> None:
         self.large, self._at = [], {}
-
-    def into(self, value: Any, buffer: bytearray) -> None:
-        """Append `value`. Raises `TypeError` for what has no place in a file."""
-        self._encode_into(value, buffer, -1)
 
     def _array(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):

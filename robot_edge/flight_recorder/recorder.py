@@ -142,7 +142,7 @@ class FlightRecorder:
         try:
             tree, left_out = capture(loop)
             encoder, state = CallEncoder(self._encoder.copies), bytearray()
-            encoder.into(tree, state)
+            encoder.encode_into(tree, state)
         except Exception as error:  # noqa: BLE001 - a loop that cannot be noted is flown all the same
             self._lose(f"the loop's state cannot be noted: {error!r}")
             return
@@ -225,7 +225,7 @@ class FlightRecorder:
         if not self._live:
             return
         try:
-            self._encoder.into(call, self._buffer)
+            self._encoder.encode_into(call, self._buffer, -1)
             self._count += 1
         except Exception as error:  # noqa: BLE001 - a value without a place in the file costs the tick, not the robot
             self._lose(f"{call.name} cannot be recorded: {error}")

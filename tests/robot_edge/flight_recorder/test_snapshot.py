@@ -37,7 +37,7 @@ def moved(value: Any, into: Thing | None = None) -> tuple[Any, list[str]]:
     source.data = value
     tree, left_out = capture(source)
     packer, buffer = CallEncoder({}), bytearray()
-    packer.into(tree, buffer)
+    packer.encode_into(tree, buffer)
     read = array_reader([np.array(array) for array in packer.large])
     target = into or Thing()
     restore(target, msgspec.msgpack.decode(bytes(buffer)), lambda node: read(np.ndarray, node))
