@@ -13,7 +13,8 @@ import msgspec
 
 from fleet.config.overrides import read_json
 from fleet.config.recipe import Recipe
-from hal.drivers.ros2.config import Ros2Config, robot_spec
+from hal.drivers.ros2.config import ImageTopic, Ros2Config, robot_spec
+from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, TRIGGER
 from hal.registry import read_config
 from robot_edge.ros2.topics import Endpoint
 from wire.errors import storage_error
@@ -50,22 +51,16 @@ def write(config: Ros2Config, path: Path) -> None:
 def endpoints(config: Ros2Config) -> tuple[Endpoint, ...]:
     """What the robot must have in the graph before it can be driven."""
     topics = config.topics
-    wanted = [
-        ("publisher", topics.joint_states, "sensor_msgs/msg/JointState"),
-        ("subscription", topics.command, "trajectory_msgs/msg/JointTrajectory"),
-    ]
+    wanted = [("publisher", topics.joint_states, JOINT_STATE), ("subscription", topics.command, TRAJECTORY)]
     if config.executed:
-        wanted.append(("publisher", topics.executed, "sensor_msgs/msg/JointState"))
+        wanted.append(("publisher", topics.executed, JOINT_STATE))
     for camera in robot_spec(config).cameras:
-        image = config.cameras.get(camera.name)
-        name = image.name(camera.name) if image else f"camera/{camera.name}/image_raw"
-        compressed = image is not None and image.compressed
-        wanted.append(("publisher", name, f"sensor_msgs/msg/{'CompressedImage' if compressed else 'Image'}"))
-    wanted += [
-        ("service", name, "std_srvs/srv/Trigger")
-        for used, name in ((config.reset, topics.reset), (config.stop, topics.stop))
-        if used
-    ]
+        image = config.cameras.get(camera.name, ImageTopic())
+        wanted.append(("publisher", image.name(camera.name), image.kind))
+    if config.reset:
+        wanted.append(("service", topics.reset, TRIGGER))
+    if config.stop:
+        wanted.append(("service", topics.stop, TRIGGER))
     return tuple(Endpoint(kind, absolute(name, config.namespace), type_) for kind, name, type_ in wanted)
 
 

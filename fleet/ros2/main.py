@@ -93,13 +93,13 @@ def edge_node_main(arguments: list[str] | None = None) -> None:
     if {"-h", "--help"} & set(arguments[1:]):
         print(usage("edge_node"))
         return
-    _main("edge_node", lambda: _node(arguments))
 
+    def run() -> int:
+        from robot_edge.ros2.node import run_edge_node
 
-def _node(arguments: list[str]) -> int:
-    from robot_edge.ros2.node import run_edge_node
+        return run_edge_node(prepare, arguments)
 
-    return run_edge_node(prepare, arguments)
+    _main("edge_node", run)
 
 
 def sim_robot_main(arguments: list[str] | None = None) -> None:
