@@ -19,7 +19,6 @@ from wire.errors import CorruptDataError
 from wire.messages import Message
 from wire.types import Observation, PolicyCapabilities, RobotSpec
 
-FORMAT = 3
 INLINE_BYTES = 2048
 """arrays up to this size stand in the call"""
 DIGEST_BYTES = 16
@@ -29,7 +28,7 @@ pixels of them
 """
 
 
-class FlightHeader(msgspec.Struct, frozen=True):
+class FlightHeader(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """The beginning of every flight file: all that is needed to build the same loop again."""
 
     name: str
@@ -54,7 +53,6 @@ class FlightHeader(msgspec.Struct, frozen=True):
     """wall time of this start; filled in by the recorder"""
     file: int = 0
     """0 for the first file of a start, growing; filled in by the recorder"""
-    format: int = FORMAT
 
 
 class Raised(msgspec.Struct, frozen=True, array_like=True):
@@ -123,7 +121,20 @@ class TickRecord(msgspec.Struct, frozen=True, array_like=True):
     """what the tick ended with instead of returning"""
 
 
-class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True):
+class TickBlock(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """Ticks that follow each other, compressed together."""
+
+    ticks: list[TickRecord]
+
+
+class StoredArray(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The bytes of a large array that is no image."""
+
+    digest: bytes
+    data: bytes
+
+
+class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """What the loop knew after `tick`; 0 is before the first one."""
 
     tick: int
@@ -133,7 +144,7 @@ class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True):
     """what could not be noted: a replay that begins here has it as in a new loop"""
 
 
-class PreviewFrame(msgspec.Struct, frozen=True, array_like=True):
+class PreviewFrame(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """A camera frame for people."""
 
     tick: int
@@ -142,7 +153,7 @@ class PreviewFrame(msgspec.Struct, frozen=True, array_like=True):
     jpeg: bytes
 
 
-class Gap(msgspec.Struct, frozen=True, array_like=True):
+class Gap(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """Ticks [first, last] are missing, and why."""
 
     first: int

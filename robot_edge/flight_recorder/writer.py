@@ -10,7 +10,6 @@ import datetime
 import logging
 import threading
 import time
-import zlib
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -28,11 +27,13 @@ from robot_edge.flight_recorder.events import (
     PreviewFrame,
     Reference,
     SnapshotRecord,
+    StoredArray,
+    TickBlock,
     TickRecord,
     is_image,
     refer,
 )
-from robot_edge.flight_recorder.file import ARRAY, GAP, HEADER, MAGIC, PICTURE, SNAPSHOT, SUFFIX, TICKS, frame
+from robot_edge.flight_recorder.file import MAGIC, SUFFIX, frame
 from wire.clock import clock_name
 from wire.errors import StorageError, storage_error
 from wire.transport.frame_ring import SharedFrame
@@ -113,7 +114,6 @@ class Writer:
         self._stored: set[bytes] = set()
         self._block: list[TickRecord] = []
         self._pictured: dict[str, int] = {}
-        self._encoder = msgspec.msgpack.Encoder()
 
     def start(self) -> None:
         self._thread.start()
@@ -190,19 +190,18 @@ class Writer:
             return
         self._flush()
         if isinstance(record, Gap):
-            self._write(frame(GAP, self._encoder.encode(record)))
+            self._write(frame(record))
             return
         if self._file is None or self._bytes >= self.config.file_bytes:
             self._open()
-        snapshot = msgspec.structs.replace(record, references=self._references(item))
-        self._write(frame(SNAPSHOT, zlib.compress(self._encoder.encode(snapshot), 1)))
+        self._write(frame(msgspec.structs.replace(record, references=self._references(item))))
         self._useful = True
         self.failure = ""
 
     def _flush(self) -> None:
         if self._block and self._file is not None:
             block, self._block = self._block, []
-            self._write(frame(TICKS, zlib.compress(self._encoder.encode(block), 1)))
+            self._write(frame(TickBlock(block)))
 
     def _references(self, item: QueuedRecord) -> tuple[Reference, ...]:
         return tuple(self._refer(array, item) for array in item.large)
@@ -221,8 +220,7 @@ class Writer:
         digest = reference.digests[0]
         if not is_image(array) and digest not in self._stored:
             self._stored.add(digest)
-            data = zlib.compress(np.ascontiguousarray(array).data.cast("B"), 1)
-            self._write(frame(ARRAY, digest + data))
+            self._write(frame(StoredArray(digest, array.tobytes())))
         return reference
 
     def _film(self, tick: int, images: dict[str, Frame]) -> None:
@@ -242,9 +240,7 @@ class Writer:
             quality = [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY]
             ok, jpeg = cv2.imencode(".jpg", image[..., ::-1], quality)
             if ok and (not isinstance(shot, SharedFrame) or shot.intact):
-                self._write(
-                    frame(PICTURE, self._encoder.encode(PreviewFrame(tick, camera, shot.time_ns, jpeg.tobytes())))
-                )
+                self._write(frame(PreviewFrame(tick, camera, shot.time_ns, jpeg.tobytes())))
 
     def _open(self) -> None:
         """Begin the next file, and drop the oldest ones of this robot."""
@@ -267,7 +263,7 @@ class Writer:
         self._known.clear()
         self._pictured = {}
         self.full = False
-        self._write(MAGIC + frame(HEADER, self._encoder.encode(header)))
+        self._write(MAGIC + frame(header))
 
     def _write(self, data: bytes) -> None:
         assert self._file is not None

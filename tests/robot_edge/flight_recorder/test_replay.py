@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import msgspec
@@ -23,9 +22,10 @@ from robot_edge.flight_recorder.events import (
     PreviewFrame,
     Raised,
     SnapshotRecord,
+    TickBlock,
     TickRecord,
 )
-from robot_edge.flight_recorder.file import MAGIC, TICKS, _ticks, frame, frames
+from robot_edge.flight_recorder.file import MAGIC, frame, frames
 from robot_edge.flight_recorder.replay import ReplayedTick, records, replay
 from tests.robot_edge.flight_recorder.bench import FAKE, Bench, eventful, make_loop
 from wire.errors import ConfigError, CorruptDataError, FleetError, RobotDisconnectedError, RobotError
@@ -88,17 +88,16 @@ def rewritten(path: Path, tick: int, old: bytes, new: bytes) -> None:
     with path.open("rb") as file:
         found = list(frames(file))
     out = [MAGIC]
-    for kind, payload in found:
-        if kind == TICKS:
-            block = []
-            for record in _ticks.decode(zlib.decompress(payload)):
-                if record.tick == tick:
-                    assert old in record.calls
-                    # the first place is what the robot said; what the loop made of it comes later
-                    record = msgspec.structs.replace(record, calls=record.calls.replace(old, new, 1))
-                block.append(record)
-            payload = zlib.compress(msgspec.msgpack.encode(block))
-        out.append(frame(kind, payload))
+    for record in found:
+        if isinstance(record, TickBlock):
+            ticks = {one.tick: one for one in record.ticks}
+            if tick in ticks:
+                calls = ticks[tick].calls
+                assert old in calls
+                # the first place is what the robot said; what the loop made of it comes later
+                ticks[tick] = msgspec.structs.replace(ticks[tick], calls=calls.replace(old, new, 1))
+            record = TickBlock(list(ticks.values()))
+        out.append(frame(record))
     path.write_bytes(b"".join(out))
 
 
