@@ -57,18 +57,6 @@ class Difference:
     replayed: Any
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayedTick:
-    """One tick that was decided again."""
-
-    tick: int
-    calls: list[Call]
-    """as recorded"""
-    mode: str
-    reason: str
-    loop: ControlLoop
-
-
 @dataclass(slots=True)
 class Replay:
     """What came out."""
@@ -103,13 +91,14 @@ def replay(
     make_loop: MakeLoop,
     first_tick: int | None = None,
     last_tick: int | None = None,
-    on_tick: Callable[[ReplayedTick], None] | None = None,
+    on_tick: Callable[[TickRecord, list[Call]], None] | None = None,
     session_id: str = "",
 ) -> Replay:
     """Decide ticks [first_tick, last_tick] of a start again; all that was recorded by default.
 
     `path` is a file or a directory; `session_id` names the start, the newest by default. Stops after the first tick
-    that differs. `on_tick` is called for every tick of the stretch. Raises `ConfigError` when the stretch was not
+    that differs. `on_tick` is called for every tick of the stretch, with what was
+    recorded of it. Raises `ConfigError` when the stretch was not
     recorded, `CorruptDataError` for what cannot be read.
     """
     header, found = records(path, session_id)
@@ -152,7 +141,7 @@ def replay(
         result.last_tick = player.tick
         result.differences = differences
         if on_tick is not None:
-            on_tick(ReplayedTick(player.tick, player.calls, what.mode, what.reason, player.loop))
+            on_tick(what, player.calls)
         if differences:
             break
     if not result.ticks:

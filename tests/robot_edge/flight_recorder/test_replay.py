@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason
 from robot_edge.flight_recorder.command import replay_command
 from robot_edge.flight_recorder.events import (
+    Call,
     FlightHeader,
     PreviewFrame,
     Raised,
@@ -26,7 +28,7 @@ from robot_edge.flight_recorder.events import (
     TickRecord,
 )
 from robot_edge.flight_recorder.file import MAGIC, frame, frames
-from robot_edge.flight_recorder.replay import ReplayedTick, records, replay
+from robot_edge.flight_recorder.replay import records, replay
 from tests.robot_edge.flight_recorder.bench import FAKE, Bench, eventful, make_loop
 from wire.errors import ConfigError, CorruptDataError, FleetError, RobotDisconnectedError, RobotError
 from wire.types import Frame, Observation, PolicyCapabilities
@@ -49,8 +51,14 @@ def flown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 
 def test_an_eventful_flight_is_decided_again_to_the_last_bit(flown: tuple[Path, int]) -> None:
     directory, ticks = flown
-    seen: list[ReplayedTick] = []
-    result = replay(directory, make_loop, on_tick=seen.append)
+    seen: list[TickRecord] = []
+    written: list[np.ndarray] = []
+
+    def look(record: TickRecord, calls: list[Call]) -> None:
+        seen.append(record)
+        written.extend(call.given[0] for call in calls if call.name == "robot.write")
+
+    result = replay(directory, make_loop, on_tick=look)
     assert (result.differences, result.notes) == ([], [])
     assert (result.first_tick, result.last_tick, result.ticks) == (1, ticks, ticks)
     assert [played.tick for played in seen] == list(range(1, ticks + 1))
@@ -58,7 +66,6 @@ def test_an_eventful_flight_is_decided_again_to_the_last_bit(flown: tuple[Path, 
     reasons = {played.reason for played in seen}
     assert {HoldReason.no_recorder, HoldReason.bad_observation, HoldReason.no_action, HoldReason.estop} <= reasons
     # the robot was moved, so there was something to compare
-    written = [call.given[0] for played in seen for call in played.calls if call.name == "robot.write"]
     assert len(written) > 80
     assert np.abs(np.array(written)).max() > 0.5
 
@@ -105,7 +112,7 @@ def test_one_flipped_bit_of_a_state_is_named(tmp_path: Path, capsys: pytest.Capt
     bench = Bench(tmp_path).ready().fly(60).land()
     (path,) = flights(tmp_path)
     found: list[Observation] = []
-    replay(path, make_loop, 33, 33, lambda p: found.extend(c.result for c in p.calls if c.name == "robot.read"))
+    replay(path, make_loop, 33, 33, lambda _, calls: found.extend(c.result for c in calls if c.name == "robot.read"))
     state = found[0].state
     flipped = bytearray(state.tobytes())
     flipped[5] ^= 1
@@ -175,7 +182,7 @@ def test_a_frozen_camera_is_found_again_though_no_pixel_was_kept(tmp_path: Path)
     bench.robot._film = lambda: msgspec.structs.replace(film(), image=image.copy())  # type: ignore[method-assign]
     bench.fly(50).land()
     reasons: list[str] = []
-    result = replay(tmp_path, make_loop, on_tick=lambda played: reasons.append(played.reason))
+    result = replay(tmp_path, make_loop, on_tick=lambda record, calls: reasons.append(record.reason))
     assert result.differences == []
     assert HoldReason.frozen_camera in reasons
 
@@ -207,8 +214,8 @@ def test_a_robot_that_fails_and_is_tried_again_is_replayed(tmp_path: Path, call:
     failing[0] = False
     bench.fly(400).land()
     assert {"policy", "script"} & set(bench.modes[-60:])
-    seen: list[ReplayedTick] = []
-    assert replay(tmp_path, make_loop, on_tick=seen.append).differences == []
+    seen: list[TickRecord] = []
+    assert replay(tmp_path, make_loop, on_tick=lambda record, calls: seen.append(record)).differences == []
     assert seen[-1].tick == 690
 
 
@@ -229,8 +236,10 @@ def test_a_tick_that_ended_with_an_error_is_replayed(tmp_path: Path) -> None:
     with pytest.raises(RobotError, match="a bug of ours"):
         bench.fly(5)
     bench.land()
-    seen: list[ReplayedTick] = []
-    result = replay(tmp_path, lambda *borders: broken(make_loop(*borders)), on_tick=seen.append)
+    seen: list[TickRecord] = []
+    result = replay(
+        tmp_path, lambda *borders: broken(make_loop(*borders)), on_tick=lambda record, calls: seen.append(record)
+    )
     assert (result.differences, seen[-1].tick) == ([], 4)
     last = [record.what for record in records(tmp_path)[1] if isinstance(record.what, TickRecord)][-1]
     assert isinstance(last.error, Raised) and last.error.kind == "RobotError"
@@ -300,8 +309,13 @@ def test_episodes_that_end_soon_after_each_other_share_a_snapshot(
 def test_a_new_schedule_of_another_class_is_brought_back(tmp_path: Path) -> None:
     """The loop makes its schedule when weights come; a new loop has another one until the snapshot is read."""
     bench = Bench(tmp_path, snapshot_ticks=20).ready().fly(70).land()
-    kinds = set()
-    result = replay(tmp_path, make_loop, 50, 60, lambda p: kinds.add(type(p.loop.chunks.scheduler)))
+    kinds, loops = set(), list[ControlLoop]()
+
+    def make(*borders: Any) -> ControlLoop:
+        loops.append(make_loop(*borders))
+        return loops[0]
+
+    result = replay(tmp_path, make, 50, 60, lambda record, calls: kinds.add(type(loops[0].chunks.scheduler)))
     assert result.differences == []
     assert kinds == {AlignedScheduler} == {type(bench.loop.chunks.scheduler)}
 
@@ -327,8 +341,13 @@ def test_every_strategy_can_be_taken_up_in_the_middle(tmp_path: Path, strategy: 
     assert len({mode for mode in bench.modes if mode == "policy"}) == 1
     assert replay(tmp_path, make_loop).differences == []
     for first in (25, 60, 100):
-        seen: list[ReplayedTick] = []
-        assert replay(tmp_path, make_loop, first, first + 10, on_tick=seen.append).differences == []
+        seen: list[TickRecord] = []
+        assert (
+            replay(
+                tmp_path, make_loop, first, first + 10, on_tick=lambda record, calls: seen.append(record)
+            ).differences
+            == []
+        )
         assert [played.tick for played in seen] == list(range(first, min(first + 10, 110) + 1))
 
 
@@ -347,8 +366,8 @@ def test_a_driver_may_use_a_frames_memory_again(tmp_path: Path) -> None:
     bench.fly(60).land()
     images: list[bytes] = []
 
-    def look(played: ReplayedTick) -> None:
-        images.extend(c.result.images["front"].image.tobytes() for c in played.calls if c.name == "robot.read")
+    def look(record: TickRecord, calls: list[Call]) -> None:
+        images.extend(c.result.images["front"].image.tobytes() for c in calls if c.name == "robot.read")
 
     assert replay(tmp_path, make_loop, on_tick=look).differences == []
     assert len(set(images)) > 50

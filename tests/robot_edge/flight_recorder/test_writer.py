@@ -84,7 +84,7 @@ def test_a_full_disk_stops_the_record_and_not_the_robot(
     # a file that holds nothing is not kept
     assert all(file.stat().st_size > 500 for file in tmp_path.glob("*.flight"))
     ticks: list[int] = []
-    result = replay(tmp_path, make_loop, on_tick=lambda played: ticks.append(played.tick))
+    result = replay(tmp_path, make_loop, on_tick=lambda record, calls: ticks.append(record.tick))
     assert result.differences == []
     assert result.last_tick == bench.flight.ticks
     assert 40 in ticks
