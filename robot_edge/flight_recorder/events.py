@@ -17,7 +17,7 @@ import numpy as np
 from hal.interfaces.robot import Feedback
 from wire.errors import CorruptDataError
 from wire.messages import Message
-from wire.types import Observation, PolicyCapabilities, RobotSpec
+from wire.types import Observation, RobotSpec
 
 INLINE_BYTES = 2048
 """arrays up to this size stand in the call"""
@@ -42,13 +42,10 @@ class FlightHeader(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """name of the chunking strategy"""
     settings: dict[str, Any] = {}
     """whatever else `make_loop` needs: the chunk scheduler's settings, gate, safety limits, motion"""
-    trained: PolicyCapabilities = PolicyCapabilities()
     operated: bool = False
     """whether the loop has a scripted operator"""
     program: str = ""
     """version of vla-fleet; filled in by the recorder"""
-    clock: str = ""
-    """whose nanoseconds these are; filled in by the recorder"""
     started_unix_ns: int = 0
     """wall time of this start; filled in by the recorder"""
     file: int = 0
@@ -111,9 +108,8 @@ class TickRecord(msgspec.Struct, frozen=True, array_like=True):
 
     tick: int
     """1 for the first of a start of the process"""
-    count: int
-    calls: bytes
-    """`count` of them one after the other"""
+    calls: list[bytes]
+    """each a `Call`"""
     references: tuple[Reference, ...] = ()
     mode: str = ""
     reason: str = ""
@@ -166,10 +162,6 @@ def is_image(array: np.ndarray) -> bool:
     return array.ndim == 3 and array.dtype == np.uint8
 
 
-_names: dict[np.dtype, str] = {}
-"""`dtype.str` is made anew whenever it is asked for"""
-
-
 class CallEncoder:
     """Encodes calls, collecting the large arrays in `large`. Raises `TypeError` for what has no place in a file."""
 
@@ -178,21 +170,17 @@ class CallEncoder:
         self.large: list[np.ndarray] = []
         self.copies = copies
         self._at: dict[int, int] = {}
-        self.encode_into = msgspec.msgpack.Encoder(enc_hook=self._array).encode_into
+        self.encode = msgspec.msgpack.Encoder(enc_hook=self._array).encode
 
     def clear(self) -> None:
         self.large, self._at = [], {}
 
     def _array(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            name = _names.get(value.dtype)
-            if name is None:
-                if value.dtype.kind not in "biuf":
-                    raise TypeError(f"an array of dtype {value.dtype} cannot be recorded")
-                name = _names[value.dtype] = value.dtype.str
-            if value.nbytes <= INLINE_BYTES and not is_image(value):
-                return name, value.shape, value.tobytes()
-            return name, value.shape, self._refer(value)
+            if value.dtype.kind not in "biuf":
+                raise TypeError(f"an array of dtype {value.dtype} cannot be recorded")
+            small = value.nbytes <= INLINE_BYTES and not is_image(value)
+            return value.dtype.str, value.shape, value.tobytes() if small else self._refer(value)
         if isinstance(value, np.generic):
             return value.item()
         raise TypeError(f"a {type(value).__name__} cannot be recorded")
@@ -232,10 +220,9 @@ def plain(value: Any) -> Any:
 
 def unpack(record: TickRecord, large: Sequence[np.ndarray]) -> list[Call]:
     """The calls of a tick; `large` are the arrays of `record.references`. Raises `CorruptDataError`."""
-    data = b"\xdd" + record.count.to_bytes(4, "big") + record.calls
     read = array_reader(large)
     try:
-        return [_typed(call, read) for call in msgspec.msgpack.decode(data, type=list[Call])]
+        return [_typed(msgspec.msgpack.decode(data, type=Call), read) for data in record.calls]
     except (msgspec.DecodeError, LookupError, ValueError, TypeError) as error:
         raise CorruptDataError(f"tick {record.tick} of the flight cannot be read: {error}.") from error
 
@@ -252,9 +239,7 @@ def _typed(call: Call, read: Callable[[type, Any], Any]) -> Call:
 def array_reader(large: Sequence[np.ndarray]) -> Callable[[type, Any], Any]:
     """The msgspec hook that brings arrays back; they may be written to, as those of a driver may."""
 
-    def read(kind: type, value: Any) -> Any:
-        if kind is not np.ndarray:
-            raise TypeError(f"no decoder for {kind.__name__}")
+    def read(_: type, value: Any) -> Any:
         dtype, shape, data = value
         if isinstance(data, int):
             return large[data]

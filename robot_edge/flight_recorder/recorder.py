@@ -69,8 +69,8 @@ class FlightRecorder:
         self._images: dict[str, Frame] = {}
         """the newest"""
         self._encoder = CallEncoder({})
-        self._buffer = bytearray()
-        self._count = self._size = 0
+        self._calls: list[bytes] = []
+        self._size = 0
         self._frames: dict[str, tuple[int, np.ndarray]] = {}
         self._since_snapshot = 0
         self._gap_from = self._try_at = 0
@@ -121,9 +121,8 @@ class FlightRecorder:
         self.ticks += 1
         if not self._since_snapshot or self._gap_from or self.writer.failure or self._due():
             self._snapshot(loop)
-        self._buffer = bytearray()
         self._encoder.clear()
-        self._count = self._size = 0
+        self._calls, self._size = [], 0
         self._live = not self._gap_from
 
     def _due(self) -> bool:
@@ -141,15 +140,15 @@ class FlightRecorder:
         self._try_at = self.ticks + (50 if failing else 5)
         try:
             tree, left_out = capture(loop)
-            encoder, state = CallEncoder(self._encoder.copies), bytearray()
-            encoder.encode_into(tree, state)
+            encoder = CallEncoder(self._encoder.copies)
+            state = encoder.encode(tree)
         except Exception as error:  # noqa: BLE001 - a loop that cannot be noted is flown all the same
             self._lose(f"the loop's state cannot be noted: {error!r}")
             return
         if left_out and not self._left_out_logged:
             self._left_out_logged = True
             log.info("robot '%s': not part of a flight's snapshots: %s.", self._name, ", ".join(left_out))
-        record = SnapshotRecord(self.ticks - 1, bytes(state), left_out=tuple(left_out))
+        record = SnapshotRecord(self.ticks - 1, state, left_out=tuple(left_out))
         size = len(state) + sum(array.nbytes for array in encoder.large)
         item = QueuedRecord(record, encoder.large, self._images, size)
         if failing:
@@ -182,15 +181,10 @@ class FlightRecorder:
     def _end(self, loop: ControlLoop, error: BaseException | None) -> None:
         if self._live:
             self._live = False
-            record = TickRecord(
-                self.ticks,
-                self._count,
-                bytes(self._buffer),
-                mode=str(loop.mode),
-                reason=str(loop.hold.reason),
-                error=raised(error),
-            )
-            item = QueuedRecord(record, self._encoder.large, self._images, len(record.calls) + self._size)
+            mode, reason = str(loop.mode), str(loop.hold.reason)
+            record = TickRecord(self.ticks, self._calls, mode=mode, reason=reason, error=raised(error))
+            size = sum(map(len, self._calls)) + self._size
+            item = QueuedRecord(record, self._encoder.large, self._images, size)
             if self.writer.submit(item):
                 self._since_snapshot += 1
                 return
@@ -225,8 +219,7 @@ class FlightRecorder:
         if not self._live:
             return
         try:
-            self._encoder.encode_into(call, self._buffer, -1)
-            self._count += 1
+            self._calls.append(self._encoder.encode(call))
         except Exception as error:  # noqa: BLE001 - a value without a place in the file costs the tick, not the robot
             self._lose(f"{call.name} cannot be recorded: {error}")
 

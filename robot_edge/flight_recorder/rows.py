@@ -25,6 +25,8 @@ from wire.messages.gateway import EdgeEvent
 from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, EpisodeStarted, StepRecorded
 from wire.types import Observation, Step
 
+_NEAR = 1000
+"""ticks: a picture may stand as far from its tick, and a request from its reply"""
 _SHOWN_DIMENSIONS = 7
 """of an action, in the table"""
 
@@ -70,23 +72,17 @@ def rows(
             what = record.what
             if isinstance(what, SnapshotRecord):
                 continue
-            if isinstance(what, Gap):
-                if what.last >= first and what.first <= last:
-                    yield what
-                continue
-            # a picture may stand a little before or after its tick's block
-            if what.tick > last + 1000:
+            begin, end = (what.first, what.last) if isinstance(what, Gap) else (what.tick, what.tick)
+            if begin > last + _NEAR:
                 break
-            if isinstance(what, PreviewFrame):
-                if first <= what.tick <= last:
-                    yield what
-                continue
-            if what.tick < first - 1000 or what.tick > last:
-                continue
-            row = _row(what, unpack(what, record.large), asked)
-            if what.tick >= first:
-                any_row = True
-                yield row
+            inside = begin <= last and end >= first
+            if isinstance(what, TickRecord) and first - _NEAR <= begin <= last:
+                row = _row(what, unpack(what, record.large), asked)
+                any_row |= inside
+                if inside:
+                    yield row
+            elif inside and not isinstance(what, TickRecord):
+                yield what
         if not any_row:
             raise ConfigError(f"{path}: no tick from {first_tick or 1} to {last_tick or 'the end'} was recorded.")
 

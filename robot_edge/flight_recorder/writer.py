@@ -34,7 +34,6 @@ from robot_edge.flight_recorder.events import (
     refer,
 )
 from robot_edge.flight_recorder.file import MAGIC, SUFFIX, frame
-from wire.clock import clock_name
 from wire.errors import StorageError, storage_error
 from wire.transport.frame_ring import SharedFrame
 from wire.types import Frame
@@ -97,9 +96,7 @@ class Writer:
         self.full = False
         """the file has reached its size; it ends before the next snapshot"""
         self._directory = directory
-        self._header = msgspec.structs.replace(
-            header, program=program(), clock=clock_name(), started_unix_ns=time.time_ns()
-        )
+        self._header = msgspec.structs.replace(header, program=program(), started_unix_ns=time.time_ns())
         self._queue: deque[QueuedRecord] = deque()
         self._offered = self._taken = 0
         self._closing = threading.Event()

@@ -35,11 +35,11 @@ def moved(value: Any, into: Thing | None = None) -> tuple[Any, list[str]]:
     source = Thing()
     source.data = value
     tree, left_out = capture(source)
-    packer, buffer = CallEncoder({}), bytearray()
-    packer.encode_into(tree, buffer)
+    packer = CallEncoder({})
+    encoded = packer.encode(tree)
     read = array_reader([np.array(array) for array in packer.large])
     target = into or Thing()
-    restore(target, msgspec.msgpack.decode(bytes(buffer)), lambda node: read(np.ndarray, node))
+    restore(target, msgspec.msgpack.decode(encoded), lambda node: read(np.ndarray, node))
     return target.data, left_out
 
 
