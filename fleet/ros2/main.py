@@ -20,21 +20,14 @@ from fleet.config.process_options import EdgeOptions
 from fleet.config.recipes import get_recipe
 from fleet.launch.robot_builders import edge_processes
 from fleet.ros2.config import ROS2, complete, endpoints, write
+from hal.drivers.ros2 import sim_node
 from hal.registry import OPERATORS, known, make_robot
 from robot_edge.ros2.parameters import EdgeParameters, usage
 from robot_edge.ros2.topics import Endpoint
 from wire.errors import ConfigError, FleetError
 
-_ROS_MODULES = (
-    "rclpy",
-    "diagnostic_msgs",
-    "lifecycle_msgs",
-    "rcl_interfaces",
-    "sensor_msgs",
-    "std_msgs",
-    "std_srvs",
-    "trajectory_msgs",
-)
+_ROS_MODULES = ("rclpy", "_msgs", "_srvs", "_interfaces")
+"""how the names of ROS 2's Python modules end"""
 
 if TYPE_CHECKING:
     from robot_edge.ros2.node import NodeSetup
@@ -102,16 +95,9 @@ def edge_node_main(arguments: list[str] | None = None) -> None:
     _main("edge_node", run)
 
 
-def sim_robot_main(arguments: list[str] | None = None) -> None:
+def sim_robot_main() -> None:
     """The `sim_robot_node` executable: `--recipe NAME` is the robot of that recipe; the rest is the node's own."""
-    arguments = sys.argv if arguments is None else arguments
-    _main("sim_robot_node", lambda: _sim_robot(arguments[1:]))
-
-
-def _sim_robot(arguments: list[str]) -> int:
-    from hal.drivers.ros2.sim_node import main
-
-    return main(sim_robot_arguments(arguments))
+    _main("sim_robot_node", lambda: sim_node.main(sim_robot_arguments(sys.argv[1:])))
 
 
 def sim_robot_arguments(arguments: list[str]) -> list[str]:
@@ -135,7 +121,7 @@ def _main(program: str, work: Callable[[], int]) -> None:
     try:
         status = work()
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] not in _ROS_MODULES:
+        if not (error.name or "").split(".")[0].endswith(_ROS_MODULES):
             raise
         sys.exit(
             f"{program}: ROS 2's Python module '{error.name}' is not here: install vla-fleet[ros], or source the setup "

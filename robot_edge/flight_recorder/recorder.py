@@ -35,7 +35,7 @@ from robot_edge.flight_recorder.events import (
     raised,
 )
 from robot_edge.flight_recorder.snapshot import capture
-from robot_edge.flight_recorder.writer import FlightConfig, QueuedRecord, Writer
+from robot_edge.flight_recorder.writer import FlightConfig, Writer
 from wire.clock import Clock
 from wire.codec import encode
 from wire.messages.local import EpisodeEnded, StepRecorded
@@ -150,12 +150,11 @@ class FlightRecorder:
             log.info("robot '%s': not part of a flight's snapshots: %s.", self._name, ", ".join(left_out))
         record = SnapshotRecord(self.ticks - 1, state, left_out=tuple(left_out))
         size = len(state) + sum(array.nbytes for array in encoder.large)
-        item = QueuedRecord(record, encoder.large, self._images, size)
         if failing:
             # Only to see whether the disk takes it; the record goes on with the snapshot after that.
-            self.writer.submit(item)
+            self.writer.submit(record, encoder.large, self._images, size)
             return
-        if not (self._mark_gap(self.ticks - 1) and self.writer.submit(item)):
+        if not (self._mark_gap(self.ticks - 1) and self.writer.submit(record, encoder.large, self._images, size)):
             self._lose("the disk is too slow")
             return
         self._broken = ""
@@ -165,7 +164,7 @@ class FlightRecorder:
     def _mark_gap(self, last: int) -> bool:
         """Whether the gap up to `last`, if there is one, is noted: once, whatever becomes of the snapshot after it."""
         if self._gap_from and self._gap_from <= last:
-            if not self.writer.submit(QueuedRecord(Gap(self._gap_from, last, self._gap_reason))):
+            if not self.writer.submit(Gap(self._gap_from, last, self._gap_reason)):
                 return False
             self._gap_from = 0
         return True
@@ -184,8 +183,7 @@ class FlightRecorder:
             mode, reason = str(loop.mode), str(loop.hold.reason)
             record = TickRecord(self.ticks, self._calls, mode=mode, reason=reason, error=raised(error))
             size = sum(map(len, self._calls)) + self._size
-            item = QueuedRecord(record, self._encoder.large, self._images, size)
-            if self.writer.submit(item):
+            if self.writer.submit(record, self._encoder.large, self._images, size):
                 self._since_snapshot += 1
                 return
             self._lose("the disk is too slow")

@@ -11,10 +11,11 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import cv2
 import msgspec
@@ -73,16 +74,10 @@ class FlightConfig:
     """how long a disk that refused is left alone"""
 
 
-@dataclass(slots=True)
-class QueuedRecord:
-    """What the control thread hands over."""
-
-    record: TickRecord | SnapshotRecord | Gap
-    large: list[np.ndarray] = field(default_factory=list)
-    """what `record.references` will stand for"""
-    images: dict[str, Frame] = field(default_factory=dict)
-    """the newest frames by camera"""
-    size: int = 0
+Record = TickRecord | SnapshotRecord | Gap
+_R = TypeVar("_R", TickRecord, SnapshotRecord)
+_Queued = tuple[Record, Sequence[np.ndarray], Mapping[str, Frame], int]
+"""as `Writer.submit` takes them"""
 
 
 class Writer:
@@ -97,8 +92,8 @@ class Writer:
         """the file has reached its size; it ends before the next snapshot"""
         self._directory = directory
         self._header = msgspec.structs.replace(header, program=program(), started_unix_ns=time.time_ns())
-        self._queue: deque[QueuedRecord] = deque()
-        self._offered = self._taken = 0
+        self._queue: deque[_Queued] = deque()
+        self._submitted = self._taken = 0
         self._closing = threading.Event()
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flight-recorder", daemon=True)
@@ -115,13 +110,19 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, item: QueuedRecord) -> bool:
-        """Hand over an item; False when there is no room or the disk refuses: then it is lost."""
+    def submit(
+        self, record: Record, large: Sequence[np.ndarray] = (), images: Mapping[str, Frame] = {}, size: int = 0
+    ) -> bool:
+        """Hand over a record; False when there is no room: then it is lost.
+
+        `large`: the arrays that `record.references` will stand for; `images`: the newest frames by camera; `size`: in
+        bytes, with all of them.
+        """
         waiting = len(self._queue)
-        if waiting >= self.config.queue_ticks or self._offered - self._taken > _QUEUE_BYTES:
+        if waiting >= self.config.queue_ticks or self._submitted - self._taken > _QUEUE_BYTES:
             return False
-        self._offered += item.size
-        self._queue.append(item)
+        self._submitted += size
+        self._queue.append((record, large, images, size))
         if waiting == self.config.queue_ticks // 2:
             self._hurry.set()
         return True
@@ -161,11 +162,11 @@ class Writer:
             return
         taken = 0
         while self._queue:
-            item = self._queue.popleft()
-            self._taken += item.size
-            if self._file is None and not isinstance(item.record, SnapshotRecord):
+            record, large, images, size = self._queue.popleft()
+            self._taken += size
+            if self._file is None and not isinstance(record, SnapshotRecord):
                 continue
-            self._store(item)
+            self._store(record, large, images)
             # A few ticks' work, then the control thread may have Python's lock if it waits for it.
             taken += 1
             if taken % _AT_ONCE == 0:
@@ -174,14 +175,13 @@ class Writer:
 
     def _forget(self) -> None:
         while self._queue:
-            self._taken += self._queue.popleft().size
+            self._taken += self._queue.popleft()[-1]
 
-    def _store(self, item: QueuedRecord) -> None:
-        record = item.record
+    def _store(self, record: Record, large: Sequence[np.ndarray], images: Mapping[str, Frame]) -> None:
         if isinstance(record, TickRecord):
-            self._block.append(msgspec.structs.replace(record, references=self._references(item)))
+            self._block.append(self._referring(record, large, images))
             if self.config.frames_hz > 0:
-                self._film(record.tick, item.images)
+                self._film(record.tick, images)
             if len(self._block) >= 64:
                 self._flush()
             return
@@ -191,7 +191,7 @@ class Writer:
             return
         if self._file is None or self._bytes >= self.config.file_bytes:
             self._open()
-        self._write(frame(msgspec.structs.replace(record, references=self._references(item))))
+        self._write(frame(self._referring(record, large, images)))
         self._useful = True
         self.failure = ""
 
@@ -200,15 +200,15 @@ class Writer:
             block, self._block = self._block, []
             self._write(frame(TickBlock(block)))
 
-    def _references(self, item: QueuedRecord) -> tuple[Reference, ...]:
-        return tuple(self._refer(array, item) for array in item.large)
+    def _referring(self, record: _R, large: Sequence[np.ndarray], images: Mapping[str, Frame]) -> _R:
+        return msgspec.structs.replace(record, references=tuple(self._refer(array, images) for array in large))
 
-    def _refer(self, array: np.ndarray, item: QueuedRecord) -> Reference:
+    def _refer(self, array: np.ndarray, images: Mapping[str, Frame]) -> Reference:
         known = self._known.get(id(array))
         if known is not None:
             return known[1]
         reference = refer(array)
-        shared = (frame for frame in item.images.values() if isinstance(frame, SharedFrame))
+        shared = (frame for frame in images.values() if isinstance(frame, SharedFrame))
         if any(frame.image is array and not frame.intact for frame in shared):
             raise StorageError("frames were overwritten before they were digested: this computer or its disk is busy.")
         self._known[id(array)] = (array, reference)
@@ -220,7 +220,7 @@ class Writer:
             self._write(frame(StoredArray(digest, array.tobytes())))
         return reference
 
-    def _film(self, tick: int, images: dict[str, Frame]) -> None:
+    def _film(self, tick: int, images: Mapping[str, Frame]) -> None:
         """Keep a JPEG of each camera's frame when it is time for one."""
         for camera, shot in images.items():
             last = self._pictured.get(camera)

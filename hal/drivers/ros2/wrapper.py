@@ -164,13 +164,6 @@ class RosNode:
                 log.warning("ROS 2 node '%s': its thread has not ended after 5 s.", self.name)
         self._give_back()
 
-    def __enter__(self) -> RosNode:
-        self.open()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _give_back(self) -> None:
         if self._node is not None:
             self._node.destroy_node()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -30,6 +31,16 @@ from hal.drivers.ros2.sim_node import SimRobotNode  # noqa: E402
 from hal.drivers.ros2.wrapper import RosNode, interface  # noqa: E402
 
 SPEC = fake_spec(FakeConfig())
+
+
+@contextlib.contextmanager
+def opened(name: str, namespace: str = "") -> Iterator[RosNode]:
+    node = RosNode(name, namespace)
+    node.open()
+    try:
+        yield node
+    finally:
+        node.close()
 
 
 class Running:
@@ -260,7 +271,7 @@ def test_the_profile_leaves_room_for_pictures() -> None:
 
 
 def test_a_callback_that_fails_does_not_end_the_node(ros: Mapping[str, str], caplog: pytest.LogCaptureFixture) -> None:
-    with RosNode("one", "/here") as node:
+    with opened("one", "/here") as node:
         heard: list[Any] = []
 
         def hear(message: Any) -> None:
@@ -295,7 +306,7 @@ def test_what_ros_does_not_take_is_named(ros: Mapping[str, str]) -> None:
 
 
 def test_logs_stay_where_they_belong(ros: Mapping[str, str], tmp_path: Path) -> None:
-    with RosNode("writer"):
+    with opened("writer"):
         pass
     assert Path(ros["ROS_LOG_DIR"]).parent == tmp_path
 
