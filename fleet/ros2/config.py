@@ -28,13 +28,11 @@ def complete(recipe: Recipe, robot_config: str, namespace: str) -> Ros2Config:
 
     `namespace`: the node's, which the driver shares unless it has one. Raises `ConfigError` that names the field.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {"spec": msgspec.to_builtins(recipe.spec), "tasks": dict(recipe.instructions)}
     if isinstance(recipe.robot_config, Ros2Config):
-        given = msgspec.to_builtins(recipe.robot_config)
+        given.update(msgspec.to_builtins(recipe.robot_config))
     if robot_config:
         given.update(read_json(robot_config))
-    given.setdefault("spec", msgspec.to_builtins(recipe.spec))
-    given.setdefault("tasks", dict(recipe.instructions))
     config = read_config(ROS2, given)
     return config if config.namespace else dataclasses.replace(config, namespace=namespace.rstrip("/"))
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sys
@@ -39,24 +40,15 @@ def prepare(parameters: EdgeParameters, namespace: str) -> NodeSetup:
 
     root = Path(parameters.data) if parameters.data else ros_home() / "vla_fleet" / parameters.recipe.replace(":", ".")
     root = root.absolute()
-    kind, robot_config = parameters.robot, parameters.robot_config
-    wanted: tuple[Endpoint, ...] = ()
+    overrides = Overrides(**{one.name: getattr(parameters, one.name) for one in dataclasses.fields(Overrides)})
     recipe = get_recipe(parameters.recipe)
-    if (kind or recipe.robot) == ROS2:
-        config = complete(recipe, robot_config, namespace)
+    wanted: tuple[Endpoint, ...] = ()
+    if (overrides.robot or recipe.robot) == ROS2:
+        config = complete(recipe, overrides.robot_config, namespace)
         wanted = endpoints(config)
         path = DataDirectory(root).edge(parameters.name) / "robot.json"
         write(config, path)
-        kind, robot_config = ROS2, str(path)
-    overrides = Overrides(
-        parameters.strategy,
-        parameters.delay,
-        parameters.speed_up,
-        kind,
-        robot_config,
-        parameters.policy,
-        parameters.policy_config,
-    )
+        overrides = dataclasses.replace(overrides, robot=ROS2, robot_config=str(path))
     driven = overrides.applied(recipe)
     make_robot(driven.robot, driven.robot_config)
     if parameters.operator and driven.robot not in known(OPERATORS):

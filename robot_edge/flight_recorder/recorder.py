@@ -75,7 +75,6 @@ class FlightRecorder:
         self._since_snapshot = 0
         self._gap_from = self._try_at = 0
         self._gap_reason = self._broken = ""
-        self._left_out_logged = False
 
     # --- the borders -----------------------------------------------------------------------------------------------
 
@@ -145,9 +144,6 @@ class FlightRecorder:
         except Exception as error:  # noqa: BLE001 - a loop that cannot be noted is flown all the same
             self._lose(f"the loop's state cannot be noted: {error!r}")
             return
-        if left_out and not self._left_out_logged:
-            self._left_out_logged = True
-            log.info("robot '%s': not part of a flight's snapshots: %s.", self._name, ", ".join(left_out))
         record = SnapshotRecord(self.ticks - 1, state, left_out=tuple(left_out))
         size = len(state) + sum(array.nbytes for array in encoder.large)
         if failing:

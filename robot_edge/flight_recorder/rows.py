@@ -48,9 +48,8 @@ class Row:
     """None when nothing was recorded: between episodes, or nothing valid was seen"""
     executed: np.ndarray | None = None
     """float32[da] that the robot did"""
-    reply: ChunkReply | None = None
     latency_s: float = -1.0
-    """from the request to this reply, -1 without one"""
+    """from the request to the reply that came, -1 without one"""
     notes: str = ""
     """what else happened"""
 
@@ -108,7 +107,6 @@ def _row(record: TickRecord, calls: list[Call], asked: dict[int, int]) -> Row:
             case Call("robot.reset", given=(task, seed)):
                 notes.append(f"reset: {task}, seed {seed}")
             case Call(result=ChunkReply() as reply):
-                row.reply = reply
                 if reply.tick in asked:
                     row.latency_s = (now_ns - asked.pop(reply.tick)) / 1e9
                 if reply.error:

@@ -13,6 +13,7 @@ Written for Kilted; Jazzy and Humble have the same interfaces.
 
 from __future__ import annotations
 
+import functools
 import logging
 import signal
 import time
@@ -115,12 +116,8 @@ class EdgeNode(LifecycleNode):
         stops = MutuallyExclusiveCallbackGroup()
         people = MutuallyExclusiveCallbackGroup()
         for kind in _CONFIRMED:
-            self.create_service(
-                Trigger,
-                f"~/{kind}",
-                self._service(kind),
-                callback_group=stops if kind == "estop" else people,
-            )
+            group = stops if kind == "estop" else people
+            self.create_service(Trigger, f"~/{kind}", functools.partial(self._answer, kind), callback_group=group)
 
     def ask_to_end(self) -> None:
         """Shut down in order, soon."""
@@ -286,14 +283,11 @@ class EdgeNode(LifecycleNode):
 
     # --- services and parameters ----------------------------------------------------------------------------------
 
-    def _service(self, kind: str) -> Callable[[Trigger.Request, Trigger.Response], Trigger.Response]:
-        def answer(request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-            problem = self._command(kind)
-            response.success = not problem
-            response.message = problem or f"robot '{self._robot}': {kind}"
-            return response
-
-        return answer
+    def _answer(self, kind: str, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        problem = self._command(kind)
+        response.success = not problem
+        response.message = problem or f"robot '{self._robot}': {kind}"
+        return response
 
     def _command(self, kind: str) -> str:
         """Carry out one command; '' or why it did not come true."""
@@ -302,11 +296,9 @@ class EdgeNode(LifecycleNode):
         operator = self._operator
         if operator is not None:
             return operator.command(kind, _CONFIRMED[kind], _CONFIRM_S)
-        if kind == "estop":
-            # Nothing moves now. It shall not begin to, either.
-            self._stopped = True
-            return ""
-        if kind == "release_estop":
+        if kind in ("estop", "release_estop"):
+            # Nothing moves now. After a stop it shall not begin to, either.
+            self._stopped = kind == "estop"
             return ""
         return f"the node is {self.phase}: no edge process runs; activate it first."
 
