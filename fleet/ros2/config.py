@@ -23,7 +23,7 @@ ROS2 = "ros2"
 """the driver's registered name"""
 
 
-def complete(recipe: Recipe, robot_config: str, namespace: str) -> Ros2Config:
+def complete_config(recipe: Recipe, robot_config: str, namespace: str) -> Ros2Config:
     """What is given in `robot_config` (JSON or a file of it) and in the recipe, with the rest filled in.
 
     `namespace`: the node's, which the driver shares unless it has one. Raises `ConfigError` that names the field.
@@ -37,7 +37,7 @@ def complete(recipe: Recipe, robot_config: str, namespace: str) -> Ros2Config:
     return config if config.namespace else dataclasses.replace(config, namespace=namespace.rstrip("/"))
 
 
-def write(config: Ros2Config, path: Path) -> None:
+def write_config(config: Ros2Config, path: Path) -> None:
     """Write it where the edge's processes read it. Raises `StorageError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def write(config: Ros2Config, path: Path) -> None:
         raise storage_error(error, "noting the driver's configuration", path) from error
 
 
-def endpoints(config: Ros2Config) -> tuple[Endpoint, ...]:
+def required_endpoints(config: Ros2Config) -> tuple[Endpoint, ...]:
     """What the robot must have in the graph before it can be driven."""
     topics = config.topics
     wanted = [("publisher", topics.joint_states, JOINT_STATE), ("subscription", topics.command, TRAJECTORY)]
@@ -59,9 +59,9 @@ def endpoints(config: Ros2Config) -> tuple[Endpoint, ...]:
         wanted.append(("service", topics.reset, TRIGGER))
     if config.stop:
         wanted.append(("service", topics.stop, TRIGGER))
-    return tuple(Endpoint(kind, absolute(name, config.namespace), type_) for kind, name, type_ in wanted)
+    return tuple(Endpoint(kind, absolute_name(name, config.namespace), type_) for kind, name, type_ in wanted)
 
 
-def absolute(name: str, namespace: str) -> str:
+def absolute_name(name: str, namespace: str) -> str:
     """A topic's name from the root, as ROS 2 resolves it."""
     return name if name.startswith("/") else f"/{namespace.strip('/')}/{name}".replace("//", "/")

@@ -20,7 +20,7 @@ from fleet.config.overrides import Overrides
 from fleet.config.process_options import EdgeOptions
 from fleet.config.recipes import get_recipe
 from fleet.launch.robot_builders import edge_processes
-from fleet.ros2.config import ROS2, complete, endpoints, write
+from fleet.ros2.config import ROS2, complete_config, required_endpoints, write_config
 from hal.drivers.ros2 import sim_node
 from hal.registry import OPERATORS, known, make_robot
 from robot_edge.ros2.parameters import EdgeParameters, usage
@@ -44,10 +44,10 @@ def prepare(parameters: EdgeParameters, namespace: str) -> NodeSetup:
     recipe = get_recipe(parameters.recipe)
     wanted: tuple[Endpoint, ...] = ()
     if (overrides.robot or recipe.robot) == ROS2:
-        config = complete(recipe, overrides.robot_config, namespace)
-        wanted = endpoints(config)
+        config = complete_config(recipe, overrides.robot_config, namespace)
+        wanted = required_endpoints(config)
         path = DataDirectory(root).edge(parameters.name) / "robot.json"
-        write(config, path)
+        write_config(config, path)
         overrides = dataclasses.replace(overrides, robot=ROS2, robot_config=str(path))
     driven = overrides.applied(recipe)
     make_robot(driven.robot, driven.robot_config)

@@ -7,9 +7,9 @@ import logging
 import sys
 from pathlib import Path
 
-from robot_edge.flight_recorder.file import starts
+from robot_edge.flight_recorder.file import find_starts
 from robot_edge.flight_recorder.replay import MakeLoop, replay
-from robot_edge.flight_recorder.rows import show
+from robot_edge.flight_recorder.rows import print_table
 from robot_edge.flight_recorder.view import write_rerun
 
 
@@ -27,7 +27,7 @@ def replay_command(
     `path`: a flight file or a robot's directory of them; `session_id`: which start of the process, the newest
     by default. Raises `ConfigError`, `CorruptDataError` or `StorageError` with what to do.
     """
-    found = starts(path)
+    found = find_starts(path)
     if len(found) > 1 and not session_id:
         print(
             f"{path} holds {len(found)} starts of the control process; this is the newest. The others: --session NAME"
@@ -36,7 +36,7 @@ def replay_command(
             began = datetime.datetime.fromtimestamp(header.started_unix_ns / 1e9)
             print(f"  {header.session_id}, begun {began:%Y-%m-%d %H:%M:%S}")
     if table:
-        show(path, sys.stdout, first, last, session_id)
+        print_table(path, sys.stdout, first, last, session_id)
     if rrd is not None:
         ticks = write_rerun(path, rrd, first, last, session_id)
         print(f"{ticks} ticks written for Rerun; look at them with: rerun {rrd}")

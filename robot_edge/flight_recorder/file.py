@@ -63,7 +63,7 @@ def frames(file: IO[bytes]) -> Iterator[Any]:
             raise CorruptDataError(f"{file.name}: a record cannot be read: {error}.") from error
 
 
-def starts(path: Path) -> list[list[FlightFile]]:
+def find_starts(path: Path) -> list[list[FlightFile]]:
     """The files of each start of a control process that a file or a directory holds, oldest start first.
 
     Raises `ConfigError` when there is none, `CorruptDataError` for a file that is no flight file.

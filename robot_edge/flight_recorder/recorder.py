@@ -1,7 +1,7 @@
 """The recorder on the control thread: stands at the loop's borders and notes what crosses them.
 
     flight = FlightRecorder(directory, header)
-    loop = ControlLoop(name, session_id, flight.robot(robot), flight.line("uplink", uplink), ...)
+    loop = ControlLoop(name, session_id, flight.robot(robot), flight.channel("uplink", uplink), ...)
     flight.start()
     while ...:
         flight.tick(loop)      # instead of loop.tick()
@@ -81,7 +81,7 @@ class FlightRecorder:
     def robot(self, robot: Robot) -> Robot:
         return RecordedRobot("robot", robot, self)
 
-    def line(self, which: Literal["uplink", "inference"], channel: Channel) -> Channel:
+    def channel(self, which: Literal["uplink", "inference"], channel: Channel) -> Channel:
         return RecordedChannel(which, channel, self)
 
     def clock(self, clock: Clock) -> Clock:

@@ -35,7 +35,7 @@ from robot_edge.flight_recorder.events import (
     same,
     unpack,
 )
-from robot_edge.flight_recorder.file import FlightRecord, starts
+from robot_edge.flight_recorder.file import FlightRecord, find_starts
 from robot_edge.flight_recorder.snapshot import restore
 from robot_edge.flight_recorder.writer import program
 from wire.clock import Clock
@@ -72,12 +72,12 @@ class Replay:
     last_tick: int = 0
 
 
-def records(path: Path, session_id: str = "") -> tuple[FlightHeader, Iterator[FlightRecord]]:
+def read_records(path: Path, session_id: str = "") -> tuple[FlightHeader, Iterator[FlightRecord]]:
     """The header of a start (the newest, or the one named) and all records of its files in `path`, in order.
 
     Raises `ConfigError` when there is none.
     """
-    found = starts(path)
+    found = find_starts(path)
     chosen = [files for files in found if not session_id or files[0].header.session_id == session_id]
     if not chosen:
         raise ConfigError(
@@ -101,7 +101,7 @@ def replay(
     recorded of it. Raises `ConfigError` when the stretch was not
     recorded, `CorruptDataError` for what cannot be read.
     """
-    header, found = records(path, session_id)
+    header, found = read_records(path, session_id)
     result = Replay(header)
     if header.program != program():
         result.notes.append(f"recorded by vla-fleet {header.program}, replayed by {program()}.")

@@ -19,7 +19,7 @@ from robot_edge.flight_recorder.events import (
     TickRecord,
     unpack,
 )
-from robot_edge.flight_recorder.replay import records
+from robot_edge.flight_recorder.replay import read_records
 from wire.errors import ConfigError
 from wire.messages.gateway import EdgeEvent
 from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, EpisodeStarted, StepRecorded
@@ -54,14 +54,14 @@ class Row:
     """what else happened"""
 
 
-def rows(
+def read_rows(
     path: Path, first_tick: int | None = None, last_tick: int | None = None, session_id: str = ""
 ) -> tuple[FlightHeader, Iterator[Row | PreviewFrame | Gap]]:
     """A stretch of a start (the newest, or the one named), with its pictures and gaps.
 
     Raises `ConfigError` when there is no such start, and while iterating when the stretch was not recorded.
     """
-    header, found = records(path, session_id)
+    header, found = read_records(path, session_id)
     first, last = first_tick or 1, last_tick or 2**62
 
     def stretch() -> Iterator[Row | PreviewFrame | Gap]:
@@ -137,11 +137,11 @@ def _row(record: TickRecord, calls: list[Call], asked: dict[int, int]) -> Row:
     return row
 
 
-def show(
+def print_table(
     path: Path, out: TextIO, first_tick: int | None = None, last_tick: int | None = None, session_id: str = ""
 ) -> int:
-    """Print the ticks of a stretch to `out`, one a line; how many. Raises as `rows` does."""
-    header, stretch = rows(path, first_tick, last_tick, session_id)
+    """Print the ticks of a stretch to `out`, one a line; how many. Raises as `read_rows` does."""
+    header, stretch = read_rows(path, first_tick, last_tick, session_id)
     count = 0
     for item in stretch:
         if isinstance(item, Gap):

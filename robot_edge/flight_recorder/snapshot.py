@@ -182,14 +182,9 @@ def _own_names(value: Any) -> list[str]:
 @functools.cache
 def _assigned(kind: type) -> tuple[str, ...]:
     """Names that methods of `kind` assign to."""
-    found: dict[str, None] = {}
     methods = [m for base in kind.__mro__ for m in vars(base).values() if isinstance(m, types.FunctionType)]
-    codes = [method.__code__ for method in methods]
-    while codes:
-        code = codes.pop()
-        found |= {i.argval: None for i in dis.get_instructions(code) if i.opname == "STORE_ATTR"}
-        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return tuple(name for name in found if not hasattr(kind, name))
+    assigned = {i.argval: None for m in methods for i in dis.get_instructions(m) if i.opname == "STORE_ATTR"}
+    return tuple(name for name in assigned if not hasattr(kind, name))
 
 
 def _has(value: Any, name: str) -> bool:

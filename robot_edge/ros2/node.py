@@ -35,7 +35,7 @@ from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.ros2.diagnostics import Diagnosis, diagnose
 from robot_edge.ros2.operator import Ros2Operator
 from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, read_parameters
-from robot_edge.ros2.topics import Endpoint, missing
+from robot_edge.ros2.topics import Endpoint, describe_missing
 from robot_edge.runtime.process_group import EdgeProcesses, lines
 from wire.errors import FleetError, RobotError
 from wire.messages.gateway import EdgeStatus
@@ -132,7 +132,7 @@ class EdgeNode(LifecycleNode):
         return self._attempt("activate", self._activate)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        if self._failing or self._attempt("deactivate", self._put_away) != SUCCESS:
+        if self._failing or self._attempt("deactivate", self._stop_edge) != SUCCESS:
             return ERROR
         self.phase, self.reason, self._autostart = "inactive", "", False
         return SUCCESS
@@ -143,7 +143,7 @@ class EdgeNode(LifecycleNode):
         return SUCCESS
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._put_away()
+        self._stop_edge()
         self._prepared = None
         self.phase, self._autostart = "finalized", False
         return SUCCESS
@@ -151,7 +151,7 @@ class EdgeNode(LifecycleNode):
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Puts the edge away; the reason stays in the diagnostics until the next attempt."""
         reason, self._failing = self.reason, False
-        self._attempt("put the edge away", self._put_away)
+        self._attempt("put the edge away", self._stop_edge)
         self.reason = reason or self.reason
         self._prepared = None
         self.phase = "unconfigured"
@@ -183,7 +183,7 @@ class EdgeNode(LifecycleNode):
 
     def _await_robot(self, endpoints: tuple[Endpoint, ...], timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
-        while problem := missing(endpoints, self):
+        while problem := describe_missing(endpoints, self):
             if time.monotonic() >= deadline_s or self._asked_to_end:
                 raise RobotError(f"robot '{self._robot}': {problem}")
             time.sleep(0.1)
@@ -196,7 +196,7 @@ class EdgeNode(LifecycleNode):
         self._operator = Ros2Operator(self._robot, ZmqPair(lines(edge.place)["uplink-desk"], bind=False))
         if self._stopped:
             # Asked for while the processes were being started.
-            self._put_away()
+            self._stop_edge()
             self.phase = "inactive"
             self._refuse_when_stopped()
         self.phase = "active"
@@ -207,7 +207,7 @@ class EdgeNode(LifecycleNode):
         if self._stopped:
             raise RobotError(f"robot '{self._robot}' is stopped; call ~/release_estop first.")
 
-    def _put_away(self) -> None:
+    def _stop_edge(self) -> None:
         """Stop the edge processes, in order, and no longer listen to them. The robot holds afterwards."""
         self.phase = "stopping"
         operator, self._operator = self._operator, None

@@ -29,7 +29,7 @@ _VERBS = {
 }
 
 
-def missing(endpoints: Iterable[Endpoint], node: Any) -> str:
+def describe_missing(endpoints: Iterable[Endpoint], node: Any) -> str:
     """What of `endpoints` an rclpy `node` does not see, with what looks like it under another name; '' when nothing."""
     lacking = [endpoint for endpoint in endpoints if endpoint.type not in _types(endpoint, node)]
     if not lacking:

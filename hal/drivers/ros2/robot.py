@@ -90,7 +90,7 @@ class Ros2Robot:
             if wrong := synchronizer.wait_for_any(config.connect_timeout_s):
                 raise RobotError(
                     f"robot '{self.spec.embodiment}': {wrong}, waited {config.connect_timeout_s:g} s. "
-                    f"{self._graph_hint(topics['joint_states'], JOINT_STATE)}"
+                    f"{self._graph_hint(topics['joint_states'])}"
                 )
         except BaseException:
             self._give_back()
@@ -121,8 +121,7 @@ class Ros2Robot:
         # What a stepped robot shows after its reset is shown once; any other is where it should be only now.
         self._synchronizer.begin(begun if config.stepped else self._stamps.now_ns())
         if missing := self._synchronizer.wait_for_scene(config.connect_timeout_s):
-            kinds = {self._node.topic(config.topics.joint_states): JOINT_STATE}
-            around = " ".join(self._graph_hint(topic, kinds.get(topic, "")) for topic in missing)
+            around = " ".join(map(self._graph_hint, missing))
             raise RobotError(
                 f"{who}: nothing on {', '.join(missing)} after the reset, waited {config.connect_timeout_s:g} s. "
                 f"{self._synchronizer.wrong()} {around}"
@@ -239,11 +238,12 @@ class Ros2Robot:
         self._camera_node.close()
         self._node.close()
 
-    def _graph_hint(self, topic: str, kind: str) -> str:
+    def _graph_hint(self, topic: str) -> str:
         """What a person would look for when nothing comes on `topic`."""
         publishers = self._node.publishers(topic)
         if not publishers:
-            others = [name for name in self._node.topics_of(kind) if name != topic] if kind else []
+            of_states = topic == self._node.topic(self.config.topics.joint_states)
+            others = self._node.topics_of(JOINT_STATE) if of_states else []
             return (
                 f"Nobody publishes '{topic}' in ROS domain {self._node.domain_id}"
                 + (f"; topics of that type there: {', '.join(others)}. Check the namespace." if others else ".")

@@ -12,7 +12,6 @@ Node parameters: `task` and `seed` (of the next reset), and at start `pacing`, `
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import signal
 import sys
@@ -375,12 +374,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _json(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--robot-config {text}: {error}. Give JSON or a JSON file.") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"--robot-config {text}: must be an object of the driver's fields.")
-    return found
+        data = text if text.lstrip().startswith("{") else Path(text).read_bytes()
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"--robot-config {text}: {error}. Give JSON or a JSON file of its fields.") from error
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from robot_edge.flight_recorder.events import (
     TickRecord,
 )
 from robot_edge.flight_recorder.file import MAGIC, frame, frames
-from robot_edge.flight_recorder.replay import records, replay
+from robot_edge.flight_recorder.replay import read_records, replay
 from tests.robot_edge.flight_recorder.bench import FAKE, Bench, eventful, make_loop
 from wire.errors import ConfigError, CorruptDataError, FleetError, RobotDisconnectedError, RobotError
 from wire.types import Frame, Observation, PolicyCapabilities
@@ -241,7 +241,7 @@ def test_a_tick_that_ended_with_an_error_is_replayed(tmp_path: Path) -> None:
         tmp_path, lambda *borders: broken(make_loop(*borders)), on_tick=lambda record, calls: seen.append(record)
     )
     assert (result.differences, seen[-1].tick) == ([], 4)
-    last = [record.what for record in records(tmp_path)[1] if isinstance(record.what, TickRecord)][-1]
+    last = [record.what for record in read_records(tmp_path)[1] if isinstance(record.what, TickRecord)][-1]
     assert isinstance(last.error, Raised) and last.error.kind == "RobotError"
     (differs,) = replay(tmp_path, make_loop).differences[-1:]
     assert differs.tick == 4
@@ -287,7 +287,7 @@ def test_a_killed_process_leaves_a_flight_that_replays(tmp_path: Path) -> None:
 def test_pictures_are_kept_at_their_rate(tmp_path: Path) -> None:
     """60 ticks at 80 Hz are 0.75 s."""
     Bench(tmp_path, FAKE, frames_hz=8.0, frames_px=16).ready().fly(60).land()
-    pictures = [r.what for r in records(tmp_path)[1] if isinstance(r.what, PreviewFrame)]
+    pictures = [r.what for r in read_records(tmp_path)[1] if isinstance(r.what, PreviewFrame)]
     assert 5 <= len(pictures) <= 8
     import cv2
 
@@ -301,7 +301,7 @@ def test_episodes_that_end_soon_after_each_other_share_a_snapshot(
 ) -> None:
     """Three episodes of 60 ticks end within 200."""
     Bench(tmp_path, boundary_ticks=boundary_ticks).ready().fly(200).land()
-    found = [r.what.tick for r in records(tmp_path)[1] if isinstance(r.what, SnapshotRecord)]
+    found = [r.what.tick for r in read_records(tmp_path)[1] if isinstance(r.what, SnapshotRecord)]
     assert len(found) == snapshots
     assert replay(tmp_path, make_loop, 150, 160).differences == []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from robot_edge.flight_recorder.events import Gap
-from robot_edge.flight_recorder.replay import records, replay
+from robot_edge.flight_recorder.replay import read_records, replay
 from robot_edge.flight_recorder.writer import Writer
 from tests.robot_edge.flight_recorder.bench import Bench, make_loop
 from wire.transport.frame_ring import FrameRing
@@ -112,7 +112,7 @@ def test_a_slow_disk_costs_ticks_of_the_record_and_no_time(tmp_path: Path, monke
     go.set()
     time.sleep(0.1)
     bench.fly(20).land()
-    gaps = [record.what for record in records(tmp_path)[1] if isinstance(record.what, Gap)]
+    gaps = [record.what for record in read_records(tmp_path)[1] if isinstance(record.what, Gap)]
     assert {gap.reason for gap in gaps} == {"the disk is too slow"}
     assert sum(gap.last - gap.first + 1 for gap in gaps) == bench.flight.lost
     result = replay(tmp_path, make_loop)

@@ -19,7 +19,7 @@ from robot_edge.control.mode import HoldReason
 from robot_edge.ros2.diagnostics import ERROR, OK, STALE, WARN, diagnose
 from robot_edge.ros2.operator import Ros2Operator
 from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, read_parameters, usage
-from robot_edge.ros2.topics import Endpoint, missing
+from robot_edge.ros2.topics import Endpoint, describe_missing
 from robot_edge.uplink.local_operator import LocalOperatorLink
 from wire.errors import ConfigError
 from wire.messages.gateway import EdgeEvent, EdgeStatus
@@ -310,28 +310,28 @@ WHOLE = Graph({STATE.name: STATE.type}, {COMMAND.name: COMMAND.type}, {RESET.nam
 
 
 def test_a_robot_with_everything_lacks_nothing() -> None:
-    assert missing((STATE, COMMAND, RESET), WHOLE) == ""
-    assert missing((), Graph()) == ""
+    assert describe_missing((STATE, COMMAND, RESET), WHOLE) == ""
+    assert describe_missing((), Graph()) == ""
 
 
 def test_everything_that_lacks_is_named_with_its_type() -> None:
-    said = missing((STATE, COMMAND, RESET), Graph())
+    said = describe_missing((STATE, COMMAND, RESET), Graph())
     for endpoint in (STATE, COMMAND, RESET):
         assert f"{endpoint.name} ({endpoint.type})" in said
     assert "ROS_DOMAIN_ID" in said
 
 
 def test_a_robot_in_another_namespace_is_pointed_to() -> None:
-    said = missing((STATE,), Graph({"/right/joint_states": STATE.type, "/chatter": "std_msgs/msg/String"}))
+    said = describe_missing((STATE,), Graph({"/right/joint_states": STATE.type, "/chatter": "std_msgs/msg/String"}))
     assert "/right/joint_states" in said
     assert "check the namespace" in said
     assert "/chatter" not in said
 
 
 def test_another_type_is_not_enough() -> None:
-    said = missing((STATE,), Graph({STATE.name: "std_msgs/msg/String"}))
+    said = describe_missing((STATE,), Graph({STATE.name: "std_msgs/msg/String"}))
     assert "only of type std_msgs/msg/String" in said
 
 
 def test_a_listener_is_no_publisher() -> None:
-    assert "nobody publishes" in missing((STATE,), Graph({}, {STATE.name: STATE.type}))
+    assert "nobody publishes" in describe_missing((STATE,), Graph({}, {STATE.name: STATE.type}))
