@@ -74,7 +74,7 @@ class FlightRecorder:
         self._frames: dict[str, tuple[int, np.ndarray]] = {}
         self._since_snapshot = 0
         self._gap_from = self._try_at = 0
-        self._gap_reason = self._broken = ""
+        self._gap_reason = ""
 
     # --- the borders -----------------------------------------------------------------------------------------------
 
@@ -110,11 +110,6 @@ class FlightRecorder:
         """Write what waits; call it after the last tick."""
         self._mark_gap(self.ticks)
         self.writer.close()
-
-    @property
-    def failure(self) -> str:
-        """Why nothing is recorded now, '' while all is well."""
-        return self.writer.failure or self._broken
 
     def _begin(self, loop: ControlLoop) -> None:
         self.ticks += 1
@@ -153,7 +148,6 @@ class FlightRecorder:
         if not (self._mark_gap(self.ticks - 1) and self.writer.submit(record, encoder.large, self._images, size)):
             self._lose("the disk is too slow")
             return
-        self._broken = ""
         self._since_snapshot = 1
         self._episode_ended = False
 
@@ -168,7 +162,6 @@ class FlightRecorder:
     def _lose(self, reason: str) -> None:
         """This tick is not recorded, nor are those after it until a snapshot is."""
         self._live = False
-        self._broken = reason
         if not self._gap_from:
             self._gap_from, self._gap_reason = max(1, self.ticks), reason
             log.warning("robot '%s': tick %d is missing in the flight: %s", self._name, self.ticks, reason)
@@ -202,7 +195,7 @@ class FlightRecorder:
                 self._lose(f"an observation cannot be recorded: {error}")
         elif name == "uplink.send":
             message = given[0]
-            if type(message) is StepRecorded:
+            if self._live and type(message) is StepRecorded:
                 # A step stands in the file as it went to the uplink.
                 given = (msgspec.Raw(encode(message)[1:]),)
             self._episode_ended |= result and type(message) is EpisodeEnded

@@ -66,8 +66,8 @@ def test_a_full_disk_stops_the_record_and_not_the_robot(
     time.sleep(0.1)
     full.set()
     bench.fly(5)
-    until(lambda: bench.flight.failure != "")
-    assert "no space left" in bench.flight.failure
+    until(lambda: bench.flight.writer.failure != "")
+    assert "no space left" in bench.flight.writer.failure
     for _ in range(20):
         bench.fly(10)
         time.sleep(0.01)
@@ -79,7 +79,7 @@ def test_a_full_disk_stops_the_record_and_not_the_robot(
         time.sleep(0.005)
     bench.land()
     assert caplog.text.count("the flight recorder pauses") == 1
-    assert bench.flight.failure == ""
+    assert bench.flight.writer.failure == ""
     assert bench.flight.lost >= 200
     # a file that holds nothing is not kept
     assert all(file.stat().st_size > 500 for file in tmp_path.glob("*.flight"))
@@ -123,7 +123,7 @@ def test_a_slow_disk_costs_ticks_of_the_record_and_no_time(tmp_path: Path, monke
 def test_a_directory_that_cannot_be_made_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "taken").write_text("a file, not a directory")
     bench = Bench(tmp_path / "taken", flush_s=0.01).ready().fly(5)
-    until(lambda: bench.flight.failure != "")
+    until(lambda: bench.flight.writer.failure != "")
     bench.fly(100).land()
     assert bench.loop.rate.ticks == 105
     assert caplog.text.count("the flight recorder pauses") == 1
@@ -159,12 +159,12 @@ def test_frames_that_are_overwritten_before_they_are_digested_leave_a_gap(tmp_pa
     drain, bench.flight.writer._drain = bench.flight.writer._drain, lambda: None  # type: ignore[method-assign]
     bench.fly(120)
     bench.flight.writer._drain = drain  # type: ignore[method-assign]
-    until(lambda: "overwritten before they were digested" in bench.flight.failure)
+    until(lambda: "overwritten before they were digested" in bench.flight.writer.failure)
     for _ in range(40):
         bench.fly(4)
         time.sleep(0.005)
     bench.land()
-    assert bench.flight.failure == ""
+    assert bench.flight.writer.failure == ""
     result = replay(tmp_path / "flight", make_loop)
     assert (result.differences, result.last_tick) == ([], bench.flight.ticks)
     assert any("are missing: frames were overwritten" in note for note in result.notes)
