@@ -56,22 +56,20 @@ def _processes(context):
     # A gateway that listens on every address is reached by its own machine on this one.
     near = "127.0.0.1" if given["host"] in ("0.0.0.0", "*") else given["host"]
     remote = [*common, "--gateway", f"tcp://{near}:{given['port']}"]
-    listens = ["--host", given["host"], "--port", given["port"]]
-    listens += ["--web-host", given["web_host"], "--web-port", given["web_port"]]
-    for name in ("ledger", "store"):
-        listens += [f"--{name}", given[name]] if given[name] else []
-    policy = []
-    for name in ("policy", "policy_config"):
-        policy += [f"--{name.replace('_', '-')}", given[name]] if given[name] else []
+    listens = _options(given, "host", "port", "web_host", "web_port", "ledger", "store")
+    learns = _options(given, "policy", "policy_config", "seed")
     started = [_process("gateway", *common, *listens, lasts=True)]
     if _yes(given["demonstrate"]):
         started.append(_process("demonstrate", *remote))
-    started += [
-        _process(name, *remote, *policy, "--seed", given["seed"], lasts=True)
-        for name in ("trainer", "evaluator")
-        if _yes(given[name])
-    ]
+    for name in ("trainer", "evaluator"):
+        if _yes(given[name]):
+            started.append(_process(name, *remote, *learns, lasts=True))
     return [RegisterEventHandler(OnProcessExit(target_action=keys, on_exit=started)), keys]
+
+
+def _options(given, *names):
+    """Those that were given something, as words of a command line."""
+    return [word for name in names if given[name] for word in (f"--{name.replace('_', '-')}", given[name])]
 
 
 def _process(command, *options, lasts=False):

@@ -91,7 +91,7 @@ def make_control(
         inference = DelayedChannel(inference, parse_delay(recipe.delay), recipe.spec.period_ns, clock)
     if flight is not None:
         session_id, robot, operator = flight.session_id, flight.robot(robot), flight.operator(operator)
-        uplink, inference = flight.line("uplink", uplink), flight.line("inference", inference)
+        uplink, inference = flight.channel("uplink", uplink), flight.channel("inference", inference)
         clock = flight.clock(clock)
     gate = Gate(recipe.gate) if operated else None
     return ControlLoop(

@@ -13,7 +13,8 @@ import msgspec
 
 from fleet.config.overrides import read_json
 from fleet.config.recipe import Recipe
-from hal.drivers.ros2.config import Ros2Config, robot_spec
+from hal.drivers.ros2.config import ImageTopic, Ros2Config, robot_spec
+from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, TRIGGER
 from hal.registry import read_config
 from robot_edge.ros2.topics import Endpoint
 from wire.errors import storage_error
@@ -22,23 +23,21 @@ ROS2 = "ros2"
 """the driver's registered name"""
 
 
-def complete(recipe: Recipe, robot_config: str, namespace: str) -> Ros2Config:
+def complete_config(recipe: Recipe, robot_config: str, namespace: str) -> Ros2Config:
     """What is given in `robot_config` (JSON or a file of it) and in the recipe, with the rest filled in.
 
     `namespace`: the node's, which the driver shares unless it has one. Raises `ConfigError` that names the field.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {"spec": msgspec.to_builtins(recipe.spec), "tasks": dict(recipe.instructions)}
     if isinstance(recipe.robot_config, Ros2Config):
-        given = msgspec.to_builtins(recipe.robot_config)
+        given.update(msgspec.to_builtins(recipe.robot_config))
     if robot_config:
         given.update(read_json(robot_config))
-    given.setdefault("spec", msgspec.to_builtins(recipe.spec))
-    given.setdefault("tasks", dict(recipe.instructions))
     config = read_config(ROS2, given)
     return config if config.namespace else dataclasses.replace(config, namespace=namespace.rstrip("/"))
 
 
-def write(config: Ros2Config, path: Path) -> None:
+def write_config(config: Ros2Config, path: Path) -> None:
     """Write it where the edge's processes read it. Raises `StorageError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,28 +46,22 @@ def write(config: Ros2Config, path: Path) -> None:
         raise storage_error(error, "noting the driver's configuration", path) from error
 
 
-def endpoints(config: Ros2Config) -> tuple[Endpoint, ...]:
+def required_endpoints(config: Ros2Config) -> tuple[Endpoint, ...]:
     """What the robot must have in the graph before it can be driven."""
     topics = config.topics
-    wanted = [
-        ("publisher", topics.joint_states, "sensor_msgs/msg/JointState"),
-        ("subscription", topics.command, "trajectory_msgs/msg/JointTrajectory"),
-    ]
+    wanted = [("publisher", topics.joint_states, JOINT_STATE), ("subscription", topics.command, TRAJECTORY)]
     if config.executed:
-        wanted.append(("publisher", topics.executed, "sensor_msgs/msg/JointState"))
+        wanted.append(("publisher", topics.executed, JOINT_STATE))
     for camera in robot_spec(config).cameras:
-        image = config.cameras.get(camera.name)
-        name = image.name(camera.name) if image else f"camera/{camera.name}/image_raw"
-        compressed = image is not None and image.compressed
-        wanted.append(("publisher", name, f"sensor_msgs/msg/{'CompressedImage' if compressed else 'Image'}"))
-    wanted += [
-        ("service", name, "std_srvs/srv/Trigger")
-        for used, name in ((config.reset, topics.reset), (config.stop, topics.stop))
-        if used
-    ]
-    return tuple(Endpoint(kind, absolute(name, config.namespace), type_) for kind, name, type_ in wanted)
+        image = config.cameras.get(camera.name, ImageTopic())
+        wanted.append(("publisher", image.name(camera.name), image.kind))
+    if config.reset:
+        wanted.append(("service", topics.reset, TRIGGER))
+    if config.stop:
+        wanted.append(("service", topics.stop, TRIGGER))
+    return tuple(Endpoint(kind, absolute_name(name, config.namespace), type_) for kind, name, type_ in wanted)
 
 
-def absolute(name: str, namespace: str) -> str:
+def absolute_name(name: str, namespace: str) -> str:
     """A topic's name from the root, as ROS 2 resolves it."""
     return name if name.startswith("/") else f"/{namespace.strip('/')}/{name}".replace("//", "/")

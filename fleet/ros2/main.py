@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sys
@@ -19,22 +20,15 @@ from fleet.config.overrides import Overrides
 from fleet.config.process_options import EdgeOptions
 from fleet.config.recipes import get_recipe
 from fleet.launch.robot_builders import edge_processes
-from fleet.ros2.config import ROS2, complete, endpoints, write
+from fleet.ros2.config import ROS2, complete_config, required_endpoints, write_config
+from hal.drivers.ros2 import sim_node
 from hal.registry import OPERATORS, known, make_robot
 from robot_edge.ros2.parameters import EdgeParameters, usage
 from robot_edge.ros2.topics import Endpoint
 from wire.errors import ConfigError, FleetError
 
-_ROS_MODULES = (
-    "rclpy",
-    "diagnostic_msgs",
-    "lifecycle_msgs",
-    "rcl_interfaces",
-    "sensor_msgs",
-    "std_msgs",
-    "std_srvs",
-    "trajectory_msgs",
-)
+_ROS_MODULES = ("rclpy", "_msgs", "_srvs", "_interfaces")
+"""how the names of ROS 2's Python modules end"""
 
 if TYPE_CHECKING:
     from robot_edge.ros2.node import NodeSetup
@@ -46,24 +40,15 @@ def prepare(parameters: EdgeParameters, namespace: str) -> NodeSetup:
 
     root = Path(parameters.data) if parameters.data else ros_home() / "vla_fleet" / parameters.recipe.replace(":", ".")
     root = root.absolute()
-    kind, robot_config = parameters.robot, parameters.robot_config
-    wanted: tuple[Endpoint, ...] = ()
+    overrides = Overrides(**{one.name: getattr(parameters, one.name) for one in dataclasses.fields(Overrides)})
     recipe = get_recipe(parameters.recipe)
-    if (kind or recipe.robot) == ROS2:
-        config = complete(recipe, robot_config, namespace)
-        wanted = endpoints(config)
+    wanted: tuple[Endpoint, ...] = ()
+    if (overrides.robot or recipe.robot) == ROS2:
+        config = complete_config(recipe, overrides.robot_config, namespace)
+        wanted = required_endpoints(config)
         path = DataDirectory(root).edge(parameters.name) / "robot.json"
-        write(config, path)
-        kind, robot_config = ROS2, str(path)
-    overrides = Overrides(
-        parameters.strategy,
-        parameters.delay,
-        parameters.speed_up,
-        kind,
-        robot_config,
-        parameters.policy,
-        parameters.policy_config,
-    )
+        write_config(config, path)
+        overrides = dataclasses.replace(overrides, robot=ROS2, robot_config=str(path))
     driven = overrides.applied(recipe)
     make_robot(driven.robot, driven.robot_config)
     if parameters.operator and driven.robot not in known(OPERATORS):
@@ -93,25 +78,18 @@ def edge_node_main(arguments: list[str] | None = None) -> None:
     if {"-h", "--help"} & set(arguments[1:]):
         print(usage("edge_node"))
         return
-    _main("edge_node", lambda: _node(arguments))
+
+    def run() -> int:
+        from robot_edge.ros2.node import run_edge_node
+
+        return run_edge_node(prepare, arguments)
+
+    _main("edge_node", run)
 
 
-def _node(arguments: list[str]) -> int:
-    from robot_edge.ros2.node import run_edge_node
-
-    return run_edge_node(prepare, arguments)
-
-
-def sim_robot_main(arguments: list[str] | None = None) -> None:
+def sim_robot_main() -> None:
     """The `sim_robot_node` executable: `--recipe NAME` is the robot of that recipe; the rest is the node's own."""
-    arguments = sys.argv if arguments is None else arguments
-    _main("sim_robot_node", lambda: _sim_robot(arguments[1:]))
-
-
-def _sim_robot(arguments: list[str]) -> int:
-    from hal.drivers.ros2.sim_node import main
-
-    return main(sim_robot_arguments(arguments))
+    _main("sim_robot_node", lambda: sim_node.main(sim_robot_arguments(sys.argv[1:])))
 
 
 def sim_robot_arguments(arguments: list[str]) -> list[str]:
@@ -135,7 +113,7 @@ def _main(program: str, work: Callable[[], int]) -> None:
     try:
         status = work()
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] not in _ROS_MODULES:
+        if not (error.name or "").split(".")[0].endswith(_ROS_MODULES):
             raise
         sys.exit(
             f"{program}: ROS 2's Python module '{error.name}' is not here: install vla-fleet[ros], or source the setup "

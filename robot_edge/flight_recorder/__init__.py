@@ -1,4 +1,4 @@
 """What crossed the borders of the control loop, tick by tick, so that it can be decided again.
 
-`recorder` logs it, `replay` feeds it to a loop built alike and compares; `events` is what a tick is on disk.
+`borders` wraps what the loop talks to, `recorder` notes it, `replay` plays it to a loop built alike and compares.
 """

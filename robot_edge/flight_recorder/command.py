@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import logging
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-from robot_edge.flight_recorder.file import starts
+from robot_edge.flight_recorder.file import find_starts
 from robot_edge.flight_recorder.replay import MakeLoop, replay
-from robot_edge.flight_recorder.show import show
+from robot_edge.flight_recorder.rows import print_table
 from robot_edge.flight_recorder.view import write_rerun
 
 
@@ -29,21 +27,25 @@ def replay_command(
     `path`: a flight file or a robot's directory of them; `session_id`: which start of the process, the newest
     by default. Raises `ConfigError`, `CorruptDataError` or `StorageError` with what to do.
     """
-    found = starts(path)
+    found = find_starts(path)
     if len(found) > 1 and not session_id:
         print(
             f"{path} holds {len(found)} starts of the control process; this is the newest. The others: --session NAME"
         )
-        for start in found[:-1]:
-            began = datetime.datetime.fromtimestamp(start.started_unix_ns / 1e9)
-            print(f"  {start.session_id}, begun {began:%Y-%m-%d %H:%M:%S}")
+        for header in (files[0].header for files in found[:-1]):
+            began = datetime.datetime.fromtimestamp(header.started_unix_ns / 1e9)
+            print(f"  {header.session_id}, begun {began:%Y-%m-%d %H:%M:%S}")
     if table:
-        show(path, sys.stdout, first, last, session_id)
+        print_table(path, sys.stdout, first, last, session_id)
     if rrd is not None:
         ticks = write_rerun(path, rrd, first, last, session_id)
         print(f"{ticks} ticks written for Rerun; look at them with: rerun {rrd}")
-    with _quiet():
+    # A loop that is played to warns of what went wrong in the flight, as if it went wrong now.
+    logging.disable(logging.CRITICAL)
+    try:
         result = replay(path, make_loop, first, last, session_id=session_id)
+    finally:
+        logging.disable(logging.NOTSET)
     for note in result.notes:
         print(f"note: {note}")
     robot = f"robot '{result.header.name}', start {result.header.session_id}"
@@ -56,17 +58,3 @@ def replay_command(
     for difference in result.differences:
         print(f"  {difference.what}: recorded {difference.recorded}, replayed {difference.replayed}")
     return 1
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """A loop that is played to warns of what went wrong in the flight, as if it went wrong now."""
-    loggers = [logging.getLogger("robot_edge"), logging.getLogger("hal")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -1,7 +1,7 @@
 """What a recorded tick consists of, and how it becomes bytes and comes back. MessagePack, no pickle.
 
 A tick is the list of calls the loop made across its borders, in order, each with what came of it. Small arrays stand in
-the event itself. A large one (an image, a latent, a network) is a reference into a table of the tick, so that the
+the call itself. A large one (an image, a latent, a network) is a reference into a table of the tick, so that the
 control thread never digests or copies it: the file keeps it once, or only its digest when it is an image.
 """
 
@@ -17,22 +17,18 @@ import numpy as np
 from hal.interfaces.robot import Feedback
 from wire.errors import CorruptDataError
 from wire.messages import Message
-from wire.types import Observation, PolicyCapabilities, RobotSpec
+from wire.types import Observation, RobotSpec
 
-FORMAT = 2
 INLINE_BYTES = 2048
-"""arrays up to this size stand in the event"""
+"""arrays up to this size stand in the call"""
 DIGEST_BYTES = 16
 SAMPLE = 8
 """decisions may look at images (`robot_edge.control.observation_monitor` does): whether two are equal, or every so many
 pixels of them
 """
-UPLINK, INFERENCE = 0, 1
-LINES = ("uplink", "inference")
-"""`SendEvent.line` and `Received.line` index this"""
 
 
-class FlightHeader(msgspec.Struct, frozen=True):
+class FlightHeader(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """The beginning of every flight file: all that is needed to build the same loop again."""
 
     name: str
@@ -46,22 +42,14 @@ class FlightHeader(msgspec.Struct, frozen=True):
     """name of the chunking strategy"""
     settings: dict[str, Any] = {}
     """whatever else `make_loop` needs: the chunk scheduler's settings, gate, safety limits, motion"""
-    trained: PolicyCapabilities = PolicyCapabilities()
     operated: bool = False
     """whether the loop has a scripted operator"""
     program: str = ""
     """version of vla-fleet; filled in by the recorder"""
-    clock: str = ""
-    """whose nanoseconds these are; filled in by the recorder"""
     started_unix_ns: int = 0
     """wall time of this start; filled in by the recorder"""
     file: int = 0
     """0 for the first file of a start, growing; filled in by the recorder"""
-    format: int = FORMAT
-
-
-class _Event(msgspec.Struct, frozen=True, array_like=True, eq=False, gc=False):
-    pass
 
 
 class Raised(msgspec.Struct, frozen=True, array_like=True):
@@ -76,57 +64,34 @@ def raised(error: BaseException | None) -> Raised | None:
     return None if error is None else Raised(type(error).__name__, str(error))
 
 
-class SleepEvent(_Event, frozen=True, array_like=True, eq=False, tag=0):
-    deadline_ns: int
+class Call(msgspec.Struct, frozen=True, array_like=True, eq=False, gc=False):
+    """A call across one of the loop's borders: what it was given, and what came back or was raised."""
 
-
-class ClockEvent(_Event, frozen=True, array_like=True, eq=False, tag=1):
-    now_ns: int
-
-
-class Received(_Event, frozen=True, array_like=True, eq=False, tag=2):
-    line: int
-    message: Message | None
-
-
-class SendEvent(_Event, frozen=True, array_like=True, eq=False, tag=3):
-    line: int
-    accepted: bool
-    message: Message
-
-
-class Read(_Event, frozen=True, array_like=True, eq=False, tag=4):
-    observation: Observation | None
+    name: str
+    """a key of `CALLS`"""
+    given: tuple[Any, ...] = ()
+    result: Any = None
     error: Raised | None = None
 
 
-class WriteEvent(_Event, frozen=True, array_like=True, eq=False, tag=5):
-    action: np.ndarray
-    feedback: Feedback | None
-    error: Raised | None = None
-
-
-class Reset(_Event, frozen=True, array_like=True, eq=False, tag=6):
-    task: str
-    seed: int
-    error: Raised | None = None
-
-
-class Proposed(_Event, frozen=True, array_like=True, eq=False, tag=7):
-    action: np.ndarray | None
-    error: Raised | None = None
-
-
-class Progressed(_Event, frozen=True, array_like=True, eq=False, tag=8):
-    left: float
-    error: Raised | None = None
-
-
-class Connected(_Event, frozen=True, array_like=True, eq=False, tag=9):
-    error: Raised | None = None
-
-
-Event = SleepEvent | ClockEvent | Received | SendEvent | Read | WriteEvent | Reset | Proposed | Progressed | Connected
+CALLS: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "clock.now_ns": ((), int),
+    "clock.sleep_until": ((int,), None),
+    "uplink.send": ((Message,), bool),
+    "uplink.recv": ((), Message),
+    "uplink.close": ((), None),
+    "inference.send": ((Message,), bool),
+    "inference.recv": ((), Message),
+    "inference.close": ((), None),
+    "robot.connect": ((), None),
+    "robot.reset": ((str, int), None),
+    "robot.read": ((), Observation),
+    "robot.write": ((np.ndarray,), Feedback),
+    "robot.close": ((), None),
+    "operator.propose": ((), np.ndarray),
+    "operator.progress": ((), float),
+}
+"""by name, types of what is noted of the arguments, and of what comes back if anything does"""
 
 
 class Reference(msgspec.Struct, frozen=True, array_like=True):
@@ -143,27 +108,39 @@ class TickRecord(msgspec.Struct, frozen=True, array_like=True):
 
     tick: int
     """1 for the first of a start of the process"""
-    count: int
-    events: bytes
-    """`count` events one after the other"""
-    references: tuple[Reference, ...]
-    mode: str
-    reason: str
-    error: Raised | None
+    calls: list[bytes]
+    """each a `Call`"""
+    references: tuple[Reference, ...] = ()
+    mode: str = ""
+    reason: str = ""
+    error: Raised | None = None
     """what the tick ended with instead of returning"""
 
 
-class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True):
+class TickBlock(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """Ticks that follow each other, compressed together."""
+
+    ticks: list[TickRecord]
+
+
+class StoredArray(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The bytes of a large array that is no image."""
+
+    digest: bytes
+    data: bytes
+
+
+class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """What the loop knew after `tick`; 0 is before the first one."""
 
     tick: int
     state: bytes
-    references: tuple[Reference, ...]
+    references: tuple[Reference, ...] = ()
     left_out: tuple[str, ...] = ()
     """what could not be noted: a replay that begins here has it as in a new loop"""
 
 
-class PreviewFrame(msgspec.Struct, frozen=True, array_like=True):
+class PreviewFrame(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """A camera frame for people."""
 
     tick: int
@@ -172,7 +149,7 @@ class PreviewFrame(msgspec.Struct, frozen=True, array_like=True):
     jpeg: bytes
 
 
-class Gap(msgspec.Struct, frozen=True, array_like=True):
+class Gap(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """Ticks [first, last] are missing, and why."""
 
     first: int
@@ -185,37 +162,25 @@ def is_image(array: np.ndarray) -> bool:
     return array.ndim == 3 and array.dtype == np.uint8
 
 
-_names: dict[np.dtype, str] = {}
-"""`dtype.str` is made anew whenever it is asked for"""
+class CallEncoder:
+    """Encodes calls, collecting the large arrays in `large`. Raises `TypeError` for what has no place in a file."""
 
-
-class EventEncoder:
-    """Encodes events, collecting the large arrays in `large`."""
-
-    def __init__(self) -> None:
+    def __init__(self, copies: dict[int, np.ndarray]) -> None:
+        """`copies` of images, by the id of what they are a copy of; kept from tick to tick by whoever makes them."""
         self.large: list[np.ndarray] = []
-        self.copies: dict[int, np.ndarray] = {}
-        """of images, by the id of what they are a copy of; kept from tick to tick by whoever made them"""
+        self.copies = copies
         self._at: dict[int, int] = {}
-        self.encode_into = msgspec.msgpack.Encoder(enc_hook=self._array).encode_into
+        self.encode = msgspec.msgpack.Encoder(enc_hook=self._array).encode
 
     def clear(self) -> None:
         self.large, self._at = [], {}
 
-    def into(self, value: Any, buffer: bytearray) -> None:
-        """Append `value`. Raises `TypeError` for what has no place in a file."""
-        self.encode_into(value, buffer, -1)
-
     def _array(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            name = _names.get(value.dtype)
-            if name is None:
-                if value.dtype.kind not in "biuf":
-                    raise TypeError(f"an array of dtype {value.dtype} cannot be recorded")
-                name = _names[value.dtype] = value.dtype.str
-            if value.nbytes <= INLINE_BYTES and not is_image(value):
-                return name, value.shape, value.tobytes()
-            return name, value.shape, self._refer(value)
+            if value.dtype.kind not in "biuf":
+                raise TypeError(f"an array of dtype {value.dtype} cannot be recorded")
+            small = value.nbytes <= INLINE_BYTES and not is_image(value)
+            return value.dtype.str, value.shape, value.tobytes() if small else self._refer(value)
         if isinstance(value, np.generic):
             return value.item()
         raise TypeError(f"a {type(value).__name__} cannot be recorded")
@@ -253,21 +218,28 @@ def plain(value: Any) -> Any:
     return msgspec.to_builtins(value, enc_hook=lambda array: array, builtin_types=(bytes, np.ndarray))
 
 
-def unpack(record: TickRecord, large: Sequence[np.ndarray]) -> list[Event]:
-    """The events of a tick; `large` are the arrays of `record.references`. Raises `CorruptDataError`."""
-    data = b"\xdd" + record.count.to_bytes(4, "big") + record.events
+def unpack(record: TickRecord, large: Sequence[np.ndarray]) -> list[Call]:
+    """The calls of a tick; `large` are the arrays of `record.references`. Raises `CorruptDataError`."""
+    read = array_reader(large)
     try:
-        return msgspec.msgpack.decode(data, type=list[Event], dec_hook=array_reader(large))
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        return [_typed(msgspec.msgpack.decode(data, type=Call), read) for data in record.calls]
+    except (msgspec.DecodeError, LookupError, ValueError, TypeError) as error:
         raise CorruptDataError(f"tick {record.tick} of the flight cannot be read: {error}.") from error
+
+
+def _typed(call: Call, read: Callable[[type, Any], Any]) -> Call:
+    given_types, result_type = CALLS[call.name]
+    given = tuple(
+        msgspec.convert(value, kind, dec_hook=read) for value, kind in zip(call.given, given_types, strict=True)
+    )
+    result = None if call.result is None else msgspec.convert(call.result, result_type, dec_hook=read)
+    return Call(call.name, given, result, call.error)
 
 
 def array_reader(large: Sequence[np.ndarray]) -> Callable[[type, Any], Any]:
     """The msgspec hook that brings arrays back; they may be written to, as those of a driver may."""
 
-    def read(kind: type, value: Any) -> Any:
-        if kind is not np.ndarray:
-            raise TypeError(f"no decoder for {kind.__name__}")
+    def read(_: type, value: Any) -> Any:
         dtype, shape, data = value
         if isinstance(data, int):
             return large[data]

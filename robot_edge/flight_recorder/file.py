@@ -1,30 +1,31 @@
-"""Flight files: frames of (length, crc32, kind, bytes), one after the other; the first is the header.
+"""Flight files: frames of (length, crc32, record), one after the other; the first is the header.
 
 A file is only ever appended to. What a kill or a full disk left half written at its end is cut off on reading.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 import numpy as np
 
 from robot_edge.flight_recorder.events import (
-    DIGEST_BYTES,
-    FORMAT,
     FlightHeader,
     Gap,
     PreviewFrame,
     Reference,
     SnapshotRecord,
+    StoredArray,
+    TickBlock,
     TickRecord,
     stand_in,
 )
@@ -32,67 +33,49 @@ from wire.errors import ConfigError, CorruptDataError, storage_error
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"VLAFLY1\n"
+MAGIC = b"VLAFLY3\n"
 SUFFIX = ".flight"
-_FRAME = struct.Struct("<IIc")
-_MAX_FRAME = 1 << 30
+_FRAME = struct.Struct("<II")
+_MAX_IMAGE_BYTES = 1 << 30
 _MADE = 16
-HEADER, SNAPSHOT, TICKS, ARRAY, PICTURE, GAP = b"H", b"S", b"T", b"A", b"P", b"G"
-_ticks = msgspec.msgpack.Decoder(list[TickRecord])
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(FlightHeader | TickBlock | StoredArray | SnapshotRecord | PreviewFrame | Gap)
 
 
-def frame(kind: bytes, payload: bytes) -> bytes:
-    """One frame: its length, checksum, kind and payload."""
-    return _FRAME.pack(len(payload), zlib.crc32(payload, kind[0]), kind) + payload
+def frame(record: FlightHeader | TickBlock | StoredArray | SnapshotRecord | PreviewFrame | Gap) -> bytes:
+    """The length and checksum of the compressed record, and it."""
+    payload = zlib.compress(_encoder.encode(record), 1)
+    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def frames(file: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """(kind, payload) of every whole frame of an opened flight file. Raises `CorruptDataError` when it is none."""
+def frames(file: IO[bytes]) -> Iterator[Any]:
+    """The record of every whole frame of an opened flight file. Raises `CorruptDataError` when it is none."""
     if file.read(len(MAGIC)) != MAGIC:
         raise CorruptDataError(f"{file.name} is not a flight file of this version of vla-fleet.")
-    while True:
-        head = file.read(_FRAME.size)
-        if len(head) < _FRAME.size:
+    while len(head := file.read(_FRAME.size)) == _FRAME.size:
+        size, crc = _FRAME.unpack(head)
+        payload = file.read(size)
+        if len(payload) < size or zlib.crc32(payload) != crc:
             return
-        size, crc, kind = _FRAME.unpack(head)
-        payload = file.read(size) if size <= _MAX_FRAME else b""
-        if len(payload) < size or size > _MAX_FRAME or zlib.crc32(payload, kind[0]) != crc:
-            return
-        yield kind, payload
+        try:
+            yield _decoder.decode(zlib.decompress(payload))
+        except (msgspec.MsgspecError, zlib.error) as error:
+            raise CorruptDataError(f"{file.name}: a record cannot be read: {error}.") from error
 
 
-@dataclass
-class Start:
-    """One start of a control process: its files in order."""
-
-    session_id: str
-    started_unix_ns: int
-    files: list[Path] = field(default_factory=list)
-
-
-def starts(path: Path) -> list[Start]:
-    """What a file or a directory of flight files holds, oldest start first.
+def find_starts(path: Path) -> list[list[FlightFile]]:
+    """The files of each start of a control process that a file or a directory holds, oldest start first.
 
     Raises `ConfigError` when there is none, `CorruptDataError` for a file that is no flight file.
     """
-    if path.is_dir():
-        paths = sorted(path.glob(f"*{SUFFIX}"))
-    elif path.exists():
-        paths = [path]
-    else:
+    if not path.exists():
         raise ConfigError(f"there is no flight at {path}.")
-    found: dict[str, Start] = {}
-    order: list[tuple[int, int, Path, str]] = []
-    for one in paths:
-        header = read_header(one)
-        if header is None:
-            continue
-        order.append((header.started_unix_ns, header.file, one, header.session_id))
-    for started, _, one, session_id in sorted(order):
-        found.setdefault(session_id, Start(session_id, started)).files.append(one)
-    if not found:
+    paths = path.glob(f"*{SUFFIX}") if path.is_dir() else [path]
+    files = [FlightFile(one, header) for one in paths if (header := read_header(one)) is not None]
+    if not files:
         raise ConfigError(f"there is no flight in {path}: it holds no file '*{SUFFIX}' with a whole header.")
-    return list(found.values())
+    files.sort(key=lambda file: (file.header.started_unix_ns, file.header.file))
+    return [list(start) for _, start in itertools.groupby(files, key=lambda file: file.header.session_id)]
 
 
 def read_header(path: Path) -> FlightHeader | None:
@@ -102,26 +85,9 @@ def read_header(path: Path) -> FlightHeader | None:
             first = next(frames(file), None)
     except OSError as error:
         raise storage_error(error, "reading a flight", path) from error
-    if first is None:
-        return None
-    return _header(path, *first)
-
-
-def _header(path: Path, kind: bytes, payload: bytes) -> FlightHeader:
-    try:
-        if kind != HEADER:
-            raise CorruptDataError(f"{path} does not begin with a header.")
-        seen = msgspec.msgpack.decode(payload)
-        if not isinstance(seen, dict):
-            raise CorruptDataError(f"{path} does not begin with a header.")
-        if seen.get("format") != FORMAT:
-            raise ConfigError(
-                f"{path} has format {seen.get('format')}, this vla-fleet reads {FORMAT}: it was recorded by "
-                f"vla-fleet {seen.get('program')}; use that one."
-            )
-        return msgspec.convert(seen, FlightHeader)
-    except msgspec.MsgspecError as error:
-        raise CorruptDataError(f"{path}: its header cannot be read: {error}.") from error
+    if first is not None and not isinstance(first, FlightHeader):
+        raise CorruptDataError(f"{path} does not begin with a header.")
+    return first
 
 
 @dataclass
@@ -129,7 +95,7 @@ class FlightRecord:
     """A snapshot, tick, picture or gap."""
 
     what: SnapshotRecord | TickRecord | PreviewFrame | Gap
-    _file: Reading
+    _file: FlightFile
 
     @property
     def large(self) -> list[np.ndarray]:
@@ -138,15 +104,11 @@ class FlightRecord:
         return [self._file.array(reference) for reference in references]
 
 
-class Reading:
-    """Goes through the records of one file."""
+class FlightFile:
+    """The records of one file, in order."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises `CorruptDataError`, `ConfigError` or `StorageError` for a file that cannot be read."""
+    def __init__(self, path: Path, header: FlightHeader) -> None:
         self.path = path
-        header = read_header(path)
-        if header is None:
-            raise CorruptDataError(f"{path} was cut off before the end of its header; nothing was recorded in it.")
         self.header = header
         self._arrays: dict[bytes, bytes] = {}
         self._made: dict[Reference, np.ndarray] = {}
@@ -155,29 +117,19 @@ class Reading:
         try:
             with self.path.open("rb") as file:
                 whole = 0
-                for kind, payload in frames(file):
+                for record in frames(file):
                     whole = file.tell()
-                    yield from self._records(kind, payload)
+                    if isinstance(record, TickBlock):
+                        yield from (FlightRecord(tick, self) for tick in record.ticks)
+                    elif isinstance(record, StoredArray):
+                        self._arrays[record.digest] = record.data
+                    elif not isinstance(record, FlightHeader):
+                        yield FlightRecord(record, self)
                 torn = self.path.stat().st_size - whole
                 if torn:
                     log.warning("%s: its last %d bytes are not whole and left out.", self.path, torn)
         except OSError as error:
             raise storage_error(error, "reading a flight", self.path) from error
-        except (msgspec.MsgspecError, zlib.error) as error:
-            raise CorruptDataError(f"{self.path}: a record cannot be read: {error}.") from error
-
-    def _records(self, kind: bytes, payload: bytes) -> Iterator[FlightRecord]:
-        if kind == TICKS:
-            for tick in _ticks.decode(zlib.decompress(payload)):
-                yield FlightRecord(tick, self)
-        elif kind == SNAPSHOT:
-            yield FlightRecord(msgspec.msgpack.decode(zlib.decompress(payload), type=SnapshotRecord), self)
-        elif kind == ARRAY:
-            self._arrays[payload[:DIGEST_BYTES]] = payload[DIGEST_BYTES:]
-        elif kind == PICTURE:
-            yield FlightRecord(msgspec.msgpack.decode(payload, type=PreviewFrame), self)
-        elif kind == GAP:
-            yield FlightRecord(msgspec.msgpack.decode(payload, type=Gap), self)
 
     def array(self, reference: Reference) -> np.ndarray:
         """A large array, or what stands in for an image. Raises `CorruptDataError` when its bytes are missing."""
@@ -194,9 +146,9 @@ class Reading:
         data = self._arrays.get(reference.digests[0]) if reference.digests else None
         try:
             if data is not None:
-                return np.frombuffer(zlib.decompress(data), reference.dtype).reshape(reference.shape).copy()
-            if reference.dtype == "|u1" and len(reference.shape) == 3 and math.prod(reference.shape) < _MAX_FRAME:
+                return np.frombuffer(data, reference.dtype).reshape(reference.shape).copy()
+            if reference.dtype == "|u1" and len(reference.shape) == 3 and math.prod(reference.shape) < _MAX_IMAGE_BYTES:
                 return stand_in(reference)
-        except (ValueError, TypeError, zlib.error) as error:
+        except (ValueError, TypeError) as error:
             raise CorruptDataError(f"{self.path}: an array of {reference.dtype} {reference.shape}: {error}.") from error
         raise CorruptDataError(f"{self.path}: an array of {reference.dtype} {reference.shape} is missing.")

@@ -7,64 +7,43 @@ stretch.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
 
 import wire.errors
-from hal.interfaces.robot import Feedback, Robot, Teleoperator
+from hal.interfaces.robot import Robot, Teleoperator
+from robot_edge.control.loop import ControlLoop
+from robot_edge.flight_recorder.borders import RecordedChannel, RecordedClock, RecordedOperator, RecordedRobot
 from robot_edge.flight_recorder.events import (
-    LINES,
-    ClockEvent,
-    Connected,
-    Event,
+    Call,
     FlightHeader,
     Gap,
     PreviewFrame,
-    Progressed,
-    Proposed,
     Raised,
-    Read,
-    Received,
-    Reset,
-    SendEvent,
-    SleepEvent,
     SnapshotRecord,
     TickRecord,
-    WriteEvent,
     array_reader,
     plain,
     raised,
     same,
     unpack,
 )
-from robot_edge.flight_recorder.file import FlightRecord, Reading, starts
-from robot_edge.flight_recorder.recorder import Loop
-from robot_edge.flight_recorder.snapshot import RecordedBoundary, restore
+from robot_edge.flight_recorder.file import FlightRecord, find_starts
+from robot_edge.flight_recorder.snapshot import restore
 from robot_edge.flight_recorder.writer import program
 from wire.clock import Clock
 from wire.errors import ConfigError
-from wire.messages import Message
 from wire.transport.channel import Channel
-from wire.types import Observation, RobotSpec
 
-
-class MakeLoop(Protocol):
-    """Builds the loop a header describes on the borders given; it may not look at anything else."""
-
-    def __call__(
-        self,
-        header: FlightHeader,
-        robot: Robot,
-        uplink: Channel,
-        inference: Channel,
-        clock: Clock,
-        operator: Teleoperator | None,
-    ) -> Loop: ...
+MakeLoop = Callable[[FlightHeader, Robot, Channel, Channel, Clock, Teleoperator | None], ControlLoop]
+"""Builds the loop a header describes on a robot, uplink, inference, clock and operator; it may look at nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +52,9 @@ class Difference:
 
     tick: int
     what: str
-    """which decision: `uplink.StepRecorded.step.executed[2]`"""
+    """which decision: `uplink.send.StepRecorded.step.executed[2]`"""
     recorded: Any
     replayed: Any
-
-    def __str__(self) -> str:
-        return f"tick {self.tick}: {self.what}: recorded {self.recorded}, replayed {self.replayed}"
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayedTick:
-    """One tick that was decided again."""
-
-    tick: int
-    events: list[Event]
-    """as recorded"""
-    mode: str
-    reason: str
-    differences: list[Difference]
-    loop: Loop
 
 
 @dataclass(slots=True)
@@ -109,19 +72,18 @@ class Replay:
     last_tick: int = 0
 
 
-def records(path: Path, session_id: str = "") -> tuple[FlightHeader, Iterator[FlightRecord]]:
+def read_records(path: Path, session_id: str = "") -> tuple[FlightHeader, Iterator[FlightRecord]]:
     """The header of a start (the newest, or the one named) and all records of its files in `path`, in order.
 
     Raises `ConfigError` when there is none.
     """
-    found = starts(path)
-    chosen = [start for start in found if not session_id or start.session_id == session_id]
+    found = find_starts(path)
+    chosen = [files for files in found if not session_id or files[0].header.session_id == session_id]
     if not chosen:
         raise ConfigError(
-            f"{path} holds no start '{session_id}'; it holds {', '.join(start.session_id for start in found)}."
+            f"{path} holds no start '{session_id}'; it holds {', '.join(one[0].header.session_id for one in found)}."
         )
-    files = [Reading(file) for file in chosen[-1].files]
-    return files[0].header, (record for file in files for record in file)
+    return chosen[-1][0].header, itertools.chain.from_iterable(chosen[-1])
 
 
 def replay(
@@ -129,16 +91,17 @@ def replay(
     make_loop: MakeLoop,
     first_tick: int | None = None,
     last_tick: int | None = None,
-    on_tick: Callable[[ReplayedTick], None] | None = None,
+    on_tick: Callable[[TickRecord, list[Call]], None] | None = None,
     session_id: str = "",
 ) -> Replay:
     """Decide ticks [first_tick, last_tick] of a start again; all that was recorded by default.
 
     `path` is a file or a directory; `session_id` names the start, the newest by default. Stops after the first tick
-    that differs. `on_tick` is called for every tick of the stretch. Raises `ConfigError` when the stretch was not
+    that differs. `on_tick` is called for every tick of the stretch, with what was
+    recorded of it. Raises `ConfigError` when the stretch was not
     recorded, `CorruptDataError` for what cannot be read.
     """
-    header, found = records(path, session_id)
+    header, found = read_records(path, session_id)
     result = Replay(header)
     if header.program != program():
         result.notes.append(f"recorded by vla-fleet {header.program}, replayed by {program()}.")
@@ -167,7 +130,7 @@ def replay(
             continue
         differences: list[Difference] | None = None
         for one in (*waiting, record):
-            differences = player.take(one)
+            differences = player.play(one)
             if differences:
                 break
         waiting = []
@@ -178,7 +141,7 @@ def replay(
         result.last_tick = player.tick
         result.differences = differences
         if on_tick is not None:
-            on_tick(ReplayedTick(player.tick, player.events, what.mode, what.reason, differences, player.loop))
+            on_tick(what, player.calls)
         if differences:
             break
     if not result.ticks:
@@ -200,21 +163,19 @@ class _Player:
         self.notes = notes
         self.tick = -1
         self.ready = False
-        self.events: list[Event] = []
+        self.calls: list[Call] = []
         self._at = 0
-        self._building = True
         self._differences: list[Difference] = []
         self.loop = make_loop(
             header,
-            _PlayedRobot(header.spec, self),
-            _PlayedChannel(0, self),
-            _PlayedChannel(1, self),
-            _PlayedClock(self),
-            _PlayedOperator(self) if header.operated else None,
+            RecordedRobot("robot", SimpleNamespace(spec=header.spec), self),
+            RecordedChannel("uplink", None, self),
+            RecordedChannel("inference", None, self),
+            RecordedClock("clock", None, self),
+            RecordedOperator("operator", None, self) if header.operated else None,
         )
-        self._building = False
 
-    def take(self, record: FlightRecord) -> list[Difference] | None:
+    def play(self, record: FlightRecord) -> list[Difference] | None:
         """Go to a snapshot, or decide a tick; None when that is not possible after what is missing before it."""
         what = record.what
         if isinstance(what, SnapshotRecord):
@@ -229,7 +190,7 @@ class _Player:
         if not self.ready:
             return None
         self.tick = what.tick
-        self.events = unpack(what, record.large)
+        self.calls = unpack(what, record.large)
         self._at, self._differences = 0, []
         self._decide(what)
         return self._differences
@@ -242,8 +203,8 @@ class _Player:
             return
         except Exception as caught:  # noqa: BLE001 - a tick may have ended with any
             error = caught
-        if self._at < len(self.events):
-            self._differ("order of calls", _name(self.events[self._at]), "nothing more")
+        if self._at < len(self.calls):
+            self._differ("order of calls", self.calls[self._at].name, "nothing more")
         if raised(error) != what.error:
             self._differ("error", what.error, raised(error))
         for name, recorded, now in (
@@ -253,26 +214,24 @@ class _Player:
             if now != recorded:
                 self._differ(name, recorded, now)
 
-    def next(self, kind: type[Any], line: int | None = None) -> Any:
-        """The next recorded event, which must be of `kind`; None while the loop is being built."""
-        if self._building:
-            return None
-        event = self.events[self._at] if self._at < len(self.events) else None
-        if type(event) is not kind or (line is not None and event.line != line):  # type: ignore[union-attr]
-            called = f"{LINES[line]}.{kind.__name__}" if line is not None else kind.__name__
-            self._differ("order of calls", _name(event) if event is not None else "nothing more", called)
+    def call(self, name: str, perform: Callable[[], Any], *given: Any) -> Any:
+        """What was recorded of the next call, which must be this one."""
+        if self.tick < 0:
+            # The loop is being built.
+            return 0 if name == "clock.now_ns" else None
+        recorded = self.calls[self._at] if self._at < len(self.calls) else Call("nothing more")
+        if recorded.name != name:
+            self._differ("order of calls", recorded.name, name)
             raise _DivergedError
         self._at += 1
-        return event
-
-    def compare(self, what: str, recorded: Any, replayed: Any) -> None:
-        """Note the first difference between two values, if there is one."""
-        if not self._building and not same(recorded, replayed):
-            where, a, b = first_difference(plain(recorded), plain(replayed))
-            name = type(recorded).__name__
-            if isinstance(recorded, msgspec.Struct):
-                what = f"{what}.{name if type(replayed) is type(recorded) else 'message'}"
-            self._differ(what + where, a, b)
+        for was, now in zip(recorded.given, given, strict=True):
+            if not same(was, now):
+                where, a, b = first_difference(plain(was), plain(now))
+                kind = type(was).__name__ if type(now) is type(was) else "message"
+                self._differ((f"{name}.{kind}" if isinstance(was, msgspec.Struct) else name) + where, a, b)
+        if recorded.error is not None:
+            _raise(recorded.error)
+        return recorded.result
 
     def _differ(self, what: str, recorded: Any, replayed: Any) -> None:
         self._differences.append(Difference(self.tick, what, recorded, replayed))
@@ -280,117 +239,26 @@ class _Player:
 
 def first_difference(a: Any, b: Any) -> tuple[str, Any, Any]:
     """(where, a's value, b's value) of the first place two plain values differ."""
-    if isinstance(a, dict) and isinstance(b, dict) and list(a) == list(b):
-        for key in a:
-            if not same(a[key], b[key]):
-                where, left, right = first_difference(a[key], b[key])
-                return f".{key}{where}", left, right
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.shape == b.shape and a.dtype == b.dtype and a.size:
-        for place in np.ndindex(a.shape):
-            if a[place].tobytes() != b[place].tobytes():
-                return f"[{', '.join(map(str, place))}]", a[place].item(), b[place].item()
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
-        for index, (left, right) in enumerate(zip(a, b, strict=True)):
-            if not same(left, right):
-                where, left, right = first_difference(left, right)
-                return f"[{index}]{where}", left, right
+    left, right = _parts(a), _parts(b)
+    if left.keys() == right.keys():
+        for name in left:
+            if not same(left[name], right[name]):
+                where, one, other = first_difference(left[name], right[name])
+                return name + where, one, other
     return "", a, b
 
 
-def _name(event: Event) -> str:
-    line = getattr(event, "line", None)
-    return f"{LINES[line]}.{type(event).__name__}" if line is not None else type(event).__name__
+def _parts(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {f".{key}": part for key, part in value.items()}
+    if isinstance(value, np.ndarray):
+        return {f"[{', '.join(map(str, at))}]": value[at].item() for at in np.ndindex(value.shape)}
+    return {f"[{at}]": part for at, part in enumerate(value)} if isinstance(value, (list, tuple)) else {}
 
 
-def _raise(error: Raised | None) -> None:
+def _raise(error: Raised) -> None:
     """Raise what a border raised: one of our errors, or one of the same name and text as what it was."""
-    if error is None:
-        return
     kind = getattr(wire.errors, error.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         kind = type(error.kind, (Exception,), {})
     raise kind(error.text)
-
-
-class _PlayedClock(RecordedBoundary):
-    def __init__(self, player: _Player) -> None:
-        self._player = player
-
-    def now_ns(self) -> int:
-        event = self._player.next(ClockEvent)
-        return event.now_ns if event else 0
-
-    def sleep_until(self, deadline_ns: int) -> None:
-        event = self._player.next(SleepEvent)
-        if event:
-            self._player.compare("clock.sleep_until", event.deadline_ns, deadline_ns)
-
-
-class _PlayedChannel(RecordedBoundary):
-    def __init__(self, line: int, player: _Player) -> None:
-        self._line = line
-        self._player = player
-
-    def send(self, message: Message) -> bool:
-        event = self._player.next(SendEvent, self._line)
-        if event is None:
-            return False
-        self._player.compare(LINES[self._line], event.message, message)
-        return event.accepted
-
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
-        event = self._player.next(Received, self._line)
-        return event.message if event else None
-
-    def close(self) -> None:
-        return
-
-
-class _PlayedRobot(RecordedBoundary):
-    def __init__(self, spec: RobotSpec, player: _Player) -> None:
-        self.spec = spec
-        self._player = player
-
-    def connect(self) -> None:
-        event = self._player.next(Connected)
-        if event:
-            _raise(event.error)
-
-    def reset(self, task: str, seed: int) -> None:
-        event = self._player.next(Reset)
-        if event:
-            self._player.compare("robot.reset", (event.task, event.seed), (task, seed))
-            _raise(event.error)
-
-    def read(self) -> Observation:
-        event = self._player.next(Read)
-        assert event is not None, "a loop reads its robot in ticks only"
-        _raise(event.error)
-        return event.observation
-
-    def write(self, action: np.ndarray) -> Feedback:
-        event = self._player.next(WriteEvent)
-        assert event is not None, "a loop writes to its robot in ticks only"
-        self._player.compare("robot.write", event.action, np.asarray(action))
-        _raise(event.error)
-        return event.feedback
-
-    def close(self) -> None:
-        return
-
-
-class _PlayedOperator(RecordedBoundary):
-    def __init__(self, player: _Player) -> None:
-        self._player = player
-
-    def propose(self, observation: Observation) -> np.ndarray | None:
-        event = self._player.next(Proposed)
-        if event:
-            _raise(event.error)
-        return event.action if event else None
-
-    def progress(self) -> float:
-        event = self._player.next(Progressed)
-        if event:
-            _raise(event.error)
-        return event.left if event else 0.0

@@ -13,8 +13,6 @@ import dis
 import enum
 import functools
 import gc
-import json
-import random
 import sys
 import types
 from collections import OrderedDict, deque
@@ -24,25 +22,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from robot_edge.flight_recorder.borders import RecordedBoundary
 from wire.errors import CorruptDataError
 
 _ROOMS = ("wire", "hal", "policies", "robot_edge")
-_LEAVE = (
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    types.ModuleType,
-    type,
-)
+_LEAVE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
 """what the new loop has of its own, equal by construction"""
 _KEEP = ["k"]
+_SEQUENCES: dict[str, type] = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque)}
 
 
-class RecordedBoundary:
-    """Base of everything at the loop's borders: the walk ends there."""
-
-
-def capture(root: Any) -> tuple[list[Any], list[str]]:
+def capture(root: Any) -> tuple[Any, list[str]]:
     """`root` as nested lists for MessagePack (arrays are left as they are, so that large ones need no copy), and
     the paths of what cannot be carried."""
     walk = _Capture()
@@ -55,11 +45,11 @@ class _Capture:
         self._seen: dict[int, int] = {}
         self._alive: list[Any] = []
 
-    def node(self, value: Any, path: str) -> list[Any]:
+    def node(self, value: Any, path: str) -> Any:
         if value is None or type(value) in (bool, float, str, bytes):
-            return ["v", value]
+            return value
         if type(value) is int:
-            return ["v", value] if -(2**63) <= value < 2**63 else ["i", str(value)]
+            return value if -(2**63) <= value < 2**63 else ["i", str(value)]
         if isinstance(value, enum.Enum):
             return ["e", _name(type(value)), value.value]
         if isinstance(value, (RecordedBoundary, *_LEAVE)):
@@ -75,16 +65,11 @@ class _Capture:
         if type(value) in (dict, OrderedDict):
             items = [[self.node(k, path), self.node(v, f"{path}[{k!r}]")] for k, v in value.items()]
             return ["m", index, items, type(value) is OrderedDict]
-        if type(value) in (list, tuple, set, frozenset):
-            return [type(value).__name__, index, [self.node(v, f"{path}[{i}]") for i, v in enumerate(value)]]
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return ["named", index, _name(type(value)), [self.node(v, f"{path}[{i}]") for i, v in enumerate(value)]]
-        if isinstance(value, deque):
-            return ["deque", index, [self.node(v, f"{path}[{i}]") for i, v in enumerate(value)], value.maxlen]
-        if isinstance(value, np.random.Generator):
-            return ["g", index, json.dumps(value.bit_generator.state, default=lambda array: array.tolist())]
-        if isinstance(value, random.Random):
-            return ["p", index, json.dumps(value.getstate())]
+        plain = type(value) in _SEQUENCES.values()
+        if plain or (isinstance(value, tuple) and hasattr(value, "_fields")):
+            items = [self.node(v, f"{path}[{i}]") for i, v in enumerate(value)]
+            kind = type(value).__name__ if plain else _name(type(value))
+            return ["s", index, items, kind, getattr(value, "maxlen", None)]
         names = _attributes(value)
         if names is None:
             self.left_out.append(f"{path} ({type(value).__name__})")
@@ -108,80 +93,59 @@ class _Restore:
         self._made: dict[int, Any] = {}
         self._array = array
 
-    def node(self, node: list[Any], there: Any) -> Any:
-        tag = node[0]
-        match tag:
-            case "v":
-                return node[1]
-            case "i":
-                return int(node[1])
-            case "k":
+    def node(self, node: Any, there: Any) -> Any:
+        if not isinstance(node, list):
+            return node
+        match node:
+            case ["i", digits]:
+                return int(digits)
+            case ["k"]:
                 return there
-            case "e":
-                return _find(node[1], enum.Enum)(node[2])
-            case "n":
-                return np.frombuffer(node[2], node[1])[0]
-            case "r":
-                return self._made[node[1]]
-            case "a":
-                return self._keep(node, self._array(node[2]))
-            case "m":
-                made = self._keep(node, OrderedDict() if node[3] else {})
+            case ["e", name, value]:
+                return _find(name, enum.Enum)(value)
+            case ["n", dtype, data]:
+                return np.frombuffer(data, dtype)[0]
+            case ["r", index]:
+                return self._made[index]
+            case ["a", index, array]:
+                return self._keep(index, self._array(array))
+            case ["m", index, items, ordered]:
+                made = self._keep(index, OrderedDict() if ordered else {})
                 old = there if isinstance(there, dict) else {}
-                for key, value in node[2]:
+                for key, value in items:
                     name = self.node(key, None)
                     made[name] = self.node(value, old.get(name))
-                return self._keep(node, made)
-            case "list" | "deque":
-                many: Any = self._keep(node, [] if tag == "list" else deque(maxlen=node[3]))
-                many.extend(self.node(n, old) for n, old in zip(node[2], _olds(there, node[2]), strict=True))
-                return many
-            case "tuple" | "set" | "frozenset":
-                made_of = {"tuple": tuple, "set": set, "frozenset": frozenset}[tag]
-                values = [self.node(n, old) for n, old in zip(node[2], _olds(there, node[2]), strict=True)]
-                return self._keep(node, made_of(values))
-            case "named":
-                values = [self.node(n, old) for n, old in zip(node[3], _olds(there, node[3]), strict=True)]
-                return self._keep(node, _find(node[2], tuple)(*values))
-            case "g":
-                if not isinstance(there, np.random.Generator):
-                    there = np.random.default_rng()
-                there.bit_generator.state = json.loads(node[2])
-                return self._keep(node, there)
-            case "p":
-                version, numbers, gauss = json.loads(node[2])
-                generator = there if isinstance(there, random.Random) else random.Random()
-                generator.setstate((version, tuple(numbers), gauss))
-                return self._keep(node, generator)
-            case "o":
-                return self._object(node, there)
-        raise ValueError(f"unknown node {tag!r}")
+                return made
+            case ["s", index, items, kind, maxlen]:
+                many: Any = self._keep(index, deque(maxlen=maxlen) if kind == "deque" else [])
+                same_length = isinstance(there, (list, tuple, deque)) and len(there) == len(items)
+                olds = list(there) if same_length else [None] * len(items)
+                many.extend(self.node(item, old) for item, old in zip(items, olds, strict=True))
+                if kind in ("list", "deque"):
+                    return many
+                return self._keep(index, _SEQUENCES[kind](many) if kind in _SEQUENCES else _find(kind, tuple)(*many))
+            case ["o", index, name, fields]:
+                return self._object(index, name, fields, there)
+        raise ValueError(f"unknown node {node[:1]}")
 
-    def _object(self, node: list[Any], there: Any) -> Any:
-        _, _, name, fields = node
+    def _object(self, index: int, name: str, fields: dict[str, Any], there: Any) -> Any:
         fits = there is not None and _name(type(there)) == name
         olds = {field: getattr(there, field, None) if fits else None for field in fields}
         if fits and not _is_frozen(type(there)):
-            made = self._keep(node, there)
+            made = self._keep(index, there)
         else:
             kind = _find(name, object)
             if issubclass(kind, msgspec.Struct):
-                return self._keep(node, kind(**{f: self.node(value, olds[f]) for f, value in fields.items()}))
-            made = self._keep(node, kind.__new__(kind))
+                return self._keep(index, kind(**{f: self.node(value, olds[f]) for f, value in fields.items()}))
+            made = self._keep(index, kind.__new__(kind))
         for field, value in fields.items():
             # Past a frozen dataclass's guard, which is there for everybody else: nobody knows this object yet.
             object.__setattr__(made, field, self.node(value, olds[field]))
         return made
 
-    def _keep(self, node: list[Any], value: Any) -> Any:
-        self._made[node[1]] = value
+    def _keep(self, index: int, value: Any) -> Any:
+        self._made[index] = value
         return value
-
-
-def _olds(there: Any, nodes: list[Any]) -> list[Any]:
-    if isinstance(there, (list, tuple, deque)) and len(there) == len(nodes):
-        return list(there)
-    return [None] * len(nodes)
 
 
 def _is_frozen(kind: type) -> bool:
@@ -218,14 +182,9 @@ def _own_names(value: Any) -> list[str]:
 @functools.cache
 def _assigned(kind: type) -> tuple[str, ...]:
     """Names that methods of `kind` assign to."""
-    found: dict[str, None] = {}
     methods = [m for base in kind.__mro__ for m in vars(base).values() if isinstance(m, types.FunctionType)]
-    codes = [method.__code__ for method in methods]
-    while codes:
-        code = codes.pop()
-        found |= {i.argval: None for i in dis.get_instructions(code) if i.opname == "STORE_ATTR"}
-        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return tuple(name for name in found if not hasattr(kind, name))
+    assigned = {i.argval: None for m in methods for i in dis.get_instructions(m) if i.opname == "STORE_ATTR"}
+    return tuple(name for name in assigned if not hasattr(kind, name))
 
 
 def _has(value: Any, name: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from robot_edge.flight_recorder.events import FlightHeader, Gap, PreviewFrame
-from robot_edge.flight_recorder.rows import Row, rows
+from robot_edge.flight_recorder.rows import Row, read_rows
 from wire.errors import ConfigError, storage_error
 
 
@@ -20,10 +20,10 @@ def write_rerun(
 ) -> int:
     """Write `rrd`; how many ticks it has.
 
-    Raises `ConfigError` when Rerun is not installed, `StorageError` when `rrd` cannot be written, and as `rows` does.
+    Raises `ConfigError` without Rerun, `StorageError` when `rrd` cannot be written, and as `read_rows` does.
     """
     rr = _rerun()
-    header, stretch = rows(path, first_tick, last_tick, session_id)
+    header, stretch = read_rows(path, first_tick, last_tick, session_id)
     try:
         rrd.parent.mkdir(parents=True, exist_ok=True)
         rrd.touch()

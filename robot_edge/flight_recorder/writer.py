@@ -10,13 +10,14 @@ import datetime
 import logging
 import threading
 import time
-import zlib
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, TypeVar
 
+import cv2
 import msgspec
 import numpy as np
 
@@ -25,15 +26,15 @@ from robot_edge.flight_recorder.events import (
     FlightHeader,
     Gap,
     PreviewFrame,
-    Raised,
     Reference,
     SnapshotRecord,
+    StoredArray,
+    TickBlock,
     TickRecord,
     is_image,
     refer,
 )
-from robot_edge.flight_recorder.file import ARRAY, GAP, HEADER, MAGIC, PICTURE, SNAPSHOT, SUFFIX, TICKS, frame
-from wire.clock import clock_name
+from robot_edge.flight_recorder.file import MAGIC, SUFFIX, frame
 from wire.errors import StorageError, storage_error
 from wire.transport.frame_ring import SharedFrame
 from wire.types import Frame
@@ -42,6 +43,9 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 4
 """ticks written before the lock is offered: a fifth of a millisecond"""
+_QUEUE_BYTES = 64 * 2**20
+"""of ticks that may wait, with their images"""
+_JPEG_QUALITY = 80
 _KNOWN = 16
 """arrays whose digests are remembered: a frame comes again in every tick until the next one"""
 
@@ -58,47 +62,26 @@ class FlightConfig:
     """pictures a second and camera kept for people; 0: none. Decisions are replayed without them"""
     frames_px: int = 320
     """longest side of such a picture"""
-    jpeg_quality: int = 80
     flush_s: float = 0.5
     """a killed process loses at most what it recorded in this time"""
     queue_ticks: int = 1000
     """ticks that may wait for a slow disk"""
-    queue_bytes: int = 64 * 2**20
-    """and bytes of them, with their images"""
     snapshot_ticks: int = 3000
     """after so many ticks the loop's state is noted again, if no episode ended before"""
     boundary_ticks: int = 500
     """after so many ticks the next end of an episode is where it is noted again: little is under way then"""
-    copy_bytes: int = 256 * 2**10
-    """a frame up to this size is copied in its tick, as a driver may use its memory again; larger ones must stay as
-    they are for a few seconds, or only their digests, which checks of observations are replayed from, come out wrong"""
     retry_s: float = 5.0
     """how long a disk that refused is left alone"""
 
 
-@dataclass(slots=True)
-class QueuedRecord:
-    """What the control thread hands over: a tick, a snapshot or a gap."""
-
-    kind: type[TickRecord] | type[SnapshotRecord] | type[Gap]
-    tick: int
-    data: bytes = b""
-    count: int = 0
-    large: list[np.ndarray] | tuple[()] = ()
-    mode: str = ""
-    reason: str = ""
-    error: Raised | None = None
-    images: dict[str, Frame] = field(default_factory=dict)
-    """the newest frames by camera"""
-    left_out: tuple[str, ...] = ()
-    """of a snapshot"""
-    last: int = 0
-    """of a gap"""
-    size: int = 0
+Record = TickRecord | SnapshotRecord | Gap
+_R = TypeVar("_R", TickRecord, SnapshotRecord)
+_Queued = tuple[Record, Sequence[np.ndarray], Mapping[str, Frame], int]
+"""as `Writer.submit` takes them"""
 
 
 class Writer:
-    """Runs from `start` to `close`. `offer` never blocks."""
+    """Runs from `start` to `close`. `submit` never blocks."""
 
     def __init__(self, directory: Path, header: FlightHeader, config: FlightConfig) -> None:
         """Touches nothing yet."""
@@ -108,11 +91,9 @@ class Writer:
         self.full = False
         """the file has reached its size; it ends before the next snapshot"""
         self._directory = directory
-        self._header = msgspec.structs.replace(
-            header, program=program(), clock=clock_name(), started_unix_ns=time.time_ns()
-        )
-        self._queue: deque[QueuedRecord] = deque()
-        self._offered = self._taken = 0
+        self._header = msgspec.structs.replace(header, program=program(), started_unix_ns=time.time_ns())
+        self._queue: deque[_Queued] = deque()
+        self._submitted = self._taken = 0
         self._closing = threading.Event()
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flight-recorder", daemon=True)
@@ -125,29 +106,33 @@ class Writer:
         self._stored: set[bytes] = set()
         self._block: list[TickRecord] = []
         self._pictured: dict[str, int] = {}
-        self._cv2: Any = _opencv() if config.frames_hz > 0 else None
-        self._encoder = msgspec.msgpack.Encoder()
 
     def start(self) -> None:
         self._thread.start()
 
-    def offer(self, item: QueuedRecord) -> bool:
-        """Hand over an item; False when there is no room or the disk refuses: then it is lost."""
+    def submit(
+        self, record: Record, large: Sequence[np.ndarray] = (), images: Mapping[str, Frame] = {}, size: int = 0
+    ) -> bool:
+        """Hand over a record; False when there is no room: then it is lost.
+
+        `large`: the arrays that `record.references` will stand for; `images`: the newest frames by camera; `size`: in
+        bytes, with all of them.
+        """
         waiting = len(self._queue)
-        if waiting >= self.config.queue_ticks or self._offered - self._taken > self.config.queue_bytes:
+        if waiting >= self.config.queue_ticks or self._submitted - self._taken > _QUEUE_BYTES:
             return False
-        self._offered += item.size
-        self._queue.append(item)
+        self._submitted += size
+        self._queue.append((record, large, images, size))
         if waiting == self.config.queue_ticks // 2:
             self._hurry.set()
         return True
 
-    def close(self, patience_s: float = 5.0) -> None:
+    def close(self, timeout_s: float = 5.0) -> None:
         """Write what waits and end the thread."""
         self._closing.set()
         self._hurry.set()
         if self._thread.is_alive():
-            self._thread.join(patience_s)
+            self._thread.join(timeout_s)
 
     # --- the other thread ------------------------------------------------------------------------------------------
 
@@ -177,11 +162,11 @@ class Writer:
             return
         taken = 0
         while self._queue:
-            item = self._queue.popleft()
-            self._taken += item.size
-            if self._file is None and item.kind is not SnapshotRecord:
+            record, large, images, size = self._queue.popleft()
+            self._taken += size
+            if self._file is None and not isinstance(record, SnapshotRecord):
                 continue
-            self._take(item)
+            self._store(record, large, images)
             # A few ticks' work, then the control thread may have Python's lock if it waits for it.
             taken += 1
             if taken % _AT_ONCE == 0:
@@ -190,43 +175,40 @@ class Writer:
 
     def _forget(self) -> None:
         while self._queue:
-            self._taken += self._queue.popleft().size
+            self._taken += self._queue.popleft()[-1]
 
-    def _take(self, item: QueuedRecord) -> None:
-        if item.kind is Gap:
-            self._flush()
-            self._write(frame(GAP, self._encoder.encode(Gap(item.tick, item.last, item.reason))))
+    def _store(self, record: Record, large: Sequence[np.ndarray], images: Mapping[str, Frame]) -> None:
+        if isinstance(record, TickRecord):
+            self._block.append(self._referring(record, large, images))
+            if self.config.frames_hz > 0:
+                self._film(record.tick, images)
+            if len(self._block) >= 64:
+                self._flush()
             return
-        if item.kind is SnapshotRecord:
-            self._flush()
-            if self._file is None or self._bytes >= self.config.file_bytes:
-                self._open()
-            snapshot = SnapshotRecord(item.tick, item.data, self._references(item), item.left_out)
-            self._write(frame(SNAPSHOT, zlib.compress(self._encoder.encode(snapshot), 1)))
-            self._useful = True
-            self.failure = ""
+        self._flush()
+        if isinstance(record, Gap):
+            self._write(frame(record))
             return
-        references = self._references(item)
-        self._block.append(TickRecord(item.tick, item.count, item.data, references, item.mode, item.reason, item.error))
-        if self._cv2 is not None:
-            self._film(item.tick, item.images)
-        if len(self._block) >= 64:
-            self._flush()
+        if self._file is None or self._bytes >= self.config.file_bytes:
+            self._open()
+        self._write(frame(self._referring(record, large, images)))
+        self._useful = True
+        self.failure = ""
 
     def _flush(self) -> None:
         if self._block and self._file is not None:
             block, self._block = self._block, []
-            self._write(frame(TICKS, zlib.compress(self._encoder.encode(block), 1)))
+            self._write(frame(TickBlock(block)))
 
-    def _references(self, item: QueuedRecord) -> tuple[Reference, ...]:
-        return tuple(self._refer(array, item) for array in item.large)
+    def _referring(self, record: _R, large: Sequence[np.ndarray], images: Mapping[str, Frame]) -> _R:
+        return msgspec.structs.replace(record, references=tuple(self._refer(array, images) for array in large))
 
-    def _refer(self, array: np.ndarray, item: QueuedRecord) -> Reference:
+    def _refer(self, array: np.ndarray, images: Mapping[str, Frame]) -> Reference:
         known = self._known.get(id(array))
         if known is not None:
             return known[1]
         reference = refer(array)
-        shared = (frame for frame in item.images.values() if isinstance(frame, SharedFrame))
+        shared = (frame for frame in images.values() if isinstance(frame, SharedFrame))
         if any(frame.image is array and not frame.intact for frame in shared):
             raise StorageError("frames were overwritten before they were digested: this computer or its disk is busy.")
         self._known[id(array)] = (array, reference)
@@ -235,30 +217,27 @@ class Writer:
         digest = reference.digests[0]
         if not is_image(array) and digest not in self._stored:
             self._stored.add(digest)
-            data = zlib.compress(np.ascontiguousarray(array).data.cast("B"), 1)
-            self._write(frame(ARRAY, digest + data))
+            self._write(frame(StoredArray(digest, array.tobytes())))
         return reference
 
-    def _film(self, tick: int, images: dict[str, Frame]) -> None:
+    def _film(self, tick: int, images: Mapping[str, Frame]) -> None:
         """Keep a JPEG of each camera's frame when it is time for one."""
         for camera, shot in images.items():
             last = self._pictured.get(camera)
             if last is not None and 0 <= shot.time_ns - last < 1e9 / self.config.frames_hz:
                 continue
             image = shot.image
-            if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+            if not is_image(image) or image.shape[2] != 3 or not image.size:
                 continue
             self._pictured[camera] = shot.time_ns
             scale = self.config.frames_px / max(image.shape[:2])
             if scale < 1:
                 size = (max(1, round(image.shape[1] * scale)), max(1, round(image.shape[0] * scale)))
-                image = self._cv2.resize(image, size, interpolation=self._cv2.INTER_AREA)
-            quality = [self._cv2.IMWRITE_JPEG_QUALITY, self.config.jpeg_quality]
-            ok, jpeg = self._cv2.imencode(".jpg", image[..., ::-1], quality)
+                image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+            quality = [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY]
+            ok, jpeg = cv2.imencode(".jpg", image[..., ::-1], quality)
             if ok and (not isinstance(shot, SharedFrame) or shot.intact):
-                self._write(
-                    frame(PICTURE, self._encoder.encode(PreviewFrame(tick, camera, shot.time_ns, jpeg.tobytes())))
-                )
+                self._write(frame(PreviewFrame(tick, camera, shot.time_ns, jpeg.tobytes())))
 
     def _open(self) -> None:
         """Begin the next file, and drop the oldest ones of this robot."""
@@ -267,7 +246,7 @@ class Writer:
             self._file = None
         header = msgspec.structs.replace(self._header, file=self._files)
         began = datetime.datetime.fromtimestamp(header.started_unix_ns / 1e9, datetime.UTC)
-        name = f"{began:%Y%m%d-%H%M%S-%f}-{_safe(header.session_id)}-{self._files:05d}{SUFFIX}"
+        name = f"{began:%Y%m%d-%H%M%S-%f}-{header.session_id}-{self._files:05d}{SUFFIX}"
         self._directory.mkdir(parents=True, exist_ok=True)
         old = sorted(self._directory.glob(f"*{SUFFIX}"))
         for path in old[: max(0, len(old) - self.config.files + 1)]:
@@ -281,7 +260,7 @@ class Writer:
         self._known.clear()
         self._pictured = {}
         self.full = False
-        self._write(MAGIC + frame(HEADER, self._encoder.encode(header)))
+        self._write(MAGIC + frame(header))
 
     def _write(self, data: bytes) -> None:
         assert self._file is not None
@@ -318,16 +297,3 @@ def program() -> str:
         return version("vla-fleet")
     except PackageNotFoundError:
         return "unknown"
-
-
-def _opencv() -> Any:
-    try:
-        import cv2
-    except ImportError as error:
-        log.info("flights are recorded without pictures (%s); decisions can be replayed all the same.", error)
-        return None
-    return cv2
-
-
-def _safe(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)

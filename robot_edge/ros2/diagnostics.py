@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from robot_edge.control.mode import HoldReason, Mode
 from wire.messages.gateway import EdgeStatus
 
@@ -17,6 +19,7 @@ STARTING_S = 60.0
 """so long may an edge take from its start to its first word"""
 _WAITING = (HoldReason.no_job, HoldReason.no_version, HoldReason.no_action)
 """holds that are no fault: there is nothing to do yet"""
+_NOT_SHOWN = ("robot", "time_ns", "state", "late_p99_s")
 
 
 class Diagnosis(NamedTuple):
@@ -59,22 +62,5 @@ def diagnose(phase: str, reason: str, status: EdgeStatus | None, age_s: float, p
 
 
 def _values(status: EdgeStatus) -> dict[str, str]:
-    found = {
-        "mode": status.mode,
-        "reason": status.reason,
-        "fault": status.fault,
-        "job": status.job,
-        "task": status.task,
-        "episode": status.episode,
-        "tick": status.tick,
-        "version": status.version,
-        "ticks": status.ticks,
-        "missed_ticks": status.missed_ticks,
-        "late_p99_ms": f"{1e3 * status.late_p99_s:.3f}",
-        "starved_ticks": status.starved_ticks,
-        "episodes": status.episodes,
-        "interventions": status.interventions,
-        "steps_recorded": status.steps_recorded,
-        "spooled": status.spooled,
-    }
-    return {name: str(value) for name, value in found.items()}
+    plain = {name: str(value) for name, value in msgspec.structs.asdict(status).items() if name not in _NOT_SHOWN}
+    return {**plain, "late_p99_ms": f"{1e3 * status.late_p99_s:.3f}"}

@@ -13,6 +13,7 @@ Written for Kilted; Jazzy and Humble have the same interfaces.
 
 from __future__ import annotations
 
+import functools
 import logging
 import signal
 import time
@@ -34,7 +35,7 @@ from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.ros2.diagnostics import Diagnosis, diagnose
 from robot_edge.ros2.operator import Ros2Operator
 from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, read_parameters
-from robot_edge.ros2.topics import Endpoint, missing
+from robot_edge.ros2.topics import Endpoint, describe_missing
 from robot_edge.runtime.process_group import EdgeProcesses, lines
 from wire.errors import FleetError, RobotError
 from wire.messages.gateway import EdgeStatus
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 
 NAME = "edge_node"
 _WATCH_S = 0.1
-_TELL_S = 1.0
+_REPORT_S = 1.0
 _CONFIRM_S = 2.0
 """how long a command may take until control's status shows it"""
 _RETRY_S = (2.0, 30.0)
@@ -70,7 +71,7 @@ class NodeSetup:
 Prepare = Callable[[EdgeParameters, str], NodeSetup]
 """(parameters, the node's namespace) to what they come to; raises `FleetError` that names what is wrong"""
 
-_WISHES: dict[str, Callable[[EdgeStatus], bool]] = {
+_CONFIRMED: dict[str, Callable[[EdgeStatus], bool]] = {
     "estop": lambda status: status.mode == Mode.estop,
     "release_estop": lambda status: status.mode != Mode.estop,
     "take_over": lambda status: status.mode not in (Mode.policy, Mode.script, Mode.reset),
@@ -96,7 +97,7 @@ class EdgeNode(LifecycleNode):
         self.ended = False
         self._prepare = prepare
         self._prepared: NodeSetup | None = None
-        self._desk: Ros2Operator | None = None
+        self._operator: Ros2Operator | None = None
         self._robot = ""
         self._give_up_after = 0
         self._failing = False
@@ -104,26 +105,22 @@ class EdgeNode(LifecycleNode):
         self._asked_to_end = False
         self._autostart = self.get_parameter("autostart").value is True
         self._pause_s, self._next_start_s = _RETRY_S[0], 0.0
-        self._told: Diagnosis | None = None
-        self._next_tell_s = 0.0
+        self._reported: Diagnosis | None = None
+        self._next_report_s = 0.0
         self.add_on_set_parameters_callback(self._may_set)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
         # Transitions and this timer share the default group, so that never two of them run at once. The others go on
         # during a transition: an edge that drains takes seconds, and an emergency stop must not wait for it.
         self.create_timer(_WATCH_S, self._watch)
-        self.create_timer(_WATCH_S, self._tell, callback_group=MutuallyExclusiveCallbackGroup())
+        self.create_timer(_WATCH_S, self._publish_diagnosis, callback_group=MutuallyExclusiveCallbackGroup())
         stops = MutuallyExclusiveCallbackGroup()
         people = MutuallyExclusiveCallbackGroup()
-        for kind in _WISHES:
-            self.create_service(
-                Trigger,
-                f"~/{kind}",
-                self._service(kind),
-                callback_group=stops if kind == "estop" else people,
-            )
+        for kind in _CONFIRMED:
+            group = stops if kind == "estop" else people
+            self.create_service(Trigger, f"~/{kind}", functools.partial(self._answer, kind), callback_group=group)
 
     def ask_to_end(self) -> None:
-        """Shut down in order at the next turn."""
+        """Shut down in order, soon."""
         self._asked_to_end = True
 
     # --- transitions ----------------------------------------------------------------------------------------------
@@ -135,7 +132,7 @@ class EdgeNode(LifecycleNode):
         return self._attempt("activate", self._activate)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        if self._failing or self._attempt("deactivate", self._put_away) != SUCCESS:
+        if self._failing or self._attempt("deactivate", self._stop_edge) != SUCCESS:
             return ERROR
         self.phase, self.reason, self._autostart = "inactive", "", False
         return SUCCESS
@@ -146,7 +143,7 @@ class EdgeNode(LifecycleNode):
         return SUCCESS
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._put_away()
+        self._stop_edge()
         self._prepared = None
         self.phase, self._autostart = "finalized", False
         return SUCCESS
@@ -154,7 +151,7 @@ class EdgeNode(LifecycleNode):
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Puts the edge away; the reason stays in the diagnostics until the next attempt."""
         reason, self._failing = self.reason, False
-        self._attempt("put the edge away", self._put_away)
+        self._attempt("put the edge away", self._stop_edge)
         self.reason = reason or self.reason
         self._prepared = None
         self.phase = "unconfigured"
@@ -184,9 +181,9 @@ class EdgeNode(LifecycleNode):
         self._await_robot(prepared.endpoints, parameters.wait_for_robot_s)
         self._prepared, self.phase, self._give_up_after = prepared, "inactive", parameters.give_up_after
 
-    def _await_robot(self, endpoints: tuple[Endpoint, ...], patience_s: float) -> None:
-        deadline_s = time.monotonic() + patience_s
-        while problem := missing(endpoints, self):
+    def _await_robot(self, endpoints: tuple[Endpoint, ...], timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while problem := describe_missing(endpoints, self):
             if time.monotonic() >= deadline_s or self._asked_to_end:
                 raise RobotError(f"robot '{self._robot}': {problem}")
             time.sleep(0.1)
@@ -196,10 +193,10 @@ class EdgeNode(LifecycleNode):
         assert self._prepared is not None
         edge = self._prepared.edge
         edge.start()
-        self._desk = Ros2Operator(self._robot, ZmqPair(lines(edge.place)["uplink-desk"], bind=False))
+        self._operator = Ros2Operator(self._robot, ZmqPair(lines(edge.place)["uplink-desk"], bind=False))
         if self._stopped:
             # Asked for while the processes were being started.
-            self._put_away()
+            self._stop_edge()
             self.phase = "inactive"
             self._refuse_when_stopped()
         self.phase = "active"
@@ -210,16 +207,16 @@ class EdgeNode(LifecycleNode):
         if self._stopped:
             raise RobotError(f"robot '{self._robot}' is stopped; call ~/release_estop first.")
 
-    def _put_away(self) -> None:
+    def _stop_edge(self) -> None:
         """Stop the edge processes, in order, and no longer listen to them. The robot holds afterwards."""
         self.phase = "stopping"
-        desk, self._desk = self._desk, None
+        operator, self._operator = self._operator, None
         if self._prepared is not None:
             self._prepared.edge.stop()
-        if desk is not None:
-            desk.close()
+        if operator is not None:
+            operator.close()
 
-    # --- turns ----------------------------------------------------------------------------------------------------
+    # --- timers ---------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         if self.phase == "finalized" and self._asked_to_end:
@@ -259,21 +256,21 @@ class EdgeNode(LifecycleNode):
         self._next_start_s = time.monotonic() + self._pause_s
         self._pause_s = min(_RETRY_S[1], 2 * self._pause_s)
 
-    def _tell(self) -> None:
+    def _publish_diagnosis(self) -> None:
         """Publish the diagnosis once a second, and at once when it changes."""
-        desk, prepared = self._desk, self._prepared
-        if desk is not None:
-            desk.turn()
-            for event in desk.events():
+        operator, prepared = self._operator, self._prepared
+        if operator is not None:
+            operator.poll()
+            for event in operator.events():
                 self.get_logger().info(f"robot '{self._robot}': {event.kind}: {event.detail}")
-        status, age_s = (desk.status, desk.age_s) if desk is not None else (None, 0.0)
+        status, age_s = (operator.status, operator.age_s) if operator is not None else (None, 0.0)
         processes = prepared.edge.trouble if prepared is not None else ""
         found = diagnose(self.phase, self.reason, status, age_s, processes)
         now_s = time.monotonic()
-        changed = self._told is None or found[:2] != self._told[:2]
-        if not changed and now_s < self._next_tell_s:
+        changed = self._reported is None or found[:2] != self._reported[:2]
+        if not changed and now_s < self._next_report_s:
             return
-        self._told, self._next_tell_s = found, now_s + _TELL_S
+        self._reported, self._next_report_s = found, now_s + _REPORT_S
         entry = DiagnosticStatus(
             level=bytes([found.level]),
             name=f"{self.get_fully_qualified_name().lstrip('/')}: edge",
@@ -286,27 +283,22 @@ class EdgeNode(LifecycleNode):
 
     # --- services and parameters ----------------------------------------------------------------------------------
 
-    def _service(self, kind: str) -> Callable[[Trigger.Request, Trigger.Response], Trigger.Response]:
-        def answer(request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-            problem = self._wish(kind)
-            response.success = not problem
-            response.message = problem or f"robot '{self._robot}': {kind}"
-            return response
+    def _answer(self, kind: str, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        problem = self._command(kind)
+        response.success = not problem
+        response.message = problem or f"robot '{self._robot}': {kind}"
+        return response
 
-        return answer
-
-    def _wish(self, kind: str) -> str:
+    def _command(self, kind: str) -> str:
         """Carry out one command; '' or why it did not come true."""
         if kind == "release_estop":
             self._stopped = False
-        desk = self._desk
-        if desk is not None:
-            return desk.wish(kind, _WISHES[kind], _CONFIRM_S)
-        if kind == "estop":
-            # Nothing moves now. It shall not begin to, either.
-            self._stopped = True
-            return ""
-        if kind == "release_estop":
+        operator = self._operator
+        if operator is not None:
+            return operator.command(kind, _CONFIRMED[kind], _CONFIRM_S)
+        if kind in ("estop", "release_estop"):
+            # Nothing moves now. After a stop it shall not begin to, either.
+            self._stopped = kind == "estop"
             return ""
         return f"the node is {self.phase}: no edge process runs; activate it first."
 

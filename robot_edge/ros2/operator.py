@@ -30,8 +30,8 @@ class Ros2Operator:
         self._lock = threading.Lock()
         self._closed = False
 
-    def turn(self) -> None:
-        """Hear what has come."""
+    def poll(self) -> None:
+        """Take in what has come."""
         with self._lock:
             while not self._closed and (message := self._channel.recv()) is not None:
                 if isinstance(message, EdgeStatus):
@@ -51,21 +51,21 @@ class Ros2Operator:
             self._events.clear()
         return events
 
-    def wish(self, kind: str, came_true: Callable[[EdgeStatus], bool], patience_s: float) -> str:
+    def command(self, kind: str, came_true: Callable[[EdgeStatus], bool], timeout_s: float) -> str:
         """Send a command and wait until a newer status shows that it `came_true`; '' then, else what went wrong."""
-        deadline_s = self._now_s() + patience_s
+        deadline_s = self._now_s() + timeout_s
         before = self.status
         sent = False
         while self._now_s() < deadline_s:
             if not sent:
                 sent = self._send(OperatorCommand(self.robot, kind, operator="ros"))
-            self.turn()
+            self.poll()
             if sent and self.status is not None and self.status is not before and came_true(self.status):
                 return ""
             time.sleep(_LOOK_S)
         if not sent:
             return f"robot '{self.robot}': its uplink process does not listen; is the edge running?"
-        return f"robot '{self.robot}': '{kind}' was sent, but control did not confirm it within {patience_s:.1f} s"
+        return f"robot '{self.robot}': '{kind}' was sent, but control did not confirm it within {timeout_s:.1f} s"
 
     def close(self) -> None:
         with self._lock:
@@ -73,6 +73,6 @@ class Ros2Operator:
                 self._closed = True
                 self._channel.close()
 
-    def _send(self, wish: OperatorCommand) -> bool:
+    def _send(self, command: OperatorCommand) -> bool:
         with self._lock:
-            return not self._closed and self._channel.send(wish)
+            return not self._closed and self._channel.send(command)

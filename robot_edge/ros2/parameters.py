@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
-from wire.errors import ConfigError, suggest
+from wire.errors import ConfigError
 from wire.transport.keys import check_name
 
 DEFAULT_NAME = "robot-0"
@@ -19,50 +19,38 @@ DEFAULT_NAME = "robot-0"
 class EdgeParameters:
     """What the node is told. The defaults are those of `vla-fleet edge`; '' and 0 leave what the recipe says."""
 
-    name: str = ""
-    gateway: str = "tcp://127.0.0.1:5760"
-    recipe: str = "pixels"
-    keys: str = ""
-    data: str = ""
-    site: str = ""
-    operator: bool = False
-    strategy: str = ""
-    delay: str = ""
-    speed_up: int = 0
-    think: str = ""
-    robot: str = ""
-    robot_config: str = ""
-    policy: str = ""
-    policy_config: str = ""
-    wait_for_robot_s: float = 10.0
-    give_up_after: int = 8
-    autostart: bool = False
+    name: Annotated[
+        str, "name of this robot, under which its key is filed; default: the last part of the namespace, else robot-0"
+    ] = ""
+    gateway: Annotated[str, "address of the gateway, tcp://HOST:PORT"] = "tcp://127.0.0.1:5760"
+    recipe: Annotated[str, "which robot and policy: a name from `vla-fleet recipes`, or module:function"] = "pixels"
+    keys: Annotated[str, "directory with this robot's key and the gateway's public key; default: DATA/keys"] = ""
+    data: Annotated[str, "directory for the spool, the weight cache and logs; default: ~/.ros/vla_fleet/RECIPE"] = ""
+    site: Annotated[str, "where the robot stands"] = ""
+    operator: Annotated[bool, "whether the scripted operator corrects, for simulated robots that have one"] = False
+    strategy: Annotated[str, "how actions that come late are dealt with, as `vla-fleet edge --strategy`"] = ""
+    delay: Annotated[str, "inject latency in control ticks: 4, random:2-8 or burst:2,12,0.05"] = ""
+    speed_up: Annotated[int, "execute every q-th action"] = 0
+    think: Annotated[
+        str, "address of a think server that runs the slow path, tcp://HOST:PORT; default: this computer"
+    ] = ""
+    robot: Annotated[str, "another driver for the recipe's robot, such as ros2"] = ""
+    robot_config: Annotated[str, "that driver's configuration: a JSON file, or JSON"] = ""
+    policy: Annotated[str, "another policy than the recipe's, KIND:NAME, as `vla-fleet edge --policy`"] = ""
+    policy_config: Annotated[str, "that policy's configuration: a JSON file, or JSON"] = ""
+    wait_for_robot_s: Annotated[float, "how long configure waits for the topics of a ROS 2 robot, in seconds"] = 10.0
+    give_up_after: Annotated[
+        int, "deaths in a row of one edge process after which the node goes to its error state; 0: never"
+    ] = 8
+    autostart: Annotated[
+        bool, "configure and activate without being asked, and again after an error: for a plain `ros2 run`"
+    ] = False
 
 
-DESCRIPTIONS = {
-    "name": "name of this robot, under which its key is filed; default: the last part of the namespace, else robot-0",
-    "gateway": "address of the gateway, tcp://HOST:PORT",
-    "recipe": "which robot and policy: a name from `vla-fleet recipes`, or module:function",
-    "keys": "directory with this robot's key and the gateway's public key; default: DATA/keys",
-    "data": "directory for the spool, the weight cache and logs; default: ~/.ros/vla_fleet/RECIPE",
-    "site": "where the robot stands",
-    "operator": "whether the scripted operator corrects, for simulated robots that have one",
-    "strategy": "how actions that come late are dealt with, as `vla-fleet edge --strategy`",
-    "delay": "inject latency in control ticks: 4, random:2-8 or burst:2,12,0.05",
-    "speed_up": "execute every q-th action",
-    "think": "address of a think server that runs the slow path, tcp://HOST:PORT; default: this computer",
-    "robot": "another driver for the recipe's robot, such as ros2",
-    "robot_config": "that driver's configuration: a JSON file, or JSON",
-    "policy": "another policy than the recipe's, KIND:NAME, as `vla-fleet edge --policy`",
-    "policy_config": "that policy's configuration: a JSON file, or JSON",
-    "wait_for_robot_s": "how long configure waits for the topics of a ROS 2 robot, in seconds",
-    "give_up_after": "deaths in a row of one edge process after which the node goes to its error state; 0: never",
-    "autostart": "configure and activate without being asked, and again after an error: for a plain `ros2 run`",
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(EdgeParameters)}
+DESCRIPTIONS: dict[str, str] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(EdgeParameters, include_extras=True).items()
 }
-"""every parameter, in the order of `EdgeParameters`"""
-
-_DEFAULTS = EdgeParameters()
-DEFAULTS: dict[str, Any] = {field.name: getattr(_DEFAULTS, field.name) for field in fields(EdgeParameters)}
 
 
 def read_parameters(given: Mapping[str, Any], namespace: str = "/") -> EdgeParameters:
@@ -71,9 +59,6 @@ def read_parameters(given: Mapping[str, Any], namespace: str = "/") -> EdgeParam
     A number is taken where text is wanted, because a command line makes numbers of digits. Raises `ConfigError` that
     names the parameter.
     """
-    for name in given:
-        if name not in DEFAULTS:
-            raise ConfigError(f"edge_node has no parameter '{name}'.{suggest(name, DEFAULTS)}")
     values = {name: _typed(name, value) for name, value in {**DEFAULTS, **given}.items()}
     values["name"] = check_name(values["name"] or namespace.rpartition("/")[2] or DEFAULT_NAME)
     if "://" not in values["gateway"]:

@@ -5,9 +5,9 @@ Asks a node for its graph but imports no rclpy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +22,6 @@ class Endpoint:
     """as `ros2 topic info` prints it: sensor_msgs/msg/JointState"""
 
 
-class Graph(Protocol):
-    """The part of `rclpy.node.Node` that is needed here."""
-
-    def get_publishers_info_by_topic(self, topic_name: str, no_mangle: bool = False) -> list[Any]: ...
-
-    def get_subscriptions_info_by_topic(self, topic_name: str, no_mangle: bool = False) -> list[Any]: ...
-
-    def get_service_names_and_types(self) -> list[tuple[str, list[str]]]: ...
-
-    def get_topic_names_and_types(self, no_demangle: bool = False) -> list[tuple[str, list[str]]]: ...
-
-
 _VERBS = {
     "publisher": "nobody publishes",
     "subscription": "nobody listens on",
@@ -41,32 +29,31 @@ _VERBS = {
 }
 
 
-def missing(endpoints: Iterable[Endpoint], graph: Graph) -> str:
-    """What of `endpoints` is not in the graph, with what looks like it under another name; '' when all is there."""
-    lacking = [endpoint for endpoint in endpoints if endpoint.type not in _types(endpoint, graph)]
+def describe_missing(endpoints: Iterable[Endpoint], node: Any) -> str:
+    """What of `endpoints` an rclpy `node` does not see, with what looks like it under another name; '' when nothing."""
+    lacking = [endpoint for endpoint in endpoints if endpoint.type not in _types(endpoint, node)]
     if not lacking:
         return ""
     said = []
     for endpoint in lacking:
-        others = sorted(_types(endpoint, graph))
+        others = sorted(_types(endpoint, node))
         instead = f", only of type {', '.join(others)}" if others else ""
         said.append(f"{_VERBS[endpoint.kind]} {endpoint.name} ({endpoint.type}){instead}")
-    return f"{'; '.join(said)}. {_hint(lacking, graph)}"
+    return f"{'; '.join(said)}. {_hint(lacking, node)}"
 
 
-def _types(endpoint: Endpoint, graph: Graph) -> set[str]:
+def _types(endpoint: Endpoint, node: Any) -> set[str]:
     if endpoint.kind == "service":
-        services: Mapping[str, list[str]] = dict(graph.get_service_names_and_types())
-        return set(services.get(endpoint.name, ()))
-    look = graph.get_publishers_info_by_topic if endpoint.kind == "publisher" else graph.get_subscriptions_info_by_topic
+        return set(dict(node.get_service_names_and_types()).get(endpoint.name, ()))
+    look = node.get_publishers_info_by_topic if endpoint.kind == "publisher" else node.get_subscriptions_info_by_topic
     return {info.topic_type for info in look(endpoint.name)}
 
 
-def _hint(lacking: list[Endpoint], graph: Graph) -> str:
+def _hint(lacking: list[Endpoint], node: Any) -> str:
     wanted = {endpoint.type for endpoint in lacking}
     named = {endpoint.name for endpoint in lacking}
     alike = sorted(
-        name for name, types in graph.get_topic_names_and_types() if wanted & set(types) and name not in named
+        name for name, types in node.get_topic_names_and_types() if wanted & set(types) and name not in named
     )
     if alike:
         return f"Topics of these types that are there: {', '.join(alike)}; check the namespace or the driver's topics."

@@ -10,7 +10,7 @@ import typer
 
 from fleet.cli.__main__ import app
 from fleet.config.recipes import get_recipe
-from fleet.ros2.config import complete
+from fleet.ros2.config import complete_config
 from fleet.ros2.main import sim_robot_arguments
 from hal.drivers.fake import FakeRobot
 from hal.drivers.ros2.sim_node import describe as describe_robot
@@ -133,7 +133,7 @@ def test_a_fleet_is_n_robots_each_in_its_own_namespace(robots: int) -> None:
         assert edge.parameters["recipe"] == "fake"
         assert edge.parameters["data"] == "here"
         assert read_parameters(edge.parameters, f"/{edge.namespace}")
-        config = complete(get_recipe("fake"), edge.parameters["robot_config"], f"/{edge.namespace}")
+        config = complete_config(get_recipe("fake"), edge.parameters["robot_config"], f"/{edge.namespace}")
         says = read_config("ros2", {**describe_robot(FakeRobot()), "namespace": f"/{edge.namespace}"})
         assert replace(config, tasks=says.tasks) == says, "the driver is told what the simulated robot says of itself"
         assert set(config.tasks) == set(says.tasks)

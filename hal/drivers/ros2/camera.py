@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-from hal.drivers.ros2.config import ImageTopic, Ros2Config
-from hal.drivers.ros2.messages import COMPRESSED, IMAGE
-from hal.drivers.ros2.synchronizer import ReceivedPictures, Stamps
-from hal.drivers.ros2.wrapper import NodeOptions, Qos, Reliability, RosNode, interface
-from wire.errors import InvalidDataError, RobotError
+from hal.drivers.ros2.config import ImageTopic, Ros2Config, StampSource, robot_spec
+from hal.drivers.ros2.synchronizer import MessageSynchronizer, Stamps
+from hal.drivers.ros2.wrapper import Reliability, RosNode
+from wire.errors import RobotError
 from wire.types import CameraSpec, Dimension, Frame, RobotSpec
 
 
@@ -43,77 +41,52 @@ class Ros2Camera:
     def __init__(self, config: Ros2CameraConfig | None = None) -> None:
         self.config = config = config or Ros2CameraConfig()
         self.spec = CameraSpec(config.name, config.height, config.width, config.rate_hz)
-        self._node = RosNode(
-            NodeOptions(config.node, config.namespace, config.domain_id, use_sim_time=config.use_sim_time)
-        )
-        self._changed = threading.Condition()
-        self._pictures: ReceivedPictures | None = None
-        self._wrong = ""
+        self._node = RosNode(config.node, config.namespace, config.domain_id, use_sim_time=config.use_sim_time)
+        self._synchronizer: MessageSynchronizer | None = None
 
     def connect(self) -> None:
         """Subscribe and wait for the first picture. Raises `RobotError` when none comes, or one of another kind."""
-        if self._pictures is not None:
+        if self._synchronizer is not None:
             return
-        config = self.config
-        how = ImageTopic(config.topic, config.compressed, config.resize)
+        name, how = self.config.name, ImageTopic(self.config.topic, self.config.compressed, self.config.resize)
+        robot = _as_robot(self.config, self.spec, how)
         try:
             self._node.open()
-            topic = self._node.topic(how.name(config.name))
-            times = _stamping(config, self.spec)
-            stamps = Stamps(times, self._node.now_ns, None)
-            pictures = ReceivedPictures(self.spec, times, topic, config.resize)
-
-            def heard(message: Any) -> None:
-                try:
-                    stamp, time_ns, _ = stamps.read(message, topic)
-                    frame = pictures.convert(message, time_ns)
-                except InvalidDataError as error:
-                    with self._changed:
-                        self._wrong = str(error)
-                        self._changed.notify_all()
-                    return
-                with self._changed:
-                    self._wrong = ""
-                    pictures.add(stamp, frame)
-                    self._changed.notify_all()
-
-            kind = interface(COMPRESSED if config.compressed else IMAGE)
-            self._node.subscribe(kind, how.name(config.name), heard, Qos(config.reliability, depth=4))
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: pictures.frames.newest() is not None or self._wrong, config.connect_timeout_s
-                )
-                if pictures.frames.newest() is None:
-                    why = self._wrong or f"nothing came on '{topic}' within {config.connect_timeout_s:g} s"
-                    publishers = self._node.publishers(topic)
-                    who = ", ".join(f"{o.node} ({'reliable' if o.reliable else 'best effort'})" for o in publishers)
-                    raise RobotError(f"camera '{config.name}': {why}. It is published by {who or 'nobody'}.")
+            topic = self._node.topic(how.name(name))
+            stamps = Stamps(robot, self._node.now_ns, None)
+            topics = {name: topic, "joint_states": ""}
+            synchronizer = MessageSynchronizer(robot_spec(robot), robot, topics, stamps, own_clock=False)
+            on_picture = partial(synchronizer.on_picture, name)
+            self._node.subscribe(how.kind, how.name(name), on_picture, self.config.reliability, depth=4)
+            try:
+                synchronizer.newest_picture(name, self.config.connect_timeout_s)
+            except RobotError as error:
+                publishers = self._node.publishers(topic)
+                who = ", ".join(f"{one.node} ({'reliable' if one.reliable else 'best effort'})" for one in publishers)
+                raise RobotError(f"{error}. It is published by {who or 'nobody'}.") from error
         except BaseException:
             self._node.close()
             raise
-        self._pictures = pictures
+        self._synchronizer = synchronizer
 
     def read(self) -> Frame:
         """The newest picture. Raises `RobotError` before `connect` and when what comes does not fit the spec."""
-        with self._changed:
-            newest = self._pictures.frames.newest() if self._pictures is not None else None
-            if newest is None:
-                raise RobotError(f"camera '{self.config.name}': read before connect(); call connect() first.")
-            if self._wrong:
-                raise RobotError(f"camera '{self.config.name}': {self._wrong}")
-            return newest[1]
+        if self._synchronizer is None:
+            raise RobotError(f"camera '{self.config.name}': read before connect(); call connect() first.")
+        return self._synchronizer.newest_picture(self.config.name)
 
     def close(self) -> None:
         """Give the node back. May be called twice."""
-        self._pictures = None
+        self._synchronizer = None
         self._node.close()
 
 
-def _stamping(config: Ros2CameraConfig, spec: CameraSpec) -> Ros2Config:
-    """The part of a robot's configuration that says what stamps are worth."""
+def _as_robot(config: Ros2CameraConfig, spec: CameraSpec, how: ImageTopic) -> Ros2Config:
+    """A robot that has only this camera."""
     nothing = (Dimension("none", "1", 0.0, 1.0),)
     return Ros2Config(
         RobotSpec("camera", nothing, nothing, (spec,), spec.rate_hz),
-        stamps="arrival" if config.arrival_stamps else "header",
+        cameras={config.name: how},
+        stamps=StampSource.arrival if config.arrival_stamps else StampSource.header,
         use_sim_time=config.use_sim_time,
     )

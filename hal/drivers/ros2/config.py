@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
@@ -10,9 +11,17 @@ import msgspec
 
 from hal.drivers.ros2.wrapper import Reliability
 from wire.errors import ConfigError, suggest
-from wire.types import RobotSpec
+from wire.types import CommandType, RobotSpec
 
 Field = Literal["position", "velocity", "effort"]
+
+
+class StampSource(StrEnum):
+    """When a message was made."""
+
+    header = "header"
+    arrival = "arrival"
+    """when it came: for a robot that does not stamp, or whose clock is not ours"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,11 @@ class ImageTopic:
     compressed: bool = False
     resize: bool = False
     """shrink what comes to the spec's size; otherwise another size is an error"""
+
+    @property
+    def kind(self) -> str:
+        """The type of its messages."""
+        return f"sensor_msgs/msg/{'CompressedImage' if self.compressed else 'Image'}"
 
     def name(self, camera: str) -> str:
         return self.topic or f"camera/{camera}/image_raw" + "/compressed" * self.compressed
@@ -94,8 +108,7 @@ class Ros2Config:
     """it offers the service"""
     parameters_of: str = ""
     """the node that takes the parameters task and seed before a reset, relative to the namespace; '': none"""
-    stamps: Literal["header", "arrival"] = "header"
-    """arrival: for a robot that does not stamp, or whose clock is not ours"""
+    stamps: StampSource = StampSource.header
     use_sim_time: bool = False
     connect_timeout_s: float = 10.0
     reset_timeout_s: float = 60.0
@@ -112,16 +125,13 @@ class Ros2Config:
     def __post_init__(self) -> None:
         if self.stepped and not self.executed:
             raise self._wrong("stepped", "needs executed: true, or no command would know when its step is over")
-        if self.stepped and self.stamps != "header":
+        if self.stepped and self.stamps != StampSource.header:
             raise self._wrong("stepped", "needs stamps: header, to know which picture belongs to which step")
         if self.targets and self.deltas != "integrated":
             raise self._wrong("targets", "are only used with deltas: integrated")
-        for name in ("connect", "reset", "confirm"):
-            if not getattr(self, f"{name}_timeout_s") > 0:
-                raise self._wrong(f"{name}_timeout_s", "must be above 0")
-        for name in ("max_age_s", "max_skew_s", "future_s", "jump_s"):
-            if not getattr(self, name) > 0:
-                raise self._wrong(name, "must be above 0")
+        for one in fields(self):
+            if one.name.endswith("_s") and not getattr(self, one.name) > 0:
+                raise self._wrong(one.name, "must be above 0")
         if self.domain_id is not None and not 0 <= self.domain_id <= 232:
             raise self._wrong("domain_id", f"{self.domain_id} is not within 0 to 232")
 
@@ -150,7 +160,7 @@ def robot_spec(config: Ros2Config) -> RobotSpec:
                     f"Ros2Config: {what}: the spec of '{spec.embodiment}' has no '{name}'.{suggest(name, known)}"
                 )
     if config.deltas == "integrated":
-        missing = [d.name for d in spec.action if d.meaning == "delta" and d.name not in config.targets]
+        missing = [d.name for d in spec.action if d.meaning is CommandType.delta and d.name not in config.targets]
         if missing:
             raise ConfigError(
                 f"Ros2Config: targets: say which state dimension {', '.join(missing)} of '{spec.embodiment}' moves."

@@ -46,36 +46,28 @@ class StateReader:
     ) -> None:
         self._topic = topic
         self._wanted = [(joints.get(d.name, d.name), fields.get(d.name, "position")) for d in dimensions]
-        self._names: list[str] | None = None
-        self._at: list[int] = []
 
     def read(self, message: Any) -> np.ndarray:
         """Raises `InvalidDataError` naming the joint for one that is missing, or whose field is."""
-        if message.name != self._names:
-            self._find(list(message.name))
-        columns = {"position": message.position, "velocity": message.velocity, "effort": message.effort}
-        state = np.empty(len(self._wanted), np.float32)
-        for index, ((joint, field), at) in enumerate(zip(self._wanted, self._at, strict=True)):
-            column = columns[field]
-            if at >= len(column):
-                raise InvalidDataError(
-                    f"'{self._topic}': joint '{joint}' has no {field}: {len(column)} of them for "
-                    f"{len(message.name)} joints. Have the robot publish it, or say in `fields` what to read."
-                )
-            state[index] = column[at]
-        return state
-
-    def _find(self, names: list[str]) -> None:
-        missing = [joint for joint, _ in self._wanted if joint not in names]
-        if missing:
+        names = list(message.name)
+        places = {name: index for index, name in enumerate(names)}
+        if missing := dict.fromkeys(joint for joint, _ in self._wanted if joint not in places):
             raise InvalidDataError(
-                f"'{self._topic}': no joint {', '.join(dict.fromkeys(missing))}; it has {', '.join(names) or 'none'}. "
+                f"'{self._topic}': no joint {', '.join(missing)}; it has {', '.join(names) or 'none'}. "
                 "Name the robot's joints in `joints`."
             )
-        if len(set(names)) != len(names):
+        if len(places) != len(names):
             raise InvalidDataError(f"'{self._topic}': a joint stands twice in {', '.join(names)}.")
-        self._at = [names.index(joint) for joint, _ in self._wanted]
-        self._names = names
+        state = np.empty(len(self._wanted), np.float32)
+        for index, (joint, field) in enumerate(self._wanted):
+            column = getattr(message, field)
+            if places[joint] >= len(column):
+                raise InvalidDataError(
+                    f"'{self._topic}': joint '{joint}' has no {field}: {len(column)} of them for "
+                    f"{len(names)} joints. Have the robot publish it, or say in `fields` what to read."
+                )
+            state[index] = column[places[joint]]
+        return state
 
 
 def joint_state(names: Sequence[str], position: Sequence[float] | np.ndarray, time_ns: int) -> Any:
@@ -194,14 +186,9 @@ def fitted(image: np.ndarray, spec: CameraSpec, resize: bool, topic: str) -> np.
 
 def raw_image(camera: str, image: np.ndarray, time_ns: int) -> Any:
     """An Image, `rgb8`, from uint8[h, w, 3] RGB."""
-    message = interface(IMAGE)()
-    set_stamp(message, time_ns)
-    message.header.frame_id = camera
+    message = _image(IMAGE, camera, time_ns, np.ascontiguousarray(image))
     message.height, message.width = image.shape[:2]
     message.encoding, message.step = "rgb8", image.shape[1] * 3
-    data = array.array("B")
-    data.frombytes(np.ascontiguousarray(image).data.cast("B"))
-    message.data = data
     return message
 
 
@@ -209,12 +196,16 @@ def compressed_image(camera: str, quality: int, image: np.ndarray, time_ns: int)
     """A CompressedImage, JPEG, from uint8[h, w, 3] RGB; `quality` 1 to 100."""
     import cv2
 
-    message = interface(COMPRESSED)()
+    _, coded = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, quality])
+    message = _image(COMPRESSED, camera, time_ns, coded)
+    message.format = "rgb8; jpeg compressed bgr8"
+    return message
+
+
+def _image(kind: str, camera: str, time_ns: int, data: np.ndarray) -> Any:
+    message = interface(kind)()
     set_stamp(message, time_ns)
     message.header.frame_id = camera
-    message.format = "rgb8; jpeg compressed bgr8"
-    _, coded = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, quality])
-    data = array.array("B")
-    data.frombytes(coded.tobytes())
-    message.data = data
+    message.data = array.array("B")
+    message.data.frombytes(data.data.cast("B"))
     return message

@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 
 from hal.drivers.ros2.config import ImageTopic, Ros2Config, robot_spec
-from hal.drivers.ros2.messages import COMPRESSED, IMAGE, JOINT_STATE, TRAJECTORY, TRIGGER, command
+from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, TRIGGER, command
 from hal.drivers.ros2.synchronizer import MessageSynchronizer, Stamps
-from hal.drivers.ros2.wrapper import Client, NodeOptions, Publisher, Qos, RosNode, interface
+from hal.drivers.ros2.wrapper import Client, Publisher, RosNode
 from hal.interfaces.robot import Feedback, check_reset
 from hal.safety.bounds import hold_action, limit_action
 from wire.clock import Clock, MonotonicClock
@@ -44,13 +44,10 @@ class Ros2Robot:
         self.tasks = tuple(config.tasks)
         self.task = ""
         self._clock = None if clock is None or isinstance(clock, MonotonicClock) else clock
-        self._node = RosNode(
-            NodeOptions(config.node, config.namespace, config.domain_id, use_sim_time=config.use_sim_time)
-        )
+        where = (config.namespace, config.domain_id)
+        self._node = RosNode(config.node, *where, use_sim_time=config.use_sim_time)
         # Pictures take longer: joint states must not wait behind them.
-        self._camera_node = RosNode(
-            NodeOptions(f"{config.node}_cameras", config.namespace, config.domain_id, use_sim_time=config.use_sim_time)
-        )
+        self._camera_node = RosNode(f"{config.node}_cameras", *where, use_sim_time=config.use_sim_time)
         self._synchronizer: MessageSynchronizer | None = None
         self._stamps = Stamps(config, self._node.now_ns, self._clock)
         self._command: Publisher | None = None
@@ -82,25 +79,18 @@ class Ros2Robot:
             if cameras:
                 self._camera_node.open(beside=node)
             for name, how in cameras.items():
-                kind = interface(COMPRESSED if how.compressed else IMAGE)
-                self._camera_node.subscribe(
-                    kind, how.name(name), partial(synchronizer.on_picture, name), Qos(qos.images, depth=4)
-                )
+                on_picture = partial(synchronizer.on_picture, name)
+                self._camera_node.subscribe(how.kind, how.name(name), on_picture, qos.images, depth=4)
             if config.executed:
-                node.subscribe(
-                    interface(JOINT_STATE), config.topics.executed, synchronizer.on_executed, Qos(qos.executed)
-                )
-            node.subscribe(
-                interface(JOINT_STATE), config.topics.joint_states, synchronizer.on_state, Qos(qos.joint_states)
-            )
-            self._command = node.publisher(interface(TRAJECTORY), config.topics.command, Qos(qos.command, depth=1))
-            trigger = interface(TRIGGER) if config.reset or config.stop else None
-            self._reset = node.client(trigger, config.topics.reset) if config.reset else None
-            self._stop = node.client(trigger, config.topics.stop) if config.stop else None
+                node.subscribe(JOINT_STATE, config.topics.executed, synchronizer.on_executed, qos.executed)
+            node.subscribe(JOINT_STATE, config.topics.joint_states, synchronizer.on_state, qos.joint_states)
+            self._command = node.publisher(TRAJECTORY, config.topics.command, qos.command, depth=1)
+            self._reset = node.client(TRIGGER, config.topics.reset) if config.reset else None
+            self._stop = node.client(TRIGGER, config.topics.stop) if config.stop else None
             if wrong := synchronizer.wait_for_any(config.connect_timeout_s):
                 raise RobotError(
                     f"robot '{self.spec.embodiment}': {wrong}, waited {config.connect_timeout_s:g} s. "
-                    f"{self._graph_hint(topics['joint_states'], JOINT_STATE)}"
+                    f"{self._graph_hint(topics['joint_states'])}"
                 )
         except BaseException:
             self._give_back()
@@ -127,14 +117,11 @@ class Ros2Robot:
                 )
         begun = self._stamps.now_ns()
         if self._reset is not None:
-            answer = self._reset.call(interface(TRIGGER).Request(), config.reset_timeout_s)
-            if not answer.success:
-                raise RobotError(f"{who}: service '{self._reset.name}' failed: {answer.message or 'no reason given'}.")
+            self._trigger(self._reset, config.reset_timeout_s)
         # What a stepped robot shows after its reset is shown once; any other is where it should be only now.
         self._synchronizer.begin(begun if config.stepped else self._stamps.now_ns())
         if missing := self._synchronizer.wait_for_scene(config.connect_timeout_s):
-            kinds = {self._node.topic(config.topics.joint_states): JOINT_STATE}
-            around = " ".join(self._graph_hint(topic, kinds.get(topic, "")) for topic in missing)
+            around = " ".join(map(self._graph_hint, missing))
             raise RobotError(
                 f"{who}: nothing on {', '.join(missing)} after the reset, waited {config.connect_timeout_s:g} s. "
                 f"{self._synchronizer.wrong()} {around}"
@@ -173,9 +160,7 @@ class Ros2Robot:
                 "running? The command was not sent."
             )
         sent, executed = self._sent(synchronizer, limited)
-        # Also on a clock that stands still, each command has a stamp of its own.
-        self._stamp_ns = max(self._node.now_ns(), self._stamp_ns + 1)
-        self._command.send(command(self.spec, self.config.joints, sent, self._stamp_ns))
+        self._publish(self._command, sent)
         if not self.config.executed:
             self._executed = executed
             return Feedback(executed)
@@ -230,24 +215,35 @@ class Ros2Robot:
 
     def _halt(self) -> None:
         if self._stop is not None:
-            answer = self._stop.call(interface(TRIGGER).Request(), _STOP_S)
-            if not answer.success:
-                raise RobotError(f"service '{self._stop.name}' failed: {answer.message or 'no reason given'}.")
+            self._trigger(self._stop, _STOP_S)
         elif self.task and self._command is not None and self._command.subscriptions and self._synchronizer is not None:
             still, _ = self._sent(self._synchronizer, hold_action(self.spec, self._executed))
-            self._stamp_ns = max(self._node.now_ns(), self._stamp_ns + 1)
-            self._command.send(command(self.spec, self.config.joints, still, self._stamp_ns))
+            self._publish(self._command, still)
+
+    def _trigger(self, service: Client, timeout_s: float) -> None:
+        answer = service.call(timeout_s)
+        if not answer.success:
+            raise RobotError(
+                f"robot '{self.spec.embodiment}': service '{service.name}' failed: "
+                f"{answer.message or 'no reason given'}."
+            )
+
+    def _publish(self, publisher: Publisher, values: np.ndarray) -> None:
+        # Also on a clock that stands still, each command has a stamp of its own.
+        self._stamp_ns = max(self._node.now_ns(), self._stamp_ns + 1)
+        publisher.send(command(self.spec, self.config.joints, values, self._stamp_ns))
 
     def _give_back(self) -> None:
         self._synchronizer, self.task = None, ""
         self._camera_node.close()
         self._node.close()
 
-    def _graph_hint(self, topic: str, kind: str) -> str:
+    def _graph_hint(self, topic: str) -> str:
         """What a person would look for when nothing comes on `topic`."""
         publishers = self._node.publishers(topic)
         if not publishers:
-            others = [name for name in self._node.topics_of(kind) if name != topic] if kind else []
+            of_states = topic == self._node.topic(self.config.topics.joint_states)
+            others = self._node.topics_of(JOINT_STATE) if of_states else []
             return (
                 f"Nobody publishes '{topic}' in ROS domain {self._node.domain_id}"
                 + (f"; topics of that type there: {', '.join(others)}. Check the namespace." if others else ".")

@@ -12,13 +12,13 @@ Node parameters: `task` and `seed` (of the next reset), and at start `pacing`, `
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from hal.drivers.ros2.messages import (
     stamp_ns,
 )
 from hal.drivers.ros2.time import read_together
-from hal.drivers.ros2.wrapper import NodeOptions, Publisher, Qos, RosNode, interface, own_arguments
+from hal.drivers.ros2.wrapper import Publisher, RosNode, interface, own_arguments
 from hal.interfaces.robot import Robot
 from hal.registry import make_robot, read_config
 from hal.safety.bounds import hold_action, limit_action, rest_action
@@ -86,7 +86,7 @@ class Counts:
 class SimRobotNode:
     """One robot on topics. All calls to the robot come from the thread that calls `open` and `run`."""
 
-    def __init__(self, robot: Robot, arguments: Sequence[str] = (), namespace: str = "") -> None:
+    def __init__(self, robot: Robot, arguments: Sequence[str] = ()) -> None:
         """`arguments`: standard ROS arguments."""
         self.robot = robot
         self.counts = Counts()
@@ -99,12 +99,12 @@ class SimRobotNode:
             "compressed": False,
             "jpeg_quality": 90,
         }
-        self.node = RosNode(NodeOptions(NODE, namespace, arguments=tuple(arguments), parameters=parameters))
+        self.node = RosNode(NODE, arguments=arguments, parameters=parameters)
         self._tasks = tasks
         self._pacing = "real_time"
         self._work = threading.Condition()
         self._command: tuple[int, np.ndarray] | None = None
-        self._requests: list[tuple[Callable[[], None], threading.Event, list[str]]] = []
+        self._requests: list[tuple[Callable[[], None], Future[None]]] = []
         self._states: Publisher | None = None
         self._executed_publisher: Publisher | None = None
         self._cameras: dict[str, list[tuple[Publisher, Callable[[np.ndarray, int], Any]]]] = {}
@@ -127,26 +127,25 @@ class SimRobotNode:
         self._pacing = node.parameter("pacing")
         if self._pacing not in get_args(Pacing):
             raise ConfigError(f"sim_robot_node: pacing '{self._pacing}' is none of {', '.join(get_args(Pacing))}.")
-        self._states = node.publisher(interface(JOINT_STATE), "joint_states")
-        self._executed_publisher = node.publisher(interface(JOINT_STATE), "executed")
+        self._states = node.publisher(JOINT_STATE, "joint_states")
+        self._executed_publisher = node.publisher(JOINT_STATE, "executed")
         quality = node.parameter("jpeg_quality")
         for camera in spec.cameras:
             name, topic = camera.name, f"camera/{camera.name}/image_raw"
             ways: list[tuple[Publisher, Callable[[np.ndarray, int], Any]]] = []
             if node.parameter("raw"):
-                publisher = node.publisher(interface(IMAGE), topic, Qos(depth=4))
-                ways.append((publisher, partial(raw_image, name)))
+                ways.append((node.publisher(IMAGE, topic, depth=4), partial(raw_image, name)))
             if node.parameter("compressed"):
-                publisher = node.publisher(interface(COMPRESSED), f"{topic}/compressed", Qos(depth=4))
+                publisher = node.publisher(COMPRESSED, f"{topic}/compressed", depth=4)
                 ways.append((publisher, partial(compressed_image, name, quality)))
             self._cameras[name] = ways
         self.robot.connect()
         self._reset()
         node.on_parameters(self._check)
-        node.subscribe(interface(TRAJECTORY), "joint_trajectory", self._on_command, Qos(depth=1))
-        node.serve(interface(TRIGGER), "reset", lambda _, answer: self._on_request(self._reset, answer))
-        node.serve(interface(TRIGGER), "stop", lambda _, answer: self._on_request(self._halt, answer))
-        reports = node.publisher(interface("diagnostic_msgs/msg/DiagnosticArray"), "diagnostics")
+        node.subscribe(TRAJECTORY, "joint_trajectory", self._on_command, depth=1)
+        node.serve(TRIGGER, "reset", lambda _, answer: self._on_request(self._reset, answer))
+        node.serve(TRIGGER, "stop", lambda _, answer: self._on_request(self._halt, answer))
+        reports = node.publisher("diagnostic_msgs/msg/DiagnosticArray", "diagnostics")
         node.every(1.0, lambda: reports.send(self._report()))
 
     def run(self, stopped: Callable[[], bool]) -> None:
@@ -158,12 +157,11 @@ class SimRobotNode:
                 command = None
                 if self._command is not None and time.monotonic() >= self._earliest_s():
                     command, self._command = self._command, None
-            for work, done, failed in requests:
+            for work, done in requests:
                 try:
-                    work()
+                    done.set_result(work())
                 except FleetError as error:
-                    failed.append(str(error))
-                done.set()
+                    done.set_exception(error)
             if command is not None:
                 self._commanded_s = time.monotonic()
                 self._step(command[1], command[0])
@@ -201,16 +199,15 @@ class SimRobotNode:
             self._work.notify_all()
 
     def _on_request(self, work: Callable[[], None], answer: Any) -> Any:
-        done, failed = threading.Event(), []  # type: ignore[var-annotated]
+        done: Future[None] = Future()
         with self._work:
-            self._requests.append((work, done, failed))
+            self._requests.append((work, done))
             self._work.notify_all()
         # The thread that has the robot also ends it: what is asked while the node is being closed is not done.
-        while not done.wait(0.1):
-            if not self._open:
-                failed.append("the node is closing.")
-                break
-        answer.success, answer.message = not failed, failed[0] if failed else ""
+        while not wait([done], 0.1).done and self._open:
+            pass
+        error = done.exception() if done.done() else RobotError("the node is closing.")
+        answer.success, answer.message = error is None, str(error or "")
         return answer
 
     def _check(self, values: dict[str, Any]) -> str:
@@ -319,7 +316,7 @@ class SimRobotNode:
         self._published_s = time.monotonic()
 
 
-def describe(robot: Robot, node: str = "sim_robot") -> dict[str, Any]:
+def describe(robot: Robot) -> dict[str, Any]:
     """The configuration, as plain values, with which the driver `ros2` drives `robot` behind `sim_robot_node`.
 
     Connects `robot` to ask it for the instruction of each task. Add `"stepped": true` for that pacing.
@@ -340,7 +337,7 @@ def describe(robot: Robot, node: str = "sim_robot") -> dict[str, Any]:
         "executed": True,
         "reset": True,
         "stop": True,
-        "parameters_of": node,
+        "parameters_of": NODE,
     }
 
 
@@ -377,12 +374,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _json(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--robot-config {text}: {error}. Give JSON or a JSON file.") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"--robot-config {text}: must be an object of the driver's fields.")
-    return found
+        data = text if text.lstrip().startswith("{") else Path(text).read_bytes()
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"--robot-config {text}: {error}. Give JSON or a JSON file of its fields.") from error
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from hal.drivers.ros2.config import Ros2Config
+from hal.drivers.ros2.config import ImageTopic, Ros2Config, StampSource
 from hal.drivers.ros2.messages import StateReader, fitted, picture, read_executed, stamp_ns
-from hal.drivers.ros2.time import ClockMap, FrameStore, StampOrder, read_together
+from hal.drivers.ros2.time import ClockMap, FrameStore, StampOrder, StampVerdict, read_together
 from hal.interfaces.robot import Feedback
 from wire.clock import Clock
 from wire.errors import InvalidDataError, RobotError
@@ -37,14 +37,14 @@ class Stamps:
 
     def now_ns(self) -> int:
         """In the time of the stamps."""
-        return time.monotonic_ns() if self._config.stamps == "arrival" else self._ros_now()
+        return time.monotonic_ns() if self._config.stamps == StampSource.arrival else self._ros_now()
 
     def read(self, message: Any, topic: str) -> tuple[int, int, str]:
         """(its stamp, its time on our clock, '' or how the ROS clock jumped).
 
         Raises `InvalidDataError` for a message without a stamp, or from the future.
         """
-        if self._config.stamps == "arrival":
+        if self._config.stamps == StampSource.arrival:
             machine_ns = time.monotonic_ns()
             return machine_ns, self._clock.now_ns() if self._clock else machine_ns, ""
         stamp = stamp_ns(message)
@@ -88,13 +88,11 @@ class ReceivedPictures:
 
     def add(self, stamp: int, frame: Frame) -> str:
         """'' or how its stamps jumped."""
-        verdict = self._order.classify(stamp)
-        if verdict == "repeated":
-            return ""
-        if verdict == "jumped":
+        jumped = self._order.classify(stamp) is StampVerdict.jumped
+        if jumped:
             self.frames.clear()
         self.frames.add(stamp, frame)
-        return f"the stamps of '{self.topic}' jumped by {self._order.jump_s:+.3f} s" if verdict == "jumped" else ""
+        return f"the stamps of '{self.topic}' jumped by {self._order.jump_s:+.3f} s" if jumped else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,7 @@ class _TopicState:
 
 
 class MessageSynchronizer:
-    """`heard_*` in the node's threads, the rest in control's."""
+    """`on_*` in the node's threads, the rest in control's."""
 
     def __init__(
         self, spec: RobotSpec, config: Ros2Config, topics: Mapping[str, str], stamps: Stamps, own_clock: bool
@@ -130,7 +128,7 @@ class MessageSynchronizer:
         self._fence = 0
         self.pictures: dict[str, ReceivedPictures] = {}
         for camera in spec.cameras:
-            resize = config.cameras[camera.name].resize if camera.name in config.cameras else False
+            resize = config.cameras.get(camera.name, ImageTopic()).resize
             self.pictures[camera.name] = ReceivedPictures(camera, config, topics[camera.name], resize)
 
     # --- from the node ----------------------------------------------------------------------------------------------
@@ -149,10 +147,10 @@ class MessageSynchronizer:
             self._heard_ns = time.monotonic_ns()
             self._note(jump)
             verdict = self._order.classify(stamp)
-            if verdict == "jumped":
+            if verdict is StampVerdict.jumped:
                 self._note(f"the stamps of '{self._topic}' jumped by {self._order.jump_s:+.3f} s")
             # One of the scene before the last reset says nothing about this one.
-            if verdict in ("fresh", "jumped") and stamp >= self._fence:
+            if verdict in (StampVerdict.fresh, StampVerdict.jumped) and stamp >= self._fence:
                 self._state = _TopicState(stamp, time_ns, values)
                 self._changed.notify_all()
 
@@ -200,6 +198,17 @@ class MessageSynchronizer:
             if self._wait(lambda: self._heard_ns > 0, timeout_s):
                 return ""
             return self._wrong.get(self._topic, f"nothing came on '{self._topic}'")
+
+    def newest_picture(self, camera: str, timeout_s: float = 0.0) -> Frame:
+        """Whatever the joint states are. Raises `RobotError` when none comes in time, or the newest does not fit."""
+        pictures = self.pictures[camera]
+        with self._changed:
+            self._changed.wait_for(lambda: pictures.frames.newest() or self._wrong, timeout_s)
+            newest = pictures.frames.newest()
+            if newest is None or self._wrong:
+                why = self._wrong.get(pictures.topic, f"nothing came on '{pictures.topic}' within {timeout_s:g} s")
+                raise RobotError(f"camera '{camera}': {why}")
+            return newest[1]
 
     def begin(self, fence: int) -> None:
         """A scene begins: forget what is stamped before `fence`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Callable
-from typing import Literal
+from enum import StrEnum
 
 from wire.types import Frame
 
@@ -67,6 +67,16 @@ class ClockMap:
         return ros_ns + self._offset_ns
 
 
+class StampVerdict(StrEnum):
+    """How a message's stamp follows those before it."""
+
+    fresh = "fresh"
+    late = "late"
+    repeated = "repeated"
+    jumped = "jumped"
+    """fresh by a clock that is another from now on"""
+
+
 class StampOrder:
     """Whether a topic's stamps go on, as its messages come.
 
@@ -81,21 +91,20 @@ class StampOrder:
         self.jump_s = 0.0
         """by how much the stamps jumped last"""
 
-    def classify(self, stamp_ns: int) -> Literal["fresh", "late", "repeated", "jumped"]:
-        """A message that jumped is fresh by a clock that is another from now on."""
+    def classify(self, stamp_ns: int) -> StampVerdict:
         newest = self._newest
         if stamp_ns == newest:
-            return "repeated"
+            return StampVerdict.repeated
         if newest is None or stamp_ns > newest:
             self._accept(stamp_ns)
-            return "fresh"
+            return StampVerdict.fresh
         # Several in a row that follow each other: the sender was started again with another clock.
         self._behind = [*self._behind, stamp_ns] if self._behind and stamp_ns > self._behind[-1] else [stamp_ns]
         if newest - stamp_ns < self._jump_ns and len(self._behind) < _LATE_IN_A_ROW:
-            return "late"
+            return StampVerdict.late
         self.jump_s = (stamp_ns - newest) / 1e9
         self._accept(stamp_ns)
-        return "jumped"
+        return StampVerdict.jumped
 
     def _accept(self, stamp_ns: int) -> None:
         self._newest = stamp_ns
@@ -107,37 +116,36 @@ class FrameStore:
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
-        self._stamps: list[int] = []
-        self._frames: list[Frame] = []
+        self._frames: list[tuple[int, Frame]] = []
 
     def add(self, stamp_ns: int, frame: Frame) -> bool:
         """In its place, also when it comes late. False for a stamp that is there already."""
-        at = bisect.bisect_left(self._stamps, stamp_ns)
-        if at < len(self._stamps) and self._stamps[at] == stamp_ns:
+        known = self.at(stamp_ns)
+        if known is not None and known[0] == stamp_ns:
             return False
-        self._stamps.insert(at, stamp_ns)
-        self._frames.insert(at, frame)
-        if len(self._stamps) > self._keep:
-            del self._stamps[0], self._frames[0]
+        bisect.insort(self._frames, (stamp_ns, frame), key=_stamp)
+        del self._frames[: -self._keep]
         return True
 
     def at(self, stamp_ns: int) -> tuple[int, Frame] | None:
         """(stamp, picture) of the newest at or before `stamp_ns`; None when there is none."""
-        found = bisect.bisect_right(self._stamps, stamp_ns) - 1
-        return (self._stamps[found], self._frames[found]) if found >= 0 else None
+        after = bisect.bisect_right(self._frames, stamp_ns, key=_stamp)
+        return self._frames[after - 1] if after else None
 
     def newest(self) -> tuple[int, Frame] | None:
-        return (self._stamps[-1], self._frames[-1]) if self._stamps else None
+        return self._frames[-1] if self._frames else None
 
     def since(self, stamp_ns: int) -> bool:
         """Whether one is stamped at or after `stamp_ns`."""
-        return bool(self._stamps) and self._stamps[-1] >= stamp_ns
+        return bool(self._frames) and _stamp(self._frames[-1]) >= stamp_ns
 
     def clear_before(self, stamp_ns: int) -> None:
         """Forget what was captured before."""
-        at = bisect.bisect_left(self._stamps, stamp_ns)
-        del self._stamps[:at], self._frames[:at]
+        self._frames = [one for one in self._frames if _stamp(one) >= stamp_ns]
 
     def clear(self) -> None:
-        self._stamps.clear()
-        self._frames.clear()
+        self._frames = []
+
+
+def _stamp(one: tuple[int, Frame]) -> int:
+    return one[0]

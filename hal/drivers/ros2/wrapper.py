@@ -18,9 +18,8 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from wire.errors import ConfigError, RobotError
 
@@ -33,31 +32,6 @@ PROFILE = Path(__file__).with_name("fastdds.xml")
 _NEW_VARIABLE, _OLD_VARIABLE = "FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE"
 """from Fast DDS 3.0 on (Kilted), and before"""
 _USERS_OWN = (_NEW_VARIABLE, _OLD_VARIABLE, "FASTDDS_BUILTIN_TRANSPORTS")
-
-
-@dataclass(frozen=True, slots=True)
-class Qos:
-    """Quality of service of one topic; volatile, the newest `depth` messages are kept."""
-
-    reliability: Reliability = "reliable"
-    depth: int = 10
-
-
-@dataclass(frozen=True, slots=True)
-class NodeOptions:
-    """A node to be opened."""
-
-    name: str
-    namespace: str = ""
-    domain_id: int | None = None
-    """None: as `ROS_DOMAIN_ID` says, else 0"""
-    arguments: tuple[str, ...] = ()
-    """standard ROS arguments, as `--ros-args -r __ns:=/left -p seed:=3`"""
-    parameters: Mapping[str, Value] = field(default_factory=dict)
-    """declared with these defaults; arguments may set others"""
-    use_sim_time: bool = False
-    large_messages: bool = True
-    """take the Fast DDS profile that is shipped here, unless the user has set one"""
 
 
 def import_rclpy() -> Any:
@@ -107,11 +81,29 @@ def use_profile(path: Path = PROFILE) -> bool:
 class RosNode:
     """One node, its context and the thread that runs its callbacks, one at a time.
 
-    Any thread may call any method, except that a callback must not wait for another (`call`).
+    Any thread may call any method, except that a callback must not wait for another (`call`). Topics are volatile: the
+    newest `depth` messages are kept. `kind` is the type of a message or service, as `interface` takes it.
     """
 
-    def __init__(self, options: NodeOptions) -> None:
-        self.options = options
+    def __init__(
+        self,
+        name: str,
+        namespace: str = "",
+        domain_id: int | None = None,
+        *,
+        arguments: Sequence[str] = (),
+        parameters: Mapping[str, Value] | None = None,
+        use_sim_time: bool = False,
+    ) -> None:
+        """`domain_id`: None for `ROS_DOMAIN_ID`, else 0; `arguments`: standard ROS arguments, as
+        `--ros-args -r __ns:=/left -p seed:=3`; `parameters`: declared with these defaults, arguments may set others.
+        """
+        self.name = name
+        self._namespace = namespace
+        self._domain_id = domain_id
+        self._arguments = list(arguments)
+        self._parameters = parameters or {}
+        self._use_sim_time = use_sim_time
         self.fault = ""
         """what the last callback that failed said; '' when none has"""
         self._context: Any = None
@@ -131,37 +123,35 @@ class RosNode:
         if self._node is not None:
             return
         rclpy = import_rclpy()
-        options = self.options
-        if options.large_messages:
-            use_profile()
+        use_profile()
         self._borrowed = beside is not None
         try:
             if beside is not None:
                 self._context = beside._context
             else:
                 self._context = rclpy.Context()
-                self._context.init(args=list(options.arguments), domain_id=options.domain_id)
-            overrides = [rclpy.parameter.Parameter("use_sim_time", value=True)] if options.use_sim_time else []
+                self._context.init(args=self._arguments, domain_id=self._domain_id)
+            overrides = [rclpy.parameter.Parameter("use_sim_time", value=True)] if self._use_sim_time else []
             self._node = rclpy.create_node(
-                options.name,
+                self.name,
                 context=self._context,
-                namespace=options.namespace or None,
+                namespace=self._namespace or None,
                 parameter_overrides=overrides,
                 start_parameter_services=beside is None,
             )
-            for name, value in options.parameters.items():
+            for name, value in self._parameters.items():
                 self._node.declare_parameter(name, value)
         except Exception as error:
             self._give_back()
             raise ConfigError(
-                f"ROS 2 node '{options.name}' in namespace '{options.namespace or '/'}' cannot be made with arguments "
-                f"{list(options.arguments)}: {type(error).__name__}: {error}."
+                f"ROS 2 node '{self.name}' in namespace '{self._namespace or '/'}' cannot be made with arguments "
+                f"{self._arguments}: {type(error).__name__}: {error}."
             ) from error
         from rclpy.executors import SingleThreadedExecutor
 
         self._executor = SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self._node)
-        self._thread = threading.Thread(target=self._spin, name=f"ros-{options.name}", daemon=True)
+        self._thread = threading.Thread(target=self._spin, name=f"ros-{self.name}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -171,15 +161,8 @@ class RosNode:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
             if self._thread.is_alive():
-                log.warning("ROS 2 node '%s': its thread has not ended after 5 s.", self.options.name)
+                log.warning("ROS 2 node '%s': its thread has not ended after 5 s.", self.name)
         self._give_back()
-
-    def __enter__(self) -> RosNode:
-        self.open()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _give_back(self) -> None:
         if self._node is not None:
@@ -198,7 +181,7 @@ class RosNode:
             return
         except Exception as error:
             if context.ok():
-                self.fault = f"the thread of ROS 2 node '{self.options.name}' died: {type(error).__name__}: {error}"
+                self.fault = f"the thread of ROS 2 node '{self.name}' died: {type(error).__name__}: {error}"
                 log.exception("%s", self.fault)
 
     def _guarded(self, what: str, callback: Callable[..., Any]) -> Callable[..., Any]:
@@ -208,7 +191,7 @@ class RosNode:
                 return callback(*arguments)
             except Exception as error:
                 self.fault = f"{what}: {type(error).__name__}: {error}"
-                log.exception("ROS 2 node '%s': %s", self.options.name, self.fault)
+                log.exception("ROS 2 node '%s': %s", self.name, self.fault)
                 return None
 
         return call
@@ -217,7 +200,7 @@ class RosNode:
     def node(self) -> Any:
         """The rclpy node. Raises `RobotError` before `open`."""
         if self._node is None:
-            raise RobotError(f"ROS 2 node '{self.options.name}' is not open; call open() first.")
+            raise RobotError(f"ROS 2 node '{self.name}' is not open; call open() first.")
         return self._node
 
     @property
@@ -239,37 +222,50 @@ class RosNode:
         """The name in full, after namespace and remappings."""
         return self.node.resolve_topic_name(name)
 
-    def publisher(self, kind: Any, topic: str, qos: Qos = Qos()) -> Publisher:
-        """`kind`: the message's class, as `interface` gives it."""
-        return Publisher(self.node.create_publisher(kind, topic, _profile(qos)))
+    def publisher(self, kind: str, topic: str, reliability: Reliability = "reliable", depth: int = 10) -> Publisher:
+        return Publisher(self.node.create_publisher(interface(kind), topic, _qos(reliability, depth)))
 
-    def subscribe(self, kind: Any, topic: str, heard: Callable[[Any], None], qos: Qos = Qos()) -> None:
-        """Call `heard` with each message, in this node's thread."""
+    def subscribe(
+        self,
+        kind: str,
+        topic: str,
+        on_message: Callable[[Any], None],
+        reliability: Reliability = "reliable",
+        depth: int = 10,
+    ) -> None:
+        """Call `on_message` with each message, in this node's thread."""
         # Named, so that rclpy sees one argument and gives no message info.
-        guarded = self._guarded(f"a message of '{topic}'", heard)
-        self.node.create_subscription(kind, topic, lambda message: guarded(message), _profile(qos))
+        guarded = self._guarded(f"a message of '{topic}'", on_message)
+        self.node.create_subscription(
+            interface(kind), topic, lambda message: guarded(message), _qos(reliability, depth)
+        )
 
-    def publishers(self, topic: str) -> tuple[PublisherInfo, ...]:
+    def publishers(self, topic: str) -> list[TopicPublisher]:
         """Who publishes `topic` now, as far as discovery has come."""
-        return tuple(_publisher_info(info) for info in self.node.get_publishers_info_by_topic(self.topic(topic)))
+        from rclpy.qos import ReliabilityPolicy
 
-    def topics_of(self, kind: str) -> tuple[str, ...]:
-        """Names of all topics of a type such as `sensor_msgs/msg/JointState` that are there now, sorted."""
-        return tuple(sorted(name for name, kinds in self.node.get_topic_names_and_types() if kind in kinds))
+        return [
+            TopicPublisher(
+                f"{info.node_namespace.rstrip('/')}/{info.node_name}",
+                info.qos_profile.reliability == ReliabilityPolicy.RELIABLE,
+            )
+            for info in self.node.get_publishers_info_by_topic(self.topic(topic))
+        ]
+
+    def topics_of(self, kind: str) -> list[str]:
+        """Names of all topics of a type that are there now, sorted."""
+        return sorted(name for name, kinds in self.node.get_topic_names_and_types() if kind in kinds)
 
     # --- services, parameters, timers -----------------------------------------------------------------------------
 
-    def serve(self, kind: Any, name: str, answer: Callable[[Any, Any], Any]) -> None:
+    def serve(self, kind: str, name: str, answer: Callable[[Any, Any], Any]) -> None:
         """Offer a service: `answer(request, response)` fills and returns the response, in this node's thread."""
+        guarded = self._guarded(f"a call of '{name}'", answer)
+        # What failed is answered as it was: empty.
+        self.node.create_service(interface(kind), name, lambda ask, reply: guarded(ask, reply) or reply)
 
-        def call(request: Any, response: Any) -> Any:
-            done = self._guarded(f"a call of '{name}'", answer)(request, response)
-            return response if done is None else done
-
-        self.node.create_service(kind, name, call)
-
-    def client(self, kind: Any, name: str) -> Client:
-        return Client(self.node.create_client(kind, name), self.node.resolve_service_name(name))
+    def client(self, kind: str, name: str) -> Client:
+        return Client(self.node.create_client(interface(kind), name), self.node.resolve_service_name(name))
 
     def parameter(self, name: str) -> Any:
         """The value of one of this node's own parameters."""
@@ -291,12 +287,10 @@ class RosNode:
         import_rclpy()
         from rclpy.parameter import Parameter
 
-        kind = interface("rcl_interfaces/srv/SetParameters")
-        client = self.client(kind, f"{node}/set_parameters")
+        client = self.client("rcl_interfaces/srv/SetParameters", f"{node}/set_parameters")
         try:
-            request = kind.Request()
-            request.parameters = [Parameter(name, value=value).to_parameter_msg() for name, value in values.items()]
-            results = client.call(request, timeout_s).results
+            wanted = [Parameter(name, value=value).to_parameter_msg() for name, value in values.items()]
+            results = client.call(timeout_s, parameters=wanted).results
         finally:
             client.close()
         pairs = zip(values, results, strict=True)
@@ -333,15 +327,15 @@ class Client:
         self._client = client
         self.name = name
 
-    def call(self, request: Any, timeout_s: float) -> Any:
-        """The response. Raises `RobotError` when there is no such service, or no answer, within `timeout_s`."""
+    def call(self, timeout_s: float, **request: Any) -> Any:
+        """The response to these fields. Raises `RobotError` when there is no such service, or no answer, in time."""
         if not self._client.wait_for_service(timeout_sec=timeout_s):
             raise RobotError(
                 f"no service '{self.name}' within {timeout_s:g} s. Is the robot's node running, in this namespace and "
                 "ROS_DOMAIN_ID? `ros2 service list` shows what there is."
             )
         done = threading.Event()
-        future = self._client.call_async(request)
+        future = self._client.call_async(self._client.srv_type.Request(**request))
         future.add_done_callback(lambda _: done.set())
         if not done.wait(timeout_s):
             self._client.remove_pending_request(future)
@@ -352,26 +346,17 @@ class Client:
         self._client.destroy()
 
 
-@dataclass(frozen=True, slots=True)
-class PublisherInfo:
+class TopicPublisher(NamedTuple):
     """Who publishes a topic, and how."""
 
     node: str
-    kind: str
     reliable: bool
 
 
-def _publisher_info(info: Any) -> PublisherInfo:
-    from rclpy.qos import ReliabilityPolicy
-
-    reliable = info.qos_profile.reliability == ReliabilityPolicy.RELIABLE
-    namespace = info.node_namespace.rstrip("/")
-    return PublisherInfo(f"{namespace}/{info.node_name}", info.topic_type, reliable)
-
-
-def _profile(qos: Qos) -> Any:
+def _qos(reliability: Reliability, depth: int) -> Any:
     from rclpy.qos import QoSProfile, ReliabilityPolicy
 
-    reliable = qos.reliability == "reliable"
-    reliability = ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT
-    return QoSProfile(depth=qos.depth, reliability=reliability)
+    reliable = reliability == "reliable"
+    return QoSProfile(
+        depth=depth, reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT
+    )

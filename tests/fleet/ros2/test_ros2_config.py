@@ -11,7 +11,7 @@ import pytest
 from fleet.config.overrides import Overrides
 from fleet.config.recipes import get_recipe
 from fleet.ros2 import main as ros2
-from fleet.ros2.config import absolute, complete, endpoints, write
+from fleet.ros2.config import absolute_name, complete_config, required_endpoints, write_config
 from hal.drivers.ros2.config import ImageTopic, Ros2Config
 from hal.registry import read_config
 from robot_edge.ros2.parameters import EdgeParameters
@@ -25,7 +25,7 @@ OUTSIDE = "tests.e2e.outside_recipe:recipe"
 
 def test_what_the_recipe_knows_need_not_be_said() -> None:
     recipe = get_recipe("fake")
-    config = complete(recipe, '{"reset": true}', "/left")
+    config = complete_config(recipe, '{"reset": true}', "/left")
     assert config.spec == recipe.spec
     assert config.tasks == recipe.instructions
     assert config.namespace == "/left"
@@ -36,39 +36,41 @@ def test_what_the_recipe_knows_need_not_be_said() -> None:
 def test_what_is_given_wins() -> None:
     recipe = get_recipe(OUTSIDE)
     assert recipe.robot_config.reset
-    config = complete(recipe, '{"reset": false, "namespace": "/right", "tasks": {"sway": "to and fro"}}', "/left")
+    config = complete_config(
+        recipe, '{"reset": false, "namespace": "/right", "tasks": {"sway": "to and fro"}}', "/left"
+    )
     assert (config.reset, config.stop, config.namespace) == (False, True, "/right")
     assert config.tasks == {"sway": "to and fro"}
 
 
 @pytest.mark.parametrize("namespace", ["/", "/left", "/cell/left"])
 def test_the_driver_is_where_its_node_is(namespace: str) -> None:
-    config = complete(get_recipe(OUTSIDE), "", namespace)
+    config = complete_config(get_recipe(OUTSIDE), "", namespace)
     assert config.namespace == namespace.rstrip("/")
-    assert endpoints(config)[0].name == f"{namespace.rstrip('/')}/joint_states"
+    assert required_endpoints(config)[0].name == f"{namespace.rstrip('/')}/joint_states"
 
 
 def test_a_field_that_there_is_not_is_named() -> None:
     with pytest.raises(ConfigError, match="no 'stepp'"):
-        complete(get_recipe("fake"), '{"stepp": true}', "/")
+        complete_config(get_recipe("fake"), '{"stepp": true}', "/")
 
 
 def test_only_what_is_used_must_be_there() -> None:
-    config = replace(complete(get_recipe(OUTSIDE), "", "/left"), reset=False, stop=False)
-    assert endpoints(config) == (
+    config = replace(complete_config(get_recipe(OUTSIDE), "", "/left"), reset=False, stop=False)
+    assert required_endpoints(config) == (
         Endpoint("publisher", "/left/joint_states", "sensor_msgs/msg/JointState"),
         Endpoint("subscription", "/left/joint_trajectory", "trajectory_msgs/msg/JointTrajectory"),
     )
 
 
 def test_all_that_is_used_must_be_there() -> None:
-    config = complete(get_recipe("fake"), '{"executed": true, "reset": true, "stop": true}', "/left")
-    found = {(one.kind, one.name): one.type for one in endpoints(config)}
+    config = complete_config(get_recipe("fake"), '{"executed": true, "reset": true, "stop": true}', "/left")
+    found = {(one.kind, one.name): one.type for one in required_endpoints(config)}
     assert found["publisher", "/left/executed"] == "sensor_msgs/msg/JointState"
     assert found["publisher", "/left/camera/front/image_raw"] == "sensor_msgs/msg/Image"
     assert found["service", "/left/reset"] == found["service", "/left/stop"] == "std_srvs/srv/Trigger"
     small = replace(config, cameras={"front": ImageTopic("/eye", compressed=True)})
-    assert Endpoint("publisher", "/eye", "sensor_msgs/msg/CompressedImage") in endpoints(small)
+    assert Endpoint("publisher", "/eye", "sensor_msgs/msg/CompressedImage") in required_endpoints(small)
 
 
 @pytest.mark.parametrize(
@@ -76,13 +78,13 @@ def test_all_that_is_used_must_be_there() -> None:
     [("a", "", "/a"), ("a", "/left", "/left/a"), ("a/b", "left", "/left/a/b"), ("/a", "/left", "/a")],
 )
 def test_names_resolve_as_ros_resolves_them(name: str, namespace: str, whole: str) -> None:
-    assert absolute(name, namespace) == whole
+    assert absolute_name(name, namespace) == whole
 
 
 def test_what_was_completed_is_what_the_edge_reads(tmp_path: Path) -> None:
     recipe = get_recipe("fake")
-    config = complete(recipe, '{"reset": true}', "/left")
-    write(config, tmp_path / "edges" / "left" / "robot.json")
+    config = complete_config(recipe, '{"reset": true}', "/left")
+    write_config(config, tmp_path / "edges" / "left" / "robot.json")
     driven = Overrides(robot="ros2", robot_config=str(tmp_path / "edges" / "left" / "robot.json")).applied(recipe)
     assert driven.robot == "ros2"
     assert isinstance(driven.robot_config, Ros2Config)
@@ -92,7 +94,7 @@ def test_what_was_completed_is_what_the_edge_reads(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="noting the driver's configuration") as caught:
-        write(complete(get_recipe("fake"), "", "/"), tmp_path / "file" / "robot.json")
+        write_config(complete_config(get_recipe("fake"), "", "/"), tmp_path / "file" / "robot.json")
     assert not isinstance(caught.value, NotWritableError | OSError)
 
 

@@ -107,8 +107,8 @@ class Bench:
         self.loop = make_loop(
             self.header,
             self.flight.robot(self.robot),
-            self.flight.line("uplink", self.up),
-            self.flight.line("inference", self.inf),
+            self.flight.channel("uplink", self.up),
+            self.flight.channel("inference", self.inf),
             self.flight.clock(self.clock),
             self.flight.operator(FakeExpert(self.robot) if operated else None),
         )

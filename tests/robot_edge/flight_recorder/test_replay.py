@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import zlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,16 +19,16 @@ from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason
 from robot_edge.flight_recorder.command import replay_command
 from robot_edge.flight_recorder.events import (
+    Call,
     FlightHeader,
     PreviewFrame,
     Raised,
-    Read,
     SnapshotRecord,
+    TickBlock,
     TickRecord,
-    WriteEvent,
 )
-from robot_edge.flight_recorder.file import MAGIC, TICKS, _ticks, frame, frames
-from robot_edge.flight_recorder.replay import ReplayedTick, records, replay
+from robot_edge.flight_recorder.file import MAGIC, frame, frames
+from robot_edge.flight_recorder.replay import read_records, replay
 from tests.robot_edge.flight_recorder.bench import FAKE, Bench, eventful, make_loop
 from wire.errors import ConfigError, CorruptDataError, FleetError, RobotDisconnectedError, RobotError
 from wire.types import Frame, Observation, PolicyCapabilities
@@ -51,8 +51,14 @@ def flown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 
 def test_an_eventful_flight_is_decided_again_to_the_last_bit(flown: tuple[Path, int]) -> None:
     directory, ticks = flown
-    seen: list[ReplayedTick] = []
-    result = replay(directory, make_loop, on_tick=seen.append)
+    seen: list[TickRecord] = []
+    written: list[np.ndarray] = []
+
+    def look(record: TickRecord, calls: list[Call]) -> None:
+        seen.append(record)
+        written.extend(call.given[0] for call in calls if call.name == "robot.write")
+
+    result = replay(directory, make_loop, on_tick=look)
     assert (result.differences, result.notes) == ([], [])
     assert (result.first_tick, result.last_tick, result.ticks) == (1, ticks, ticks)
     assert [played.tick for played in seen] == list(range(1, ticks + 1))
@@ -60,7 +66,6 @@ def test_an_eventful_flight_is_decided_again_to_the_last_bit(flown: tuple[Path, 
     reasons = {played.reason for played in seen}
     assert {HoldReason.no_recorder, HoldReason.bad_observation, HoldReason.no_action, HoldReason.estop} <= reasons
     # the robot was moved, so there was something to compare
-    written = [event.action for played in seen for event in played.events if isinstance(event, WriteEvent)]
     assert len(written) > 80
     assert np.abs(np.array(written)).max() > 0.5
 
@@ -82,7 +87,7 @@ def test_another_rule_of_decision_is_named(flown: tuple[Path, int]) -> None:
     result = replay(flown[0], other)
     assert result.differences
     assert result.differences[0].what == "order of calls"
-    assert result.differences[0].replayed == "inference.SendEvent"
+    assert result.differences[0].replayed == "inference.send"
 
 
 def rewritten(path: Path, tick: int, old: bytes, new: bytes) -> None:
@@ -90,17 +95,16 @@ def rewritten(path: Path, tick: int, old: bytes, new: bytes) -> None:
     with path.open("rb") as file:
         found = list(frames(file))
     out = [MAGIC]
-    for kind, payload in found:
-        if kind == TICKS:
-            block = []
-            for record in _ticks.decode(zlib.decompress(payload)):
-                if record.tick == tick:
-                    assert old in record.events
-                    # the first place is what the robot said; what the loop made of it comes later
-                    record = msgspec.structs.replace(record, events=record.events.replace(old, new, 1))
-                block.append(record)
-            payload = zlib.compress(msgspec.msgpack.encode(block))
-        out.append(frame(kind, payload))
+    for record in found:
+        if isinstance(record, TickBlock):
+            ticks = {one.tick: one for one in record.ticks}
+            if tick in ticks:
+                calls = ticks[tick].calls
+                # the first place is what the robot said; what the loop made of it comes later
+                at = next(index for index, call in enumerate(calls) if old in call)
+                calls[at] = calls[at].replace(old, new)
+            record = TickBlock(list(ticks.values()))
+        out.append(frame(record))
     path.write_bytes(b"".join(out))
 
 
@@ -108,9 +112,7 @@ def test_one_flipped_bit_of_a_state_is_named(tmp_path: Path, capsys: pytest.Capt
     bench = Bench(tmp_path).ready().fly(60).land()
     (path,) = flights(tmp_path)
     found: list[Observation] = []
-    replay(
-        path, make_loop, 33, 33, lambda p: found.extend(e.observation for e in p.events if hasattr(e, "observation"))
-    )
+    replay(path, make_loop, 33, 33, lambda _, calls: found.extend(c.result for c in calls if c.name == "robot.read"))
     state = found[0].state
     flipped = bytearray(state.tobytes())
     flipped[5] ^= 1
@@ -180,7 +182,7 @@ def test_a_frozen_camera_is_found_again_though_no_pixel_was_kept(tmp_path: Path)
     bench.robot._film = lambda: msgspec.structs.replace(film(), image=image.copy())  # type: ignore[method-assign]
     bench.fly(50).land()
     reasons: list[str] = []
-    result = replay(tmp_path, make_loop, on_tick=lambda played: reasons.append(played.reason))
+    result = replay(tmp_path, make_loop, on_tick=lambda record, calls: reasons.append(record.reason))
     assert result.differences == []
     assert HoldReason.frozen_camera in reasons
 
@@ -212,8 +214,8 @@ def test_a_robot_that_fails_and_is_tried_again_is_replayed(tmp_path: Path, call:
     failing[0] = False
     bench.fly(400).land()
     assert {"policy", "script"} & set(bench.modes[-60:])
-    seen: list[ReplayedTick] = []
-    assert replay(tmp_path, make_loop, on_tick=seen.append).differences == []
+    seen: list[TickRecord] = []
+    assert replay(tmp_path, make_loop, on_tick=lambda record, calls: seen.append(record)).differences == []
     assert seen[-1].tick == 690
 
 
@@ -234,10 +236,12 @@ def test_a_tick_that_ended_with_an_error_is_replayed(tmp_path: Path) -> None:
     with pytest.raises(RobotError, match="a bug of ours"):
         bench.fly(5)
     bench.land()
-    seen: list[ReplayedTick] = []
-    result = replay(tmp_path, lambda *borders: broken(make_loop(*borders)), on_tick=seen.append)
+    seen: list[TickRecord] = []
+    result = replay(
+        tmp_path, lambda *borders: broken(make_loop(*borders)), on_tick=lambda record, calls: seen.append(record)
+    )
     assert (result.differences, seen[-1].tick) == ([], 4)
-    last = [record.what for record in records(tmp_path)[1] if isinstance(record.what, TickRecord)][-1]
+    last = [record.what for record in read_records(tmp_path)[1] if isinstance(record.what, TickRecord)][-1]
     assert isinstance(last.error, Raised) and last.error.kind == "RobotError"
     (differs,) = replay(tmp_path, make_loop).differences[-1:]
     assert differs.tick == 4
@@ -283,7 +287,7 @@ def test_a_killed_process_leaves_a_flight_that_replays(tmp_path: Path) -> None:
 def test_pictures_are_kept_at_their_rate(tmp_path: Path) -> None:
     """60 ticks at 80 Hz are 0.75 s."""
     Bench(tmp_path, FAKE, frames_hz=8.0, frames_px=16).ready().fly(60).land()
-    pictures = [r.what for r in records(tmp_path)[1] if isinstance(r.what, PreviewFrame)]
+    pictures = [r.what for r in read_records(tmp_path)[1] if isinstance(r.what, PreviewFrame)]
     assert 5 <= len(pictures) <= 8
     import cv2
 
@@ -297,7 +301,7 @@ def test_episodes_that_end_soon_after_each_other_share_a_snapshot(
 ) -> None:
     """Three episodes of 60 ticks end within 200."""
     Bench(tmp_path, boundary_ticks=boundary_ticks).ready().fly(200).land()
-    found = [r.what.tick for r in records(tmp_path)[1] if isinstance(r.what, SnapshotRecord)]
+    found = [r.what.tick for r in read_records(tmp_path)[1] if isinstance(r.what, SnapshotRecord)]
     assert len(found) == snapshots
     assert replay(tmp_path, make_loop, 150, 160).differences == []
 
@@ -305,8 +309,13 @@ def test_episodes_that_end_soon_after_each_other_share_a_snapshot(
 def test_a_new_schedule_of_another_class_is_brought_back(tmp_path: Path) -> None:
     """The loop makes its schedule when weights come; a new loop has another one until the snapshot is read."""
     bench = Bench(tmp_path, snapshot_ticks=20).ready().fly(70).land()
-    kinds = set()
-    result = replay(tmp_path, make_loop, 50, 60, lambda p: kinds.add(type(p.loop.chunks.scheduler)))  # type: ignore[attr-defined]
+    kinds, loops = set(), list[ControlLoop]()
+
+    def make(*borders: Any) -> ControlLoop:
+        loops.append(make_loop(*borders))
+        return loops[0]
+
+    result = replay(tmp_path, make, 50, 60, lambda record, calls: kinds.add(type(loops[0].chunks.scheduler)))
     assert result.differences == []
     assert kinds == {AlignedScheduler} == {type(bench.loop.chunks.scheduler)}
 
@@ -332,8 +341,13 @@ def test_every_strategy_can_be_taken_up_in_the_middle(tmp_path: Path, strategy: 
     assert len({mode for mode in bench.modes if mode == "policy"}) == 1
     assert replay(tmp_path, make_loop).differences == []
     for first in (25, 60, 100):
-        seen: list[ReplayedTick] = []
-        assert replay(tmp_path, make_loop, first, first + 10, on_tick=seen.append).differences == []
+        seen: list[TickRecord] = []
+        assert (
+            replay(
+                tmp_path, make_loop, first, first + 10, on_tick=lambda record, calls: seen.append(record)
+            ).differences
+            == []
+        )
         assert [played.tick for played in seen] == list(range(first, min(first + 10, 110) + 1))
 
 
@@ -352,8 +366,8 @@ def test_a_driver_may_use_a_frames_memory_again(tmp_path: Path) -> None:
     bench.fly(60).land()
     images: list[bytes] = []
 
-    def look(played: ReplayedTick) -> None:
-        images.extend(e.observation.images["front"].image.tobytes() for e in played.events if isinstance(e, Read))  # type: ignore[union-attr]
+    def look(record: TickRecord, calls: list[Call]) -> None:
+        images.extend(c.result.images["front"].image.tobytes() for c in calls if c.name == "robot.read")
 
     assert replay(tmp_path, make_loop, on_tick=look).differences == []
     assert len(set(images)) > 50

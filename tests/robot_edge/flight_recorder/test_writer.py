@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from robot_edge.flight_recorder.events import Gap
-from robot_edge.flight_recorder.replay import records, replay
+from robot_edge.flight_recorder.replay import read_records, replay
 from robot_edge.flight_recorder.writer import Writer
 from tests.robot_edge.flight_recorder.bench import Bench, make_loop
 from wire.transport.frame_ring import FrameRing
 from wire.types import Frame
 
 
-def until(condition: object, patience_s: float = 60.0) -> None:
-    deadline = time.monotonic() + patience_s
+def until(condition: object, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.005)
@@ -66,8 +66,8 @@ def test_a_full_disk_stops_the_record_and_not_the_robot(
     time.sleep(0.1)
     full.set()
     bench.fly(5)
-    until(lambda: bench.flight.failure != "")
-    assert "no space left" in bench.flight.failure
+    until(lambda: bench.flight.writer.failure != "")
+    assert "no space left" in bench.flight.writer.failure
     for _ in range(20):
         bench.fly(10)
         time.sleep(0.01)
@@ -79,12 +79,12 @@ def test_a_full_disk_stops_the_record_and_not_the_robot(
         time.sleep(0.005)
     bench.land()
     assert caplog.text.count("the flight recorder pauses") == 1
-    assert bench.flight.failure == ""
+    assert bench.flight.writer.failure == ""
     assert bench.flight.lost >= 200
     # a file that holds nothing is not kept
     assert all(file.stat().st_size > 500 for file in tmp_path.glob("*.flight"))
     ticks: list[int] = []
-    result = replay(tmp_path, make_loop, on_tick=lambda played: ticks.append(played.tick))
+    result = replay(tmp_path, make_loop, on_tick=lambda record, calls: ticks.append(record.tick))
     assert result.differences == []
     assert result.last_tick == bench.flight.ticks
     assert 40 in ticks
@@ -112,7 +112,7 @@ def test_a_slow_disk_costs_ticks_of_the_record_and_no_time(tmp_path: Path, monke
     go.set()
     time.sleep(0.1)
     bench.fly(20).land()
-    gaps = [record.what for record in records(tmp_path)[1] if isinstance(record.what, Gap)]
+    gaps = [record.what for record in read_records(tmp_path)[1] if isinstance(record.what, Gap)]
     assert {gap.reason for gap in gaps} == {"the disk is too slow"}
     assert sum(gap.last - gap.first + 1 for gap in gaps) == bench.flight.lost
     result = replay(tmp_path, make_loop)
@@ -123,7 +123,7 @@ def test_a_slow_disk_costs_ticks_of_the_record_and_no_time(tmp_path: Path, monke
 def test_a_directory_that_cannot_be_made_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "taken").write_text("a file, not a directory")
     bench = Bench(tmp_path / "taken", flush_s=0.01).ready().fly(5)
-    until(lambda: bench.flight.failure != "")
+    until(lambda: bench.flight.writer.failure != "")
     bench.fly(100).land()
     assert bench.loop.rate.ticks == 105
     assert caplog.text.count("the flight recorder pauses") == 1
@@ -154,17 +154,17 @@ def test_frames_that_are_overwritten_before_they_are_digested_leave_a_gap(tmp_pa
     bench = Bench(tmp_path / "flight", flush_s=0.01, retry_s=0.02)
     shared(bench, tmp_path / "frames", keep_s=1.0)
     bench.ready().fly(8)
-    until(lambda: bench.flight.writer._taken == bench.flight.writer._offered)
+    until(lambda: bench.flight.writer._taken == bench.flight.writer._submitted)
     # The thread that digests does not get to run.
     drain, bench.flight.writer._drain = bench.flight.writer._drain, lambda: None  # type: ignore[method-assign]
     bench.fly(120)
     bench.flight.writer._drain = drain  # type: ignore[method-assign]
-    until(lambda: "overwritten before they were digested" in bench.flight.failure)
+    until(lambda: "overwritten before they were digested" in bench.flight.writer.failure)
     for _ in range(40):
         bench.fly(4)
         time.sleep(0.005)
     bench.land()
-    assert bench.flight.failure == ""
+    assert bench.flight.writer.failure == ""
     result = replay(tmp_path / "flight", make_loop)
     assert (result.differences, result.last_tick) == ([], bench.flight.ticks)
     assert any("are missing: frames were overwritten" in note for note in result.notes)

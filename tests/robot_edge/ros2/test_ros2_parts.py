@@ -1,4 +1,4 @@
-"""The parts of the ROS 2 edge node that need no ROS 2: parameters, diagnosis, the desk, what a robot must offer."""
+"""The parts of the ROS 2 edge node that need no ROS 2: parameters, diagnosis, the operator, what a robot must offer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from robot_edge.control.mode import HoldReason
 from robot_edge.ros2.diagnostics import ERROR, OK, STALE, WARN, diagnose
 from robot_edge.ros2.operator import Ros2Operator
 from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, read_parameters, usage
-from robot_edge.ros2.topics import Endpoint, missing
+from robot_edge.ros2.topics import Endpoint, describe_missing
 from robot_edge.uplink.local_operator import LocalOperatorLink
 from wire.errors import ConfigError
 from wire.messages.gateway import EdgeEvent, EdgeStatus
@@ -64,7 +64,6 @@ def test_digits_are_text_where_text_is_wanted_and_whole_seconds_are_seconds() ->
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"recipee": "fake"}, "no parameter 'recipee'. Did you mean 'recipe'?"),
         ({"operator": "yes"}, "parameter 'operator' is 'yes', of type str; it must be a bool"),
         ({"speed_up": 1.5}, "parameter 'speed_up' is 1.5, of type float; it must be a int"),
         ({"speed_up": True}, "parameter 'speed_up' is True"),
@@ -160,11 +159,11 @@ def test_what_is_wrong_comes_first(found: Any, level: int, says: str) -> None:
     assert says in found.message
 
 
-# --- the desk ---------------------------------------------------------------------------------------------------------
+# --- the operator -----------------------------------------------------------------------------------------------------
 
 
 class Robot:
-    """The uplink's end of the desk line, with a control that does what it is told."""
+    """The uplink's end of the operator line, with a control that does what it is told."""
 
     def __init__(self) -> None:
         ours, self.theirs = memory_pair()
@@ -192,27 +191,27 @@ class Robot:
 
 def test_a_wish_is_carried_out_and_seen() -> None:
     with Robot() as robot:
-        desk = Ros2Operator("left", robot.theirs)
-        assert desk.wish("estop", lambda status: status.mode == "estop", 5.0) == ""
-        assert desk.status is not None
-        assert desk.status.mode == "estop"
-        assert desk.wish("release_estop", lambda status: status.mode != "estop", 5.0) == ""
+        operator = Ros2Operator("left", robot.theirs)
+        assert operator.command("estop", lambda status: status.mode == "estop", 5.0) == ""
+        assert operator.status is not None
+        assert operator.status.mode == "estop"
+        assert operator.command("release_estop", lambda status: status.mode != "estop", 5.0) == ""
 
 
 def test_a_wish_that_control_does_not_hear_is_not_called_done() -> None:
     with Robot() as robot:
         robot.deaf = True
-        desk = Ros2Operator("left", robot.theirs)
-        problem = desk.wish("estop", lambda status: status.mode == "estop", 0.3)
+        operator = Ros2Operator("left", robot.theirs)
+        problem = operator.command("estop", lambda status: status.mode == "estop", 0.3)
     assert problem == "robot 'left': 'estop' was sent, but control did not confirm it within 0.3 s"
 
 
 def test_what_was_so_before_does_not_count_as_the_wish_come_true() -> None:
     ours, theirs = memory_pair()
     LocalOperatorLink("left", ours).tell(status("estop"))
-    desk = Ros2Operator("left", theirs)
-    desk.turn()
-    assert "did not confirm" in desk.wish("estop", lambda status: status.mode == "estop", 0.2)
+    operator = Ros2Operator("left", theirs)
+    operator.poll()
+    assert "did not confirm" in operator.command("estop", lambda status: status.mode == "estop", 0.2)
 
 
 def test_nobody_at_the_other_end_is_said() -> None:
@@ -226,45 +225,45 @@ def test_nobody_at_the_other_end_is_said() -> None:
         def close(self) -> None:
             return None
 
-    problem = Ros2Operator("left", Nobody()).wish("estop", lambda status: True, 0.1)
+    problem = Ros2Operator("left", Nobody()).command("estop", lambda status: True, 0.1)
     assert "does not listen" in problem
 
 
 def test_a_closed_desk_hears_nothing_and_may_be_closed_again() -> None:
     ours, theirs = memory_pair()
-    desk = Ros2Operator("left", theirs)
-    desk.close()
-    desk.close()
+    operator = Ros2Operator("left", theirs)
+    operator.close()
+    operator.close()
     LocalOperatorLink("left", ours).tell(status())
-    desk.turn()
-    assert desk.status is None
+    operator.poll()
+    assert operator.status is None
 
 
 def test_events_are_told_once_and_the_age_is_that_of_the_newest_status() -> None:
     now_s = 10.0
     ours, theirs = memory_pair()
-    desk = Ros2Operator("left", theirs, lambda: now_s)
+    operator = Ros2Operator("left", theirs, lambda: now_s)
     now_s = 12.0
-    assert desk.age_s == 2.0
+    assert operator.age_s == 2.0
     line = LocalOperatorLink("left", ours)
     line.tell(EdgeEvent("left", 1, "hold", "a camera stands still"))
     line.tell(msgspec.structs.replace(status(), tick=9))
-    desk.turn()
+    operator.poll()
     now_s = 13.0
-    assert desk.age_s == 1.0
-    assert desk.status is not None
-    assert desk.status.tick == 9
-    assert [event.detail for event in desk.events()] == ["a camera stands still"]
-    assert desk.events() == []
+    assert operator.age_s == 1.0
+    assert operator.status is not None
+    assert operator.status.tick == 9
+    assert [event.detail for event in operator.events()] == ["a camera stands still"]
+    assert operator.events() == []
 
 
 def test_threads_may_wish_at_once() -> None:
     with Robot() as robot:
-        desk = Ros2Operator("left", robot.theirs)
+        operator = Ros2Operator("left", robot.theirs)
         problems: list[str] = []
 
         def wish(kind: str) -> None:
-            problems.append(desk.wish(kind, lambda status: True, 5.0))
+            problems.append(operator.command(kind, lambda status: True, 5.0))
 
         threads = [threading.Thread(target=wish, args=(kind,)) for kind in ("estop", "take_over", "hand_back")]
         for thread in threads:
@@ -311,28 +310,28 @@ WHOLE = Graph({STATE.name: STATE.type}, {COMMAND.name: COMMAND.type}, {RESET.nam
 
 
 def test_a_robot_with_everything_lacks_nothing() -> None:
-    assert missing((STATE, COMMAND, RESET), WHOLE) == ""
-    assert missing((), Graph()) == ""
+    assert describe_missing((STATE, COMMAND, RESET), WHOLE) == ""
+    assert describe_missing((), Graph()) == ""
 
 
 def test_everything_that_lacks_is_named_with_its_type() -> None:
-    said = missing((STATE, COMMAND, RESET), Graph())
+    said = describe_missing((STATE, COMMAND, RESET), Graph())
     for endpoint in (STATE, COMMAND, RESET):
         assert f"{endpoint.name} ({endpoint.type})" in said
     assert "ROS_DOMAIN_ID" in said
 
 
 def test_a_robot_in_another_namespace_is_pointed_to() -> None:
-    said = missing((STATE,), Graph({"/right/joint_states": STATE.type, "/chatter": "std_msgs/msg/String"}))
+    said = describe_missing((STATE,), Graph({"/right/joint_states": STATE.type, "/chatter": "std_msgs/msg/String"}))
     assert "/right/joint_states" in said
     assert "check the namespace" in said
     assert "/chatter" not in said
 
 
 def test_another_type_is_not_enough() -> None:
-    said = missing((STATE,), Graph({STATE.name: "std_msgs/msg/String"}))
+    said = describe_missing((STATE,), Graph({STATE.name: "std_msgs/msg/String"}))
     assert "only of type std_msgs/msg/String" in said
 
 
 def test_a_listener_is_no_publisher() -> None:
-    assert "nobody publishes" in missing((STATE,), Graph({}, {STATE.name: STATE.type}))
+    assert "nobody publishes" in describe_missing((STATE,), Graph({}, {STATE.name: STATE.type}))

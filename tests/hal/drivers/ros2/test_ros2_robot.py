@@ -42,7 +42,7 @@ from hal.drivers.ros2.config import IntegrationTarget, Ros2Config  # noqa: E402
 from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, joint_state, raw_image  # noqa: E402
 from hal.drivers.ros2.robot import Ros2Robot  # noqa: E402
 from hal.drivers.ros2.sim_node import describe  # noqa: E402
-from hal.drivers.ros2.wrapper import NodeOptions, RosNode, interface  # noqa: E402
+from hal.drivers.ros2.wrapper import RosNode, interface  # noqa: E402
 
 SPEC = fake_spec(FakeConfig())
 PATIENT = {"max_age_s": 20.0, "confirm_timeout_s": 10.0, "max_skew_s": 20.0, "connect_timeout_s": 40.0}
@@ -217,15 +217,15 @@ class Bare:
     """Publishes what the test says, on topics of its own node."""
 
     def __init__(self, simulated: bool = False) -> None:
-        self.node = RosNode(NodeOptions("bare"))
+        self.node = RosNode("bare")
         self.node.open()
         self.simulated_ns = 50_000_000_000 if simulated else None
         """the time of the simulation, which runs at half speed; None: there is none"""
-        self.clock = self.node.publisher(interface("rosgraph_msgs/msg/Clock"), "/clock") if simulated else None
-        self.states = self.node.publisher(interface(JOINT_STATE), "joint_states")
-        self.images = self.node.publisher(interface("sensor_msgs/msg/Image"), "camera/front/image_raw")
+        self.clock = self.node.publisher("rosgraph_msgs/msg/Clock", "/clock") if simulated else None
+        self.states = self.node.publisher(JOINT_STATE, "joint_states")
+        self.images = self.node.publisher("sensor_msgs/msg/Image", "camera/front/image_raw")
         self.commands: list[Any] = []
-        self.node.subscribe(interface(TRAJECTORY), "joint_trajectory", self.commands.append)
+        self.node.subscribe(TRAJECTORY, "joint_trajectory", self.commands.append)
         self.shown = True
         self.ahead_ns = 0
         self.state = np.array([0.1, 0.2, 0.1, 0.0])
@@ -379,9 +379,9 @@ def test_pictures_of_another_size_are_named(bare: Bare, connected: Ros2Robot) ->
 
 
 def test_a_robot_that_is_not_there_is_described(ros: Mapping[str, str]) -> None:
-    other = RosNode(NodeOptions("other", "/right"))
+    other = RosNode("other", "/right")
     other.open()
-    states = other.publisher(interface(JOINT_STATE), "joint_states")
+    states = other.publisher(JOINT_STATE, "joint_states")
     robot = Ros2Robot(Ros2Config(SPEC, namespace="/left", connect_timeout_s=4.0))
     with pytest.raises(RobotError, match="nothing came on '/left/joint_states'") as raised:
         robot.connect()

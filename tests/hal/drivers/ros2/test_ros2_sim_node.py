@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -27,9 +28,19 @@ from hal.drivers.ros2 import wrapper as ros2  # noqa: E402
 from hal.drivers.ros2.camera import Ros2Camera, Ros2CameraConfig  # noqa: E402
 from hal.drivers.ros2.messages import JOINT_STATE, TRIGGER, command, stamp_ns  # noqa: E402
 from hal.drivers.ros2.sim_node import SimRobotNode  # noqa: E402
-from hal.drivers.ros2.wrapper import NodeOptions, Qos, RosNode, interface  # noqa: E402
+from hal.drivers.ros2.wrapper import RosNode, interface  # noqa: E402
 
 SPEC = fake_spec(FakeConfig())
+
+
+@contextlib.contextmanager
+def opened(name: str, namespace: str = "") -> Iterator[RosNode]:
+    node = RosNode(name, namespace)
+    node.open()
+    try:
+        yield node
+    finally:
+        node.close()
 
 
 class Running:
@@ -38,7 +49,7 @@ class Running:
     def __init__(self, *arguments: str, robot: FakeRobot | None = None) -> None:
         self.robot = robot or FakeRobot()
         self.sim = SimRobotNode(self.robot, ["--ros-args", *arguments])
-        self.person = RosNode(NodeOptions("person"))
+        self.person = RosNode("person")
         self.states: list[Any] = []
         self.executed: list[Any] = []
         self.reports: list[Any] = []
@@ -47,10 +58,10 @@ class Running:
 
     def __enter__(self) -> Running:
         self.person.open()
-        self.person.subscribe(interface(JOINT_STATE), "joint_states", self.states.append)
-        self.person.subscribe(interface(JOINT_STATE), "executed", self.executed.append)
-        self.person.subscribe(interface("diagnostic_msgs/msg/DiagnosticArray"), "diagnostics", self.reports.append)
-        self.commands = self.person.publisher(interface("trajectory_msgs/msg/JointTrajectory"), "joint_trajectory")
+        self.person.subscribe(JOINT_STATE, "joint_states", self.states.append)
+        self.person.subscribe(JOINT_STATE, "executed", self.executed.append)
+        self.person.subscribe("diagnostic_msgs/msg/DiagnosticArray", "diagnostics", self.reports.append)
+        self.commands = self.person.publisher("trajectory_msgs/msg/JointTrajectory", "joint_trajectory")
         self._thread.start()
         assert self._ready.wait(60)
         wait_until(lambda: self.commands.subscriptions and self.states)
@@ -71,7 +82,7 @@ class Running:
         self.commands.send(command(SPEC, {}, np.array(action, np.float32), stamp))
 
     def call(self, name: str) -> Any:
-        return self.person.client(interface(TRIGGER), name).call(interface(TRIGGER).Request(), 10.0)
+        return self.person.client(TRIGGER, name).call(10.0)
 
 
 @pytest.fixture
@@ -129,7 +140,7 @@ def test_tasks_and_seeds_are_parameters_and_reset_is_a_service(stepped: Running)
     wait_until(lambda: np.array_equal(np.array(stepped.states[-1].position, np.float32), same.read().state))
     assert stepped.call("stop").success
     with pytest.raises(RobotError, match=r"no service '/nowhere' within 0.2 s"):
-        stepped.person.client(interface(TRIGGER), "nowhere").call(interface(TRIGGER).Request(), 0.2)
+        stepped.person.client(TRIGGER, "nowhere").call(0.2)
 
 
 def test_a_real_time_robot_holds_when_commands_stop(ros: Mapping[str, str]) -> None:
@@ -260,7 +271,7 @@ def test_the_profile_leaves_room_for_pictures() -> None:
 
 
 def test_a_callback_that_fails_does_not_end_the_node(ros: Mapping[str, str], caplog: pytest.LogCaptureFixture) -> None:
-    with RosNode(NodeOptions("one", "/here")) as node:
+    with opened("one", "/here") as node:
         heard: list[Any] = []
 
         def hear(message: Any) -> None:
@@ -269,8 +280,8 @@ def test_a_callback_that_fails_does_not_end_the_node(ros: Mapping[str, str], cap
                 raise ValueError("the first is too much")
 
         kind = interface(JOINT_STATE)
-        node.subscribe(kind, "talk", hear, Qos("best_effort"))
-        talk = node.publisher(kind, "talk")
+        node.subscribe(JOINT_STATE, "talk", hear, "best_effort")
+        talk = node.publisher(JOINT_STATE, "talk")
         wait_until(lambda: talk.subscriptions)
         talk.send(kind(name=["a"]))
         wait_until(lambda: heard)
@@ -287,15 +298,15 @@ def test_a_callback_that_fails_does_not_end_the_node(ros: Mapping[str, str], cap
 @pytest.mark.filterwarnings("ignore:Failed to fini:RuntimeWarning")
 def test_what_ros_does_not_take_is_named(ros: Mapping[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"node 'no spaces' in namespace '/'"):
-        RosNode(NodeOptions("no spaces")).open()
+        RosNode("no spaces").open()
     with pytest.raises(ConfigError, match="--ros-args"):
-        RosNode(NodeOptions("fine", arguments=("--ros-args", "-r", "nonsense"))).open()
+        RosNode("fine", arguments=("--ros-args", "-r", "nonsense")).open()
     with pytest.raises(RobotError, match="install `ros-no-such-msgs`"):
         interface("no_such_msgs/msg/Thing")
 
 
 def test_logs_stay_where_they_belong(ros: Mapping[str, str], tmp_path: Path) -> None:
-    with RosNode(NodeOptions("writer")):
+    with opened("writer"):
         pass
     assert Path(ros["ROS_LOG_DIR"]).parent == tmp_path
 
