@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hal.interfaces.robot import Feedback, Robot
-from hal.safety.bounds import hold_action, limit_action, rest_action
+from hal.safety.limiter import hold_action, limit_action, rest_action
 from wire.errors import ConfigError, FleetError, InvalidDataError
 from wire.types import CommandType, Observation, RobotSpec
 

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hal.driver_host.frames import FrameReader
 from hal.driver_host.protocol import (
     PACKET_BYTES,
     DriverRequest,
+    FrameReader,
     Reply,
     decode_error,
     new_socket,
@@ -23,7 +23,7 @@ from hal.driver_host.protocol import (
     timeval,
 )
 from hal.interfaces.robot import Feedback
-from hal.safety.bounds import limit_action
+from hal.safety.limiter import limit_action
 from wire.errors import RobotDisconnectedError, RobotError
 from wire.types import Observation, RobotSpec
 
@@ -67,7 +67,6 @@ class RobotProxy:
         self.meanwhile = meanwhile
         self._blocked = False
         self._executed = b""
-        self._slice_s = 0.0
         self._number = 0
         """of the last request"""
         self._expected_ns = 0
@@ -184,7 +183,8 @@ class RobotProxy:
             self.meanwhile()
             time.sleep(0.02)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(self._call_s))
-        self._socket, self._blocked, self._slice_s = connection, False, 0.0
+        set_receive_timeout(connection, _SLICE_S)
+        self._socket, self._blocked = connection, False
         try:
             reply = self._call("attach", max(0.1, deadline_s - time.monotonic()))
             if reply.spec is None:
@@ -256,18 +256,12 @@ class RobotProxy:
         return RobotDisconnectedError(f"robot '{self.spec.embodiment}': {self._gone_text(call)} ({error.strerror}).")
 
     def _receive(self, connection: socket.socket, call: str, sent_ns: int, timeout_s: float) -> Reply:
-        """Raises `BlockingIOError` when no reply came within `timeout_s` of `sent_ns`."""
-        left_s = timeout_s
+        """Raises `BlockingIOError` when no reply came within `timeout_s` of `sent_ns`, to the next `_SLICE_S`."""
         while True:
-            slice_s = min(_SLICE_S, left_s)
-            if slice_s != self._slice_s:
-                set_receive_timeout(connection, slice_s)
-                self._slice_s = slice_s
             try:
                 return self._receive_packet(connection, call)
             except BlockingIOError:
-                left_s = timeout_s - (time.monotonic_ns() - sent_ns) / 1e9
-                if left_s <= 0:
+                if (time.monotonic_ns() - sent_ns) / 1e9 >= timeout_s:
                     raise
                 self.meanwhile()
 

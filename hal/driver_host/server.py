@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import math
 import os
 import select
 import socket
@@ -24,34 +23,33 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hal.driver_host.frames import FrameWriter
 from hal.driver_host.priority import real_time, yielding
 from hal.driver_host.protocol import (
     PACKET_BYTES,
     DriverRequest,
+    FrameWriter,
     Reply,
-    encode_feedback,
-    encode_observation,
     encode_reply,
     error_text,
     listen,
     peer_pid,
-    require_float,
-    sendable_text,
     set_receive_timeout,
-    value_text,
 )
-from hal.driver_host.watchdog import CallDeadline, CallLimits, CommandWatchdog, interrupts
-from hal.interfaces.robot import Feedback, Robot, Teleoperator, request_previews
-from hal.safety.bounds import hold_action, rest_action
-from hal.safety.limiter import SafetyLimiter, SafetyLimits
-from wire.errors import FleetError, InvalidDataError, RejectedError, RobotError
+from hal.driver_host.watchdog import CallDeadline, CallLimits, CommandWatchdog
+from hal.interfaces.robot import (
+    Feedback,
+    Robot,
+    Teleoperator,
+    request_previews,
+    validate_feedback,
+    validate_observation,
+)
+from hal.safety.limiter import SafetyLimiter, SafetyLimits, hold_action, rest_action
+from wire.errors import FleetError, RejectedError, RobotError
 from wire.types import Observation
 
 log = logging.getLogger(__name__)
 
-COMMAND_TIMEOUT_TICKS = 2
-"""control periods without a command after which the host commands hold"""
 GRACE_S = 2.0
 """how long a host that is asked to end leaves a control process that is still there the time to end by itself"""
 
@@ -71,7 +69,6 @@ class DriverServer:
         robot: Robot,
         path: Path,
         safety: SafetyLimits | None = None,
-        timeout_ticks: int = COMMAND_TIMEOUT_TICKS,
         operator: Teleoperator | None = None,
         limits: CallLimits | None = None,
     ) -> None:
@@ -82,17 +79,15 @@ class DriverServer:
         self.robot = robot
         self.held = 0
         self._what = f"robot '{robot.spec.embodiment}'"
-        self._source = {call: f"{self._what}: {call}() gave" for call in ("read", "write")}
         self._path = path
         self._operator = operator
         self._safety = SafetyLimiter(robot.spec, safety or SafetyLimits())
-        self._watchdog = CommandWatchdog(robot.spec.period_ns, timeout_ticks)
+        self._watchdog = CommandWatchdog(robot.spec.period_ns)
         self._deadline = CallDeadline(limits)
         self._executed: np.ndarray | None = None
         self._seen: Observation | None = None
         self._held_ticks = 0
         self._fault = self._traced_fault = ""
-        self._shape = (robot.spec.action_dim,)
         self._listen_s = min(_STEP_S, robot.spec.period_ns / 1e9)
         self._next_poll_ns = 0
         self._ahead: DriverRequest | None = None
@@ -167,7 +162,7 @@ class DriverServer:
         if self._control is not None:
             text = f"{self._what} at {self._path} is in the hands of process {self._pid}; end that one first."
             with contextlib.suppress(OSError):
-                refusal = Reply(0, sendable_text(text), RejectedError.__name__)
+                refusal = Reply(0, error_text(text), RejectedError.__name__)
                 connection.send(encode_reply(refusal, self.held, None, self._what), socket.MSG_DONTWAIT)
             connection.close()
             return
@@ -233,7 +228,8 @@ class DriverServer:
             failed = Reply(request.number, error_text(error), type(error).__name__)
         # Whatever a driver raises, and be it SystemExit, must not end the process that guards its robot.
         except BaseException as error:
-            text = error_text(error, f"{self._what}: its driver failed in {request.call}(): {type(error).__name__}: ")
+            name = type(error).__name__
+            text = f"{self._what}: its driver failed in {request.call}(): {name}: {error_text(error)}"
             if text != self._traced_fault:
                 # Once: it is called many times a second.
                 log.exception("%s: its driver failed in %s().", self._what, request.call)
@@ -248,13 +244,10 @@ class DriverServer:
                 if request.previews != self._previews:
                     self._previews = request.previews
                     request_previews(self.robot, request.previews)
-                seen = self.robot.read()
-                what = self._source["read"]
-                reply = encode_observation(number, seen, self._frames.write(seen.images, what), what)
-                self._seen = seen
-                return self._with_proposal(reply) if request.propose else reply
+                return self._read(request)
             case "write":
-                return encode_feedback(number, self._execute(request), self._source["write"])
+                done = self._execute(request)
+                return Reply(number, reward=done.reward, success=done.success)
             case "attach":
                 return Reply(number, spec=self.robot.spec, pid=os.getpid())
             case "propose":
@@ -273,6 +266,21 @@ class DriverServer:
                 raise RobotError(f"{self._what}: its host does not understand '{request.call}'; install one version.")
         return Reply(number)
 
+    def _read(self, request: DriverRequest) -> Reply:
+        seen = validate_observation(self.robot.spec, self.robot.read())
+        views, state = self._frames.write(seen.images), seen.state
+        self._seen = seen
+        reply = Reply(
+            request.number,
+            progress=None,
+            time_ns=seen.time_ns,
+            state=state.tobytes(),
+            shape=state.shape,
+            views=views,
+            task=seen.task,
+        )
+        return self._with_proposal(reply) if request.propose else reply
+
     def _end_scene(self) -> None:
         """The scene ends here; what comes next starts from rest."""
         self._watchdog.pause()
@@ -286,8 +294,7 @@ class DriverServer:
             return Reply(number, progress=float("inf"))
         action = self._operator.propose(self._seen)
         data = b"" if action is None else np.asarray(action, np.float32).tobytes()
-        progress = require_float(f"{self._what}: its scripted operator's progress() gave", self._operator.progress())
-        return Reply(number, action=data, progress=progress)
+        return Reply(number, action=data, progress=float(self._operator.progress()))
 
     def _with_proposal(self, reply: Reply) -> Reply:
         """`reply` to a read with the operator's proposal: half of control's questions are saved so."""
@@ -315,14 +322,9 @@ class DriverServer:
         return done
 
     def _write(self, action: np.ndarray) -> Feedback:
-        done = self.robot.write(action)
-        executed = np.array(done.executed, np.float32)
-        if executed.shape != self._shape or not all(map(math.isfinite, executed.tolist())):
-            # The robot could not be brought to hold from that.
-            raise InvalidDataError(
-                f"{self._what}: write() gave {value_text(executed)} as what it executed; "
-                f"float32[{self.robot.spec.action_dim}], all finite, is expected."
-            )
+        done = validate_feedback(self.robot.spec, self.robot.write(action))
+        # A driver may use its array again.
+        executed = done.executed.copy()
         self._safety.note(executed, self._executed if self._executed is not None else executed)
         self._executed = executed
         return done
@@ -337,7 +339,7 @@ class DriverServer:
             self._write(self._hold_action())
             self._fault = ""
         except BaseException as error:  # noqa: BLE001 - the next period must come, whatever a driver raises in this one
-            fault = error_text(error, f"{type(error).__name__}: ")
+            fault = f"{type(error).__name__}: {error_text(error)}"
             if fault != self._fault:
                 log.error("%s cannot be held: %s", self._what, fault)
             self._fault = fault
@@ -356,28 +358,26 @@ def run_driver_server(
     path: Path,
     stop: Callable[[], bool],
     safety: SafetyLimits | None = None,
-    timeout_ticks: int = COMMAND_TIMEOUT_TICKS,
     operator: Teleoperator | None = None,
     limits: CallLimits | None = None,
 ) -> None:
-    """Host `robot` at `path` until `stop()`: asked to end, or the supervisor is gone; or until it is interrupted.
+    """Host `robot` at `path` until `stop()`: asked to end, or the supervisor is gone.
 
     Whoever handles signals has `stop` answer: an exception out of a handler would be taken for one of the driver.
 
     A control process that is still there then gets `GRACE_S` to end by itself. With `limits` this process ends, with a
     trace in its log and exit status 1, when the driver blocks for longer. Raises as `DriverServer`.
     """
-    server = DriverServer(robot, path, safety, timeout_ticks, operator, limits)
+    server = DriverServer(robot, path, safety, operator, limits)
     # A collection of all that was imported takes longer than a control period.
     gc.collect()
     gc.freeze()
     real_time()
-    with interrupts() as interrupted:
-        try:
-            while not (stop() or interrupted()):
-                server.step()
-            deadline_s = time.monotonic() + GRACE_S
-            while server.attached and time.monotonic() < deadline_s:
-                server.step()
-        finally:
-            server.close()
+    try:
+        while not stop():
+            server.step()
+        deadline_s = time.monotonic() + GRACE_S
+        while server.attached and time.monotonic() < deadline_s:
+            server.step()
+    finally:
+        server.close()

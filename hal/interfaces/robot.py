@@ -5,14 +5,16 @@ A driver's constructor only stores its configuration; `connect` is what touches 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 
-from wire.errors import ConfigError, RobotError, suggest
-from wire.types import Observation, RobotSpec
+from wire.errors import ConfigError, InvalidDataError, RobotError, suggest
+from wire.types import Frame, Observation, RobotSpec
 
 ROBOT = "VLA_FLEET_ROBOT"
 """environment variable with the robot's name in each of its processes, for drivers that tell apart what they open"""
@@ -68,6 +70,86 @@ def check_reset(who: str, task: str, known: Sequence[str], seed: int, connected:
         raise ConfigError(f"{who}: seed {seed} is negative.")
     if not connected:
         raise RobotError(f"{who}: reset before connect(); call connect() first.")
+
+
+def validate_observation(spec: RobotSpec, observation: Observation) -> Observation:
+    """`observation` if its parts are of the kinds they should be, with numpy's numbers as plain ones.
+
+    Raises `InvalidDataError` naming the part. Whether its shapes and numbers fit the spec is another question.
+    """
+    what = f"robot '{spec.embodiment}': read() gave"
+    if not isinstance(observation, Observation):
+        raise InvalidDataError(f"{what} {type(observation).__name__}, not an Observation.")
+    state, time_ns, task, images = observation.state, observation.time_ns, observation.task, observation.images
+    if not isinstance(state, np.ndarray) or state.dtype.kind != "f":
+        kind = state.dtype if isinstance(state, np.ndarray) else type(state).__name__
+        raise InvalidDataError(f"{what} a state of {kind}; float32[{spec.state_dim}] is expected.")
+    plain = type(time_ns) is int and time_ns.bit_length() < 64 and type(task) is str and task.isascii()
+    for camera, frame in images.items():
+        if not isinstance(frame, Frame) or not isinstance(frame.image, np.ndarray):
+            raise InvalidDataError(f"{what} no Frame with an array as image for camera '{camera}'.")
+        plain = plain and type(camera) is str and camera.isascii()
+        plain = plain and type(frame.time_ns) is int and frame.time_ns.bit_length() < 64
+    if not plain:
+        time_ns = _require(f"{what} time_ns", time_ns, _WHOLE)
+        task = _require(f"{what} the task", task, _TEXT)
+        images = {
+            _require(f"{what} a camera named", camera, _TEXT): msgspec.structs.replace(
+                frame, time_ns=_require(f"{what} a frame of camera '{camera}' with time_ns", frame.time_ns, _WHOLE)
+            )
+            for camera, frame in images.items()
+        }
+    elif state.dtype == np.float32:
+        return observation
+    return Observation(time_ns, np.asarray(state, np.float32), images, task)
+
+
+def validate_feedback(spec: RobotSpec, feedback: Feedback) -> Feedback:
+    """`feedback` if it can be recorded, with its action as float32. Raises `InvalidDataError` naming what cannot."""
+    what = f"robot '{spec.embodiment}': write() gave"
+    if not isinstance(feedback, Feedback):
+        raise InvalidDataError(f"{what} {type(feedback).__name__}, not a Feedback.")
+    executed = np.asarray(feedback.executed)
+    numeric = executed.shape == (spec.action_dim,) and executed.dtype.kind in "fiu"
+    if not numeric or not all(map(math.isfinite, executed.tolist())):
+        raise InvalidDataError(
+            f"{what} {_text_of(executed)} as what it executed; float32[{spec.action_dim}], all finite, is expected."
+        )
+    reward, success = feedback.reward, feedback.success
+    if type(reward) is not float or not math.isfinite(reward):
+        reward = _require(f"{what} the reward", reward, _NUMBER)
+    if type(success) is not bool:
+        success = _require(f"{what} success", success, _TRUTH)
+    return Feedback(np.asarray(executed, np.float32), reward, success)
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+_WHOLE = "a whole number of 64 bits", lambda value: int(np.int64(operator.index(value)))
+_NUMBER = "a number that is finite", _finite
+_TRUTH = "True or False", bool
+_TEXT = "a text in Unicode", lambda value: value.encode().decode()
+
+
+def _require(what: str, value: object, kind: tuple[str, Callable[[Any], Any]]) -> Any:
+    """`value`, of numpy or not, as a plain one. Raises `InvalidDataError`, which begins with `what`."""
+    try:
+        return kind[1](value)
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
+        raise InvalidDataError(f"{what} {_text_of(value)}; {kind[0]} is expected.") from error
+
+
+def _text_of(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - it comes from a driver
+        text = "something that cannot be shown"
+    return f"{text[:80]} ({type(value).__name__})"
 
 
 def request_previews(robot: Robot, wanted: bool) -> None:

@@ -15,7 +15,7 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from tests import samples
-from hal.driver_host.frames import FrameWriter
+from hal.driver_host.protocol import FrameWriter
 from wire.transport.frame_ring import FrameRing
 from wire.messages.gateway import Stop
 from wire.messages.local import FrameRecorded

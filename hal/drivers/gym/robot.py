@@ -17,7 +17,7 @@ from hal.drivers.gym.config import RENDER, GymConfig, GymTask, instruction
 from hal.drivers.gym.make import make_env, value_at
 from hal.drivers.gym.spec import check_spaces, gym_spec, read_spaces
 from hal.interfaces.robot import Feedback, check_reset
-from hal.safety.bounds import hold_action, limit_action, rest_action
+from hal.safety.limiter import hold_action, limit_action, rest_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, FleetError, InvalidDataError, RobotError
 from wire.types import Frame, Observation

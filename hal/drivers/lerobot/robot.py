@@ -17,7 +17,7 @@ from hal.drivers.lerobot.camera import GrabbedPictures, NewestCamera, detach_cam
 from hal.drivers.lerobot.make import check_calibration, disconnect, make_lerobot
 from hal.drivers.lerobot.spec import LeRobotConfig, calibrated_limits, lerobot_spec
 from hal.interfaces.robot import Feedback, check_reset
-from hal.safety.bounds import limit_action
+from hal.safety.limiter import limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError
 from wire.types import CommandType, Observation

@@ -6,13 +6,12 @@ import numpy as np
 
 from hal.interfaces.dynamics import DynamicsModel
 from robot_edge.chunking.action_predictor import ActionPredictor
-from robot_edge.chunking.request_tracker import PlannedAction, RequestTracker, ScheduledChunk
-from robot_edge.chunking.scheduler import SingleChunkScheduler
+from robot_edge.chunking.scheduler import AlignedScheduler, PlannedAction, RequestTracker, ScheduledChunk
 from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import Observation
 
 
-class FutureStateScheduler(SingleChunkScheduler):
+class FutureStateScheduler(AlignedScheduler):
     """Asks one forecast delay ahead, with the state the robot will have by then.
 
     The state is rolled forward by the actions that are decided until then, as they will be executed. A chunk that is

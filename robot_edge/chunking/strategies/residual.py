@@ -10,8 +10,7 @@ import numpy as np
 
 from policies.common.residual_policy import correct, input_width
 from robot_edge.chunking.action_predictor import ActionPredictor
-from robot_edge.chunking.request_tracker import PlannedAction, RequestTracker
-from robot_edge.chunking.scheduler import ChunkScheduler
+from robot_edge.chunking.scheduler import ChunkScheduler, PlannedAction, RequestTracker
 from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import ActionChunk, Observation, ResidualPolicy
 
@@ -23,7 +22,7 @@ _KEPT = 8
 _Key = tuple[int, int, int]
 
 
-class ResidualScheduler:
+class ResidualScheduler(ChunkScheduler):
     """Another scheduler whose every action is corrected from the newest state.
 
     It stands best on `FutureStateScheduler`: what the robot's own motion changes is foretold there, so the small

@@ -9,13 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from robot_edge.chunking.action_predictor import ActionPredictor
-from robot_edge.chunking.request_tracker import PlannedAction, RequestTracker
-from robot_edge.chunking.scheduler import SingleChunkScheduler
+from robot_edge.chunking.scheduler import AlignedScheduler, PlannedAction, RequestTracker
 from wire.messages.local import ChunkRequest
 from wire.types import Observation, Prefix
 
 
-class RtcScheduler(SingleChunkScheduler):
+class RtcScheduler(AlignedScheduler):
     """Asks for now, with the running chunk's actions from now on as prefix; executes from the tick of arrival.
 
     Of H actions at most H - `execute_ticks` are committed (section 3.1 of both papers), and no more than training

@@ -42,7 +42,7 @@ def hosted(
 ) -> Iterator[RobotProxy]:
     """`robot` in a host that runs in a thread, and the control side of it, not attached yet."""
     over = threading.Event()
-    thread = threading.Thread(target=run_driver_server, args=(robot, path, over.is_set, safety, 2, operator))
+    thread = threading.Thread(target=run_driver_server, args=(robot, path, over.is_set, safety, operator))
     thread.start()
     control = RobotProxy(robot.spec, path, attach_s=60.0, **options)
     try:

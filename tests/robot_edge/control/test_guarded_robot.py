@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FakeConfig, Faults
-from hal.interfaces.robot import Feedback
+from hal.interfaces.robot import Feedback, validate_feedback, validate_observation
 from robot_edge.control.config import RobotTimeouts
-from robot_edge.control.guarded_robot import validate_feedback, validate_observation
 from robot_edge.control.mode import HoldReason, Mode
 from tests import samples
 from tests.robot_edge.control.test_loop import Bench
@@ -48,7 +47,7 @@ def faulty(switch: Path, **faults: bool) -> Bench:
         ("nan_state", HoldReason.bad_observation, None, "not finite"),
         ("wrong_shape", HoldReason.bad_observation, None, r"shape \(5,\)"),
         ("raise_on_write", HoldReason.safety, None, "does not take a command"),
-        ("wrong_feedback", HoldReason.safety, None, r"takes float32\[4\]"),
+        ("wrong_feedback", HoldReason.safety, None, r"as what it executed; float32\[4\]"),
     ],
 )
 @pytest.mark.slow
