@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from wire import errors
 from wire.errors import ConfigError, FleetError, InvalidDataError, RobotError, StorageError, storage_error
 from wire.transport.frame_ring import FrameRing, ring_path, with_preview
 from wire.types import CameraSpec, Frame, RobotSpec
@@ -81,10 +82,8 @@ class Reply(msgspec.Struct, array_like=True):
     """what the driver raised"""
     kind: str = ""
     """the class of wire.errors it raised"""
-    held: int = 0
-    """periods since the host started in which it commanded hold by itself"""
     executed: bytes = b""
-    """float32[da]: what the robot did last, empty before the first command of a scene"""
+    """float32[da]: what the robot did with a command"""
     time_ns: int = 0
     state: bytes = b""
     shape: tuple[int, ...] = ()
@@ -102,25 +101,18 @@ class Reply(msgspec.Struct, array_like=True):
 
 def decode_error(reply: Reply) -> FleetError:
     """The error that the driver raised, of the same class."""
-    known: dict[str, type[FleetError]] = {}
-    new: list[type[FleetError]] = [FleetError]
-    while new:
-        kind = new.pop()
-        known[kind.__name__] = kind
-        new += kind.__subclasses__()
-    return known.get(reply.kind, RobotError)(reply.error)
+    kind = getattr(errors, reply.kind, None)
+    known = isinstance(kind, type) and issubclass(kind, FleetError)
+    return kind(reply.error) if known else RobotError(reply.error)
 
 
-def encode_reply(reply: Reply, held: int, executed: np.ndarray | None, what: str, call: str = "") -> bytes:
-    """`reply` with what every reply says, as it is sent. Raises `RobotError` when it is too long for a packet: then
-    `what` gave too much in `call`."""
-    reply.held, reply.executed = held, b"" if executed is None else executed.tobytes()
+def encode_reply(reply: Reply, what: str, call: str) -> bytes:
+    """`reply` as it is sent. Raises `RobotError` when `what` gave more in `call` than a packet has room for."""
     data = _encode(reply)
     if len(data) > PACKET_BYTES:
-        gave = f"{what}: what {call}() gave" if call else what
         raise RobotError(
-            f"{gave} takes {len(data)} bytes besides the pictures, and {PACKET_BYTES} at most can be sent. "
-            "Shorten the task, or measure fewer dimensions."
+            f"{what}: what {call}() gave takes {len(data)} bytes besides the pictures, and {PACKET_BYTES} at most can "
+            "be sent. Shorten the task, or measure fewer dimensions."
         )
     return data
 

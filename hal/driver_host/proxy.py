@@ -44,7 +44,6 @@ class RobotProxy:
         self,
         spec: RobotSpec,
         path: Path,
-        tasks: tuple[str, ...] = (),
         attach_s: float = 20.0,
         call_s: float = 1.0,
         slow_call_s: float = 120.0,
@@ -56,9 +55,6 @@ class RobotProxy:
         `meanwhile` is called several times a second while one of those takes its time.
         """
         self.spec = spec
-        self.tasks = tasks
-        self.held = 0
-        """periods in which the host commanded hold by itself, since it started; as of the last call"""
         self.host_pid = 0
         self._path = path
         self._attach_s = attach_s
@@ -66,7 +62,6 @@ class RobotProxy:
         self._slow_call_s = slow_call_s
         self.meanwhile = meanwhile
         self._blocked = False
-        self._executed = b""
         self._number = 0
         """of the last request"""
         self._expected_ns = 0
@@ -80,11 +75,6 @@ class RobotProxy:
         self._previews = False
         self._proposes = False
         self._proposed: Reply | None = None
-
-    @property
-    def executed(self) -> np.ndarray | None:
-        """float32[da]: what the robot did last, whoever commanded it; None before the first command of a scene."""
-        return np.frombuffer(self._executed, np.float32) if self._executed else None
 
     def connect(self) -> None:
         """Attach to the host and have it connect its driver.
@@ -234,8 +224,6 @@ class RobotProxy:
         except OSError as error:
             raise self._connection_error(call, timeout_s, error) from error
         self._blocked = False
-        self.held = reply.held
-        self._executed = reply.executed
         if reply.kind:
             raise decode_error(reply)
         return reply

@@ -77,7 +77,6 @@ class DriverServer:
         Raises `ConfigError` when another host listens there, or `path` is too long for a socket, and `StorageError`.
         """
         self.robot = robot
-        self.held = 0
         self._what = f"robot '{robot.spec.embodiment}'"
         self._path = path
         self._operator = operator
@@ -163,7 +162,7 @@ class DriverServer:
             text = f"{self._what} at {self._path} is in the hands of process {self._pid}; end that one first."
             with contextlib.suppress(OSError):
                 refusal = Reply(0, error_text(text), RejectedError.__name__)
-                connection.send(encode_reply(refusal, self.held, None, self._what), socket.MSG_DONTWAIT)
+                connection.send(encode_reply(refusal, self._what, "attach"), socket.MSG_DONTWAIT)
             connection.close()
             return
         self._control, self._pid = connection, pid
@@ -223,7 +222,7 @@ class DriverServer:
                     reply = self._call(request)
             else:
                 reply = self._call(request)
-            return encode_reply(reply, self.held, self._executed, self._what, request.call)
+            return encode_reply(reply, self._what, request.call)
         except FleetError as error:
             failed = Reply(request.number, error_text(error), type(error).__name__)
         # Whatever a driver raises, and be it SystemExit, must not end the process that guards its robot.
@@ -235,7 +234,7 @@ class DriverServer:
                 log.exception("%s: its driver failed in %s().", self._what, request.call)
             self._traced_fault = text
             failed = Reply(request.number, text, RobotError.__name__)
-        return encode_reply(failed, self.held, self._executed, self._what)
+        return encode_reply(failed, self._what, request.call)
 
     def _call(self, request: DriverRequest) -> Reply:
         number = request.number
@@ -247,7 +246,7 @@ class DriverServer:
                 return self._read(request)
             case "write":
                 done = self._execute(request)
-                return Reply(number, reward=done.reward, success=done.success)
+                return Reply(number, executed=done.executed.tobytes(), reward=done.reward, success=done.success)
             case "attach":
                 return Reply(number, spec=self.robot.spec, pid=os.getpid())
             case "propose":
@@ -334,7 +333,6 @@ class DriverServer:
             who = f"control process {self._pid} sends no command" if self._control is not None else "no control process"
             log.info("%s: %s; its host commands hold.", self._what, who)
         self._held_ticks += 1
-        self.held += 1
         try:
             self._write(self._hold_action())
             self._fault = ""

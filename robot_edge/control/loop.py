@@ -15,7 +15,7 @@ from hal.safety.limiter import SafetyLimiter, hold_action, rest_action
 from robot_edge.chunking.scheduler import ChunkSchedulerSelector, MakeScheduler, PlannedAction
 from robot_edge.control.command_inbox import CommandInbox
 from robot_edge.control.config import LoopConfig
-from robot_edge.control.episode_tracker import ControlStep, EpisodeTracker, StepRecorder
+from robot_edge.control.episode_tracker import EpisodeTracker, StepRecorder
 from robot_edge.control.guarded_robot import GuardedRobot
 from robot_edge.control.mode import NO_HOLD, ControlConditions, Hold, HoldReason, Mode, decide
 from robot_edge.control.operator_override import OperatorOverride
@@ -325,21 +325,19 @@ class ControlLoop:
         if not self.tracker.running:
             # It ended while the command waited for `write_after_s`.
             return
-        step = ControlStep(
-            tick=self._tick,
-            mode=self.mode,
-            reason=self.hold.reason,
-            observation=observation,
-            proposed=proposed,
-            executed=feedback.executed,
-            chunk=planned[1] if planned else None,
+        outcome = self.tracker.step(
+            self._tick,
+            self.mode,
+            self.hold.reason,
+            observation,
+            proposed,
+            feedback,
+            planned[1] if planned else None,
             delay_ticks=self.chunks.scheduler.delay_ticks,
             version=self.inbox.version,
-            reward=feedback.reward,
-            success=feedback.success,
+            own=not self.override.in_control,
+            ending=self.inbox.estop or self.inbox.stopping,
         )
-        ending = self.inbox.estop or self.inbox.stopping
-        outcome = self.tracker.step(step, own=not self.override.in_control, ending=ending)
         if outcome:
             self._end(outcome)
 
