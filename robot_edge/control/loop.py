@@ -352,6 +352,7 @@ class ControlLoop:
                 time_ns=self._clock.now_ns(),
                 mode=self.mode.value,
                 reason=self.hold.reason.value,
+                detail=self.hold.detail,
                 task=episode.task if episode else "",
                 episode=episode.id if episode else "",
                 tick=self._tick - self.tracker.first_tick,

@@ -122,6 +122,17 @@ def test_frames_are_sent_once_and_before_the_steps_that_saw_them() -> None:
     assert len(known) == 5
 
 
+def test_a_status_says_more_than_the_reason_of_a_hold() -> None:
+    bench = Bench(status_every_ticks=1).ready()
+    bench.answer = None
+    bench.tick(2)
+    bench.inference.send(ChunkReply(None, "no version is loaded", bench.asked[-1].tick))
+    bench.tick(2)
+    status = [m for m in bench.said if isinstance(m, EdgeStatus)][-1]
+    assert (status.reason, status.detail) == (HoldReason.no_action.value, "no version is loaded")
+    assert status.fault == ""
+
+
 def test_without_fresh_actions_the_robot_stands_still_and_comes_back() -> None:
     bench = Bench(max_ticks=500).ready()
     bench.answer = np.full(4, 0.5, np.float32)
