@@ -102,8 +102,9 @@ class Reply(msgspec.Struct, array_like=True):
 def decode_error(reply: Reply) -> FleetError:
     """The error that the driver raised, of the same class."""
     kind = getattr(errors, reply.kind, None)
-    known = isinstance(kind, type) and issubclass(kind, FleetError)
-    return kind(reply.error) if known else RobotError(reply.error)
+    if isinstance(kind, type) and issubclass(kind, FleetError):
+        return kind(reply.error)
+    return RobotError(reply.error)
 
 
 def encode_reply(reply: Reply, what: str, call: str) -> bytes:

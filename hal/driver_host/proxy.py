@@ -247,18 +247,16 @@ class RobotProxy:
         """Raises `BlockingIOError` when no reply came within `timeout_s` of `sent_ns`, to the next `_SLICE_S`."""
         while True:
             try:
-                return self._receive_packet(connection, call)
+                size = connection.recv_into(self._packet)
             except BlockingIOError:
                 if (time.monotonic_ns() - sent_ns) / 1e9 >= timeout_s:
                     raise
                 self.meanwhile()
-
-    def _receive_packet(self, connection: socket.socket, call: str) -> Reply:
-        data = self._packet[: connection.recv_into(self._packet)]
-        if not data:
+                continue
+            if size:
+                return _decode(self._packet[:size])
             self._detach()
             raise RobotDisconnectedError(f"robot '{self.spec.embodiment}': {self._gone_text(call)}.")
-        return _decode(data)
 
     def _gone_text(self, call: str) -> str:
         return (

@@ -104,11 +104,11 @@ class DriverServer:
         """Whether a control process is there."""
         return self._control is not None
 
-    def step(self, longest_s: float = _STEP_S) -> None:
-        """Answer what control asks, or hold when that is due; at most `longest_s` when there is nothing to do."""
+    def step(self) -> None:
+        """Answer what control asks, or hold when that is due; waits for at most a tenth of a second."""
         self._deadline.renew()
         now_ns = time.monotonic_ns()
-        wait_s = min(longest_s, self._watchdog.left_s(now_ns))
+        wait_s = min(_STEP_S, self._watchdog.left_s(now_ns))
         if self._ahead is not None:
             wait_s = min(wait_s, max(0, self._ahead.read_at_ns - now_ns) / 1e9)
         if self._control is not None and wait_s >= self._listen_s and now_ns < self._next_poll_ns:
@@ -128,7 +128,7 @@ class DriverServer:
             self._answer(self._control)
         elif self._control is not None and self._ahead is not None:
             self._read_ahead(self._control, self._ahead)
-        # After control was heard: one that has just died makes room for the one that knocks.
+        # After control was answered: one that has just died makes room for the one that knocks.
         if self._listener in ready:
             self._accept()
 

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from hal.safety.limiter import hold_numbers
+from robot_edge.chunking.action_predictor import ActionPredictor
 from robot_edge.chunking.config import ChunkingConfig
 from wire.errors import ConfigError
 from wire.messages.local import ChunkReply, ChunkRequest
@@ -223,8 +224,10 @@ class AlignedScheduler(ChunkScheduler):
     arrival.
     """
 
-    def __init__(self, tracker: RequestTracker) -> None:
+    def __init__(self, tracker: RequestTracker, predictor: ActionPredictor | None = None) -> None:
+        """`predictor`: learns at every tick what was chosen and what was executed."""
         self._tracker = tracker
+        self._predictor = predictor
         self._execute_ticks = tracker.config.execute_ticks
         self.reset(0)
 
@@ -234,6 +237,8 @@ class AlignedScheduler(ChunkScheduler):
 
     def reset(self, tick: int) -> None:
         self._tracker.reset()
+        if self._predictor is not None:
+            self._predictor.reset()
         self._running: ScheduledChunk | None = None
 
     def request_chunk(self, tick: int, observation: Observation) -> ChunkRequest | None:
@@ -247,10 +252,15 @@ class AlignedScheduler(ChunkScheduler):
             self._on_chunk(chunk, tick)
 
     def next_action(self, tick: int, observation: Observation) -> PlannedAction | None:
-        return None if self._running is None else self._running.at(tick)
+        planned = None if self._running is None else self._running.at(tick)
+        if self._predictor is not None:
+            self._predictor.on_action_selected(tick, planned[0] if planned else None, observation.state)
+        return planned
 
     def on_executed(self, tick: int, action: np.ndarray) -> None:
         self._tracker.on_executed(action)
+        if self._predictor is not None:
+            self._predictor.on_executed(tick, action)
 
     # --- what other strategies change ---------------------------------------------------------------------------------
 

@@ -21,18 +21,18 @@ class FutureStateScheduler(AlignedScheduler):
     always a proposal to hand back to.
     """
 
+    _predictor: ActionPredictor
+
     def __init__(
         self, tracker: RequestTracker, motion: DynamicsModel, predictor: ActionPredictor, max_delay: int
     ) -> None:
         """`max_delay`: ticks the policy was trained to look ahead; what is later is skipped."""
         self._motion = motion
-        self._predictor = predictor
         self._max_delay = max_delay
-        super().__init__(tracker)
+        super().__init__(tracker, predictor)
 
     def reset(self, tick: int) -> None:
         super().reset(tick)
-        self._predictor.reset()
         self._next: ScheduledChunk | None = None
         self._assumed_until = tick
         """first tick of the newest request: until then it reckons with what will be executed"""
@@ -44,13 +44,10 @@ class FutureStateScheduler(AlignedScheduler):
 
     def next_action(self, tick: int, observation: Observation) -> PlannedAction | None:
         self._promote(tick)
-        planned = super().next_action(tick, observation)
-        self._predictor.on_action_selected(tick, planned[0] if planned else None, observation.state)
-        return planned
+        return super().next_action(tick, observation)
 
     def on_executed(self, tick: int, action: np.ndarray) -> None:
         super().on_executed(tick, action)
-        self._predictor.on_executed(tick, action)
         if tick < self._assumed_until and self._predictor.has_drifted:
             self._tracker.cancel()
             self._next = None

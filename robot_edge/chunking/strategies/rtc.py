@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from robot_edge.chunking.action_predictor import ActionPredictor
-from robot_edge.chunking.scheduler import AlignedScheduler, PlannedAction, RequestTracker
+from robot_edge.chunking.scheduler import AlignedScheduler, RequestTracker
 from wire.messages.local import ChunkRequest
 from wire.types import Observation, Prefix
 
@@ -22,28 +22,16 @@ class RtcScheduler(AlignedScheduler):
     prefix.
     """
 
+    _predictor: ActionPredictor
+
     def __init__(
         self, tracker: RequestTracker, predictor: ActionPredictor, *, guided: bool, max_delay: int | None = None
     ) -> None:
         """`max_delay`: longest prefix the policy was trained with, in actions; None for no such limit."""
         self._guided = guided
         self._low, self._high = tracker.spec.action_low(), tracker.spec.action_high()
-        self._predictor = predictor
         self._max_delay = max_delay
-        super().__init__(tracker)
-
-    def reset(self, tick: int) -> None:
-        super().reset(tick)
-        self._predictor.reset()
-
-    def next_action(self, tick: int, observation: Observation) -> PlannedAction | None:
-        planned = super().next_action(tick, observation)
-        self._predictor.on_action_selected(tick, planned[0] if planned else None, observation.state)
-        return planned
-
-    def on_executed(self, tick: int, action: np.ndarray) -> None:
-        super().on_executed(tick, action)
-        self._predictor.on_executed(tick, action)
+        super().__init__(tracker, predictor)
 
     def _make_request(self, tick: int, observation: Observation) -> ChunkRequest:
         return ChunkRequest(tick, observation, tick, observation.state, self._prefix(tick))
