@@ -16,6 +16,8 @@ import numpy as np
 from wire.errors import ConfigError, InvalidDataError, RobotError, suggest
 from wire.types import Frame, Observation, RobotSpec
 
+_FLOAT32 = np.dtype(np.float32)
+
 ROBOT = "VLA_FLEET_ROBOT"
 """environment variable with the robot's name in each of its processes, for drivers that tell apart what they open"""
 
@@ -77,49 +79,45 @@ def validate_observation(spec: RobotSpec, observation: Observation) -> Observati
 
     Raises `InvalidDataError` naming the part. Whether its shapes and numbers fit the spec is another question.
     """
-    what = f"robot '{spec.embodiment}': read() gave"
     if not isinstance(observation, Observation):
-        raise InvalidDataError(f"{what} {type(observation).__name__}, not an Observation.")
+        raise _invalid(spec, f"read() gave {type(observation).__name__}, not an Observation.")
     state, time_ns, task, images = observation.state, observation.time_ns, observation.task, observation.images
     if not isinstance(state, np.ndarray) or state.dtype.kind != "f":
         kind = state.dtype if isinstance(state, np.ndarray) else type(state).__name__
-        raise InvalidDataError(f"{what} a state of {kind}; float32[{spec.state_dim}] is expected.")
+        raise _invalid(spec, f"read() gave a state of {kind}; float32[{spec.state_dim}] is expected.")
     plain = type(time_ns) is int and time_ns.bit_length() < 64 and type(task) is str and task.isascii()
     for camera, frame in images.items():
         if not isinstance(frame, Frame) or not isinstance(frame.image, np.ndarray):
-            raise InvalidDataError(f"{what} no Frame with an array as image for camera '{camera}'.")
+            raise _invalid(spec, f"read() gave no Frame with an array as image for camera '{camera}'.")
         plain = plain and type(camera) is str and camera.isascii()
         plain = plain and type(frame.time_ns) is int and frame.time_ns.bit_length() < 64
     if not plain:
-        time_ns = _require(f"{what} time_ns", time_ns, _WHOLE)
-        task = _require(f"{what} the task", task, _TEXT)
-        images = {
-            _require(f"{what} a camera named", camera, _TEXT): msgspec.structs.replace(
-                frame, time_ns=_require(f"{what} a frame of camera '{camera}' with time_ns", frame.time_ns, _WHOLE)
-            )
-            for camera, frame in images.items()
-        }
-    elif state.dtype == np.float32:
+        time_ns = _require(spec, "read() gave time_ns", time_ns, _WHOLE)
+        task = _require(spec, "read() gave the task", task, _TEXT)
+        images = {}
+        for camera, frame in observation.images.items():
+            stamped = _require(spec, f"read() gave a frame of camera '{camera}' with time_ns", frame.time_ns, _WHOLE)
+            name = _require(spec, "read() gave a camera named", camera, _TEXT)
+            images[name] = msgspec.structs.replace(frame, time_ns=stamped)
+    elif state.dtype == _FLOAT32:
         return observation
     return Observation(time_ns, np.asarray(state, np.float32), images, task)
 
 
 def validate_feedback(spec: RobotSpec, feedback: Feedback) -> Feedback:
     """`feedback` if it can be recorded, with its action as float32. Raises `InvalidDataError` naming what cannot."""
-    what = f"robot '{spec.embodiment}': write() gave"
     if not isinstance(feedback, Feedback):
-        raise InvalidDataError(f"{what} {type(feedback).__name__}, not a Feedback.")
+        raise _invalid(spec, f"write() gave {type(feedback).__name__}, not a Feedback.")
     executed = np.asarray(feedback.executed)
-    numeric = executed.shape == (spec.action_dim,) and executed.dtype.kind in "fiu"
-    if not numeric or not all(map(math.isfinite, executed.tolist())):
-        raise InvalidDataError(
-            f"{what} {_text_of(executed)} as what it executed; float32[{spec.action_dim}], all finite, is expected."
-        )
+    fits = executed.shape == (len(spec.action),) and executed.dtype.kind in "fiu"
+    if not fits or not all(map(math.isfinite, executed.tolist())):
+        what = f"write() gave {_text_of(executed)} as what it executed"
+        raise _invalid(spec, f"{what}; float32[{spec.action_dim}], all finite, is expected.")
     reward, success = feedback.reward, feedback.success
-    if type(reward) is not float or not math.isfinite(reward):
-        reward = _require(f"{what} the reward", reward, _NUMBER)
-    if type(success) is not bool:
-        success = _require(f"{what} success", success, _TRUTH)
+    if type(reward) is float and math.isfinite(reward) and type(success) is bool and executed.dtype == _FLOAT32:
+        return feedback
+    reward = _require(spec, "write() gave the reward", reward, _NUMBER)
+    success = _require(spec, "write() gave success", success, _TRUTH)
     return Feedback(np.asarray(executed, np.float32), reward, success)
 
 
@@ -136,12 +134,16 @@ _TRUTH = "True or False", bool
 _TEXT = "a text in Unicode", lambda value: value.encode().decode()
 
 
-def _require(what: str, value: object, kind: tuple[str, Callable[[Any], Any]]) -> Any:
-    """`value`, of numpy or not, as a plain one. Raises `InvalidDataError`, which begins with `what`."""
+def _invalid(spec: RobotSpec, text: str) -> InvalidDataError:
+    return InvalidDataError(f"robot '{spec.embodiment}': {text}")
+
+
+def _require(spec: RobotSpec, what: str, value: object, kind: tuple[str, Callable[[Any], Any]]) -> Any:
+    """`value`, of numpy or not, as a plain one. Raises `InvalidDataError` with `what`."""
     try:
         return kind[1](value)
     except (AttributeError, OverflowError, TypeError, ValueError) as error:
-        raise InvalidDataError(f"{what} {_text_of(value)}; {kind[0]} is expected.") from error
+        raise _invalid(spec, f"{what} {_text_of(value)}; {kind[0]} is expected.") from error
 
 
 def _text_of(value: object) -> str:
