@@ -82,9 +82,8 @@ def make_scheduler(
         case Strategy.rtc_trained:
             return RtcScheduler(tracker, predictor, guided=False, max_delay=max_delay)
         case Strategy.residual if motion is not None and trained.state_aligned and max_delay > 0:
-            ahead = FutureStateScheduler(tracker, motion, predictor, max_delay)
-            return ResidualScheduler(ahead, tracker, predictor)
+            return ResidualScheduler(FutureStateScheduler(tracker, motion, predictor, max_delay))
         case Strategy.residual:
-            return ResidualScheduler(AlignedScheduler(tracker), tracker)
+            return ResidualScheduler(AlignedScheduler(tracker))
         case _:
             return AlignedScheduler(tracker)

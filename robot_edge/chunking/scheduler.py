@@ -226,8 +226,8 @@ class AlignedScheduler(ChunkScheduler):
 
     def __init__(self, tracker: RequestTracker, predictor: ActionPredictor | None = None) -> None:
         """`predictor`: learns at every tick what was chosen and what was executed."""
-        self._tracker = tracker
-        self._predictor = predictor
+        self.tracker = tracker
+        self.predictor = predictor
         self._execute_ticks = tracker.config.execute_ticks
         self.reset(0)
 
@@ -236,31 +236,31 @@ class AlignedScheduler(ChunkScheduler):
         return -1 if self._running is None else self._running.delay_ticks
 
     def reset(self, tick: int) -> None:
-        self._tracker.reset()
-        if self._predictor is not None:
-            self._predictor.reset()
+        self.tracker.reset()
+        if self.predictor is not None:
+            self.predictor.reset()
         self._running: ScheduledChunk | None = None
 
     def request_chunk(self, tick: int, observation: Observation) -> ChunkRequest | None:
-        if not self._tracker.can_request(tick) or (self._running is not None and not self._is_due(self._running, tick)):
+        if not self.tracker.can_request(tick) or (self._running is not None and not self._is_due(self._running, tick)):
             return None
-        return self._tracker.register(self._make_request(tick, observation))
+        return self.tracker.register(self._make_request(tick, observation))
 
     def submit(self, reply: ChunkReply, tick: int) -> None:
-        chunk = self._tracker.pop(reply, tick)
+        chunk = self.tracker.pop(reply, tick)
         if chunk is not None:
             self._on_chunk(chunk, tick)
 
     def next_action(self, tick: int, observation: Observation) -> PlannedAction | None:
         planned = None if self._running is None else self._running.at(tick)
-        if self._predictor is not None:
-            self._predictor.on_action_selected(tick, planned[0] if planned else None, observation.state)
+        if self.predictor is not None:
+            self.predictor.on_action_selected(tick, planned[0] if planned else None, observation.state)
         return planned
 
     def on_executed(self, tick: int, action: np.ndarray) -> None:
-        self._tracker.on_executed(action)
-        if self._predictor is not None:
-            self._predictor.on_executed(tick, action)
+        self.tracker.on_executed(action)
+        if self.predictor is not None:
+            self.predictor.on_executed(tick, action)
 
     # --- what other strategies change ---------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class AlignedScheduler(ChunkScheduler):
         After `execute_ticks` of its time, or earlier if the answer would come when it is used up.
         """
         first = running.chunk.first_tick
-        return tick >= min(first + self._execute_ticks, running.end - self._tracker.delay.ticks)
+        return tick >= min(first + self._execute_ticks, running.end - self.tracker.delay.ticks)
 
     def _make_request(self, tick: int, observation: Observation) -> ChunkRequest:
         return ChunkRequest(tick, observation, tick, observation.state)

@@ -21,7 +21,7 @@ class FutureStateScheduler(AlignedScheduler):
     always a proposal to hand back to.
     """
 
-    _predictor: ActionPredictor
+    predictor: ActionPredictor
 
     def __init__(
         self, tracker: RequestTracker, motion: DynamicsModel, predictor: ActionPredictor, max_delay: int
@@ -48,29 +48,29 @@ class FutureStateScheduler(AlignedScheduler):
 
     def on_executed(self, tick: int, action: np.ndarray) -> None:
         super().on_executed(tick, action)
-        if tick < self._assumed_until and self._predictor.has_drifted:
-            self._tracker.cancel()
+        if tick < self._assumed_until and self.predictor.has_drifted:
+            self.tracker.cancel()
             self._next = None
             self._assumed_until = tick
             self._void = True
 
     def _is_due(self, running: ScheduledChunk, tick: int) -> bool:
         ends = min(running.start + self._execute_ticks, running.end)
-        return self._void or tick + self._tracker.delay.ticks >= ends
+        return self._void or tick + self.tracker.delay.ticks >= ends
 
     def _make_request(self, tick: int, observation: Observation) -> ChunkRequest:
         # what was void once is not foretold again at once: a chunk for now can always be used
-        foretold = self._predictor.last_action_was_ours and not self._void
+        foretold = self.predictor.last_action_was_ours and not self._void
         self._void = False
-        ahead = min(self._tracker.delay.ticks, self._max_delay) if foretold else 0
+        ahead = min(self.tracker.delay.ticks, self._max_delay) if foretold else 0
         self._assumed_until = tick + ahead
-        self._predictor.reset_drift()
-        past = self._predictor.past
+        self.predictor.reset_drift()
+        past = self.predictor.past
         state = observation.state
         if ahead and len(past):
             running = self._running
             wanted = [planned[0] if running and (planned := running.at(tick + i)) else None for i in range(ahead)]
-            state = self._motion.rollout(state, past, self._predictor.predict(wanted, state))
+            state = self._motion.rollout(state, past, self.predictor.predict(wanted, state))
         return ChunkRequest(tick, observation, tick + ahead, np.asarray(state, np.float32))
 
     def submit(self, reply: ChunkReply, tick: int) -> None:

@@ -12,7 +12,7 @@ class NaiveScheduler(AlignedScheduler):
     """
 
     def _is_due(self, running: ScheduledChunk, tick: int) -> bool:
-        return tick + self._tracker.delay.ticks >= min(running.start + self._execute_ticks, running.end)
+        return tick + self.tracker.delay.ticks >= min(running.start + self._execute_ticks, running.end)
 
     def _on_chunk(self, chunk: ScheduledChunk, tick: int) -> None:
         self._running = chunk.starting_at(tick)

@@ -22,7 +22,7 @@ class RtcScheduler(AlignedScheduler):
     prefix.
     """
 
-    _predictor: ActionPredictor
+    predictor: ActionPredictor
 
     def __init__(
         self, tracker: RequestTracker, predictor: ActionPredictor, *, guided: bool, max_delay: int | None = None
@@ -38,12 +38,12 @@ class RtcScheduler(AlignedScheduler):
 
     def _prefix(self, tick: int) -> Prefix | None:
         running = self._running
-        if running is None or running.end <= tick or not self._predictor.last_action_was_ours:
+        if running is None or running.end <= tick or not self.predictor.last_action_was_ours:
             return None
         # The policy knows actions at the pace it was trained with: one tick is `speed_up` of them.
-        pace = self._tracker.config.speed_up
+        pace = self.tracker.config.speed_up
         left = running.made.actions[(tick - running.chunk.first_tick) * pace :]
-        ticks = min(self._tracker.delay.ticks, running.end - tick, len(running.chunk.actions) - self._execute_ticks)
+        ticks = min(self.tracker.delay.ticks, running.end - tick, len(running.chunk.actions) - self._execute_ticks)
         committed = min(max(ticks, 0) * pace, len(left))
         if self._max_delay is not None:
             committed = min(committed, self._max_delay)

@@ -20,5 +20,5 @@ class SyncScheduler(AlignedScheduler):
 
     def _on_chunk(self, chunk: ScheduledChunk, tick: int) -> None:
         # whatever else was asked for saw the robot before it moved on
-        self._tracker.cancel()
+        self.tracker.cancel()
         self._running = chunk.starting_at(tick)

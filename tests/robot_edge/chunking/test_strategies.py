@@ -225,7 +225,7 @@ class TestAll:
     def test_delays_are_remembered_across_episodes(self, strategy: str) -> None:
         scheduler = make(strategy)
         Simulated(scheduler, [6]).run(40)
-        tracker = getattr(scheduler, "_tracker", None) or scheduler._base._tracker
+        tracker = getattr(scheduler, "tracker", None) or scheduler._base.tracker
         assert tracker.delay.ticks == 6
         scheduler.reset(0)
         assert tracker.delay.ticks == 6
