@@ -221,8 +221,8 @@ def test_a_host_killed_in_the_middle_of_a_frame(place: Path) -> None:  # noqa: F
     numbers, kept = [0], []
     for _ in range(3):
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        words = [sys.executable, "-m", "tests.hal.driver_host.hosting", "paint", str(place)]
-        host = subprocess.Popen(words, cwd=Path(__file__).resolve().parents[3], env=environment)
+        argv = [sys.executable, "-m", "tests.hal.driver_host.hosting", "paint", str(place)]
+        host = subprocess.Popen(argv, cwd=Path(__file__).resolve().parents[3], env=environment)
         try:
             robot.connect()
             robot.reset("any", 1)

@@ -194,10 +194,10 @@ def test_a_request_that_is_none_ends_that_control_only(place: Path) -> None:
         robot.close()
         # An array of two: number 1, and a text of one byte that is not UTF-8.
         for nonsense in (b"no", b"\x92\x01\xa1\xff"):
-            with new_socket() as line:
-                line.connect(str(place))
-                line.send(nonsense)
-                assert line.recv(PACKET_BYTES) == b""
+            with new_socket() as connection:
+                connection.connect(str(place))
+                connection.send(nonsense)
+                assert connection.recv(PACKET_BYTES) == b""
         robot.connect()
 
 

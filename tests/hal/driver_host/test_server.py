@@ -52,10 +52,10 @@ class Processes:
     def control(self, value: float, fresh: bool) -> subprocess.Popen[bytes]:
         return self._start(["tests.hal.driver_host.hosting", str(self.path), str(value), "fresh" if fresh else "on"])
 
-    def _start(self, words: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, argv: list[str]) -> subprocess.Popen[bytes]:
         environment = {**os.environ, LOG: str(self.notes), "OMP_NUM_THREADS": "1"}
         with self.path.with_name("log").open("ab") as log:
-            process = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=environment, stderr=log)
+            process = subprocess.Popen([sys.executable, "-m", *argv], cwd=ROOT, env=environment, stderr=log)
         self._all.append(process)
         return process
 

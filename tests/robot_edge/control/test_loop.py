@@ -33,7 +33,7 @@ class Bench:
         self.inference, inference = memory_pair()
         self.loop = ControlLoop(
             "robot-0",
-            "boot",
+            "session",
             self.robot,
             uplink,
             inference,
