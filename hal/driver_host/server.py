@@ -41,8 +41,9 @@ from hal.interfaces.robot import (
     Robot,
     Teleoperator,
     request_previews,
-    validate_feedback,
+    validate_executed,
     validate_observation,
+    validate_outcome,
 )
 from hal.safety.limiter import SafetyLimiter, SafetyLimits, hold_action, rest_action
 from wire.errors import FleetError, RejectedError, RobotError
@@ -243,10 +244,22 @@ class DriverServer:
                 if request.previews != self._previews:
                     self._previews = request.previews
                     request_previews(self.robot, request.previews)
-                return self._read(request)
+                seen = validate_observation(self.robot.spec, self.robot.read())
+                reply = Reply(
+                    number,
+                    progress=None,
+                    time_ns=seen.time_ns,
+                    state=seen.state.tobytes(),
+                    shape=seen.state.shape,
+                    views=self._frames.write(seen.images),
+                    task=seen.task,
+                )
+                self._seen = seen
+                return self._with_proposal(reply) if request.propose else reply
             case "write":
-                done = self._execute(request)
-                return Reply(number, executed=done.executed.tobytes(), reward=done.reward, success=done.success)
+                executed, done = self._execute(request)
+                reward, success = validate_outcome(self.robot.spec, done)
+                return Reply(number, executed=executed.tobytes(), reward=reward, success=success)
             case "attach":
                 return Reply(number, spec=self.robot.spec, pid=os.getpid())
             case "propose":
@@ -264,21 +277,6 @@ class DriverServer:
             case _:
                 raise RobotError(f"{self._what}: its host does not understand '{request.call}'; install one version.")
         return Reply(number)
-
-    def _read(self, request: DriverRequest) -> Reply:
-        seen = validate_observation(self.robot.spec, self.robot.read())
-        views, state = self._frames.write(seen.images), seen.state
-        self._seen = seen
-        reply = Reply(
-            request.number,
-            progress=None,
-            time_ns=seen.time_ns,
-            state=state.tobytes(),
-            shape=state.shape,
-            views=views,
-            task=seen.task,
-        )
-        return self._with_proposal(reply) if request.propose else reply
 
     def _end_scene(self) -> None:
         """The scene ends here; what comes next starts from rest."""
@@ -306,27 +304,28 @@ class DriverServer:
 
     # --- the robot ------------------------------------------------------------------------------------------------
 
-    def _execute(self, request: DriverRequest) -> Feedback:
+    def _execute(self, request: DriverRequest) -> tuple[np.ndarray, Feedback]:
         action = np.frombuffer(request.action, np.float32)
         late_ns = time.monotonic_ns() - request.sent_ns
         if late_ns > self._watchdog.timeout_ns:
             # It waited behind a driver that blocked: what was right then may be wrong now.
             log.warning("%s: a command is %.0f ms old and is not executed; it holds.", self._what, late_ns / 1e6)
             action = self._hold_action()
-        done = self._write(action)
+        executed, done = self._write(action)
         self._watchdog.on_command(time.monotonic_ns())
         if self._held_ticks:
             log.info("%s: commanded again after %d periods of hold.", self._what, self._held_ticks)
         self._held_ticks = 0
-        return done
+        return executed, done
 
-    def _write(self, action: np.ndarray) -> Feedback:
-        done = validate_feedback(self.robot.spec, self.robot.write(action))
+    def _write(self, action: np.ndarray) -> tuple[np.ndarray, Feedback]:
+        """What was executed, noted whatever else is wrong with the driver's answer, and that answer."""
+        done = self.robot.write(action)
         # A driver may use its array again.
-        executed = done.executed.copy()
+        executed = validate_executed(self.robot.spec, done).copy()
         self._safety.note(executed, self._executed if self._executed is not None else executed)
         self._executed = executed
-        return done
+        return executed, done
 
     def _hold(self) -> None:
         if self._held_ticks == 0:

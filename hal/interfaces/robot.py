@@ -106,6 +106,11 @@ def validate_observation(spec: RobotSpec, observation: Observation) -> Observati
 
 def validate_feedback(spec: RobotSpec, feedback: Feedback) -> Feedback:
     """`feedback` if it can be recorded, with its action as float32. Raises `InvalidDataError` naming what cannot."""
+    return Feedback(validate_executed(spec, feedback), *validate_outcome(spec, feedback))
+
+
+def validate_executed(spec: RobotSpec, feedback: Feedback) -> np.ndarray:
+    """float32[da]: what was executed. Raises as `validate_feedback`."""
     if not isinstance(feedback, Feedback):
         raise _invalid(spec, f"write() gave {type(feedback).__name__}, not a Feedback.")
     executed = np.asarray(feedback.executed)
@@ -113,12 +118,17 @@ def validate_feedback(spec: RobotSpec, feedback: Feedback) -> Feedback:
     if not fits or not all(map(math.isfinite, executed.tolist())):
         what = f"write() gave {_text_of(executed)} as what it executed"
         raise _invalid(spec, f"{what}; float32[{spec.action_dim}], all finite, is expected.")
+    return executed if executed.dtype == _FLOAT32 else executed.astype(np.float32)
+
+
+def validate_outcome(spec: RobotSpec, feedback: Feedback) -> tuple[float, bool]:
+    """(reward, success). Raises as `validate_feedback`."""
     reward, success = feedback.reward, feedback.success
-    if type(reward) is float and math.isfinite(reward) and type(success) is bool and executed.dtype == _FLOAT32:
-        return feedback
-    reward = _require(spec, "write() gave the reward", reward, _NUMBER)
-    success = _require(spec, "write() gave success", success, _TRUTH)
-    return Feedback(np.asarray(executed, np.float32), reward, success)
+    if type(reward) is not float or not math.isfinite(reward):
+        reward = _require(spec, "write() gave the reward", reward, _NUMBER)
+    if type(success) is not bool:
+        success = _require(spec, "write() gave success", success, _TRUTH)
+    return reward, success
 
 
 def _finite(value: Any) -> float:
@@ -147,11 +157,7 @@ def _require(spec: RobotSpec, what: str, value: object, kind: tuple[str, Callabl
 
 
 def _text_of(value: object) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - it comes from a driver
-        text = "something that cannot be shown"
-    return f"{text[:80]} ({type(value).__name__})"
+    return f"{repr(value)[:80]} ({type(value).__name__})"
 
 
 def request_previews(robot: Robot, wanted: bool) -> None:

@@ -142,6 +142,19 @@ def test_feedback_that_cannot_be_sent_is_named_and_the_robot_can_still_be_held(
         assert robot.write(STILL).executed.tolist() == [0, 0, 0, 0]
 
 
+def test_what_was_executed_is_known_whatever_else_is_wrong_with_the_feedback(place: Path) -> None:
+    driver = Odd()
+    with hosted(driver, place) as robot:
+        robot.connect()
+        robot.reset("go-left", 1)
+        robot.write(STILL)
+        driver.done = {"reward": None}
+        with pytest.raises(InvalidDataError, match="reward"):
+            robot.write(np.array([0, 0, 0, 1], np.float32))
+        until_held(driver.executed)
+        assert driver.executed[-1].tolist() == [0, 0, 0, 1], "the gripper is held where it was sent"
+
+
 class MuteError(Exception):
     def __str__(self) -> str:
         raise ValueError("nor this")
