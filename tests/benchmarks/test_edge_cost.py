@@ -35,7 +35,7 @@ larger = Frame(3, frames[3].image, np.zeros((10, 10, 3), np.uint8))
 child = os.fork()
 if child == 0:
     ring.put("front", frames[2])
-    FrameWriter(place / "robot", samples.spec()).write({"front": larger}, "it gave")
+    FrameWriter(place / "robot", samples.spec()).write({"front": larger})
     os._exit(0)
 os.waitpid(child, 0)
 print(os.getpid(), child)
