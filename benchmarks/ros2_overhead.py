@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.common.cpu import Others
 from benchmarks.common.table import Goal, Result, require, run
 from hal.interfaces.robot import Feedback, Robot
-from hal.safety.bounds import limit_action
+from hal.safety.limiter import limit_action
 from wire.errors import FleetError
 from wire.types import CameraSpec, Dimension, Frame, Observation, RobotSpec
 

@@ -246,7 +246,7 @@ def evaluate(size: AsyncDelaySize, stage: Stage, weights: bytes, strategy: str, 
     from policies.flow.policy import FlowPolicy
     from robot_edge.chunking.config import ChunkingConfig
     from robot_edge.chunking.factory import make_scheduler
-    from robot_edge.chunking.request_tracker import DelayEstimator
+    from robot_edge.chunking.scheduler import DelayEstimator
 
     spec = metaworld_spec(size.config)
     policy = FlowPolicy.from_weights(weights, spec, 1)

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
-from hal.safety.bounds import hold_action, limit_action
+from hal.safety.limiter import hold_action, limit_action
 from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkScheduler
 from robot_edge.inference.infer_chunk import infer_chunk

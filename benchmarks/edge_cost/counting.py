@@ -140,7 +140,7 @@ def _count() -> None:
     _wrap("hal.host_line:PictureBoard._write", _seeing(lambda given: given[0][1] == "image"))
     _wrap("hal.host_line:PictureBoard._write", _copying("board", lambda given, _: given[1].nbytes))
     _wrap("hal.host_line:PictureReader._copy", _copying("reader", lambda _, picture: picture.nbytes))
-    for frames in ("hal.driver_host.frames", "hal.host_frames"):
+    for frames in ("hal.driver_host.protocol", "hal.driver_host.frames", "hal.host_frames"):
         _wrap(f"{frames}:FrameWriter._put", _seeing(lambda given: True))
     for ring in ("wire.transport.frame_ring", "wire.frame_ring", "robot_edge.frames"):
         _wrap(f"{ring}:FrameRing.put", _putting)

@@ -82,6 +82,7 @@ def robot_model(robot: RobotView, now_ns: int, instructions: Mapping[str, str]) 
         "age_s": round(age_s, 1),
         "mode": status.mode if status else "hold",
         "reason": status.reason if status else "waiting for its first status",
+        "detail": status.detail if status and status.detail != status.fault else "",
         "health": state.health if state else "starting",
         "health_reason": state.reason if state else "",
         "fault": status.fault if status else "",

@@ -20,7 +20,7 @@ from fleet.config.recipe import Recipe
 from fleet.config.recipes import state
 from hal.interfaces.robot import Feedback
 from hal.registry import register
-from hal.safety.bounds import limit_action
+from hal.safety.limiter import limit_action
 from robot_edge.control.config import LoopConfig
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError, suggest

@@ -58,10 +58,10 @@ class Dashboard:
             table.add_column(name, justify="left" if name in ("robot", "in control", "task") else "right")
         for robot in snapshot["robots"]:
             mode = "lost" if robot["link"] == "lost" else robot["mode"]
-            reason = f" ({robot['reason']})" if robot.get("reason") else ""
+            reason = ": ".join(filter(None, (robot.get("reason"), robot.get("detail"))))
             table.add_row(
                 robot["name"],
-                Text(f"{mode}{reason}", style=_STYLES.get(mode, "bold red")),
+                Text(f"{mode} ({reason})" if reason else mode, style=_STYLES.get(mode, "bold red")),
                 robot.get("task") or "–",
                 str(robot.get("version", 0)),
                 str(robot.get("episodes", 0)),

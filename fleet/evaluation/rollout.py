@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from fleet.evaluation.injected_delay import Delay, FixedDelay
 from hal.interfaces.robot import Robot
-from hal.safety.bounds import rest_action
-from hal.safety.limiter import SafetyLimiter, SafetyLimits
+from hal.safety.limiter import SafetyLimiter, SafetyLimits, rest_action
 from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkScheduler
 from robot_edge.inference.infer_chunk import infer_chunk

@@ -129,7 +129,6 @@ def _control(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> N
         hosted = RobotProxy(
             recipe.spec,
             run_directory / _HOST,
-            recipe.tasks,
             call_s=patience.call_s,
             slow_call_s=patience.reset_s,
             meanwhile=uplink.beat,

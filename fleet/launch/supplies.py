@@ -16,8 +16,7 @@ from fleet.evaluation.rollout import Conditions
 from hal.interfaces.robot import Robot, Teleoperator
 from hal.registry import make_operator, make_robot
 from robot_edge.chunking.factory import make_scheduler
-from robot_edge.chunking.request_tracker import DelayEstimator
-from robot_edge.chunking.scheduler import ChunkScheduler, MakeScheduler
+from robot_edge.chunking.scheduler import ChunkScheduler, DelayEstimator, MakeScheduler
 from robot_edge.control.loop import ControlLoop
 from robot_edge.control.takeover import Gate
 from robot_edge.flight_recorder.recorder import FlightRecorder

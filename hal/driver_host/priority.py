@@ -6,13 +6,14 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 log = logging.getLogger(__name__)
 
 _REAL_TIME, _YIELDING = 10, 5
-_CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+_CORES = os.sched_getaffinity(0)
 """that this process may run on"""
 
 
@@ -23,14 +24,12 @@ def real_time() -> bool:
     left to all others: Linux gives a real-time thread that wakes the core it ran on last, even if another one is idle,
     and whoever is at work there waits.
     """
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_REAL_TIME))
-    except (AttributeError, OSError) as error:
-        log.info("no real-time priority (%s): ticks may start late on a busy machine.", error)
-        return False
-    if len(_CORES) > 1:
-        _run_on(sorted(_CORES)[1:])
-    return True
+    what = "no real-time priority: ticks may start late on a busy machine"
+    wanted = os.sched_param(_REAL_TIME)
+    permitted = _permitted(what, os.sched_setscheduler, 0, os.SCHED_FIFO, wanted, level=logging.INFO)
+    if permitted and len(_CORES) > 1:
+        _permitted("this thread may run on every core", os.sched_setaffinity, 0, sorted(_CORES)[1:])
+    return permitted
 
 
 @contextlib.contextmanager
@@ -39,7 +38,7 @@ def yielding() -> Iterator[None]:
 
     It still runs before everything that is not real-time. Threads of one priority are not interrupted for each other.
     """
-    urgent = getattr(os, "SCHED_FIFO", None) is not None and os.sched_getscheduler(0) == os.SCHED_FIFO
+    urgent = os.sched_getscheduler(0) == os.SCHED_FIFO
     if urgent:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_YIELDING))
     try:
@@ -51,13 +50,10 @@ def yielding() -> Iterator[None]:
 
 def ordinary() -> None:
     """Give the calling thread back the priority of an ordinary one: for work beside a real-time loop."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)
-    except (AttributeError, OSError) as error:
-        log.debug("the priority of this thread stays as it is: %s", error)
-    if len(_CORES) > 1:
-        _run_on(_CORES)
+    what = "this thread keeps its priority"
+    if _permitted(what, os.sched_setscheduler, 0, os.SCHED_OTHER, os.sched_param(0)):
+        _permitted(what, os.setpriority, os.PRIO_PROCESS, threading.get_native_id(), 0)
+    _permitted("this thread stays on its cores", os.sched_setaffinity, 0, _CORES)
 
 
 def set_niceness(process: int, niceness: int) -> None:
@@ -66,34 +62,24 @@ def set_niceness(process: int, niceness: int) -> None:
     It holds against everything on the machine only if the process leads a session: Linux shares processor time among
     sessions first (autogroup), and within one only by niceness.
     """
-    try:
-        os.setpriority(os.PRIO_PROCESS, process, niceness)
-    except OSError as error:
-        log.debug("the priority of process %d stays as it is: %s", process, error)
-        return
-    _set_session(process, niceness)
+    what = f"process {process} keeps its priority"
+    if _permitted(what, os.setpriority, os.PRIO_PROCESS, process, niceness):
+        _permitted(what, Path(f"/proc/{process}/autogroup").write_text, str(niceness))
 
 
 def idle() -> bool:
     """Let the calling thread, and those it starts, run only where nobody else wants to; whether that was permitted."""
+    what = "this process takes its share of a busy machine"
+    permitted = _permitted(what, os.sched_setscheduler, 0, os.SCHED_IDLE, os.sched_param(0), level=logging.INFO)
+    if permitted:
+        _permitted(what, Path(f"/proc/{os.getpid()}/autogroup").write_text, "19")
+    return permitted
+
+
+def _permitted(otherwise: str, change: Callable[..., object], *given: Any, level: int = logging.DEBUG) -> bool:
     try:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    except (AttributeError, OSError) as error:
-        log.info("no idle priority (%s): this process takes its share of a busy machine.", error)
+        change(*given)
+    except OSError as error:
+        log.log(level, "%s (%s).", otherwise, error)
         return False
-    _set_session(os.getpid(), 19)
     return True
-
-
-def _run_on(cores: Iterable[int]) -> None:
-    try:
-        os.sched_setaffinity(0, cores)
-    except OSError as error:
-        log.info("this thread stays on the cores it may run on: %s", error)
-
-
-def _set_session(process: int, niceness: int) -> None:
-    try:
-        Path(f"/proc/{process}/autogroup").write_text(str(niceness))
-    except OSError as error:
-        log.debug("the priority of the session of process %d stays as it is: %s", process, error)

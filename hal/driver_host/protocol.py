@@ -3,33 +3,43 @@
 One request is answered by one reply, so frames are put in only by a read; a command may ask for the next reading
 too, which then comes when its time has come. A packet that comes late is known by its number. No pickle: packets are
 typed MessagePack.
+
+The host puts each picture into shared memory once (`FrameWriter`), control looks at it where it lies (`FrameReader`).
+Those files stand beside the host's socket. They stay when host or control dies, so that a successor counts on and
+nobody takes a new frame for an old one; they go with their directory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import operator
+import logging
 import os
 import socket
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from hal.interfaces.robot import Feedback
-from wire.errors import ConfigError, FleetError, InvalidDataError, RobotError, storage_error
-from wire.types import Observation, RobotSpec
+from wire import errors
+from wire.errors import ConfigError, FleetError, InvalidDataError, RobotError, StorageError, storage_error
+from wire.transport.frame_ring import FrameRing, ring_path, with_preview
+from wire.types import CameraSpec, Frame, RobotSpec
+
+log = logging.getLogger(__name__)
 
 PACKET_BYTES = 1 << 16
 _PATH_BYTES = 107
 """what the operating system takes as a socket's path"""
-_TIME_BITS = 63
-"""of a time that a packet surely takes"""
 _TEXT_CHARS = 2000
 """of an error: a packet must have room for it"""
+_PREVIEW_S = 0.05
+"""how long a larger picture stays: control sends it on, or copies it, in the tick that reads it"""
 
 _encode = msgspec.msgpack.Encoder().encode
+
+# --- packets ----------------------------------------------------------------------------------------------------------
 
 
 class DriverRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -72,10 +82,8 @@ class Reply(msgspec.Struct, array_like=True):
     """what the driver raised"""
     kind: str = ""
     """the class of wire.errors it raised"""
-    held: int = 0
-    """periods since the host started in which it commanded hold by itself"""
     executed: bytes = b""
-    """float32[da]: what the robot did last, empty before the first command of a scene"""
+    """float32[da]: what the robot did with a command"""
     time_ns: int = 0
     state: bytes = b""
     shape: tuple[int, ...] = ()
@@ -93,119 +101,35 @@ class Reply(msgspec.Struct, array_like=True):
 
 def decode_error(reply: Reply) -> FleetError:
     """The error that the driver raised, of the same class."""
-    known: dict[str, type[FleetError]] = {}
-    new: list[type[FleetError]] = [FleetError]
-    while new:
-        kind = new.pop()
-        known[kind.__name__] = kind
-        new += kind.__subclasses__()
-    return known.get(reply.kind, RobotError)(reply.error)
+    kind = getattr(errors, reply.kind, None)
+    if isinstance(kind, type) and issubclass(kind, FleetError):
+        return kind(reply.error)
+    return RobotError(reply.error)
 
 
-def encode_observation(number: int, seen: Observation, views: dict[str, FrameView], what: str) -> Reply:
-    """The reply to a read. Raises `InvalidDataError`, which begins with `what` and names the field."""
-    state = np.ascontiguousarray(seen.state, np.float32)
-    time_ns, task = seen.time_ns, seen.task
-    if type(time_ns) is not int or time_ns.bit_length() > _TIME_BITS:
-        time_ns = require_int(f"{what} time_ns", time_ns)
-    if type(task) is not str or not task.isascii():
-        task = require_text(f"{what} the task", task)
-    return Reply(
-        number,
-        progress=None,
-        time_ns=time_ns,
-        state=state.tobytes(),
-        shape=state.shape,
-        views=views,
-        task=task,
-    )
-
-
-def encode_feedback(number: int, done: Feedback, what: str) -> Reply:
-    """The reply to a write; what was executed is in every reply. Raises as `encode_observation`."""
-    reward, success = done.reward, done.success
-    if type(reward) is not float:
-        reward = require_float(f"{what} the reward", reward)
-    if type(success) is not bool:
-        success = require_bool(f"{what} success", success)
-    return Reply(number, reward=reward, success=success)
-
-
-def encode_reply(reply: Reply, held: int, executed: np.ndarray | None, what: str, call: str = "") -> bytes:
-    """`reply` with what every reply says, as it is sent. Raises `RobotError` when it is too long for a packet: then
-    `what` gave too much in `call`."""
-    reply.held, reply.executed = held, b"" if executed is None else executed.tobytes()
+def encode_reply(reply: Reply, what: str, call: str) -> bytes:
+    """`reply` as it is sent. Raises `RobotError` when `what` gave more in `call` than a packet has room for."""
     data = _encode(reply)
     if len(data) > PACKET_BYTES:
-        gave = f"{what}: what {call}() gave" if call else what
         raise RobotError(
-            f"{gave} takes {len(data)} bytes besides the pictures, and {PACKET_BYTES} at most can be sent. "
-            "Shorten the task, or measure fewer dimensions."
+            f"{what}: what {call}() gave takes {len(data)} bytes besides the pictures, and {PACKET_BYTES} at most can "
+            "be sent. Shorten the task, or measure fewer dimensions."
         )
     return data
 
 
-def require_int(what: str, value: object) -> int:
-    """`value`, of numpy or not, for a packet. Raises `InvalidDataError` naming `what` unless it is whole."""
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-        if -(2**63) <= number < 2**63:
-            return number
-    except TypeError:
-        pass
-    raise InvalidDataError(f"{what} {value_text(value)}; a whole number of 64 bits is expected.")
-
-
-def require_float(what: str, value: object) -> float:
-    """`value`, of numpy or not, as a packet can carry it. Raises `InvalidDataError` naming `what` unless it is a
-    number.
-    """
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidDataError(f"{what} {value_text(value)}; a number is expected.") from error
-
-
-def require_bool(what: str, value: object) -> bool:
-    """`value`, of numpy or not, as a packet can carry it. Raises `InvalidDataError` naming `what` if it is many."""
-    try:
-        return bool(value)
-    except (TypeError, ValueError) as error:
-        raise InvalidDataError(f"{what} {value_text(value)}; True or False is expected.") from error
-
-
-def require_text(what: str, value: object) -> str:
-    """`value` as a packet can carry it. Raises `InvalidDataError` naming `what` unless it is a text in Unicode."""
-    try:
-        if isinstance(value, str):
-            return value.encode().decode()
-    except UnicodeEncodeError:
-        pass
-    raise InvalidDataError(f"{what} {value_text(value)}; a text in Unicode is expected.")
-
-
-def value_text(value: object) -> str:
-    """`value` as an error may show it."""
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - it comes from a driver
-        text = "something that cannot be shown"
-    return f"{text[:80]} ({type(value).__name__})"
-
-
-def error_text(error: BaseException, before: str = "") -> str:
-    """What `error` says, whatever it says, as a packet can carry it: not too long, and in Unicode."""
+def error_text(error: object) -> str:
+    """What `error` says, whatever it says, as a packet can carry it: not too long, a question mark for what is not
+    Unicode."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - it comes from a driver
         text = "it cannot say what is wrong"
-    return sendable_text(before + text)
-
-
-def sendable_text(text: str) -> str:
-    """`text`, not too long, with a question mark for what is not Unicode."""
     cut = text if len(text) <= _TEXT_CHARS else text[:_TEXT_CHARS] + " ..."
     return cut.encode(errors="replace").decode()
+
+
+# --- sockets ----------------------------------------------------------------------------------------------------------
 
 
 def socket_address(path: Path) -> str:
@@ -261,3 +185,104 @@ def peer_pid(connection: socket.socket) -> int:
     """Process id of the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int.from_bytes(credentials[:4], "little")
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+class FrameWriter:
+    """The host's side."""
+
+    def __init__(self, socket: Path, spec: RobotSpec) -> None:
+        """`socket`: where the host listens. Raises as `FrameRing`."""
+        self._socket, self._spec = socket, spec
+        self._ring = FrameRing(ring_path(socket, spec), spec, write=True)
+        self._previews: dict[str, FrameRing] = {}
+        self._failed_previews: set[str] = set()
+        self._written: dict[str, tuple[Frame, FrameView]] = {}
+
+    def write(self, images: Mapping[str, Frame]) -> dict[str, FrameView]:
+        """Put in what is new of `images` and say where it lies.
+
+        Raises `InvalidDataError` for a camera that the spec does not name and an image of another shape than it says.
+        """
+        views = {}
+        for camera, frame in images.items():
+            last = self._written.get(camera)
+            if last is None or last[0] is not frame:
+                last = self._written[camera] = frame, self._put(camera, frame)
+            views[camera] = last[1]
+        return views
+
+    def _put(self, camera: str, frame: Frame) -> FrameView:
+        try:
+            number = self._ring.put(camera, frame)
+        except InvalidDataError as error:
+            raise InvalidDataError(f"robot '{self._spec.embodiment}': read() gave {error}") from error
+        if frame.preview is None:
+            return FrameView(number)
+        try:
+            return FrameView(number, self._put_preview(camera, frame.time_ns, frame.preview), frame.preview.shape[:2])
+        except (ConfigError, InvalidDataError, StorageError) as error:
+            # A robot must not stand still because somebody would like to look at it.
+            if camera not in self._failed_previews:
+                log.warning("robot '%s': larger pictures are left out: %s", self._spec.embodiment, error)
+            self._failed_previews.add(camera)
+            return FrameView(number)
+
+    def _put_preview(self, camera: str, time_ns: int, image: np.ndarray) -> int:
+        """The first one says what shape they have, for as long as this process lives."""
+        if camera not in self._previews:
+            if not isinstance(image, np.ndarray) or image.ndim != 3:
+                raise InvalidDataError(f"camera '{camera}' gave no uint8[H, W, 3] as preview.")
+            self._previews[camera] = _preview_ring(self._socket, self._spec, camera, image.shape[:2], write=True)
+        number = self._previews[camera].put(camera, Frame(time_ns, image))
+        self._failed_previews.discard(camera)
+        return number
+
+
+class FrameReader:
+    """Control's side; the same frame is the same object."""
+
+    def __init__(self, socket: Path, spec: RobotSpec) -> None:
+        """`socket`: where the host listens. Raises as `FrameRing`."""
+        self._socket, self._spec = socket, spec
+        self._ring = FrameRing(ring_path(socket, spec), spec, write=False)
+        self._previews: dict[tuple[str, tuple[int, ...]], FrameRing] = {}
+        self._seen: dict[str, tuple[FrameView, Frame]] = {}
+
+    def read(self, views: Mapping[str, FrameView]) -> dict[str, Frame]:
+        """The frames of a reply. No more than the next reading is put in before control asks again: they stay whole.
+
+        Raises `RobotError` for one that is not there.
+        """
+        frames = {}
+        for camera, view in views.items():
+            seen = self._seen.get(camera)
+            if seen is None or seen[0] != view:
+                seen = self._seen[camera] = view, self._frame(camera, view)
+            frames[camera] = seen[1]
+        return frames
+
+    def _frame(self, camera: str, view: FrameView) -> Frame:
+        frame = self._ring.view(camera, view.number)
+        if frame is None:
+            raise RobotError(
+                f"robot '{self._spec.embodiment}': frame {view.number} of camera '{camera}' is not in the memory that "
+                f"its host at {self._socket} shares. Restart the processes of this robot."
+            )
+        if not view.preview:
+            return frame
+        key = camera, view.preview_shape
+        if key not in self._previews:
+            self._previews[key] = _preview_ring(self._socket, self._spec, *key, write=False)
+        preview = self._previews[key].view(camera, view.preview)
+        return frame if preview is None else with_preview(frame, preview)
+
+
+def _preview_ring(socket: Path, spec: RobotSpec, camera: str, shape: tuple[int, ...], *, write: bool) -> FrameRing:
+    """A ring for the larger pictures of one camera, which no spec knows; its name holds their shape."""
+    rate_hz = next(known.rate_hz for known in spec.cameras if known.name == camera)
+    height, width = shape
+    seen = msgspec.structs.replace(spec, cameras=(CameraSpec(camera, height, width, rate_hz),))
+    return FrameRing(ring_path(socket, seen), seen, write=write, keep_s=_PREVIEW_S)

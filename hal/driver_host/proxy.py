@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hal.driver_host.frames import FrameReader
 from hal.driver_host.protocol import (
     PACKET_BYTES,
     DriverRequest,
+    FrameReader,
     Reply,
     decode_error,
     new_socket,
@@ -23,7 +23,7 @@ from hal.driver_host.protocol import (
     timeval,
 )
 from hal.interfaces.robot import Feedback
-from hal.safety.bounds import limit_action
+from hal.safety.limiter import limit_action
 from wire.errors import RobotDisconnectedError, RobotError
 from wire.types import Observation, RobotSpec
 
@@ -44,7 +44,6 @@ class RobotProxy:
         self,
         spec: RobotSpec,
         path: Path,
-        tasks: tuple[str, ...] = (),
         attach_s: float = 20.0,
         call_s: float = 1.0,
         slow_call_s: float = 120.0,
@@ -56,9 +55,6 @@ class RobotProxy:
         `meanwhile` is called several times a second while one of those takes its time.
         """
         self.spec = spec
-        self.tasks = tasks
-        self.held = 0
-        """periods in which the host commanded hold by itself, since it started; as of the last call"""
         self.host_pid = 0
         self._path = path
         self._attach_s = attach_s
@@ -66,8 +62,6 @@ class RobotProxy:
         self._slow_call_s = slow_call_s
         self.meanwhile = meanwhile
         self._blocked = False
-        self._executed = b""
-        self._slice_s = 0.0
         self._number = 0
         """of the last request"""
         self._expected_ns = 0
@@ -81,11 +75,6 @@ class RobotProxy:
         self._previews = False
         self._proposes = False
         self._proposed: Reply | None = None
-
-    @property
-    def executed(self) -> np.ndarray | None:
-        """float32[da]: what the robot did last, whoever commanded it; None before the first command of a scene."""
-        return np.frombuffer(self._executed, np.float32) if self._executed else None
 
     def connect(self) -> None:
         """Attach to the host and have it connect its driver.
@@ -184,7 +173,8 @@ class RobotProxy:
             self.meanwhile()
             time.sleep(0.02)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(self._call_s))
-        self._socket, self._blocked, self._slice_s = connection, False, 0.0
+        set_receive_timeout(connection, _SLICE_S)
+        self._socket, self._blocked = connection, False
         try:
             reply = self._call("attach", max(0.1, deadline_s - time.monotonic()))
             if reply.spec is None:
@@ -234,8 +224,6 @@ class RobotProxy:
         except OSError as error:
             raise self._connection_error(call, timeout_s, error) from error
         self._blocked = False
-        self.held = reply.held
-        self._executed = reply.executed
         if reply.kind:
             raise decode_error(reply)
         return reply
@@ -256,27 +244,19 @@ class RobotProxy:
         return RobotDisconnectedError(f"robot '{self.spec.embodiment}': {self._gone_text(call)} ({error.strerror}).")
 
     def _receive(self, connection: socket.socket, call: str, sent_ns: int, timeout_s: float) -> Reply:
-        """Raises `BlockingIOError` when no reply came within `timeout_s` of `sent_ns`."""
-        left_s = timeout_s
+        """Raises `BlockingIOError` when no reply came within `timeout_s` of `sent_ns`, to the next `_SLICE_S`."""
         while True:
-            slice_s = min(_SLICE_S, left_s)
-            if slice_s != self._slice_s:
-                set_receive_timeout(connection, slice_s)
-                self._slice_s = slice_s
             try:
-                return self._receive_packet(connection, call)
+                size = connection.recv_into(self._packet)
             except BlockingIOError:
-                left_s = timeout_s - (time.monotonic_ns() - sent_ns) / 1e9
-                if left_s <= 0:
+                if (time.monotonic_ns() - sent_ns) / 1e9 >= timeout_s:
                     raise
                 self.meanwhile()
-
-    def _receive_packet(self, connection: socket.socket, call: str) -> Reply:
-        data = self._packet[: connection.recv_into(self._packet)]
-        if not data:
+                continue
+            if size:
+                return _decode(self._packet[:size])
             self._detach()
             raise RobotDisconnectedError(f"robot '{self.spec.embodiment}': {self._gone_text(call)}.")
-        return _decode(data)
 
     def _gone_text(self, call: str) -> str:
         return (

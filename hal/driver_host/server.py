@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import math
 import os
 import select
 import socket
@@ -24,34 +23,34 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hal.driver_host.frames import FrameWriter
 from hal.driver_host.priority import real_time, yielding
 from hal.driver_host.protocol import (
     PACKET_BYTES,
     DriverRequest,
+    FrameWriter,
     Reply,
-    encode_feedback,
-    encode_observation,
     encode_reply,
     error_text,
     listen,
     peer_pid,
-    require_float,
-    sendable_text,
     set_receive_timeout,
-    value_text,
 )
-from hal.driver_host.watchdog import CallDeadline, CallLimits, CommandWatchdog, interrupts
-from hal.interfaces.robot import Feedback, Robot, Teleoperator, request_previews
-from hal.safety.bounds import hold_action, rest_action
-from hal.safety.limiter import SafetyLimiter, SafetyLimits
-from wire.errors import FleetError, InvalidDataError, RejectedError, RobotError
+from hal.driver_host.watchdog import CallDeadline, CallLimits, CommandWatchdog
+from hal.interfaces.robot import (
+    Feedback,
+    Robot,
+    Teleoperator,
+    request_previews,
+    validate_executed,
+    validate_observation,
+    validate_outcome,
+)
+from hal.safety.limiter import SafetyLimiter, SafetyLimits, hold_action, rest_action
+from wire.errors import FleetError, RejectedError, RobotError
 from wire.types import Observation
 
 log = logging.getLogger(__name__)
 
-COMMAND_TIMEOUT_TICKS = 2
-"""control periods without a command after which the host commands hold"""
 GRACE_S = 2.0
 """how long a host that is asked to end leaves a control process that is still there the time to end by itself"""
 
@@ -71,7 +70,6 @@ class DriverServer:
         robot: Robot,
         path: Path,
         safety: SafetyLimits | None = None,
-        timeout_ticks: int = COMMAND_TIMEOUT_TICKS,
         operator: Teleoperator | None = None,
         limits: CallLimits | None = None,
     ) -> None:
@@ -80,19 +78,16 @@ class DriverServer:
         Raises `ConfigError` when another host listens there, or `path` is too long for a socket, and `StorageError`.
         """
         self.robot = robot
-        self.held = 0
         self._what = f"robot '{robot.spec.embodiment}'"
-        self._source = {call: f"{self._what}: {call}() gave" for call in ("read", "write")}
         self._path = path
         self._operator = operator
         self._safety = SafetyLimiter(robot.spec, safety or SafetyLimits())
-        self._watchdog = CommandWatchdog(robot.spec.period_ns, timeout_ticks)
+        self._watchdog = CommandWatchdog(robot.spec.period_ns)
         self._deadline = CallDeadline(limits)
         self._executed: np.ndarray | None = None
         self._seen: Observation | None = None
         self._held_ticks = 0
         self._fault = self._traced_fault = ""
-        self._shape = (robot.spec.action_dim,)
         self._listen_s = min(_STEP_S, robot.spec.period_ns / 1e9)
         self._next_poll_ns = 0
         self._ahead: DriverRequest | None = None
@@ -110,11 +105,11 @@ class DriverServer:
         """Whether a control process is there."""
         return self._control is not None
 
-    def step(self, longest_s: float = _STEP_S) -> None:
-        """Answer what control asks, or hold when that is due; at most `longest_s` when there is nothing to do."""
+    def step(self) -> None:
+        """Answer what control asks, or hold when that is due; waits for at most a tenth of a second."""
         self._deadline.renew()
         now_ns = time.monotonic_ns()
-        wait_s = min(longest_s, self._watchdog.left_s(now_ns))
+        wait_s = min(_STEP_S, self._watchdog.left_s(now_ns))
         if self._ahead is not None:
             wait_s = min(wait_s, max(0, self._ahead.read_at_ns - now_ns) / 1e9)
         if self._control is not None and wait_s >= self._listen_s and now_ns < self._next_poll_ns:
@@ -134,7 +129,7 @@ class DriverServer:
             self._answer(self._control)
         elif self._control is not None and self._ahead is not None:
             self._read_ahead(self._control, self._ahead)
-        # After control was heard: one that has just died makes room for the one that knocks.
+        # After control was answered: one that has just died makes room for the one that knocks.
         if self._listener in ready:
             self._accept()
 
@@ -167,8 +162,8 @@ class DriverServer:
         if self._control is not None:
             text = f"{self._what} at {self._path} is in the hands of process {self._pid}; end that one first."
             with contextlib.suppress(OSError):
-                refusal = Reply(0, sendable_text(text), RejectedError.__name__)
-                connection.send(encode_reply(refusal, self.held, None, self._what), socket.MSG_DONTWAIT)
+                refusal = Reply(0, error_text(text), RejectedError.__name__)
+                connection.send(encode_reply(refusal, self._what, "attach"), socket.MSG_DONTWAIT)
             connection.close()
             return
         self._control, self._pid = connection, pid
@@ -228,18 +223,19 @@ class DriverServer:
                     reply = self._call(request)
             else:
                 reply = self._call(request)
-            return encode_reply(reply, self.held, self._executed, self._what, request.call)
+            return encode_reply(reply, self._what, request.call)
         except FleetError as error:
             failed = Reply(request.number, error_text(error), type(error).__name__)
         # Whatever a driver raises, and be it SystemExit, must not end the process that guards its robot.
         except BaseException as error:
-            text = error_text(error, f"{self._what}: its driver failed in {request.call}(): {type(error).__name__}: ")
+            name = type(error).__name__
+            text = f"{self._what}: its driver failed in {request.call}(): {name}: {error_text(error)}"
             if text != self._traced_fault:
                 # Once: it is called many times a second.
                 log.exception("%s: its driver failed in %s().", self._what, request.call)
             self._traced_fault = text
             failed = Reply(request.number, text, RobotError.__name__)
-        return encode_reply(failed, self.held, self._executed, self._what)
+        return encode_reply(failed, self._what, request.call)
 
     def _call(self, request: DriverRequest) -> Reply:
         number = request.number
@@ -248,13 +244,22 @@ class DriverServer:
                 if request.previews != self._previews:
                     self._previews = request.previews
                     request_previews(self.robot, request.previews)
-                seen = self.robot.read()
-                what = self._source["read"]
-                reply = encode_observation(number, seen, self._frames.write(seen.images, what), what)
+                seen = validate_observation(self.robot.spec, self.robot.read())
+                reply = Reply(
+                    number,
+                    progress=None,
+                    time_ns=seen.time_ns,
+                    state=seen.state.tobytes(),
+                    shape=seen.state.shape,
+                    views=self._frames.write(seen.images),
+                    task=seen.task,
+                )
                 self._seen = seen
                 return self._with_proposal(reply) if request.propose else reply
             case "write":
-                return encode_feedback(number, self._execute(request), self._source["write"])
+                executed, done = self._execute(request)
+                reward, success = validate_outcome(self.robot.spec, done)
+                return Reply(number, executed=executed.tobytes(), reward=reward, success=success)
             case "attach":
                 return Reply(number, spec=self.robot.spec, pid=os.getpid())
             case "propose":
@@ -286,8 +291,7 @@ class DriverServer:
             return Reply(number, progress=float("inf"))
         action = self._operator.propose(self._seen)
         data = b"" if action is None else np.asarray(action, np.float32).tobytes()
-        progress = require_float(f"{self._what}: its scripted operator's progress() gave", self._operator.progress())
-        return Reply(number, action=data, progress=progress)
+        return Reply(number, action=data, progress=float(self._operator.progress()))
 
     def _with_proposal(self, reply: Reply) -> Reply:
         """`reply` to a read with the operator's proposal: half of control's questions are saved so."""
@@ -300,44 +304,39 @@ class DriverServer:
 
     # --- the robot ------------------------------------------------------------------------------------------------
 
-    def _execute(self, request: DriverRequest) -> Feedback:
+    def _execute(self, request: DriverRequest) -> tuple[np.ndarray, Feedback]:
         action = np.frombuffer(request.action, np.float32)
         late_ns = time.monotonic_ns() - request.sent_ns
         if late_ns > self._watchdog.timeout_ns:
             # It waited behind a driver that blocked: what was right then may be wrong now.
             log.warning("%s: a command is %.0f ms old and is not executed; it holds.", self._what, late_ns / 1e6)
             action = self._hold_action()
-        done = self._write(action)
+        executed, done = self._write(action)
         self._watchdog.on_command(time.monotonic_ns())
         if self._held_ticks:
             log.info("%s: commanded again after %d periods of hold.", self._what, self._held_ticks)
         self._held_ticks = 0
-        return done
+        return executed, done
 
-    def _write(self, action: np.ndarray) -> Feedback:
+    def _write(self, action: np.ndarray) -> tuple[np.ndarray, Feedback]:
+        """What was executed, noted whatever else is wrong with the driver's answer, and that answer."""
         done = self.robot.write(action)
-        executed = np.array(done.executed, np.float32)
-        if executed.shape != self._shape or not all(map(math.isfinite, executed.tolist())):
-            # The robot could not be brought to hold from that.
-            raise InvalidDataError(
-                f"{self._what}: write() gave {value_text(executed)} as what it executed; "
-                f"float32[{self.robot.spec.action_dim}], all finite, is expected."
-            )
+        # A driver may use its array again.
+        executed = validate_executed(self.robot.spec, done).copy()
         self._safety.note(executed, self._executed if self._executed is not None else executed)
         self._executed = executed
-        return done
+        return executed, done
 
     def _hold(self) -> None:
         if self._held_ticks == 0:
             who = f"control process {self._pid} sends no command" if self._control is not None else "no control process"
             log.info("%s: %s; its host commands hold.", self._what, who)
         self._held_ticks += 1
-        self.held += 1
         try:
             self._write(self._hold_action())
             self._fault = ""
         except BaseException as error:  # noqa: BLE001 - the next period must come, whatever a driver raises in this one
-            fault = error_text(error, f"{type(error).__name__}: ")
+            fault = f"{type(error).__name__}: {error_text(error)}"
             if fault != self._fault:
                 log.error("%s cannot be held: %s", self._what, fault)
             self._fault = fault
@@ -356,28 +355,26 @@ def run_driver_server(
     path: Path,
     stop: Callable[[], bool],
     safety: SafetyLimits | None = None,
-    timeout_ticks: int = COMMAND_TIMEOUT_TICKS,
     operator: Teleoperator | None = None,
     limits: CallLimits | None = None,
 ) -> None:
-    """Host `robot` at `path` until `stop()`: asked to end, or the supervisor is gone; or until it is interrupted.
+    """Host `robot` at `path` until `stop()`: asked to end, or the supervisor is gone.
 
     Whoever handles signals has `stop` answer: an exception out of a handler would be taken for one of the driver.
 
     A control process that is still there then gets `GRACE_S` to end by itself. With `limits` this process ends, with a
     trace in its log and exit status 1, when the driver blocks for longer. Raises as `DriverServer`.
     """
-    server = DriverServer(robot, path, safety, timeout_ticks, operator, limits)
+    server = DriverServer(robot, path, safety, operator, limits)
     # A collection of all that was imported takes longer than a control period.
     gc.collect()
     gc.freeze()
     real_time()
-    with interrupts() as interrupted:
-        try:
-            while not (stop() or interrupted()):
-                server.step()
-            deadline_s = time.monotonic() + GRACE_S
-            while server.attached and time.monotonic() < deadline_s:
-                server.step()
-        finally:
-            server.close()
+    try:
+        while not stop():
+            server.step()
+        deadline_s = time.monotonic() + GRACE_S
+        while server.attached and time.monotonic() < deadline_s:
+            server.step()
+    finally:
+        server.close()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
-
-from wire.errors import ConfigError
 
 _RENEW_S = 0.5
+_TIMEOUT_TICKS = 2
+"""control periods without a command after which hold is due"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,42 +58,12 @@ class CallDeadline:
             faulthandler.cancel_dump_traceback_later()
 
 
-@contextlib.contextmanager
-def interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether this process was interrupted (Ctrl-C) meanwhile, if nobody else listens for that.
-
-    It comes while a driver is called, as likely as not, and must not be taken for what the driver raises. Only a second
-    one is raised there, which frees a driver that blocks. Raises `KeyboardInterrupt` at the end if there was one.
-    """
-    asked = False
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    main = threading.current_thread() is threading.main_thread()
-    free = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if free:
-        signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: asked
-    finally:
-        if free:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-    if asked:
-        raise KeyboardInterrupt
-
-
 class CommandWatchdog:
     """When hold must be commanded. Times are ns of one monotonic clock; before the first command nothing is due."""
 
-    def __init__(self, period_ns: int, timeout_ticks: int) -> None:
-        """Raises `ConfigError` for a timeout below one period."""
-        if timeout_ticks < 1:
-            raise ConfigError(f"a watchdog's timeout of {timeout_ticks} periods; give at least 1.")
+    def __init__(self, period_ns: int) -> None:
         self._period_ns = period_ns
-        self.timeout_ns = timeout_ticks * period_ns
+        self.timeout_ns = _TIMEOUT_TICKS * period_ns
         self._commanded_ns = 0
         self._due_ns: int | None = None
 

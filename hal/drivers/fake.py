@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hal.interfaces.robot import ROBOT, Feedback, check_reset
-from hal.safety.bounds import limit_action
+from hal.safety.limiter import limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError, suggest
 from wire.types import CameraSpec, CommandType, Dimension, Frame, Observation, RobotSpec

@@ -16,7 +16,7 @@ import numpy as np
 
 from hal.cameras.opencv import import_cv2
 from hal.interfaces.robot import Feedback, check_reset
-from hal.safety.bounds import hold_action, limit_action
+from hal.safety.limiter import hold_action, limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.episode_file import read_episode, read_header
 from wire.errors import CorruptDataError, RobotError

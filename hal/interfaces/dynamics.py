@@ -41,6 +41,12 @@ class ActionStateMapping(msgspec.Struct, frozen=True):
     """state units per action unit"""
 
 
+def require_dimension(what: str, name: str, names: Sequence[str]) -> None:
+    """Raise `ConfigError`, which begins with `what`, for a name that is not one of `names`."""
+    if name not in names:
+        raise ConfigError(f"{what} names '{name}'.{suggest(name, names)} It has {', '.join(names)}.")
+
+
 class SpecMotion:
     """Integrates actions by their meaning, within the limits of the state.
 
@@ -57,12 +63,8 @@ class SpecMotion:
         if couplings is None:
             couplings = [ActionStateMapping(name, name) for name in actions if name in states]
         for coupling in couplings:
-            for what, name, known in (("action", coupling.action, actions), ("state", coupling.state, states)):
-                if name not in known:
-                    raise ConfigError(
-                        f"motion of '{spec.embodiment}': no {what} dimension '{name}'.{suggest(name, known)} "
-                        f"It has {', '.join(known)}."
-                    )
+            require_dimension(f"motion of '{spec.embodiment}': an action", coupling.action, actions)
+            require_dimension(f"motion of '{spec.embodiment}': a state", coupling.state, states)
         moved = [coupling.state for coupling in couplings]
         if len(set(moved)) < len(moved):
             raise ConfigError(f"motion of '{spec.embodiment}': a state dimension is moved by two actions: {moved}.")

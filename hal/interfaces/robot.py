@@ -5,14 +5,18 @@ A driver's constructor only stores its configuration; `connect` is what touches 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 
-from wire.errors import ConfigError, RobotError, suggest
-from wire.types import Observation, RobotSpec
+from wire.errors import ConfigError, InvalidDataError, RobotError, suggest
+from wire.types import Frame, Observation, RobotSpec
+
+_FLOAT32 = np.dtype(np.float32)
 
 ROBOT = "VLA_FLEET_ROBOT"
 """environment variable with the robot's name in each of its processes, for drivers that tell apart what they open"""
@@ -68,6 +72,92 @@ def check_reset(who: str, task: str, known: Sequence[str], seed: int, connected:
         raise ConfigError(f"{who}: seed {seed} is negative.")
     if not connected:
         raise RobotError(f"{who}: reset before connect(); call connect() first.")
+
+
+def validate_observation(spec: RobotSpec, observation: Observation) -> Observation:
+    """`observation` if its parts are of the kinds they should be, with numpy's numbers as plain ones.
+
+    Raises `InvalidDataError` naming the part. Whether its shapes and numbers fit the spec is another question.
+    """
+    if not isinstance(observation, Observation):
+        raise _invalid(spec, f"read() gave {type(observation).__name__}, not an Observation.")
+    state, time_ns, task, images = observation.state, observation.time_ns, observation.task, observation.images
+    if not isinstance(state, np.ndarray) or state.dtype.kind != "f":
+        kind = state.dtype if isinstance(state, np.ndarray) else type(state).__name__
+        raise _invalid(spec, f"read() gave a state of {kind}; float32[{spec.state_dim}] is expected.")
+    plain = type(time_ns) is int and time_ns.bit_length() < 64 and type(task) is str and task.isascii()
+    for camera, frame in images.items():
+        if not isinstance(frame, Frame) or not isinstance(frame.image, np.ndarray):
+            raise _invalid(spec, f"read() gave no Frame with an array as image for camera '{camera}'.")
+        plain = plain and type(camera) is str and camera.isascii()
+        plain = plain and type(frame.time_ns) is int and frame.time_ns.bit_length() < 64
+    if not plain:
+        time_ns = _require(spec, "read() gave time_ns", time_ns, _WHOLE)
+        task = _require(spec, "read() gave the task", task, _TEXT)
+        images = {}
+        for camera, frame in observation.images.items():
+            stamped = _require(spec, f"read() gave a frame of camera '{camera}' with time_ns", frame.time_ns, _WHOLE)
+            name = _require(spec, "read() gave a camera named", camera, _TEXT)
+            images[name] = msgspec.structs.replace(frame, time_ns=stamped)
+    elif state.dtype == _FLOAT32:
+        return observation
+    return Observation(time_ns, np.asarray(state, np.float32), images, task)
+
+
+def validate_feedback(spec: RobotSpec, feedback: Feedback) -> Feedback:
+    """`feedback` if it can be recorded, with its action as float32. Raises `InvalidDataError` naming what cannot."""
+    return Feedback(validate_executed(spec, feedback), *validate_outcome(spec, feedback))
+
+
+def validate_executed(spec: RobotSpec, feedback: Feedback) -> np.ndarray:
+    """float32[da]: what was executed. Raises as `validate_feedback`."""
+    if not isinstance(feedback, Feedback):
+        raise _invalid(spec, f"write() gave {type(feedback).__name__}, not a Feedback.")
+    executed = np.asarray(feedback.executed)
+    fits = executed.shape == (len(spec.action),) and executed.dtype.kind in "fiu"
+    if not fits or not all(map(math.isfinite, executed.tolist())):
+        what = f"write() gave {_text_of(executed)} as what it executed"
+        raise _invalid(spec, f"{what}; float32[{spec.action_dim}], all finite, is expected.")
+    return executed if executed.dtype == _FLOAT32 else executed.astype(np.float32)
+
+
+def validate_outcome(spec: RobotSpec, feedback: Feedback) -> tuple[float, bool]:
+    """(reward, success). Raises as `validate_feedback`."""
+    reward, success = feedback.reward, feedback.success
+    if type(reward) is not float or not math.isfinite(reward):
+        reward = _require(spec, "write() gave the reward", reward, _NUMBER)
+    if type(success) is not bool:
+        success = _require(spec, "write() gave success", success, _TRUTH)
+    return reward, success
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+_WHOLE = "a whole number of 64 bits", lambda value: int(np.int64(operator.index(value)))
+_NUMBER = "a number that is finite", _finite
+_TRUTH = "True or False", bool
+_TEXT = "a text in Unicode", lambda value: value.encode().decode()
+
+
+def _invalid(spec: RobotSpec, text: str) -> InvalidDataError:
+    return InvalidDataError(f"robot '{spec.embodiment}': {text}")
+
+
+def _require(spec: RobotSpec, what: str, value: object, kind: tuple[str, Callable[[Any], Any]]) -> Any:
+    """`value`, of numpy or not, as a plain one. Raises `InvalidDataError` with `what`."""
+    try:
+        return kind[1](value)
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
+        raise _invalid(spec, f"{what} {_text_of(value)}; {kind[0]} is expected.") from error
+
+
+def _text_of(value: object) -> str:
+    return f"{repr(value)[:80]} ({type(value).__name__})"
 
 
 def request_previews(robot: Robot, wanted: bool) -> None:

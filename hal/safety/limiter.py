@@ -1,9 +1,9 @@
-"""How fast and how far a robot may move, outside every policy. Pure functions: what was goes in, what may be comes out.
+"""How fast and how far a robot may move, outside every policy: the last thing between a number and a motor.
 
-`limit_action` (hal.safety.bounds) keeps each number within its bounds; this module keeps *changes* within bounds:
-velocity and acceleration of every action dimension, by what the dimension means, and the workspace of what the robot
-measures. An action that breaks a limit is brought to it, never refused; only what is no number is refused, by
-`limit_action`.
+`limit_action` keeps each number within its bounds, `SafetyLimiter` *changes*: velocity and acceleration of every action
+dimension, by what the dimension means, and the workspace of what the robot measures. An action that breaks a limit is
+brought to it, never refused. Only what is no number is refused, never guessed at: the error is the reason to hold, and
+`hold_action` or `SafetyLimiter.brake` gives what to write instead.
 
 With period p (s) and last executed action u, the speed of an action a is
 
@@ -29,13 +29,111 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from hal.interfaces.dynamics import ActionStateMapping
-from hal.safety.bounds import hold_numbers, limit_numbers, within_bounds
-from wire.errors import ConfigError, InvalidDataError, suggest
+from hal.interfaces.dynamics import ActionStateMapping, require_dimension
+from wire.errors import ConfigError, InvalidDataError
 from wire.types import CommandType, RobotSpec
+
+_REMEMBERED = 64
+_FLOAT32 = np.dtype(np.float32)
+_MORE = 1 + 1e-9
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+class _Bounds(NamedTuple):
+    """What a spec says of its actions: made once, for every tick asks for it."""
+
+    spec: RobotSpec
+    sides: tuple[tuple[float, float], ...]
+    """low and high of each dimension, as float32 has them"""
+    rest: tuple[float | None, ...]
+    """what stops a delta or velocity, None for an absolute dimension"""
+
+
+_bounds: dict[int, _Bounds] = {}
+"""by the id of the spec that it holds; hashing a spec takes longer than limiting an action"""
+
+
+def _bounds_of(spec: RobotSpec) -> _Bounds:
+    known = _bounds.get(id(spec))
+    if known is None:
+        sides = tuple(zip(spec.action_low().tolist(), spec.action_high().tolist(), strict=True))
+        dimensions = zip(spec.action, sides, strict=True)
+        rest = tuple(
+            None if d.meaning is CommandType.absolute else min(max(0.0, low), high) for d, (low, high) in dimensions
+        )
+        known = _Bounds(spec, sides, rest)
+        if len(_bounds) >= _REMEMBERED:
+            _bounds.clear()
+        _bounds[id(spec)] = known
+    return known
+
+
+def within_bounds(spec: RobotSpec, numbers: Sequence[float]) -> list[float]:
+    """`limit_numbers` of what has the right shape and is float32's already."""
+    if not all(map(math.isfinite, numbers)):
+        names = [d.name for d, number in zip(spec.action, numbers, strict=True) if not math.isfinite(number)]
+        raise InvalidDataError(
+            f"action is not finite in {', '.join(names)} of robot '{spec.embodiment}'; it is not executed."
+        )
+    return [
+        low if number < low else high if number > high else number
+        for number, (low, high) in zip(numbers, _bounds_of(spec).sides, strict=True)
+    ]
+
+
+def limit_numbers(spec: RobotSpec, action: np.ndarray) -> list[float]:
+    """`limit_action` as plain numbers that float32 has: a handful of them is reckoned with faster than an array."""
+    action = np.asarray(action)
+    if action.shape != (len(spec.action),) or action.dtype.kind not in "fiu":
+        raise InvalidDataError(
+            f"action {action.dtype}{list(action.shape)}; robot '{spec.embodiment}' takes float32[{spec.action_dim}]: "
+            f"{', '.join(d.name for d in spec.action)}."
+        )
+    numbers = within_bounds(spec, action.tolist())
+    return numbers if action.dtype == _FLOAT32 else np.array(numbers, np.float32).tolist()
+
+
+def limit_action(spec: RobotSpec, action: np.ndarray) -> np.ndarray:
+    """float32[da]: `action` clipped to the limits of each dimension, as a new array.
+
+    Raises `InvalidDataError` naming the dimensions if it has another shape or holds NaN or infinity.
+    """
+    return np.array(limit_numbers(spec, action), np.float32)
+
+
+def hold_numbers(spec: RobotSpec, last_executed: np.ndarray) -> list[float]:
+    """`hold_action` as plain numbers that float32 has."""
+    pairs = zip(_bounds_of(spec).rest, limit_numbers(spec, last_executed), strict=True)
+    return [number if rest is None else rest for rest, number in pairs]
+
+
+def hold_action(spec: RobotSpec, last_executed: np.ndarray) -> np.ndarray:
+    """float32[da]: the action that keeps the robot where it is.
+
+    Delta and velocity dimensions are 0 (never the last delta again), absolute ones stay at `last_executed`,
+    float32[da], what the robot really did last. Within limits. Raises `InvalidDataError` if `last_executed` is not a
+    valid action.
+    """
+    return np.array(hold_numbers(spec, last_executed), np.float32)
+
+
+def rest_action(spec: RobotSpec, state: np.ndarray) -> np.ndarray:
+    """float32[da]: what keeps a robot where it is measured, before it has executed anything.
+
+    An absolute dimension that is also measured (a state dimension of the same name) stays at `state`, float32[ds]; all
+    others are 0. Within limits. Raises `InvalidDataError` if one of those measurements is no number.
+    """
+    measured = {d.name: value for d, value in zip(spec.state, state, strict=True)}
+    still = [measured.get(d.name, 0.0) if d.meaning is CommandType.absolute else 0.0 for d in spec.action]
+    return limit_action(spec, np.array(still, np.float32))
+
+
+# --- changes and the workspace ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +148,6 @@ class SafetyLimits:
     """by state dimension: where the robot may be, in the state's unit"""
     moves: tuple[ActionStateMapping, ...] = ()
     """which action dimension moves which state dimension of the workspace; those of one name belong together"""
-
-
-_MORE = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +192,6 @@ class CompiledLimits:
     axes: tuple[Axis, ...]
     """of each action dimension"""
 
-    @property
-    def has_walls(self) -> bool:
-        """Whether it matters where the robot is."""
-        return any(axis.walls for axis in self.axes)
-
 
 def compile_limits(spec: RobotSpec, limits: SafetyLimits) -> CompiledLimits:
     """Raises `ConfigError` for a name the spec has not, a limit that is not positive, or a wall nothing moves to."""
@@ -109,7 +199,7 @@ def compile_limits(spec: RobotSpec, limits: SafetyLimits) -> CompiledLimits:
     actions, states = [d.name for d in spec.action], [d.name for d in spec.state]
     for kind, table in (("velocity", limits.velocity), ("acceleration", limits.acceleration)):
         for name, value in table.items():
-            _known(f"{what}: {kind}", name, actions)
+            require_dimension(f"{what}: {kind}", name, actions)
             if not value > 0:
                 raise ConfigError(f"{what}: {kind} of '{name}' is {value}; give one above 0.")
     period_s = spec.period_ns / 1e9
@@ -163,14 +253,14 @@ class SafetyLimiter:
         velocity dimensions. Where it is not known (no state, NaN) such a dimension brakes. Raises `InvalidDataError`
         for an action that is no number or has another shape.
         """
-        return _limited(self.guard, limit_numbers(self.guard.spec, action), executed, self._speeds, state)
+        return self._limited(limit_numbers(self.guard.spec, action), executed, state)
 
     def brake(self, executed: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
         """float32[da]: one period of coming to hold, as hard as acceleration allows; at once where it is not limited.
 
         Raises `InvalidDataError` when `executed`, float32[da], what the robot did last, is no action of it.
         """
-        return _limited(self.guard, hold_numbers(self.guard.spec, executed), executed, self._speeds, state)
+        return self._limited(hold_numbers(self.guard.spec, executed), executed, state)
 
     def note(self, action: np.ndarray, executed: np.ndarray) -> None:
         """`action` is what the robot just did, whoever asked for it, `executed` what it did before; float32[da]."""
@@ -180,6 +270,10 @@ class SafetyLimiter:
     def still(self) -> bool:
         """Whether the robot was not moving when it was last commanded."""
         return not any(self._speeds)
+
+    def _limited(self, wanted: list[float], executed: np.ndarray, state: np.ndarray | None) -> np.ndarray:
+        measured = state.tolist() if state is not None else None
+        return np.array(limited_numbers(self.guard, wanted, executed.tolist(), self._speeds, measured), np.float32)
 
 
 def speeds_of(guard: CompiledLimits, action: Sequence[float], executed: Sequence[float]) -> list[float]:
@@ -218,26 +312,6 @@ def limited_numbers(
             target = _nearest_allowed(axis, target, origin, speed, down, up, period_s)
         chosen.append(target)
     return chosen if chosen == wanted else within_bounds(guard.spec, chosen)
-
-
-def _limited(
-    guard: CompiledLimits, wanted: list[float], executed: np.ndarray, speeds: list[float], state: np.ndarray | None
-) -> np.ndarray:
-    measured = state.tolist() if state is not None else None
-    return np.array(limited_numbers(guard, wanted, executed.tolist(), speeds, measured), np.float32)
-
-
-def check_age(what: str, time_ns: int, now_ns: int, limit_s: float, ahead_s: float = 0.0) -> None:
-    """Raise `InvalidDataError` if `what`, of `time_ns`, is older than `limit_s` or more than `ahead_s` ahead of
-    `now_ns`.
-    """
-    age_s = (now_ns - time_ns) / 1e9
-    if age_s > limit_s:
-        raise InvalidDataError(f"{what} is {age_s * 1e3:.0f} ms old; at most {limit_s * 1e3:.0f} ms are safe.")
-    if age_s < -ahead_s:
-        raise InvalidDataError(
-            f"{what} is from the future: {-age_s * 1e3:.0f} ms ahead; at most {ahead_s * 1e3:.0f} ms are."
-        )
 
 
 def _nearest_allowed(
@@ -294,13 +368,13 @@ def _grain(size: np.ndarray | float) -> np.ndarray:
 
 def _walls(what: str, limits: SafetyLimits, actions: list[str], states: list[str]) -> list[WorkspaceLimit]:
     for coupling in limits.moves:
-        _known(f"{what}: moves", coupling.action, actions)
-        _known(f"{what}: moves", coupling.state, states)
+        require_dimension(f"{what}: moves", coupling.action, actions)
+        require_dimension(f"{what}: moves", coupling.state, states)
         if not (np.isfinite(coupling.gain) and coupling.gain):
             raise ConfigError(f"{what}: '{coupling.action}' moves '{coupling.state}' by {coupling.gain}; give a gain.")
     walls = []
     for name, (low, high) in limits.workspace.items():
-        _known(f"{what}: workspace", name, states)
+        require_dimension(f"{what}: workspace", name, states)
         if not low < high:
             raise ConfigError(f"{what}: workspace of '{name}' from {low} to {high} is empty.")
         moving = [coupling for coupling in limits.moves if coupling.state == name]
@@ -315,8 +389,3 @@ def _walls(what: str, limits: SafetyLimits, actions: list[str], states: list[str
             raise ConfigError(f"{what}: '{name}' is moved by {', '.join(c.action for c in moving)}; only one can be.")
         walls.append(WorkspaceLimit(actions.index(moving[0].action), states.index(name), moving[0].gain, low, high))
     return walls
-
-
-def _known(what: str, name: str, names: list[str]) -> None:
-    if name not in names:
-        raise ConfigError(f"{what} names '{name}'.{suggest(name, names)} It has {', '.join(names)}.")

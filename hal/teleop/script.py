@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from hal.interfaces.teleop import TeleopCommand
-from hal.safety.bounds import limit_action
+from hal.safety.limiter import limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError, suggest
 from wire.types import CommandType, RobotSpec

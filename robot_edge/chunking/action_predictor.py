@@ -7,20 +7,20 @@ and how the robot brakes to hold where there is no action. Somebody else may act
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
 from hal.interfaces.dynamics import DynamicsModel
-from hal.safety.bounds import hold_numbers, limit_numbers
-from hal.safety.limiter import CompiledLimits, SafetyLimits, compile_limits, limited_numbers, speeds_of
+from hal.safety.limiter import SafetyLimits, compile_limits, hold_numbers, limit_numbers, limited_numbers, speeds_of
 from wire.types import CommandType, RobotSpec
 
 _PAST = 64
 """executed actions kept"""
-
+_OFF_TARGET, _OFF_COURSE = 0.05, 0.15
+"""by how much of a dimension's range what is executed may differ from what was chosen: an absolute one; a delta or
+velocity, which add up over the ticks that were reckoned with"""
 
 _Executed = tuple[np.ndarray, tuple[int, np.ndarray | None, np.ndarray] | None, np.ndarray]
 """what was executed; the tick, the action and the state of what was chosen for it; the last two executed before"""
@@ -30,27 +30,18 @@ class ActionPredictor:
     """One robot's near future as far as it is decided. Feed it `on_action_selected` and `on_executed` at every tick."""
 
     def __init__(
-        self,
-        spec: RobotSpec,
-        safety: SafetyLimits | None = None,
-        motion: DynamicsModel | None = None,
-        *,
-        off_target: float = 0.05,
-        off_course: float = 0.15,
+        self, spec: RobotSpec, safety: SafetyLimits | None = None, motion: DynamicsModel | None = None
     ) -> None:
-        """`safety`: the limits of the control loop; `motion` is needed only for its walls, where the robot goes.
-
-        By how much of a dimension's range what is executed may differ from what was chosen: `off_target` for absolute
-        dimensions; `off_course` for deltas and velocities, which add up over the ticks that were reckoned with.
-        """
+        """`safety`: the limits of the control loop; `motion` is needed only for its walls, where the robot goes."""
         self._spec = spec
-        self._low, self._high = spec.action_low(), spec.action_high()
-        self._sides = list(zip(self._low.tolist(), self._high.tolist(), strict=True))
+        self._sides = list(zip(spec.action_low().tolist(), spec.action_high().tolist(), strict=True))
         self._absolute = [d.meaning is CommandType.absolute for d in spec.action]
-        span = (self._high.astype(np.float64) - self._low).tolist()
-        shares = [off_target if absolute else off_course for absolute in self._absolute]
-        self._allowed = [share * width for share, width in zip(shares, span, strict=True)]
-        self._guard = compile_limits(spec, safety) if safety is not None and safety != SafetyLimits() else None
+        self._allowed = [
+            (_OFF_TARGET if absolute else _OFF_COURSE) * (high - low)
+            for absolute, (low, high) in zip(self._absolute, self._sides, strict=True)
+        ]
+        self._limits = compile_limits(spec, safety or SafetyLimits())
+        self._walled = any(axis.walls for axis in self._limits.axes)
         self._motion = motion
         self.reset()
 
@@ -72,13 +63,9 @@ class ActionPredictor:
     def predict(self, wanted: Sequence[np.ndarray | None], state: np.ndarray) -> np.ndarray:
         """float32[n, da]: how `wanted` will be executed from now on, None standing for no action: the robot brakes.
 
-        `state`: float32[ds] as seen now. Before anything was executed nobody knows what hold is for absolute
-        dimensions: those are NaN.
+        `state`: float32[ds] as seen now. Something must have been executed: before, nobody knows what hold is.
         """
-        past = self.past
-        if self._guard is None or not len(past):
-            return self._clipped(wanted, past)
-        return self._limited(self._guard, wanted, state, past)
+        return self._limited(wanted, state, self.past)
 
     def on_action_selected(self, tick: int, action: np.ndarray | None, state: np.ndarray) -> None:
         """The scheduler has `action` for `tick`, None for none; `state`: float32[ds] as seen then."""
@@ -121,56 +108,41 @@ class ActionPredictor:
     def _as_chosen(
         self, executed: np.ndarray, chosen: np.ndarray | None, state: np.ndarray, before: np.ndarray
     ) -> bool:
-        if executed.tolist() == self._unlimited(chosen, before):
+        unlimited = self._unlimited(executed, chosen, before)
+        if executed.tolist() == unlimited:
             # As it mostly is, and nothing needs to be reckoned.
             self._drift = [0.0 if ends else drift for ends, drift in zip(self._absolute, self._drift, strict=True)]
             return True
-        if self._guard is not None and len(before):
-            # Did the limits do that?
-            expected = self._limited(self._guard, [chosen], state, before)[0]
-        else:
-            expected = self._clipped([chosen], before)[0]
-        # Before anything was executed nobody knows what to expect.
-        pairs = zip(executed.tolist(), expected.tolist(), strict=True)
-        off = [0.0 if math.isnan(wanted) else done - wanted for done, wanted in pairs]
+        # Did the limits do that?
+        expected = self._limited([chosen], state, before)[0].tolist() if len(before) else unlimited
+        pairs = zip(executed.tolist(), expected, strict=True)
+        off = [done - wanted for done, wanted in pairs]
         triples = zip(self._absolute, off, self._drift, strict=True)
         self._drift = [now if ends else drift + now for ends, now, drift in triples]
         return not self._is_off(off)
 
-    def _unlimited(self, chosen: np.ndarray | None, before: np.ndarray) -> list[float]:
-        """`_clipped` of one action as plain numbers; [] before anything was executed."""
+    def _unlimited(self, executed: np.ndarray, chosen: np.ndarray | None, before: np.ndarray) -> list[float]:
+        """What is executed for `chosen` where nothing limits how fast the robot moves."""
         if chosen is not None:
             numbers = chosen.tolist()
-        elif len(before):
-            numbers = [last if ends else 0.0 for ends, last in zip(self._absolute, before[-1].tolist(), strict=True)]
         else:
-            return []
+            # Before anything was executed nobody knows what hold is: whatever was done first is it.
+            last = (before[-1] if len(before) else executed).tolist()
+            numbers = [at if ends else 0.0 for ends, at in zip(self._absolute, last, strict=True)]
         return [min(max(number, low), high) for number, (low, high) in zip(numbers, self._sides, strict=True)]
 
     def _is_off(self, difference: list[float]) -> bool:
         return any(abs(off) > most for off, most in zip(difference, self._allowed, strict=True))
 
-    def _limited(
-        self, guard: CompiledLimits, wanted: Sequence[np.ndarray | None], state: np.ndarray, past: np.ndarray
-    ) -> np.ndarray:
-        spec, coming = self._spec, np.empty((len(wanted), self._spec.action_dim), np.float32)
+    def _limited(self, wanted: Sequence[np.ndarray | None], state: np.ndarray, past: np.ndarray) -> np.ndarray:
+        spec, limits, coming = self._spec, self._limits, np.empty((len(wanted), self._spec.action_dim), np.float32)
         last, measured = past[-1].tolist(), state.tolist()
-        speeds = speeds_of(guard, last, past[-min(2, len(past))].tolist())
-        walled = guard.has_walls
+        speeds = speeds_of(limits, last, past[-min(2, len(past))].tolist())
         for i, action in enumerate(wanted):
             target = limit_numbers(spec, action) if action is not None else hold_numbers(spec, np.array(last))
-            executed = limited_numbers(guard, target, last, speeds, measured)
-            speeds, last = speeds_of(guard, executed, last), executed
+            executed = limited_numbers(limits, target, last, speeds, measured)
+            speeds, last = speeds_of(limits, executed, last), executed
             coming[i] = executed
-            if walled and self._motion is not None and i + 1 < len(wanted):
+            if self._walled and self._motion is not None and i + 1 < len(wanted):
                 measured = self._motion.rollout(state, past, coming[: i + 1]).tolist()
         return coming
-
-    def _clipped(self, wanted: Sequence[np.ndarray | None], past: np.ndarray) -> np.ndarray:
-        """float32[n, da] within the spec's bounds, where nothing limits how fast the robot moves."""
-        clipped = np.empty((len(wanted), self._spec.action_dim), np.float32)
-        last = past[-1] if len(past) else np.full(self._spec.action_dim, np.nan, np.float32)
-        for i, action in enumerate(wanted):
-            clipped[i] = np.where(self._absolute, last, np.float32(0)) if action is None else action
-            last = clipped[i]
-        return np.minimum(np.maximum(clipped, self._low), self._high)

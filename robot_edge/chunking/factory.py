@@ -6,9 +6,7 @@ from hal.interfaces.dynamics import DynamicsModel
 from hal.safety.limiter import SafetyLimits
 from robot_edge.chunking.action_predictor import ActionPredictor
 from robot_edge.chunking.config import ChunkingConfig, Strategy, check_strategy
-from robot_edge.chunking.request_tracker import DelayEstimator, RequestTracker
-from robot_edge.chunking.scheduler import ChunkScheduler
-from robot_edge.chunking.strategies.aligned import AlignedScheduler
+from robot_edge.chunking.scheduler import AlignedScheduler, ChunkScheduler, DelayEstimator, RequestTracker
 from robot_edge.chunking.strategies.ensemble import EnsembleScheduler
 from robot_edge.chunking.strategies.future_state import FutureStateScheduler
 from robot_edge.chunking.strategies.naive import NaiveScheduler
@@ -84,9 +82,8 @@ def make_scheduler(
         case Strategy.rtc_trained:
             return RtcScheduler(tracker, predictor, guided=False, max_delay=max_delay)
         case Strategy.residual if motion is not None and trained.state_aligned and max_delay > 0:
-            ahead = FutureStateScheduler(tracker, motion, predictor, max_delay)
-            return ResidualScheduler(ahead, tracker, predictor)
+            return ResidualScheduler(FutureStateScheduler(tracker, motion, predictor, max_delay))
         case Strategy.residual:
-            return ResidualScheduler(AlignedScheduler(tracker), tracker)
+            return ResidualScheduler(AlignedScheduler(tracker))
         case _:
             return AlignedScheduler(tracker)

@@ -6,9 +6,9 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-import msgspec
 import numpy as np
 
+from hal.interfaces.robot import Feedback
 from robot_edge.control.config import LoopConfig
 from robot_edge.control.mode import HoldReason, Mode
 from wire.errors import InvalidDataError, MessageTooLargeError
@@ -22,24 +22,6 @@ log = logging.getLogger(__name__)
 _Record = EpisodeStarted | StepRecorded | FrameRecorded | EpisodeEnded
 
 _ACTOR = {Mode.policy: Actor.policy, Mode.human: Actor.human, Mode.script: Actor.script}
-
-
-class ControlStep(msgspec.Struct, frozen=True, eq=False):
-    """What one control period came to."""
-
-    tick: int
-    mode: Mode
-    reason: HoldReason
-    observation: Observation
-    proposed: np.ndarray
-    """float32[da]"""
-    executed: np.ndarray
-    """float32[da]"""
-    chunk: ActionChunk | None
-    delay_ticks: int
-    version: int
-    reward: float
-    success: bool
 
 
 class EpisodeTracker:
@@ -87,34 +69,48 @@ class EpisodeTracker:
         self.recorder.start(self.episode)
         return self.episode
 
-    def step(self, tick: ControlStep, own: bool, ending: bool) -> str:
-        """Record a tick. The outcome if the episode is over with it, else ''.
+    def step(
+        self,
+        tick: int,
+        mode: Mode,
+        reason: HoldReason,
+        observation: Observation,
+        proposed: np.ndarray,
+        feedback: Feedback,
+        chunk: ActionChunk | None,
+        *,
+        delay_ticks: int,
+        version: int,
+        own: bool,
+        ending: bool,
+    ) -> str:
+        """Record what a tick came to. The outcome if the episode is over with it, else ''.
 
-        `own`: it counts against the episode's length; `ending`: whatever happens, this is the last one.
+        `proposed`: float32[da]; `own`: it counts against the episode's length; `ending`: whatever happens, this is the
+        last one.
         """
         self._own_ticks += own
         # The first chunk of an episode cannot be there yet; only what runs out afterwards is starvation.
-        self.starved += tick.reason in (HoldReason.no_action, HoldReason.bad_action) and self._acted
-        self._acted = self._acted or tick.chunk is not None
-        self._success_ticks += tick.success or self._success_ticks > 0
-        if tick.reason in (HoldReason.no_recorder, HoldReason.bad_observation):
+        self.starved += reason in (HoldReason.no_action, HoldReason.bad_action) and self._acted
+        self._acted = self._acted or chunk is not None
+        self._success_ticks += feedback.success or self._success_ticks > 0
+        if reason in (HoldReason.no_recorder, HoldReason.bad_observation):
             # Nobody takes notes, so no backlog may grow; or there is nothing valid to note. The robot stands still.
             return ""
         terminated = self._success_ticks > self._config.tail_ticks
         truncated = not terminated and (self._own_ticks >= self._config.max_ticks or ending)
-        observation, chunk = tick.observation, tick.chunk
         step = Step(
-            tick=tick.tick - self.first_tick,
+            tick=tick - self.first_tick,
             time_ns=observation.time_ns,
             state=observation.state,
-            proposed=np.asarray(tick.proposed, np.float32),
-            executed=tick.executed,
-            actor=_ACTOR.get(tick.mode, Actor.hold),
+            proposed=np.asarray(proposed, np.float32),
+            executed=feedback.executed,
+            actor=_ACTOR.get(mode, Actor.hold),
             frames={camera: frame.time_ns for camera, frame in observation.images.items()},
             chunk_tick=chunk.first_tick - self.first_tick if chunk else -1,
-            delay_ticks=tick.delay_ticks if chunk else -1,
-            version=chunk.version if chunk else tick.version,
-            reward=tick.reward,
+            delay_ticks=delay_ticks if chunk else -1,
+            version=chunk.version if chunk else version,
+            reward=feedback.reward,
             terminated=terminated,
             truncated=truncated,
         )

@@ -1,29 +1,31 @@
-"""The robot's driver as the loop uses it: whatever it raises or answers becomes a named fault, never the loop's end.
+"""The robot as the loop uses it: whatever its driver raises or reports becomes a named hold, never the loop's end.
 
     read and write  ──fail for a while──►  given up: closed, and after a pause ──► connect ──► reset ──► read ...
                                             (1 s, twice as long each time, 30 s at most)
 
 A fault is over when the robot has been read again. People hear of it once, however often the driver is tried.
+
+What was read is acted on only if it is alive, fresh and valid. The first check that finds something wrong gives the
+reason to hold; what was wrong must be right for some ticks in a row before the robot moves again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
 
-from hal.interfaces.robot import Feedback, Robot, request_previews
-from hal.safety.bounds import limit_numbers
+from hal.interfaces.robot import Feedback, Robot, request_previews, validate_feedback, validate_observation
 from policies.interface.policy import check_observation
-from robot_edge.control.config import RobotTimeouts
+from robot_edge.control.config import ObservationLimits, RobotTimeouts
 from robot_edge.control.mode import NO_HOLD, Hold, HoldReason
+from robot_edge.control.observation_checks import CameraCheck, ClockCheck
 from wire.clock import Clock
 from wire.errors import ConfigError, FleetError, InvalidDataError, RobotDisconnectedError, RobotError
-from wire.types import Frame, Observation, RobotSpec
+from wire.types import Observation, RobotSpec
 
 log = logging.getLogger(__name__)
 
@@ -31,20 +33,30 @@ _T = TypeVar("_T")
 
 
 class GuardedRobot:
-    """One robot. `fault` says why it cannot be used now, or what was wrong when it was used last."""
+    """One robot."""
 
     def __init__(
-        self, name: str, robot: Robot, config: RobotTimeouts, clock: Clock, notify: Callable[[str, str], None]
+        self,
+        name: str,
+        robot: Robot,
+        timeouts: RobotTimeouts,
+        limits: ObservationLimits,
+        clock: Clock,
+        notify: Callable[[str, str], None],
     ) -> None:
         """A `robot` that is connected already; `start_disconnected` otherwise. `notify(kind, detail)`: for people."""
         self.connected = True
         self.fault = NO_HOLD
+        """why it cannot be used now, or what was wrong when it was commanded last"""
+        self.observation_fault = NO_HOLD
+        """why it must not move on what was read last"""
         self.refused_commands = 0
         """in a row"""
         self._name = name
         self._robot = robot
         self._expect_read: Callable[[int], None] | None = getattr(robot, "expect_read", None)
-        self._config = config
+        self._timeouts = timeouts
+        self._monitor = ObservationMonitor(robot.spec, limits, notify)
         self._clock = clock
         self._notify = notify
         self._notified = False
@@ -87,11 +99,29 @@ class GuardedRobot:
             )
             return False
         self._bad_since_ns, self.refused_commands = -1, 0
+        self._monitor.reset()
         return True
 
+    def observe(self) -> Observation | None:
+        """The newest observation, None without a valid one; `observation_fault` says whether it may be acted on."""
+        try:
+            observation = self.read()
+        except (InvalidDataError, RobotError) as error:
+            self.observation_fault = self._monitor.report_failure(str(error))
+            self._on_read_failure(error)
+            return None
+        self.observation_fault = self._monitor.check(observation, self._clock.now_ns())
+        self._on_valid_read()
+        return observation
+
     def read(self) -> Observation:
-        """The newest observation, of sound types. Raises `RobotError` or `InvalidDataError` for whatever went wrong."""
-        return self._call("read", lambda: validate_observation(self._robot.spec, self._robot.read()))
+        """The newest observation, valid. Raises `RobotError` or `InvalidDataError` for whatever went wrong."""
+        return self._call("read", self._read)
+
+    def _read(self) -> Observation:
+        observation = validate_observation(self._robot.spec, self._robot.read())
+        check_observation(self._robot.spec, observation)
+        return observation
 
     def request_previews(self, wanted: bool) -> None:
         """Pass it on if the robot has larger pictures; one that fails at it goes on without."""
@@ -124,7 +154,7 @@ class GuardedRobot:
             self._set_fault(HoldReason.safety, f"the robot does not take a command: {error}")
             if isinstance(error, RobotDisconnectedError):
                 self.disconnect(HoldReason.no_robot, str(error))
-            elif self.refused_commands > self._config.refusals:
+            elif self.refused_commands > self._timeouts.refusals:
                 self.disconnect(HoldReason.no_robot, f"it took none of {self.refused_commands} commands: {error}")
             return None
         if self._must_take_command:
@@ -132,42 +162,28 @@ class GuardedRobot:
             self._clear_fault("the robot takes commands again.")
         return feedback
 
-    def report_read_failure(self, error: str, gone: bool = False) -> None:
-        """No valid observation came, and why. After a while of that, and at once when it is `gone`, it is given up."""
-        now_ns = self._clock.now_ns()
-        if self._bad_since_ns < 0:
-            self._bad_since_ns = now_ns
-        if gone or now_ns - self._bad_since_ns > self._config.give_up_s * 1e9:
-            self.disconnect(HoldReason.no_robot, error)
-
-    def report_valid_read(self) -> None:
-        """A valid observation came."""
-        self._bad_since_ns = -1
-        if not self._must_take_command:
-            self._failures = 0
-            self._clear_fault("the robot answers again.")
-
-    def check_at_rest(self, *, scene: bool) -> Hold:
-        """At rest, now and then: what is wrong with the robot.
+    def check_at_rest(self, *, scene: bool) -> None:
+        """At rest, now and then: note what is wrong with the robot.
 
         Without a `scene`, which a reset makes, a robot need not answer: being connected is all that it can prove.
         """
         self._must_take_command = False
+        self.observation_fault = NO_HOLD
         if not scene:
             self._clear_fault("the robot is connected again.")
-            return NO_HOLD
+            return
         try:
-            check_observation(self._robot.spec, self.read())
+            self.read()
         except (InvalidDataError, RobotError) as error:
-            self.report_read_failure(str(error), gone=isinstance(error, RobotDisconnectedError))
-            return Hold(HoldReason.bad_observation, str(error))
-        self.report_valid_read()
-        return NO_HOLD
+            self.observation_fault = Hold(HoldReason.bad_observation, str(error))
+            self._on_read_failure(error)
+        else:
+            self._on_valid_read()
 
     def disconnect(self, reason: HoldReason, error: str, *, keep: bool = False) -> None:
         """Give it up and try again after a pause; `keep`: the connection stays."""
-        config = self._config
-        pause_s = min(config.longest_pause_s, config.first_pause_s * 2 ** min(self._failures, 30))
+        timeouts = self._timeouts
+        pause_s = min(timeouts.longest_pause_s, timeouts.first_pause_s * 2 ** min(self._failures, 30))
         self._failures += 1
         self._due_ns = self._clock.now_ns() + int(pause_s * 1e9)
         self._set_fault(reason, error)
@@ -186,17 +202,37 @@ class GuardedRobot:
         except FleetError as error:
             log.error("robot '%s' could not be closed: %s", self._name, error)
 
+    def _on_read_failure(self, error: FleetError) -> None:
+        """No valid observation came. After a while of that, and at once when the driver is gone, it is given up."""
+        now_ns = self._clock.now_ns()
+        if self._bad_since_ns < 0:
+            self._bad_since_ns = now_ns
+        gone = isinstance(error, RobotDisconnectedError)
+        if gone or now_ns - self._bad_since_ns > self._timeouts.give_up_s * 1e9:
+            self.disconnect(HoldReason.no_robot, str(error))
+
+    def _on_valid_read(self) -> None:
+        self._bad_since_ns = -1
+        if not self._must_take_command:
+            self._failures = 0
+            self._clear_fault("the robot answers again.")
+
     def _set_fault(self, reason: HoldReason, text: str) -> None:
         self.fault = Hold(reason, text)
         if not self._notified:
             self._notified = True
-            self._notify("hold", text)
+            self._notify_unless_known("hold", text)
 
     def _clear_fault(self, text: str) -> None:
         self.fault = NO_HOLD
         if self._notified:
             self._notified = False
-            self._notify("recovered", text)
+            self._notify_unless_known("recovered", text)
+
+    def _notify_unless_known(self, kind: str, text: str) -> None:
+        # While a hold of the monitor lasts, people know already, and will hear of its end.
+        if not self._monitor.issue:
+            self._notify(kind, text)
 
     def _call(self, call: str, function: Callable[[], _T]) -> _T:
         """Raises `FleetError` only, whatever a driver raises."""
@@ -213,38 +249,57 @@ class GuardedRobot:
             raise RobotError(text) from error
 
 
-def validate_observation(spec: RobotSpec, observation: Observation) -> Observation:
-    """`observation` if its parts are of the kinds they should be, with the state as float32.
+class ObservationMonitor:
+    """`check` once per tick; `report_failure` instead when there is no valid observation."""
 
-    Raises `InvalidDataError` naming the part. Shapes and numbers are for `robot_edge.control.observation_monitor` to
-    check.
-    """
-    what = f"robot '{spec.embodiment}': read() gave"
-    if not isinstance(observation, Observation):
-        raise InvalidDataError(f"{what} {type(observation).__name__}, not an Observation.")
-    if not isinstance(observation.time_ns, int | np.integer) or not isinstance(observation.task, str):
-        raise InvalidDataError(
-            f"{what} time_ns {observation.time_ns!r} and task {observation.task!r}; a whole number of ns and a text "
-            "are expected."
-        )
-    state = observation.state
-    if not isinstance(state, np.ndarray) or state.dtype.kind != "f":
-        kind = state.dtype if isinstance(state, np.ndarray) else type(state).__name__
-        raise InvalidDataError(f"{what} a state of {kind}; float32[{spec.state_dim}] is expected.")
-    for camera, frame in observation.images.items():
-        if not isinstance(frame, Frame) or not isinstance(frame.image, np.ndarray):
-            raise InvalidDataError(f"{what} no Frame with an array as image for camera '{camera}'.")
-    if state.dtype == np.float32 and isinstance(observation.time_ns, int):
-        return observation
-    return Observation(int(observation.time_ns), np.asarray(state, np.float32), observation.images, observation.task)
+    def __init__(self, spec: RobotSpec, config: ObservationLimits, notify: Callable[[str, str], None]) -> None:
+        """`notify(kind, detail)`: tells the operator of a hold that begins, or that it has recovered."""
+        self._spec = spec
+        self._config = config
+        self._notify = notify
+        self.issue = NO_HOLD
+        """what people were told of and is not over yet"""
+        self._about = ""
+        self._good = 0
+        self.reset()
 
+    def reset(self) -> None:
+        """An episode begins: the scene and the robot's clocks may be others. A hold goes on until it is over."""
+        self._clock = ClockCheck(self._spec, self._config)
+        self._cameras = {
+            camera.name: CameraCheck(camera.name, self._spec, self._config) for camera in self._spec.cameras
+        }
 
-def validate_feedback(spec: RobotSpec, feedback: Feedback) -> Feedback:
-    """`feedback` if it can be recorded, with its action as float32. Raises `InvalidDataError` naming what cannot."""
-    if not isinstance(feedback, Feedback):
-        raise InvalidDataError(f"robot '{spec.embodiment}': write() gave {type(feedback).__name__}, not a Feedback.")
-    limit_numbers(spec, feedback.executed)
-    reward = float(feedback.reward)
-    if not math.isfinite(reward):
-        raise InvalidDataError(f"robot '{spec.embodiment}': write() gave the reward {reward}.")
-    return Feedback(np.asarray(feedback.executed, np.float32), reward, bool(feedback.success))
+    def check(self, observation: Observation, now_ns: int) -> Hold:
+        """Why the robot must not move on `observation`, which is valid. `now_ns`: control's clock, which need not be
+        the robot's.
+        """
+        found, about = self._clock.find(observation, now_ns), ""
+        # All cameras look at every observation, also behind another fault: their memory must not have holes.
+        for name, check in self._cameras.items():
+            one = check.find(observation, observation.images[name])
+            if one and not found:
+                found, about = one, name
+        return self._judge(found, about)
+
+    def report_failure(self, why: str) -> Hold:
+        """The robot could not be read, or what it said is not valid."""
+        return self._judge(Hold(HoldReason.bad_observation, why), "")
+
+    def _judge(self, found: Hold, about: str) -> Hold:
+        """The hold that follows. `about`: the camera that was found wanting, '' for the robot."""
+        before = self.issue
+        if found:
+            # Ages in the text grow with every tick; another reason or another camera is what is new.
+            if (before.reason, self._about) != (found.reason, about):
+                self._notify("hold", found.detail)
+            self.issue, self._about, self._good = found, about, 0
+            return found
+        if not before:
+            return NO_HOLD
+        self._good += 1
+        if self._good > self._config.recover_ticks:
+            self.issue = NO_HOLD
+            self._notify("recovered", f"no longer: {before.detail}")
+            return NO_HOLD
+        return Hold(before.reason, f"was until {self._good} ticks ago: {before.detail}")

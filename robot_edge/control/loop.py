@@ -11,22 +11,19 @@ import logging
 import numpy as np
 
 from hal.interfaces.robot import Feedback, Robot, Teleoperator
-from hal.safety.bounds import hold_action, rest_action
-from hal.safety.limiter import SafetyLimiter
-from robot_edge.chunking.request_tracker import PlannedAction
-from robot_edge.chunking.scheduler import ChunkSchedulerSelector, MakeScheduler
+from hal.safety.limiter import SafetyLimiter, hold_action, rest_action
+from robot_edge.chunking.scheduler import ChunkSchedulerSelector, MakeScheduler, PlannedAction
 from robot_edge.control.command_inbox import CommandInbox
 from robot_edge.control.config import LoopConfig
-from robot_edge.control.episode_tracker import ControlStep, EpisodeTracker, StepRecorder
+from robot_edge.control.episode_tracker import EpisodeTracker, StepRecorder
 from robot_edge.control.guarded_robot import GuardedRobot
 from robot_edge.control.mode import NO_HOLD, ControlConditions, Hold, HoldReason, Mode, decide
-from robot_edge.control.observation_monitor import ObservationMonitor
 from robot_edge.control.operator_override import OperatorOverride
 from robot_edge.control.rate import Rate
 from robot_edge.control.takeover import ScriptedTakeover, TakeoverGate
 from robot_edge.runtime.shared_frames import without_previews
 from wire.clock import Clock
-from wire.errors import ConfigError, InvalidDataError, RobotDisconnectedError, RobotError
+from wire.errors import ConfigError, InvalidDataError
 from wire.messages.gateway import EdgeEvent, EdgeStatus
 from wire.messages.local import ChunkReply, EpisodeStarted
 from wire.transport.channel import Channel
@@ -71,8 +68,7 @@ class ControlLoop:
         self.override = OperatorOverride(robot.spec, clock)
         self.inbox = CommandInbox(name, self.override)
         self.tracker = EpisodeTracker(name, session_id, robot.spec, StepRecorder(uplink), config, self._notify)
-        self.driver = GuardedRobot(name, robot, config.driver, clock, self._notify_of_driver)
-        self._monitor = ObservationMonitor(robot.spec, config.health, self._notify)
+        self.driver = GuardedRobot(name, robot, config.driver, config.health, clock, self._notify)
         self._safety = SafetyLimiter(robot.spec, config.safety)
         self._scripted = ScriptedTakeover(operator, gate, self._notify)
         self._clock = clock
@@ -82,8 +78,6 @@ class ControlLoop:
         self._seen: Observation | None = None
         """the newest valid observation of this scene"""
         self._executed = np.zeros(robot.spec.action_dim, np.float32)
-        self._fault = NO_HOLD
-        """what was wrong when the robot was read last"""
         self._missing_action = Hold(HoldReason.no_action)
         """why inference brings no action, by its newest reply"""
 
@@ -144,11 +138,6 @@ class ControlLoop:
         log.warning("robot '%s': %s: %s", self.name, kind, detail)
         self._uplink.send(EdgeEvent(self.name, self._clock.now_ns(), kind, detail))
 
-    def _notify_of_driver(self, kind: str, detail: str) -> None:
-        # While a hold of the observation monitor lasts, people know already, and will hear of its end.
-        if not self._monitor.has_issue:
-            self._notify(kind, detail)
-
     # --- episodes -------------------------------------------------------------------------------------------------
 
     def _ensure_episode(self) -> bool:
@@ -201,7 +190,7 @@ class ControlLoop:
         )
         if self.hold:
             if self._tick >= self._next_status:
-                self._fault = self.driver.check_at_rest(scene=self._seen is not None)
+                self.driver.check_at_rest(scene=self._seen is not None)
             return False
         self.mode, self.hold = decide(ControlConditions(resetting=True))
         self._publish_status(now=True)
@@ -217,7 +206,6 @@ class ControlLoop:
             return False
         inbox.on_episode_begun()
         self._scripted.reset()
-        self._monitor.reset()
         self.chunks.scheduler.reset(self._tick)
         source = "evaluation" if inbox.evaluating else ""
         episode = self.tracker.start(task, seed, self._tick, self._clock.now_ns(), source)
@@ -236,27 +224,17 @@ class ControlLoop:
 
     def _observe(self) -> Observation | None:
         """The newest valid observation of this scene. None, with the hold named, without one or without the robot."""
-        try:
-            observation = self.driver.read()
-            result = self._monitor.check(observation, self._clock.now_ns())
-        except (InvalidDataError, RobotError) as error:
-            result = self._monitor.report_failure(str(error))
-            self.driver.report_read_failure(str(error), gone=isinstance(error, RobotDisconnectedError))
-        else:
-            if result.valid:
-                self.driver.report_valid_read()
-                if self._seen is None:
-                    # A scene was reset: what the robot executed before says nothing about where it is now.
-                    self._executed = rest_action(self.robot.spec, observation.state)
-                    self._safety.reset()
-                self._seen = observation
-            else:
-                self.driver.report_read_failure(result.fault.detail)
-        self._fault = result.fault
+        observation = self.driver.observe()
+        if observation is not None:
+            if self._seen is None:
+                # A scene was reset: what the robot executed before says nothing about where it is now.
+                self._executed = rest_action(self.robot.spec, observation.state)
+                self._safety.reset()
+            self._seen = observation
         if self._seen is not None and self.driver.connected:
             return self._seen
         # Nobody knows what would hold a robot that was just reset.
-        self._hold_for(self._fault)
+        self._hold_for(self.driver.observation_fault)
         if self.inbox.estop or self.inbox.stopping or not self.driver.connected:
             self._end("aborted")
         return None
@@ -266,7 +244,7 @@ class ControlLoop:
     def _next_action(self, observation: Observation) -> PlannedAction | None:
         """Request a chunk when it is time; the policy's action for this tick and its chunk, if it has one."""
         scheduler = self.chunks.scheduler
-        if self.config.needs_policy and not self._fault:
+        if self.config.needs_policy and not self.driver.observation_fault:
             request = scheduler.request_chunk(self._tick, without_previews(observation))
             if request is not None and not self._inference.send(request):
                 scheduler.submit(ChunkReply(None, tick=self._tick), self._tick)
@@ -287,8 +265,7 @@ class ControlLoop:
             estop=self.inbox.estop,
             recorder_ok=self.tracker.recorder.healthy,
             storage_ok=self.inbox.storage_ok,
-            fault=self._fault,
-            refusal=self.driver.fault if self.driver.refused_commands else NO_HOLD,
+            fault=self.driver.observation_fault or (self.driver.fault if self.driver.refused_commands else NO_HOLD),
             human=self.override.in_control,
             human_linked=self.override.linked,
             human_command_fresh=self.override.action(self._executed) is not None,
@@ -347,21 +324,19 @@ class ControlLoop:
         if not self.tracker.running:
             # It ended while the command waited for `write_after_s`.
             return
-        step = ControlStep(
-            tick=self._tick,
-            mode=self.mode,
-            reason=self.hold.reason,
-            observation=observation,
-            proposed=proposed,
-            executed=feedback.executed,
-            chunk=planned[1] if planned else None,
+        outcome = self.tracker.step(
+            self._tick,
+            self.mode,
+            self.hold.reason,
+            observation,
+            proposed,
+            feedback,
+            planned[1] if planned else None,
             delay_ticks=self.chunks.scheduler.delay_ticks,
             version=self.inbox.version,
-            reward=feedback.reward,
-            success=feedback.success,
+            own=not self.override.in_control,
+            ending=self.inbox.estop or self.inbox.stopping,
         )
-        ending = self.inbox.estop or self.inbox.stopping
-        outcome = self.tracker.step(step, own=not self.override.in_control, ending=ending)
         if outcome:
             self._end(outcome)
 
@@ -376,6 +351,7 @@ class ControlLoop:
                 time_ns=self._clock.now_ns(),
                 mode=self.mode.value,
                 reason=self.hold.reason.value,
+                detail=self.hold.detail,
                 task=episode.task if episode else "",
                 episode=episode.id if episode else "",
                 tick=self._tick - self.tracker.first_tick,
@@ -391,6 +367,6 @@ class ControlLoop:
                 spooled=0,
                 job=job.id if job is not None else "",
                 job_episodes=self.inbox.finished,
-                fault=self.driver.fault.detail or self._fault.detail,
+                fault=self.driver.fault.detail or self.driver.observation_fault.detail,
             )
         )

@@ -73,9 +73,7 @@ class ControlConditions(msgspec.Struct, frozen=True):
     recorder_ok: bool = True
     storage_ok: bool = True
     fault: Hold = NO_HOLD
-    """what is wrong with the robot or with what it reports"""
-    refusal: Hold = NO_HOLD
-    """why the robot's driver did not take the last command"""
+    """what is wrong with the robot or with what it reports, or why it did not take the last command"""
     human: bool = False
     """a person has taken over"""
     human_linked: bool = True
@@ -102,7 +100,6 @@ PRIORITY_RULES: tuple[tuple[Callable[[ControlConditions], bool], Mode, HoldReaso
     (lambda known: not known.recorder_ok, Mode.hold, HoldReason.no_recorder),
     (lambda known: not known.storage_ok, Mode.hold, HoldReason.storage),
     (lambda known: bool(known.fault), Mode.hold, None),
-    (lambda known: bool(known.refusal), Mode.hold, None),
     (lambda known: known.human and not known.human_linked, Mode.hold, HoldReason.operator_lost),
     (lambda known: known.human and not known.human_command_fresh, Mode.hold, HoldReason.operator_idle),
     (lambda known: known.human, Mode.human, HoldReason.none),
@@ -125,4 +122,4 @@ def decide(known: ControlConditions) -> tuple[Mode, Hold]:
     What is known is mostly what was known at the tick before, so answers are kept.
     """
     mode, reason = next((mode, reason) for when, mode, reason in PRIORITY_RULES if when(known))
-    return mode, (known.fault or known.refusal or known.missing_action) if reason is None else Hold(reason)
+    return mode, (known.fault or known.missing_action) if reason is None else Hold(reason)

@@ -23,7 +23,7 @@ INLINE_BYTES = 2048
 """arrays up to this size stand in the call"""
 DIGEST_BYTES = 16
 SAMPLE = 8
-"""decisions may look at images (`robot_edge.control.observation_monitor` does): whether two are equal, or every so many
+"""decisions may look at images (`robot_edge.control.observation_checks` does): whether two are equal, or every so many
 pixels of them
 """
 

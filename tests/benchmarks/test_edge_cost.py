@@ -15,7 +15,7 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from tests import samples
-from hal.driver_host.frames import FrameWriter
+from hal.driver_host.protocol import FrameWriter
 from wire.transport.frame_ring import FrameRing
 from wire.messages.gateway import Stop
 from wire.messages.local import FrameRecorded
@@ -35,7 +35,7 @@ larger = Frame(3, frames[3].image, np.zeros((10, 10, 3), np.uint8))
 child = os.fork()
 if child == 0:
     ring.put("front", frames[2])
-    FrameWriter(place / "robot", samples.spec()).write({"front": larger}, "it gave")
+    FrameWriter(place / "robot", samples.spec()).write({"front": larger})
     os._exit(0)
 os.waitpid(child, 0)
 print(os.getpid(), child)

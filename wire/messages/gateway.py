@@ -137,6 +137,8 @@ class EdgeStatus(TaggedMessage, frozen=True, eq=False):
     """episodes of that job it has finished, aborted ones left out"""
     fault: str = ""
     """what its driver or a health check says is wrong, '' when nothing is"""
+    detail: str = ""
+    """what a person should know beyond `reason`"""
 
 
 class Preview(TaggedMessage, frozen=True, eq=False):

@@ -162,7 +162,7 @@ export class Card {
       const elsewhere = lease?.priority >= OPERATOR && lease.purpose !== "estop" && !lease.holder.startsWith("web-");
       return elsewhere ? `Held by ${lease.holder} for ${lease.purpose}.` : "Driven from another page.";
     }
-    if (robot.reason) return sentence(robot.reason);
+    if (robot.reason) return sentence(robot.detail ? `${robot.reason}: ${robot.detail}` : robot.reason);
     return robot.mode === "estop" ? "Stopped by a person." : "";
   }
 

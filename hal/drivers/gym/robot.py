@@ -14,7 +14,7 @@ import numpy as np
 from hal.cameras.picture import make_frame, to_rgb
 from hal.drivers.gym.spec import RENDER, GymConfig, GymTask, check_spaces, gym_spec, make_env, read_spaces
 from hal.interfaces.robot import Feedback, check_reset
-from hal.safety.bounds import hold_action, limit_action, rest_action
+from hal.safety.limiter import hold_action, limit_action, rest_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import FleetError, InvalidDataError, RobotError
 from wire.types import Frame, Observation

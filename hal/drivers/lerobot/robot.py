@@ -19,7 +19,7 @@ from hal.cameras.picture import resize_image, to_rgb
 from hal.drivers.lerobot.make import connect, disconnect, make_lerobot
 from hal.drivers.lerobot.spec import LeRobotConfig, calibrated_limits, lerobot_spec, parts
 from hal.interfaces.robot import Feedback, check_reset
-from hal.safety.bounds import limit_action
+from hal.safety.limiter import limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, InvalidDataError, RobotError
 from wire.types import CameraSpec, CommandType, Frame, Observation

@@ -17,7 +17,7 @@ from hal.drivers.metaworld.simulation import CONTROL_HZ, Simulation, import_simu
 from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS, TRACK, check_task, instruction
 from hal.drivers.metaworld.track import HAND_HIGH, HAND_LOW, TrackSimulation
 from hal.interfaces.robot import Feedback, check_reset
-from hal.safety.bounds import limit_action
+from hal.safety.limiter import limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError
 from wire.types import CameraSpec, CommandType, Dimension, Frame, Observation, RobotSpec

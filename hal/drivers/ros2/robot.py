@@ -18,7 +18,7 @@ from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, TRIGGER, command
 from hal.drivers.ros2.synchronizer import MessageSynchronizer, Stamps
 from hal.drivers.ros2.wrapper import Client, Publisher, RosNode
 from hal.interfaces.robot import Feedback, check_reset
-from hal.safety.bounds import hold_action, limit_action
+from hal.safety.limiter import hold_action, limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, FleetError, RobotError
 from wire.types import Observation

@@ -6,12 +6,11 @@ from collections import deque
 
 import numpy as np
 
-from robot_edge.chunking.request_tracker import PlannedAction, RequestTracker, ScheduledChunk
-from robot_edge.chunking.scheduler import SingleChunkScheduler
+from robot_edge.chunking.scheduler import AlignedScheduler, PlannedAction, RequestTracker, ScheduledChunk
 from wire.types import Observation
 
 
-class EnsembleScheduler(SingleChunkScheduler):
+class EnsembleScheduler(AlignedScheduler):
     """Asks as often as answers come and executes w-weighted averages, w_i = exp(-m i) with i = 0 the oldest chunk.
 
     A small m trusts new chunks sooner. Late actions are skipped as in `AlignedScheduler`. The chunk that an action is

@@ -6,13 +6,12 @@ import numpy as np
 
 from hal.interfaces.dynamics import DynamicsModel
 from robot_edge.chunking.action_predictor import ActionPredictor
-from robot_edge.chunking.request_tracker import PlannedAction, RequestTracker, ScheduledChunk
-from robot_edge.chunking.scheduler import SingleChunkScheduler
+from robot_edge.chunking.scheduler import AlignedScheduler, PlannedAction, RequestTracker, ScheduledChunk
 from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import Observation
 
 
-class FutureStateScheduler(SingleChunkScheduler):
+class FutureStateScheduler(AlignedScheduler):
     """Asks one forecast delay ahead, with the state the robot will have by then.
 
     The state is rolled forward by the actions that are decided until then, as they will be executed. A chunk that is
@@ -22,18 +21,18 @@ class FutureStateScheduler(SingleChunkScheduler):
     always a proposal to hand back to.
     """
 
+    predictor: ActionPredictor
+
     def __init__(
         self, tracker: RequestTracker, motion: DynamicsModel, predictor: ActionPredictor, max_delay: int
     ) -> None:
         """`max_delay`: ticks the policy was trained to look ahead; what is later is skipped."""
         self._motion = motion
-        self._predictor = predictor
         self._max_delay = max_delay
-        super().__init__(tracker)
+        super().__init__(tracker, predictor)
 
     def reset(self, tick: int) -> None:
         super().reset(tick)
-        self._predictor.reset()
         self._next: ScheduledChunk | None = None
         self._assumed_until = tick
         """first tick of the newest request: until then it reckons with what will be executed"""
@@ -45,36 +44,33 @@ class FutureStateScheduler(SingleChunkScheduler):
 
     def next_action(self, tick: int, observation: Observation) -> PlannedAction | None:
         self._promote(tick)
-        planned = super().next_action(tick, observation)
-        self._predictor.on_action_selected(tick, planned[0] if planned else None, observation.state)
-        return planned
+        return super().next_action(tick, observation)
 
     def on_executed(self, tick: int, action: np.ndarray) -> None:
         super().on_executed(tick, action)
-        self._predictor.on_executed(tick, action)
-        if tick < self._assumed_until and self._predictor.has_drifted:
-            self._tracker.cancel()
+        if tick < self._assumed_until and self.predictor.has_drifted:
+            self.tracker.cancel()
             self._next = None
             self._assumed_until = tick
             self._void = True
 
     def _is_due(self, running: ScheduledChunk, tick: int) -> bool:
         ends = min(running.start + self._execute_ticks, running.end)
-        return self._void or tick + self._tracker.delay.ticks >= ends
+        return self._void or tick + self.tracker.delay.ticks >= ends
 
     def _make_request(self, tick: int, observation: Observation) -> ChunkRequest:
         # what was void once is not foretold again at once: a chunk for now can always be used
-        foretold = self._predictor.last_action_was_ours and not self._void
+        foretold = self.predictor.last_action_was_ours and not self._void
         self._void = False
-        ahead = min(self._tracker.delay.ticks, self._max_delay) if foretold else 0
+        ahead = min(self.tracker.delay.ticks, self._max_delay) if foretold else 0
         self._assumed_until = tick + ahead
-        self._predictor.reset_drift()
-        past = self._predictor.past
+        self.predictor.reset_drift()
+        past = self.predictor.past
         state = observation.state
         if ahead and len(past):
             running = self._running
             wanted = [planned[0] if running and (planned := running.at(tick + i)) else None for i in range(ahead)]
-            state = self._motion.rollout(state, past, self._predictor.predict(wanted, state))
+            state = self._motion.rollout(state, past, self.predictor.predict(wanted, state))
         return ChunkRequest(tick, observation, tick + ahead, np.asarray(state, np.float32))
 
     def submit(self, reply: ChunkReply, tick: int) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from robot_edge.chunking.request_tracker import ScheduledChunk
-from robot_edge.chunking.scheduler import SingleChunkScheduler
+from robot_edge.chunking.scheduler import AlignedScheduler, ScheduledChunk
 
 
-class NaiveScheduler(SingleChunkScheduler):
+class NaiveScheduler(AlignedScheduler):
     """Asks one forecast delay before `execute_ticks` are over and begins with action 0 of whatever arrives.
 
     Nothing is skipped, so each action is executed later than it was meant for, by the delay.
     """
 
     def _is_due(self, running: ScheduledChunk, tick: int) -> bool:
-        return tick + self._tracker.delay.ticks >= min(running.start + self._execute_ticks, running.end)
+        return tick + self.tracker.delay.ticks >= min(running.start + self._execute_ticks, running.end)
 
     def _on_chunk(self, chunk: ScheduledChunk, tick: int) -> None:
         self._running = chunk.starting_at(tick)

@@ -9,9 +9,7 @@ import msgspec
 import numpy as np
 
 from policies.common.residual_policy import correct, input_width
-from robot_edge.chunking.action_predictor import ActionPredictor
-from robot_edge.chunking.request_tracker import PlannedAction, RequestTracker
-from robot_edge.chunking.scheduler import ChunkScheduler
+from robot_edge.chunking.scheduler import AlignedScheduler, ChunkScheduler, PlannedAction
 from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import ActionChunk, Observation, ResidualPolicy
 
@@ -23,7 +21,7 @@ _KEPT = 8
 _Key = tuple[int, int, int]
 
 
-class ResidualScheduler:
+class ResidualScheduler(ChunkScheduler):
     """Another scheduler whose every action is corrected from the newest state.
 
     It stands best on `FutureStateScheduler`: what the robot's own motion changes is foretold there, so the small
@@ -32,14 +30,12 @@ class ResidualScheduler:
     it is.
     """
 
-    def __init__(self, base: ChunkScheduler, tracker: RequestTracker, predictor: ActionPredictor | None = None) -> None:
-        """`tracker` and `predictor`: those of `base`; the predictor is told of the corrected actions."""
+    def __init__(self, base: AlignedScheduler) -> None:
         self._base = base
-        spec = tracker.spec
+        spec = base.tracker.spec
         self._low, self._high = spec.action_low(), spec.action_high()
         self._period_ns = spec.period_ns
-        self._predictor = predictor
-        self._speed_up = tracker.config.speed_up
+        self._speed_up = base.tracker.config.speed_up
         self._misfit = ""
         self._helpers: OrderedDict[_Key, tuple[np.ndarray, ResidualPolicy]] = OrderedDict()
 
@@ -81,8 +77,8 @@ class ResidualScheduler:
         )
         if not np.isfinite(corrected).all():
             return planned
-        if self._predictor is not None:
-            self._predictor.on_action_selected(tick, corrected, observation.state)
+        if self._base.predictor is not None:
+            self._base.predictor.on_action_selected(tick, corrected, observation.state)
         return corrected, chunk
 
     def on_executed(self, tick: int, action: np.ndarray) -> None:

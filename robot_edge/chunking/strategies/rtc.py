@@ -9,13 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from robot_edge.chunking.action_predictor import ActionPredictor
-from robot_edge.chunking.request_tracker import PlannedAction, RequestTracker
-from robot_edge.chunking.scheduler import SingleChunkScheduler
+from robot_edge.chunking.scheduler import AlignedScheduler, RequestTracker
 from wire.messages.local import ChunkRequest
 from wire.types import Observation, Prefix
 
 
-class RtcScheduler(SingleChunkScheduler):
+class RtcScheduler(AlignedScheduler):
     """Asks for now, with the running chunk's actions from now on as prefix; executes from the tick of arrival.
 
     Of H actions at most H - `execute_ticks` are committed (section 3.1 of both papers), and no more than training
@@ -23,40 +22,28 @@ class RtcScheduler(SingleChunkScheduler):
     prefix.
     """
 
+    predictor: ActionPredictor
+
     def __init__(
         self, tracker: RequestTracker, predictor: ActionPredictor, *, guided: bool, max_delay: int | None = None
     ) -> None:
         """`max_delay`: longest prefix the policy was trained with, in actions; None for no such limit."""
         self._guided = guided
         self._low, self._high = tracker.spec.action_low(), tracker.spec.action_high()
-        self._predictor = predictor
         self._max_delay = max_delay
-        super().__init__(tracker)
-
-    def reset(self, tick: int) -> None:
-        super().reset(tick)
-        self._predictor.reset()
-
-    def next_action(self, tick: int, observation: Observation) -> PlannedAction | None:
-        planned = super().next_action(tick, observation)
-        self._predictor.on_action_selected(tick, planned[0] if planned else None, observation.state)
-        return planned
-
-    def on_executed(self, tick: int, action: np.ndarray) -> None:
-        super().on_executed(tick, action)
-        self._predictor.on_executed(tick, action)
+        super().__init__(tracker, predictor)
 
     def _make_request(self, tick: int, observation: Observation) -> ChunkRequest:
         return ChunkRequest(tick, observation, tick, observation.state, self._prefix(tick))
 
     def _prefix(self, tick: int) -> Prefix | None:
         running = self._running
-        if running is None or running.end <= tick or not self._predictor.last_action_was_ours:
+        if running is None or running.end <= tick or not self.predictor.last_action_was_ours:
             return None
         # The policy knows actions at the pace it was trained with: one tick is `speed_up` of them.
-        pace = self._tracker.config.speed_up
+        pace = self.tracker.config.speed_up
         left = running.made.actions[(tick - running.chunk.first_tick) * pace :]
-        ticks = min(self._tracker.delay.ticks, running.end - tick, len(running.chunk.actions) - self._execute_ticks)
+        ticks = min(self.tracker.delay.ticks, running.end - tick, len(running.chunk.actions) - self._execute_ticks)
         committed = min(max(ticks, 0) * pace, len(left))
         if self._max_delay is not None:
             committed = min(committed, self._max_delay)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from robot_edge.chunking.request_tracker import PlannedAction, ScheduledChunk
-from robot_edge.chunking.scheduler import SingleChunkScheduler
+from robot_edge.chunking.scheduler import AlignedScheduler, PlannedAction, ScheduledChunk
 from wire.types import Observation
 
 
-class SyncScheduler(SingleChunkScheduler):
+class SyncScheduler(AlignedScheduler):
     """Executes `execute_ticks` actions, then asks, and has no action until the answer is here.
 
     The robot stood still meanwhile, so the chunk begins with its action 0 when it arrives.
@@ -21,5 +20,5 @@ class SyncScheduler(SingleChunkScheduler):
 
     def _on_chunk(self, chunk: ScheduledChunk, tick: int) -> None:
         # whatever else was asked for saw the robot before it moved on
-        self._tracker.cancel()
+        self.tracker.cancel()
         self._running = chunk.starting_at(tick)

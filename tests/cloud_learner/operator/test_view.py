@@ -33,6 +33,15 @@ def test_snapshot_of_an_empty_fleet_is_json():
     assert snapshot["version"] is None
 
 
+def test_a_card_says_each_word_of_a_status_once():
+    view = FleetView(ManualClock())
+    view.add_robot("r1", arm_spec())
+    view.update_status(edge_status("r1", mode="hold", reason="no action", detail="no version is loaded"))
+    assert view.snapshot()["robots"][0]["detail"] == "no version is loaded"
+    view.update_status(edge_status("r1", mode="hold", reason="it is gone", detail="no cable", fault="no cable"))
+    assert (view.snapshot()["robots"][0]["detail"], view.snapshot()["robots"][0]["fault"]) == ("", "no cable")
+
+
 def test_a_robot_is_shown_as_its_status_says():
     view = FleetView(ManualClock(), instructions={"drawer-open": "open the drawer"})
     view.add_robot("r1", arm_spec())

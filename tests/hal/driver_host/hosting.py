@@ -99,11 +99,12 @@ def noting_host(path: Path, parent: int = 0) -> None:
     run_driver_server(NotingRobot(), path, lambda: bool(asked) or (parent != 0 and os.getppid() != parent))
 
 
-def until_held(robot: RobotProxy, times: int = 1) -> None:
-    """Until the host has held the robot that often, as nobody commands it."""
-    while robot.held < times:
-        time.sleep(4 * PERIOD_S)
-        robot.read()
+def until_held(executed: list[np.ndarray], times: int = 1) -> None:
+    """Until the host has commanded so often by itself, as nobody else does; `executed`: what the driver notes."""
+    deadline, wanted = time.monotonic() + 60, len(executed) + times
+    while len(executed) < wanted:
+        assert time.monotonic() < deadline, f"held {len(executed) - wanted + times} times, not {times}"
+        time.sleep(PERIOD_S)
 
 
 def control(path: Path, value: float, fresh: bool) -> None:

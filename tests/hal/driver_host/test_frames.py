@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.driver_host.frames import FrameReader, FrameWriter
+from hal.driver_host.protocol import FrameReader, FrameWriter
 from hal.driver_host.proxy import RobotProxy
 from hal.drivers.fake import FakeConfig, FakeRobot, fake_spec
 from tests.hal.driver_host.hosting import HZ, LARGE
@@ -120,7 +120,7 @@ class World:
         self.inference = self._ring()
 
     def _show(self) -> dict:
-        views = self.host.write({"front": self.frame}, "it gave")
+        views = self.host.write({"front": self.frame})
         view = views["front"]
         image = self.frame.image.tobytes()
         assert self.written.setdefault(view.number, image) == image, "no number means two frames"
@@ -155,7 +155,7 @@ def test_whatever_happens_in_whatever_order_no_picture_is_taken_for_another(even
 
 def test_a_number_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     writer, reader = (side(tmp_path / "robot", SLOW) for side in (FrameWriter, FrameReader))
-    views = writer.write({"front": Frame(1, np.zeros((8, 8, 3), np.uint8))}, "it gave")
+    views = writer.write({"front": Frame(1, np.zeros((8, 8, 3), np.uint8))})
     gone = {"front": msgspec.structs.replace(views["front"], number=7)}
     with pytest.raises(RobotError, match=r"'fake-point': frame 7 of camera 'front' is not in the memory"):
         reader.read(gone)
@@ -221,8 +221,8 @@ def test_a_host_killed_in_the_middle_of_a_frame(place: Path) -> None:  # noqa: F
     numbers, kept = [0], []
     for _ in range(3):
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        words = [sys.executable, "-m", "tests.hal.driver_host.hosting", "paint", str(place)]
-        host = subprocess.Popen(words, cwd=Path(__file__).resolve().parents[3], env=environment)
+        argv = [sys.executable, "-m", "tests.hal.driver_host.hosting", "paint", str(place)]
+        host = subprocess.Popen(argv, cwd=Path(__file__).resolve().parents[3], env=environment)
         try:
             robot.connect()
             robot.reset("any", 1)

@@ -12,7 +12,7 @@ from hal.conformance import check_robot
 from hal.drivers.fake import FakeExpert, FakeRobot
 from hal.drivers.with_cameras import CameraChoice, CameraRobot, CameraRobotConfig
 from hal.registry import make_operator, make_robot, read_config
-from hal.safety.bounds import hold_action
+from hal.safety.limiter import hold_action
 from tests.hal.cameras.filming import threads, until
 from wire.clock import ManualClock, SimulatedClock
 from wire.errors import ConfigError, RobotError

@@ -7,8 +7,16 @@ from typing import NamedTuple
 import numpy as np
 
 from hal.interfaces.dynamics import ActionStateMapping
-from hal.safety.bounds import hold_numbers, limit_action, limit_numbers, rest_action
-from hal.safety.limiter import CompiledLimits, SafetyLimits, limited_numbers, speeds_of
+from hal.safety.limiter import (
+    CompiledLimits,
+    SafetyLimits,
+    hold_numbers,
+    limit_action,
+    limit_numbers,
+    limited_numbers,
+    rest_action,
+    speeds_of,
+)
 from wire.errors import InvalidDataError
 from wire.types import CommandType, Dimension, RobotSpec
 

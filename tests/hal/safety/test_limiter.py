@@ -10,8 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.interfaces.dynamics import ActionStateMapping
-from hal.safety.bounds import hold_action, limit_action, rest_action
-from hal.safety.limiter import SafetyLimiter, SafetyLimits, check_age, compile_limits
+from hal.safety.limiter import (
+    SafetyLimiter,
+    SafetyLimits,
+    compile_limits,
+    hold_action,
+    limit_action,
+    rest_action,
+)
 from tests.hal.safety.guarded import (
     ACTIONS,
     HZ,
@@ -339,16 +345,3 @@ def test_limits_that_cannot_be_kept_are_refused(limits: SafetyLimits, words: str
         compile_limits(SPEC, limits)
     assert words in str(error.value)
     assert "'bench'" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("age_ns", "words"),
-    [(500_000_000, ""), (500_000_001, "500 ms old"), (0, ""), (-1_000_000, ""), (-1_000_001, "from the future")],
-)
-def test_age_at_its_bounds(age_ns: int, words: str) -> None:
-    now_ns = 10**12
-    if not words:
-        check_age("the state", now_ns - age_ns, now_ns, 0.5, 0.001)
-        return
-    with pytest.raises(InvalidDataError, match=f"the state is .*{words}"):
-        check_age("the state", now_ns - age_ns, now_ns, 0.5, 0.001)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hal.safety.bounds import hold_action
+from hal.safety.limiter import hold_action
 from robot_edge.chunking.scheduler import ChunkScheduler
 from wire.messages.local import ChunkReply, ChunkRequest
 from wire.types import ActionChunk, CameraSpec, CommandType, Dimension, Observation, RobotSpec

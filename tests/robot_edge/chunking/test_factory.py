@@ -8,8 +8,7 @@ import pytest
 from hal.interfaces.dynamics import SpecMotion
 from robot_edge.chunking.config import ChunkingConfig, Strategy
 from robot_edge.chunking.factory import make_scheduler, resolve
-from robot_edge.chunking.request_tracker import DelayEstimator
-from robot_edge.chunking.strategies.aligned import AlignedScheduler
+from robot_edge.chunking.scheduler import AlignedScheduler, DelayEstimator
 from robot_edge.chunking.strategies.ensemble import EnsembleScheduler
 from robot_edge.chunking.strategies.future_state import FutureStateScheduler
 from robot_edge.chunking.strategies.naive import NaiveScheduler

@@ -8,8 +8,7 @@ import pytest
 from hal.interfaces.dynamics import SpecMotion
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
-from robot_edge.chunking.request_tracker import RequestTracker
-from robot_edge.chunking.scheduler import ChunkScheduler
+from robot_edge.chunking.scheduler import ChunkScheduler, RequestTracker
 from robot_edge.chunking.strategies.ensemble import EnsembleScheduler
 from tests.robot_edge.chunking.simulated import LOST, SPEC, Simulated, asked, oracle, starved
 from wire.types import PolicyCapabilities
@@ -226,7 +225,7 @@ class TestAll:
     def test_delays_are_remembered_across_episodes(self, strategy: str) -> None:
         scheduler = make(strategy)
         Simulated(scheduler, [6]).run(40)
-        tracker = getattr(scheduler, "_tracker", None) or scheduler._base._tracker
+        tracker = getattr(scheduler, "tracker", None) or scheduler._base.tracker
         assert tracker.delay.ticks == 6
         scheduler.reset(0)
         assert tracker.delay.ticks == 6

@@ -72,7 +72,7 @@ class Bench:
         self.inference = SharedFrameChannel(self.asked, self.rings[0])
         self.loop = ControlLoop(
             "robot-0",
-            "boot",
+            "session",
             robot,
             uplink,
             SharedFrameChannel(inference, self.rings[1]),

@@ -33,7 +33,7 @@ class Bench:
         self.inference, inference = memory_pair()
         self.loop = ControlLoop(
             "robot-0",
-            "boot",
+            "session",
             self.robot,
             uplink,
             inference,
@@ -120,6 +120,17 @@ def test_frames_are_sent_once_and_before_the_steps_that_saw_them() -> None:
         if isinstance(message, StepRecorded):
             assert set(message.step.frames.values()) <= known
     assert len(known) == 5
+
+
+def test_a_status_says_more_than_the_reason_of_a_hold() -> None:
+    bench = Bench(status_every_ticks=1).ready()
+    bench.answer = None
+    bench.tick(2)
+    bench.inference.send(ChunkReply(None, "no version is loaded", bench.asked[-1].tick))
+    bench.tick(2)
+    status = [m for m in bench.said if isinstance(m, EdgeStatus)][-1]
+    assert (status.reason, status.detail) == (HoldReason.no_action.value, "no version is loaded")
+    assert status.fault == ""
 
 
 def test_without_fresh_actions_the_robot_stands_still_and_comes_back() -> None:

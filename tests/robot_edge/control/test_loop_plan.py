@@ -41,7 +41,7 @@ class Bench:
         limits = safety or SafetyLimits()
         self.loop = ControlLoop(
             "robot-0",
-            "boot",
+            "session",
             self.robot,
             uplink,
             inference,

@@ -39,10 +39,9 @@ NO_ACTION = Hold(HoldReason.no_action, "no version is loaded")
 
 def all_that_can_be_known():
     for values in itertools.product((False, True), repeat=len(FLAGS)):
-        for version, *holds in itertools.product((0, 7), (NO_HOLD, FAULT), (NO_HOLD, REFUSAL), (NO_HOLD, NO_ACTION)):
+        for version, fault, missing in itertools.product((0, 7), (NO_HOLD, FAULT, REFUSAL), (NO_HOLD, NO_ACTION)):
             flags = dict(zip(FLAGS, values, strict=True))
-            fault, refusal, missing = holds
-            yield ControlConditions(**flags, version=version, fault=fault, refusal=refusal, missing_action=missing)
+            yield ControlConditions(**flags, version=version, fault=fault, missing_action=missing)
 
 
 def test_every_combination_follows_the_rules() -> None:
@@ -50,7 +49,7 @@ def test_every_combination_follows_the_rules() -> None:
     for known in all_that_can_be_known():
         mode, hold = decide(known)
         seen.add((mode, hold.reason))
-        fit = known.recorder_ok and known.storage_ok and not (known.fault or known.refusal or known.resting)
+        fit = known.recorder_ok and known.storage_ok and not (known.fault or known.resting)
         commanded = known.human_linked and known.human_command_fresh
         # e-stop always wins, and nothing else is called one
         assert (mode is Mode.estop) == known.estop
@@ -93,7 +92,7 @@ def test_a_fault_is_the_reason(reason: HoldReason) -> None:
         ({"resting": True}, HoldReason.no_job),
         ({"recorder_ok": False}, HoldReason.no_recorder),
         ({"storage_ok": False}, HoldReason.storage),
-        ({"refusal": Hold(HoldReason.safety)}, HoldReason.safety),
+        ({"fault": Hold(HoldReason.safety)}, HoldReason.safety),
         ({"human": True, "human_linked": False}, HoldReason.operator_lost),
         ({"human": True}, HoldReason.operator_idle),
         ({"version": 0}, HoldReason.no_version),

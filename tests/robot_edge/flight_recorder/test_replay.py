@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FakeConfig
-from robot_edge.chunking.strategies.aligned import AlignedScheduler
+from robot_edge.chunking.scheduler import AlignedScheduler
 from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason
 from robot_edge.flight_recorder.command import replay_command

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from robot_edge.chunking.config import ChunkingConfig
-from robot_edge.chunking.request_tracker import RequestTracker
-from robot_edge.chunking.strategies.aligned import AlignedScheduler
+from robot_edge.chunking.scheduler import AlignedScheduler, RequestTracker
 from robot_edge.control.mode import Mode
-from robot_edge.control.observation_monitor import _SAMPLE
+from robot_edge.control.observation_checks import _SAMPLE
 from robot_edge.flight_recorder.events import SAMPLE, CallEncoder, array_reader, refer, stand_in
 from robot_edge.flight_recorder.snapshot import capture, restore
 from tests.robot_edge.flight_recorder.bench import Bench
@@ -122,7 +121,7 @@ def test_a_real_loop_is_carried_whole(tmp_path: Path) -> None:
 
 
 def test_a_stand_in_is_equal_exactly_when_the_image_was() -> None:
-    assert SAMPLE == _SAMPLE, "robot_edge.control.observation_monitor looks at other pixels than stand-ins keep apart"
+    assert SAMPLE == _SAMPLE, "robot_edge.control.observation_checks looks at other pixels than stand-ins keep apart"
     rng = np.random.default_rng(0)
     first = rng.integers(0, 255, (70, 50, 3), np.uint8)
     between, sampled = first.copy(), first.copy()

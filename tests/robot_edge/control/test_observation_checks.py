@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import numpy as np
 import pytest
 
 from hal.drivers.fake import FakeConfig, FakeRobot, Faults
-from robot_edge.control.config import ObservationLimits
-from robot_edge.control.mode import HoldReason
-from robot_edge.control.observation_monitor import CheckResult, ObservationMonitor
-from wire.clock import ManualClock
+from robot_edge.control.config import ObservationLimits, RobotTimeouts
+from robot_edge.control.guarded_robot import GuardedRobot
+from robot_edge.control.mode import NO_HOLD, Hold, HoldReason
+from wire.clock import Clock, ManualClock
 from wire.errors import ConfigError, RobotError
 from wire.types import CameraSpec, Dimension, Frame, Observation, RobotSpec
 
@@ -24,13 +27,49 @@ SPEC = RobotSpec(
 )
 
 
+class Seen(NamedTuple):
+    """What became of one reading."""
+
+    fault: Hold = NO_HOLD
+    valid: bool = True
+
+
+class Reported:
+    """A robot that reports what it is told to."""
+
+    spec = SPEC
+    observation: Observation
+    error = ""
+
+    def read(self) -> Observation:
+        if self.error:
+            raise RobotError(self.error)
+        return self.observation
+
+    def reset(self, task: str, seed: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def guarded(
+    robot: Any, clock: Clock, limits: ObservationLimits | None = None, notify: Callable[[str, str], None] | None = None
+) -> GuardedRobot:
+    limits, silent = limits or ObservationLimits(), lambda kind, detail: None
+    return GuardedRobot("bench", robot, RobotTimeouts(), limits, clock, notify or silent)
+
+
+def observed(driver: GuardedRobot) -> Seen:
+    return Seen(valid=driver.observe() is not None, fault=driver.observation_fault)
+
+
 class Bench:
     """A robot whose every tick is composed by the test; `origin_ns` of its clock is not control's."""
 
     def __init__(self, config: ObservationLimits | None = None, origin_ns: int = 10**15) -> None:
         self.events: list[tuple[str, str]] = []
-        self.health = ObservationMonitor(SPEC, config or ObservationLimits(), self.notify)
-        self.now_ns = 5_000_000_000
+        self.clock = ManualClock(5_000_000_000)
+        self.robot = Reported()
+        self.health = guarded(self.robot, self.clock, config, self.notify)
         self.origin_ns = origin_ns
         self.rng = np.random.default_rng(0)
         self.images = {camera.name: self.picture() for camera in SPEC.cameras}
@@ -51,10 +90,10 @@ class Bench:
         state: np.ndarray | None = None,
         images: dict[str, np.ndarray] | None = None,
         took_ns: int = TICK_NS,
-    ) -> CheckResult:
+    ) -> Seen:
         """One tick: `frame_ns` is when each frame was made, relative to the observation; `still` cameras repeat."""
-        self.now_ns += took_ns
-        time_ns = self.now_ns + self.origin_ns - lag_ns
+        self.clock.advance(took_ns)
+        time_ns = self.clock.now_ns() + self.origin_ns - lag_ns
         for name in self.images:
             if name not in still:
                 self.images[name] = self.picture()
@@ -62,8 +101,8 @@ class Bench:
             name: Frame(time_ns + (frame_ns or {}).get(name, -MS), image)
             for name, image in (self.images if images is None else images).items()
         }
-        seen = Observation(time_ns, self.state if state is None else state, frames, "x")
-        return self.health.check(seen, self.now_ns)
+        self.robot.observation = Observation(time_ns, self.state if state is None else state, frames, "x")
+        return observed(self.health)
 
     def well(self, ticks: int = 1) -> None:
         for _ in range(ticks):
@@ -110,11 +149,13 @@ def test_another_shape_and_a_missing_camera_are_named() -> None:
 def test_a_robot_that_cannot_be_read() -> None:
     bench = Bench()
     bench.well(2)
-    verdict = bench.health.report_failure("the arm does not answer")
+    bench.robot.error = "the arm does not answer"
+    verdict = observed(bench.health)
     assert (verdict.fault.reason, verdict.valid) == (HoldReason.bad_observation, False)
     for _ in range(5):
-        bench.health.report_failure("the arm does not answer")
+        observed(bench.health)
     assert bench.events == [("hold", "the arm does not answer")]
+    bench.robot.error = ""
     bench.recovers()
 
 
@@ -159,7 +200,7 @@ def test_limits_that_make_no_sense_are_refused(limits: dict) -> None:
 def test_an_episode_does_not_forgive() -> None:
     bench = Bench()
     bench.tick(state=np.full(2, np.nan, np.float32))
-    bench.health.reset()
+    assert bench.health.reset("x", 0)
     bench.recovers()
 
 
@@ -190,7 +231,7 @@ class TestClock:
     def test_a_pause_of_control_is_none(self) -> None:
         bench = Bench()
         bench.well(5)
-        assert bench.tick(took_ns=8 * 10**9) == CheckResult()
+        assert bench.tick(took_ns=8 * 10**9) == Seen()
 
     def test_an_observation_that_stands_still_grows_old(self) -> None:
         bench = Bench()
@@ -330,26 +371,23 @@ class TestWithTheFakeRobot:
         # motions of a policy: smooth, of any size, some dimensions still
         phase = rng.uniform(0.01, 0.2, 4)
         moves = [scale * np.sin(phase * tick) for tick in range(2_000)]
-        assert all(verdict == CheckResult() for verdict in self.run(FakeConfig(), 2_000, moves))
+        assert all(verdict == Seen() for verdict in self.run(FakeConfig(), 2_000, moves))
 
     def test_a_robot_that_does_not_answer(self) -> None:
         clock = ManualClock()
         robot = FakeRobot(FakeConfig(faults=Faults(raise_on_read=True)), clock)
-        health = ObservationMonitor(robot.spec, ObservationLimits(), lambda kind, detail: None)
         robot.connect()
         robot.reset("go-left", 1)
-        with pytest.raises(RobotError) as error:
-            robot.read()
-        assert "does not answer" in health.report_failure(str(error.value)).fault.detail
+        assert "does not answer" in observed(guarded(robot, clock)).fault.detail
 
-    def run(self, config: FakeConfig, ticks: int, moves: list[np.ndarray] | None = None) -> list[CheckResult]:
+    def run(self, config: FakeConfig, ticks: int, moves: list[np.ndarray] | None = None) -> list[Seen]:
         clock = ManualClock(10**9)
         robot = FakeRobot(config, clock)
         robot.connect()
         robot.reset("go-left", 1)
-        health, verdicts = ObservationMonitor(robot.spec, ObservationLimits(), lambda kind, detail: None), []
+        driver, verdicts = guarded(robot, clock), []
         for tick in range(ticks):
             clock.advance(robot.spec.period_ns)
-            verdicts.append(health.check(robot.read(), clock.now_ns()))
+            verdicts.append(observed(driver))
             robot.write(np.zeros(4, np.float32) if moves is None else moves[tick].astype(np.float32))
         return verdicts

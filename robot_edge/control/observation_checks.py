@@ -1,109 +1,19 @@
-"""Alive, fresh and valid: whether what a robot reports may be acted on.
-
-Each check is small, keeps its own memory and names the thing it found; `ObservationMonitor` asks them in order, the
-first answer is the reason to hold. What was wrong must be right for some ticks in a row before the robot moves again.
-"""
+"""Whether the times and pictures of an observation can be believed. Each check remembers what came before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
-from hal.safety.limiter import check_age
-from policies.interface.policy import check_observation
 from robot_edge.control.config import ObservationLimits
 from robot_edge.control.mode import NO_HOLD, Hold, HoldReason
-from wire.errors import InvalidDataError
 from wire.types import Frame, Observation, RobotSpec
 
 _DRIFT = 1e-3
 """how much slower a robot's clock may run than control's without being taken for one that stands still"""
 _SAMPLE = 8
 """every so many rows and columns of a picture are compared before all of them"""
-
-
-class CheckResult(msgspec.Struct, frozen=True):
-    """What became of one observation."""
-
-    fault: Hold = NO_HOLD
-    """why the robot must not move on it"""
-    valid: bool = True
-    """whether the observation's numbers and pictures can be used at all, moving or not"""
-
-
-_FIT = CheckResult()
-
-
-class Issue(NamedTuple):
-    """One thing that is wrong."""
-
-    reason: HoldReason
-    thing: str
-    """what it is about: a camera's name, '' for the robot"""
-    detail: str
-
-
-class ObservationMonitor:
-    """`check` once per tick; `report_failure` instead when the robot could not be read."""
-
-    def __init__(self, spec: RobotSpec, config: ObservationLimits, notify: Callable[[str, str], None]) -> None:
-        """`notify(kind, detail)`: tells the operator of a hold that begins, or that it has recovered."""
-        self._spec = spec
-        self._config = config
-        self._notify = notify
-        self._issue: Issue | None = None
-        self._good = 0
-        self.reset()
-
-    def reset(self) -> None:
-        """An episode begins: the scene and the robot's clocks may be others. A hold goes on until it is over."""
-        self._clock = ClockCheck(self._spec, self._config)
-        self._cameras = {
-            camera.name: CameraCheck(camera.name, self._spec, self._config) for camera in self._spec.cameras
-        }
-
-    @property
-    def has_issue(self) -> bool:
-        """Whether a hold that it told of is not over yet."""
-        return self._issue is not None
-
-    def check(self, observation: Observation, now_ns: int) -> CheckResult:
-        """`now_ns`: control's clock, which need not be the robot's."""
-        try:
-            check_observation(self._spec, observation)
-        except InvalidDataError as error:
-            return self.report_failure(str(error))
-        found = self._clock.find(observation, now_ns)
-        # All cameras look at every observation, also behind another fault: their memory must not have holes.
-        for name, check in self._cameras.items():
-            one = check.find(observation, observation.images[name])
-            found = found or one
-        return self._judge(found, valid=True)
-
-    def report_failure(self, why: str) -> CheckResult:
-        """The robot could not be read, or what it said is not valid."""
-        return self._judge(Issue(HoldReason.bad_observation, "", why), valid=False)
-
-    def _judge(self, found: Issue | None, valid: bool) -> CheckResult:
-        before = self._issue
-        if found is not None:
-            self._issue, self._good = found, 0
-            # Ages in the text grow with every tick; another reason or another camera is what is new.
-            if before is None or before[:2] != found[:2]:
-                self._notify("hold", found.detail)
-            return CheckResult(Hold(found.reason, found.detail), valid)
-        if before is None:
-            return _FIT
-        self._good += 1
-        if self._good > self._config.recover_ticks:
-            self._issue = None
-            self._notify("recovered", f"no longer: {before.detail}")
-            return _FIT
-        return CheckResult(Hold(before.reason, f"was until {self._good} ticks ago: {before.detail}"), valid)
 
 
 class ClockCheck:
@@ -118,13 +28,13 @@ class ClockCheck:
         self._behind_ns = 0.0
         """how far the robot's clock is behind control's when nothing is late; clocks may have other origins"""
 
-    def find(self, observation: Observation, now_ns: int) -> Issue | None:
+    def find(self, observation: Observation, now_ns: int) -> Hold:
         """A jump or an observation too old. After a jump the new time is the one to go on from."""
         config, last, behind_ns = self._config, self._last, now_ns - observation.time_ns
         self._last = observation.time_ns, now_ns
         if last is None:
             self._behind_ns = behind_ns
-            return None
+            return NO_HOLD
         # Some robots' clocks run a little slower: that must not add up to an age over the hours.
         self._behind_ns = min(behind_ns, self._behind_ns + _DRIFT * max(0, now_ns - last[1]))
         change_s = (observation.time_ns - last[0]) / 1e9
@@ -132,12 +42,9 @@ class ClockCheck:
         if change_s < 0 or ahead_s > config.jump_s:
             self._behind_ns = behind_ns
             how = f"went back by {-change_s:.3f} s" if change_s < 0 else f"jumped ahead by {ahead_s:.3f} s"
-            return Issue(HoldReason.clock_jump, "", f"the clock of {self._name} {how} between two observations.")
-        try:
-            check_age(self._state, 0, round(behind_ns - self._behind_ns), config.state_stale_s)
-        except InvalidDataError as error:
-            return Issue(HoldReason.stale_state, "", str(error))
-        return None
+            return Hold(HoldReason.clock_jump, f"the clock of {self._name} {how} between two observations.")
+        age_s = (behind_ns - self._behind_ns) / 1e9
+        return _stale(HoldReason.stale_state, self._state, age_s, config.state_stale_s)
 
 
 @dataclass(slots=True)
@@ -166,7 +73,7 @@ class CameraCheck:
         self._time_ns: int | None = None
         self._streak: _Streak | None = None
 
-    def find(self, observation: Observation, frame: Frame) -> Issue | None:
+    def find(self, observation: Observation, frame: Frame) -> Hold:
         """A frame that goes back in time, is of the future, is too old or shows what many before it showed."""
         config, last_ns = self._config, self._time_ns
         self._time_ns = frame.time_ns
@@ -175,23 +82,20 @@ class CameraCheck:
         what = self._what
         if last_ns is not None and frame.time_ns < last_ns:
             back_s = (last_ns - frame.time_ns) / 1e9
-            return Issue(HoldReason.clock_jump, self._name, f"{what} is {back_s:.3f} s older than the one before it.")
+            return Hold(HoldReason.clock_jump, f"{what} is {back_s:.3f} s older than the one before it.")
         ahead_s = (frame.time_ns - observation.time_ns) / 1e9
         if ahead_s > config.future_s:
-            return Issue(HoldReason.clock_jump, self._name, f"{what} is {ahead_s:.3f} s newer than its observation.")
-        try:
-            check_age(what, frame.time_ns, observation.time_ns, config.camera_stale_s, config.future_s)
-        except InvalidDataError as error:
-            return Issue(HoldReason.stale_camera, self._name, str(error))
+            return Hold(HoldReason.clock_jump, f"{what} is {ahead_s:.3f} s newer than its observation.")
+        if stale := _stale(HoldReason.stale_camera, what, -ahead_s, config.camera_stale_s):
+            return stale
         streak = self._streak
         if streak is not None and streak.count >= config.repeated_frames and self._went_far(streak):
-            return Issue(
+            return Hold(
                 HoldReason.frozen_camera,
-                self._name,
                 f"camera '{self._name}' repeats its picture: {streak.count} new frames are all the same"
                 + (" while the robot moved." if not config.repeats_while_still else "."),
             )
-        return None
+        return NO_HOLD
 
     def _compare(self, image: np.ndarray, state: np.ndarray) -> None:
         streak, sample = self._streak, image[::_SAMPLE, ::_SAMPLE]
@@ -215,3 +119,9 @@ class CameraCheck:
     def _went_far(self, streak: _Streak) -> bool:
         far = streak.high - streak.low >= self._config.repeated_span * self._range
         return self._config.repeats_while_still or bool(far.any())
+
+
+def _stale(reason: HoldReason, what: str, age_s: float, limit_s: float) -> Hold:
+    if age_s <= limit_s:
+        return NO_HOLD
+    return Hold(reason, f"{what} is {age_s * 1e3:.0f} ms old; at most {limit_s * 1e3:.0f} ms are safe.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hal.safety.bounds import hold_action, limit_action
+from hal.safety.limiter import hold_action, limit_action
 from wire.errors import InvalidDataError
 from wire.types import CommandType, Dimension, RobotSpec
 
