@@ -22,6 +22,7 @@ from cloud_learner.operator.view import FleetView
 from wire.clock import Clock, clock_name
 from wire.errors import FleetError, RejectedError, SpecMismatchError, StorageError
 from wire.messages import Message
+from wire.messages.fleet import Response
 from wire.messages.gateway import (
     Ack,
     EdgeEvent,
@@ -113,8 +114,7 @@ class Gateway:
         self._announced_ns: dict[int, int] = {}
         self._storage_fault = ""
         self._rejections: dict[str, str] = {}
-        self._dispatcher = Dispatcher(ledger, view, tasks, channel.send, self._announce, wall_ns)
-        self._dispatcher.open(clock.now_ns())
+        self._dispatcher = Dispatcher(ledger, view, tasks, channel.send, self._announce, wall_ns, clock.now_ns())
 
     def poll(self) -> None:
         """Handle what is there, and hand out what is to be handed out; it never waits."""
@@ -379,10 +379,12 @@ class Gateway:
 
     def _forward_teleop_command(self, peer: str, command: OperatorCommand) -> None:
         """A teleoperator drives a robot it holds."""
-        rejection = self._dispatcher.handle_teleop_command(peer, command, self._clock.now_ns())
-        if rejection is not None:
-            self._channel.send(peer, rejection)
-        elif command.kind != OperatorCommandKind.command:
+        try:
+            self._dispatcher.clients.handle_command(peer, command, self._clock.now_ns())
+        except RejectedError as error:
+            self._channel.send(peer, Response(0, refused=str(error)))
+            return
+        if command.kind != OperatorCommandKind.command:
             self._add_event(command.robot, command.kind, f"by {peer}")
 
     def _peers_with(self, *roles: str) -> list[str]:

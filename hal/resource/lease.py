@@ -20,6 +20,10 @@ class Priority(IntEnum):
     estop = 90
 
 
+ESTOP = "estop"
+"""purpose of the lease by which a robot is stopped"""
+
+
 class Leases:
     """All leases of a fleet. Times are of one clock that does not go back.
 
@@ -34,7 +38,6 @@ class Leases:
         """of the newest lease; keep it over a restart"""
         self._held: dict[str, Lease] = {}
         self._ended: list[Lease] = []
-        self._look_ns = 0  # none runs out before
 
     def acquire(
         self, robot: str, holder: str, purpose: str, priority: int, ttl_ns: int, now_ns: int
@@ -58,39 +61,33 @@ class Leases:
             )
         self.last_number += 1
         lease = Lease(robot, holder, purpose, int(priority), now_ns + ttl_ns, self.last_number, ttl_ns)
-        self._hold(lease)
+        self._held[robot] = lease
         return lease, held if held is not None and held.holder != holder else None
 
     def restore(self, lease: Lease) -> None:
         """A lease from before a restart runs on."""
         self.last_number = max(self.last_number, lease.number)
-        self._hold(lease)
-
-    def _hold(self, lease: Lease) -> None:
         self._held[lease.robot] = lease
-        self._look_ns = min(self._look_ns, lease.expires_ns)
 
     def renew(self, robot: str, number: int, now_ns: int) -> Lease:
         """The lease runs for its time to live from now. Raises `RejectedError` when it has ended, or for another
         number.
         """
-        lease = self._current(robot, number, now_ns)
+        lease = self.require(robot, number, now_ns)
         lease = msgspec.structs.replace(lease, expires_ns=max(lease.expires_ns, now_ns + lease.ttl_ns))
         self._held[robot] = lease
         return lease
 
     def release(self, robot: str, number: int, now_ns: int) -> Lease:
         """The robot is free again. `number` 0: whoever holds it. Raises `RejectedError` when that lease has ended."""
-        lease = self._current(robot, number, now_ns, whoever=number == 0)
+        lease = self.require(robot, number, now_ns, whoever=number == 0)
         del self._held[robot]
         return lease
 
     def expire(self, now_ns: int) -> list[Lease]:
         """The leases that ran out since the last call, in the order of their numbers."""
-        if now_ns >= self._look_ns:
-            self._ended += [lease for lease in self._held.values() if lease.expires_ns <= now_ns]
-            self._held = {robot: lease for robot, lease in self._held.items() if lease.expires_ns > now_ns}
-            self._look_ns = min((lease.expires_ns for lease in self._held.values()), default=now_ns)
+        for lease in [lease for lease in self._held.values() if lease.expires_ns <= now_ns]:
+            self._ended.append(self._held.pop(lease.robot))
         ended, self._ended = sorted(self._ended, key=lambda lease: lease.number), []
         return ended
 
@@ -103,7 +100,8 @@ class Leases:
         """Every lease, by the robot's name."""
         return tuple(self._held[robot] for robot in sorted(self._held))
 
-    def _current(self, robot: str, number: int, now_ns: int, whoever: bool = False) -> Lease:
+    def require(self, robot: str, number: int, now_ns: int, whoever: bool = False) -> Lease:
+        """The lease of `robot`, if it is this one or `whoever` holds it. Raises `RejectedError` when it has ended."""
         lease = self.of(robot, now_ns)
         if lease is None:
             raise RejectedError(f"robot '{robot}' is not held by anybody: lease {number} has ended. Ask for a new one.")
