@@ -48,7 +48,7 @@ from wire.messages.gateway import (
     WeightBytes,
 )
 from wire.transport.channel import PEER_SUFFIX, ServerChannel
-from wire.types import CALLERS, OperatorCommandKind, RobotSpec, Role
+from wire.types import CALLERS, EpisodeSource, OperatorCommandKind, RobotSpec, Role
 
 log = logging.getLogger(__name__)
 
@@ -309,12 +309,12 @@ class Gateway:
         self._dispatcher.on_segment_stored(segment, result.outcome == IngestOutcome.duplicate, self._clock.now_ns())
         self._channel.send(peer, Ack((segment.id,)))
         if result.outcome == IngestOutcome.stored:
-            if segment.episode.source != "evaluation":
+            if segment.episode.source != EpisodeSource.evaluation:
                 committed = SegmentCommitted(result.row, segment)
                 for name in self._peers_with(Role.trainer):
                     # It need not read the segment from disk; one that cannot take it now does.
                     self._channel.send(name, committed)
-            online = segment.episode.source == "online"
+            online = segment.episode.source == EpisodeSource.online
             self._view.add_stored_steps(segment.steps, result.latency_s if online else None)
             if segment.last:
                 episode = self._ledger.episode(segment.episode.id)
@@ -356,7 +356,7 @@ class Gateway:
             return
         activated_ns = activated.applied_ns + (self._peers[peer].offset_ns or 0)
         if self._ledger.note_applied(peer, activated.number, announced_ns, activated_ns):
-            self._view.add_activation(activated)
+            self._view.add_activation((activated_ns - announced_ns) / 1e9)
 
     # --- people's commands ----------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ itself; its random numbers are torch's, which are the learner's own while it run
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,7 +107,7 @@ class Learner:
                 tensors[f"optimizer/{key}/{name}"] = moment
         tensors |= {f"random/{name}": t for name, t in self._random.items()}
         copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-        meta = {"gradient_steps": self.gradient_steps, "augmentation": json.dumps(self._rng.bit_generator.state)}
+        meta = {"gradient_steps": self.gradient_steps, "augmentation": self._rng.bit_generator.state}
         if base := base_sha256(self.policy.module):
             meta["base"] = base
         return LearnerState(copies, meta)
@@ -137,7 +136,7 @@ class Learner:
             raise PolicyError(f"the checkpoint is of another network: it also has '{extra[0]}'. {_RESUME}")
         try:
             gradient_steps = int(state.meta["gradient_steps"])
-            augmentation = json.loads(state.meta["augmentation"])
+            augmentation = dict(state.meta["augmentation"])
             random = {name: state.tensors[f"random/{name}"] for name in self._random}
         except (KeyError, TypeError, ValueError) as error:
             raise PolicyError(f"the checkpoint cannot be restored: {error} is missing or not valid.") from error

@@ -67,12 +67,10 @@ class TrainerPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrainerConfig:
-    """Pace of the trainer process; what it optimises is the algorithm's config."""
+    """Pace of the trainer process, beside the algorithm's config."""
 
     demonstrations: int = 12
     """finished demonstration episodes to wait for before pretraining"""
-    pretrain_steps: int = 600
-    publish_every_s: float = 5.0
     checkpoint_every_s: float = 30.0
     max_steps: int = 0
     """stop training after so many gradient steps, 0 never: for comparisons at equal compute"""
@@ -139,7 +137,7 @@ class Trainer:
         if self.phase == TrainerPhase.waiting:
             self._look_for_demonstrations()
         trained = self._gradient_step()
-        if self.phase == TrainerPhase.pretraining and self.learner.gradient_steps >= self._config.pretrain_steps:
+        if self.phase == TrainerPhase.pretraining and self.learner.gradient_steps >= self.learner.config.pretrain_steps:
             self.phase = TrainerPhase.online
         if self.phase == TrainerPhase.online:
             # What storage does not allow now is tried again later: learning goes on.
@@ -293,7 +291,7 @@ class Trainer:
         steps = self.learner.gradient_steps
         if now_ns < self._next_publish_ns or steps == self._published_at_step or not self._accepted:
             return
-        self._next_publish_ns = now_ns + int(self._config.publish_every_s * 1e9)
+        self._next_publish_ns = now_ns + int(self.learner.config.publish_every_s * 1e9)
         weights, newest = self.learner.weights(), self._ledger.newest_version()
         sha256 = hashlib.sha256(weights).hexdigest()
         self._published_at_step = steps

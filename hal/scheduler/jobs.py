@@ -221,11 +221,9 @@ class Assignment:
         self.urgency_ns, self.cycle_ends = self.job.urgency_ns, len(self.wire.tasks)
 
     def owns(self, task: str, seed: int) -> bool:
-        """Whether an episode is one of it that is not done yet. `seed` -1: not known."""
+        """Whether an episode is one of it that is not done yet."""
         if task not in ((self.task,) if self.task else self.job.tasks):
             return False
-        if seed < 0:
-            return self.taken_up
         # In training an aborted episode makes a unit run on to later seeds of the partition.
         seeds = self.seeds if self.task else range(self.seeds.start, self.seeds.start + PARTITION_EPISODES)
         return seed in seeds and seed not in self.done

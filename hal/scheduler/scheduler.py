@@ -6,7 +6,7 @@ do of its unit, because it failed, was taken or was needed elsewhere, goes back 
     scheduler.submit(request, now_ns)
     scheduler.join(name, capabilities, now_ns)              a robot said hello
     scheduler.report(status, now_ns)                        it reported
-    scheduler.episode_done(name, task, success, now_ns)     an episode of it is stored
+    scheduler.episode_done(name, task, success, ...)        an episode of it is stored
     for decision in scheduler.step(now_ns): tell the robot
 """
 
@@ -179,13 +179,13 @@ class Scheduler:
         task: str,
         success: bool | None,
         now_ns: int,
-        seed: int = -1,
+        seed: int,
         source: str = EpisodeSource.online,
     ) -> str:
         """An episode of the robot is stored; returns the id of the job it counts for, '' for none.
 
-        `success` None: it was aborted, which uses a seed and counts for nothing. `seed` -1: not known. `source` is an
-        `EpisodeSource`; demonstrations count for nothing.
+        `success` None: it was aborted, which uses a seed and counts for nothing. `source` is an `EpisodeSource`;
+        demonstrations count for nothing.
         """
         if source == EpisodeSource.demonstration:
             return ""
@@ -258,7 +258,7 @@ class Scheduler:
         """An episode counts for what its robot works on."""
         run.stored += 1
         run.taken_up = True
-        run.done.append(run.seeds.start + len(run.done) if run.task and seed < 0 else seed)
+        run.done.append(seed)
         self._count(run.job, success, now_ns)
         if not run.job.alive:
             return

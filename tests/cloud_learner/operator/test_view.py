@@ -11,7 +11,7 @@ from cloud_learner.operator.view import FleetView
 from cloud_learner.operator.view_models import not_drivable
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status, job_state, robot_state
 from wire.clock import ManualClock
-from wire.messages.gateway import Evaluation, OperatorCommand, Preview, TrainerStatus, VersionActivated
+from wire.messages.gateway import Evaluation, OperatorCommand, Preview, TrainerStatus
 from wire.types import CommandType, Dimension, PolicyVersion
 
 SECOND_NS = 1_000_000_000
@@ -110,8 +110,7 @@ def test_totals_and_latencies():
     view.add_stored_steps(40, math.nan)
     view.add_version(version(4))
     clock.advance(SECOND_NS // 2)
-    view.add_activation(VersionActivated("r1", 4, 0))
-    view.add_activation(VersionActivated("r1", 99, 0))
+    view.add_activation(0.5)
     totals = view.snapshot()["totals"]
     assert totals == {"steps_stored": 1200, "ingest_p50_s": 0.2, "applied_p50_s": 0.5}
     assert view.snapshot()["version"]["number"] == 4

@@ -340,10 +340,12 @@ def test_tasks_are_spread_anew_when_a_robot_has_gone_through_them() -> None:
     before = fleet.told["r0"].job
     assert sorted(before.tasks) == ["a", "b"]
     fleet.work("r0", 2, success=False)
+    seed = before.first_seed + 2
     for _ in range(20):
         job = fleet.told["r0"].job
         for task in job.tasks:
-            fleet.scheduler.episode_done("r0", task, task == "a", fleet.now_ns)
+            fleet.scheduler.episode_done("r0", task, task == "a", fleet.now_ns, seed)
+            seed += 1
         fleet.turn()
     after = fleet.told["r0"].job
     assert (after.id, after.first_seed) == (before.id, before.first_seed), "nothing restarts"
