@@ -48,7 +48,7 @@ class _PlainArm:
             return ""
         done.append(seed)
         if record.count(success):
-            record.phase, record.ended_ns = JobPhase.done, now_ns
+            record.phase = JobPhase.done
         if len(done) == len(seeds):
             del self.busy[robot]
             self.part_done(robot, record)

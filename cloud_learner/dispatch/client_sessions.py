@@ -18,9 +18,8 @@ from cloud_learner.dispatch.requests import (
 from cloud_learner.operator.sessions import check_action
 from cloud_learner.operator.view import FleetView
 from cloud_learner.operator.view_models import DROPPED, WEB_OPERATOR
-from hal.resource import Leases, Priority
-from hal.resource.lease import ESTOP
-from hal.scheduler import Scheduler
+from hal.resource.lease import ESTOP, Leases, Priority
+from hal.scheduler.scheduler import Scheduler
 from wire.errors import RejectedError
 from wire.messages import Message
 from wire.messages.fleet import AcquireLease, Preempted, ReleaseLease, RenewLease
@@ -63,8 +62,10 @@ class ClientSessions:
         if stopped_by := self.operators.stopped_by(robot):
             raise RejectedError(f"robot '{robot}' is stopped by '{stopped_by}'. Release the stop first.")
         drives = priority >= Priority.operator
-        if drives:
-            self.operators.release_dropped(robot, now_ns)
+        held = self._leases.of(robot, now_ns)
+        if drives and held is not None and held.holder.startswith(DROPPED):
+            # Whoever looks after a robot that was dropped may hold it.
+            self._scheduler.release(robot, held.number, now_ns)
         rest = not drives or self._is_evaluated(robot)
         lease, preempted = self._scheduler.acquire(robot, peer, call.purpose, priority, ttl_ns, now_ns, rest)
         if fault := self._keep_leases():
@@ -96,7 +97,7 @@ class ClientSessions:
         lease = self._leases.require(robot, call.number, now_ns, whoever=call.number == 0)
         check_release(lease, peer, call.number, self._scheduler.is_job)
         _, other = self._held.pop(robot, (None, ""))
-        if self.operators.revoke(robot, now_ns):
+        if self.operators.hand_back(robot, "", now_ns):
             # Whoever gives a robot back drives it no more, nor does who had it taken away.
             self._send(robot, OperatorCommand(robot, OperatorCommandKind.hand_back, operator=peer))
         if (left := self._leases.of(robot, now_ns)) is not None and left.number == lease.number:

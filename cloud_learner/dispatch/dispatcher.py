@@ -10,8 +10,9 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.client_sessions import ClientSessions
 from cloud_learner.dispatch.job_store import JobStore
 from cloud_learner.operator.view import FleetView
-from hal.resource import Leases, capabilities_of
-from hal.scheduler import Scheduler
+from hal.resource.capabilities import capabilities_of
+from hal.resource.lease import Leases
+from hal.scheduler.scheduler import Scheduler
 from wire.errors import ConfigError, RejectedError, StorageError, suggest
 from wire.messages import Message
 from wire.messages.fleet import (

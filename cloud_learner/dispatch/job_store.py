@@ -11,7 +11,9 @@ import msgspec
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.requests import LONGEST_NAME, check_names, check_request
 from cloud_learner.operator.view import FleetView
-from hal.scheduler import HELD_OUT_SEEDS, Done, Scheduler
+from hal.scheduler.jobs import Done
+from hal.scheduler.scheduler import Scheduler
+from hal.scheduler.seeds import HELD_OUT_SEEDS
 from wire.errors import ConfigError, RejectedError, StorageError, suggest
 from wire.messages.fleet import JobKind, JobPhase, JobRequest, JobState
 from wire.messages.gateway import Evaluation
@@ -151,15 +153,12 @@ class JobStore:
 
         The same job gives the same result each time, so it is noted once. Raises `StorageError`.
         """
-        first: dict[tuple[str, int], bool] = {}
+        found: dict[str, dict[int, bool]] = {}
         for episode in self._ledger.episodes_of_job(request.id):
-            first.setdefault((episode.task, episode.seed), episode.outcome == EpisodeOutcome.success)
-        by_task: dict[str, list[bool]] = {task: [] for task in request.tasks}
-        for (task, _), succeeded in first.items():
-            by_task.setdefault(task, []).append(succeeded)
+            found.setdefault(episode.task, {}).setdefault(episode.seed, episode.outcome == EpisodeOutcome.success)
         evaluation = Evaluation(
             number=request.version,
-            success={task: sum(found) / len(found) for task, found in by_task.items() if found},
+            success={task: sum(seeds.values()) / len(seeds) for task, seeds in found.items()},
             episodes=request.episodes,
             first_seed=request.first_seed or HELD_OUT_SEEDS.start,
             label=EVALUATION_LABEL,

@@ -13,9 +13,8 @@ from collections.abc import Callable
 import msgspec
 
 from cloud_learner.operator.view_models import DROPPED, WEB_OPERATOR
-from hal.resource import Leases, Priority
-from hal.resource.lease import ESTOP
-from hal.scheduler import Scheduler
+from hal.resource.lease import ESTOP, Leases, Priority
+from hal.scheduler.scheduler import Scheduler
 from wire.errors import RejectedError
 from wire.messages import Message
 from wire.messages.gateway import EdgeStatus, OperatorCommand
@@ -129,17 +128,18 @@ class OperatorControl:
                 self._claims[robot] = before
             raise
 
-    def hand_back(self, robot: str, who: str, now_ns: int) -> None:
-        """`who` drives no more, or lets a robot go on that somebody else dropped.
+    def hand_back(self, robot: str, who: str, now_ns: int) -> bool:
+        """`who` drives no more, or lets a robot go on that somebody else dropped; '': whoever drives does no more.
 
-        Raises `RejectedError` while another person drives.
+        Whether somebody drove. Raises `RejectedError` while another person drives.
         """
         claim = self._claims.get(robot)
         if claim is None:
-            return
-        if claim.driver and not claim.dropped and claim.driver != who:
+            return False
+        if claim.driver and not claim.dropped and who not in ("", claim.driver):
             raise RejectedError(f"{robot} is driven by '{claim.driver}', who has to hand it back.")
         self._change(robot, msgspec.structs.replace(claim, driver="", dropped=False), now_ns)
+        return bool(claim.driver)
 
     def drop(self, robot: str, who: str, now_ns: int) -> bool:
         """`who` vanished; whether the robot was driven by them, so that it has to hold now."""
@@ -148,14 +148,6 @@ class OperatorControl:
             return False
         self._change(robot, msgspec.structs.replace(claim, dropped=True), now_ns)
         return True
-
-    def revoke(self, robot: str, now_ns: int) -> str:
-        """Whoever drives `robot` does no more; who that was, '' when nobody did."""
-        claim = self._claims.get(robot)
-        if claim is None or not claim.driver:
-            return ""
-        self._change(robot, msgspec.structs.replace(claim, driver="", dropped=False), now_ns)
-        return claim.driver
 
     def estop(self, robot: str, who: str, now_ns: int) -> None:
         """Anybody may stop a robot, whoever holds it. The caller sends the stop; here it is sent again if need be."""
@@ -220,12 +212,6 @@ class OperatorControl:
             self._send(robot, OperatorCommand(robot, OperatorCommandKind.estop, operator=claim.stopped_by))
 
     # --- leases -------------------------------------------------------------------------------------------------
-
-    def release_dropped(self, robot: str, now_ns: int) -> None:
-        """A robot that was dropped may be held by whoever looks after it now."""
-        lease = self._leases.of(robot, now_ns)
-        if lease is not None and lease.holder.startswith(DROPPED):
-            self._scheduler.release(robot, lease.number, now_ns)
 
     def restore(self, lease: Lease) -> None:
         """A lease of before the gateway was started again; a page is gone with the old one."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from hal.resource import Priority
-from hal.resource.lease import ESTOP
-from hal.scheduler import HELD_OUT_SEEDS
-from hal.scheduler.seeds import held_out_seeds
+from hal.resource.lease import ESTOP, Priority
+from hal.scheduler.seeds import HELD_OUT_SEEDS, held_out_seeds
 from wire.errors import ConfigError, RejectedError, suggest
 from wire.messages.fleet import JobKind, JobRequest
 from wire.transport.channel import PEER_SUFFIX

@@ -14,8 +14,7 @@ import msgspec
 
 from cloud_learner.operator.view import FleetView
 from cloud_learner.operator.view_models import DROPPED, WEB_OPERATOR, not_drivable
-from hal.resource import Priority
-from hal.resource.lease import ESTOP
+from hal.resource.lease import ESTOP, Priority
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ProtocolError, RejectedError, suggest
 from wire.messages.gateway import OperatorCommand
@@ -97,19 +96,15 @@ class OperatorSessions:
         return reasons
 
     def control(self, operator: int | None = None) -> dict[str, str]:
-        """By robot: you (held by `operator`), other, or dropped (its operator vanished; it waits in a hold)."""
-        held = {robot: "you" if who == operator else "other" for robot, who in self._holder.items()}
-        return self._driven_elsewhere() | dict.fromkeys(self._dropped, "dropped") | held
-
-    def _driven_elsewhere(self) -> dict[str, str]:
-        """Robots that somebody without a page drives or dropped, or a page of before this process."""
+        """By robot: you (held by `operator`), other (also without a page), or dropped (its operator vanished)."""
         found = {}
         for robot, lease in self._view.leases().items():
             if lease.holder.startswith(DROPPED):
                 found[robot] = "dropped"
             elif _drives(lease):
                 found[robot] = "other"
-        return found
+        found |= dict.fromkeys(self._dropped, "dropped")
+        return found | {robot: "you" if who == operator else "other" for robot, who in self._holder.items()}
 
     def handle_message(self, operator: int, data: str | bytes) -> str:
         """Act on one message of a page. Returns a warning for that person, mostly ''.

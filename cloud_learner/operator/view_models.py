@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hal.resource import RobotHealth
+from hal.resource.health import RobotHealth
 from wire.messages.fleet import JobKind, JobState, RobotState
 from wire.messages.gateway import EdgeStatus
 from wire.types import CommandType, EpisodeOutcome, Lease, Mode, RobotSpec

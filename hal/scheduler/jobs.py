@@ -11,7 +11,7 @@ import msgspec
 
 from hal.resource.lease import Priority
 from hal.scheduler.seeds import PARTITION_EPISODES, held_out_seeds
-from wire.messages.fleet import JobKind, JobPhase, JobRequest, JobState
+from wire.messages.fleet import JobKind, JobPhase, JobRequest
 from wire.messages.gateway import Job
 
 if TYPE_CHECKING:
@@ -157,7 +157,6 @@ class JobRecord:
         self.phase = JobPhase.waiting
         self.episodes = self.successes = 0
         self.submitted_ns = now_ns
-        self.started_ns = self.ended_ns = 0
         self.assignments: dict[str, Assignment] = {}  # by robot
         self.groups: dict[Group, tuple[str, ...]] = {}  # of robots that fit, with the tasks they can do
         self.ahead_ns = 0  # head start for its priority, and because few robots fit
@@ -184,19 +183,6 @@ class JobRecord:
         self.episodes += 1
         self.successes += success
         return 0 < self.target <= self.episodes
-
-    def state(self, note: str) -> JobState:
-        return JobState(
-            self.request,
-            self.phase,
-            tuple(sorted(self.assignments)),
-            self.episodes,
-            self.successes,
-            note,
-            self.submitted_ns,
-            self.started_ns,
-            self.ended_ns,
-        )
 
 
 @dataclass(slots=True, eq=False)

@@ -137,7 +137,7 @@ class Matcher:
 
     def finish(self, job: JobRecord, phase: JobPhase, now_ns: int) -> None:
         """A job is done or cancelled."""
-        job.phase, job.ended_ns = phase, now_ns
+        job.phase = phase
         for run in list(job.assignments.values()):
             self.end(run, f"job '{job.id}' is {phase}", now_ns)
         for jobs in (self._alive, self._standing, self._new):
@@ -244,7 +244,7 @@ class Matcher:
         kept_until_ns = now_ns + self._aging_ns if job.standing and waited_ns >= self._aging_ns else 0
         taken_up = robot.wire is not None and robot.wire.id == wire.id
         run = Assignment(job, robot, task, seeds, wire, now_ns, kept_until_ns, taken_up)
-        job.phase, job.started_ns = JobPhase.running, job.started_ns or now_ns
+        job.phase = JobPhase.running
         job.urgency_ns = now_ns - job.ahead_ns
         job.assignments[robot.name] = robot.assignment = run
         self._requeue(job)

@@ -167,7 +167,6 @@ class Scheduler:
                 load=round(robot.watch.load.share(now_ns), 3),
                 lease=self._leases.of(name, now_ns),
                 job=job_of(robot.job),
-                since_ns=robot.watch.since_ns,
             )
             for name, robot in sorted(self._matcher.robots.items())
             if robot.capabilities is not None
@@ -305,7 +304,8 @@ class Scheduler:
         self._matcher.place(robot, robot.watch.health.works and not held)
 
     def _state(self, job: JobRecord) -> JobState:
-        return job.state(self._why_it_waits(job) if job.phase is JobPhase.waiting else "")
+        note = self._why_it_waits(job) if job.phase is JobPhase.waiting else ""
+        return JobState(job.request, job.phase, tuple(sorted(job.assignments)), job.episodes, job.successes, note)
 
     def _why_it_waits(self, job: JobRecord) -> str:
         """A sentence for people."""

@@ -16,7 +16,7 @@ from benchmarks.scheduler.simulator import (
     available_ns,
     outages,
 )
-from hal.resource import RobotHealth
+from hal.resource.health import RobotHealth
 from hal.scheduler.jobs import JobRecord
 from tests.hal.scheduler.fleets import LENGTHS_S, capabilities, health, scheduler
 from wire.messages.fleet import JobRequest

@@ -101,9 +101,6 @@ class JobState(msgspec.Struct, frozen=True):
     successes: int = 0
     note: str = ""
     """why it waits, '' while it runs"""
-    submitted_ns: int = 0
-    started_ns: int = 0
-    ended_ns: int = 0
 
 
 class RobotState(msgspec.Struct, frozen=True):
@@ -119,8 +116,6 @@ class RobotState(msgspec.Struct, frozen=True):
     """share of its time, over the last minute, in which it worked"""
     lease: Lease | None = None
     job: str = ""
-    since_ns: int = 0
-    """when it came to this health"""
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hal.resource import RobotHealth
-from hal.scheduler import REST
+from hal.resource.health import RobotHealth
+from hal.scheduler.jobs import REST
 from tests.hal.scheduler.fleets import capabilities, health, scheduler, status
 from wire.messages.fleet import JobRequest
 
@@ -85,5 +85,5 @@ def test_it_shows_leases_and_jobs_and_does_not_hear_strangers() -> None:
     found.report(status("a", job="main/1"), S)
     found.report(status("nobody"), S)
     (state,) = found.robots(S)
-    assert (state.lease, state.job, state.health, state.since_ns) == (lease, "main", RobotHealth.ready, S)
+    assert (state.lease, state.job, state.health) == (lease, "main", RobotHealth.ready)
     assert found.robots(20 * S)[0].lease is None, "it has run out"

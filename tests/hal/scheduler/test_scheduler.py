@@ -3,8 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from hal.resource import Leases, Priority
-from hal.scheduler import REST, Decision, Done, Scheduler, SchedulerConfig, job_of
+from hal.resource.lease import Leases, Priority
+from hal.scheduler.jobs import REST, Decision, Done, SchedulerConfig, job_of
+from hal.scheduler.scheduler import Scheduler
 from tests.hal.scheduler.fleets import capabilities, scheduler, status
 from wire.errors import RejectedError
 from wire.messages.fleet import JobRequest, Requirement
