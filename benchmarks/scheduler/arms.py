@@ -58,7 +58,7 @@ class _PlainArm:
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + SECOND // 5
             for robot, watch in self._watches.items():
-                if watch.look(now_ns):
+                if watch.check_silence(now_ns):
                     self._changed.setdefault(robot, False)
         for robot, joined in self._changed.items():
             well = self._watches[robot].health.works

@@ -122,7 +122,7 @@ class HealthWatch:
             self._judge(complaint, silent_s, now_ns)
         return (self.health, self.reason) != before
 
-    def look(self, now_ns: int) -> bool:
+    def check_silence(self, now_ns: int) -> bool:
         """Time has passed; whether that changed its health or the reason."""
         before, silent_s = (self.health, self.reason), (now_ns - self.heard_ns) / 1e9
         if silent_s > self._config.lost_after_s:

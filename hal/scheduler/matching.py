@@ -87,7 +87,7 @@ class Matcher:
         """The robot of this name; a new one gets the next seed partition."""
         return self.robots.setdefault(name, SchedulableRobot(name, len(self.robots)))
 
-    def place(self, robot: SchedulableRobot, available: bool) -> None:
+    def regroup(self, robot: SchedulableRobot, available: bool) -> None:
         """Put a robot that is here among those like it, again after whatever changed."""
         assert robot.capabilities is not None
         group = self._group(robot.name, robot.capabilities)
@@ -123,7 +123,7 @@ class Matcher:
                 self._asked.add(name)
                 robot = self.robots.get(name)
                 if robot is not None and robot.group is not None:
-                    self.place(robot, robot.available)
+                    self.regroup(robot, robot.available)
         self._alive[job.id] = job
         if job.standing:
             self._standing[job.id] = job

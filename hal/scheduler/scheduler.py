@@ -125,7 +125,7 @@ class Scheduler:
         # It may still be on a job of an earlier time, which nobody counts any more.
         self._matcher.forget(robot)
         self._matcher.notify(robot, Job(REST, (), 0), "no job for it now")
-        self._place(robot, now_ns)
+        self._update_availability(robot, now_ns)
         return known and anew
 
     def report(self, status: EdgeStatus, now_ns: int) -> None:
@@ -231,7 +231,7 @@ class Scheduler:
             self._matcher.end(robot.assignment, f"held by {holder}", now_ns, rest=False)
         if rest:
             self._matcher.notify(robot, Job(REST, (), 0), f"held by {holder}")
-        self._place(robot, now_ns)
+        self._update_availability(robot, now_ns)
         return lease, preempted
 
     def release(self, name: str, number: int, now_ns: int) -> Lease:
@@ -245,7 +245,7 @@ class Scheduler:
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + _LOOK_NS
             for robot in self._matcher.robots.values():
-                if robot.capabilities is not None and robot.watch.look(now_ns):
+                if robot.capabilities is not None and robot.watch.check_silence(now_ns):
                     self._health_changed(robot, now_ns)
         for lease in self._leases.expire(now_ns):
             self._lease_ended(lease, now_ns)
@@ -285,7 +285,7 @@ class Scheduler:
         health, reason = robot.watch.health, robot.watch.reason
         if health in (RobotHealth.draining, RobotHealth.stopped) and robot.assignment is not None:
             self._matcher.end(robot.assignment, f"{health}: {reason}", now_ns, rest=health is RobotHealth.draining)
-        self._place(robot, now_ns)
+        self._update_availability(robot, now_ns)
         if reason:
             self._on_health(robot.name, f"{health}: {reason}")
 
@@ -295,13 +295,13 @@ class Scheduler:
             return
         if robot.assignment is not None and robot.assignment.wire.lease == lease.number:
             self._matcher.end(robot.assignment, "its lease has ended", now_ns, rest=False)
-        self._place(robot, now_ns)
+        self._update_availability(robot, now_ns)
 
-    def _place(self, robot: SchedulableRobot, now_ns: int) -> None:
+    def _update_availability(self, robot: SchedulableRobot, now_ns: int) -> None:
         """It may be given work while it is well and nobody but a job holds it."""
         lease, run = self._leases.of(robot.name, now_ns), robot.assignment
         held = lease is not None and (run is None or lease.number != run.wire.lease)
-        self._matcher.place(robot, robot.watch.health.works and not held)
+        self._matcher.regroup(robot, robot.watch.health.works and not held)
 
     def _state(self, job: JobRecord) -> JobState:
         note = self._why_it_waits(job) if job.phase is JobPhase.waiting else ""

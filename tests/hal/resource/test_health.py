@@ -18,7 +18,7 @@ def feed(watch: HealthWatch, report: EdgeStatus, begin_s: float, end_s: float, e
     """Reports from `begin_s` to `end_s`, both included."""
     for step in range(round((end_s - begin_s) / every_s) + 1):
         watch.report(report, round((begin_s + step * every_s) * S))
-        watch.look(round((begin_s + step * every_s) * S))
+        watch.check_silence(round((begin_s + step * every_s) * S))
 
 
 def test_it_starts_and_is_ready_with_its_first_report() -> None:
@@ -103,20 +103,20 @@ def test_a_hold_of_another_kind_is() -> None:
 def test_late_reports_degrade_and_silence_is_lost() -> None:
     watch = HealthWatch(0)
     feed(watch, WELL, 0, 1)
-    assert not watch.look(2 * S)
-    assert watch.look(round(2.1 * S))
+    assert not watch.check_silence(2 * S)
+    assert watch.check_silence(round(2.1 * S))
     assert (watch.health, watch.reason) == (RobotHealth.degraded, "reports late")
-    assert not watch.look(6 * S)
-    assert watch.look(round(6.1 * S))
+    assert not watch.check_silence(6 * S)
+    assert watch.check_silence(round(6.1 * S))
     assert (watch.health, watch.reason) == (RobotHealth.lost, "silent")
     assert not watch.health.works
 
 
 def test_one_that_never_reports_is_lost_too() -> None:
     watch = HealthWatch(0)
-    watch.look(4 * S)
+    watch.check_silence(4 * S)
     assert watch.health is RobotHealth.starting
-    watch.look(6 * S)
+    watch.check_silence(6 * S)
     assert watch.health is RobotHealth.lost
 
 
@@ -124,7 +124,7 @@ def test_back_from_a_short_silence_it_works_on_from_a_long_one_it_is_watched_fir
     for silent_s, health in ((8, RobotHealth.degraded), (20, RobotHealth.draining)):
         watch = HealthWatch(0)
         feed(watch, WELL, 0, 1)
-        watch.look((1 + silent_s) * S)
+        watch.check_silence((1 + silent_s) * S)
         assert watch.health is RobotHealth.lost
         watch.report(WELL, (1 + silent_s) * S)
         assert (watch.health, watch.reason) == (health, f"back after {silent_s} s of silence")
@@ -168,7 +168,7 @@ def test_it_leaves_draining_and_stopped_only_when_well_for_long_enough(steps: li
         now_ns += tenths * S // 10
         before = watch.health
         if kind == "look":
-            watch.look(now_ns)
+            watch.check_silence(now_ns)
             continue
         if kind != "well" or (now_ns - watch.heard_ns) / S > config.late_after_s:
             well_since = None
