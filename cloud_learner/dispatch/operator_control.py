@@ -113,20 +113,13 @@ class OperatorControl:
             raise RejectedError(f"{robot} is stopped by '{before.stopped_by}'. Release the stop first.")
         if before is not None and before.driver and not before.dropped and before.driver != who:
             raise RejectedError(f"{robot} is driven by '{before.driver}'. Wait until it is handed back.")
-        self._claims[robot] = RobotClaim(driver=who)
-        lease = self._leases.of(robot, now_ns)
+        claim, lease = RobotClaim(driver=who), self._leases.of(robot, now_ns)
         if lease is not None and lease.holder == who and lease.priority >= Priority.operator:
             # Their own lease holds the robot now, not one that is kept for a claim.
             self._lease_numbers.pop(robot, None)
-            return
-        try:
-            self._hold(robot, now_ns)
-        except RejectedError:
-            if before is None:
-                del self._claims[robot]
-            else:
-                self._claims[robot] = before
-            raise
+        else:
+            self._hold(robot, claim, now_ns)
+        self._claims[robot] = claim
 
     def hand_back(self, robot: str, who: str, now_ns: int) -> bool:
         """`who` drives no more, or lets a robot go on that somebody else dropped; '': whoever drives does no more.
@@ -252,13 +245,14 @@ class OperatorControl:
     def _try_hold(self, robot: str, now_ns: int) -> None:
         """Take the lease of the claim; what outranks a person holds the robot as safely."""
         try:
-            self._hold(robot, now_ns)
+            self._hold(robot, self._claims[robot], now_ns)
         except RejectedError as error:
             self._lease_numbers.setdefault(robot, 0)
             log.debug("%s", error)
 
-    def _hold(self, robot: str, now_ns: int) -> None:
-        holder, purpose, priority = self._claims[robot].lease()
+    def _hold(self, robot: str, claim: RobotClaim, now_ns: int) -> None:
+        """Take the lease of the claim. Raises `RejectedError` when the robot is held by what outranks it."""
+        holder, purpose, priority = claim.lease()
         lease = self._leases.of(robot, now_ns)
         if lease is not None and (lease.holder, lease.purpose) == (holder, purpose):
             self._lease_numbers[robot] = lease.number

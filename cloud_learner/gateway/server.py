@@ -140,7 +140,7 @@ class Gateway:
                 log.exception("a %s of '%s' could not be handled.", type(message).__name__, peer)
                 self._view.add_event("error", f"a {type(message).__name__} could not be handled; see the log", peer)
         for name, reason in self._channel.rejections():
-            self._view.reject_connection(name, reason)
+            self._view.add_event("refused", f"refused: {reason}", name)
             self._add_event(name, "refused", reason)
         for command in self._view.pop_commands():
             self._forward_command(command)
@@ -175,7 +175,7 @@ class Gateway:
                 self._note_activation(peer, message)
             case Heartbeat(sent_ns=sent_ns):
                 self._measure_clock(peer, known, sent_ns)
-                self._channel.send(peer, HelloAck(clock_name(), self._clock.now_ns(), sent_ns, self._view.watched))
+                self._channel.send(peer, HelloAck(clock_name(), self._clock.now_ns(), sent_ns, self._view.pages > 0))
             case _ if role in CALLERS and isinstance(message, CALLS):
                 self._channel.send(peer, self._dispatcher.handle_call(peer, message, now_ns))
             case OperatorCommand() if role == Role.teleoperator:
@@ -225,7 +225,7 @@ class Gateway:
         self._measure_clock(peer, known, hello.sent_ns)
         if not is_client:
             self._ledger.see_robot(peer, hello.spec, hello.clock, now_ns)
-        self._channel.send(peer, HelloAck(clock_name(), now_ns, hello.sent_ns, self._view.watched))
+        self._channel.send(peer, HelloAck(clock_name(), now_ns, hello.sent_ns, self._view.pages > 0))
         if hello.role == Role.edge:
             self._view.add_robot(peer, hello.spec)
             self._dispatcher.on_hello(peer, hello, now_ns)
@@ -257,7 +257,7 @@ class Gateway:
         if first is None or (first.clock, first.pid) == (hello.clock, hello.pid):
             return ""
         # Says nothing new to a peer that has one; a connection that is gone does not take it.
-        probe = HelloAck(clock_name(), now_ns, now_ns, self._view.watched)
+        probe = HelloAck(clock_name(), now_ns, now_ns, self._view.pages > 0)
         if now_ns - first.last_message_ns >= _ALIVE_NS or not self._channel.send(name, probe):
             return ""
         return (
@@ -278,7 +278,7 @@ class Gateway:
         if self._rejections.get(peer) != reason:
             self._rejections[peer] = reason
             log.error("'%s' is rejected: %s", peer, reason)
-            self._view.reject_connection(peer.partition(PEER_SUFFIX)[0], reason)
+            self._view.add_event("refused", f"refused: {reason}", peer.partition(PEER_SUFFIX)[0])
         self._channel.send(peer, Rejection(reason))
 
     def _measure_clock(self, peer: str, known: _Peer, sent_ns: int) -> None:

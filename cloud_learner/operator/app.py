@@ -65,7 +65,7 @@ def make_app(
         await socket.accept()
         number = sessions.join()
         pages[number] = socket
-        view.page_opened()
+        view.pages += 1
         # Whichever ends first (the page left, or a send failed) ends the others.
         tasks = [
             asyncio.create_task(_listen(socket, sessions, number)),
@@ -76,7 +76,7 @@ def make_app(
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             del pages[number]
-            view.page_closed()
+            view.pages -= 1
             sessions.leave(number)
             for task in tasks:
                 task.cancel()

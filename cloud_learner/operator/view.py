@@ -55,7 +55,8 @@ class FleetView:
         self._robots: dict[str, RobotView] = {}
         self._previews: dict[tuple[str, str], tuple[int, bytes]] = {}
         self._preview_serial = 0
-        self._pages = 0
+        self.pages = 0
+        """that are open somewhere; counted by the page's thread alone"""
         self._trainer: tuple[TrainerStatus, int] | None = None
         self._version: PolicyVersion | None = None
         self._curve: list[dict[str, Any]] = []
@@ -198,11 +199,6 @@ class FleetView:
             if ingest_s is not None and math.isfinite(ingest_s):
                 self._ingest_s.append(ingest_s)
 
-    def reject_connection(self, name: str, reason: str) -> None:
-        """Somebody who wanted to connect was rejected."""
-        with self._lock:
-            self._add_event("refused", f"refused: {reason}", name)
-
     def add_event(self, kind: str, text: str, robot: str = "") -> None:
         """A line for the list of events. `kind` chooses its colour: see `.event[data-kind]` in style.css."""
         with self._lock:
@@ -260,21 +256,6 @@ class FleetView:
         with self._lock:
             known = self._robots.get(robot)
             return known is None or self._clock.now_ns() - known.seen_ns > LOST_AFTER_S * 1e9
-
-    @property
-    def watched(self) -> bool:
-        """Whether a page is open somewhere."""
-        return self._pages > 0
-
-    def page_opened(self) -> None:
-        """To be followed by one `page_closed`."""
-        with self._lock:
-            self._pages += 1
-
-    def page_closed(self) -> None:
-        """A page that was opened is gone."""
-        with self._lock:
-            self._pages -= 1
 
     def previews(self, after: int) -> tuple[int, list[tuple[str, str, bytes]]]:
         """The serial to go on with, and the newest pictures after serial `after` as (robot, camera, JPEG)."""

@@ -31,7 +31,6 @@ _KEPT = 2
 class Checkpoint:
     """What was read back."""
 
-    path: Path
     state: LearnerState
     meta: dict[str, Any]
     """what the trainer had put beside it"""
@@ -87,7 +86,7 @@ def _read(path: Path) -> Checkpoint:
                 "wrote it, or move it away."
             )
         state = LearnerState(safetensors.torch.load(data), json.loads(texts["learner"]))
-        return Checkpoint(path, state, json.loads(texts["meta"]))
+        return Checkpoint(state, json.loads(texts["meta"]))
     except OSError as error:
         raise storage_error(error, "reading a checkpoint", path) from error
     except (ValueError, SafetensorError, KeyError) as error:

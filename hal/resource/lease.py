@@ -38,6 +38,7 @@ class Leases:
         """of the newest lease; keep it over a restart"""
         self._held: dict[str, Lease] = {}
         self._ended: list[Lease] = []
+        self._look_ns = 0  # none runs out before
 
     def acquire(
         self, robot: str, holder: str, purpose: str, priority: int, ttl_ns: int, now_ns: int
@@ -61,13 +62,17 @@ class Leases:
             )
         self.last_number += 1
         lease = Lease(robot, holder, purpose, int(priority), now_ns + ttl_ns, self.last_number, ttl_ns)
-        self._held[robot] = lease
+        self._hold(lease)
         return lease, held if held is not None and held.holder != holder else None
 
     def restore(self, lease: Lease) -> None:
         """A lease from before a restart runs on."""
         self.last_number = max(self.last_number, lease.number)
+        self._hold(lease)
+
+    def _hold(self, lease: Lease) -> None:
         self._held[lease.robot] = lease
+        self._look_ns = min(self._look_ns, lease.expires_ns)
 
     def renew(self, robot: str, number: int, now_ns: int) -> Lease:
         """The lease runs for its time to live from now. Raises `RejectedError` when it has ended, or for another
@@ -86,8 +91,10 @@ class Leases:
 
     def expire(self, now_ns: int) -> list[Lease]:
         """The leases that ran out since the last call, in the order of their numbers."""
-        for lease in [lease for lease in self._held.values() if lease.expires_ns <= now_ns]:
-            self._ended.append(self._held.pop(lease.robot))
+        if now_ns >= self._look_ns:
+            self._ended += [lease for lease in self._held.values() if lease.expires_ns <= now_ns]
+            self._held = {robot: lease for robot, lease in self._held.items() if lease.expires_ns > now_ns}
+            self._look_ns = min((lease.expires_ns for lease in self._held.values()), default=now_ns)
         ended, self._ended = sorted(self._ended, key=lambda lease: lease.number), []
         return ended
 

@@ -131,7 +131,7 @@ def test_trainer_with_no_loss_yet_is_json():
 def test_events_are_bounded():
     view = FleetView(ManualClock())
     for i in range(10_000):
-        view.reject_connection(f"r{i}", "unknown key")
+        view.add_event("refused", "refused: unknown key", f"r{i}")
     events = view.snapshot()["events"]
     assert len(events) == view_module.MAX_EVENTS
     assert events[-1] == {"t_s": 0.0, "kind": "refused", "robot": "r9999", "text": "refused: unknown key"}
