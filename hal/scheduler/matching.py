@@ -298,11 +298,6 @@ class Matcher:
         robot.wire = job
         self._decisions[robot.name] = Decision(robot.name, job, reason)
 
-    def forget(self, robot: SchedulableRobot) -> None:
-        """A robot left, or is another process: what it was told is void."""
-        robot.wire = None
-        self._decisions.pop(robot.name, None)
-
 
 def _robots(job: JobRecord) -> int:
     """How many may be given it now, at most."""

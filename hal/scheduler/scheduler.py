@@ -123,7 +123,6 @@ class Scheduler:
             what = "its control process is a new one" if anew else "other capabilities"
             self._matcher.end(robot.assignment, what, now_ns, rest=False)
         # It may still be on a job of an earlier time, which nobody counts any more.
-        self._matcher.forget(robot)
         self._matcher.notify(robot, Job(REST, (), 0), "no job for it now")
         self._update_availability(robot, now_ns)
         return known and anew
