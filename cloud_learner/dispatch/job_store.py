@@ -43,7 +43,8 @@ class JobStore:
         self._ended: dict[str, JobState] = {}
         """jobs that ended under an earlier gateway"""
         self._uncounted: deque[tuple[str, str]] = deque()
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, int] = {}
+        """numbers of those that are noted, by robot"""
         self._fault = ""
 
     # --- jobs -----------------------------------------------------------------------------------------------------
@@ -53,7 +54,7 @@ class JobStore:
 
         Raises `StorageError`.
         """
-        self._leases = {lease.robot: lease for lease in leases}
+        self._leases = {lease.robot: lease.number for lease in leases}
         practised = (
             Done(row.task, -1, n < row.successes)
             for row in self._ledger.task_counts(EpisodeSource.online)
@@ -194,11 +195,8 @@ class JobStore:
         A heartbeat changes nothing here: only who holds a robot is kept, not until when.
         """
         now = {lease.robot: lease for lease in leases if not self._scheduler.is_job(lease.holder)}
-        changed: dict[str, Lease | None] = {
-            robot: now.get(robot)
-            for robot in now.keys() | self._leases.keys()
-            if _number(now.get(robot)) != _number(self._leases.get(robot))
-        }
+        changed: dict[str, Lease | None] = dict.fromkeys(self._leases.keys() - now.keys())
+        changed |= {robot: lease for robot, lease in now.items() if lease.number != self._leases.get(robot)}
         try:
             if changed:
                 self._ledger.keep_leases(changed, self._wall_ns())
@@ -208,9 +206,5 @@ class JobStore:
                 log.error("leases cannot be noted: %s", error)
             self._fault = str(error)
             return self._fault
-        self._fault, self._leases = "", now
+        self._fault, self._leases = "", {robot: lease.number for robot, lease in now.items()}
         return ""
-
-
-def _number(lease: Lease | None) -> int:
-    return lease.number if lease is not None else 0

@@ -260,13 +260,7 @@ class OperatorControl:
         if lease is not None and (lease.number == self._lease_numbers.get(robot) or lease.holder.startswith(DROPPED)):
             self._scheduler.release(robot, lease.number, now_ns)
         # Who only corrects or stops a running job leaves it its job: its episodes go on.
-        try:
-            lease, preempted = self._scheduler.acquire(robot, holder, purpose, priority, TTL_NS, now_ns, rest=False)
-        except RejectedError:
-            if purpose != ESTOP:
-                raise
-            # A robot that is not back since the gateway was started again comes back stopped.
-            lease, preempted = self._leases.acquire(robot, holder, purpose, priority, TTL_NS, now_ns)
+        lease, preempted = self._scheduler.acquire(robot, holder, purpose, priority, TTL_NS, now_ns, rest=False)
         self._lease_numbers[robot] = lease.number
         if preempted is not None:
             self._on_lease_ended(preempted, f"'{holder}' took it for {purpose}", now_ns)

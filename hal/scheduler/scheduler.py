@@ -19,7 +19,7 @@ import msgspec
 
 from hal.resource.capabilities import missing_requirements
 from hal.resource.health import HealthConfig, HealthWatch, RobotHealth
-from hal.resource.lease import Leases
+from hal.resource.lease import ESTOP, Leases
 from hal.scheduler.jobs import REST, Assignment, Decision, Done, JobRecord, SchedulerConfig, job_of
 from hal.scheduler.matching import Matcher, SchedulableRobot
 from hal.scheduler.tasks import TaskBalancer
@@ -223,8 +223,11 @@ class Scheduler:
         """
         robot = self._matcher.robots.get(name)
         if robot is None or robot.capabilities is None:
-            known = self._matcher.robots
-            raise RejectedError(f"there is no robot '{name}'.{suggest(name, known)} `robots` lists them.")
+            if purpose != ESTOP:
+                known = self._matcher.robots
+                raise RejectedError(f"there is no robot '{name}'.{suggest(name, known)} `robots` lists them.")
+            # One that is not back since the gateway was started again comes back stopped.
+            return self._leases.acquire(name, holder, purpose, priority, ttl_ns, now_ns)
         lease, preempted = self._leases.acquire(name, holder, purpose, priority, ttl_ns, now_ns)
         if robot.assignment is not None:
             self._matcher.end(robot.assignment, f"held by {holder}", now_ns, rest=False)
