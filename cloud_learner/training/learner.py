@@ -103,7 +103,7 @@ class Learner:
             for key, moment in self._optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer/{key}/{name}"] = moment
         copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-        meta = {"gradient_steps": self.gradient_steps, "seed": self._seed}
+        meta: dict[str, Any] = {"gradient_steps": self.gradient_steps, "seed": self._seed}
         if base := base_sha256(self.policy.module):
             meta["base"] = base
         return LearnerState(copies, meta)

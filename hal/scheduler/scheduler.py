@@ -109,7 +109,8 @@ class Scheduler:
     ) -> bool:
         """A robot is there; saying it again changes nothing. `seeds_spent`: training episodes it ever began.
 
-        `identity` tells its processes apart: a new one knows nothing of what the old one was told. Whether it is new.
+        `identity` tells its processes apart: a new one knows nothing of what the old one was told. Returns whether one
+        took the place of another.
         """
         robot = self._matcher.robot(name)
         robot.seeds_spent = max(robot.seeds_spent, seeds_spent)
