@@ -40,6 +40,35 @@ class Actor(StrEnum):
     hold = "hold"
 
 
+class Mode(StrEnum):
+    """Who moves a robot now."""
+
+    estop = "estop"
+    hold = "hold"
+    reset = "reset"
+    human = "human"
+    script = "script"
+    policy = "policy"
+
+
+class EpisodeSource(StrEnum):
+    """What an episode was recorded for."""
+
+    online = "online"
+    """the fleet's practice"""
+    demonstration = "demonstration"
+    evaluation = "evaluation"
+
+
+class EpisodeOutcome(StrEnum):
+    """How an episode ended."""
+
+    success = "success"
+    failure = "failure"
+    aborted = "aborted"
+    """broken off: it says nothing about the policy"""
+
+
 class Role(StrEnum):
     """What a process is to those it connects to; the name of a key that is no robot's begins with its role."""
 
@@ -298,7 +327,7 @@ class Episode(msgspec.Struct, frozen=True):
     task: str
     seed: int
     source: str
-    """online, demonstration or evaluation"""
+    """an `EpisodeSource`"""
     started_ns: int
 
 

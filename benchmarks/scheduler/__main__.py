@@ -33,10 +33,9 @@ from benchmarks.scheduler.simulator import SECOND, Scenario, Scheduled, Schedule
 from benchmarks.scheduler.world import MEAN_DOWN_S, MEAN_UP_S, REPORT_S, SILENT, WorldSize, scenario
 from hal.resource.health import HealthConfig
 from hal.resource.lease import Priority
-from hal.resource.robot_registry import RobotRegistry
-from hal.scheduler.decision import SchedulerConfig
-from hal.scheduler.jobs import KINDS
+from hal.scheduler.jobs import SchedulerConfig
 from hal.scheduler.scheduler import Scheduler
+from wire.messages.fleet import JobKind
 
 FULL = WorldSize(1000, 10_000, 0.5, 0.97, 0.5, (0, 1, 2))
 QUICK = WorldSize(120, 700, 0.5, 0.97, 0.5, (0,))
@@ -44,7 +43,7 @@ QUICK = WorldSize(120, 700, 0.5, 0.97, 0.5, (0,))
 HEALTH = HealthConfig(late_after_s=REPORT_S * 1.5)
 """robots report every two seconds: a thousand of them for hours"""
 
-RANKS = tuple(int(Priority[kind]) for kind in KINDS)
+RANKS = tuple(int(Priority[kind]) for kind in JobKind)
 LONGEST_WAIT_MIN = overtaken_s(min(RANKS), max(RANKS), SchedulerConfig()) / 60
 """after which nothing that comes or is served later is before a job of the lowest priority (docs/scheduling.md); in a
 fleet with less work than it can do it should have its robot by then"""
@@ -160,9 +159,8 @@ OURS = "scheduler"
 
 def _ours() -> tuple[SchedulerInterface, Audit, Books]:
     audit = Audit()
-    registry = RobotRegistry(audit, HEALTH)
-    scheduler = Scheduler(registry, audit)
-    return Scheduled(scheduler, registry), audit, Books(scheduler, audit, 5 * SECOND)
+    scheduler = Scheduler(audit, health=HEALTH)
+    return Scheduled(scheduler), audit, Books(scheduler, audit, 5 * SECOND)
 
 
 ARMS: dict[str, Callable[[], tuple[SchedulerInterface, Audit | None, Books | None]]] = {
@@ -203,7 +201,7 @@ def _one(
         kind: float(
             np.median([wait for wait, one in zip(waits, world.arrivals, strict=True) if one.request.kind == kind])
         )
-        for kind in KINDS
+        for kind in JobKind
     }
     took_s = timed.took_s or [0.0]
     p50, p99, longest = 1e3 * np.array([*np.percentile(took_s, (50, 99)), max(took_s)])

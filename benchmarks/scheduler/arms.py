@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 
-from benchmarks.scheduler.simulator import SimulatedRobot
+from benchmarks.scheduler.simulator import SECOND, SimulatedRobot
 from benchmarks.scheduler.world import work_s
 from hal.resource.capabilities import missing_requirements
-from hal.resource.health import HealthConfig, HealthReport
-from hal.resource.robot_registry import RobotRegistry
-from hal.scheduler.decision import job_of
-from hal.scheduler.jobs import JobPhase, JobRecord
+from hal.resource.health import HealthConfig, HealthWatch
+from hal.scheduler.jobs import JobRecord, job_of
 from hal.scheduler.seeds import TRAINING_SEEDS
-from wire.messages.fleet import Capabilities, JobRequest, Requirement
-from wire.messages.gateway import Job
+from wire.messages.fleet import Capabilities, JobPhase, JobRequest, Requirement
+from wire.messages.gateway import EdgeStatus, Job
 
 
 class _PlainArm:
     """What the two simple arms share: the same watch over robots' health, work handed out in the same parts."""
 
     def __init__(self, health: HealthConfig) -> None:
-        self.registry = RobotRegistry(config=health)
+        self._health = health
+        self._watches: dict[str, HealthWatch] = {}
+        self._changed: dict[str, bool] = {}
+        """robots whose health has changed, and whether they came anew"""
+        self._look_ns = 0
         self.jobs: dict[str, JobRecord] = {}
         self.robots: dict[str, Capabilities] = {}
         self.busy: dict[str, tuple[JobRecord, tuple[str, range], list[int]]] = {}
@@ -31,10 +33,12 @@ class _PlainArm:
 
     def joined(self, robot: SimulatedRobot, process: int, now_ns: int) -> None:
         self.robots[robot.name] = robot.capabilities
-        self.registry.join(robot.name, robot.capabilities, now_ns, str(process))
+        self._watches[robot.name] = HealthWatch(now_ns, self._health)
+        self._changed[robot.name] = True
 
-    def reported(self, robot: str, report: HealthReport, job: str, episodes: int, now_ns: int) -> None:
-        self.registry.report(robot, report, now_ns)
+    def reported(self, status: EdgeStatus, now_ns: int) -> None:
+        if self._watches[status.robot].report(status, now_ns):
+            self._changed.setdefault(status.robot, False)
 
     def stored(self, robot: str, job: str, task: str, seed: int, success: bool, now_ns: int) -> str:
         if robot not in self.busy:
@@ -44,20 +48,26 @@ class _PlainArm:
             return ""
         done.append(seed)
         if record.count(success):
-            record.phase, record.ended_ns = JobPhase.done, now_ns
+            record.phase = JobPhase.done
         if len(done) == len(seeds):
             del self.busy[robot]
             self.part_done(robot, record)
         return record.id
 
     def watch(self, now_ns: int) -> None:
-        for change in self.registry.poll(now_ns):
-            well = change.health is not None and change.health.works
-            if change.robot in self.busy and (change.joined or not well):
-                record, part, done = self.busy.pop(change.robot)
+        if now_ns >= self._look_ns:
+            self._look_ns = now_ns + SECOND // 5
+            for robot, watch in self._watches.items():
+                if watch.check_silence(now_ns):
+                    self._changed.setdefault(robot, False)
+        for robot, joined in self._changed.items():
+            well = self._watches[robot].health.works
+            if robot in self.busy and (joined or not well):
+                record, part, done = self.busy.pop(robot)
                 record.work.put_back(*part, done)
-                self.failed(change.robot, record)
-            (self.well.add if well else self.well.discard)(change.robot)
+                self.failed(robot, record)
+            (self.well.add if well else self.well.discard)(robot)
+        self._changed.clear()
 
     def give(self, robot: str, record: JobRecord) -> None:
         task, seeds = part = record.work.pop(record.request.tasks, record.request.robots, TRAINING_SEEDS)

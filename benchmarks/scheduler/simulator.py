@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
-from hal.resource.health import HealthReport
-from hal.resource.robot_registry import RobotRegistry
-from hal.scheduler.decision import job_of
+from hal.scheduler.jobs import job_of
 from hal.scheduler.scheduler import Scheduler
-from wire.errors import RejectedError
 from wire.messages.fleet import Capabilities, JobRequest
-from wire.messages.gateway import Job
+from wire.messages.gateway import EdgeStatus, Job
+from wire.types import EpisodeSource, Mode
 
 SECOND = 1_000_000_000
 
@@ -78,7 +77,7 @@ class SchedulerInterface(Protocol):
 
     def joined(self, robot: SimulatedRobot, process: int, now_ns: int) -> None: ...
 
-    def reported(self, robot: str, report: HealthReport, job: str, episodes: int, now_ns: int) -> None: ...
+    def reported(self, status: EdgeStatus, now_ns: int) -> None: ...
 
     def stored(self, robot: str, job: str, task: str, seed: int, success: bool, now_ns: int) -> str:
         """An episode is stored; the id of the job it counts for, '' for none."""
@@ -90,9 +89,8 @@ class SchedulerInterface(Protocol):
 class Scheduled:
     """The scheduler of `hal.scheduler` as a `SchedulerInterface`."""
 
-    def __init__(self, scheduler: Scheduler, registry: RobotRegistry) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.registry = registry
 
     def submit(self, request: JobRequest, now_ns: int) -> None:
         self.scheduler.submit(request, now_ns)
@@ -100,12 +98,11 @@ class Scheduled:
     def joined(self, robot: SimulatedRobot, process: int, now_ns: int) -> None:
         self.scheduler.join(robot.name, robot.capabilities, now_ns, str(process))
 
-    def reported(self, robot: str, report: HealthReport, job: str, episodes: int, now_ns: int) -> None:
-        self.registry.report(robot, report, now_ns, job_of(job))
-        self.scheduler.heartbeat(robot, job, episodes, now_ns)
+    def reported(self, status: EdgeStatus, now_ns: int) -> None:
+        self.scheduler.report(status, now_ns)
 
     def stored(self, robot: str, job: str, task: str, seed: int, success: bool, now_ns: int) -> str:
-        source = "evaluation" if seed >= 1_000_000 else "online"
+        source = EpisodeSource.evaluation if seed >= 1_000_000 else EpisodeSource.online
         return self.scheduler.episode_done(robot, task, success, now_ns, seed, source)
 
     def step(self, now_ns: int) -> list[tuple[str, Job]]:
@@ -216,12 +213,7 @@ class Simulator:
 
     def _joining(self, body: _Body) -> Callable[[], bool]:
         def event() -> bool:
-            try:
-                self.decider.joined(body.robot, body.process + 1, self.now_ns)
-            except RejectedError:
-                # Its earlier process was heard a moment ago and may be another robot of this name: it asks again.
-                self._at(self.now_ns + SECOND, event)
-                return False
+            self.decider.joined(body.robot, body.process + 1, self.now_ns)
             body.here = True
             body.process += 1
             return True
@@ -240,8 +232,10 @@ class Simulator:
         return event
 
     def _report(self, body: _Body) -> None:
-        report = _TROUBLE if body.trouble else _WORKS if body.ends_ns else _RESTS
-        self.decider.reported(body.robot.name, report, body.job.id if body.job else "", body.done, self.now_ns)
+        fault = "the driver raises" if body.trouble else ""
+        reason = "the robot does not take commands" if body.trouble else "" if body.ends_ns else "no job yet"
+        job = body.job.id if body.job else ""
+        self.decider.reported(robot_status(body.robot.name, reason, fault, job, body.done), self.now_ns)
 
     def _failing(self, body: _Body, outage: Outage) -> Callable[[], bool]:
         def event() -> bool:
@@ -318,8 +312,33 @@ class Simulator:
         return event
 
 
-_WORKS, _RESTS = HealthReport("policy"), HealthReport("hold", "no job yet")
-_TROUBLE = HealthReport("hold", "the robot does not take commands", "the driver raises")
+_STATE = np.zeros(0, np.float32)
+
+
+def robot_status(robot: str, reason: str = "", fault: str = "", job: str = "", episodes: int = 0) -> EdgeStatus:
+    """What a robot reports that works, or holds for a `reason`."""
+    return EdgeStatus(
+        robot=robot,
+        time_ns=0,
+        mode=Mode.hold if reason else Mode.policy,
+        reason=reason,
+        task="",
+        episode="",
+        tick=0,
+        state=_STATE,
+        version=0,
+        ticks=0,
+        missed_ticks=0,
+        late_p99_s=0.0,
+        starved_ticks=0,
+        episodes=0,
+        interventions=0,
+        steps_recorded=0,
+        spooled=0,
+        job=job,
+        job_episodes=episodes,
+        fault=fault,
+    )
 
 
 def outages(

@@ -7,7 +7,6 @@ they, are aggregated and imitated. What the policy itself did is never a target:
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -158,8 +157,3 @@ def random_shift(images: np.ndarray, pixels: int, rng: np.random.Generator) -> n
     for i, (y, x) in enumerate(rng.integers(0, 2 * pixels + 1, (b, 2))):
         shifted[i] = padded[i, ..., y : y + h, x : x + w, :]
     return shifted
-
-
-def as_dict(config: HGDagger) -> dict[str, object]:
-    """The settings by name, for a checkpoint or a page."""
-    return dataclasses.asdict(config)

@@ -7,88 +7,24 @@ from collections.abc import Callable
 import msgspec
 
 from cloud_learner.dispatch.operator_control import OperatorControl
+from cloud_learner.dispatch.requests import (
+    MAX_NAME_LENGTH,
+    check_release,
+    check_robot,
+    lease_priority,
+    lease_ttl_ns,
+    same_key,
+)
 from cloud_learner.operator.sessions import check_action
 from cloud_learner.operator.view import FleetView
 from cloud_learner.operator.view_models import DROPPED, WEB_OPERATOR
-from hal.resource import Leases, Priority
+from hal.resource.lease import ESTOP, Leases, Priority
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import RejectedError
 from wire.messages import Message
-from wire.messages.fleet import AcquireLease, Preempted, ReleaseLease, RenewLease, Response
+from wire.messages.fleet import AcquireLease, Preempted, ReleaseLease, RenewLease
 from wire.messages.gateway import EdgeStatus, OperatorCommand
-from wire.transport.channel import PEER_SUFFIX
 from wire.types import Lease, OperatorCommandKind, Role
-
-MIN_TTL_S = 0.2
-MAX_TTL_S = 24 * 3600.0
-MAX_NAME_LENGTH = 64
-"""characters of a name, as `wire.transport.keys` has it"""
-MAINTENANCE = 50
-"""priority of a lease that says nothing else: above all jobs, below those who drive"""
-_USUAL_PRIORITIES = {"teleoperation": Priority.operator, "operator": Priority.operator}
-
-
-def lease_priority(purpose: str, priority: int) -> int:
-    """What a lease for `purpose` is given; 0 asks for the usual. Raises `RejectedError`, naming the field."""
-    if not purpose or len(purpose) > 60 or not purpose.isprintable():
-        raise RejectedError("purpose: say in up to 60 characters what the robot is needed for.")
-    if purpose == "estop":
-        raise RejectedError(
-            "purpose: 'estop' is the emergency stop's own. Stop the robot at the page, or say another word."
-        )
-    found = priority or int(_USUAL_PRIORITIES.get(purpose, MAINTENANCE))
-    if not 0 < found < Priority.estop:
-        raise RejectedError(
-            f"priority: {found} is not possible; give 1 to {Priority.estop - 1}, or 0 for the usual one."
-        )
-    return found
-
-
-def lease_ttl_ns(ttl_s: float) -> int:
-    """A time to live as a client asks for it. Raises `RejectedError`, naming the field."""
-    if not MIN_TTL_S <= ttl_s <= MAX_TTL_S:
-        raise RejectedError(f"ttl_s: {ttl_s:g} s is not possible; give {MIN_TTL_S:g} to {MAX_TTL_S:g} s.")
-    return round(ttl_s * 1e9)
-
-
-def same_key(holder: str, peer: str) -> bool:
-    """Whether two connections have one key: a client whose connection was cut comes back by another one."""
-    return holder.partition(PEER_SUFFIX)[0] == peer.partition(PEER_SUFFIX)[0]
-
-
-def check_robot(robot: str) -> None:
-    """Raise `RejectedError` for what is too long to be a robot's name: it is not repeated in full."""
-    if len(robot) > MAX_NAME_LENGTH:
-        raise RejectedError(
-            f"robot: '{robot[:MAX_NAME_LENGTH]}' and so on cannot be a name: it has more than {MAX_NAME_LENGTH} "
-            "characters."
-        )
-
-
-def check_release(lease: Lease | None, robot: str, peer: str, number: int, is_job: Callable[[str], bool]) -> Lease:
-    """The lease that `peer` may end. Raises `RejectedError` for one of somebody else, unless `number` is 0."""
-    if lease is None:
-        raise RejectedError(f"robot '{robot}' is not held by anybody.")
-    if lease.purpose == "estop":
-        raise RejectedError(
-            f"robot '{robot}' is stopped by '{lease.holder}'. Release the stop at the page or at the robot."
-        )
-    if number == 0:
-        if is_job(lease.holder):
-            raise RejectedError(
-                f"robot '{robot}' works on job '{lease.holder}'. Cancel the job, or take a lease of the robot, which "
-                "outranks it."
-            )
-        return lease
-    if number != lease.number:
-        raise RejectedError(
-            f"lease {number} of robot '{robot}' has ended; '{lease.holder}' holds it by lease {lease.number}."
-        )
-    if not same_key(lease.holder, peer):
-        raise RejectedError(
-            f"robot '{robot}' is held by '{lease.holder}' ({lease.purpose}). Only its holder gives it back."
-        )
-    return lease
 
 
 class ClientSessions:
@@ -114,12 +50,11 @@ class ClientSessions:
         self._is_evaluated = is_evaluated
         self._exists = exists
         self._held: dict[str, tuple[Lease, str]] = {}
-        self.operators: OperatorControl
-        """set when both are made: each ends leases of the other"""
+        self.operators = OperatorControl(leases, scheduler, self.on_lease_ended, send)
 
     # --- leases -------------------------------------------------------------------------------------------------
 
-    def acquire(self, peer: str, call: AcquireLease, now_ns: int) -> Response:
+    def acquire(self, peer: str, call: AcquireLease, now_ns: int) -> Lease:
         """Hold a robot for `peer`. Raises `RejectedError`, `StorageError` is answered by the caller."""
         robot = call.robot
         check_robot(robot)
@@ -127,8 +62,10 @@ class ClientSessions:
         if stopped_by := self.operators.stopped_by(robot):
             raise RejectedError(f"robot '{robot}' is stopped by '{stopped_by}'. Release the stop first.")
         drives = priority >= Priority.operator
-        if drives:
-            self.operators.release_dropped(robot, now_ns)
+        held = self._leases.of(robot, now_ns)
+        if drives and held is not None and held.holder.startswith(DROPPED):
+            # Whoever looks after a robot that was dropped may hold it.
+            self._scheduler.release(robot, held.number, now_ns)
         rest = not drives or self._is_evaluated(robot)
         lease, preempted = self._scheduler.acquire(robot, peer, call.purpose, priority, ttl_ns, now_ns, rest)
         if fault := self._keep_leases():
@@ -137,31 +74,30 @@ class ClientSessions:
         if preempted is not None:
             self.on_lease_ended(preempted, f"'{peer}' took it for {call.purpose} (priority {priority})", now_ns)
         self._held[robot] = (lease, peer)
-        return Response(call.call, lease=lease)
+        return lease
 
-    def renew(self, peer: str, call: RenewLease, now_ns: int) -> Response:
+    def renew(self, peer: str, call: RenewLease, now_ns: int) -> Lease:
         """The holder lives. Raises `RejectedError` when the lease is not its own any more."""
         check_robot(call.robot)
-        lease = self._leases.of(call.robot, now_ns)
-        if lease is not None and lease.number == call.number:
-            if not same_key(lease.holder, peer):
-                raise RejectedError(f"lease {call.number} of '{call.robot}' belongs to '{lease.holder}'.")
-            if lease.purpose == "estop":
-                raise RejectedError(
-                    f"lease {call.number} of '{call.robot}' is its stop's, which lasts until it is released."
-                )
+        lease = self._leases.require(call.robot, call.number, now_ns)
+        if not same_key(lease.holder, peer):
+            raise RejectedError(f"lease {call.number} of '{call.robot}' belongs to '{lease.holder}'.")
+        if lease.purpose == ESTOP:
+            raise RejectedError(
+                f"lease {call.number} of '{call.robot}' is its stop's, which lasts until it is released."
+            )
         lease = self._leases.renew(call.robot, call.number, now_ns)
         self._held[call.robot] = (lease, peer)
-        return Response(call.call, lease=lease)
+        return lease
 
-    def release(self, peer: str, call: ReleaseLease, now_ns: int) -> Response:
+    def release(self, peer: str, call: ReleaseLease, now_ns: int) -> Lease:
         """Give a robot back. Raises `RejectedError`."""
         robot = call.robot
         check_robot(robot)
-        lease = check_release(self._leases.of(robot, now_ns), robot, peer, call.number, self._is_job)
+        lease = self._leases.require(robot, call.number, now_ns, whoever=call.number == 0)
+        check_release(lease, peer, call.number, self._scheduler.is_job)
         _, other = self._held.pop(robot, (None, ""))
-        driver = self.operators.revoke(robot, now_ns)
-        if driver:
+        if self.operators.hand_back(robot, "", now_ns):
             # Whoever gives a robot back drives it no more, nor does who had it taken away.
             self._send(robot, OperatorCommand(robot, OperatorCommandKind.hand_back, operator=peer))
         if (left := self._leases.of(robot, now_ns)) is not None and left.number == lease.number:
@@ -169,7 +105,7 @@ class ClientSessions:
         if other and other != peer:
             self._send(other, Preempted(lease, f"'{peer}' released it by force"))
         self._reject_page_operator(lease, f"{robot} was released by '{peer}'.")
-        return Response(call.call, lease=lease)
+        return lease
 
     def on_lease_ended(self, lease: Lease, reason: str, now_ns: int) -> None:
         """A lease of somebody who is not a job ended before its time: the holder is notified, the robot holds."""
@@ -183,9 +119,13 @@ class ClientSessions:
             self._send(robot, OperatorCommand(robot, OperatorCommandKind.drop_link, operator=lease.holder))
             self._reject_page_operator(lease, f"{robot}: {reason}")
 
-    def restore(self, lease: Lease) -> None:
-        """A client's lease of before the gateway was started again: it renews it, or loses it."""
-        self._held[lease.robot] = (lease, lease.holder)
+    def restore(self, lease: Lease, now_ns: int) -> None:
+        """A lease of before the gateway was started again: whose it is renews it, or loses it."""
+        # The clock may have started over: it has its whole time to live again.
+        self._leases.restore(msgspec.structs.replace(lease, expires_ns=now_ns + lease.ttl_ns))
+        self.operators.restore(lease)
+        if lease.purpose != ESTOP and not lease.holder.startswith((DROPPED, WEB_OPERATOR)):
+            self._held[lease.robot] = (lease, lease.holder)
 
     def poll(self, now_ns: int) -> None:
         """End the leases that ran out."""
@@ -214,28 +154,21 @@ class ClientSessions:
         if spec is None and kind != OperatorCommandKind.release_estop:
             raise RejectedError(f"there is no robot '{robot}' that said what its actions mean.")
         lease = self._leases.of(robot, now_ns)
-        mine = lease is not None and lease.priority >= Priority.operator and same_key(lease.holder, peer)
         if kind == OperatorCommandKind.release_estop:
             self._check_stopped_by(robot, peer)
-            self.operators.release_estop(robot, now_ns)
-        elif not mine:
+        elif lease is None or lease.priority < Priority.operator or not same_key(lease.holder, peer):
             holder = f"is held by '{lease.holder}' ({lease.purpose})" if lease is not None else "is not held"
             raise RejectedError(
                 f"{kind[:MAX_NAME_LENGTH]}: '{robot}' {holder}, not by '{peer}'. Acquire its lease first."
             )
-        elif kind == OperatorCommandKind.take_over:
-            assert lease is not None
-            self.operators.take_over(robot, lease.holder, now_ns)
-        elif kind == OperatorCommandKind.hand_back:
-            assert lease is not None
-            self.operators.hand_back(robot, lease.holder, now_ns)
         elif kind == OperatorCommandKind.command:
             if not same_key(self.operators.driver(robot), peer):
                 raise RejectedError(f"command: '{peer}' has not taken '{robot}' over.")
             assert spec is not None
             check_action(robot, spec, command.action)
-        else:
+        elif kind not in (OperatorCommandKind.take_over, OperatorCommandKind.hand_back):
             raise RejectedError(f"kind: a teleoperator cannot ask for '{kind[:MAX_NAME_LENGTH]}'.")
+        self.operators.handle_command(command, lease.holder if lease is not None else peer, now_ns)
         sent = self._send(robot, msgspec.structs.replace(command, operator=peer))
         if not sent and kind != OperatorCommandKind.command:
             raise RejectedError(f"{kind}: '{robot}' has no link to the gateway now; it did not hear of it.")
@@ -268,6 +201,3 @@ class ClientSessions:
         if lease.holder.removeprefix(DROPPED).startswith(WEB_OPERATOR):
             command = OperatorCommand(lease.robot, OperatorCommandKind.take_over, operator=lease.holder)
             self._view.reject_command(command, reason)
-
-    def _is_job(self, holder: str) -> bool:
-        return self._scheduler.job(holder) is not None

@@ -1,88 +1,145 @@
-"""What the scheduler must know again after the gateway was killed: jobs, what was counted for them, and leases."""
+"""The gateway's jobs, and what the next gateway must know of them and of leases: it goes on when this one is killed."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import JobRow
-from hal.scheduler import HELD_OUT_SEEDS
-from wire.errors import StorageError
-from wire.messages.fleet import JobRequest
+from cloud_learner.dispatch.requests import LONGEST_NAME, check_names, check_request
+from cloud_learner.operator.view import FleetView
+from hal.scheduler.jobs import Done
+from hal.scheduler.scheduler import Scheduler
+from hal.scheduler.seeds import HELD_OUT_SEEDS
+from wire.errors import ConfigError, RejectedError, StorageError, suggest
+from wire.messages.fleet import JobKind, JobPhase, JobRequest, JobState
 from wire.messages.gateway import Evaluation
-from wire.types import Lease
+from wire.types import EpisodeOutcome, EpisodeSource, Lease
 
 log = logging.getLogger(__name__)
 
+MAIN = "main"
+"""the standing job: practise the recipe's tasks"""
 EVALUATION_LABEL = "canary"
 """of what an evaluation job has measured"""
 
 
 class JobStore:
-    """The ledger's pages about work. A lease is in it before anybody is notified of it."""
+    """Jobs in the scheduler and in the ledger. A lease is noted before anybody is notified of it."""
 
-    def __init__(self, ledger: Ledger, wall_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, ledger: Ledger, scheduler: Scheduler, view: FleetView, tasks: Sequence[str], wall_ns: Callable[[], int]
+    ) -> None:
         self._ledger = ledger
+        self._scheduler = scheduler
+        self._view = view
+        self._tasks = tuple(tasks)
         self._wall_ns = wall_ns
-        self._leases: dict[str, Lease] = {}
+        self._open: dict[str, int] = {}
+        """jobs whose end is not noted yet, and when they were submitted, nanoseconds since 1970"""
+        self._ended: dict[str, JobState] = {}
+        """jobs that ended under an earlier gateway"""
         self._uncounted: deque[tuple[str, str]] = deque()
+        self._leases: dict[str, int] = {}
+        """numbers of those that are noted, by robot"""
         self._fault = ""
 
-    def open(self) -> tuple[tuple[Lease, ...], int]:
-        """(leases that stood when the last gateway ended, the largest number that a lease ever had)."""
-        leases, number = self._ledger.kept_leases()
-        self._leases = {lease.robot: lease for lease in leases}
-        return leases, number
+    # --- jobs -----------------------------------------------------------------------------------------------------
 
-    def keep_leases(self, leases: Iterable[Lease]) -> str:
-        """Note who holds what now, if that is not what was noted last; why it could not be noted, '' when it was.
+    def restore(self, leases: Iterable[Lease], now_ns: int) -> None:
+        """Begin the standing job, and go on with those of the last gateway, whose `leases` are noted already.
 
-        A heartbeat changes nothing here: only who holds a robot is kept, not until when.
+        Raises `StorageError`.
         """
-        now = {lease.robot: lease for lease in leases}
-        changed: dict[str, Lease | None] = {
-            robot: now.get(robot)
-            for robot in now.keys() | self._leases.keys()
-            if _number(now.get(robot)) != _number(self._leases.get(robot))
-        }
-        if not changed:
-            return ""
-        try:
-            self._ledger.keep_leases(changed, self._wall_ns())
-        except StorageError as error:
-            # Robots work on: a full disk must not stop them. It is tried again with the next poll.
-            if str(error) != self._fault:
-                log.error("leases cannot be noted: %s", error)
-            self._fault = str(error)
-            return self._fault
-        self._fault = ""
-        self._leases = now
-        return ""
+        self._leases = {lease.robot: lease.number for lease in leases}
+        practised = (
+            Done(row.task, -1, n < row.successes)
+            for row in self._ledger.task_counts(EpisodeSource.online)
+            for n in range(row.episodes)
+        )
+        main = JobRequest(MAIN, JobKind.rollout, self._tasks, submitter="gateway")
+        self._scheduler.submit(main, now_ns, practised)
+        for row in self._ledger.jobs():
+            counted = self._ledger.episodes_of_job(row.id)
+            done = [Done(one.task, one.seed, one.outcome == EpisodeOutcome.success) for one in counted]
+            phase = row.phase
+            if phase == JobPhase.waiting:
+                try:
+                    check_names(row.request)
+                    check_request(row.request)
+                    self._scheduler.submit(row.request, now_ns, done)
+                    self._open[row.id] = row.submitted_wall_ns
+                    continue
+                except ConfigError as error:
+                    # One job must not keep the fleet from starting.
+                    log.error("job '%s' is cancelled, for it cannot be taken up again: %s", row.id, error)
+                    phase = JobPhase.cancelled
+                    self._ledger.end_job(row.id, phase, self._wall_ns())
+            self._ended[row.id] = JobState(row.request, phase, (), len(done), sum(one.success for one in done))
+        self.poll()
 
-    def submit(self, request: JobRequest) -> JobRow | None:
-        """Note a job; None if there was one of its id. Raises `StorageError`."""
-        if not self._ledger.add_job(request, self._wall_ns()):
-            return None
-        return next(row for row in self._ledger.jobs() if row.id == request.id)
+    def states(self) -> tuple[JobState, ...]:
+        """Jobs that wait or run, and the newest of those that ended."""
+        return (*self._ended.values(), *self._scheduler.states())
 
-    def end(self, job: str, phase: str) -> None:
-        """Note that a job is done or cancelled. Raises `StorageError`."""
-        self._ledger.end_job(job, phase, self._wall_ns())
+    def submit(self, request: JobRequest, now_ns: int) -> JobState:
+        """Take a job: noted first, so that it outlives this process. Raises `ConfigError` or `StorageError`."""
+        if request.id == MAIN:
+            raise ConfigError(f"id: '{MAIN}' is the standing job, which the gateway hands in. Choose another name.")
+        check_names(request)
+        known = self._scheduler.job(request.id) or self._ended.get(request.id)
+        if known is not None:
+            return known
+        request = self._fill_in(request)
+        check_request(request)
+        wall_ns = self._wall_ns()
+        if not self._ledger.add_job(request, wall_ns):
+            raise ConfigError(f"id: there was a job '{request.id}' before. Choose another name for the new one.")
+        self._open[request.id] = wall_ns
+        who = request.submitter or "somebody"
+        self._view.add_event("job", f"job '{request.id}' ({request.kind}) handed in by {who}")
+        return self._scheduler.submit(request, now_ns)
+
+    def cancel(self, job: str, now_ns: int) -> JobState:
+        """End a job. Raises `RejectedError` for an unknown one and for the standing one, `StorageError`."""
+        if job == MAIN:
+            raise RejectedError(
+                f"job '{MAIN}' is what the fleet does when nothing else is asked; it ends with the gateway. To keep a "
+                "robot from it, lease the robot."
+            )
+        if len(job) > LONGEST_NAME:
+            raise RejectedError(f"there is no job '{job[:64]}'. `jobs` lists them.")
+        state = self._scheduler.cancel(job, now_ns)
+        self.poll()
+        return state
 
     def count(self, job: str, episode: str) -> None:
         """Count a stored episode for a job, once; when it cannot be noted now, `poll` tries it again."""
-        self._uncounted.append((job, episode))
-        self.poll()
-
-    @property
-    def all_counted(self) -> bool:
-        """Whether every episode given to `count` is noted."""
-        return not self._uncounted
+        if job in self._open:
+            self._uncounted.append((job, episode))
+            self._note_counts()
 
     def poll(self) -> None:
-        """Note what could not be counted before."""
+        """Note what could not be counted before, and the jobs that ended since; an evaluation becomes a measurement."""
+        self._note_counts()
+        for job in () if self._uncounted else list(self._open):
+            state = self._scheduler.job(job)
+            if state is None or state.phase in (JobPhase.waiting, JobPhase.running):
+                continue
+            try:
+                if state.request.kind == JobKind.evaluation and state.phase == JobPhase.done:
+                    self._note_measurement(state.request, self._open[job])
+                self._ledger.end_job(job, state.phase, self._wall_ns())
+            except StorageError as error:
+                log.error("the end of job '%s' cannot be noted now: %s", job, error)
+                continue
+            del self._open[job]
+            self._view.add_event("job", f"job '{job}' is {state.phase} after {state.episodes} episodes")
+
+    def _note_counts(self) -> None:
         while self._uncounted:
             job, episode = self._uncounted[0]
             try:
@@ -92,31 +149,62 @@ class JobStore:
                 return
             self._uncounted.popleft()
 
-    def add_evaluation_result(self, row: JobRow) -> Evaluation | None:
-        """Note what an evaluation job that is done has measured: the same seeds of every task, each once.
+    def _note_measurement(self, request: JobRequest, submitted_wall_ns: int) -> None:
+        """What an evaluation that is done has measured: the same seeds of every task, each once.
 
-        None when no episode counts or it was noted before: the same job gives the same result each time. Raises
-        `StorageError`.
+        The same job gives the same result each time, so it is noted once. Raises `StorageError`.
         """
-        request = row.request
-        first: dict[tuple[str, int], bool] = {}
-        for episode in self._ledger.episodes_of_job(row.id):
-            first.setdefault((episode.task, episode.seed), episode.outcome == "success")
-        by_task: dict[str, list[bool]] = {task: [] for task in request.tasks}
-        for (task, _), succeeded in first.items():
-            by_task.setdefault(task, []).append(succeeded)
-        success = {task: sum(found) / len(found) for task, found in by_task.items() if found}
+        found: dict[str, dict[int, bool]] = {}
+        for episode in self._ledger.episodes_of_job(request.id):
+            found.setdefault(episode.task, {}).setdefault(episode.seed, episode.outcome == EpisodeOutcome.success)
         evaluation = Evaluation(
             number=request.version,
-            success=success,
+            success={task: sum(seeds.values()) / len(seeds) for task, seeds in found.items()},
             episodes=request.episodes,
             first_seed=request.first_seed or HELD_OUT_SEEDS.start,
             label=EVALUATION_LABEL,
-            started_ns=row.submitted_wall_ns,
-            duration_s=max(0.0, (self._wall_ns() - row.submitted_wall_ns) / 1e9),
+            started_ns=submitted_wall_ns,
+            duration_s=max(0.0, (self._wall_ns() - submitted_wall_ns) / 1e9),
         )
-        return evaluation if success and self._ledger.add_evaluation(evaluation, self._wall_ns()) else None
+        if evaluation.success and self._ledger.add_evaluation(evaluation, self._wall_ns()):
+            self._view.add_evaluation(evaluation)
 
+    def _fill_in(self, request: JobRequest) -> JobRequest:
+        """A request with what was left open filled in. Raises `ConfigError` that names the field."""
+        if unknown := [task for task in request.tasks if task not in self._tasks]:
+            raise ConfigError(
+                f"tasks: this fleet does not know '{unknown[0]}'.{suggest(unknown[0], self._tasks)} "
+                f"It knows {', '.join(self._tasks)}."
+            )
+        changes: dict[str, object] = {} if request.tasks else {"tasks": self._tasks}
+        if request.kind == JobKind.evaluation:
+            version = self._ledger.version(request.version) if request.version else self._ledger.newest_version()
+            if version is None:
+                what = f"there is no policy version {request.version}" if request.version else "there is none yet"
+                raise ConfigError(f"version: {what}. The page shows the newest one.")
+            changes["version"] = version.version.number
+        elif request.version:
+            raise ConfigError("version: only an evaluation asks for one; a rollout follows the newest.")
+        return msgspec.structs.replace(request, **changes)
 
-def _number(lease: Lease | None) -> int:
-    return lease.number if lease is not None else 0
+    # --- leases ---------------------------------------------------------------------------------------------------
+
+    def keep_leases(self, leases: Iterable[Lease]) -> str:
+        """Note who holds what now, but for jobs; why it could not be noted, '' when it was.
+
+        A heartbeat changes nothing here: only who holds a robot is kept, not until when.
+        """
+        now = {lease.robot: lease for lease in leases if not self._scheduler.is_job(lease.holder)}
+        changed: dict[str, Lease | None] = dict.fromkeys(self._leases.keys() - now.keys())
+        changed |= {robot: lease for robot, lease in now.items() if lease.number != self._leases.get(robot)}
+        try:
+            if changed:
+                self._ledger.keep_leases(changed, self._wall_ns())
+        except StorageError as error:
+            # Robots work on: a full disk must not stop them. It is tried again with the next poll.
+            if str(error) != self._fault:
+                log.error("leases cannot be noted: %s", error)
+            self._fault = str(error)
+            return self._fault
+        self._fault, self._leases = "", {robot: lease.number for robot, lease in now.items()}
+        return ""

@@ -13,12 +13,12 @@ from collections.abc import Callable
 import msgspec
 
 from cloud_learner.operator.view_models import DROPPED, WEB_OPERATOR
-from hal.resource import Leases, Priority
+from hal.resource.lease import ESTOP, Leases, Priority
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import RejectedError
 from wire.messages import Message
 from wire.messages.gateway import EdgeStatus, OperatorCommand
-from wire.types import Lease, OperatorCommandKind
+from wire.types import Lease, Mode, OperatorCommandKind
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class RobotClaim(msgspec.Struct):
     def lease(self) -> tuple[str, str, Priority]:
         """(holder, purpose, priority) of the lease that this is."""
         if self.stopped_by:
-            return self.stopped_by, "estop", Priority.estop
+            return self.stopped_by, ESTOP, Priority.estop
         return (DROPPED if self.dropped else "") + self.driver, "operator", Priority.operator
 
 
@@ -73,6 +73,8 @@ class OperatorControl:
         self._claims: dict[str, RobotClaim] = {}
         self._released_ns: dict[str, int] = {}
         self._lease_numbers: dict[str, int] = {}
+        self._orphans: set[str] = set()
+        """robots whose operator's page went with the gateway before, which have not heard of it"""
 
     def driver(self, robot: str) -> str:
         """Who has taken `robot` over, '' when nobody has or whoever did vanished."""
@@ -86,6 +88,24 @@ class OperatorControl:
 
     # --- commands -----------------------------------------------------------------------------------------------
 
+    def handle_command(self, command: OperatorCommand, who: str, now_ns: int) -> bool:
+        """Whether a command of `who` may go to its robot. Raises `RejectedError`."""
+        robot = command.robot
+        match command.kind:
+            case OperatorCommandKind.command:
+                return self.driver(robot) == who
+            case OperatorCommandKind.estop:
+                self.estop(robot, who, now_ns)
+            case OperatorCommandKind.release_estop:
+                self.release_estop(robot, now_ns)
+            case OperatorCommandKind.take_over:
+                self.take_over(robot, who, now_ns)
+            case OperatorCommandKind.hand_back:
+                self.hand_back(robot, who, now_ns)
+            case OperatorCommandKind.drop_link:
+                return self.drop(robot, who, now_ns)
+        return True
+
     def take_over(self, robot: str, who: str, now_ns: int) -> None:
         """`who` drives from now on. Raises `RejectedError` when another person does, or the robot is stopped."""
         before = self._claims.get(robot)
@@ -93,32 +113,26 @@ class OperatorControl:
             raise RejectedError(f"{robot} is stopped by '{before.stopped_by}'. Release the stop first.")
         if before is not None and before.driver and not before.dropped and before.driver != who:
             raise RejectedError(f"{robot} is driven by '{before.driver}'. Wait until it is handed back.")
-        self._claims[robot] = RobotClaim(driver=who)
-        lease = self._leases.of(robot, now_ns)
+        claim, lease = RobotClaim(driver=who), self._leases.of(robot, now_ns)
         if lease is not None and lease.holder == who and lease.priority >= Priority.operator:
             # Their own lease holds the robot now, not one that is kept for a claim.
             self._lease_numbers.pop(robot, None)
-            return
-        try:
-            self._hold(robot, now_ns)
-        except RejectedError:
-            if before is None:
-                del self._claims[robot]
-            else:
-                self._claims[robot] = before
-            raise
+        else:
+            self._hold(robot, claim, now_ns)
+        self._claims[robot] = claim
 
-    def hand_back(self, robot: str, who: str, now_ns: int) -> None:
-        """`who` drives no more, or lets a robot go on that somebody else dropped.
+    def hand_back(self, robot: str, who: str, now_ns: int) -> bool:
+        """`who` drives no more, or lets a robot go on that somebody else dropped; '': whoever drives does no more.
 
-        Raises `RejectedError` while another person drives.
+        Whether somebody drove. Raises `RejectedError` while another person drives.
         """
         claim = self._claims.get(robot)
         if claim is None:
-            return
-        if claim.driver and not claim.dropped and claim.driver != who:
+            return False
+        if claim.driver and not claim.dropped and who not in ("", claim.driver):
             raise RejectedError(f"{robot} is driven by '{claim.driver}', who has to hand it back.")
         self._change(robot, msgspec.structs.replace(claim, driver="", dropped=False), now_ns)
+        return bool(claim.driver)
 
     def drop(self, robot: str, who: str, now_ns: int) -> bool:
         """`who` vanished; whether the robot was driven by them, so that it has to hold now."""
@@ -127,14 +141,6 @@ class OperatorControl:
             return False
         self._change(robot, msgspec.structs.replace(claim, dropped=True), now_ns)
         return True
-
-    def revoke(self, robot: str, now_ns: int) -> str:
-        """Whoever drives `robot` does no more; who that was, '' when nobody did."""
-        claim = self._claims.get(robot)
-        if claim is None or not claim.driver:
-            return ""
-        self._change(robot, msgspec.structs.replace(claim, driver="", dropped=False), now_ns)
-        return claim.driver
 
     def estop(self, robot: str, who: str, now_ns: int) -> None:
         """Anybody may stop a robot, whoever holds it. The caller sends the stop; here it is sent again if need be."""
@@ -157,6 +163,9 @@ class OperatorControl:
 
     def on_hello(self, robot: str, anew: bool, now_ns: int) -> None:
         """A robot said hello; `anew`: its control process is a new one, which a stop may not have reached."""
+        if robot in self._orphans:
+            self._orphans.discard(robot)
+            self._send(robot, OperatorCommand(robot, OperatorCommandKind.drop_link, operator="gateway"))
         claim = self._claims.get(robot)
         if claim is None or not claim.stopped_by:
             return
@@ -169,7 +178,7 @@ class OperatorControl:
         """A robot may be stopped, released or driven by somebody beside it."""
         robot, mode = status.robot, status.mode
         claim = self._claims.get(robot)
-        if mode == "estop":
+        if mode == Mode.estop:
             settled = now_ns - self._released_ns.get(robot, now_ns - _SETTLE_NS) >= _SETTLE_NS
             if settled and (claim is None or not claim.stopped_by):
                 self.estop(robot, BESIDE, now_ns)
@@ -183,9 +192,9 @@ class OperatorControl:
                 # It was stopped and is not any more: somebody released it beside the robot.
                 self.release_estop(robot, now_ns)
                 claim = self._claims.get(robot)
-        if claim is not None and claim.driver == BESIDE and mode in ("policy", "script", "reset"):
+        if claim is not None and claim.driver == BESIDE and mode in (Mode.policy, Mode.script, Mode.reset):
             self.hand_back(robot, BESIDE, now_ns)
-        elif mode == "human" and claim is None:
+        elif mode == Mode.human and claim is None:
             lease = self._leases.of(robot, now_ns)
             if lease is None or lease.priority < Priority.operator:
                 self._change(robot, RobotClaim(driver=BESIDE), now_ns)
@@ -197,15 +206,9 @@ class OperatorControl:
 
     # --- leases -------------------------------------------------------------------------------------------------
 
-    def release_dropped(self, robot: str, now_ns: int) -> None:
-        """A robot that was dropped may be held by whoever looks after it now."""
-        lease = self._leases.of(robot, now_ns)
-        if lease is not None and lease.holder.startswith(DROPPED):
-            self._scheduler.release(robot, lease.number, now_ns)
-
-    def restore(self, lease: Lease) -> bool:
-        """A lease of before the gateway was started again; whether it is of a page, which is gone with the old one."""
-        if lease.purpose == "estop":
+    def restore(self, lease: Lease) -> None:
+        """A lease of before the gateway was started again; a page is gone with the old one."""
+        if lease.purpose == ESTOP:
             # Whether it ever reached the robot died with the old gateway; a stop beside it, it knows itself.
             self._claims[lease.robot] = RobotClaim(stopped_by=lease.holder, confirmed=lease.holder == BESIDE)
             self._lease_numbers[lease.robot] = lease.number
@@ -214,8 +217,8 @@ class OperatorControl:
             self._claims[lease.robot] = RobotClaim(driver=lease.holder.removeprefix(DROPPED), dropped=gone)
             if gone or lease.holder == BESIDE:
                 self._lease_numbers[lease.robot] = lease.number
-            return lease.holder.startswith(WEB_OPERATOR)
-        return False
+            if lease.holder.startswith(WEB_OPERATOR):
+                self._orphans.add(lease.robot)
 
     def poll(self, now_ns: int) -> None:
         """A claim lasts until it is taken back: its lease lives on meanwhile."""
@@ -242,13 +245,14 @@ class OperatorControl:
     def _try_hold(self, robot: str, now_ns: int) -> None:
         """Take the lease of the claim; what outranks a person holds the robot as safely."""
         try:
-            self._hold(robot, now_ns)
+            self._hold(robot, self._claims[robot], now_ns)
         except RejectedError as error:
             self._lease_numbers.setdefault(robot, 0)
             log.debug("%s", error)
 
-    def _hold(self, robot: str, now_ns: int) -> None:
-        holder, purpose, priority = self._claims[robot].lease()
+    def _hold(self, robot: str, claim: RobotClaim, now_ns: int) -> None:
+        """Take the lease of the claim. Raises `RejectedError` when the robot is held by what outranks it."""
+        holder, purpose, priority = claim.lease()
         lease = self._leases.of(robot, now_ns)
         if lease is not None and (lease.holder, lease.purpose) == (holder, purpose):
             self._lease_numbers[robot] = lease.number
@@ -256,13 +260,7 @@ class OperatorControl:
         if lease is not None and (lease.number == self._lease_numbers.get(robot) or lease.holder.startswith(DROPPED)):
             self._scheduler.release(robot, lease.number, now_ns)
         # Who only corrects or stops a running job leaves it its job: its episodes go on.
-        try:
-            lease, preempted = self._scheduler.acquire(robot, holder, purpose, priority, TTL_NS, now_ns, rest=False)
-        except RejectedError:
-            if purpose != "estop":
-                raise
-            # A robot that is not back since the gateway was started again comes back stopped.
-            lease, preempted = self._leases.acquire(robot, holder, purpose, priority, TTL_NS, now_ns)
+        lease, preempted = self._scheduler.acquire(robot, holder, purpose, priority, TTL_NS, now_ns, rest=False)
         self._lease_numbers[robot] = lease.number
         if preempted is not None:
             self._on_lease_ended(preempted, f"'{holder}' took it for {purpose}", now_ns)

@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 
 from cloud_learner.buffer.check import CommittedHistory, check_frames, check_names, check_order, check_steps
-from cloud_learner.buffer.files import make_directory, remove_leftovers, write_durably
+from cloud_learner.buffer.files import remove_leftovers, write_durably
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.store.store import SegmentStore, canonical
 from wire import codec
 from wire.clock import Clock, MonotonicClock
-from wire.errors import InvalidDataError, StorageError, storage_error
+from wire.errors import InvalidDataError, StorageError
 from wire.messages.gateway import Segment
 from wire.types import RobotSpec
 
@@ -70,11 +70,7 @@ class Ingest:
         self._histories: OrderedDict[str, CommittedHistory] = OrderedDict()
 
     def open(self) -> None:
-        """Create the quarantine directory, or remove what a crash left half-written in it."""
-        try:
-            make_directory(self._quarantine)
-        except OSError as error:
-            raise storage_error(error, "quarantine", self._quarantine) from error
+        """Remove what a crash left half-written in the quarantine."""
         remove_leftovers(self._quarantine, "quarantine")
 
     def accept(self, peer_robot: str, segment: Segment, received_ns: int) -> IngestResult:

@@ -22,6 +22,7 @@ from cloud_learner.operator.view import FleetView
 from wire.clock import Clock, clock_name
 from wire.errors import FleetError, RejectedError, SpecMismatchError, StorageError
 from wire.messages import Message
+from wire.messages.fleet import Response
 from wire.messages.gateway import (
     Ack,
     EdgeEvent,
@@ -47,7 +48,7 @@ from wire.messages.gateway import (
     WeightBytes,
 )
 from wire.transport.channel import PEER_SUFFIX, ServerChannel
-from wire.types import CALLERS, OperatorCommandKind, RobotSpec, Role
+from wire.types import CALLERS, EpisodeSource, OperatorCommandKind, RobotSpec, Role
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +114,7 @@ class Gateway:
         self._announced_ns: dict[int, int] = {}
         self._storage_fault = ""
         self._rejections: dict[str, str] = {}
-        self._dispatcher = Dispatcher(ledger, view, tasks, channel.send, self._announce, wall_ns)
-        self._dispatcher.open(clock.now_ns())
+        self._dispatcher = Dispatcher(ledger, view, tasks, channel.send, self._announce, wall_ns, clock.now_ns())
 
     def poll(self) -> None:
         """Handle what is there, and hand out what is to be handed out; it never waits."""
@@ -140,7 +140,7 @@ class Gateway:
                 log.exception("a %s of '%s' could not be handled.", type(message).__name__, peer)
                 self._view.add_event("error", f"a {type(message).__name__} could not be handled; see the log", peer)
         for name, reason in self._channel.rejections():
-            self._view.reject_connection(name, reason)
+            self._view.add_event("refused", f"refused: {reason}", name)
             self._add_event(name, "refused", reason)
         for command in self._view.pop_commands():
             self._forward_command(command)
@@ -175,7 +175,7 @@ class Gateway:
                 self._note_activation(peer, message)
             case Heartbeat(sent_ns=sent_ns):
                 self._measure_clock(peer, known, sent_ns)
-                self._channel.send(peer, HelloAck(clock_name(), self._clock.now_ns(), sent_ns, self._view.watched))
+                self._channel.send(peer, HelloAck(clock_name(), self._clock.now_ns(), sent_ns, self._view.pages > 0))
             case _ if role in CALLERS and isinstance(message, CALLS):
                 self._channel.send(peer, self._dispatcher.handle_call(peer, message, now_ns))
             case OperatorCommand() if role == Role.teleoperator:
@@ -225,7 +225,7 @@ class Gateway:
         self._measure_clock(peer, known, hello.sent_ns)
         if not is_client:
             self._ledger.see_robot(peer, hello.spec, hello.clock, now_ns)
-        self._channel.send(peer, HelloAck(clock_name(), now_ns, hello.sent_ns, self._view.watched))
+        self._channel.send(peer, HelloAck(clock_name(), now_ns, hello.sent_ns, self._view.pages > 0))
         if hello.role == Role.edge:
             self._view.add_robot(peer, hello.spec)
             self._dispatcher.on_hello(peer, hello, now_ns)
@@ -257,7 +257,7 @@ class Gateway:
         if first is None or (first.clock, first.pid) == (hello.clock, hello.pid):
             return ""
         # Says nothing new to a peer that has one; a connection that is gone does not take it.
-        probe = HelloAck(clock_name(), now_ns, now_ns, self._view.watched)
+        probe = HelloAck(clock_name(), now_ns, now_ns, self._view.pages > 0)
         if now_ns - first.last_message_ns >= _ALIVE_NS or not self._channel.send(name, probe):
             return ""
         return (
@@ -278,7 +278,7 @@ class Gateway:
         if self._rejections.get(peer) != reason:
             self._rejections[peer] = reason
             log.error("'%s' is rejected: %s", peer, reason)
-            self._view.reject_connection(peer.partition(PEER_SUFFIX)[0], reason)
+            self._view.add_event("refused", f"refused: {reason}", peer.partition(PEER_SUFFIX)[0])
         self._channel.send(peer, Rejection(reason))
 
     def _measure_clock(self, peer: str, known: _Peer, sent_ns: int) -> None:
@@ -309,12 +309,12 @@ class Gateway:
         self._dispatcher.on_segment_stored(segment, result.outcome == IngestOutcome.duplicate, self._clock.now_ns())
         self._channel.send(peer, Ack((segment.id,)))
         if result.outcome == IngestOutcome.stored:
-            if segment.episode.source != "evaluation":
+            if segment.episode.source != EpisodeSource.evaluation:
                 committed = SegmentCommitted(result.row, segment)
                 for name in self._peers_with(Role.trainer):
                     # It need not read the segment from disk; one that cannot take it now does.
                     self._channel.send(name, committed)
-            online = segment.episode.source == "online"
+            online = segment.episode.source == EpisodeSource.online
             self._view.add_stored_steps(segment.steps, result.latency_s if online else None)
             if segment.last:
                 episode = self._ledger.episode(segment.episode.id)
@@ -356,7 +356,7 @@ class Gateway:
             return
         activated_ns = activated.applied_ns + (self._peers[peer].offset_ns or 0)
         if self._ledger.note_applied(peer, activated.number, announced_ns, activated_ns):
-            self._view.add_activation(activated)
+            self._view.add_activation((activated_ns - announced_ns) / 1e9)
 
     # --- people's commands ----------------------------------------------------------------------------------------
 
@@ -379,10 +379,12 @@ class Gateway:
 
     def _forward_teleop_command(self, peer: str, command: OperatorCommand) -> None:
         """A teleoperator drives a robot it holds."""
-        rejection = self._dispatcher.handle_teleop_command(peer, command, self._clock.now_ns())
-        if rejection is not None:
-            self._channel.send(peer, rejection)
-        elif command.kind != OperatorCommandKind.command:
+        try:
+            self._dispatcher.clients.handle_command(peer, command, self._clock.now_ns())
+        except RejectedError as error:
+            self._channel.send(peer, Response(0, refused=str(error)))
+            return
+        if command.kind != OperatorCommandKind.command:
             self._add_event(command.robot, command.kind, f"by {peer}")
 
     def _peers_with(self, *roles: str) -> list[str]:

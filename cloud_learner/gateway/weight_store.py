@@ -36,11 +36,7 @@ class WeightStore:
 
     @classmethod
     def open(cls, root: Path, ledger: Ledger) -> WeightStore:
-        """Create the directory, or remove what a crash left half-written in it. For the one writer."""
-        try:
-            make_directory(root)
-        except OSError as error:
-            raise storage_error(error, "weights", root) from error
+        """Remove what a crash left half-written in the directory. For the one writer."""
         remove_leftovers(root, "weights")
         return cls(root, ledger)
 
@@ -172,6 +168,7 @@ class _Upload:
 
     def append(self, data: bytes) -> None:
         if self._file is None:
+            make_directory(self._temporary.parent)
             self._file = open(self._temporary, "wb")  # noqa: SIM115  closed by finish or drop
         self._file.write(data)
         self.digest.update(data)

@@ -1,6 +1,6 @@
 """The web server of the operator page: `make_app` builds it, `serve` runs it in a thread of the gateway.
 
-Websocket `/ws`. From the page, JSON: see the types in `sessions`. To the page, JSON `fleet`, `error`, `not_held`,
+Websocket `/ws`. From the page, JSON: see `sessions.PageMessage`. To the page, JSON `fleet`, `error`, `not_held`,
 `warning` and `dropped`, and binary pictures: u8 length and UTF-8 of the robot's name, the same of the camera's, then
 the JPEG.
 """
@@ -65,7 +65,7 @@ def make_app(
         await socket.accept()
         number = sessions.join()
         pages[number] = socket
-        view.page_opened()
+        view.pages += 1
         # Whichever ends first (the page left, or a send failed) ends the others.
         tasks = [
             asyncio.create_task(_listen(socket, sessions, number)),
@@ -76,7 +76,7 @@ def make_app(
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             del pages[number]
-            view.page_closed()
+            view.pages -= 1
             sessions.leave(number)
             for task in tasks:
                 task.cancel()
@@ -205,20 +205,15 @@ def _listen_on(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65_535:
         raise ConfigError(f"The operator page: there is no port {port}; choose one up to 65535 with --web-port.")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, *_, address = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise ConfigError(
             f"The operator page cannot listen on '{host}', port {port}: {error}. Fix --web-host."
         ) from error
-    listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(128)
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=128, dualstack_ipv6=both)
     except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRINUSE:
             why = "is used by another program; stop that or choose another port with --web-port"
         elif error.errno == errno.EACCES:
@@ -228,4 +223,3 @@ def _listen_on(host: str, port: int) -> socket.socket:
         else:
             why = f"cannot be opened: {error}; choose another with --web-port"
         raise ConfigError(f"The operator page: port {port} on {host} {why}.") from error
-    return listener

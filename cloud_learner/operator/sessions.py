@@ -8,12 +8,13 @@ Used from the page's event loop only, so it needs no lock.
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 
 import msgspec
 
 from cloud_learner.operator.view import FleetView
 from cloud_learner.operator.view_models import DROPPED, WEB_OPERATOR, not_drivable
-from hal.resource import Priority
+from hal.resource.lease import ESTOP, Priority
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ProtocolError, RejectedError, suggest
 from wire.messages.gateway import OperatorCommand
@@ -23,47 +24,34 @@ HEARTBEAT_S = 0.3
 MAX_MESSAGE_BYTES = 16 * 1024
 
 
-class _PageMessage(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
-    pass
+class PageMessageKind(StrEnum):
+    """What a page says: that it is alive, or one of some `OperatorCommandKind`s."""
+
+    heartbeat = "heartbeat"
+    take_over = "take_over"
+    hand_back = "hand_back"
+    command = "command"
+    estop = "estop"
+    """anybody may"""
+    release_estop = "release_estop"
 
 
-class PageHeartbeat(_PageMessage, frozen=True, tag="heartbeat"):
-    """The page is alive."""
+class PageMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message of a page."""
 
-
-class _RobotMessage(_PageMessage, frozen=True):
-    robot: str
-
-
-class TakeOver(_RobotMessage, frozen=True, tag="take_over"):
-    """Drive this robot from now on."""
-
-
-class HandBack(_RobotMessage, frozen=True, tag="hand_back"):
-    """Let the policy go on with this robot."""
-
-
-class Command(_RobotMessage, frozen=True, tag="command"):
-    """The action to hold until the next command."""
-
-    action: tuple[float, ...]
-    """da numbers within the limits of the robot's spec"""
+    type: PageMessageKind
+    robot: str = ""
+    """'' with `heartbeat` alone"""
+    action: tuple[float, ...] = ()
+    """with `command`: da numbers within the limits of the robot's spec, to hold until the next command"""
     sequence: int = 0
-
-
-class EStop(_RobotMessage, frozen=True, tag="estop"):
-    """Stop this robot now. Anybody may."""
-
-
-class ReleaseEStop(_RobotMessage, frozen=True, tag="release_estop"):
-    """Let this robot move again."""
 
 
 class RobotNotClaimedError(RejectedError):
     """A command for a robot that this page does not hold, or no longer: a page may learn that a moment too late."""
 
 
-_decoder = msgspec.json.Decoder(TakeOver | HandBack | Command | EStop | ReleaseEStop | PageHeartbeat)
+_decoder = msgspec.json.Decoder(PageMessage)
 
 
 class OperatorSessions:
@@ -108,19 +96,15 @@ class OperatorSessions:
         return reasons
 
     def control(self, operator: int | None = None) -> dict[str, str]:
-        """By robot: you (held by `operator`), other, or dropped (its operator vanished; it waits in a hold)."""
-        held = {robot: "you" if who == operator else "other" for robot, who in self._holder.items()}
-        return self._driven_elsewhere() | dict.fromkeys(self._dropped, "dropped") | held
-
-    def _driven_elsewhere(self) -> dict[str, str]:
-        """Robots that somebody without a page drives or dropped, or a page of before this process."""
+        """By robot: you (held by `operator`), other (also without a page), or dropped (its operator vanished)."""
         found = {}
         for robot, lease in self._view.leases().items():
             if lease.holder.startswith(DROPPED):
                 found[robot] = "dropped"
             elif _drives(lease):
                 found[robot] = "other"
-        return found
+        found |= dict.fromkeys(self._dropped, "dropped")
+        return found | {robot: "you" if who == operator else "other" for robot, who in self._holder.items()}
 
     def handle_message(self, operator: int, data: str | bytes) -> str:
         """Act on one message of a page. Returns a warning for that person, mostly ''.
@@ -135,45 +119,40 @@ class OperatorSessions:
             message = _decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"not a message of this page: {error}.") from error
-        if isinstance(message, PageHeartbeat):
+        if message.type == PageMessageKind.heartbeat:
             return ""
+        if not message.robot:
+            raise ProtocolError("not a message of this page: it names no robot.")
         robots = self._view.robots()
         if message.robot not in robots:
             name = message.robot[:64]
             raise RejectedError(f"There is no robot '{name}'.{suggest(name, robots)}")
         return self._act(operator, message)
 
-    def _act(self, operator: int, message: TakeOver | HandBack | Command | EStop | ReleaseEStop) -> str:
-        robot = message.robot
+    def _act(self, operator: int, message: PageMessage) -> str:
+        robot, kind = message.robot, OperatorCommandKind(message.type)
         holder = self._holder.get(robot)
-        if holder not in (None, operator) and not isinstance(message, EStop):
+        if holder not in (None, operator) and kind != OperatorCommandKind.estop:
             raise RejectedError(
                 f"{robot} is driven from another page (operator {holder}). Wait until it is handed back."
             )
-        match message:
-            case EStop():
-                self._queue(operator, robot, OperatorCommandKind.estop)
-                if self._view.is_lost(robot):
-                    return f"{robot} has no link to the gateway: this stop may not reach it. Use the stop on the robot."
-            case ReleaseEStop():
-                self._queue(operator, robot, OperatorCommandKind.release_estop)
-            case TakeOver():
-                self._check_take_over(robot)
-                self._queue(operator, robot, OperatorCommandKind.take_over)
-                self._holder[robot] = operator
-                self._dropped.discard(robot)
-            case HandBack():
-                self._queue(operator, robot, OperatorCommandKind.hand_back)
-                self._holder.pop(robot, None)
-                self._dropped.discard(robot)
-            case Command(action=action, sequence=sequence):
-                if holder is None:
-                    raise RobotNotClaimedError(f"{robot} is not under your control. Take it over first.")
-                spec = self._view.spec(robot)
-                if spec is None:
-                    raise RejectedError(f"{robot} has not said what its actions mean. Wait until it is connected.")
-                check_action(robot, spec, action)
-                self._queue(operator, robot, OperatorCommandKind.command, action, sequence)
+        if kind == OperatorCommandKind.take_over:
+            self._check_take_over(robot)
+        elif kind == OperatorCommandKind.command:
+            if holder is None:
+                raise RobotNotClaimedError(f"{robot} is not under your control. Take it over first.")
+            spec = self._view.spec(robot)
+            if spec is None:
+                raise RejectedError(f"{robot} has not said what its actions mean. Wait until it is connected.")
+            check_action(robot, spec, message.action)
+        self._queue(operator, robot, kind, message.action, message.sequence)
+        if kind in (OperatorCommandKind.take_over, OperatorCommandKind.hand_back):
+            self._dropped.discard(robot)
+            self._holder.pop(robot, None)
+        if kind == OperatorCommandKind.take_over:
+            self._holder[robot] = operator
+        if kind == OperatorCommandKind.estop and self._view.is_lost(robot):
+            return f"{robot} has no link to the gateway: this stop may not reach it. Use the stop on the robot."
         return ""
 
     def _check_take_over(self, robot: str) -> None:
@@ -208,7 +187,7 @@ def _name(operator: int) -> str:
 def _drives(lease: Lease) -> bool:
     """Whether somebody drives by this lease who is not at a page."""
     at_page = lease.holder.startswith((WEB_OPERATOR, DROPPED))
-    return lease.priority >= Priority.operator and lease.purpose != "estop" and not at_page
+    return lease.priority >= Priority.operator and lease.purpose != ESTOP and not at_page
 
 
 def check_action(robot: str, spec: RobotSpec, action: tuple[float, ...]) -> None:

@@ -17,20 +17,19 @@ from typing import Any
 from cloud_learner.operator.view_models import LOST_AFTER_S, RobotView, UnaidedSuccess, finite, job_model, robot_model
 from wire.clock import Clock, MonotonicClock
 from wire.messages.fleet import JobState, RobotState
-from wire.messages.gateway import EdgeStatus, Evaluation, OperatorCommand, Preview, TrainerStatus, VersionActivated
-from wire.types import Lease, OperatorCommandKind, PolicyVersion, RobotSpec
+from wire.messages.gateway import EdgeStatus, Evaluation, OperatorCommand, Preview, TrainerStatus
+from wire.types import Lease, Mode, OperatorCommandKind, PolicyVersion, RobotSpec
 
 MAX_CURVE_POINTS = 600
 MAX_EVENTS = 100
 MAX_COMMANDS = 512
-MAX_VERSIONS = 64
 _SAMPLES = 512
 
-_MODE_EVENTS = {
-    ("", "human"): ("intervention", "a person took over"),
-    ("human", ""): ("intervention", "handed back"),
-    ("", "estop"): ("estop", "emergency stop"),
-    ("estop", ""): ("estop", "emergency stop released"),
+_MODE_EVENTS: dict[tuple[str, str], tuple[str, str]] = {
+    ("", Mode.human): ("intervention", "a person took over"),
+    (Mode.human, ""): ("intervention", "handed back"),
+    ("", Mode.estop): ("estop", "emergency stop"),
+    (Mode.estop, ""): ("estop", "emergency stop released"),
 }
 
 
@@ -56,10 +55,10 @@ class FleetView:
         self._robots: dict[str, RobotView] = {}
         self._previews: dict[tuple[str, str], tuple[int, bytes]] = {}
         self._preview_serial = 0
-        self._pages = 0
+        self.pages = 0
+        """that are open somewhere; counted by the page's thread alone"""
         self._trainer: tuple[TrainerStatus, int] | None = None
         self._version: PolicyVersion | None = None
-        self._published_ns: dict[int, int] = {}
         self._curve: list[dict[str, Any]] = []
         self._curve_revision = 0
         self._measured: dict[str, dict[str, Any]] = {}
@@ -98,9 +97,9 @@ class FleetView:
             robot.seen_ns = now_ns
             robot.status = status
             # A taken-over robot that lost its operator holds; that is still the same intervention.
-            held = status.mode if status.mode in ("human", "estop") else ""
-            if robot.held_mode == "human" and status.mode == "hold":
-                held = "human"
+            held = status.mode if status.mode in (Mode.human, Mode.estop) else ""
+            if robot.held_mode == Mode.human and status.mode == Mode.hold:
+                held = Mode.human
             if held != robot.held_mode:
                 for step in ((robot.held_mode, ""), ("", held)):
                     if step in _MODE_EVENTS:
@@ -126,19 +125,14 @@ class FleetView:
         """A version has been published. Call it before its announcement leaves."""
         with self._lock:
             self._version = version
-            self._published_ns[version.number] = self._clock.now_ns()
-            while len(self._published_ns) > MAX_VERSIONS:
-                del self._published_ns[next(iter(self._published_ns))]
             # Versions come every few seconds; one line that is kept up to date leaves room for what people must see.
             text = f"version {version.number} published at {version.gradient_steps:,} gradient steps"
             self._add_event("version", text, replace=True)
 
-    def add_activation(self, activated: VersionActivated) -> None:
-        """A robot runs a version now: gives one sample of published -> active, both ends on the gateway's clock."""
+    def add_activation(self, applied_s: float) -> None:
+        """A robot runs a version now, `applied_s` seconds after it was published."""
         with self._lock:
-            published_ns = self._published_ns.get(activated.number)
-            if published_ns is not None:
-                self._applied_s.append((self._clock.now_ns() - published_ns) / 1e9)
+            self._applied_s.append(applied_s)
 
     def add_evaluation(self, evaluation: Evaluation, t_s: float | None = None) -> None:
         """Measured success. `cadence` goes on the curve at `t_s`, by default when the measurement began.
@@ -205,11 +199,6 @@ class FleetView:
             if ingest_s is not None and math.isfinite(ingest_s):
                 self._ingest_s.append(ingest_s)
 
-    def reject_connection(self, name: str, reason: str) -> None:
-        """Somebody who wanted to connect was rejected."""
-        with self._lock:
-            self._add_event("refused", f"refused: {reason}", name)
-
     def add_event(self, kind: str, text: str, robot: str = "") -> None:
         """A line for the list of events. `kind` chooses its colour: see `.event[data-kind]` in style.css."""
         with self._lock:
@@ -267,21 +256,6 @@ class FleetView:
         with self._lock:
             known = self._robots.get(robot)
             return known is None or self._clock.now_ns() - known.seen_ns > LOST_AFTER_S * 1e9
-
-    @property
-    def watched(self) -> bool:
-        """Whether a page is open somewhere."""
-        return self._pages > 0
-
-    def page_opened(self) -> None:
-        """To be followed by one `page_closed`."""
-        with self._lock:
-            self._pages += 1
-
-    def page_closed(self) -> None:
-        """A page that was opened is gone."""
-        with self._lock:
-            self._pages -= 1
 
     def previews(self, after: int) -> tuple[int, list[tuple[str, str, bytes]]]:
         """The serial to go on with, and the newest pictures after serial `after` as (robot, camera, JPEG)."""

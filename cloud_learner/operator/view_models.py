@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
-from wire.messages.fleet import JobState, RobotState
+from hal.resource.health import RobotHealth
+from wire.messages.fleet import JobKind, JobState, RobotState
 from wire.messages.gateway import EdgeStatus
-from wire.types import CommandType, Lease, RobotSpec
+from wire.types import CommandType, EpisodeOutcome, Lease, Mode, RobotSpec
 
 LOST_AFTER_S = 2.0
 """a robot without a status for this long counts as lost to people"""
@@ -22,7 +23,7 @@ WEB_OPERATOR = "web-"
 """the names of operators at the page begin with it"""
 UNAIDED_EPISODES = 60
 """the newest, which the success without help is over"""
-FINISHED = ("success", "failure")
+FINISHED = (EpisodeOutcome.success, EpisodeOutcome.failure)
 """outcomes that count: not those of episodes that were broken off"""
 _GRIPPER_WORDS = ("grip", "effort", "finger")
 
@@ -56,7 +57,7 @@ class UnaidedSuccess:
     def add(self, version: int, outcome: str, *, helped: bool) -> None:
         """An episode has ended, `version` being the last that acted in it; aborted ones do not count."""
         if outcome in FINISHED:
-            self._newest.append((version, outcome == "success" and not helped))
+            self._newest.append((version, outcome == EpisodeOutcome.success and not helped))
 
     def summary(self) -> dict[str, Any] | None:
         """`success` 0 to 1, `episodes`, and the oldest and newest of their `versions`; None before the first."""
@@ -80,10 +81,10 @@ def robot_model(robot: RobotView, now_ns: int, instructions: Mapping[str, str]) 
         "name": robot.name,
         "link": link,
         "age_s": round(age_s, 1),
-        "mode": status.mode if status else "hold",
+        "mode": status.mode if status else Mode.hold,
         "reason": status.reason if status else "waiting for its first status",
         "detail": status.detail if status and status.detail != status.fault else "",
-        "health": state.health if state else "starting",
+        "health": state.health if state else RobotHealth.starting,
         "health_reason": state.reason if state else "",
         "fault": status.fault if status else "",
         "site": state.capabilities.site if state else "",
@@ -139,7 +140,7 @@ def job_model(job: JobState) -> dict[str, Any]:
         "robots": list(job.robots),
         "episodes": job.episodes,
         "successes": job.successes,
-        "wanted": request.episodes * (len(request.tasks) if request.kind == "evaluation" else 1),
+        "wanted": request.episodes * (len(request.tasks) if request.kind == JobKind.evaluation else 1),
         "version": request.version,
         "tasks": list(request.tasks),
     }

@@ -5,13 +5,12 @@ restored in between. It knows nothing of files, buffers or the network.
 
 What is frozen is in memory once, shared by the weights and their average, and never in a checkpoint: only its hash is
 (`policies.interface.trainable`). What a policy's `loss` needs of the module, such as training mode for dropout, it sets
-itself; its random numbers are torch's, which are the learner's own while it runs.
+itself; its random numbers are torch's, which follow from the seed and the number of the gradient step.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,9 +38,9 @@ class LearnerState:
     """All that a learner needs to go on as if it had never stopped."""
 
     tensors: dict[str, torch.Tensor]
-    """weights, average, moments and random state by name, on the CPU; of the weights those that training changes"""
+    """weights, average and moments by name, on the CPU; of the weights those that training changes"""
     meta: dict[str, Any]
-    """JSON: gradient steps, the random state of the augmentation and, if something is frozen, the hash of that"""
+    """JSON: gradient steps, the seed and, if something is frozen, the hash of that"""
 
 
 class Learner:
@@ -71,17 +70,14 @@ class Learner:
         )
         self._device = next(iter(self._parameters.values())).device
         self._bfloat16 = config.bfloat16 and _has_bfloat16(self._device)
-        self._rng = np.random.default_rng(seed)
-        with torch.random.fork_rng(devices=self._cuda()):
-            torch.manual_seed(seed)
-            self._random = self._random_state()
+        self._seed = seed
 
     def step(self, batch: Batch) -> float:
         """One gradient step; its loss. Raises `InvalidDataError`, the weights unchanged, for one not finite."""
         self._optimizer.zero_grad()
-        with self._own_random():
+        with self._step_random() as rng:
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
-                loss = hg_dagger.loss(self.policy, batch, self.config, self._rng)
+                loss = hg_dagger.loss(self.policy, batch, self.config, rng)
             value = loss.item()
             if not math.isfinite(value):
                 raise InvalidDataError(self._not_applied(f"the loss is {value}"))
@@ -106,9 +102,8 @@ class Learner:
         for name, parameter in self._parameters.items():
             for key, moment in self._optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer/{key}/{name}"] = moment
-        tensors |= {f"random/{name}": t for name, t in self._random.items()}
         copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-        meta = {"gradient_steps": self.gradient_steps, "augmentation": json.dumps(self._rng.bit_generator.state)}
+        meta: dict[str, Any] = {"gradient_steps": self.gradient_steps, "seed": self._seed}
         if base := base_sha256(self.policy.module):
             meta["base"] = base
         return LearnerState(copies, meta)
@@ -136,9 +131,7 @@ class Learner:
         if extra:
             raise PolicyError(f"the checkpoint is of another network: it also has '{extra[0]}'. {_RESUME}")
         try:
-            gradient_steps = int(state.meta["gradient_steps"])
-            augmentation = json.loads(state.meta["augmentation"])
-            random = {name: state.tensors[f"random/{name}"] for name in self._random}
+            gradient_steps, seed = int(state.meta["gradient_steps"]), int(state.meta["seed"])
         except (KeyError, TypeError, ValueError) as error:
             raise PolicyError(f"the checkpoint cannot be restored: {error} is missing or not valid.") from error
         with torch.no_grad():
@@ -152,9 +145,7 @@ class Learner:
                 for key, tensor in state.tensors.items()
                 if key.startswith("optimizer/") and key.endswith(suffix)
             }
-        self._rng.bit_generator.state = augmentation
-        self._random = random
-        self.gradient_steps = gradient_steps
+        self.gradient_steps, self._seed = gradient_steps, seed
 
     def _changing(self) -> dict[str, torch.Tensor]:
         """All that training changes in the weights and in their average, by the names of a checkpoint."""
@@ -174,26 +165,13 @@ class Learner:
             "or train with a smaller learning rate."
         )
 
-    def _cuda(self) -> list[torch.device]:
-        return [self._device] if self._device.type == "cuda" else []
-
-    def _random_state(self) -> dict[str, torch.Tensor]:
-        state = {"cpu": torch.get_rng_state()}
-        for device in self._cuda():
-            state["cuda"] = torch.cuda.get_rng_state(device)
-        return state
-
     @contextmanager
-    def _own_random(self) -> Iterator[None]:
-        """The loss draws from torch's global generators; here they are this learner's, and given back after."""
-        with torch.random.fork_rng(devices=self._cuda()):
-            torch.set_rng_state(self._random["cpu"])
-            for device in self._cuda():
-                torch.cuda.set_rng_state(self._random["cuda"], device)
-            try:
-                yield
-            finally:
-                self._random = self._random_state()
+    def _step_random(self) -> Iterator[np.random.Generator]:
+        """This step's random numbers: the generator, and torch's global ones, which are given back after."""
+        rng = np.random.default_rng((self._seed, self.gradient_steps))
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+            torch.manual_seed(int(rng.integers(2**63)))
+            yield rng
 
 
 def _has_bfloat16(device: torch.device) -> bool:

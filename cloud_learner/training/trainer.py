@@ -1,4 +1,4 @@
-"""The trainer process: session with the gateway → gradient step → publish. Killed at any point it resumes.
+"""The trainer process: messages of the gateway → gradient step → publish. Killed at any point it resumes.
 
 It reads the buffer that the gateway writes, trains on an average of weights, and publishes versions while robots keep
 moving. It never serves.
@@ -10,6 +10,7 @@ first step on that somebody corrects.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -21,17 +22,31 @@ import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.loading.dataset import ReplayDataset
+from cloud_learner.training import checkpoint
 from cloud_learner.training.learner import Learner
-from cloud_learner.training.publisher import VersionPublisher
-from cloud_learner.training.session import GatewaySession
+from cloud_learner.training.uploader import WeightUploader
 from policies.interface.policy import NormalizationData
-from wire.clock import Clock
+from wire.clock import Clock, clock_name
 from wire.errors import InvalidDataError, StorageError
-from wire.messages.gateway import TrainerStatus
+from wire.messages.gateway import (
+    Heartbeat,
+    Hello,
+    HelloAck,
+    Nack,
+    Published,
+    ReintroduceRequest,
+    Rejection,
+    SegmentCommitted,
+    Stop,
+    TrainerStatus,
+    VersionAvailable,
+)
 from wire.transport.channel import Channel
+from wire.types import EpisodeSource, PolicyVersion, Role
 
 log = logging.getLogger(__name__)
 
+_HEARTBEAT_NS = 1_000_000_000
 _REFRESH_NS = 200_000_000
 _REFRESH_SEGMENTS = 4096
 _STATUS_NS = 500_000_000
@@ -52,12 +67,10 @@ class TrainerPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrainerConfig:
-    """Pace of the trainer process; what it optimises is the algorithm's config."""
+    """Pace of the trainer process, beside the algorithm's config."""
 
     demonstrations: int = 12
     """finished demonstration episodes to wait for before pretraining"""
-    pretrain_steps: int = 600
-    publish_every_s: float = 5.0
     checkpoint_every_s: float = 30.0
     max_steps: int = 0
     """stop training after so many gradient steps, 0 never: for comparisons at equal compute"""
@@ -86,57 +99,148 @@ class Trainer:
         """
         self.learner = learner
         self.phase = TrainerPhase.online if config.pretrained else TrainerPhase.waiting
+        self.rejection = ""
+        """why the gateway rejected this trainer or its last version, '' when it did not"""
+        self.stopping = False
+        """whether the gateway asked for the end"""
+        self._name = name
         self._set_normalization = set_normalization
         self._source = source
+        self._ledger = ledger
         self._gateway = gateway
+        self._checkpoints = checkpoints
         self._clock = clock
         self._config = config
-        self._publisher = VersionPublisher(
-            learner, source, ledger, gateway, checkpoints, clock, config.publish_every_s, config.checkpoint_every_s
-        )
-        self._session = GatewaySession(name, gateway, source, self._publisher, clock)
+        self._accepted = False
+        self._version = 0
+        self._ancestors_trained_on: set[int] = set()
+        self._trained_on: set[int] = set()
+        """episodes drawn since the newest version, which no ancestor of the next one was trained on"""
+        self._upload: WeightUploader | None = None
+        self._published_at_step = -1
         self._losses: deque[float] = deque(maxlen=50)
         self._step_times_ns: deque[int] = deque(maxlen=50)
-        self._next_refresh_ns = self._next_status_ns = clock.now_ns()
-        if phase := self._publisher.resume():
-            self.phase = TrainerPhase(phase)
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the gateway asked for the end."""
-        return self._session.stopping
-
-    @property
-    def rejection(self) -> str:
-        """Why the gateway rejects this trainer, '' when it does not."""
-        return self._session.rejection
+        now_ns = clock.now_ns()
+        self._next_heartbeat_ns = self._next_refresh_ns = self._next_status_ns = self._next_publish_ns = now_ns
+        self._next_checkpoint_ns = now_ns + int(config.checkpoint_every_s * 1e9)
+        self._resume()
 
     def step(self) -> bool:
         """One round of work; True when there may be more to do at once, False when there was nothing to train on."""
-        self._session.poll()
+        self._handle_messages()
+        self._send_heartbeat()
         if self._refresh() == _REFRESH_SEGMENTS:
             # A resumed fleet's ledger takes a moment to read; half of it is not what robots should learn from.
             self._next_refresh_ns = self._clock.now_ns()
             self._report()
             return True
-        if self.phase == TrainerPhase.waiting and self._source.finished("demonstration") >= self._config.demonstrations:
-            self._set_normalization(self._source.examples())
-            self.phase = TrainerPhase.pretraining
+        if self.phase == TrainerPhase.waiting:
+            self._look_for_demonstrations()
         trained = self._gradient_step()
-        if self.phase == TrainerPhase.pretraining and self.learner.gradient_steps >= self._config.pretrain_steps:
+        if self.phase == TrainerPhase.pretraining and self.learner.gradient_steps >= self.learner.config.pretrain_steps:
             self.phase = TrainerPhase.online
         if self.phase == TrainerPhase.online:
-            self._publisher.poll(self.phase, self._session.accepted)
+            # What storage does not allow now is tried again later: learning goes on.
+            try:
+                self._publish()
+            except StorageError as error:
+                log.error("no version can be published now: %s", error)
+            if self._clock.now_ns() >= self._next_checkpoint_ns:
+                try:
+                    self.save()
+                except StorageError as error:
+                    log.error("no checkpoint: %s", error)
         self._report()
         return trained
 
     def save(self) -> None:
-        """Write a checkpoint now. Raises `StorageError`."""
-        self._publisher.save(self.phase)
+        """Write a checkpoint now. Raises `StorageError`; the earlier ones are then untouched."""
+        self._next_checkpoint_ns = self._clock.now_ns() + int(self._config.checkpoint_every_s * 1e9)
+        self._note_drawn()
+        meta = {
+            "version": self._version,
+            "phase": self.phase,
+            "sampling": self._source.state(),
+            "trained": sorted(self._trained_on),
+        }
+        checkpoint.save(self._checkpoints, self.learner.state(), meta)
 
     def close(self) -> None:
         """Give the buffer back."""
         self._source.close()
+
+    def _resume(self) -> None:
+        """Go on from the newest checkpoint. Raises `PolicyError` when it is of another network."""
+        found = checkpoint.load_newest(self._checkpoints)
+        if found is None:
+            return
+        self.learner.restore(found.state)
+        try:
+            if not self._source.restore(found.meta["sampling"]):
+                log.info("episodes were forgotten since the checkpoint: sampling begins a new pass.")
+        except InvalidDataError as error:
+            # The weights are what matters: sampling anew costs nothing but the exact order of batches.
+            log.warning("sampling begins anew: %s", error)
+        self.phase = TrainerPhase(found.meta["phase"])
+        self._version = found.meta["version"]
+        self._ancestors_trained_on = self._ledger.known_to(self._version)
+        self._trained_on = set(found.meta["trained"])
+        if self._version:
+            self._published_at_step = self.learner.gradient_steps
+        log.info("resumed at gradient step %d, version %d.", self.learner.gradient_steps, self._version)
+
+    # --- the gateway ----------------------------------------------------------------------------------------------
+
+    def _handle_messages(self) -> None:
+        while (message := self._gateway.recv()) is not None:
+            match message:
+                case SegmentCommitted(row=row, segment=segment):
+                    self._source.submit(row, segment)
+                case HelloAck(echo_ns=echo_ns):
+                    # A rejected version does not reject the trainer.
+                    self._accepted, self.rejection = True, ""
+                    if self._upload is not None:
+                        self._upload.on_heartbeat_answered(echo_ns)
+                case ReintroduceRequest():
+                    self._accepted, self._next_heartbeat_ns = False, 0
+                case Published(number=number):
+                    if self._upload is not None and number == self._upload.version.number:
+                        self._ancestors_trained_on |= self._upload.trained
+                        self._trained_on -= self._upload.trained
+                        self._version, self._upload = number, None
+                case Nack(reason=reason):
+                    log.error("version not taken, it is submitted again: %s", reason)
+                    if self._upload is not None:
+                        self._upload.pause()
+                case Rejection(reason=reason):
+                    self.rejection = reason
+                    log.error("trainer '%s' is rejected by the gateway: %s", self._name, reason)
+                    if self._upload is not None:
+                        # The next version is numbered from the gateway's newest.
+                        self._upload, self._published_at_step = None, -1
+                case Stop():
+                    self.stopping = True
+                case VersionAvailable():
+                    log.debug("a version was announced.")
+                case _:
+                    log.warning("trainer does not understand %s.", type(message).__name__)
+
+    def _send_heartbeat(self) -> None:
+        now_ns = self._clock.now_ns()
+        if now_ns < self._next_heartbeat_ns:
+            return
+        self._next_heartbeat_ns = now_ns + _HEARTBEAT_NS
+        if self._accepted:
+            self._accepted = self._gateway.send(Heartbeat(now_ns))
+        else:
+            self._gateway.send(Hello(self._name, Role.trainer, clock_name(), now_ns))
+
+    # --- learning -------------------------------------------------------------------------------------------------
+
+    def _look_for_demonstrations(self) -> None:
+        if self._source.finished(EpisodeSource.demonstration) >= self._config.demonstrations:
+            self._set_normalization(self._source.examples())
+            self.phase = TrainerPhase.pretraining
 
     def _refresh(self) -> int:
         """Look for new segments in the buffer when it is time; how many there were."""
@@ -175,6 +279,45 @@ class Trainer:
     @property
     def _finished(self) -> bool:
         return bool(self._config.max_steps) and self.learner.gradient_steps >= self._config.max_steps
+
+    # --- versions -------------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """Number the weights as a version when it is time, and send them."""
+        now_ns = self._clock.now_ns()
+        if self._upload is not None:
+            self._upload.poll()
+            return
+        steps = self.learner.gradient_steps
+        if now_ns < self._next_publish_ns or steps == self._published_at_step or not self._accepted:
+            return
+        self._next_publish_ns = now_ns + int(self.learner.config.publish_every_s * 1e9)
+        weights, newest = self.learner.weights(), self._ledger.newest_version()
+        sha256 = hashlib.sha256(weights).hexdigest()
+        self._published_at_step = steps
+        if newest is not None and newest.version.sha256 == sha256:
+            # Stopped after its first version and before its first checkpoint: these weights are that version.
+            self._version = newest.version.number
+            self._ancestors_trained_on = self._ledger.known_to(self._version)
+            self._trained_on -= self._ancestors_trained_on
+            return
+        # A version published after the checkpoint this trainer resumed from keeps its number and gets no children.
+        version = PolicyVersion(
+            number=max(self._version, newest.version.number if newest else 0) + 1,
+            sha256=sha256,
+            size_bytes=len(weights),
+            parent=self._version,
+            gradient_steps=steps,
+            human_steps=self._source.eligible_steps,
+            newest_segment=self._source.newest_row,
+            created_ns=now_ns,
+        )
+        self._note_drawn()
+        self._upload = WeightUploader(version, weights, frozenset(self._trained_on), self._gateway, self._clock)
+        self._upload.poll()
+
+    def _note_drawn(self) -> None:
+        self._trained_on |= self._source.drawn_episodes() - self._ancestors_trained_on
 
     def _report(self) -> None:
         now_ns = self._clock.now_ns()

@@ -248,8 +248,6 @@ def make_trainer(
         clock or MonotonicClock(),
         TrainerConfig(
             demonstrations=recipe.demonstrations * len(recipe.tasks),
-            pretrain_steps=algorithm.pretrain_steps,
-            publish_every_s=algorithm.publish_every_s,
             checkpoint_every_s=recipe.checkpoint_every_s,
             max_steps=max_steps,
             pretrained=getattr(policy, "pretrained", False),

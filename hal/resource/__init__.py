@@ -2,10 +2,3 @@
 
 For `hal.scheduler` and `cloud_learner`.
 """
-
-from hal.resource.capabilities import capabilities_of
-from hal.resource.health import HealthReport, RobotHealth
-from hal.resource.lease import Leases, Priority
-from hal.resource.robot_registry import RobotRegistry
-
-__all__ = ["HealthReport", "Leases", "Priority", "RobotHealth", "RobotRegistry", "capabilities_of"]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
-import msgspec
-
-from wire.errors import ConfigError
 from wire.messages.gateway import EdgeStatus
+from wire.types import Mode
+
+_BUCKET_NS, _BUCKETS = 5_000_000_000, 12
+_LONGEST_NS = 1_000_000_000
+"""time a report may count for: nobody knows what a silent robot does"""
+_WORKING = (Mode.policy, Mode.script, Mode.human, Mode.reset)
 
 
 class RobotHealth(StrEnum):
@@ -65,38 +69,23 @@ class HealthConfig:
     )
     """reasons to hold that say nothing about the robot"""
 
-    def __post_init__(self) -> None:
-        """Raises `ConfigError` for thresholds that contradict each other."""
-        for name in ("late_after_s", "degrade_after_s", "recover_s", "steady_s", "missed_share"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"HealthConfig: {name} is {getattr(self, name)}; give more than 0.")
-        for less, more in (
-            ("late_after_s", "lost_after_s"),
-            ("lost_after_s", "gone_after_s"),
-            ("degrade_after_s", "drain_after_s"),
-            ("steady_s", "longest_steady_s"),
-        ):
-            if getattr(self, less) > getattr(self, more):
-                raise ConfigError(
-                    f"HealthConfig: {less} is {getattr(self, less)}, above {more} {getattr(self, more)}; swap them."
-                )
 
+class _Load:
+    """Share of the last minute in which a robot worked."""
 
-class HealthReport(msgspec.Struct, frozen=True):
-    """What a robot says of itself, several times a second."""
+    def __init__(self, now_ns: int) -> None:
+        self._buckets: deque[tuple[int, int, int]] = deque([(now_ns // _BUCKET_NS, 0, 0)], maxlen=_BUCKETS)
+        """(number of the bucket, time worked, time passed)"""
 
-    mode: str = "policy"
-    """estop, hold, reset, policy, script or human"""
-    reason: str = ""
-    """why it holds"""
-    fault: str = ""
-    """what its driver or a health check says is wrong"""
-    ticks: int = 0
-    missed_ticks: int = 0
+    def note(self, works: bool, since_ns: int, now_ns: int) -> None:
+        """From the last report, at `since_ns`, until now it worked, or not."""
+        spent_ns, number = min(now_ns - since_ns, _LONGEST_NS), now_ns // _BUCKET_NS
+        _, worked, passed = self._buckets.pop() if self._buckets[-1][0] == number else (number, 0, 0)
+        self._buckets.append((number, worked + works * spent_ns, passed + spent_ns))
 
-    @classmethod
-    def of(cls, status: EdgeStatus) -> HealthReport:
-        return cls(status.mode, status.reason, status.fault, status.ticks, status.missed_ticks)
+    def share(self, now_ns: int) -> float:
+        recent = [bucket for bucket in self._buckets if bucket[0] > now_ns // _BUCKET_NS - _BUCKETS]
+        return sum(worked for _, worked, _ in recent) / max(1, sum(passed for *_, passed in recent))
 
 
 class HealthWatch:
@@ -104,38 +93,36 @@ class HealthWatch:
 
     def __init__(self, now_ns: int, config: HealthConfig | None = None) -> None:
         self._config = config or HealthConfig()
-        self._report: HealthReport | None = None
+        self._status: EdgeStatus | None = None
         self._unwell_ns: int | None = None
         self._well_ns: int | None = None
         self._drained = 0
         self.heard_ns = now_ns
+        self.load = _Load(now_ns)
         self.health = RobotHealth.starting
         self.reason = "has not reported yet"
         self.since_ns = now_ns
 
-    def report(self, report: HealthReport, now_ns: int) -> bool:
+    def report(self, status: EdgeStatus, now_ns: int) -> bool:
         """It reported; whether that changed its health or the reason."""
         before, silent_s = (self.health, self.reason), (now_ns - self.heard_ns) / 1e9
-        complaint, late = self._complaint(report), self._report is not None and silent_s > self._config.late_after_s
-        self._report, self.heard_ns = report, now_ns
+        complaint = self._complaint(status)
+        late = self._status is not None and silent_s > self._config.late_after_s
+        self.load.note(status.mode in _WORKING, self.heard_ns, now_ns)
+        self._status, self.heard_ns = status, now_ns
         if complaint:
             self._unwell_ns = now_ns if self._unwell_ns is None else self._unwell_ns
             self._well_ns = None
         else:
             self._unwell_ns = None
             self._well_ns = now_ns if self._well_ns is None or late else self._well_ns
-        if report.mode == "estop":
+        if status.mode == Mode.estop:
             self._become(RobotHealth.stopped, complaint, now_ns)
-            return (self.health, self.reason) != before
-        if self.health is RobotHealth.lost:
-            health = RobotHealth.draining if silent_s > self._config.gone_after_s else RobotHealth.degraded
-            self._become(health, f"back after {silent_s:.0f} s of silence", now_ns)
-        elif self.health is RobotHealth.starting:
-            self._become(RobotHealth.ready, "", now_ns)
-        self._judge(complaint, now_ns)
+        else:
+            self._judge(complaint, silent_s, now_ns)
         return (self.health, self.reason) != before
 
-    def look(self, now_ns: int) -> bool:
+    def check_silence(self, now_ns: int) -> bool:
         """Time has passed; whether that changed its health or the reason."""
         before, silent_s = (self.health, self.reason), (now_ns - self.heard_ns) / 1e9
         if silent_s > self._config.lost_after_s:
@@ -144,9 +131,14 @@ class HealthWatch:
             self._become(RobotHealth.degraded, "reports late", now_ns)
         return (self.health, self.reason) != before
 
-    def _judge(self, complaint: str, now_ns: int) -> None:
-        """What the time it has been well or unwell makes of it."""
+    def _judge(self, complaint: str, silent_s: float, now_ns: int) -> None:
+        """What the time it has been silent, well or unwell makes of it."""
         config = self._config
+        if self.health is RobotHealth.lost:
+            health = RobotHealth.draining if silent_s > config.gone_after_s else RobotHealth.degraded
+            self._become(health, f"back after {silent_s:.0f} s of silence", now_ns)
+        elif self.health is RobotHealth.starting:
+            self._become(RobotHealth.ready, "", now_ns)
         if self._unwell_ns is not None:
             unwell_s = (now_ns - self._unwell_ns) / 1e9
             if self.health is RobotHealth.draining or unwell_s >= config.drain_after_s:
@@ -169,16 +161,16 @@ class HealthWatch:
             self._drained += health is RobotHealth.draining
         self.health, self.reason = health, reason
 
-    def _complaint(self, report: HealthReport) -> str:
+    def _complaint(self, status: EdgeStatus) -> str:
         """What is wrong according to a report, and to what changed since the one before; '' when nothing is."""
-        if report.mode == "estop":
-            return report.reason or "emergency stop"
-        if report.fault:
-            return report.fault
-        if report.mode == "hold" and report.reason not in self._config.calm_holds:
-            return report.reason or "holds"
-        if self._report is not None and (ticks := report.ticks - self._report.ticks) > 0:
-            missed = report.missed_ticks - self._report.missed_ticks
+        if status.mode == Mode.estop:
+            return status.reason or "emergency stop"
+        if status.fault:
+            return status.fault
+        if status.mode == Mode.hold and status.reason not in self._config.calm_holds:
+            return status.reason or "holds"
+        if self._status is not None and (ticks := status.ticks - self._status.ticks) > 0:
+            missed = status.missed_ticks - self._status.missed_ticks
             # the counter of ticks leaves out those that were missed
             if missed > self._config.missed_share * (ticks + missed):
                 return f"misses {missed / (ticks + missed):.0%} of its ticks"

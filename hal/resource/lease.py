@@ -20,6 +20,10 @@ class Priority(IntEnum):
     estop = 90
 
 
+ESTOP = "estop"
+"""purpose of the lease by which a robot is stopped"""
+
+
 class Leases:
     """All leases of a fleet. Times are of one clock that does not go back.
 
@@ -74,14 +78,14 @@ class Leases:
         """The lease runs for its time to live from now. Raises `RejectedError` when it has ended, or for another
         number.
         """
-        lease = self._current(robot, number, now_ns)
+        lease = self.require(robot, number, now_ns)
         lease = msgspec.structs.replace(lease, expires_ns=max(lease.expires_ns, now_ns + lease.ttl_ns))
         self._held[robot] = lease
         return lease
 
     def release(self, robot: str, number: int, now_ns: int) -> Lease:
         """The robot is free again. `number` 0: whoever holds it. Raises `RejectedError` when that lease has ended."""
-        lease = self._current(robot, number, now_ns, whoever=number == 0)
+        lease = self.require(robot, number, now_ns, whoever=number == 0)
         del self._held[robot]
         return lease
 
@@ -103,7 +107,8 @@ class Leases:
         """Every lease, by the robot's name."""
         return tuple(self._held[robot] for robot in sorted(self._held))
 
-    def _current(self, robot: str, number: int, now_ns: int, whoever: bool = False) -> Lease:
+    def require(self, robot: str, number: int, now_ns: int, whoever: bool = False) -> Lease:
+        """The lease of `robot`, if it is this one or `whoever` holds it. Raises `RejectedError` when it has ended."""
         lease = self.of(robot, now_ns)
         if lease is None:
             raise RejectedError(f"robot '{robot}' is not held by anybody: lease {number} has ended. Ask for a new one.")

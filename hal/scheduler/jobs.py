@@ -5,29 +5,53 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from hal.resource.lease import Priority
 from hal.scheduler.seeds import PARTITION_EPISODES, held_out_seeds
-from wire.messages.fleet import JobRequest, JobState
+from wire.messages.fleet import JobKind, JobPhase, JobRequest
 from wire.messages.gateway import Job
 
 if TYPE_CHECKING:
     from hal.scheduler.matching import Group, SchedulableRobot
 
-KINDS = ("rollout", "evaluation", "teleoperation")
+REST = "rest"
+"""id of the job that is none"""
 MOST_EPISODES = 16
 """in a work unit of a job that ends; a robot that has done them is open to others again"""
 
 
-class JobPhase(StrEnum):
-    waiting = "waiting"
-    running = "running"
-    done = "done"
-    cancelled = "cancelled"
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How patient the scheduler is."""
+
+    ttl_s: float = 15.0
+    """time to live of a job's lease"""
+    aging_s: float = 30.0
+    """a job that waits so long counts as one point of priority higher"""
+    scarce_s: float = 30.0
+    """head start of a job that hardly any robot fits over one that all fit"""
+    take_up_s: float = 180.0
+    """a robot ends its running episode first; one that has not taken up its job by then loses it"""
+    settle_s: float = 30.0
+    """a robot's last episodes of a job may be stored so much later than it says that it has finished them"""
+    look_every_s: float = 1.0
+    """jobs that wait behind others without an end are looked at so often"""
+    most_a_step: int = 200
+    """assignments; the rest follows in the next step, so that no step is long"""
+    kept: int = 1000
+    """ended jobs whose state is still told"""
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What a robot is to be told now."""
+
+    robot: str
+    job: Job
+    """without tasks: rest"""
+    reason: str
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -104,6 +128,11 @@ class ExaminedWork:
         return False
 
 
+def job_of(wire_id: str) -> str:
+    """The id of the job that a robot was told as `wire_id`."""
+    return wire_id.rpartition("/")[0] or wire_id
+
+
 def _share(left: int, robots: int) -> int:
     """Half of an equal share (guided self-scheduling, Polychronopoulos and Kuck, 1987): all robots end together."""
     share = left if robots <= 1 else math.ceil(left / (2 * robots))
@@ -120,7 +149,7 @@ class JobRecord:
         self.tasks = tuple(dict.fromkeys(request.tasks))
         self.priority = request.priority or int(Priority[request.kind])
         self.standing = request.episodes == 0  # has no end
-        self.examines = request.kind == "evaluation"
+        self.examines = request.kind == JobKind.evaluation
         self.target = request.episodes * (len(self.tasks) if self.examines else 1)  # done after so many; 0: never
         self.work: CountedWork | ExaminedWork = CountedWork(request.episodes)
         if self.examines:
@@ -128,7 +157,6 @@ class JobRecord:
         self.phase = JobPhase.waiting
         self.episodes = self.successes = 0
         self.submitted_ns = now_ns
-        self.started_ns = self.ended_ns = 0
         self.assignments: dict[str, Assignment] = {}  # by robot
         self.groups: dict[Group, tuple[str, ...]] = {}  # of robots that fit, with the tasks they can do
         self.ahead_ns = 0  # head start for its priority, and because few robots fit
@@ -156,19 +184,6 @@ class JobRecord:
         self.successes += success
         return 0 < self.target <= self.episodes
 
-    def state(self, note: str) -> JobState:
-        return JobState(
-            self.request,
-            self.phase,
-            tuple(sorted(self.assignments)),
-            self.episodes,
-            self.successes,
-            note,
-            self.submitted_ns,
-            self.started_ns,
-            self.ended_ns,
-        )
-
 
 @dataclass(slots=True, eq=False)
 class Assignment:
@@ -192,11 +207,9 @@ class Assignment:
         self.urgency_ns, self.cycle_ends = self.job.urgency_ns, len(self.wire.tasks)
 
     def owns(self, task: str, seed: int) -> bool:
-        """Whether an episode is one of it that is not done yet. `seed` -1: not known."""
+        """Whether an episode is one of it that is not done yet."""
         if task not in ((self.task,) if self.task else self.job.tasks):
             return False
-        if seed < 0:
-            return self.taken_up
         # In training an aborted episode makes a unit run on to later seeds of the partition.
         seeds = self.seeds if self.task else range(self.seeds.start, self.seeds.start + PARTITION_EPISODES)
         return seed in seeds and seed not in self.done

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from bisect import insort
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from hal.resource.capabilities import missing_requirements, satisfies
+from hal.resource.health import HealthWatch
 from hal.resource.lease import Leases
-from hal.scheduler.decision import REST, Decision, SchedulerConfig, job_of
-from hal.scheduler.jobs import Assignment, JobPhase, JobRecord
+from hal.scheduler.jobs import REST, Assignment, Decision, JobRecord, SchedulerConfig, job_of
 from hal.scheduler.seeds import training_seeds
 from hal.scheduler.tasks import TaskBalancer
-from wire.messages.fleet import Capabilities
+from wire.messages.fleet import Capabilities, JobPhase
 from wire.messages.gateway import Job
 
 
@@ -29,7 +29,11 @@ class SchedulableRobot:
     name: str
     index: int  # of its seed partition
     seeds_spent: int = 0  # training seeds it has used
-    group: Group | None = None  # None: it is not here
+    capabilities: Capabilities | None = None  # None: it was never here, like its group
+    identity: str = ""  # of its process
+    watch: HealthWatch = field(default_factory=lambda: HealthWatch(0))
+    job: str = ""  # what it says that it works on
+    group: Group | None = None
     available: bool = False  # may be given work
     assignment: Assignment | None = None
     before: Assignment | None = None  # what it did before; episodes of it may still come
@@ -83,18 +87,18 @@ class Matcher:
         """The robot of this name; a new one gets the next seed partition."""
         return self.robots.setdefault(name, SchedulableRobot(name, len(self.robots)))
 
-    def place(self, robot: SchedulableRobot, capabilities: Capabilities | None, available: bool) -> None:
-        """Put a robot among those like it, again after whatever changed. No `capabilities`: it is not here."""
-        group = self._group(robot.name, capabilities) if capabilities is not None else None
+    def regroup(self, robot: SchedulableRobot, available: bool) -> None:
+        """Put a robot that is here among those like it, again after whatever changed."""
+        assert robot.capabilities is not None
+        group = self._group(robot.name, robot.capabilities)
         if (group, available) == (robot.group, robot.available):
             return
         if robot.group is not None:
             robot.available = False
             robot.group.update(robot)
         robot.group, robot.available = group, available
-        if group is not None:
-            group.update(robot)
-            self._open[group] = None
+        group.update(robot)
+        self._open[group] = None
 
     def _group(self, name: str, capabilities: Capabilities) -> Group:
         key = (name if name in self._asked else "", capabilities)
@@ -119,7 +123,7 @@ class Matcher:
                 self._asked.add(name)
                 robot = self.robots.get(name)
                 if robot is not None and robot.group is not None:
-                    self.place(robot, robot.group.capabilities, robot.available)
+                    self.regroup(robot, robot.available)
         self._alive[job.id] = job
         if job.standing:
             self._standing[job.id] = job
@@ -133,7 +137,7 @@ class Matcher:
 
     def finish(self, job: JobRecord, phase: JobPhase, now_ns: int) -> None:
         """A job is done or cancelled."""
-        job.phase, job.ended_ns = phase, now_ns
+        job.phase = phase
         for run in list(job.assignments.values()):
             self.end(run, f"job '{job.id}' is {phase}", now_ns)
         for jobs in (self._alive, self._standing, self._new):
@@ -240,13 +244,13 @@ class Matcher:
         kept_until_ns = now_ns + self._aging_ns if job.standing and waited_ns >= self._aging_ns else 0
         taken_up = robot.wire is not None and robot.wire.id == wire.id
         run = Assignment(job, robot, task, seeds, wire, now_ns, kept_until_ns, taken_up)
-        job.phase, job.started_ns = JobPhase.running, job.started_ns or now_ns
+        job.phase = JobPhase.running
         job.urgency_ns = now_ns - job.ahead_ns
         job.assignments[robot.name] = robot.assignment = run
         self._requeue(job)
         robot.group.update(robot)
         self._left -= 1
-        self.tell(robot, wire, reason)
+        self.notify(robot, wire, reason)
 
     def _unit(
         self, robot: SchedulableRobot, job: JobRecord, tasks: tuple[str, ...], lease: int
@@ -282,22 +286,17 @@ class Matcher:
         lease = self._leases.of(robot.name, now_ns)
         if lease is not None and lease.number == run.wire.lease:
             self._leases.release(robot.name, lease.number, now_ns)
-        if robot.group is not None:
-            robot.group.update(robot)
-            self._open[robot.group] = None
+        assert robot.group is not None
+        robot.group.update(robot)
+        self._open[robot.group] = None
         self._wait(job)
         if rest:
-            self.tell(robot, Job(REST, (), 0), reason)
+            self.notify(robot, Job(REST, (), 0), reason)
 
-    def tell(self, robot: SchedulableRobot, job: Job, reason: str) -> None:
+    def notify(self, robot: SchedulableRobot, job: Job, reason: str) -> None:
         """The robot is told this in the next step, unless something else comes up."""
         robot.wire = job
         self._decisions[robot.name] = Decision(robot.name, job, reason)
-
-    def forget(self, robot: SchedulableRobot) -> None:
-        """A robot left, or is another process: what it was told is void."""
-        robot.wire = None
-        self._decisions.pop(robot.name, None)
 
 
 def _robots(job: JobRecord) -> int:

@@ -5,30 +5,31 @@ do of its unit, because it failed, was taken or was needed elsewhere, goes back 
 
     scheduler.submit(request, now_ns)
     scheduler.join(name, capabilities, now_ns)              a robot said hello
-    scheduler.heartbeat(name, status.job, ..., now_ns)      it reported
-    scheduler.episode_done(name, task, success, now_ns)     an episode of it is stored
+    scheduler.report(status, now_ns)                        it reported
+    scheduler.episode_done(name, task, success, ...)        an episode of it is stored
     for decision in scheduler.step(now_ns): tell the robot
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from hal.resource.capabilities import missing_requirements
-from hal.resource.health import RobotHealth
-from hal.resource.lease import Leases
-from hal.resource.robot_registry import Change, RobotRegistry
-from hal.scheduler.decision import REST, Decision, SchedulerConfig
-from hal.scheduler.jobs import Assignment, Done, JobPhase, JobRecord
+from hal.resource.health import HealthConfig, HealthWatch, RobotHealth
+from hal.resource.lease import ESTOP, Leases
+from hal.scheduler.jobs import REST, Assignment, Decision, Done, JobRecord, SchedulerConfig, job_of
 from hal.scheduler.matching import Matcher, SchedulableRobot
-from hal.scheduler.tasks import TaskBalancer, TaskCount
+from hal.scheduler.tasks import TaskBalancer
 from wire.errors import RejectedError, suggest
-from wire.messages.fleet import Capabilities, JobRequest, JobState
-from wire.messages.gateway import Job
-from wire.types import Lease
+from wire.messages.fleet import Capabilities, JobPhase, JobRequest, JobState, RobotState
+from wire.messages.gateway import EdgeStatus, Job
+from wire.types import EpisodeSource, Lease
+
+_LOOK_NS = 200_000_000
+"""silence is looked for so often; reports are judged as they come"""
 
 
 class Scheduler:
@@ -36,17 +37,21 @@ class Scheduler:
 
     def __init__(
         self,
-        registry: RobotRegistry,
         leases: Leases,
         robots: Sequence[str] = (),
-        counts: Mapping[str, TaskCount] | None = None,
+        counts: Mapping[str, tuple[int, int]] | None = None,
         config: SchedulerConfig | None = None,
+        health: HealthConfig | None = None,
+        on_health: Callable[[str, str], None] = lambda robot, text: None,
     ) -> None:
         """`robots` named here keep their training seeds whatever the order they come in; others get the next free ones.
-        `counts`: what was practised before, by task."""
-        self._registry = registry
+        `counts`: (episodes, successes) of what was practised before, by task. `on_health(robot, text)`: a robot is
+        better or worse."""
         self._leases = leases
         self._config = config or SchedulerConfig()
+        self._health = health or HealthConfig()
+        self._on_health = on_health
+        self._look_ns = 0  # when silence is looked for next
         self.balancer = TaskBalancer(counts)
         self._matcher = Matcher(leases, self.balancer, self._config)
         self._jobs: dict[str, JobRecord] = {}
@@ -88,6 +93,10 @@ class Scheduler:
         """The state of one job."""
         return self._state(self._jobs[id]) if id in self._jobs else None
 
+    def is_job(self, holder: str) -> bool:
+        """Whether the holder of a lease is a job."""
+        return holder in self._jobs
+
     def assigned(self) -> dict[str, str]:
         """The job of every robot that works on one."""
         robots = self._matcher.robots.values()
@@ -97,45 +106,89 @@ class Scheduler:
 
     def join(
         self, name: str, capabilities: Capabilities, now_ns: int, identity: str = "", seeds_spent: int = 0
-    ) -> None:
-        """A robot is there; `RobotRegistry.join` says the rest. `seeds_spent`: training episodes it ever began."""
-        self._registry.join(name, capabilities, now_ns, identity)
+    ) -> bool:
+        """A robot is there; saying it again changes nothing. `seeds_spent`: training episodes it ever began.
+
+        `identity` tells its processes apart: a new one knows nothing of what the old one was told. Returns whether one
+        took the place of another.
+        """
         robot = self._matcher.robot(name)
         robot.seeds_spent = max(robot.seeds_spent, seeds_spent)
+        known, anew = robot.capabilities is not None, robot.identity != identity
+        if known and not anew and robot.capabilities == capabilities:
+            return False
+        if not known or anew:
+            robot.watch, robot.job = HealthWatch(now_ns, self._health), ""
+        robot.capabilities, robot.identity = capabilities, identity
+        if robot.assignment is not None:
+            what = "its control process is a new one" if anew else "other capabilities"
+            self._matcher.end(robot.assignment, what, now_ns, rest=False)
+        # It may still be on a job of an earlier time, which nobody counts any more.
+        self._matcher.notify(robot, Job(REST, (), 0), "no job for it now")
+        self._update_availability(robot, now_ns)
+        return known and anew
 
-    def heartbeat(self, name: str, job: str, episodes: int, now_ns: int) -> None:
-        """The robot lives: `job` is the id of the job it says it works on, `episodes` how many it has finished of it.
+    def report(self, status: EdgeStatus, now_ns: int) -> None:
+        """A robot says how it is, which job it works on and how many episodes of it it has finished.
 
-        Renews its lease if it works on what it was told, or has not had the time to take it up.
+        Renews its lease if it works on what it was told, or has not had the time to take it up. One that has not joined
+        is not heard.
         """
-        robot = self._matcher.robots.get(name)
-        if robot is None or (run := robot.assignment) is None:
+        robot = self._matcher.robots.get(status.robot)
+        if robot is None or robot.capabilities is None:
             return
-        if job == run.wire.id:
+        robot.job = status.job
+        if robot.watch.report(status, now_ns):
+            self._health_changed(robot, now_ns)
+        if (run := robot.assignment) is None:
+            return
+        if status.job == run.wire.id:
             run.taken_up = True
-            if run.finished_ns is None and 0 < run.wire.episodes <= episodes:
+            if run.finished_ns is None and 0 < run.wire.episodes <= status.job_episodes:
                 run.finished_ns = now_ns
         elif run.taken_up or now_ns - run.since_ns > self._config.take_up_s * 1e9:
             return
-        lease = self._leases.of(name, now_ns)
+        lease = self._leases.of(robot.name, now_ns)
         if lease is not None and lease.number == run.wire.lease:
-            self._leases.renew(name, lease.number, now_ns)
+            self._leases.renew(robot.name, lease.number, now_ns)
         if run.finished_ns is not None:
             late = now_ns - run.finished_ns > self._config.settle_s * 1e9
             if late or run.stored >= run.wire.episodes:
                 self._matcher.end(run, "some of its episodes were not stored", now_ns)
 
+    def robots(self, now_ns: int) -> tuple[RobotState, ...]:
+        """Every robot that has joined as it is now, by name."""
+        return tuple(
+            RobotState(
+                name=name,
+                capabilities=robot.capabilities,
+                health=robot.watch.health,
+                reason=robot.watch.reason,
+                load=round(robot.watch.load.share(now_ns), 3),
+                lease=self._leases.of(name, now_ns),
+                job=job_of(robot.job),
+            )
+            for name, robot in sorted(self._matcher.robots.items())
+            if robot.capabilities is not None
+        )
+
     def episode_done(
-        self, name: str, task: str, success: bool | None, now_ns: int, seed: int = -1, source: str = "online"
+        self,
+        name: str,
+        task: str,
+        success: bool | None,
+        now_ns: int,
+        seed: int,
+        source: str = EpisodeSource.online,
     ) -> str:
         """An episode of the robot is stored; returns the id of the job it counts for, '' for none.
 
-        `success` None: it was aborted, which uses a seed and counts for nothing. `seed` -1: not known. `source` as in
-        `Episode.source`; demonstrations count for nothing.
+        `success` None: it was aborted, which uses a seed and counts for nothing. `source` is an `EpisodeSource`;
+        demonstrations count for nothing.
         """
-        if source == "demonstration":
+        if source == EpisodeSource.demonstration:
             return ""
-        robot, examined = self._matcher.robot(name), source == "evaluation"
+        robot, examined = self._matcher.robot(name), source == EpisodeSource.evaluation
         if not examined:
             robot.seeds_spent += 1
             if success is not None:
@@ -169,16 +222,19 @@ class Scheduler:
         running job leaves it its job. Raises `RejectedError` for a robot that is not there or is held by as high a
         priority.
         """
-        known = self._matcher.robots
-        if name not in self._registry or name not in known:
-            raise RejectedError(f"there is no robot '{name}'.{suggest(name, known)} `robots` lists them.")
-        robot = known[name]
+        robot = self._matcher.robots.get(name)
+        if robot is None or robot.capabilities is None:
+            if purpose != ESTOP:
+                known = self._matcher.robots
+                raise RejectedError(f"there is no robot '{name}'.{suggest(name, known)} `robots` lists them.")
+            # One that is not back since the gateway was started again comes back stopped.
+            return self._leases.acquire(name, holder, purpose, priority, ttl_ns, now_ns)
         lease, preempted = self._leases.acquire(name, holder, purpose, priority, ttl_ns, now_ns)
         if robot.assignment is not None:
             self._matcher.end(robot.assignment, f"held by {holder}", now_ns, rest=False)
         if rest:
-            self._matcher.tell(robot, Job(REST, (), 0), f"held by {holder}")
-        self._place(robot, now_ns)
+            self._matcher.notify(robot, Job(REST, (), 0), f"held by {holder}")
+        self._update_availability(robot, now_ns)
         return lease, preempted
 
     def release(self, name: str, number: int, now_ns: int) -> Lease:
@@ -187,11 +243,13 @@ class Scheduler:
         self._lease_ended(lease, now_ns)
         return lease
 
-    def step(self, now_ns: int, changes: Sequence[Change] | None = None) -> list[Decision]:
-        """What robots are to be told now, at most one thing each. `changes`: what `RobotRegistry.poll` has just
-        returned; None: it is asked here."""
-        for change in self._registry.poll(now_ns) if changes is None else changes:
-            self._changed(change, now_ns)
+    def step(self, now_ns: int) -> list[Decision]:
+        """What robots are to be told now, at most one thing each."""
+        if now_ns >= self._look_ns:
+            self._look_ns = now_ns + _LOOK_NS
+            for robot in self._matcher.robots.values():
+                if robot.capabilities is not None and robot.watch.check_silence(now_ns):
+                    self._health_changed(robot, now_ns)
         for lease in self._leases.expire(now_ns):
             self._lease_ended(lease, now_ns)
         return self._matcher.step(now_ns)
@@ -202,7 +260,7 @@ class Scheduler:
         """An episode counts for what its robot works on."""
         run.stored += 1
         run.taken_up = True
-        run.done.append(run.seeds.start + len(run.done) if run.task and seed < 0 else seed)
+        run.done.append(seed)
         self._count(run.job, success, now_ns)
         if not run.job.alive:
             return
@@ -214,7 +272,7 @@ class Scheduler:
             run.cycle_ends = run.stored + len(tasks)
             if tasks != run.wire.tasks:
                 run.wire = msgspec.structs.replace(run.wire, tasks=tasks)
-                self._matcher.tell(run.robot, run.wire, "the tasks need other shares")
+                self._matcher.notify(run.robot, run.wire, "the tasks need other shares")
 
     def _count(self, job: JobRecord, success: bool, now_ns: int) -> None:
         if job.count(success):
@@ -226,43 +284,31 @@ class Scheduler:
         if len(self._ended) > self._config.kept:
             del self._jobs[self._ended.popleft()]
 
-    def _changed(self, change: Change, now_ns: int) -> None:
-        """A robot came, left, or is better or worse."""
-        robot, health = self._matcher.robot(change.robot), change.health
-        if change.joined or health is None:
-            # A new process, or other capabilities: what it had begun is over.
-            if robot.assignment is not None:
-                self._matcher.end(robot.assignment, change.reason, now_ns, rest=False)
-            self._matcher.forget(robot)
-        elif health in (RobotHealth.draining, RobotHealth.stopped) and robot.assignment is not None:
-            rest = health is RobotHealth.draining
-            self._matcher.end(robot.assignment, f"{health}: {change.reason}", now_ns, rest)
-        if change.joined:
-            lease = self._leases.of(robot.name, now_ns)
-            if lease is not None and lease.holder in self._jobs:
-                # From before a restart: the job goes on from what is known to be done of it.
-                self._leases.release(robot.name, lease.number, now_ns)
-            # It may still be on a job of an earlier time, which nobody counts any more.
-            self._matcher.tell(robot, Job(REST, (), 0), "no job for it now")
-        self._place(robot, now_ns)
+    def _health_changed(self, robot: SchedulableRobot, now_ns: int) -> None:
+        health, reason = robot.watch.health, robot.watch.reason
+        if health in (RobotHealth.draining, RobotHealth.stopped) and robot.assignment is not None:
+            self._matcher.end(robot.assignment, f"{health}: {reason}", now_ns, rest=health is RobotHealth.draining)
+        self._update_availability(robot, now_ns)
+        if reason:
+            self._on_health(robot.name, f"{health}: {reason}")
 
     def _lease_ended(self, lease: Lease, now_ns: int) -> None:
         robot = self._matcher.robots.get(lease.robot)
-        if robot is None:
+        if robot is None or robot.capabilities is None:
             return
         if robot.assignment is not None and robot.assignment.wire.lease == lease.number:
             self._matcher.end(robot.assignment, "its lease has ended", now_ns, rest=False)
-        self._place(robot, now_ns)
+        self._update_availability(robot, now_ns)
 
-    def _place(self, robot: SchedulableRobot, now_ns: int) -> None:
+    def _update_availability(self, robot: SchedulableRobot, now_ns: int) -> None:
         """It may be given work while it is well and nobody but a job holds it."""
-        health, lease, run = self._registry.health(robot.name), self._leases.of(robot.name, now_ns), robot.assignment
+        lease, run = self._leases.of(robot.name, now_ns), robot.assignment
         held = lease is not None and (run is None or lease.number != run.wire.lease)
-        available = health is not None and health.works and not held
-        self._matcher.place(robot, self._registry.capabilities(robot.name), available)
+        self._matcher.regroup(robot, robot.watch.health.works and not held)
 
     def _state(self, job: JobRecord) -> JobState:
-        return job.state(self._why_it_waits(job) if job.phase is JobPhase.waiting else "")
+        note = self._why_it_waits(job) if job.phase is JobPhase.waiting else ""
+        return JobState(job.request, job.phase, tuple(sorted(job.assignments)), job.episodes, job.successes, note)
 
     def _why_it_waits(self, job: JobRecord) -> str:
         """A sentence for people."""

@@ -6,25 +6,12 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from math import gcd
 
-import msgspec
-
 FLOOR = 0.25
 """share of an equal share that each task gets whatever its success"""
 RECENT = 50
 """episodes of a task that its success is measured over"""
 SLOTS_PER_TASK = 4
 """a cycle has so many slots for each task; FLOOR x SLOTS_PER_TASK is at least one slot"""
-
-
-class TaskCount(msgspec.Struct, frozen=True):
-    """What has been done on one task."""
-
-    episodes: int = 0
-    successes: int = 0
-
-    @property
-    def rate(self) -> float:
-        return self.successes / self.episodes if self.episodes else 0.0
 
 
 class TaskBalancer:
@@ -40,35 +27,30 @@ class TaskBalancer:
     so a task that has just been added, or that fails, is practised more, and one that always succeeds still is.
     """
 
-    def __init__(self, counts: Mapping[str, TaskCount] | None = None) -> None:
-        """`counts`: of what was done before."""
-        self._episodes: Counter[str] = Counter()
-        self._successes: Counter[str] = Counter()
+    def __init__(self, counts: Mapping[str, tuple[int, int]] | None = None) -> None:
+        """`counts`: (episodes, successes) of what was done before, by task."""
+        self.episodes: Counter[str] = Counter()
         self._recent: dict[str, deque[bool]] = {}
-        for task, count in (counts or {}).items():
-            self._episodes[task], self._successes[task] = count.episodes, count.successes
+        for task, (episodes, successes) in (counts or {}).items():
+            self.episodes[task] = episodes
             # Which of them succeeded is not known any more; spread evenly they have the same rate.
-            size = min(count.episodes, RECENT)
-            won = round(count.rate * size)
+            size = min(episodes, RECENT)
+            won = round(successes / max(1, episodes) * size)
             self._recent[task] = deque(((i + 1) * won // size > i * won // size for i in range(size)), maxlen=RECENT)
 
     def add(self, task: str, success: bool) -> None:
         """One more episode of `task` is done."""
-        self._episodes[task] += 1
-        self._successes[task] += success
+        self.episodes[task] += 1
         self._recent.setdefault(task, deque(maxlen=RECENT)).append(success)
-
-    def count(self, task: str) -> TaskCount:
-        return TaskCount(self._episodes[task], self._successes[task])
 
     def shares(self, tasks: Sequence[str]) -> dict[str, float]:
         """The share of each of `tasks`; they sum to 1."""
-        mean = sum(self._episodes[task] for task in tasks) / max(1, len(tasks))
+        mean = sum(self.episodes[task] for task in tasks) / max(1, len(tasks))
         needs = {}
         for task in tasks:
             recent = self._recent.get(task, ())
             success = (sum(recent) + 1) / (len(recent) + 2)
-            scarcity = min(4.0, max(0.25, (mean + 1) / (self._episodes[task] + 1)))
+            scarcity = min(4.0, max(0.25, (mean + 1) / (self.episodes[task] + 1)))
             needs[task] = (1 - success) * scarcity
         total = sum(needs.values())
         return {task: FLOOR / len(needs) + (1 - FLOOR) * need / total for task, need in needs.items()}

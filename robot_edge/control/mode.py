@@ -12,16 +12,7 @@ from enum import StrEnum
 
 import msgspec
 
-
-class Mode(StrEnum):
-    """Who moves the robot now."""
-
-    estop = "estop"
-    hold = "hold"
-    reset = "reset"
-    human = "human"
-    script = "script"
-    policy = "policy"
+from wire.types import Mode
 
 
 class HoldReason(StrEnum):

@@ -66,7 +66,7 @@ def test_nothing_heavy_is_imported_for_a_spec() -> None:
         "import sys; from hal.registry import ROBOTS, known, make_robot; known(ROBOTS)\n"
         "assert not any(m.startswith('hal.drivers.metaworld.robot') for m in sys.modules)\n"
         "print(make_robot('metaworld').spec.hash)\n"
-        "import hal.resource, hal.scheduler\n"
+        "import hal.resource.capabilities, hal.scheduler.scheduler\n"
         "heavy = {'mujoco', 'metaworld', 'torch', 'cv2', 'gymnasium'} & set(sys.modules); assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -5,6 +5,8 @@ A client of the gateway (a command line, a teleoperator, a Ray cluster) sends a 
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 from wire.messages.local import TaggedMessage
@@ -26,6 +28,26 @@ class Capabilities(msgspec.Struct, frozen=True):
     """where it stands, '' when nobody said"""
     tasks: tuple[str, ...] = ()
     """task names it can do; none: whatever it is asked"""
+
+
+class JobKind(StrEnum):
+    """What robots do for a job."""
+
+    rollout = "rollout"
+    """the policy works and learns"""
+    evaluation = "evaluation"
+    """a policy version on held-out seeds"""
+    teleoperation = "teleoperation"
+    """a person drives"""
+
+
+class JobPhase(StrEnum):
+    """How far a job is."""
+
+    waiting = "waiting"
+    running = "running"
+    done = "done"
+    cancelled = "cancelled"
 
 
 class Requirement(msgspec.Struct, frozen=True):
@@ -50,7 +72,7 @@ class JobRequest(msgspec.Struct, frozen=True):
     id: str
     """a name of the submitter's choice; submitting it again changes nothing"""
     kind: str
-    """rollout, evaluation or teleoperation"""
+    """a `JobKind`"""
     tasks: tuple[str, ...]
     robots: int = 0
     """on so many robots at once; 0: on all there are"""
@@ -71,7 +93,7 @@ class JobState(msgspec.Struct, frozen=True):
 
     request: JobRequest
     phase: str
-    """waiting, running, done or cancelled"""
+    """a `JobPhase`"""
     robots: tuple[str, ...] = ()
     """that work on it now"""
     episodes: int = 0
@@ -79,9 +101,6 @@ class JobState(msgspec.Struct, frozen=True):
     successes: int = 0
     note: str = ""
     """why it waits, '' while it runs"""
-    submitted_ns: int = 0
-    started_ns: int = 0
-    ended_ns: int = 0
 
 
 class RobotState(msgspec.Struct, frozen=True):
@@ -97,8 +116,6 @@ class RobotState(msgspec.Struct, frozen=True):
     """share of its time, over the last minute, in which it worked"""
     lease: Lease | None = None
     job: str = ""
-    since_ns: int = 0
-    """when it came to this health"""
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------

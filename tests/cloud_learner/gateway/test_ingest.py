@@ -39,7 +39,7 @@ class Gateway:
         return self.store.read([row]).segments[row]
 
     def quarantined(self):
-        return sorted(path.name for path in (self.root / "quarantine").iterdir())
+        return sorted(path.name for path in (self.root / "quarantine").glob("*"))
 
 
 @pytest.fixture

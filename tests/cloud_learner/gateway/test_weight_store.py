@@ -43,7 +43,7 @@ def _publish(store, number, size=1000):
 
 
 def _names(tmp_path):
-    return sorted(path.name for path in (tmp_path / "weights").iterdir())
+    return sorted(path.name for path in (tmp_path / "weights").glob("*"))
 
 
 def test_a_version_is_published_in_parts_and_fetched_in_ranges(tmp_path, store, ledger):

@@ -7,7 +7,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from hal.resource import capabilities_of
+from hal.resource.capabilities import capabilities_of
 from wire.messages.fleet import JobRequest, JobState, RobotState
 from wire.messages.gateway import EdgeStatus
 from wire.types import CameraSpec, CommandType, Dimension, Lease, RobotSpec

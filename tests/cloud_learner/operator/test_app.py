@@ -78,7 +78,7 @@ def test_snapshots_and_pictures_are_pushed(client: TestClient, view: FleetView):
     view.update_preview(Preview("r1", "front", 0, b"\xff\xd8jpeg"))
     with client.websocket_connect("/ws", headers=OWN) as page:
         first = next_of(page, "fleet")
-        assert view.watched
+        assert view.pages
         assert "curve" in first
         assert [robot["name"] for robot in first["robots"]] == ["r1", "r2"]
         while "bytes" not in (message := page.receive()):
@@ -90,7 +90,7 @@ def test_snapshots_and_pictures_are_pushed(client: TestClient, view: FleetView):
         while "events" not in (later := next_of(page, "fleet")):
             pass
         assert later["events"][-1]["text"] == "hello"
-    assert not view.watched
+    assert not view.pages
 
 
 def test_two_pages_and_one_robot(client: TestClient, view: FleetView):

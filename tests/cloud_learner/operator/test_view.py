@@ -11,7 +11,7 @@ from cloud_learner.operator.view import FleetView
 from cloud_learner.operator.view_models import not_drivable
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status, job_state, robot_state
 from wire.clock import ManualClock
-from wire.messages.gateway import Evaluation, OperatorCommand, Preview, TrainerStatus, VersionActivated
+from wire.messages.gateway import Evaluation, OperatorCommand, Preview, TrainerStatus
 from wire.types import CommandType, Dimension, PolicyVersion
 
 SECOND_NS = 1_000_000_000
@@ -119,8 +119,7 @@ def test_totals_and_latencies():
     view.add_stored_steps(40, math.nan)
     view.add_version(version(4))
     clock.advance(SECOND_NS // 2)
-    view.add_activation(VersionActivated("r1", 4, 0))
-    view.add_activation(VersionActivated("r1", 99, 0))
+    view.add_activation(0.5)
     totals = view.snapshot()["totals"]
     assert totals == {"steps_stored": 1200, "ingest_p50_s": 0.2, "applied_p50_s": 0.5}
     assert view.snapshot()["version"]["number"] == 4
@@ -141,7 +140,7 @@ def test_trainer_with_no_loss_yet_is_json():
 def test_events_are_bounded():
     view = FleetView(ManualClock())
     for i in range(10_000):
-        view.reject_connection(f"r{i}", "unknown key")
+        view.add_event("refused", "refused: unknown key", f"r{i}")
     events = view.snapshot()["events"]
     assert len(events) == view_module.MAX_EVENTS
     assert events[-1] == {"t_s": 0.0, "kind": "refused", "robot": "r9999", "text": "refused: unknown key"}

@@ -62,9 +62,9 @@ def snapshot(learner):
     return {name: tensor.clone() for name, tensor in learner.state().tensors.items()}
 
 
-def assert_same(a, b, but=()):
+def assert_same(a, b):
     assert a.keys() == b.keys()
-    assert [n for n in a if not n.startswith(but) and not torch.equal(a[n], b[n])] == []
+    assert [n for n in a if not torch.equal(a[n], b[n])] == []
 
 
 @pytest.mark.slow
@@ -148,7 +148,7 @@ def test_a_loss_or_gradient_that_is_not_finite_changes_nothing(value):
     with pytest.raises(InvalidDataError, match="gradient step 2 was not applied"):
         subject.step(batch)
     assert subject.gradient_steps == 2
-    assert_same(before, snapshot(subject), but=("random/",))
+    assert_same(before, snapshot(subject))
     assert np.isfinite(run(subject, 2, 1)).all()
 
 
@@ -183,7 +183,7 @@ def test_the_average_decays_as_configured():
 def test_bfloat16_trains_float32_weights():
     subject = learner(config=dataclasses.replace(CONFIG, bfloat16=True))
     assert np.isfinite(run(subject, 0, 3)).all()
-    assert all(t.dtype == torch.float32 for n, t in snapshot(subject).items() if not n.startswith("random/"))
+    assert all(t.dtype == torch.float32 for t in snapshot(subject).values())
 
 
 # --- a frozen base -------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_what_is_frozen_is_there_once_and_never_in_a_checkpoint(training, tmp_pa
     assert {"module/seen", "average/seen"} <= state.tensors.keys()
     path = checkpoint.save(tmp_path, state, {})
     whole = sum(p.numel() * p.element_size() for p in base.values())
-    assert (path / "learner.safetensors").stat().st_size < whole / 4
+    assert path.stat().st_size < whole / 4
 
 
 @pytest.mark.parametrize("training", [LORA, HEAD, FinetuneConfig()])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.resource import Leases, Priority
+from hal.resource.lease import Leases, Priority
 from wire.errors import ConfigError, RejectedError
 from wire.types import Lease
 

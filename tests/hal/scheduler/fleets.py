@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import random
 
-from benchmarks.scheduler.simulator import SECOND, Arrival, Scenario, Scheduled, SimulatedRobot, Simulator, outages
+import msgspec
+
+from benchmarks.scheduler.simulator import (
+    SECOND,
+    Arrival,
+    Scenario,
+    Scheduled,
+    SimulatedRobot,
+    Simulator,
+    outages,
+    robot_status,
+)
 from hal.resource.capabilities import missing_requirements, satisfies
 from hal.resource.lease import Leases
-from hal.resource.robot_registry import RobotRegistry
 from hal.scheduler.scheduler import Scheduler
 from wire.messages.fleet import Capabilities, JobRequest, Requirement
+from wire.messages.gateway import EdgeStatus
 
 LENGTHS_S = {"a": 4.0, "b": 9.0, "c": 15.0}
 
@@ -26,10 +37,18 @@ def capabilities(**rest: object) -> Capabilities:
     return Capabilities(**{**usual, **rest})  # type: ignore[arg-type]
 
 
-def scheduler(**rest: object) -> tuple[Scheduler, RobotRegistry, Leases]:
+def scheduler(**rest: object) -> tuple[Scheduler, Leases]:
     leases = Leases()
-    registry = RobotRegistry(leases)
-    return Scheduler(registry, leases, **rest), registry, leases  # type: ignore[arg-type]
+    return Scheduler(leases, **rest), leases  # type: ignore[arg-type]
+
+
+def status(robot: str = "r", **changes: object) -> EdgeStatus:
+    """A robot that runs its policy, with `changes`."""
+    return msgspec.structs.replace(robot_status(robot), **changes)
+
+
+def health(scheduler: Scheduler, robot: str, now_ns: int = 0) -> str:
+    return next((state.health for state in scheduler.robots(now_ns) if state.name == robot), "")
 
 
 def random_scenario(seed: int, until_s: int = 300) -> Scenario:
@@ -71,8 +90,8 @@ class Watcher:
     """Runs a scenario; after each event it looks whether everything is as it must be."""
 
     def __init__(self, scenario: Scenario, **rest: object) -> None:
-        self.scheduler, self.registry, self.leases = scheduler(**rest)
-        self.decider = _Recorded(self.scheduler, self.registry)
+        self.scheduler, self.leases = scheduler(**rest)
+        self.decider = _Recorded(self.scheduler)
         self.simulator = Simulator(scenario, self.decider, self._look)
         self.looks = 0
 
@@ -95,8 +114,8 @@ class Watcher:
             assert not job.request.robots or len(job.assignments) <= job.request.robots
             assert (job.phase == "running") == bool(job.assignments)
         for name, robot in self.scheduler._matcher.robots.items():
-            health, found = self.registry.health(name), self.registry.capabilities(name)
-            if health is None or found is None or not health.works or robot.assignment is not None:
+            found = robot.capabilities
+            if found is None or not robot.watch.health.works or robot.assignment is not None:
                 continue
             for job in jobs:
                 fits = not missing_requirements(job.request.requirement, name, found) and satisfies(
@@ -110,8 +129,8 @@ class Watcher:
 class _Recorded(Scheduled):
     """Keeps what robots were told."""
 
-    def __init__(self, scheduler: Scheduler, registry: RobotRegistry) -> None:
-        super().__init__(scheduler, registry)
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(scheduler)
         self.told: list[tuple[int, str, object]] = []
 
     def step(self, now_ns: int) -> list:

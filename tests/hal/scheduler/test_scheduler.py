@@ -3,9 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from hal.resource import HealthReport, Leases, Priority, RobotRegistry
-from hal.scheduler import REST, Decision, Done, Scheduler, SchedulerConfig, TaskCount, job_of
-from tests.hal.scheduler.fleets import capabilities, scheduler
+from hal.resource.lease import Leases, Priority
+from hal.scheduler.jobs import REST, Decision, Done, SchedulerConfig, job_of
+from hal.scheduler.scheduler import Scheduler
+from tests.hal.scheduler.fleets import capabilities, scheduler, status
 from wire.errors import RejectedError
 from wire.messages.fleet import JobRequest, Requirement
 from wire.types import Lease
@@ -23,13 +24,13 @@ class Fleet:
     """A scheduler and robots that do what they are told at once."""
 
     def __init__(self, *robots: str, **rest: object) -> None:
-        self.scheduler, self.registry, self.leases = scheduler(**rest)
+        self.scheduler, self.leases = scheduler(**rest)
         self.now_ns = 0
         self.told: dict[str, Decision] = {}
         self.decisions: list[Decision] = []
         for robot in robots:
             self.scheduler.join(robot, capabilities(), 0)
-            self.registry.report(robot, HealthReport(), 0)
+            self.scheduler.report(status(robot), 0)
 
     def submit(self, request: JobRequest) -> None:
         self.scheduler.submit(request, self.now_ns)
@@ -44,12 +45,11 @@ class Fleet:
         """Time passes; all but `silent` report that they do what they were told."""
         for _ in range(round(seconds * 2)):
             self.now_ns += S // 2
-            for state in self.registry.robots():
+            for state in self.scheduler.robots(self.now_ns):
                 if state.name not in silent:
                     job = self.told[state.name].job.id if state.name in self.told else ""
-                    report = HealthReport("hold", "x", "broken") if state.name == trouble else HealthReport()
-                    self.registry.report(state.name, report, self.now_ns, job_of(job))
-                    self.scheduler.heartbeat(state.name, job, 0, self.now_ns)
+                    wrong = {"mode": "hold", "reason": "x", "fault": "broken"} if state.name == trouble else {}
+                    self.scheduler.report(status(state.name, job=job, **wrong), self.now_ns)
             self.turn()
 
     def work(self, robot: str, episodes: int = 1, success: bool = True) -> list[str]:
@@ -158,7 +158,7 @@ def test_a_scarce_robot_is_kept_for_what_only_it_can_do() -> None:
     fleet = Fleet()
     for name, cameras in (("a-scarce", ("wrist",)), ("b-plain", ())):
         fleet.scheduler.join(name, capabilities(cameras=cameras), 0)
-        fleet.registry.report(name, HealthReport(), 0)
+        fleet.scheduler.report(status(name), 0)
     fleet.scheduler.submit(JobRequest("any", "teleoperation", ("a",), robots=1), 0)
     fleet.scheduler.submit(
         JobRequest("scarce", "teleoperation", ("a",), robots=1, requirement=Requirement(cameras=("wrist",))), 0
@@ -272,15 +272,13 @@ def test_a_lease_of_somebody_else_rests_the_robot_and_ends_by_itself() -> None:
 def test_a_lease_from_before_a_restart_keeps_jobs_away() -> None:
     leases = Leases()
     leases.restore(Lease("r0", "console", "maintenance", 40, 5 * S, 17, 5 * S))
-    leases.restore(Lease("r1", "main", "rollout", 10, 15 * S, 18, 15 * S))
-    registry = RobotRegistry(leases)
-    found = Scheduler(registry, leases)
+    found = Scheduler(leases)
     found.submit(MAIN, 0)
     for robot in ("r0", "r1"):
         found.join(robot, capabilities(), 0)
     decisions = {decision.robot: decision.job for decision in found.step(0)}
     assert decisions["r0"].tasks == ()
-    assert decisions["r1"].lease == 19
+    assert decisions["r1"].lease == 18
     found.step(5 * S)
     state = found.job("main")
     assert state is not None
@@ -338,15 +336,17 @@ def test_cancelling_frees_the_robots() -> None:
 
 
 def test_tasks_are_spread_anew_when_a_robot_has_gone_through_them() -> None:
-    fleet = Fleet("r0", counts={"a": TaskCount(50, 25), "b": TaskCount(50, 25)})
+    fleet = Fleet("r0", counts={"a": (50, 25), "b": (50, 25)})
     fleet.submit(MAIN)
     before = fleet.told["r0"].job
     assert sorted(before.tasks) == ["a", "b"]
     fleet.work("r0", 2, success=False)
+    seed = before.first_seed + 2
     for _ in range(20):
         job = fleet.told["r0"].job
         for task in job.tasks:
-            fleet.scheduler.episode_done("r0", task, task == "a", fleet.now_ns)
+            fleet.scheduler.episode_done("r0", task, task == "a", fleet.now_ns, seed)
+            seed += 1
         fleet.turn()
     after = fleet.told["r0"].job
     assert (after.id, after.first_seed) == (before.id, before.first_seed), "nothing restarts"
@@ -358,8 +358,7 @@ def test_a_robot_that_does_not_take_up_its_job_loses_it() -> None:
     fleet.submit(canary())
     for second in range(1, 60):
         fleet.now_ns = second * S
-        fleet.registry.report("r0", HealthReport(), fleet.now_ns)
-        fleet.scheduler.heartbeat("r0", "something old", 0, fleet.now_ns)
+        fleet.scheduler.report(status("r0", job="something old"), fleet.now_ns)
         fleet.turn()
         if fleet.decisions:
             break
@@ -371,7 +370,7 @@ def test_episodes_that_were_never_stored_are_done_again() -> None:
     fleet.submit(canary(tasks=("a",)))
     job = fleet.told["r0"].job
     fleet.work("r0", 2)
-    fleet.scheduler.heartbeat("r0", job.id, 3, fleet.now_ns)
+    fleet.scheduler.report(status("r0", job=job.id, job_episodes=3), fleet.now_ns)
     fleet.live(29)
     assert fleet.told["r0"].job is job
     fleet.live(2)
@@ -388,7 +387,7 @@ def test_an_aborted_episode_uses_a_seed_and_counts_for_nothing() -> None:
     assert fleet.scheduler.episode_done("r0", "a", True, 0, 1_000_002, "evaluation") == "canary"
     # the robot does three, so one lies past its part
     assert fleet.scheduler.episode_done("r0", "a", True, 0, 1_000_003, "evaluation") == ""
-    fleet.scheduler.heartbeat("r0", job.id, 3, 0)
+    fleet.scheduler.report(status("r0", job=job.id, job_episodes=3), 0)
     fleet.turn()
     again = fleet.told["r0"].job
     assert (again.first_seed, again.episodes) == (1_000_000, 1)
@@ -402,7 +401,7 @@ def test_an_episode_of_another_job_is_not_taken_for_one_of_this() -> None:
     assert fleet.scheduler.episode_done("r0", "a", True, 0, 5, "demonstration") == ""
     assert fleet.scheduler.episode_done("r0", "a", True, 0, 1_000_000, "evaluation") == "canary"
     assert fleet.scheduler.episode_done("r0", "a", True, 0, 1_000_000, "evaluation") == "", "once"
-    assert fleet.scheduler.balancer.count("a") == TaskCount(1, 1)
+    assert fleet.scheduler.balancer.episodes["a"] == 1
 
 
 def test_a_turn_is_short_and_the_next_goes_on() -> None:

@@ -16,17 +16,17 @@ from benchmarks.scheduler.simulator import (
     available_ns,
     outages,
 )
-from hal.resource import RobotHealth
+from hal.resource.health import RobotHealth
 from hal.scheduler.jobs import JobRecord
-from tests.hal.scheduler.fleets import LENGTHS_S, capabilities, scheduler
+from tests.hal.scheduler.fleets import LENGTHS_S, capabilities, health, scheduler
 from wire.messages.fleet import JobRequest
 
 JOB = JobRequest("job", "evaluation", ("a",), 1, 8)
 
 
 def simulated(*robots: SimulatedRobot, jobs: tuple[JobRequest, ...] = (JOB,)) -> tuple[Simulator, Scheduled]:
-    found, registry, _ = scheduler()
-    decider = Scheduled(found, registry)
+    found, _ = scheduler()
+    decider = Scheduled(found)
     arrivals = tuple(Arrival(0, job) for job in jobs)
     return Simulator(Scenario(robots, arrivals, LENGTHS_S), decider), decider
 
@@ -50,9 +50,9 @@ def test_an_unplugged_robot_is_only_found_by_its_silence_and_the_work_goes_to_an
     late = SimulatedRobot("r1", capabilities(), joins_ns=SECOND)
     simulator, decider = simulated(gone, late)
     simulator.run(14 * SECOND)
-    assert decider.registry.health("r0") is not RobotHealth.lost
+    assert health(decider.scheduler, "r0") != "lost"
     simulator.run(24 * SECOND)
-    assert decider.registry.health("r0") is RobotHealth.lost
+    assert health(decider.scheduler, "r0") == "lost"
     assert [one.robot for one in simulator.finished] == ["r0", "r0"]
     simulator.run(70 * SECOND)
     assert [one.counted_for for one in simulator.finished] == ["job"] * 8
@@ -65,9 +65,9 @@ def test_a_robot_in_trouble_drains_and_returns() -> None:
     seen = []
     for second in range(60):
         simulator.run(second * SECOND)
-        health = decider.registry.health("r0")
-        if health is not None and (not seen or seen[-1] is not health):
-            seen.append(health)
+        found = health(decider.scheduler, "r0")
+        if not seen or seen[-1] != found:
+            seen.append(found)
     assert seen == [
         RobotHealth.starting,
         RobotHealth.ready,
@@ -108,8 +108,8 @@ def test_a_decision_looks_at_few_jobs_whatever_their_number(monkeypatch: pytest.
     monkeypatch.setattr(JobRecord, "wants", counting)
     for waiting in (30, 3000):
         looked.append(0)
-        found, registry, _ = scheduler()
-        decider = Scheduled(found, registry)
+        found, _ = scheduler()
+        decider = Scheduled(found)
         for n in range(20):
             decider.joined(SimulatedRobot(f"r{n}", capabilities(site=f"s{n % 4}")), 1, 0)
         for n in range(waiting):

@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from cloud_learner.training import publisher as upload
-from cloud_learner.training.publisher import WeightUploader
+from cloud_learner.training import uploader as upload
+from cloud_learner.training.uploader import WeightUploader
 from wire.clock import ManualClock, MonotonicClock
 from wire.messages.gateway import Heartbeat, HelloAck, Publish, WeightBytes
 from wire.transport.keys import load_pair, load_public, make_keys

@@ -1,0 +1,79 @@
+"""The weights of a version on their way to the gateway."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from wire.clock import Clock
+from wire.messages.gateway import Heartbeat, Publish, WeightBytes
+from wire.transport.channel import Channel
+from wire.types import PolicyVersion
+
+PART_BYTES = 1024**2
+WINDOW_BYTES = 2 * PART_BYTES
+"""small, because each answer counts as progress: half a megabyte per second still does"""
+MAX_UNANSWERED = 15
+"""windows under way before the next one waits, so 32 MiB: more than a gateway takes in meanwhile"""
+TIMEOUT_S = 5.0
+"""without progress for so long, everything is sent again"""
+
+
+class WeightUploader:
+    """Sends one version, until its owner receives `Published`.
+
+    All parts at once would overflow the connection's queue (a thousand messages), which drops what does not fit. So the
+    parts go in windows with a heartbeat behind each: messages keep their order, and the answer to the heartbeat says
+    that the window before it was stored.
+    """
+
+    def __init__(
+        self, version: PolicyVersion, weights: bytes, trained: frozenset[int], gateway: Channel, clock: Clock
+    ) -> None:
+        """`trained`: episodes that were first trained on since the version's parent. Sends nothing before `poll`."""
+        self.version = version
+        self.trained = trained
+        self._weights = memoryview(weights)
+        self._gateway = gateway
+        self._clock = clock
+        self._submitted = False
+        self._sent, self._window_end = 0, WINDOW_BYTES
+        self._unanswered: deque[int] = deque()
+        self._progress_ns = clock.now_ns()
+
+    def poll(self) -> None:
+        """Send what may go now; it never waits."""
+        now_ns = self._clock.now_ns()
+        if now_ns - self._progress_ns > TIMEOUT_S * 1e9:
+            self._restart()
+        if not self._submitted:
+            if not self._gateway.send(Publish(self.version, tuple(sorted(self.trained)))):
+                return
+            self._submitted, self._progress_ns = True, now_ns
+        while self._sent < len(self._weights):
+            if self._sent == self._window_end:
+                if len(self._unanswered) >= MAX_UNANSWERED or not self._gateway.send(Heartbeat(now_ns)):
+                    return
+                self._unanswered.append(now_ns)
+                self._window_end += WINDOW_BYTES
+            part = bytes(self._weights[self._sent : self._sent + PART_BYTES])
+            if not self._gateway.send(WeightBytes(self.version.number, self._sent, part)):
+                return
+            self._sent += len(part)
+            self._progress_ns = now_ns
+
+    def on_heartbeat_answered(self, echo_ns: int) -> None:
+        """All that was sent before the heartbeat of `echo_ns` is stored."""
+        if echo_ns in self._unanswered:
+            while self._unanswered.popleft() != echo_ns:
+                pass
+            self._progress_ns = self._clock.now_ns()
+
+    def pause(self) -> None:
+        """Send nothing more until everything is sent again, `TIMEOUT_S` after the last progress."""
+        self._sent = len(self._weights)
+
+    def _restart(self) -> None:
+        self._submitted = False
+        self._sent, self._window_end = 0, WINDOW_BYTES
+        self._unanswered.clear()
+        self._progress_ns = self._clock.now_ns()
