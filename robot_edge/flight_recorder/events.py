@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from hal.interfaces.robot import Feedback
+from wire.codec import AnyMessage
 from wire.errors import CorruptDataError
-from wire.messages import Message
 from wire.types import Observation, PolicyCapabilities, RobotSpec
 
 FORMAT = 2
@@ -86,13 +86,13 @@ class ClockEvent(_Event, frozen=True, array_like=True, eq=False, tag=1):
 
 class Received(_Event, frozen=True, array_like=True, eq=False, tag=2):
     line: int
-    message: Message | None
+    message: AnyMessage | None
 
 
 class SendEvent(_Event, frozen=True, array_like=True, eq=False, tag=3):
     line: int
     accepted: bool
-    message: Message
+    message: AnyMessage
 
 
 class Read(_Event, frozen=True, array_like=True, eq=False, tag=4):

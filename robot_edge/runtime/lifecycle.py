@@ -38,7 +38,7 @@ def watch(supervisor: int) -> None:
 
 
 class ShutdownSignal:
-    """`cut` turns true when this process should finish: it was asked to, or the supervisor that started it is gone."""
+    """`requested` turns true when this process should finish: it was asked to, or its supervisor is gone."""
 
     def __init__(self) -> None:
         self._parent = int(os.environ.get(PARENT, "0"))
@@ -49,7 +49,7 @@ class ShutdownSignal:
         signal.signal(signal.SIGINT, self._ask)
 
     @property
-    def cut(self) -> bool:
+    def requested(self) -> bool:
         if self._asked:
             return True
         # It is asked at every turn of a loop, and a system call tells whether the supervisor is there.
@@ -69,10 +69,10 @@ class ShutdownSignal:
 
 
 @contextlib.contextmanager
-def instance_lock(path: Path, patience_s: float = 30.0) -> Iterator[None]:
+def instance_lock(path: Path, timeout_s: float = 30.0) -> Iterator[None]:
     """Hold the lock file `path` meanwhile; wait for a predecessor that is still putting its work away.
 
-    Raises `ConfigError` when it is still held after `patience_s`, `StorageError` when it cannot be made.
+    Raises `ConfigError` when it is still held after `timeout_s`, `StorageError` when it cannot be made.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def instance_lock(path: Path, patience_s: float = 30.0) -> Iterator[None]:
     except OSError as error:
         raise storage_error(error, "locking", path) from error
     with file:
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         waited = False
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Channels over ZeroMQ: ROUTER and DEALER with CURVE between machines, DEALER pairs over ipc within one.
+"""Channels over ZeroMQ: ROUTER and DEALER with CURVE, between machines.
 
 All socket options are set before bind or connect: libzmq ignores most of them afterwards, without a word.
 """
@@ -11,7 +11,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -23,6 +22,7 @@ from wire.messages.gateway import Hello, Rejection
 from wire.transport.auth import GUEST, Authenticator
 from wire.transport.channel import PEER_SUFFIX
 from wire.transport.keys import GATEWAY, KeyPair, check_name, load_pair
+from wire.transport.shared_channel import SharedChannel
 
 log = logging.getLogger(__name__)
 
@@ -265,7 +265,15 @@ class ZmqClient:
         self._watch()
         if timeout_s > 0 and not self.socket.poll(round(1e3 * timeout_s)):
             return None
-        return _receive(self.socket, f"the gateway at {self._endpoint}")
+        # To ask costs a tenth of what ZeroMQ's exception does.
+        while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            try:
+                return decode(self.socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return None
+            except (ProtocolError, MessageTooLargeError) as error:
+                log.error("dropped a message of the gateway at %s: %s", self._endpoint, error)
+        return None
 
     def close(self) -> None:
         self.socket.disable_monitor()
@@ -291,67 +299,8 @@ class ZmqClient:
                 self.refusal = reason
 
 
-class ZmqPair:
-    """One end of a connection between two processes of one robot computer (ipc, no encryption needed).
-
-    A side that dies and comes back is connected again. Sending never blocks: with nobody there, or a full queue,
-    `send` returns False.
-    """
-
-    def __init__(self, endpoint: str, *, bind: bool, queue: int = 2000) -> None:
-        self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 200)
-        self.socket.setsockopt(zmq.SNDHWM, queue)
-        self.socket.setsockopt(zmq.RCVHWM, queue)
-        self.socket.setsockopt(zmq.IMMEDIATE, 1)
-        self.socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        if bind:
-            self.socket.bind(endpoint)
-        else:
-            self.socket.connect(endpoint)
-
-    def send(self, message: Message) -> bool:
-        try:
-            self.socket.send(encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
-
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
-        if timeout_s > 0 and not self.socket.poll(round(1e3 * timeout_s)):
-            return None
-        return _receive(self.socket, "the other process")
-
-    def close(self) -> None:
-        self.socket.close()
-        self._context.term()
-
-
-def _receive(socket: zmq.Socket[bytes], sender: str) -> Message | None:
-    """The next valid message that has already come; what is not one is logged and dropped."""
-    # To ask costs a tenth of what ZeroMQ's exception does.
-    while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-        try:
-            return decode(socket.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            return None
-        except (ProtocolError, MessageTooLargeError) as error:
-            log.error("dropped a message of %s: %s", sender, error)
-    return None
-
-
-class Waitable(Protocol):
-    """A channel that can be waited for: these here, and those through shared memory."""
-
-    @property
-    def socket(self) -> Any:
-        """A ZeroMQ socket or a file descriptor."""
-        ...
-
-
-def wait_any(channels: Sequence[Waitable], timeout_s: float) -> None:
+def wait_any(channels: Sequence[ZmqServer | ZmqClient | SharedChannel], timeout_s: float) -> None:
     """Return when one of `channels` has something to read, or after `timeout_s`."""
-    sockets = [channel.socket for channel in channels]
+    sockets: list[zmq.Socket[bytes] | int] = [channel.socket for channel in channels]
     sockets += [channel._authenticator.socket for channel in channels if isinstance(channel, ZmqServer)]
     zmq.zmq_poll([(socket, zmq.POLLIN) for socket in sockets], round(1e3 * timeout_s))

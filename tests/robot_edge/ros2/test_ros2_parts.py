@@ -20,9 +20,8 @@ from robot_edge.ros2.diagnostics import ERROR, OK, STALE, WARN, diagnose
 from robot_edge.ros2.operator import Ros2Operator
 from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, read_parameters, usage
 from robot_edge.ros2.topics import Endpoint, missing
-from robot_edge.uplink.local_operator import LocalOperatorLink
 from wire.errors import ConfigError
-from wire.messages.gateway import EdgeEvent, EdgeStatus
+from wire.messages.gateway import EdgeEvent, EdgeStatus, OperatorCommand
 from wire.transport.memory_channel import memory_pair
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -168,7 +167,7 @@ class Robot:
 
     def __init__(self) -> None:
         ours, self.theirs = memory_pair()
-        self.line = LocalOperatorLink("left", ours)
+        self.line = ours
         self.mode = "policy"
         self.deaf = False
         self.ended = threading.Event()
@@ -176,10 +175,10 @@ class Robot:
 
     def run(self) -> None:
         while not self.ended.wait(0.01):
-            for wish in self.line.wishes():
+            while isinstance(wish := self.line.recv(), OperatorCommand):
                 if not self.deaf:
                     self.mode = {"estop": "estop", "release_estop": "hold"}.get(wish.kind, self.mode)
-            self.line.tell(status(self.mode))
+            self.line.send(status(self.mode))
 
     def __enter__(self) -> Robot:
         self.thread.start()
@@ -209,7 +208,7 @@ def test_a_wish_that_control_does_not_hear_is_not_called_done() -> None:
 
 def test_what_was_so_before_does_not_count_as_the_wish_come_true() -> None:
     ours, theirs = memory_pair()
-    LocalOperatorLink("left", ours).tell(status("estop"))
+    ours.send(status("estop"))
     desk = Ros2Operator("left", theirs)
     desk.turn()
     assert "did not confirm" in desk.wish("estop", lambda status: status.mode == "estop", 0.2)
@@ -235,7 +234,7 @@ def test_a_closed_desk_hears_nothing_and_may_be_closed_again() -> None:
     desk = Ros2Operator("left", theirs)
     desk.close()
     desk.close()
-    LocalOperatorLink("left", ours).tell(status())
+    ours.send(status())
     desk.turn()
     assert desk.status is None
 
@@ -246,9 +245,8 @@ def test_events_are_told_once_and_the_age_is_that_of_the_newest_status() -> None
     desk = Ros2Operator("left", theirs, lambda: now_s)
     now_s = 12.0
     assert desk.age_s == 2.0
-    line = LocalOperatorLink("left", ours)
-    line.tell(EdgeEvent("left", 1, "hold", "a camera stands still"))
-    line.tell(msgspec.structs.replace(status(), tick=9))
+    ours.send(EdgeEvent("left", 1, "hold", "a camera stands still"))
+    ours.send(msgspec.structs.replace(status(), tick=9))
     desk.turn()
     now_s = 13.0
     assert desk.age_s == 1.0

@@ -17,8 +17,9 @@ from tests import samples
 from wire.errors import ConfigError, MessageTooLargeError, StorageError
 from wire.messages.gateway import Heartbeat, WeightBytes
 from wire.messages.local import ChunkReply, ChunkRequest
+from wire.transport.keys import make_keys
 from wire.transport.shared_channel import SharedChannel
-from wire.transport.zmq_channel import ZmqPair, wait_any
+from wire.transport.zmq_channel import ZmqServer, wait_any
 
 Pair = tuple[SharedChannel, SharedChannel]
 
@@ -120,7 +121,8 @@ def test_with_nobody_there_nothing_is_sent_and_nothing_comes_later(tmp_path: Pat
 
 def test_the_doorbell_is_waited_for_beside_zeromq(pair: Pair, tmp_path: Path) -> None:
     there, back = pair
-    other = ZmqPair(f"ipc://{tmp_path}/other", bind=True)
+    make_keys(tmp_path / "keys", ["gateway"])
+    other = ZmqServer("tcp://127.0.0.1:*", tmp_path / "keys")
     began = time.monotonic()
     wait_any([back, other], 0.05)
     assert time.monotonic() - began >= 0.04
@@ -232,6 +234,7 @@ TALKER = """
 import os, sys
 from pathlib import Path
 from wire.messages.gateway import WeightBytes
+from wire.transport.keys import make_keys
 from wire.transport.shared_channel import SharedChannel
 line = SharedChannel(Path(sys.argv[1]), bind=True)
 start, number, parent = int(sys.argv[2]), 0, os.getppid()
@@ -279,6 +282,7 @@ ECHO = """
 import sys
 from pathlib import Path
 from wire.messages.local import ChunkReply
+from wire.transport.keys import make_keys
 from wire.transport.shared_channel import SharedChannel
 line = SharedChannel(Path(sys.argv[1]), bind=True)
 while True:

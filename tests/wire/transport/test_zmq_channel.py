@@ -15,7 +15,7 @@ from wire.errors import ConfigError
 from wire.messages import Message
 from wire.messages.gateway import Ack, Heartbeat, Hello, HelloAck, Rejection
 from wire.transport.keys import KeyPair, check_name, load_pair, load_public, make_keys
-from wire.transport.zmq_channel import ZmqClient, ZmqPair, ZmqServer, wait_any
+from wire.transport.zmq_channel import ZmqClient, ZmqServer
 
 
 @pytest.fixture
@@ -169,23 +169,3 @@ def test_missing_keys_say_how_to_make_them(keys: Path) -> None:
 def test_names_that_are_no_names(name: str) -> None:
     with pytest.raises(ConfigError, match="cannot be a name"):
         check_name(name)
-
-
-def test_a_local_line_never_blocks_and_survives_a_restart(tmp_path: Path) -> None:
-    endpoint = f"ipc://{tmp_path}/line"
-    client = ZmqPair(endpoint, bind=False)
-    assert not client.send(Heartbeat(1))
-    for number in range(2):
-        server = ZmqPair(endpoint, bind=True)
-        deadline = time.monotonic() + 60
-        while not client.send(Heartbeat(number)) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        wait_any([server], 5.0)
-        message = server.recv()
-        assert isinstance(message, Heartbeat)
-        assert message.sent_ns == number
-        server.close()
-        deadline = time.monotonic() + 60
-        while client.send(Heartbeat(99)) and time.monotonic() < deadline:
-            time.sleep(0.01)
-    client.close()

@@ -1,24 +1,79 @@
-"""Where `think` runs: in the inference process, in another one on the same computer, or on another machine.
+"""The slow path as the fast one sees it: where `think` runs, and the newest latent of each policy version.
 
-Whoever asks goes on acting meanwhile; latents are taken when they are there.
+It runs in the inference process, in another one on the same computer, or on another machine. Whoever asks goes on
+acting meanwhile; latents are taken when they are there.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
 from policies.interface.policy import Policy
-from robot_edge.inference.latents import StampedLatent, seen_ns
-from robot_edge.runtime.shared_frames import intact, without_previews
 from robot_edge.uplink.segments import encode_jpeg
 from wire.clock import Clock
-from wire.errors import ConfigError, InvalidDataError
+from wire.errors import InvalidDataError
 from wire.messages.gateway import Rejection
 from wire.messages.local import LoadWeights, ThinkReply, ThinkRequest
 from wire.transport.channel import Channel
-from wire.types import Frame, Observation, PolicyVersion
+from wire.transport.frame_ring import intact, without_previews
+from wire.types import Frame, Latent, Observation, PolicyVersion
+
+_VERSIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StampedLatent:
+    """A latent and what it was made from."""
+
+    latent: Latent
+    seen_ns: int
+    """time of the newest frame it saw; `latent.observed_ns` may be that of the oldest"""
+    made_from_ns: int
+    """time of the observation"""
+    task: str
+
+
+class LatentBuffer:
+    """The newest latent of each version. One is only ever given to the policy version that made it."""
+
+    def __init__(self) -> None:
+        self._newest: dict[int, StampedLatent] = {}
+
+    def put(self, thought: StampedLatent) -> None:
+        """Thoughts come in the order in which they were asked for: a later one is the newer one."""
+        version = thought.latent.version
+        self._newest.pop(version, None)
+        self._newest[version] = thought
+        if len(self._newest) > _VERSIONS:
+            del self._newest[next(iter(self._newest))]
+
+    def newest(self, version: int, task: str) -> StampedLatent | None:
+        """The newest thought of this version about this instruction; None when there is none."""
+        thought = self._newest.get(version)
+        return thought if thought is not None and thought.task == task else None
+
+    def clear(self) -> None:
+        """Forget all thoughts: what they saw is no longer so."""
+        self._newest.clear()
+
+
+def seen_ns(observation: Observation) -> int:
+    """Time of the newest frame of `observation`; its own when it has no cameras."""
+    return max((frame.time_ns for frame in observation.images.values()), default=observation.time_ns)
+
+
+def think(policy: Policy, observation: Observation) -> StampedLatent:
+    """`policy`'s thought about `observation`.
+
+    Raises what `Policy.think` raises, and `InvalidDataError` when the frames were overwritten meanwhile.
+    """
+    latent = policy.think(observation)
+    if not intact(observation):
+        raise InvalidDataError(
+            "camera frames were overwritten while the policy looked at them: keep more of them (keep_s)."
+        )
+    return StampedLatent(latent, seen_ns(observation), observation.time_ns, observation.task)
 
 
 class SlowPath(Protocol):
@@ -43,7 +98,7 @@ class SlowPath(Protocol):
         """
         ...
 
-    def take(self) -> list[StampedLatent]:
+    def pop(self) -> list[StampedLatent]:
         """Thoughts that were finished since the last call, oldest first."""
         ...
 
@@ -73,7 +128,7 @@ class InlineSlowPath:
                 self._thoughts.append(think(there[version], observation))
                 return
 
-    def take(self) -> list[StampedLatent]:
+    def pop(self) -> list[StampedLatent]:
         taken, self._thoughts = self._thoughts, []
         return taken
 
@@ -98,12 +153,12 @@ class ProcessSlowPath:
 
     immediate = False
 
-    def __init__(self, line: Channel, clock: Clock, patience_s: float = 2.0) -> None:
-        """`patience_s`: an answer that has not come by then is given up, at least the longest thought."""
+    def __init__(self, line: Channel, clock: Clock, timeout_s: float = 2.0) -> None:
+        """`timeout_s`: an answer that has not come by then is given up, at least the longest thought."""
         self.problem = ""
         self._line = line
         self._clock = clock
-        self._patience_ns = int(patience_s * 1e9)
+        self._timeout_ns = int(timeout_s * 1e9)
         # The answer to a predecessor of this process must never look like one to us.
         self._number = clock.now_ns()
         self._asked: _Asked | None = None
@@ -122,16 +177,16 @@ class ProcessSlowPath:
         self._listen()
         now_ns = self._clock.now_ns()
         if self._asked is not None:
-            if now_ns - self._asked.sent_ns < self._patience_ns:
+            if now_ns - self._asked.sent_ns < self._timeout_ns:
                 return
-            self.problem = f"no answer within {self._patience_ns / 1e9:g} s"
+            self.problem = f"no answer within {self._timeout_ns / 1e9:g} s"
         self._number += 1
         if not self._line.send(self._request(self._number, observation, versions)):
             self._asked, self.problem = None, self._unreachable()
             return
         self._asked = _Asked(self._number, now_ns, seen_ns(observation), observation.time_ns, observation.task)
 
-    def take(self) -> list[StampedLatent]:
+    def pop(self) -> list[StampedLatent]:
         self._listen()
         taken, self._thoughts = self._thoughts, []
         return taken
@@ -168,9 +223,9 @@ class ProcessSlowPath:
 class RemoteSlowPath(ProcessSlowPath):
     """Thinks on another machine (`latent_server.LatentServer`), which gets its weights from the gateway itself."""
 
-    def __init__(self, line: Channel, clock: Clock, patience_s: float = 2.0, jpeg_quality: int = 95) -> None:
+    def __init__(self, line: Channel, clock: Clock, timeout_s: float = 2.0, jpeg_quality: int = 95) -> None:
         """`jpeg_quality` of the images on the wire, that of the recorder by default; 0 sends every pixel as it is."""
-        super().__init__(line, clock, patience_s)
+        super().__init__(line, clock, timeout_s)
         self._quality = jpeg_quality
 
     def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
@@ -190,69 +245,3 @@ class RemoteSlowPath(ProcessSlowPath):
 
     def _unreachable(self) -> str:
         return getattr(self._line, "refusal", "") or "the link to the think server is down"
-
-
-class PacedSlowPath:
-    """Makes another slow path slow: at most `hz` thoughts a second, each visible `latency_s` after it was asked for.
-
-    Time is the given clock's, so it can be simulated; whoever acts is never stopped for it.
-    """
-
-    immediate = False
-
-    def __init__(self, inner: SlowPath, clock: Clock, hz: float, latency_s: float | None = None) -> None:
-        """`latency_s`: a whole period when it is not given, as of a model that does nothing else."""
-        if not hz > 0 or (latency_s is not None and latency_s < 0):
-            raise ConfigError(f"a slow path of {hz:g} Hz and {latency_s} s: give a positive pace and no negative time.")
-        self._inner = inner
-        self._clock = clock
-        self._period_ns = round(1e9 / hz)
-        self._latency_ns = self._period_ns if latency_s is None else round(latency_s * 1e9)
-        self._next_ns: int | None = None
-        self._asked_ns = 0
-        self._coming: deque[tuple[int, StampedLatent]] = deque()
-
-    @property
-    def problem(self) -> str:
-        return self._inner.problem
-
-    def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
-        self._inner.adopt(policy, version, path)
-
-    def ask(self, observation: Observation, versions: tuple[int, ...]) -> None:
-        self._collect()
-        now_ns = self._clock.now_ns()
-        if self._next_ns is not None and now_ns < self._next_ns:
-            return
-        # On the grid as long as it is asked often enough: the mean pace is what was wanted.
-        late_ns = 0 if self._next_ns is None else now_ns - self._next_ns
-        self._next_ns = now_ns - (late_ns if late_ns < self._period_ns else 0) + self._period_ns
-        self._asked_ns = now_ns
-        self._inner.ask(observation, versions)
-        self._collect()
-
-    def take(self) -> list[StampedLatent]:
-        self._collect()
-        taken, now_ns = [], self._clock.now_ns()
-        while self._coming and self._coming[0][0] <= now_ns:
-            taken.append(self._coming.popleft()[1])
-        return taken
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def _collect(self) -> None:
-        self._coming.extend((self._asked_ns + self._latency_ns, thought) for thought in self._inner.take())
-
-
-def think(policy: Policy, observation: Observation) -> StampedLatent:
-    """`policy`'s thought about `observation`.
-
-    Raises what `Policy.think` raises, and `InvalidDataError` when the frames were overwritten meanwhile.
-    """
-    latent = policy.think(observation)
-    if not intact(observation):
-        raise InvalidDataError(
-            "camera frames were overwritten while the policy looked at them: keep more of them (keep_s)."
-        )
-    return StampedLatent(latent, seen_ns(observation), observation.time_ns, observation.task)
