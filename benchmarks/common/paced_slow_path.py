@@ -11,18 +11,17 @@ from wire.errors import ConfigError
 from wire.types import Observation, PolicyVersion
 
 
-class PacedSlowPath:
+class PacedSlowPath(SlowPath):
     """Makes another slow path slow: at most `hz` thoughts a second, each visible `latency_s` after it was asked for.
 
     Time is the given clock's, so it can be simulated; whoever acts is never stopped for it.
     """
 
-    immediate = False
-
     def __init__(self, inner: SlowPath, clock: Clock, hz: float, latency_s: float | None = None) -> None:
         """`latency_s`: a whole period when it is not given, as of a model that does nothing else."""
         if not hz > 0 or (latency_s is not None and latency_s < 0):
             raise ConfigError(f"a slow path of {hz:g} Hz and {latency_s} s: give a positive pace and no negative time.")
+        super().__init__()
         self._inner = inner
         self._clock = clock
         self._period_ns = round(1e9 / hz)
@@ -32,7 +31,7 @@ class PacedSlowPath:
         self._coming: deque[tuple[int, StampedLatent]] = deque()
 
     @property
-    def problem(self) -> str:
+    def problem(self) -> str:  # type: ignore[override]
         return self._inner.problem
 
     def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:

@@ -6,8 +6,8 @@ acting meanwhile; latents are taken when they are there.
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
-from typing import Protocol
 
 from policies.interface.policy import Policy
 from robot_edge.uplink.segments import encode_jpeg
@@ -76,46 +76,46 @@ def think(policy: Policy, observation: Observation) -> StampedLatent:
     return StampedLatent(latent, seen_ns(observation), observation.time_ns, observation.task)
 
 
-class SlowPath(Protocol):
+class SlowPath(abc.ABC):
     """Turns observations into latents at its own pace."""
 
-    immediate: bool
+    immediate = False
     """whether a thought is there when `ask` returns"""
+    problem = ""
+    """why no thought comes, '' when nothing is known to be wrong"""
 
-    @property
-    def problem(self) -> str:
-        """Why no thought comes, '' when nothing is known to be wrong."""
-        ...
+    def __init__(self) -> None:
+        self._thoughts: list[StampedLatent] = []
 
+    @abc.abstractmethod
     def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
         """`version`, whose weights lie at `path`, has been loaded into `policy` and will be asked for."""
-        ...
 
+    @abc.abstractmethod
     def ask(self, observation: Observation, versions: tuple[int, ...]) -> None:
         """Think about `observation` with the first of `versions` that is there, unless there is enough to do.
 
         Raises what `Policy.think` raises when it runs here.
         """
-        ...
 
     def pop(self) -> list[StampedLatent]:
         """Thoughts that were finished since the last call, oldest first."""
-        ...
+        thoughts, self._thoughts = self._thoughts, []
+        return thoughts
 
     def close(self) -> None:
-        """Give lines back."""
-        ...
+        """Give channels back."""
+        self._thoughts.clear()
 
 
-class InlineSlowPath:
+class InlineSlowPath(SlowPath):
     """Thinks at once, in the process that acts: for small policies."""
 
     immediate = True
-    problem = ""
 
     def __init__(self, *policies: Policy) -> None:
+        super().__init__()
         self._policies = list(policies)
-        self._thoughts: list[StampedLatent] = []
 
     def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
         if not any(policy is known for known in self._policies):
@@ -128,13 +128,6 @@ class InlineSlowPath:
                 self._thoughts.append(think(there[version], observation))
                 return
 
-    def pop(self) -> list[StampedLatent]:
-        taken, self._thoughts = self._thoughts, []
-        return taken
-
-    def close(self) -> None:
-        self._thoughts.clear()
-
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
@@ -145,25 +138,22 @@ class _Asked:
     task: str
 
 
-class ProcessSlowPath:
+class ProcessSlowPath(SlowPath):
     """Thinks in another process of this computer, which loads the same weights (`latent_server.LatentWorker`).
 
     One thought is under way at a time; what cannot be sent or is not answered is asked again with newer frames.
     """
 
-    immediate = False
-
-    def __init__(self, line: Channel, clock: Clock, timeout_s: float = 2.0) -> None:
+    def __init__(self, channel: Channel, clock: Clock, timeout_s: float = 2.0) -> None:
         """`timeout_s`: an answer that has not come by then is given up, at least the longest thought."""
-        self.problem = ""
-        self._line = line
+        super().__init__()
+        self._channel = channel
         self._clock = clock
         self._timeout_ns = int(timeout_s * 1e9)
         # The answer to a predecessor of this process must never look like one to us.
         self._number = clock.now_ns()
         self._asked: _Asked | None = None
         self._weights: dict[int, LoadWeights] = {}
-        self._thoughts: list[StampedLatent] = []
 
     def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
         # A version that comes back is the newest again.
@@ -171,7 +161,7 @@ class ProcessSlowPath:
         self._weights[version.number] = LoadWeights(version, path)
         while len(self._weights) > 2:
             del self._weights[next(iter(self._weights))]
-        self._line.send(self._weights[version.number])
+        self._channel.send(self._weights[version.number])
 
     def ask(self, observation: Observation, versions: tuple[int, ...]) -> None:
         self._listen()
@@ -181,21 +171,20 @@ class ProcessSlowPath:
                 return
             self.problem = f"no answer within {self._timeout_ns / 1e9:g} s"
         self._number += 1
-        if not self._line.send(self._request(self._number, observation, versions)):
+        if not self._channel.send(self._request(self._number, observation, versions)):
             self._asked, self.problem = None, self._unreachable()
             return
         self._asked = _Asked(self._number, now_ns, seen_ns(observation), observation.time_ns, observation.task)
 
     def pop(self) -> list[StampedLatent]:
         self._listen()
-        taken, self._thoughts = self._thoughts, []
-        return taken
+        return super().pop()
 
     def close(self) -> None:
-        self._line.close()
+        self._channel.close()
 
     def _listen(self) -> None:
-        while (message := self._line.recv()) is not None:
+        while (message := self._channel.recv()) is not None:
             if isinstance(message, ThinkReply):
                 self._answered(message)
             elif isinstance(message, Rejection):
@@ -211,7 +200,7 @@ class ProcessSlowPath:
         # A thinker that was killed and came back has nothing.
         for number, load in self._weights.items():
             if number not in reply.versions:
-                self._line.send(load)
+                self._channel.send(load)
 
     def _request(self, number: int, observation: Observation, versions: tuple[int, ...]) -> ThinkRequest:
         return ThinkRequest(number, versions, observation)
@@ -223,19 +212,12 @@ class ProcessSlowPath:
 class RemoteSlowPath(ProcessSlowPath):
     """Thinks on another machine (`latent_server.LatentServer`), which gets its weights from the gateway itself."""
 
-    def __init__(self, line: Channel, clock: Clock, timeout_s: float = 2.0, jpeg_quality: int = 95) -> None:
-        """`jpeg_quality` of the images on the wire, that of the recorder by default; 0 sends every pixel as it is."""
-        super().__init__(line, clock, timeout_s)
-        self._quality = jpeg_quality
-
     def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
         """Nothing to send: a path on this computer means nothing there."""
 
     def _request(self, number: int, observation: Observation, versions: tuple[int, ...]) -> ThinkRequest:
         plain = without_previews(observation)
-        if not self._quality:
-            return ThinkRequest(number, versions, plain)
-        jpeg = {camera: encode_jpeg(frame.image, self._quality) for camera, frame in plain.images.items()}
+        jpeg = {camera: encode_jpeg(frame.image) for camera, frame in plain.images.items()}
         if not intact(observation):
             raise InvalidDataError(
                 "camera frames were overwritten while they were encoded: keep more of them (keep_s)."
@@ -244,4 +226,4 @@ class RemoteSlowPath(ProcessSlowPath):
         return ThinkRequest(number, versions, Observation(plain.time_ns, plain.state, images, plain.task), jpeg)
 
     def _unreachable(self) -> str:
-        return getattr(self._line, "refusal", "") or "the link to the think server is down"
+        return getattr(self._channel, "refusal", "") or "the link to the think server is down"

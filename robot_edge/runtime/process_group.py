@@ -25,9 +25,8 @@ from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.inference.latent_server import LatentWorker
 from robot_edge.inference.server import Inference
 from robot_edge.runtime.forking import start_fork, start_program
-from robot_edge.runtime.lifecycle import ShutdownSignal
+from robot_edge.runtime.lifecycle import ShutdownSignal, run_directory
 from robot_edge.runtime.rejection_log import RejectionLogTail
-from robot_edge.runtime.run_directory import run_directory
 from robot_edge.runtime.supervisor import Child, Supervisor
 from robot_edge.uplink.server import Uplink
 from wire.clock import Clock, clock_name

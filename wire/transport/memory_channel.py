@@ -59,27 +59,6 @@ class MemoryServer:
         self._outboxes.clear()
 
 
-class MemoryClient:
-    """One peer's end."""
-
-    def __init__(self, name: str, server: MemoryServer) -> None:
-        self._name = name
-        self._server = server
-
-    def send(self, message: Message) -> bool:
-        if self._name in self._server.cut:
-            return False
-        self._server._inbox.append((self._name, encode(message)))
-        return True
-
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
-        outbox = self._server._outboxes.get(self._name)
-        return decode(outbox.popleft()) if outbox else None
-
-    def close(self) -> None:
-        self._server._outboxes.pop(self._name, None)
-
-
 def memory_pair() -> tuple[MemoryPairEnd, MemoryPairEnd]:
     """Two ends of one connection."""
     there: deque[bytes] = deque()
@@ -103,3 +82,21 @@ class MemoryPairEnd:
 
     def close(self) -> None:
         self._outbox.clear()
+
+
+class MemoryClient(MemoryPairEnd):
+    """One peer's end of a connection to a `MemoryServer`."""
+
+    def __init__(self, name: str, server: MemoryServer) -> None:
+        super().__init__(deque(), server._outboxes[name])
+        self._name = name
+        self._server = server
+
+    def send(self, message: Message) -> bool:
+        if self._name in self._server.cut:
+            return False
+        self._server._inbox.append((self._name, encode(message)))
+        return True
+
+    def close(self) -> None:
+        self._server._outboxes.pop(self._name, None)

@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import zmq
+from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from wire.codec import MAX_MESSAGE_BYTES, decode, encode
 from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
 from wire.messages import Message
 from wire.messages.gateway import Hello, Rejection
-from wire.transport.auth import GUEST, Authenticator
 from wire.transport.channel import PEER_SUFFIX
-from wire.transport.keys import GATEWAY, KeyPair, check_name, load_pair
+from wire.transport.keys import GATEWAY, KeyPair, authorised, check_name, load_pair
 from wire.transport.shared_channel import SharedChannel
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,46 @@ _HEARTBEAT_TIMEOUT_MS = 4000
 _MAX_GUESTS = 1000
 _MAX_EXTRA_PEERS = 1000
 _GUEST_HELLO_BYTES = 64 * 1024
+_GUEST = "?"
+"""starts the user id of a peer whose key is not filed; its public key follows"""
+
+
+class Authenticator:
+    """Says who is on the other end of a CURVE connection (ZAP, RFC 27): the name that the peer's key is filed under.
+
+    ZAP is asked before a peer can say its name, and an operator has to know *which* robot was turned away. So a
+    connection with an unknown key is let in as a guest: encrypted, under no name, able to say one `Hello` and hear one
+    `Rejection`, and nothing else. pyzmq's own authenticator can only cut it without a word.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Path) -> None:
+        self._keys = keys
+        self._known = authorised(keys)
+        self.socket = context.socket(zmq.REP)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind("inproc://zeromq.zap.01")
+
+    def poll(self) -> None:
+        """Answer the handshakes that wait."""
+        while self.socket.poll(0):
+            frames = self.socket.recv_multipart()
+            if len(frames) < 7 or frames[5] != b"CURVE":
+                log.error("refused a handshake that is not CURVE, from %s.", frames[3:4])
+                self.socket.send_multipart(
+                    [b"1.0", frames[1] if len(frames) > 1 else b"", b"400", b"refused", b"", b""]
+                )
+                continue
+            self.socket.send_multipart([frames[0], frames[1], b"200", b"OK", self._name(frames[6]).encode(), b""])
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def _name(self, key: bytes) -> str:
+        public = z85.encode(key)
+        if public not in self._known:
+            # Keys may be filed while the gateway runs; a guest's handshake is rare enough to look again.
+            self._known = authorised(self._keys)
+        return self._known.get(public, _GUEST + public.decode())
 
 
 class ZmqServer:
@@ -106,7 +146,7 @@ class ZmqServer:
                 continue
             frames = self.socket.recv_multipart(copy=False)
             connection, peer = frames[0].bytes, str(frames[-1].get("User-Id"))
-            if peer.startswith(GUEST):
+            if peer.startswith(_GUEST):
                 self._reject(connection, peer, frames)
                 continue
             if len(frames) != 2:
@@ -191,7 +231,7 @@ class ZmqServer:
                     name = hello.name[:64]
         file = name or "NAME"
         reason = (
-            f"its key {peer[len(GUEST) :]} is not filed at the gateway. If it may connect, make its key with "
+            f"its key {peer[len(_GUEST) :]} is not filed at the gateway. If it may connect, make its key with "
             f"`vla-fleet keys {file} --keys {self._keys}` there and copy {file}.key_secret to its machine."
         )
         self._note_rejection(name or "unknown", f"from {frames[-1].get('Peer-Address')}: {reason}")

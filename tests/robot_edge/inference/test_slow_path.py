@@ -230,8 +230,8 @@ class Served:
         self.made.append(Scripted())
         return self.made[-1]
 
-    def line(self, name: str, quality: int) -> RemoteSlowPath:
-        return RemoteSlowPath(self.robots.connect(name), self.clock, jpeg_quality=quality)
+    def line(self, name: str) -> RemoteSlowPath:
+        return RemoteSlowPath(self.robots.connect(name), self.clock)
 
     def publish(self) -> None:
         made = PolicyVersion(7, hashlib.sha256(self.data).hexdigest(), len(self.data), 0, 0, 0, 0)
@@ -264,11 +264,10 @@ def test_a_think_server_follows_the_gateway(tmp_path: Path) -> None:
     assert served.server._encoder.versions == (7,)
 
 
-@pytest.mark.parametrize("quality", [0, 95])
-def test_several_robots_are_served_in_turn(tmp_path: Path, quality: int) -> None:
+def test_several_robots_are_served_in_turn(tmp_path: Path) -> None:
     served = Served(tmp_path)
     served.publish()
-    lines = {name: served.line(name, quality) for name in ("robot-0", "robot-1", "robot-2")}
+    lines = {name: served.line(name) for name in ("robot-0", "robot-1", "robot-2")}
     for at, line in enumerate(lines.values()):
         line.ask(smooth(100 + at, 40 * at), (7,))
     for _ in lines:
@@ -277,7 +276,7 @@ def test_several_robots_are_served_in_turn(tmp_path: Path, quality: int) -> None
     for at, line in enumerate(lines.values()):
         (thought,) = line.pop()
         assert thought.seen_ns == 100 + at
-        assert abs(thought.latent.data[2] - 40 * at) <= (2 if quality else 0)
+        assert abs(thought.latent.data[2] - 40 * at) <= 2
     assert served.made[-1].thoughts == [100, 101, 102]
 
 
@@ -478,7 +477,7 @@ def test_a_new_version_waits_for_a_think_server_that_has_it(tmp_path: Path) -> N
         inference_uplink,
         clock,
         standby=Scripted(),
-        slow=served.line("robot-0", 0),
+        slow=served.line("robot-0"),
     )
     made: list[int] = []
 

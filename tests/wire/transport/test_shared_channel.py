@@ -234,7 +234,6 @@ TALKER = """
 import os, sys
 from pathlib import Path
 from wire.messages.gateway import WeightBytes
-from wire.transport.keys import make_keys
 from wire.transport.shared_channel import SharedChannel
 line = SharedChannel(Path(sys.argv[1]), bind=True)
 start, number, parent = int(sys.argv[2]), 0, os.getppid()
@@ -282,7 +281,6 @@ ECHO = """
 import sys
 from pathlib import Path
 from wire.messages.local import ChunkReply
-from wire.transport.keys import make_keys
 from wire.transport.shared_channel import SharedChannel
 line = SharedChannel(Path(sys.argv[1]), bind=True)
 while True:
