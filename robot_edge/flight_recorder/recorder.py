@@ -293,8 +293,8 @@ class RecordedChannel(RecordedBoundary):
             flight.boundary = True
         return accepted
 
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
-        message = self._inner.recv(timeout_s)
+    def recv(self) -> Message | None:
+        message = self._inner.recv()
         if self._flight.live:
             if message is None:
                 self._flight.note_encoded(self._nothing)

@@ -338,7 +338,7 @@ class _PlayedChannel(RecordedBoundary):
         self._player.compare(LINES[self._line], event.message, message)
         return event.accepted
 
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
+    def recv(self) -> Message | None:
         event = self._player.next(Received, self._line)
         return event.message if event else None
 

@@ -129,7 +129,6 @@ class Inference:
         if swap.poll(hurry=overdue or self._nothing_to_lose()):
             message = swap.waiting or swap.running
             assert message is not None
-            log.info("robot '%s': version %d loaded in %.3f s.", self._name, message.version.number, swap.load_s)
             self._waiting_since_ns = self._clock.now_ns()
             self._slow.adopt(swap.loaded, message.version, message.path)
             if swap.waiting is None:
@@ -295,7 +294,7 @@ class WeightSwapper:
         self._name = name
         self._standby = standby
         self._thread = ThreadPoolExecutor(1, "weights") if standby is not None else None
-        self._loading: tuple[LoadWeights, Future[float]] | None = None
+        self._loading: tuple[LoadWeights, Future[None]] | None = None
         self._next: LoadWeights | None = None
         self.active = policy
         """the policy that acts"""
@@ -305,8 +304,6 @@ class WeightSwapper:
         """the version that is loaded in the standby and waits for `switch`"""
         self.rejection = ""
         """why the newest weights were not taken, '' when they were"""
-        self.load_s = 0.0
-        """how long reading and loading the newest weights took"""
 
     def submit(self, message: LoadWeights) -> bool:
         """These weights are wanted; True when they are the ones that run already."""
@@ -353,14 +350,15 @@ class WeightSwapper:
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
 
-    def _load(self, policy: Policy, message: LoadWeights) -> float:
+    def _load(self, policy: Policy, message: LoadWeights) -> None:
         began = time.perf_counter()
         policy.load(Path(message.path).read_bytes(), message.version.number)
-        return time.perf_counter() - began
+        took_s = time.perf_counter() - began
+        log.info("robot '%s': version %d loaded in %.3f s.", self._name, message.version.number, took_s)
 
-    def _succeeded(self, message: LoadWeights, result: Callable[[], float]) -> bool:
+    def _succeeded(self, message: LoadWeights, result: Callable[[], None]) -> bool:
         try:
-            self.load_s = result()
+            result()
         except Exception as error:  # whatever a policy raises must not stop the one that runs
             known = isinstance(error, FleetError | OSError)
             self.rejection = not_taken(message.version.number, str(error) if known else repr(error))

@@ -33,7 +33,7 @@ class MemoryServer:
         self._outboxes[peer].append(encode(message))
         return True
 
-    def recv(self, timeout_s: float = 0.0) -> tuple[str, Message] | None:
+    def recv(self) -> tuple[str, Message] | None:
         if not self._inbox:
             return None
         peer, data = self._inbox.popleft()
@@ -77,7 +77,7 @@ class MemoryPairEnd:
         self._outbox.append(encode(message))
         return True
 
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
+    def recv(self) -> Message | None:
         return decode(self._inbox.popleft()) if self._inbox else None
 
     def close(self) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import struct
 import time
 import zlib
@@ -46,7 +45,6 @@ _HEADER = _RECORD.size
 _UNSEEN_TIMEOUT_S = 0.01
 _ALIVE_S = 0.05
 """how long an end that polls is taken to live after it was rung for"""
-_POLL_S = 0.005
 
 
 class SharedChannel:
@@ -100,8 +98,6 @@ class SharedChannel:
         self._peer_doorbell_fd = -1
         self.socket, self._keep_fd = _open_doorbell(path.with_name(f"{path.name}.{'bind' if bind else 'connect'}"))
         """file descriptor that can be read when there may be a message; for `wait_any`"""
-        self._poll = select.poll()
-        self._poll.register(self.socket, select.POLLIN)
 
     def send(self, message: Message) -> bool:
         """False when nobody is there, the ring is full, or a frame was overwritten while it was copied.
@@ -142,12 +138,8 @@ class SharedChannel:
             return self._alive_until > 0
         return self._wake_peer()
 
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
-        """The next message. What is damaged is logged and dropped."""
-        if self._polls and timeout_s <= 0 and self._header[self._in_head] == self._header[self._in_tail]:
-            # What an end that polls finds most often.
-            return None
-        deadline = time.monotonic() + timeout_s
+    def recv(self) -> Message | None:
+        """The next message that has come. What is damaged is logged and dropped."""
         while True:
             data = self._pop()
             if data is None and not self._polls:
@@ -155,17 +147,10 @@ class SharedChannel:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self.socket, 65536)
                 data = self._pop()
-            if data is not None:
-                if (message := self._decoded(data)) is not None:
-                    return message
-                continue
-            remaining_s = deadline - time.monotonic()
-            if remaining_s <= 0:
+            if data is None:
                 return None
-            if self._polls:
-                time.sleep(min(remaining_s, _POLL_S))
-            else:
-                self._poll.poll(1e3 * remaining_s)
+            if (message := self._decoded(data)) is not None:
+                return message
 
     def close(self) -> None:
         """Leave the connection; the file stays for the other end and for a successor."""

@@ -9,7 +9,7 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import zmq
@@ -100,21 +100,8 @@ class ZmqServer:
         self._guests: OrderedDict[bytes, None] = OrderedDict()
         self._rejections: list[tuple[str, str]] = []
         self._next_handshake_report_s = 0.0
-        self.socket = self._context.socket(zmq.ROUTER)
-        for option, value in (
-            (zmq.LINGER, 500),
-            (zmq.SNDHWM, queue),
-            (zmq.RCVHWM, queue),
-            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
-            (zmq.ROUTER_MANDATORY, 1),
-            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
-            (zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS),
-            (zmq.CURVE_SERVER, 1),
-            (zmq.CURVE_SECRETKEY, pair.secret),
-            (zmq.CURVE_PUBLICKEY, pair.public),
-            (zmq.ZAP_DOMAIN, b"fleet"),
-        ):
-            self.socket.setsockopt(option, value)
+        server: dict[int, int | bytes] = {zmq.ROUTER_MANDATORY: 1, zmq.CURVE_SERVER: 1, zmq.ZAP_DOMAIN: b"fleet"}
+        self.socket = _make_socket(self._context, zmq.ROUTER, pair, queue, server)
         self._monitor = self.socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         )
@@ -132,18 +119,11 @@ class ZmqServer:
         connection = self._connections.get(peer)
         return connection is not None and self._send(connection, message)
 
-    def recv(self, timeout_s: float = 0.0) -> tuple[str, Message] | None:
-        """The next valid message. What is not one is logged with its sender and dropped."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            self._authenticator.poll()
-            self._report_handshakes()
-            remaining_ms = max(0, round(1e3 * (deadline - time.monotonic())))
-            # The ZAP socket must be served while we wait, or nobody new could come in.
-            if not self.socket.poll(min(remaining_ms, 20)):
-                if remaining_ms == 0:
-                    return None
-                continue
+    def recv(self) -> tuple[str, Message] | None:
+        """The next valid message that has come. What is not one is logged with its sender and dropped."""
+        self._authenticator.poll()
+        self._report_handshakes()
+        while self.socket.poll(0):
             frames = self.socket.recv_multipart(copy=False)
             connection, peer = frames[0].bytes, str(frames[-1].get("User-Id"))
             if peer.startswith(_GUEST):
@@ -161,6 +141,7 @@ class ZmqServer:
             peer = self._peer_of(connection, peer)
             self._addresses[peer] = str(frames[-1].get("Peer-Address"))
             return peer, message
+        return None
 
     def adopt(self, peer: str) -> str:
         """Make the further connection `peer` ("name@2") that of its name, which is returned; forget the old one."""
@@ -259,31 +240,19 @@ class ZmqClient:
         self._name = check_name(name)
         self._endpoint = endpoint
         self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        for option, value in (
-            (zmq.LINGER, 500),
-            (zmq.SNDHWM, queue),
-            (zmq.RCVHWM, queue),
-            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
-            (zmq.IMMEDIATE, 1),
-            (zmq.RECONNECT_IVL, 100),
-            (zmq.RECONNECT_IVL_MAX, 2000),
-            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
-            (zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS),
-            (zmq.CURVE_SERVERKEY, server_public),
-            (zmq.CURVE_SECRETKEY, pair.secret),
-            (zmq.CURVE_PUBLICKEY, pair.public),
-        ):
-            self.socket.setsockopt(option, value)
+        client: dict[int, int | bytes] = {
+            zmq.IMMEDIATE: 1,
+            zmq.RECONNECT_IVL: 100,
+            zmq.RECONNECT_IVL_MAX: 2000,
+            zmq.CURVE_SERVERKEY: server_public,
+        }
+        self.socket = _make_socket(self._context, zmq.DEALER, pair, queue, client)
         self._monitor = self.socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_FAILED_AUTH
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
             | zmq.EVENT_HANDSHAKE_SUCCEEDED
-            | zmq.EVENT_DISCONNECTED
         )
-        self.connected = False
-        """whether an authenticated connection stands now"""
         self.refusal = ""
         """why no connection could be made, '' when nothing is wrong; an unknown key is answered with `Rejection`"""
         try:
@@ -301,10 +270,8 @@ class ZmqClient:
             return False
         return True
 
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
+    def recv(self) -> Message | None:
         self._watch()
-        if timeout_s > 0 and not self.socket.poll(round(1e3 * timeout_s)):
-            return None
         # To ask costs a tenth of what ZeroMQ's exception does.
         while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             try:
@@ -323,24 +290,41 @@ class ZmqClient:
 
     def _watch(self) -> None:
         while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.connected, self.refusal = True, ""
-            elif event == zmq.EVENT_DISCONNECTED:
-                self.connected = False
-            else:
-                self.connected = False
-                reason = (
-                    f"'{self._name}': no CURVE handshake with {self._endpoint}: its gateway has another key than "
-                    "public/gateway.key here. Copy that file from the gateway's machine."
-                )
-                if reason != self.refusal:
-                    log.error("%s", reason)
-                self.refusal = reason
+            if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.refusal = ""
+                continue
+            reason = (
+                f"'{self._name}': no CURVE handshake with {self._endpoint}: its gateway has another key than "
+                "public/gateway.key here. Copy that file from the gateway's machine."
+            )
+            if reason != self.refusal:
+                log.error("%s", reason)
+            self.refusal = reason
+
+
+def _make_socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, pair: KeyPair, queue: int, more: Mapping[int, int | bytes]
+) -> zmq.Socket[bytes]:
+    """A socket with the options of both sides and `more`, before it is bound or connected."""
+    options = {
+        zmq.LINGER: 500,
+        zmq.SNDHWM: queue,
+        zmq.RCVHWM: queue,
+        zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
+        zmq.HEARTBEAT_IVL: _HEARTBEAT_MS,
+        zmq.HEARTBEAT_TIMEOUT: _HEARTBEAT_TIMEOUT_MS,
+        zmq.CURVE_SECRETKEY: pair.secret,
+        zmq.CURVE_PUBLICKEY: pair.public,
+        **more,
+    }
+    socket = context.socket(kind)
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+    return socket
 
 
 def wait_any(channels: Sequence[ZmqServer | ZmqClient | SharedChannel], timeout_s: float) -> None:
-    """Return when one of `channels` has something to read, or after `timeout_s`."""
+    """Return when one of `channels` has something to read or to do, or after `timeout_s`."""
     sockets: list[zmq.Socket[bytes] | int] = [channel.socket for channel in channels]
     sockets += [channel._authenticator.socket for channel in channels if isinstance(channel, ZmqServer)]
     zmq.zmq_poll([(socket, zmq.POLLIN) for socket in sockets], round(1e3 * timeout_s))

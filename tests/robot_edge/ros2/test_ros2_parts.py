@@ -219,7 +219,7 @@ def test_nobody_at_the_other_end_is_said() -> None:
         def send(self, message: object) -> bool:
             return False
 
-        def recv(self, timeout_s: float = 0.0) -> None:
+        def recv(self) -> None:
             return None
 
         def close(self) -> None:
