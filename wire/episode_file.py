@@ -39,12 +39,12 @@ class EpisodeHeader(msgspec.Struct, frozen=True):
     steps: int
 
 
-class _Body(msgspec.Struct, frozen=True, array_like=True):
+class _EpisodeBody(msgspec.Struct, frozen=True, array_like=True):
     header: EpisodeHeader
     segments: list[bytes]
 
 
-_bodies = msgspec.msgpack.Decoder(_Body)
+_bodies = msgspec.msgpack.Decoder(_EpisodeBody)
 
 
 def write_episode(path: Path, header: EpisodeHeader, segments: Iterable[Segment]) -> int:
@@ -54,7 +54,7 @@ def write_episode(path: Path, header: EpisodeHeader, segments: Iterable[Segment]
     `NotWritableError`, `StorageError`.
     """
     encoded = [codec.encode(segment) for segment in _in_order(segments, header, InvalidDataError, path)]
-    body = msgspec.msgpack.encode(_Body(header, encoded))
+    body = msgspec.msgpack.encode(_EpisodeBody(header, encoded))
     data = MAGIC + _SIZE.pack(len(body), zlib.crc32(body)) + body
     if len(data) > MAX_EPISODE_BYTES:
         raise MessageTooLargeError(f"{path}: the episode is larger than {MAX_EPISODE_BYTES} bytes.")
@@ -85,7 +85,7 @@ def read_episode(path: Path) -> tuple[EpisodeHeader, tuple[Segment, ...]]:
     return body.header, tuple(_in_order(_segments(body, path), body.header, CorruptDataError, path))
 
 
-def _read(path: Path) -> _Body:
+def _read(path: Path) -> _EpisodeBody:
     try:
         if path.stat().st_size > MAX_EPISODE_BYTES:
             raise MessageTooLargeError(f"{path} is larger than the {MAX_EPISODE_BYTES} bytes an episode file may have.")
@@ -114,7 +114,7 @@ def _read(path: Path) -> _Body:
         raise CorruptDataError(f"{path}: its header cannot be read: {error}. Export it again.") from error
 
 
-def _segments(body: _Body, path: Path) -> Iterator[Segment]:
+def _segments(body: _EpisodeBody, path: Path) -> Iterator[Segment]:
     for data in body.segments:
         try:
             segment = codec.decode(data)
