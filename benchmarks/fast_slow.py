@@ -96,7 +96,7 @@ class Paced:
         self._latents = LatentBuffer()
 
     def look(self, observation: Observation) -> None:
-        self._path.ask(observation, (self._policy.version,))
+        self._path.request(observation, (self._policy.version,))
         for thought in self._path.pop():
             self._latents.put(thought)
 

@@ -37,7 +37,7 @@ class PacedSlowPath(SlowPath):
     def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
         self._inner.adopt(policy, version, path)
 
-    def ask(self, observation: Observation, versions: tuple[int, ...]) -> None:
+    def request(self, observation: Observation, versions: tuple[int, ...]) -> None:
         self._collect()
         now_ns = self._clock.now_ns()
         if self._next_ns is not None and now_ns < self._next_ns:
@@ -46,7 +46,7 @@ class PacedSlowPath(SlowPath):
         late_ns = 0 if self._next_ns is None else now_ns - self._next_ns
         self._next_ns = now_ns - (late_ns if late_ns < self._period_ns else 0) + self._period_ns
         self._asked_ns = now_ns
-        self._inner.ask(observation, versions)
+        self._inner.request(observation, versions)
         self._collect()
 
     def pop(self) -> list[StampedLatent]:

@@ -34,7 +34,13 @@ from robot_edge.inference.latent_server import LatentEncoder, LatentWorker
 from robot_edge.inference.server import Inference
 from robot_edge.inference.slow_path import ProcessSlowPath
 from robot_edge.runtime.lifecycle import ShutdownSignal
-from robot_edge.runtime.process_group import record_channel, run_control, run_inference, run_thinker, uplink_channel
+from robot_edge.runtime.process_group import (
+    record_channel,
+    run_control,
+    run_inference,
+    run_latent_worker,
+    uplink_channel,
+)
 from wire.clock import MonotonicClock
 from wire.messages.gateway import EdgeStatus, Hello, Job, VersionActivated
 from wire.messages.local import LoadWeights
@@ -185,7 +191,7 @@ def think(run_directory: Path, model: Path) -> None:
     # it keeps two versions; building a network would hold it up while weights are swapped
     policies = [EdgeVla(model), EdgeVla(model)]
     line = _line(run_directory, "thinker", bind=False)
-    run_thinker(LatentWorker(line, LatentEncoder(lambda: policies.pop())), line)
+    run_latent_worker(LatentWorker(line, LatentEncoder(lambda: policies.pop())), line)
     line.close()
 
 

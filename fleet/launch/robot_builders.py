@@ -29,7 +29,7 @@ from robot_edge.runtime.process_group import (
     run_control,
     run_edge,
     run_inference,
-    run_thinker,
+    run_latent_worker,
     run_uplink,
     uplink_channel,
 )
@@ -182,7 +182,9 @@ def _thinker(recipe: Recipe, run_directory: Path) -> None:
     one_thread()
     ring = _frames(recipe, run_directory)
     channel = SharedChannel(run_directory / "thinker", bind=False, ring=ring)
-    run_thinker(LatentWorker(channel, LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))), channel)
+    run_latent_worker(
+        LatentWorker(channel, LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))), channel
+    )
     channel.close()
     ring.close()
 

@@ -141,8 +141,8 @@ def _decoded(request: ThinkRequest) -> Observation:
             raise InvalidDataError(f"a picture of camera '{camera}' without its time.")
         try:
             pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-        except cv2.error as error:
-            raise InvalidDataError(f"the picture of camera '{camera}' is no JPEG.") from error
+        except cv2.error:
+            pixels = None
         if pixels is None:
             raise InvalidDataError(f"the picture of camera '{camera}' is no JPEG.")
         images[camera] = Frame(images[camera].time_ns, cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB))

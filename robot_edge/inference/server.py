@@ -105,10 +105,10 @@ class Inference:
                 # The uplink is a new one and asks what runs.
                 self._notify_activated()
         request = None
-        while (heard := self._control.recv()) is not None:
-            if isinstance(heard, ChunkRequest):
-                request = heard
-            elif isinstance(heard, EpisodeStarted):
+        while (received := self._control.recv()) is not None:
+            if isinstance(received, ChunkRequest):
+                request = received
+            elif isinstance(received, EpisodeStarted):
                 self._episode_is_new, request = True, None
         self._collect()
         self._poll_weights()
@@ -194,7 +194,7 @@ class Inference:
         if waiting is not None:
             versions = (waiting.version.number, *versions)
         if self._due(seen, self._latents.newest(versions[0], seen.task)):
-            self._slow.ask(seen, versions)
+            self._slow.request(seen, versions)
             self._collect()
 
     # --- answers --------------------------------------------------------------------------------------------------

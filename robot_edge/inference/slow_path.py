@@ -80,7 +80,7 @@ class SlowPath(abc.ABC):
     """Turns observations into latents at its own pace."""
 
     immediate = False
-    """whether a thought is there when `ask` returns"""
+    """whether a thought is there when `request` returns"""
     problem = ""
     """why no thought comes, '' when nothing is known to be wrong"""
 
@@ -92,7 +92,7 @@ class SlowPath(abc.ABC):
         """`version`, whose weights lie at `path`, has been loaded into `policy` and will be asked for."""
 
     @abc.abstractmethod
-    def ask(self, observation: Observation, versions: tuple[int, ...]) -> None:
+    def request(self, observation: Observation, versions: tuple[int, ...]) -> None:
         """Think about `observation` with the first of `versions` that is there, unless there is enough to do.
 
         Raises what `Policy.think` raises when it runs here.
@@ -121,7 +121,7 @@ class InlineSlowPath(SlowPath):
         if not any(policy is known for known in self._policies):
             self._policies.append(policy)
 
-    def ask(self, observation: Observation, versions: tuple[int, ...]) -> None:
+    def request(self, observation: Observation, versions: tuple[int, ...]) -> None:
         there = {policy.version: policy for policy in self._policies}
         for version in versions:
             if version in there:
@@ -163,7 +163,7 @@ class ProcessSlowPath(SlowPath):
             del self._weights[next(iter(self._weights))]
         self._channel.send(self._weights[version.number])
 
-    def ask(self, observation: Observation, versions: tuple[int, ...]) -> None:
+    def request(self, observation: Observation, versions: tuple[int, ...]) -> None:
         self._listen()
         now_ns = self._clock.now_ns()
         if self._asked is not None:
@@ -171,7 +171,7 @@ class ProcessSlowPath(SlowPath):
                 return
             self.problem = f"no answer within {self._timeout_ns / 1e9:g} s"
         self._number += 1
-        if not self._channel.send(self._request(self._number, observation, versions)):
+        if not self._channel.send(self._make_request(self._number, observation, versions)):
             self._asked, self.problem = None, self._unreachable()
             return
         self._asked = _Asked(self._number, now_ns, seen_ns(observation), observation.time_ns, observation.task)
@@ -202,7 +202,7 @@ class ProcessSlowPath(SlowPath):
             if number not in reply.versions:
                 self._channel.send(load)
 
-    def _request(self, number: int, observation: Observation, versions: tuple[int, ...]) -> ThinkRequest:
+    def _make_request(self, number: int, observation: Observation, versions: tuple[int, ...]) -> ThinkRequest:
         return ThinkRequest(number, versions, observation)
 
     def _unreachable(self) -> str:
@@ -215,7 +215,7 @@ class RemoteSlowPath(ProcessSlowPath):
     def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
         """Nothing to send: a path on this computer means nothing there."""
 
-    def _request(self, number: int, observation: Observation, versions: tuple[int, ...]) -> ThinkRequest:
+    def _make_request(self, number: int, observation: Observation, versions: tuple[int, ...]) -> ThinkRequest:
         plain = without_previews(observation)
         jpeg = {camera: encode_jpeg(frame.image) for camera, frame in plain.images.items()}
         if not intact(observation):

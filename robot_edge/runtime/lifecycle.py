@@ -49,14 +49,14 @@ class ShutdownSignal:
     def __init__(self) -> None:
         self._parent = int(os.environ.get(PARENT, "0"))
         self._watched = _watched
-        self._asked = False
+        self._requested = False
         self._look_at = 0.0
-        signal.signal(signal.SIGTERM, self._ask)
-        signal.signal(signal.SIGINT, self._ask)
+        signal.signal(signal.SIGTERM, self._request)
+        signal.signal(signal.SIGINT, self._request)
 
     @property
     def requested(self) -> bool:
-        if self._asked:
+        if self._requested:
             return True
         # It is asked at every turn of a loop, and a system call tells whether the supervisor is there.
         now = time.monotonic()
@@ -70,8 +70,8 @@ class ShutdownSignal:
             return bool(self._watched.poll(0))
         return self._parent != 0 and os.getppid() != self._parent
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        self._requested = True
 
 
 @contextlib.contextmanager

@@ -142,12 +142,12 @@ def run_inference(inference: Inference, channels: Sequence[SharedChannel | ZmqCl
         inference.poll()
 
 
-def run_thinker(thinker: LatentWorker, channel: SharedChannel) -> None:
+def run_latent_worker(worker: LatentWorker, channel: SharedChannel) -> None:
     """The slow path in a process of its own."""
     shutdown = ShutdownSignal()
     while not shutdown.requested:
         wait_any([channel], 0.1)
-        thinker.poll()
+        worker.poll()
 
 
 def run_uplink(uplink: Uplink, gateway: ZmqClient, *local: SharedChannel) -> None:

@@ -315,10 +315,10 @@ class Uplink:
                 log.warning("robot '%s': the gateway cannot store now: %s", self.name, reason)
                 self._progress_ns = self._clock.now_ns()
             case VersionAvailable(version=version):
-                if self.weights.announced(version):
+                if self.weights.fetch(version):
                     self._send_weights()
             case WeightBytes():
-                if self.weights.received(message):
+                if self.weights.add_part(message):
                     self._send_weights()
             case Job():
                 self._job = message

@@ -54,7 +54,7 @@ class WeightClient:
         except OSError as error:
             raise storage_error(error, "preparing the weight cache", directory) from error
 
-    def announced(self, version: PolicyVersion) -> bool:
+    def fetch(self, version: PolicyVersion) -> bool:
         """This version is to act. It replaces a fetch under way; True when its weights are ready at once."""
         current = self._wanted.number if self._wanted else self.ready[0].number if self.ready else 0
         if version.number == current:
@@ -68,22 +68,22 @@ class WeightClient:
             self._wanted, self.ready = None, (version, path)
             return True
         self._wanted, self._parts = version, bytearray()
-        self._ask()
+        self._request_part()
         return False
 
-    def received(self, part: WeightBytes) -> bool:
+    def add_part(self, part: WeightBytes) -> bool:
         """Take in a part; True when a version has just become ready."""
         wanted = self._wanted
         if wanted is None or part.number != wanted.number or part.offset != len(self._parts):
             return False
         self._parts += part.data
         if len(self._parts) < wanted.size_bytes and part.data:
-            self._ask()
+            self._request_part()
             return False
         data, self._parts = bytes(self._parts), bytearray()
         if hashlib.sha256(data).hexdigest() != wanted.sha256:
             log.error("version %d arrived with the wrong hash; it is fetched again.", wanted.number)
-            self._ask()
+            self._request_part()
             return False
         path = self._path(wanted)
         try:
@@ -104,9 +104,9 @@ class WeightClient:
     def poll(self) -> None:
         """Ask again for what did not come."""
         if self._wanted is not None and self._clock.now_ns() - self._asked_ns > _TIMEOUT_S * 1e9:
-            self._ask()
+            self._request_part()
 
-    def _ask(self) -> None:
+    def _request_part(self) -> None:
         assert self._wanted is not None
         self._asked_ns = self._clock.now_ns()
         self._channel.send(FetchWeights(self._wanted.number, len(self._parts), _PART))
@@ -165,9 +165,9 @@ class WeightSubscriber:
                     self._accepted, self._next_heartbeat_ns = False, 0
                 case VersionAvailable(version=version):
                     if self._wants(version):
-                        self._client.announced(version)
+                        self._client.fetch(version)
                 case WeightBytes():
-                    self._client.received(message)
+                    self._client.add_part(message)
                 case Rejection(reason=reason):
                     if reason != self.rejection:
                         log.error("%s '%s' is refused by the gateway: %s", self._role, self._name, reason)

@@ -374,9 +374,9 @@ class Mute(InlineSlowPath):
     def problem(self) -> str:  # type: ignore[override]
         return "the link is down" if self.silent else ""
 
-    def ask(self, observation: Observation, versions: tuple[int, ...]) -> None:
+    def request(self, observation: Observation, versions: tuple[int, ...]) -> None:
         if not self.silent:
-            super().ask(observation, versions)
+            super().request(observation, versions)
 
 
 def muted(fallback: str, local: Scripted | None = None) -> tuple[Bench, Mute]:

@@ -56,7 +56,7 @@ def test_a_given_pace_on_a_simulated_clock(hz: float) -> None:
     for _ in range(1000):
         now = clock.now_ns()
         before = len(policy.thoughts)
-        slow.ask(seen(now), (1,))
+        slow.request(seen(now), (1,))
         if len(policy.thoughts) > before:
             asked[now] = now
         for thought in slow.pop():
@@ -73,7 +73,7 @@ def test_latency_and_pace_are_apart() -> None:
     slow = PacedSlowPath(InlineSlowPath(policy), clock, 10.0, latency_s=0.25)
     came = []
     for _ in range(100):
-        slow.ask(seen(clock.now_ns()), (1,))
+        slow.request(seen(clock.now_ns()), (1,))
         came += [(clock.now_ns() - thought.seen_ns) // MS for thought in slow.pop()]
         clock.advance(10 * MS)
     assert came == [250] * 8
@@ -114,7 +114,7 @@ class Beside:
 def test_a_thought_comes_back_with_what_was_asked() -> None:
     beside = Beside()
     beside.adopt(1)
-    beside.slow.ask(seen(70, "push"), (1,))
+    beside.slow.request(seen(70, "push"), (1,))
     assert beside.slow.pop() == []
     beside.process.poll()
     (thought,) = beside.slow.pop()
@@ -127,11 +127,11 @@ def test_one_thought_at_a_time_and_again_when_it_is_lost() -> None:
     beside = Beside()
     beside.adopt(1)
     for frame in (10, 20, 30):
-        beside.slow.ask(seen(frame), (1,))
+        beside.slow.request(seen(frame), (1,))
     lost = [beside.far.recv() for _ in range(4)]
     assert [type(message) for message in lost] == [LoadWeights, ThinkRequest, type(None), type(None)]
     beside.clock.advance(1000 * MS)
-    beside.slow.ask(seen(40), (1,))
+    beside.slow.request(seen(40), (1,))
     assert beside.slow.problem == "no answer within 1 s"
     # An answer to the question that was given up is not taken for one to the new question.
     request = lost[1]
@@ -149,15 +149,15 @@ def test_one_thought_at_a_time_and_again_when_it_is_lost() -> None:
 def test_a_thinker_that_forgot_everything_is_told_again() -> None:
     beside = Beside()
     beside.adopt(1)
-    beside.slow.ask(seen(10), (1,))
+    beside.slow.request(seen(10), (1,))
     beside.process.poll()
     assert len(beside.slow.pop()) == 1
     beside.restart()
-    beside.slow.ask(seen(20), (1,))
+    beside.slow.request(seen(20), (1,))
     beside.process.poll()
     assert beside.slow.pop() == []
     assert beside.slow.problem == "asked to think with version 1, but has none."
-    beside.slow.ask(seen(30), (1,))
+    beside.slow.request(seen(30), (1,))
     beside.process.poll()
     (thought,) = beside.slow.pop()
     assert thought.seen_ns == 30
@@ -269,7 +269,7 @@ def test_several_robots_are_served_in_turn(tmp_path: Path) -> None:
     served.publish()
     lines = {name: served.line(name) for name in ("robot-0", "robot-1", "robot-2")}
     for at, line in enumerate(lines.values()):
-        line.ask(smooth(100 + at, 40 * at), (7,))
+        line.request(smooth(100 + at, 40 * at), (7,))
     for _ in lines:
         served.server.poll()
     assert not served.server._waiting
