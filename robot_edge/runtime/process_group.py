@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 POLL_S = 0.04
 """how often the uplink looks what control has recorded: three ticks at 80 Hz; a wake-up costs more than a step"""
 _RECORD_BYTES = 4 * 2**20
-_MESSAGE_BYTES = 2**18
+_MESSAGE_BYTES = 2**20
+"""of each direction: more than any reason for which a policy cannot load its weights"""
 _REPEAT_S = 0.5
 DRAIN_S = 15.0
 """how long an edge that is asked to stop waits for the gateway to take what is left; the rest stays in the spool"""
