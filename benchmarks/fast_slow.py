@@ -88,16 +88,16 @@ class Paced:
         self.begin()
 
     def begin(self) -> None:
-        from robot_edge.inference.latent_encoder import InlineSlowPath, PacedSlowPath
-        from robot_edge.inference.latents import LatentBuffer
+        from benchmarks.common.paced_slow_path import PacedSlowPath
+        from robot_edge.inference.slow_path import InlineSlowPath, LatentBuffer
 
         clock = self._stage.clock
         self._path = PacedSlowPath(InlineSlowPath(self._policy), clock, self._hz)
-        self._latents = LatentBuffer(clock)
+        self._latents = LatentBuffer()
 
     def look(self, observation: Observation) -> None:
-        self._path.ask(observation, (self._policy.version,))
-        for thought in self._path.take():
+        self._path.request(observation, (self._policy.version,))
+        for thought in self._path.pop():
             self._latents.put(thought)
 
     def newest(self, observation: Observation) -> Latent | None:

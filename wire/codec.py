@@ -5,14 +5,16 @@ An array travels as (dtype, shape, bytes); only the plain numeric types below ar
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+import operator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
-from wire.messages import Message
+from wire.messages import Message, fleet, gateway, local
 
 PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -53,7 +55,13 @@ def _decode_array(kind: type, value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
-_decoder = msgspec.msgpack.Decoder(Message, dec_hook=_decode_array)
+_MODULES = {module.__name__ for module in (fleet, gateway, local)}
+if TYPE_CHECKING:
+    AnyMessage = Message
+else:
+    AnyMessage = functools.reduce(operator.or_, (k for k in Message.__subclasses__() if k.__module__ in _MODULES))
+    """what a field must be declared as to hold any message, for msgspec to know its kinds"""
+_decoder = msgspec.msgpack.Decoder(AnyMessage, dec_hook=_decode_array)
 
 
 _last: tuple[Message | None, bytes] = None, b""
@@ -95,9 +103,8 @@ def decode(data: bytes | memoryview, *, stored: bool = False) -> Message:
             " install the same vla-fleet on both."
         )
     try:
-        message: Message = _decoder.decode(memoryview(data)[1:])
+        return _decoder.decode(memoryview(data)[1:])
     except ProtocolError:
         raise
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ConfigError) as error:
         raise ProtocolError(f"not a message: {error}.") from error
-    return message

@@ -1,10 +1,8 @@
 """One episode as a file that can be carried about: the robot's spec and the segments, as they were stored.
 
-    8 bytes  magic, the last one the format's number
-    records  uint32 length, uint32 CRC-32 of the bytes that follow (both little-endian), the bytes
-               the first: `EpisodeHeader` as MessagePack
-               the others: one `Segment` each, by the wire's codec, in order
-    8 bytes  zeros: a record without bytes ends the file, so that half a copy is recognised
+    8 bytes   magic, the last one the format's number
+    12 bytes  length of what follows, uint64, and its CRC-32, uint32, both little-endian
+    body      MessagePack: `EpisodeHeader`, and a list of `Segment`s in order, each by the wire's codec
 
 No pickle; what is read is checked before it is used.
 """
@@ -16,7 +14,6 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -26,10 +23,8 @@ from wire.messages.gateway import Segment
 from wire.types import Episode, RobotSpec
 
 MAGIC = b"VLAEPIS\x01"
-MAX_HEADER_BYTES = 4 * 1024 * 1024
 MAX_EPISODE_BYTES = 2 * 1024 * 1024 * 1024
-_RECORD = struct.Struct("<II")
-_END = _RECORD.pack(0, 0)
+_SIZE = struct.Struct("<QI")
 
 
 class EpisodeHeader(msgspec.Struct, frozen=True):
@@ -44,7 +39,12 @@ class EpisodeHeader(msgspec.Struct, frozen=True):
     steps: int
 
 
-_header = msgspec.msgpack.Decoder(EpisodeHeader)
+class _EpisodeBody(msgspec.Struct, frozen=True, array_like=True):
+    header: EpisodeHeader
+    segments: list[bytes]
+
+
+_bodies = msgspec.msgpack.Decoder(_EpisodeBody)
 
 
 def write_episode(path: Path, header: EpisodeHeader, segments: Iterable[Segment]) -> int:
@@ -53,70 +53,69 @@ def write_episode(path: Path, header: EpisodeHeader, segments: Iterable[Segment]
     Raises `InvalidDataError` when the segments are no whole episode, `MessageTooLargeError`, `DiskFullError`,
     `NotWritableError`, `StorageError`.
     """
+    encoded = [codec.encode(segment) for segment in _in_order(segments, header, InvalidDataError, path)]
+    body = msgspec.msgpack.encode(_EpisodeBody(header, encoded))
+    data = MAGIC + _SIZE.pack(len(body), zlib.crc32(body)) + body
+    if len(data) > MAX_EPISODE_BYTES:
+        raise MessageTooLargeError(f"{path}: the episode is larger than {MAX_EPISODE_BYTES} bytes.")
     temporary = path.with_name(path.name + ".part")
     try:
         with open(temporary, "wb") as file:
-            file.write(MAGIC)
-            _write(file, msgspec.msgpack.encode(header), path)
-            for segment in _in_order(segments, header, InvalidDataError, path):
-                _write(file, codec.encode(segment), path)
-            file.write(_END)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            size = file.tell()
         os.replace(temporary, path)
     except OSError as error:
         raise storage_error(error, "episode file", path) from error
     finally:
         temporary.unlink(missing_ok=True)
-    return size
+    return len(data)
 
 
 def read_header(path: Path) -> EpisodeHeader:
-    """The beginning of the file. Raises `ConfigError` when there is no such file, `CorruptDataError` when it is
-    damaged.
-    """
-    with _opened(path) as file:
-        return _read_header(file, path)
+    """What the file says of its episode. Raises as `read_episode`."""
+    return _read(path).header
 
 
 def read_episode(path: Path) -> tuple[EpisodeHeader, tuple[Segment, ...]]:
-    """All of the file, in memory. Raises `ConfigError`, `MessageTooLargeError`, and `CorruptDataError` when anything in
-    it is not whole.
+    """All of the file, in memory. Raises `ConfigError` when there is no such file, `MessageTooLargeError`, and
+    `CorruptDataError` when anything in it is not whole.
     """
-    with _opened(path) as file:
-        header = _read_header(file, path)
-        return header, tuple(_in_order(_segments(file, path), header, CorruptDataError, path))
+    body = _read(path)
+    return body.header, tuple(_in_order(_segments(body, path), body.header, CorruptDataError, path))
 
 
-def _opened(path: Path) -> BinaryIO:
+def _read(path: Path) -> _EpisodeBody:
     try:
         if path.stat().st_size > MAX_EPISODE_BYTES:
             raise MessageTooLargeError(f"{path} is larger than the {MAX_EPISODE_BYTES} bytes an episode file may have.")
-        return open(path, "rb")
+        data = path.read_bytes()
     except OSError as error:
         raise ConfigError(
             f"episode file {path}: {error.strerror}. `vla-fleet buffer export-episode` makes one."
         ) from error
-
-
-def _read_header(file: BinaryIO, path: Path) -> EpisodeHeader:
-    magic = file.read(len(MAGIC))
+    magic, head, body = data[: len(MAGIC)], data[len(MAGIC) :][: _SIZE.size], data[len(MAGIC) + _SIZE.size :]
     if magic[:-1] != MAGIC[:-1] or len(magic) != len(MAGIC):
         raise ConfigError(f"{path} is no episode file; `vla-fleet buffer export-episode` makes one.")
     if magic != MAGIC:
         raise ConfigError(
             f"{path} has format {magic[-1]}, this vla-fleet reads format {MAGIC[-1]}: install the one that wrote it."
         )
-    data = _read(file, MAX_HEADER_BYTES, path)
+    length, crc = _SIZE.unpack(head) if len(head) == _SIZE.size else (len(body) + 1, 0)
+    if len(body) < length:
+        raise CorruptDataError(f"{path} ends in the middle: copy or export it again.")
+    if len(body) > length:
+        raise CorruptDataError(f"{path} goes on after its end. Export it again.")
+    if zlib.crc32(body) != crc:
+        raise CorruptDataError(f"{path} is damaged: its checksum differs. Copy or export it again.")
     try:
-        return _header.decode(data)
+        return _bodies.decode(body)
     except (msgspec.DecodeError, ConfigError) as error:
         raise CorruptDataError(f"{path}: its header cannot be read: {error}. Export it again.") from error
 
 
-def _segments(file: BinaryIO, path: Path) -> Iterator[Segment]:
-    while data := _read(file, codec.MAX_MESSAGE_BYTES, path):
+def _segments(body: _EpisodeBody, path: Path) -> Iterator[Segment]:
+    for data in body.segments:
         try:
             segment = codec.decode(data)
         except WireError as error:
@@ -124,8 +123,6 @@ def _segments(file: BinaryIO, path: Path) -> Iterator[Segment]:
         if not isinstance(segment, Segment):
             raise CorruptDataError(f"{path}: a {type(segment).__name__} stands where a segment must. Export it again.")
         yield segment
-    if file.read(1):
-        raise CorruptDataError(f"{path} goes on after its end. Export it again.")
 
 
 def _in_order(
@@ -156,26 +153,3 @@ def _in_order(
         yield segment
     if tick != header.steps or not tick:
         raise wrong(f"{path}: episode '{episode.id}' has {tick} of {header.steps} steps; an episode has at least one.")
-
-
-def _write(file: BinaryIO, data: bytes, path: Path) -> None:
-    if file.tell() + len(data) > MAX_EPISODE_BYTES - 64:
-        raise MessageTooLargeError(f"{path}: the episode is larger than {MAX_EPISODE_BYTES} bytes.")
-    file.write(_RECORD.pack(len(data), zlib.crc32(data)))
-    file.write(data)
-
-
-def _read(file: BinaryIO, limit: int, path: Path) -> bytes:
-    """The next record's bytes, b'' at the end mark."""
-    head = file.read(_RECORD.size)
-    if len(head) < _RECORD.size:
-        raise CorruptDataError(f"{path} ends in the middle: copy or export it again.")
-    length, crc = _RECORD.unpack(head)
-    if length > limit:
-        raise CorruptDataError(f"{path}: a record of {length} bytes; at most {limit} are accepted. Export it again.")
-    data = file.read(length)
-    if len(data) < length:
-        raise CorruptDataError(f"{path} ends in the middle: copy or export it again.")
-    if zlib.crc32(data) != crc:
-        raise CorruptDataError(f"{path} is damaged: the checksum of a record differs. Copy or export it again.")
-    return data

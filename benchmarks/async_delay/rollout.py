@@ -16,7 +16,7 @@ from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
 from hal.safety.limiter import hold_action, limit_action
 from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkScheduler
-from robot_edge.inference.infer_chunk import infer_chunk
+from robot_edge.inference.server import infer_chunk
 from wire.clock import ManualClock
 from wire.messages.local import ChunkReply
 from wire.types import Latent, Observation

@@ -21,7 +21,7 @@ _BATCH = 8
 
 def main(model: Path) -> None:
     """Prints `ready` after the first step."""
-    lifeline = ShutdownSignal()
+    shutdown = ShutdownSignal()
     # as `vla-fleet up` starts its trainer
     os.nice(5)
     die_with_parent()
@@ -29,7 +29,7 @@ def main(model: Path) -> None:
     policy.train()
     optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-4)
     steps = 0
-    while not lifeline.cut:
+    while not shutdown.requested:
         images = {HEAD + name: torch.rand(_BATCH, 3, PX, PX) for name in CAMERAS}
         state = torch.rand(_BATCH, len(STATE))
         action = torch.rand(_BATCH, policy.config.chunk_size, len(ACTION))

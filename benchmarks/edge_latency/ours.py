@@ -30,18 +30,22 @@ from robot_edge.control.config import LoopConfig
 from robot_edge.control.loop import ControlLoop
 from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
-from robot_edge.inference.latent_encoder import ProcessSlowPath
 from robot_edge.inference.latent_server import LatentEncoder, LatentWorker
 from robot_edge.inference.server import Inference
+from robot_edge.inference.slow_path import ProcessSlowPath
 from robot_edge.runtime.lifecycle import ShutdownSignal
-from robot_edge.runtime.process_group import lines, record_line, run_control, run_inference, run_thinker
-from robot_edge.runtime.shared_frames import SharedFrameChannel
+from robot_edge.runtime.process_group import (
+    record_channel,
+    run_control,
+    run_inference,
+    run_latent_worker,
+    uplink_channel,
+)
 from wire.clock import MonotonicClock
 from wire.messages.gateway import EdgeStatus, Hello, Job, VersionActivated
 from wire.messages.local import LoadWeights
 from wire.transport.frame_ring import FrameRing, ring_path
 from wire.transport.shared_channel import SharedChannel
-from wire.transport.zmq_channel import ZmqPair
 from wire.types import Frame, Observation, PolicyCapabilities, PolicyVersion
 
 NAME, STRATEGY = "arm", "auto"
@@ -83,9 +87,8 @@ class UplinkStandIn:
     """The uplink's end of both lines."""
 
     def __init__(self, run_directory: Path) -> None:
-        ends = lines(run_directory)
-        self._control = record_line(run_directory, arm_spec(), uplink=True)
-        self._inference = ZmqPair(ends["uplink-inference"], bind=True)
+        self._control = record_channel(run_directory, arm_spec(), uplink=True)
+        self._inference = uplink_channel(run_directory, "inference", uplink=True)
         self._introduced = False
         self._job_due = 0.0
         self.status: EdgeStatus | None = None
@@ -93,7 +96,7 @@ class UplinkStandIn:
         self.applied: list[tuple[int, int]] = []
         """(version, when inference ran it, ns)"""
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Take what came; call it some twenty times a second."""
         while (said := self._control.recv()) is not None:
             if isinstance(said, EdgeStatus):
@@ -127,21 +130,21 @@ def _scheduler(trained: PolicyCapabilities) -> ChunkScheduler:
     return make_scheduler(ChunkingConfig(STRATEGY, EXECUTE), arm_spec(), trained)
 
 
-def _line(run_directory: Path, name: str, *, bind: bool, polls: bool = False) -> SharedFrameChannel:
+def _line(run_directory: Path, name: str, *, bind: bool, polls: bool = False) -> SharedChannel:
     """One end of a line through shared memory; the driver's host alone writes frames."""
     ring = FrameRing(ring_path(run_directory / "robot", arm_spec()), arm_spec(), write=False)
-    return SharedFrameChannel(SharedChannel(run_directory / name, bind=bind, polls=polls), ring)
+    return SharedChannel(run_directory / name, bind=bind, polls=polls, ring=ring)
 
 
 def robot(run_directory: Path, record: Path) -> None:
     """The process that has the driver, and holds the robot if control dies."""
-    lifeline = ShutdownSignal()
-    run_driver_server(StandInRobot(record), run_directory / "robot", lambda: lifeline.cut)
+    shutdown = ShutdownSignal()
+    run_driver_server(StandInRobot(record), run_directory / "robot", lambda: shutdown.requested)
 
 
 def control(run_directory: Path, record: Path) -> None:
     """The control process, with one endless episode."""
-    uplink = record_line(run_directory, arm_spec(), uplink=False)
+    uplink = record_channel(run_directory, arm_spec(), uplink=False)
     inference = _line(run_directory, "inference-control", bind=False, polls=True)
     config = LoopConfig(max_ticks=10**9, write_after_s=WRITE_AFTER_S)
     header = FlightHeader(NAME, "0", arm_spec(), msgspec.to_builtins(config), STRATEGY)
@@ -169,12 +172,12 @@ def inference(run_directory: Path, model: Path) -> None:
     """The inference process: the fast path, and new weights loaded beside the ones that act."""
     from benchmarks.edge_latency.policy import EdgeVla
 
-    clock, policy, spare = MonotonicClock(), EdgeVla(model), EdgeVla(model)
+    clock, policy, standby = MonotonicClock(), EdgeVla(model), EdgeVla(model)
     line = _line(run_directory, "inference-control", bind=True)
-    uplink = ZmqPair(lines(run_directory)["uplink-inference"], bind=False)
+    uplink = uplink_channel(run_directory, "inference")
     thinker = _line(run_directory, "thinker", bind=True)
     slow = ProcessSlowPath(thinker, clock)
-    fast = Inference(NAME, policy, line, uplink, clock, spare=spare, slow=slow)
+    fast = Inference(NAME, policy, line, uplink, clock, standby=standby, slow=slow)
     run_inference(fast, [line, uplink, thinker])
     fast.close()
     line.close()
@@ -188,7 +191,7 @@ def think(run_directory: Path, model: Path) -> None:
     # it keeps two versions; building a network would hold it up while weights are swapped
     policies = [EdgeVla(model), EdgeVla(model)]
     line = _line(run_directory, "thinker", bind=False)
-    run_thinker(LatentWorker(line, LatentEncoder(lambda: policies.pop())), line)
+    run_latent_worker(LatentWorker(line, LatentEncoder(lambda: policies.pop())), line)
     line.close()
 
 

@@ -121,7 +121,7 @@ def run_ours(
             deadline = time.monotonic() + START_S
             next_swap = float("inf")
             while begun is None or time.monotonic() < begun + seconds:
-                uplink.turn()
+                uplink.poll()
                 children.check()
                 now = time.monotonic()
                 if begun is None and _started(record):

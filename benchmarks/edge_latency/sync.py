@@ -22,10 +22,10 @@ EXECUTE = 25
 
 def main(model: Path, record: Path) -> None:
     """Each action lasts one control period from when it is sent; while the policy thinks, the arm gets none."""
-    lifeline, clock = ShutdownSignal(), MonotonicClock()
+    shutdown, clock = ShutdownSignal(), MonotonicClock()
     policy, before, after = load(model)
     arm = Arm(record)
-    while not lifeline.cut:
+    while not shutdown.requested:
         _, state, _, frames = arm.read()
         images = {HEAD + name: torch.from_numpy(image).permute(2, 0, 1) / 255 for name, image in frames.items()}
         batch = before({**images, "observation.state": torch.from_numpy(state), "task": TASK})

@@ -34,7 +34,7 @@ from wire.messages.fleet import (
 from wire.messages.gateway import Hello, HelloAck, ReintroduceRequest, Rejection
 from wire.transport.channel import PEER_SUFFIX, Channel
 from wire.transport.keys import GATEWAY, load_pair, load_public
-from wire.transport.zmq_channel import ZmqClient
+from wire.transport.zmq_channel import ZmqClient, wait_any
 from wire.types import CALLERS, Lease, RobotSpec
 
 ANSWER_S = 10.0
@@ -183,9 +183,10 @@ class FleetClient:
 
     def listen(self, timeout_s: float = 0.0) -> None:
         """Take in what came; waits up to `timeout_s` for the first of it."""
-        while (message := self._channel().recv(timeout_s)) is not None:
+        message = self._recv(timeout_s)
+        while message is not None:
             self._take(message)
-            timeout_s = 0.0
+            message = self._channel().recv()
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -199,7 +200,7 @@ class FleetClient:
                 # the line was down, or the gateway is a new one: it must hear who we are first
                 self._introduce(deadline_s)
                 sent = self._channel().send(message)
-            heard = self._channel().recv(min(left_s, 0.2))
+            heard = self._recv(min(left_s, 0.2))
             if isinstance(heard, ReintroduceRequest):
                 sent = False
             elif isinstance(heard, Response) and heard.call == call:
@@ -218,7 +219,7 @@ class FleetClient:
                 hello = Hello(self.name, self.role, clock_name(), time.monotonic_ns(), os.getpid())
                 if not self._channel().send(hello):
                     next_s = now_s + 0.02
-            heard = self._channel().recv(0.02)
+            heard = self._recv(0.02)
             if isinstance(heard, HelloAck):
                 return
             if isinstance(heard, Rejection):
@@ -231,6 +232,12 @@ class FleetClient:
             f"no gateway answers at {self._gateway}. Start one with `vla-fleet up` or `vla-fleet gateway`, or name "
             "another with --gateway."
         )
+
+    def _recv(self, timeout_s: float) -> Message | None:
+        channel = self._channel()
+        if isinstance(channel, ZmqClient):
+            wait_any([channel], timeout_s)
+        return channel.recv()
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Preempted):

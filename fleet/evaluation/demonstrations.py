@@ -53,12 +53,12 @@ def demonstrate(
     loop.robot.connect()
     to_uplink.send(Hello(loop.name, Role.demonstrator, clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec))
     from_uplink.send(Job("demonstrations", tasks, first_seed))
-    uplink.turn()
+    uplink.poll()
     try:
         while loop.tracker.ended < episodes:
             before = loop.tracker.ended
             loop.tick()
-            uplink.turn()
+            uplink.poll()
             if loop.driver.fault.detail:
                 # A robot of the fleet is tried again; a demonstration is not worth the wait.
                 raise RobotError(f"demonstrations: {loop.driver.fault.detail}")
@@ -66,15 +66,15 @@ def demonstrate(
                 log.info("demonstration %d of %d recorded.", loop.tracker.ended, episodes)
     finally:
         loop.close()
-    uplink.turn()
+    uplink.poll()
     uplink.control_gone()
     deadline = time.monotonic() + patience_s
     while not uplink.drained:
         if time.monotonic() > deadline:
             raise FleetError(
                 f"the gateway did not take the demonstrations within {patience_s:.0f} s"
-                f"{': ' + uplink.refused if uplink.refused else ''}. They stay in the spool of '{uplink.name}'."
+                f"{': ' + uplink.rejection if uplink.rejection else ''}. They stay in the spool of '{uplink.name}'."
             )
         wait()
-        uplink.turn()
+        uplink.poll()
     uplink.close()

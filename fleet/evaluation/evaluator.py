@@ -16,7 +16,7 @@ from fleet.evaluation.rollout import Conditions, rollout
 from hal.interfaces.robot import Robot
 from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkSchedulerSelector, MakeScheduler
-from robot_edge.uplink.weight_subscriber import WeightSubscriber
+from robot_edge.uplink.weight_client import WeightSubscriber
 from wire.clock import Clock
 from wire.errors import ConfigError
 from wire.messages import Message
@@ -98,7 +98,7 @@ class Evaluator:
 
     def turn(self) -> None:
         """Hear what is new, then one episode if there is work."""
-        self._follower.turn()
+        self._follower.poll()
         if self._now is None:
             self._begin()
         if self._now is not None:
@@ -111,7 +111,7 @@ class Evaluator:
     @property
     def refused(self) -> str:
         """Why the gateway refuses this evaluator, '' when it does not."""
-        return self._follower.refused
+        return self._follower.rejection
 
     @property
     def stopping(self) -> bool:

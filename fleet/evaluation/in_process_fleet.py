@@ -53,13 +53,13 @@ class RehearsedRobot:
 
     def turn(self) -> None:
         self.loop.tick()
-        self.inference.turn()
-        self.uplink.turn()
+        self.inference.poll()
+        self.uplink.poll()
 
     def finish(self) -> None:
         """End the running episode; what is recorded still has to be drained."""
         self.loop.close()
-        self.uplink.turn()
+        self.uplink.poll()
         self.uplink.control_gone()
 
 
@@ -127,7 +127,7 @@ class InProcessFleet:
             if all(robot.uplink.drained for robot in self.robots):
                 return
             for robot in self.robots:
-                robot.uplink.turn()
+                robot.uplink.poll()
             self.gateway.poll()
         raise AssertionError("the spools did not drain")
 

@@ -119,9 +119,9 @@ class DelayedChannel:
             self._due_ns[message.tick] = self._clock.now_ns() + round((ticks - _SLACK) * self._period_ns)
         return True
 
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
+    def recv(self) -> Message | None:
         """The next message that is due. Answers stay in order: a quick one waits for a slow one before it."""
-        while (message := self._channel.recv(timeout_s)) is not None:
+        while (message := self._channel.recv()) is not None:
             if not isinstance(message, ChunkReply):
                 return message
             self._held.append(message)

@@ -10,7 +10,7 @@ from hal.interfaces.robot import Robot
 from hal.safety.limiter import SafetyLimiter, SafetyLimits, rest_action
 from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkScheduler
-from robot_edge.inference.infer_chunk import infer_chunk
+from robot_edge.inference.server import infer_chunk
 from wire.clock import ManualClock, SimulatedClock
 from wire.messages.local import ChunkReply
 

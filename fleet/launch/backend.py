@@ -139,7 +139,7 @@ class LocalBackend:
 
     def turn(self) -> list[str]:
         said = []
-        for name in self._supervisor.turn():
+        for name in self._supervisor.poll():
             trouble = self._state(self._supervisor.children[name]).trouble
             # One without trouble ran once, to its end.
             if trouble and self._news.is_new(name, trouble):
@@ -155,7 +155,7 @@ class LocalBackend:
             pid=child.pid,
             starts=child.starts,
             failed=child.failed,
-            trouble=child.failed or child.trouble,
+            trouble=child.failed or child.fault,
             log=str(child.log_file),
             address=self._addresses.get(child.name, ""),
         )

@@ -39,7 +39,7 @@ def run_gateway(options: GatewayOptions) -> None:
     from cloud_learner.operator.app import serve
 
     recipe, data = get_recipe(options.recipe), DataDirectory(options.root)
-    lifeline = ShutdownSignal()
+    shutdown = ShutdownSignal()
     channel = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", data.keys, apart=True)
     gateway, view, ledger, sealer = supplies.make_gateway(recipe, data, channel)
     page = serve(view, options.web_host, options.web_port)
@@ -49,7 +49,7 @@ def run_gateway(options: GatewayOptions) -> None:
     log.info("robots connect to %s; the page is %s", channel.endpoint, page.url)
     sealer.start()
     try:
-        while not lifeline.cut:
+        while not shutdown.requested:
             wait_any([channel], 0.02)
             gateway.poll()
     finally:
@@ -66,13 +66,13 @@ def run_trainer(options: TrainerOptions) -> None:
     one_thread()
     recipe = options.overrides.applied(get_recipe(options.recipe, options.seed))
     data = DataDirectory(options.root)
-    lifeline = ShutdownSignal()
+    shutdown = ShutdownSignal()
     with gateway_channel(options, options.name) as channel:
-        while not data.buffer.exists() and not lifeline.cut:
+        while not data.buffer.exists() and not shutdown.requested:
             time.sleep(0.1)
         trainer = supplies.make_trainer(recipe, options.name, data, channel, options.seed, options.max_steps)
         patience = _Patience()
-        while not (lifeline.cut or trainer.stopping):
+        while not (shutdown.requested or trainer.stopping):
             if not trainer.step():
                 wait_any([channel], 0.05)
             patience.check(trainer.rejection, channel)
@@ -87,7 +87,7 @@ def run_evaluator(options: EvaluatorOptions) -> None:
     one_thread()
     recipe = options.overrides.applied(get_recipe(options.recipe, options.seed))
     data, version = DataDirectory(options.root), options.version
-    lifeline = ShutdownSignal()
+    shutdown = ShutdownSignal()
     config = recipe.evaluator
     only = Evaluate(version, config.final_episodes, config.final_first_seed, options.label) if version else None
     with gateway_channel(options, options.name) as channel:
@@ -95,7 +95,7 @@ def run_evaluator(options: EvaluatorOptions) -> None:
         evaluator.robot.connect()
         patience = _Patience()
         try:
-            while not (lifeline.cut or evaluator.done or evaluator.stopping):
+            while not (shutdown.requested or evaluator.done or evaluator.stopping):
                 if not evaluator.busy:
                     wait_any([channel], 0.1)
                 evaluator.turn()
@@ -135,17 +135,17 @@ def run_think_server(options: ThinkServerOptions) -> None:
 
     one_thread()
     recipe, data = options.overrides.applied(get_recipe(options.recipe)), DataDirectory(options.root)
-    lifeline = ShutdownSignal()
+    shutdown = ShutdownSignal()
     robots = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", options.key_directory, THINKER)
     with gateway_channel(options, THINKER) as channel:
-        thinker = LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))
-        server = LatentServer(THINKER, robots, channel, thinker, data.edge(THINKER) / "weights", MonotonicClock())
+        encoder = LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))
+        server = LatentServer(THINKER, robots, channel, encoder, data.edge(THINKER) / "weights", MonotonicClock())
         log.info("robots that think here connect to %s", robots.endpoint)
         patience = _Patience()
-        while not (lifeline.cut or server.stopping):
+        while not (shutdown.requested or server.subscriber.stopping):
             wait_any([robots, channel], 0.1)
-            server.turn()
-            patience.check(server.refused, channel)
+            server.poll()
+            patience.check(server.subscriber.rejection, channel)
     robots.close()
 
 

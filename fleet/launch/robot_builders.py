@@ -19,29 +19,26 @@ from fleet.tools.policy_smoke_test import try_policy
 from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import CallLimits, run_driver_server
 from hal.registry import make_operator, make_robot
-from robot_edge.inference.latent_encoder import InlineSlowPath, ProcessSlowPath, RemoteSlowPath, SlowPath
+from robot_edge.inference.slow_path import InlineSlowPath, ProcessSlowPath, RemoteSlowPath, SlowPath
 from robot_edge.runtime.forking import has_gpu, preload
 from robot_edge.runtime.lifecycle import PARENT, ShutdownSignal, instance_lock
 from robot_edge.runtime.process_group import (
     EdgeProcesses,
-    lines,
-    record_line,
+    StatusKeepalive,
+    record_channel,
     run_control,
     run_edge,
     run_inference,
-    run_thinker,
+    run_latent_worker,
     run_uplink,
+    uplink_channel,
 )
-from robot_edge.runtime.shared_frames import SharedFrameChannel
-from robot_edge.uplink.keepalive import StatusKeepalive
-from robot_edge.uplink.local_operator import LocalOperatorLink
 from wire.clock import MonotonicClock
 from wire.errors import ConfigError, suggest
-from wire.transport.channel import Channel
 from wire.transport.frame_ring import FrameRing, ring_path
 from wire.transport.keys import GATEWAY, load_pair, load_public
 from wire.transport.shared_channel import SharedChannel
-from wire.transport.zmq_channel import ZmqPair
+from wire.transport.zmq_channel import ZmqClient
 
 PARTS = ("robot", "control", "inference", "thinker", "uplink")
 THINKING = frozenset(("inference", "thinker"))
@@ -81,8 +78,8 @@ def run_robot(options: EdgeOptions) -> int:
     edge, overrides = edge_processes(options), options.overrides
     # Whoever started this as one of many has tried it.
     if overrides.policy and PARENT not in os.environ:
-        lifeline = ShutdownSignal()
-        if not try_policy(options.recipe, overrides, 0, lambda: lifeline.cut):
+        shutdown = ShutdownSignal()
+        if not try_policy(options.recipe, overrides, 0, lambda: shutdown.requested):
             return 0
     preload(of_edge(overrides.applied(get_recipe(options.recipe)), overrides.policy))
     return run_edge(edge)
@@ -111,19 +108,19 @@ def run_edge_part(options: EdgePartOptions) -> None:
 def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
     robot = make_robot(recipe.robot, recipe.robot_config)
     operator = make_operator(recipe.robot, robot) if operated else None
-    lifeline = ShutdownSignal()
+    shutdown = ShutdownSignal()
     patience = recipe.loop.driver
     # Control names the driver that blocks first; then its process ends.
     limits = CallLimits(patience.stuck_s, patience.reset_s + patience.stuck_s)
     run_driver_server(
-        robot, run_directory / _HOST, lambda: lifeline.cut, recipe.loop.safety, operator=operator, limits=limits
+        robot, run_directory / _HOST, lambda: shutdown.requested, recipe.loop.safety, operator=operator, limits=limits
     )
 
 
 def _control(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> None:
     clock, patience = MonotonicClock(), recipe.loop.driver
     name, run_directory, operated = options.name, options.run_dir, options.operator
-    uplink = StatusKeepalive(record_line(run_directory, recipe.spec, uplink=False), clock)
+    uplink = record_channel(run_directory, recipe.spec, uplink=False)
     hosted = None
     if recipe.hosted:
         hosted = RobotProxy(
@@ -131,14 +128,15 @@ def _control(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> N
             run_directory / _HOST,
             call_s=patience.call_s,
             slow_call_s=patience.reset_s,
-            meanwhile=uplink.beat,
         )
     ring = _frames(recipe, run_directory, write=hosted is None)
-    inference = SharedFrameChannel(SharedChannel(run_directory / "inference-control", bind=False, polls=True), ring)
+    inference = SharedChannel(run_directory / "inference-control", bind=False, polls=True, ring=ring)
     with recorded(recipe, name, data.edge(name) / "flight", operated=operated) as flight:
         loop = supplies.make_control(
             recipe, name, uplink, inference, clock, operated=operated, robot=hosted, operator=hosted, flight=flight
         )
+        if hosted is not None:
+            hosted.meanwhile = StatusKeepalive(loop, uplink, clock).poll
         run_control(loop, uplink, recipe.tasks, flight, options.site)
     inference.close()
     uplink.close()
@@ -151,22 +149,26 @@ def _inference(recipe: Recipe, options: EdgePartOptions) -> None:
     one_thread()
     clock, name, run_directory = MonotonicClock(), options.name, options.run_dir
     ring = _frames(recipe, run_directory)
-    control = SharedFrameChannel(SharedChannel(run_directory / "inference-control", bind=True), ring)
-    uplink = ZmqPair(lines(run_directory)["uplink-inference"], bind=False)
-    policy, spare = (recipe.make_policy(recipe.spec, os.getpid()) for _ in range(2))
-    line: Channel | None = None
+    control = SharedChannel(run_directory / "inference-control", bind=True, ring=ring)
+    uplink = uplink_channel(run_directory, "inference")
+    policy, standby = (recipe.make_policy(recipe.spec, os.getpid()) for _ in range(2))
+    channels: list[SharedChannel | ZmqClient] = [control, uplink]
     slow: SlowPath
     if options.think:
-        line = supplies.client(options.think, name, options.key_directory, THINKER)
-        slow = RemoteSlowPath(line, clock)
+        remote = supplies.client(options.think, name, options.key_directory, THINKER)
+        channels.append(remote)
+        slow = RemoteSlowPath(remote, clock)
     elif recipe.think_apart:
-        line = SharedFrameChannel(SharedChannel(run_directory / "thinker", bind=True), ring)
-        slow = ProcessSlowPath(line, clock)
+        beside = SharedChannel(run_directory / "thinker", bind=True, ring=ring)
+        channels.append(beside)
+        slow = ProcessSlowPath(beside, clock)
     else:
-        slow = InlineSlowPath(policy, spare)
+        slow = InlineSlowPath(policy, standby)
     local = recipe.make_local(recipe.spec) if recipe.make_local is not None else None
-    inference = Inference(name, policy, control, uplink, clock, spare=spare, slow=slow, config=recipe.slow, local=local)
-    run_inference(inference, [control, uplink, *([line] if line is not None else [])])
+    inference = Inference(
+        name, policy, control, uplink, clock, standby=standby, slow=slow, config=recipe.slow, local=local
+    )
+    run_inference(inference, channels)
     inference.close()
     for channel in (control, uplink):
         channel.close()
@@ -178,9 +180,11 @@ def _thinker(recipe: Recipe, run_directory: Path) -> None:
 
     one_thread()
     ring = _frames(recipe, run_directory)
-    line = SharedFrameChannel(SharedChannel(run_directory / "thinker", bind=False), ring)
-    run_thinker(LatentWorker(line, LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))), line)
-    line.close()
+    channel = SharedChannel(run_directory / "thinker", bind=False, ring=ring)
+    run_latent_worker(
+        LatentWorker(channel, LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))), channel
+    )
+    channel.close()
     ring.close()
 
 
@@ -191,14 +195,12 @@ def _frames(recipe: Recipe, run_directory: Path, *, write: bool = False) -> Fram
 
 def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> None:
     name, run_directory = options.name, options.run_dir
-    ends = lines(run_directory)
-    control = record_line(run_directory, recipe.spec, uplink=True)
-    inference = ZmqPair(ends["uplink-inference"], bind=True)
-    desk = ZmqPair(ends["uplink-desk"], bind=True)
+    control = record_channel(run_directory, recipe.spec, uplink=True)
+    inference = uplink_channel(run_directory, "inference", uplink=True)
+    operator = uplink_channel(run_directory, "operator", uplink=True)
     with gateway_channel(options, name) as channel:
         uplink = supplies.make_uplink(name, data.edge(name), channel, control, inference)
-        uplink.desk = LocalOperatorLink(name, desk)
-        run_uplink(uplink, channel, inference, desk)
-    control.close()
-    for line in (inference, desk):
-        line.close()
+        uplink.operator = operator
+        run_uplink(uplink, channel, inference, operator)
+    for local in (control, inference, operator):
+        local.close()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from robot_edge.runtime.forking import (
+    Forked,
     Process,
     Start,
     can_fork,
@@ -32,7 +33,6 @@ from robot_edge.runtime.forking import (
     preloading,
     rename,
     start_program,
-    wait,
 )
 from robot_edge.runtime.lifecycle import PARENT
 from wire.errors import storage_error
@@ -198,8 +198,8 @@ class _TemplateLink:
         return self.process.wait()
 
 
-class _ForkedPart:
-    """A `Process` that a template forks."""
+class _ForkedPart(Forked):
+    """A process that a template forks; its pid is 0 while it is about to be made."""
 
     def __init__(
         self,
@@ -210,10 +210,9 @@ class _ForkedPart:
         niceness: int,
         needs: tuple[str, ...],
     ) -> None:
-        self.pid = 0
+        super().__init__(0, command)
         self._line = line
         self._wanted = _Request(line.next_number(), command, environment, niceness, needs)
-        self._status: int | None = None
         self._descriptor = -1
         self._program: Process | None = None
         self._patience_s = time.monotonic() + _PATIENCE_S
@@ -246,15 +245,6 @@ class _ForkedPart:
         elif not self._line.alive and select.select([self._descriptor], [], [], 0)[0]:
             self.ended(_LOST)
         return self._status
-
-    def wait(self, timeout: float | None = None) -> int:
-        return wait(self, timeout, self._wanted.command)
-
-    def terminate(self) -> None:
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         if self.poll() is not None:

@@ -21,12 +21,12 @@ from robot_edge.control.mode import NO_HOLD, ControlConditions, Hold, HoldReason
 from robot_edge.control.operator_override import OperatorOverride
 from robot_edge.control.rate import Rate
 from robot_edge.control.takeover import ScriptedTakeover, TakeoverGate
-from robot_edge.runtime.shared_frames import without_previews
 from wire.clock import Clock
 from wire.errors import ConfigError, InvalidDataError
 from wire.messages.gateway import EdgeEvent, EdgeStatus
 from wire.messages.local import ChunkReply, EpisodeStarted
 from wire.transport.channel import Channel
+from wire.transport.frame_ring import without_previews
 from wire.types import Observation
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,8 @@ class ControlLoop:
         self.mode = Mode.hold
         self.hold = Hold(HoldReason.no_job)
         """why the robot holds"""
+        self.status: EdgeStatus | None = None
+        """published last"""
         self.chunks = ChunkSchedulerSelector(make_scheduler)
         self.rate = Rate(robot.spec.period_ns, clock)
         self.override = OperatorOverride(robot.spec, clock)
@@ -345,28 +347,27 @@ class ControlLoop:
             return
         self._next_status = self._tick + self.config.status_every_ticks
         episode, job = self.tracker.episode, self.inbox.job
-        self._uplink.send(
-            EdgeStatus(
-                robot=self.name,
-                time_ns=self._clock.now_ns(),
-                mode=self.mode.value,
-                reason=self.hold.reason.value,
-                detail=self.hold.detail,
-                task=episode.task if episode else "",
-                episode=episode.id if episode else "",
-                tick=self._tick - self.tracker.first_tick,
-                state=self._seen.state if self._seen else np.zeros(self.robot.spec.state_dim, np.float32),
-                version=self.inbox.version,
-                ticks=self.rate.ticks,
-                missed_ticks=self.rate.missed,
-                late_p99_s=self.rate.late_s(0.99),
-                starved_ticks=self.tracker.starved,
-                episodes=self.tracker.ended,
-                interventions=self._scripted.takeovers + self.inbox.interventions,
-                steps_recorded=0,
-                spooled=0,
-                job=job.id if job is not None else "",
-                job_episodes=self.inbox.finished,
-                fault=self.driver.fault.detail or self.driver.observation_fault.detail,
-            )
+        self.status = EdgeStatus(
+            robot=self.name,
+            time_ns=self._clock.now_ns(),
+            mode=self.mode.value,
+            reason=self.hold.reason.value,
+            detail=self.hold.detail,
+            task=episode.task if episode else "",
+            episode=episode.id if episode else "",
+            tick=self._tick - self.tracker.first_tick,
+            state=self._seen.state if self._seen else np.zeros(self.robot.spec.state_dim, np.float32),
+            version=self.inbox.version,
+            ticks=self.rate.ticks,
+            missed_ticks=self.rate.missed,
+            late_p99_s=self.rate.late_s(0.99),
+            starved_ticks=self.tracker.starved,
+            episodes=self.tracker.ended,
+            interventions=self._scripted.takeovers + self.inbox.interventions,
+            steps_recorded=0,
+            spooled=0,
+            job=job.id if job is not None else "",
+            job_episodes=self.inbox.finished,
+            fault=self.driver.fault.detail or self.driver.observation_fault.detail,
         )
+        self._uplink.send(self.status)

@@ -52,8 +52,8 @@ class RecordedChannel(RecordedBoundary):
     def send(self, message: Message) -> bool:
         return self._log.call(f"{self._name}.send", lambda: self._inner.send(message), message)
 
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
-        return self._log.call(f"{self._name}.recv", lambda: self._inner.recv(timeout_s))
+    def recv(self) -> Message | None:
+        return self._log.call(f"{self._name}.recv", self._inner.recv)
 
     def close(self) -> None:
         self._log.call(f"{self._name}.close", lambda: self._inner.close())

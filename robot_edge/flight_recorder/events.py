@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from hal.interfaces.robot import Feedback
+from wire.codec import AnyMessage
 from wire.errors import CorruptDataError
-from wire.messages import Message
 from wire.types import Observation, RobotSpec
 
 INLINE_BYTES = 2048
@@ -77,11 +77,11 @@ class Call(msgspec.Struct, frozen=True, array_like=True, eq=False, gc=False):
 CALLS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "clock.now_ns": ((), int),
     "clock.sleep_until": ((int,), None),
-    "uplink.send": ((Message,), bool),
-    "uplink.recv": ((), Message),
+    "uplink.send": ((AnyMessage,), bool),
+    "uplink.recv": ((), AnyMessage),
     "uplink.close": ((), None),
-    "inference.send": ((Message,), bool),
-    "inference.recv": ((), Message),
+    "inference.send": ((AnyMessage,), bool),
+    "inference.recv": ((), AnyMessage),
     "inference.close": ((), None),
     "robot.connect": ((), None),
     "robot.reset": ((str, int), None),

@@ -10,8 +10,8 @@ import cv2
 import numpy as np
 
 from policies.interface.policy import Policy, check_observation
-from robot_edge.inference.latent_encoder import think
-from robot_edge.uplink.weight_subscriber import WeightSubscriber
+from robot_edge.inference.slow_path import think
+from robot_edge.uplink.weight_client import WeightSubscriber
 from wire.clock import Clock
 from wire.errors import FleetError, InvalidDataError
 from wire.messages.gateway import Rejection
@@ -21,14 +21,14 @@ from wire.types import Frame, Observation, PolicyVersion, Role
 
 log = logging.getLogger(__name__)
 
+_VERSIONS = 2
+
 
 class LatentEncoder:
     """The newest versions of a policy, side by side: robots that have not switched yet are still served."""
 
-    def __init__(self, make_policy: Callable[[], Policy], keep: int = 2) -> None:
-        """`keep` versions, at least 2."""
+    def __init__(self, make_policy: Callable[[], Policy]) -> None:
         self._make = make_policy
-        self._keep = keep
         self._policies: dict[PolicyVersion, Policy] = {}
 
     @property
@@ -36,22 +36,21 @@ class LatentEncoder:
         """Numbers of the versions that are here, the newest load last."""
         return tuple(version.number for version in self._policies)
 
-    def load(self, version: PolicyVersion, weights: Callable[[], bytes]) -> bool:
-        """Take `version` in beside those that are here; the oldest makes room. What is here already is not read again.
-
-        Weights that cannot be used are logged and change nothing.
+    def load(self, version: PolicyVersion, path: Path) -> bool:
+        """Take `version`, whose weights lie at `path`, in beside those that are here; the oldest
+        makes room. What is here already is not read again. Weights that cannot be used are logged and change nothing.
         """
         if version in self._policies:
             self._policies[version] = self._policies.pop(version)
             return True
         # The oldest policy object takes the new weights; it is as it was when they cannot be used.
-        full = len(self._policies) >= self._keep
+        full = len(self._policies) >= _VERSIONS
         oldest = next((known for known in self._policies if known.number == version.number), None)
         if oldest is None and full:
             oldest = next(iter(self._policies))
         policy = self._make() if oldest is None else self._policies[oldest]
         try:
-            policy.load(weights(), version.number)
+            policy.load(path.read_bytes(), version.number)
         except (FleetError, OSError) as error:
             log.error("version %d is not thought with: %s", version.number, error)
             return False
@@ -84,61 +83,43 @@ class LatentEncoder:
 class LatentWorker:
     """Thinks for one robot beside its inference process, which tells it what to load."""
 
-    def __init__(self, line: Channel, thinker: LatentEncoder, read: Callable[[str], bytes] | None = None) -> None:
-        self._line = line
-        self._thinker = thinker
-        self._read = read or (lambda path: Path(path).read_bytes())
+    def __init__(self, channel: Channel, encoder: LatentEncoder) -> None:
+        self._channel = channel
+        self._encoder = encoder
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Load what is new, then think about the newest observation; older ones that pile up are stale."""
         request = None
-        while (message := self._line.recv()) is not None:
+        while (message := self._channel.recv()) is not None:
             if isinstance(message, LoadWeights):
-                path = message.path
-                self._thinker.load(message.version, lambda path=path: self._read(path))  # type: ignore[misc]
+                self._encoder.load(message.version, Path(message.path))
             elif isinstance(message, ThinkRequest):
                 request = message
         if request is not None:
-            self._line.send(self._thinker.answer(request))
+            self._channel.send(self._encoder.answer(request))
 
 
 class LatentServer:
     """Thinks for several robots, whoever waits longest first; follows the gateway's versions as an evaluator does."""
 
     def __init__(
-        self,
-        name: str,
-        robots: ServerChannel,
-        gateway: Channel,
-        thinker: LatentEncoder,
-        weights: Path,
-        clock: Clock,
-        read: Callable[[Path], bytes] = Path.read_bytes,
+        self, name: str, robots: ServerChannel, gateway: Channel, encoder: LatentEncoder, weights: Path, clock: Clock
     ) -> None:
         """`robots`: where they connect. `weights`: a directory for the newest files. `name` begins with "thinker"."""
         self._robots = robots
-        self._thinker = thinker
-        self._read = read
-        self._follower = WeightSubscriber(name, Role.thinker, gateway, weights, clock)
+        self._encoder = encoder
+        self.subscriber = WeightSubscriber(name, Role.thinker, gateway, weights, clock)
         self._waiting: dict[str, ThinkRequest] = {}
-        self._offered: PolicyVersion | None = None
+        self._loaded: tuple[PolicyVersion, Path] | None = None
 
-    @property
-    def busy(self) -> bool:
-        """Whether a robot waits."""
-        return bool(self._waiting)
-
-    def turn(self) -> None:
-        """Hear what is new, then think once if a robot waits."""
-        self._follower.turn()
-        ready = self._follower.ready
-        if ready is not None:
-            version, path = ready
-            if version != self._offered:
-                self._offered = version
-                self._thinker.load(version, lambda: self._read(path))
-        while (heard := self._robots.recv()) is not None:
-            robot, message = heard
+    def poll(self) -> None:
+        """Handle what is new, then think once if a robot waits."""
+        self.subscriber.poll()
+        if (ready := self.subscriber.ready) is not None and ready != self._loaded:
+            self._loaded = ready
+            self._encoder.load(*ready)
+        while (received := self._robots.recv()) is not None:
+            robot, message = received
             if isinstance(message, ThinkRequest):
                 # A newer question takes the place of the one that waits, not a later place in the row.
                 self._waiting[robot] = message
@@ -146,17 +127,7 @@ class LatentServer:
                 self._robots.send(robot, Rejection(f"a think server does not understand {type(message).__name__}."))
         if self._waiting:
             robot = next(iter(self._waiting))
-            self._robots.send(robot, self._thinker.answer(self._waiting.pop(robot)))
-
-    @property
-    def refused(self) -> str:
-        """Why the gateway refuses this server, '' when it does not."""
-        return self._follower.refused
-
-    @property
-    def stopping(self) -> bool:
-        """Whether it was asked to stop."""
-        return self._follower.stopping
+            self._robots.send(robot, self._encoder.answer(self._waiting.pop(robot)))
 
 
 def _decoded(request: ThinkRequest) -> Observation:
@@ -170,8 +141,8 @@ def _decoded(request: ThinkRequest) -> Observation:
             raise InvalidDataError(f"a picture of camera '{camera}' without its time.")
         try:
             pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-        except cv2.error as error:
-            raise InvalidDataError(f"the picture of camera '{camera}' is no JPEG.") from error
+        except cv2.error:
+            pixels = None
         if pixels is None:
             raise InvalidDataError(f"the picture of camera '{camera}' is no JPEG.")
         images[camera] = Frame(images[camera].time_ns, cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB))

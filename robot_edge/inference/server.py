@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from policies.interface.policy import Policy
-from robot_edge.inference.infer_chunk import infer_chunk
-from robot_edge.inference.latent_encoder import InlineSlowPath, SlowPath, think
-from robot_edge.inference.latents import LatentBuffer, StampedLatent, seen_ns
-from robot_edge.inference.weight_swapper import WeightSwapper
-from robot_edge.runtime.shared_frames import intact
+from robot_edge.inference.slow_path import InlineSlowPath, LatentBuffer, SlowPath, StampedLatent, seen_ns, think
+from robot_edge.runtime.rejection_log import not_taken
 from wire.clock import Clock
 from wire.errors import ConfigError, FleetError
 from wire.messages.gateway import EdgeEvent, Hello, VersionActivated
 from wire.messages.local import ChunkReply, ChunkRequest, EpisodeStarted, LoadWeights
 from wire.transport.channel import Channel
-from wire.types import Observation, Role
+from wire.transport.frame_ring import intact
+from wire.types import Latent, Observation, Role
 
 log = logging.getLogger(__name__)
 
@@ -63,58 +65,53 @@ class Inference:
         control: Channel,
         uplink: Channel,
         clock: Clock,
-        think_every_s: float = 0.0,
-        read: Callable[[str], bytes] = lambda path: Path(path).read_bytes(),
         *,
-        spare: Policy | None = None,
+        standby: Policy | None = None,
         slow: SlowPath | None = None,
         config: SlowConfig | None = None,
         local: Policy | None = None,
     ) -> None:
-        """`think_every_s`: pace of the slow path when there is no `config`.
-
-        `spare`: a second policy object, into which new weights are loaded while the first one acts. `slow`: where the
-        thinking is done, here when it is not given. `local`: a small policy, loaded and ready, that thinks and acts
+        """`standby`: a second policy object, into which new weights are loaded while the first one acts. `slow`: where
+        the thinking is done, here when it is not given. `local`: a small policy, loaded and ready, that thinks and acts
         while the slow path is silent and the fallback is `local`; without it the policy itself thinks here.
         """
         self._name = name
         self._control = control
         self._uplink = uplink
         self._clock = clock
-        self._config = config or SlowConfig(think_every_s, max(SlowConfig().max_age_s, 3 * think_every_s))
-        self._swap = WeightSwapper(name, policy, spare, read)
+        self._config = config or SlowConfig()
+        self._swap = WeightSwapper(name, policy, standby)
         self._slow: SlowPath = slow or InlineSlowPath(policy)
         self._local = local
         self._local_thought: StampedLatent | None = None
-        self.latents = LatentBuffer(clock)
-        """of the slow path; its statistics are for whoever reports"""
+        self._latents = LatentBuffer()
         self._seen: Observation | None = None
         self._void_before_ns: int | None = None
         self._episode_is_new = False
         self._asked_at_ns = clock.now_ns() - _IDLE_NS
         self._waiting_since_ns = 0
         self._silent = ""
-        self._refused = ""
+        self._rejection = ""
         self._failure = ""
 
     def hello(self) -> None:
         """Tell the uplink that this process is here: it answers with the weights that are wanted."""
         self._uplink.send(Hello(self._name, Role.inference, "", self._clock.now_ns(), os.getpid()))
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Take in what has come, then answer the newest request."""
         while (message := self._uplink.recv()) is not None:
-            if isinstance(message, LoadWeights) and self._swap.offer(message):
+            if isinstance(message, LoadWeights) and self._swap.submit(message):
                 # The uplink is a new one and asks what runs.
-                self._applied()
+                self._notify_activated()
         request = None
-        while (heard := self._control.recv()) is not None:
-            if isinstance(heard, ChunkRequest):
-                request = heard
-            elif isinstance(heard, EpisodeStarted):
+        while (received := self._control.recv()) is not None:
+            if isinstance(received, ChunkRequest):
+                request = received
+            elif isinstance(received, EpisodeStarted):
                 self._episode_is_new, request = True, None
         self._collect()
-        self._weights()
+        self._poll_weights()
         if request is not None:
             self._asked_at_ns = self._clock.now_ns()
             self._control.send(self._answer(request))
@@ -126,20 +123,19 @@ class Inference:
 
     # --- weights --------------------------------------------------------------------------------------------------
 
-    def _weights(self) -> None:
+    def _poll_weights(self) -> None:
         swap = self._swap
         overdue = self._clock.now_ns() - self._waiting_since_ns > self._config.max_age_s * 1e9
-        if swap.turn(hurry=overdue or self._nothing_to_lose()):
+        if swap.poll(hurry=overdue or self._nothing_to_lose()):
             message = swap.waiting or swap.running
             assert message is not None
-            log.info("robot '%s': version %d loaded in %.3f s.", self._name, message.version.number, swap.load_s)
             self._waiting_since_ns = self._clock.now_ns()
             self._slow.adopt(swap.loaded, message.version, message.path)
             if swap.waiting is None:
-                self._applied()
-        if swap.refused != self._refused and swap.refused:
-            self._uplink.send(EdgeEvent(self._name, self._clock.now_ns(), "refused", swap.refused))
-        self._refused = swap.refused
+                self._notify_activated()
+        if swap.rejection != self._rejection and swap.rejection:
+            self._uplink.send(EdgeEvent(self._name, self._clock.now_ns(), "refused", swap.rejection))
+        self._rejection = swap.rejection
         self._switch()
 
     def _switch(self) -> None:
@@ -147,7 +143,7 @@ class Inference:
         swap = self._swap
         if swap.waiting is not None and (self._slow.immediate or self._ready() or self._nothing_to_lose()):
             swap.switch()
-            self._applied()
+            self._notify_activated()
 
     def _ready(self) -> bool:
         """Whether the waiting version has a latent that can be acted on."""
@@ -160,7 +156,7 @@ class Inference:
         idle = self._clock.now_ns() - self._asked_at_ns >= _IDLE_NS
         return number == 0 or idle or seen is None or self._fresh(seen, number) is None
 
-    def _applied(self) -> None:
+    def _notify_activated(self) -> None:
         policy = self._swap.active
         self._uplink.send(VersionActivated(self._name, policy.version, self._clock.now_ns(), policy.trained))
 
@@ -168,19 +164,19 @@ class Inference:
 
     def _collect(self) -> None:
         """Take in the thoughts that have become ready."""
-        for thought in self._slow.take():
+        for thought in self._slow.pop():
             if self._episode_is_new or (
                 self._void_before_ns is not None and thought.made_from_ns < self._void_before_ns
             ):
                 continue
-            self.latents.put(thought)
+            self._latents.put(thought)
 
     def _fresh(self, seen: Observation, number: int) -> StampedLatent | None:
         """A thought of version `number` that may be acted on now.
 
         Frames' own times are compared: with no newer frame than the one it saw, a thought does not grow old.
         """
-        thought = self.latents.newest(number, seen.task)
+        thought = self._latents.newest(number, seen.task)
         if thought is None or not 0 <= seen_ns(seen) - thought.seen_ns <= self._config.max_age_s * 1e9:
             return None
         return thought
@@ -197,20 +193,20 @@ class Inference:
         versions: tuple[int, ...] = (self._swap.active.version,)
         if waiting is not None:
             versions = (waiting.version.number, *versions)
-        if self._due(seen, self.latents.newest(versions[0], seen.task)):
-            self._slow.ask(seen, versions)
+        if self._due(seen, self._latents.newest(versions[0], seen.task)):
+            self._slow.request(seen, versions)
             self._collect()
 
     # --- answers --------------------------------------------------------------------------------------------------
 
     def _answer(self, request: ChunkRequest) -> ChunkReply:
         if self._swap.active.version == 0:
-            return ChunkReply(None, self._swap.refused or "no policy version is loaded yet.", request.tick)
+            return ChunkReply(None, self._swap.rejection or "no policy version is loaded yet.", request.tick)
         seen = self._seen = request.observation
         if self._episode_is_new:
             # Nothing that was thought about the last episode's scene is true of this one.
             self._episode_is_new, self._void_before_ns, self._local_thought = False, seen.time_ns, None
-            self.latents.clear()
+            self._latents.clear()
         if self._void_before_ns is not None:
             # A clock that has jumped back must not make every thought to come void.
             self._void_before_ns = min(self._void_before_ns, seen.time_ns)
@@ -219,7 +215,7 @@ class Inference:
             self._switch()
             policy = self._swap.active
             thought = self._fresh(seen, policy.version)
-            self._tell("" if thought is not None else self._silence(seen))
+            self._notify("" if thought is not None else self._silence(seen))
             if thought is None and self._config.fallback == "local":
                 policy = self._local or policy
                 thought = self._think_here(policy, seen)
@@ -236,7 +232,6 @@ class Inference:
             return ChunkReply(None, f"the policy failed: {error!r}", request.tick)
         if not intact(seen):
             return ChunkReply(None, "the frames were overwritten while the policy looked at them.", request.tick)
-        self.latents.used(thought, seen.time_ns + (request.first_tick - request.tick) * policy.spec.period_ns)
         return reply
 
     def _think_here(self, policy: Policy, seen: Observation) -> StampedLatent:
@@ -245,7 +240,7 @@ class Inference:
             known = self._local_thought = think(policy, seen)
         return known
 
-    def _tell(self, silence: str) -> None:
+    def _notify(self, silence: str) -> None:
         """Let people know when the slow path falls silent and when it is back."""
         if bool(silence) != bool(self._silent):
             detail = f"{silence} Fallback: {self._config.fallback}." if silence else "the slow path is back."
@@ -256,8 +251,119 @@ class Inference:
 
     def _silence(self, seen: Observation) -> str:
         number = self._swap.active.version
-        thought = self.latents.newest(number, seen.task)
+        thought = self._latents.newest(number, seen.task)
         why = f": {self._slow.problem}" if self._slow.problem else ""
         if thought is None:
             return f"the slow path has no latent of version {number} for this instruction yet{why}."
         return f"the slow path is silent for {abs(seen_ns(seen) - thought.seen_ns) / 1e9:.2f} s{why}."
+
+
+def infer_chunk(policy: Policy, latent: Latent, request: ChunkRequest) -> ChunkReply:
+    """The chunk that `policy` makes for `request` from `latent`.
+
+    The fast path acts on the state of the moment the chunk begins, so the latent's age is counted up to then, from when
+    it was seen or, if that is later, from when the robot began to move: who demonstrated hardly ever stood still, so to
+    a network a great age means that much has been done. Raises what `Policy.act` raises.
+    """
+    seen, period_ns = request.observation, policy.spec.period_ns
+    later_ticks = request.first_tick - request.tick
+    moment = Observation(seen.time_ns + later_ticks * period_ns, request.state, seen.images, seen.task)
+    begun_ns = moment.time_ns - (request.moved_ticks + later_ticks) * period_ns
+    if request.moved_ticks < 0 or begun_ns <= latent.observed_ns:
+        chunk = policy.act(moment, latent, request.first_tick, request.prefix)
+    else:
+        begun = msgspec.structs.replace(latent, observed_ns=begun_ns)
+        chunk = policy.act(moment, begun, request.first_tick, request.prefix)
+        chunk = msgspec.structs.replace(chunk, latent_observed_ns=latent.observed_ns)
+    return ChunkReply(
+        chunk,
+        tick=request.tick,
+        latent=latent.data if request.residual else None,
+        corrector=policy.corrector if request.residual else None,
+    )
+
+
+class WeightSwapper:
+    """The policy that acts, and the one that takes its place once all is ready.
+
+    With a single policy object the weights are replaced in place, between two inferences.
+    """
+
+    def __init__(self, name: str, policy: Policy, standby: Policy | None) -> None:
+        """`standby`: a second policy object like `policy`; then weights are read and loaded in a thread."""
+        self._name = name
+        self._standby = standby
+        self._thread = ThreadPoolExecutor(1, "weights") if standby is not None else None
+        self._loading: tuple[LoadWeights, Future[None]] | None = None
+        self._next: LoadWeights | None = None
+        self.active = policy
+        """the policy that acts"""
+        self.running: LoadWeights | None = None
+        """what it has loaded, None when nothing"""
+        self.waiting: LoadWeights | None = None
+        """the version that is loaded in the standby and waits for `switch`"""
+        self.rejection = ""
+        """why the newest weights were not taken, '' when they were"""
+
+    def submit(self, message: LoadWeights) -> bool:
+        """These weights are wanted; True when they are the ones that run already."""
+        newest = self._next or (self._loading and self._loading[0]) or self.waiting or self.running
+        if newest is None or newest.version != message.version:
+            self._next = message
+        return self._next is None and self.running is not None and self.running.version == message.version
+
+    def poll(self, *, hurry: bool) -> bool:
+        """Load what is wanted; True when `waiting` has just become ready or, in place, `active` has just changed.
+
+        A version that waits is given up for a newer one only in a `hurry`.
+        """
+        if self._loading is not None and self._loading[1].done():
+            (message, future), self._loading = self._loading, None
+            if self._succeeded(message, future.result):
+                self.waiting = message
+                return True
+        if self._next is None or self._loading is not None or (self.waiting is not None and not hurry):
+            return False
+        message, self._next = self._next, None
+        if self._thread is None:
+            if not self._succeeded(message, lambda: self._load(self.active, message)):
+                return False
+            self.running = message
+            return True
+        assert self._standby is not None
+        self.waiting = None
+        self._loading = message, self._thread.submit(self._load, self._standby, message)
+        return False
+
+    @property
+    def loaded(self) -> Policy:
+        """The policy that has the newest loaded weights: the waiting one, or the active one when none waits."""
+        return self._standby if self.waiting is not None and self._standby is not None else self.active
+
+    def switch(self) -> None:
+        """The waiting version acts from now on."""
+        assert self._standby is not None
+        self.active, self._standby = self._standby, self.active
+        self.running, self.waiting = self.waiting, None
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+
+    def _load(self, policy: Policy, message: LoadWeights) -> None:
+        began = time.perf_counter()
+        policy.load(Path(message.path).read_bytes(), message.version.number)
+        took_s = time.perf_counter() - began
+        log.info("robot '%s': version %d loaded in %.3f s.", self._name, message.version.number, took_s)
+
+    def _succeeded(self, message: LoadWeights, result: Callable[[], None]) -> bool:
+        try:
+            result()
+        except Exception as error:  # whatever a policy raises must not stop the one that runs
+            known = isinstance(error, FleetError | OSError)
+            self.rejection = not_taken(message.version.number, str(error) if known else repr(error))
+            stays = f"stays on version {self.active.version}" if self.active.version else "has no version yet"
+            log.error("robot '%s' %s: %s", self._name, stays, self.rejection, exc_info=not known)
+            return False
+        self.rejection = ""
+        return True

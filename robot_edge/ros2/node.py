@@ -36,10 +36,9 @@ from robot_edge.ros2.diagnostics import Diagnosis, diagnose
 from robot_edge.ros2.operator import Ros2Operator
 from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, read_parameters
 from robot_edge.ros2.topics import Endpoint, describe_missing
-from robot_edge.runtime.process_group import EdgeProcesses, lines
+from robot_edge.runtime.process_group import EdgeProcesses, uplink_channel
 from wire.errors import FleetError, RobotError
 from wire.messages.gateway import EdgeStatus
-from wire.transport.zmq_channel import ZmqPair
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +192,7 @@ class EdgeNode(LifecycleNode):
         assert self._prepared is not None
         edge = self._prepared.edge
         edge.start()
-        self._operator = Ros2Operator(self._robot, ZmqPair(lines(edge.place)["uplink-desk"], bind=False))
+        self._operator = Ros2Operator(self._robot, uplink_channel(edge.directory, "operator"))
         if self._stopped:
             # Asked for while the processes were being started.
             self._stop_edge()
@@ -229,7 +228,7 @@ class EdgeNode(LifecycleNode):
             self.trigger_shutdown()
         elif self.phase == "active":
             assert self._prepared is not None
-            for role in self._prepared.edge.turn():
+            for role in self._prepared.edge.poll():
                 self.get_logger().warning(f"robot '{self._robot}': its {role} process died and is started again.")
             if given_up := self._given_up(self._prepared.edge):
                 self._fail(given_up)
@@ -239,7 +238,7 @@ class EdgeNode(LifecycleNode):
     def _given_up(self, edge: EdgeProcesses) -> str:
         """Why the edge cannot go on; '' when it can."""
         most = max((child.deaths_in_a_row for child in edge.children.children.values()), default=0)
-        return edge.trouble if 0 < self._give_up_after <= most else edge.failed
+        return edge.fault if 0 < self._give_up_after <= most else edge.failed
 
     def _fail(self, reason: str) -> None:
         """An active node goes to ErrorProcessing by a deactivation that fails."""
@@ -264,7 +263,7 @@ class EdgeNode(LifecycleNode):
             for event in operator.events():
                 self.get_logger().info(f"robot '{self._robot}': {event.kind}: {event.detail}")
         status, age_s = (operator.status, operator.age_s) if operator is not None else (None, 0.0)
-        processes = prepared.edge.trouble if prepared is not None else ""
+        processes = prepared.edge.fault if prepared is not None else ""
         found = diagnose(self.phase, self.reason, status, age_s, processes)
         now_s = time.monotonic()
         changed = self._reported is None or found[:2] != self._reported[:2]

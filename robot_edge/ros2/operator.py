@@ -1,6 +1,6 @@
 """The edge node as the operator beside its robot: hears the uplink, sends commands and sees whether they came true.
 
-The other end is `robot_edge.uplink.local_operator.LocalOperatorLink`; nothing here needs the gateway.
+The other end is `robot_edge.uplink.server.Uplink`; nothing here needs the gateway.
 """
 
 from __future__ import annotations

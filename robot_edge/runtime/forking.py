@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from hal.driver_host.priority import set_niceness
 from robot_edge.runtime.lifecycle import watch
@@ -43,31 +43,46 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _FIRST_FREE = 3
 
 
-class Process(Protocol):
-    """A process that was started, as its starter sees it; `subprocess.Popen` is one."""
+class Forked:
+    """A process that was forked, as its starter sees it: like `subprocess.Popen`."""
 
-    @property
-    def pid(self) -> int:
-        """Process id; 0 while the process is about to be made."""
-        ...
+    def __init__(self, pid: int, command: list[str]) -> None:
+        self.pid = pid
+        self._command = command
+        self._status: int | None = None
 
     def poll(self) -> int | None:
         """None while it runs, then its exit status, or minus the signal that ended it."""
-        ...
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
 
     def wait(self, timeout: float | None = None) -> int:
         """The same at its end. Raises `subprocess.TimeoutExpired` when that does not come within `timeout` seconds."""
-        ...
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        pause_s = 0.001
+        while (status := self.poll()) is None:
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                raise subprocess.TimeoutExpired(self._command, timeout or 0.0)
+            time.sleep(pause_s)
+            pause_s = min(0.05, 2 * pause_s)
+        return status
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM); nothing when it has ended."""
-        ...
+        self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it (SIGKILL); nothing when it has ended."""
-        ...
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Until it is waited for, its id is nobody else's.
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
 
+Process = subprocess.Popen[bytes] | Forked
 Start = Callable[[list[str], Mapping[str, str], int, int], Process]
 """(command, environment, file descriptor of its standard output and error, niceness): starts a process that leads a
 session of its own, for Ctrl-C goes to its starter alone, which ends it in order"""
@@ -318,55 +333,13 @@ def _arrange_files(output: int, parent: int) -> int:
 
 def rename(command: list[str]) -> None:
     """Have `ps` and /proc show `command`, as far as there is room: the bytes of this process's own command line."""
-    words = b"\0".join(os.fsencode(word) for word in command) + b"\0"
+    argv = b"\0".join(os.fsencode(word) for word in command) + b"\0"
     try:
         libc = ctypes.CDLL(None)
-        place = ctypes.c_void_p.in_dll(libc, "program_invocation_name").value
+        location = ctypes.c_void_p.in_dll(libc, "program_invocation_name").value
         shown = Path("/proc/self/cmdline").read_bytes()
     except (OSError, ValueError) as error:
         log.debug("the command line of this process stays that of its parent: %s", error)
         return
-    if place is not None and ctypes.string_at(place, len(shown)) == shown:
-        ctypes.memmove(place, words[: len(shown) - 1].ljust(len(shown), b"\0"), len(shown))
-
-
-class Forked:
-    """A `Process` that is a fork of this one."""
-
-    def __init__(self, pid: int, command: list[str]) -> None:
-        self.pid = pid
-        self._command = command
-        self._status: int | None = None
-
-    def poll(self) -> int | None:
-        if self._status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self._status = os.waitstatus_to_exitcode(status)
-        return self._status
-
-    def wait(self, timeout: float | None = None) -> int:
-        return wait(self, timeout, self._command)
-
-    def terminate(self) -> None:
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        # Until it is waited for, its id is nobody else's.
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-
-def wait(started: Process, timeout: float | None, command: list[str]) -> int:
-    """`Process.wait` for one that can only `poll`."""
-    deadline_s = None if timeout is None else time.monotonic() + timeout
-    pause_s = 0.001
-    while (status := started.poll()) is None:
-        if deadline_s is not None and time.monotonic() >= deadline_s:
-            raise subprocess.TimeoutExpired(command, timeout or 0.0)
-        time.sleep(pause_s)
-        pause_s = min(0.05, 2 * pause_s)
-    return status
+    if location is not None and ctypes.string_at(location, len(shown)) == shown:
+        ctypes.memmove(location, argv[: len(shown) - 1].ljust(len(shown), b"\0"), len(shown))

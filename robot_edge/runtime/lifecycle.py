@@ -1,4 +1,4 @@
-"""What every process of a robot computer needs: end on SIGTERM, end when the parent has gone."""
+"""How the processes of a robot computer begin and end: one of each, where they meet, asked to or without a parent."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import fcntl
 import logging
 import os
 import select
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 from wire.errors import ConfigError, storage_error
+from wire.transport.shared_memory import memory_directory
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +26,9 @@ PARENT = "VLA_FLEET_PARENT"
 
 _LOOK_S = 0.1
 """how often a process looks for its supervisor"""
+
+_PREFIX = "vla-fleet-"
+_LOCK = "held"
 
 _watched: select.poll | None = None
 
@@ -38,19 +44,19 @@ def watch(supervisor: int) -> None:
 
 
 class ShutdownSignal:
-    """`cut` turns true when this process should finish: it was asked to, or the supervisor that started it is gone."""
+    """`requested` turns true when this process should finish: it was asked to, or its supervisor is gone."""
 
     def __init__(self) -> None:
         self._parent = int(os.environ.get(PARENT, "0"))
         self._watched = _watched
-        self._asked = False
+        self._requested = False
         self._look_at = 0.0
-        signal.signal(signal.SIGTERM, self._ask)
-        signal.signal(signal.SIGINT, self._ask)
+        signal.signal(signal.SIGTERM, self._request)
+        signal.signal(signal.SIGINT, self._request)
 
     @property
-    def cut(self) -> bool:
-        if self._asked:
+    def requested(self) -> bool:
+        if self._requested:
             return True
         # It is asked at every turn of a loop, and a system call tells whether the supervisor is there.
         now = time.monotonic()
@@ -64,15 +70,15 @@ class ShutdownSignal:
             return bool(self._watched.poll(0))
         return self._parent != 0 and os.getppid() != self._parent
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        self._requested = True
 
 
 @contextlib.contextmanager
-def instance_lock(path: Path, patience_s: float = 30.0) -> Iterator[None]:
+def instance_lock(path: Path, timeout_s: float = 30.0) -> Iterator[None]:
     """Hold the lock file `path` meanwhile; wait for a predecessor that is still putting its work away.
 
-    Raises `ConfigError` when it is still held after `patience_s`, `StorageError` when it cannot be made.
+    Raises `ConfigError` when it is still held after `timeout_s`, `StorageError` when it cannot be made.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +86,7 @@ def instance_lock(path: Path, patience_s: float = 30.0) -> Iterator[None]:
     except OSError as error:
         raise storage_error(error, "locking", path) from error
     with file:
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         waited = False
         while True:
             try:
@@ -97,3 +103,38 @@ def instance_lock(path: Path, patience_s: float = 30.0) -> Iterator[None]:
                     waited = True
                 time.sleep(0.05)
         yield
+
+
+@contextlib.contextmanager
+def run_directory(parent: Path | None = None) -> Iterator[Path]:
+    """A new directory under `parent`: by default in memory, else where temporary files lie. Removed at the end.
+
+    What robots left there whose supervisor was killed is removed first, for it takes memory; a directory is theirs as
+    long as a process holds its lock. Raises `StorageError` when it cannot be made.
+    """
+    parent = parent or memory_directory() or Path(tempfile.gettempdir())
+    try:
+        _sweep(parent)
+        directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    except OSError as error:
+        raise storage_error(error, "making a run directory", parent) from error
+    try:
+        with (directory / "new").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Nobody may see the lock before it is held.
+            (directory / "new").rename(directory / _LOCK)
+            yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    for lock in parent.glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            with lock.open("r+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                log.info("removing %s, whose robot has gone.", lock.parent)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+        except OSError:
+            # Held by a living one, another user's, or removed by somebody else meanwhile.
+            log.debug("%s stays.", lock.parent)

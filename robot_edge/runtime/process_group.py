@@ -11,8 +11,11 @@ import gc
 import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
+
+import msgspec
 
 from hal.driver_host.priority import real_time
 from hal.driver_host.watchdog import CallDeadline, CallLimits
@@ -22,17 +25,16 @@ from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.inference.latent_server import LatentWorker
 from robot_edge.inference.server import Inference
 from robot_edge.runtime.forking import start_fork, start_program
-from robot_edge.runtime.lifecycle import ShutdownSignal
+from robot_edge.runtime.lifecycle import ShutdownSignal, run_directory
 from robot_edge.runtime.rejection_log import RejectionLogTail
-from robot_edge.runtime.run_directory import run_directory
 from robot_edge.runtime.supervisor import Child, Supervisor
 from robot_edge.uplink.server import Uplink
-from wire.clock import clock_name
+from wire.clock import Clock, clock_name
 from wire.errors import RobotError
 from wire.messages.gateway import Hello, Stop
 from wire.transport.channel import Channel
 from wire.transport.shared_channel import SharedChannel
-from wire.transport.zmq_channel import ZmqClient, ZmqPair, wait_any
+from wire.transport.zmq_channel import ZmqClient, wait_any
 from wire.types import RobotSpec, Role
 
 log = logging.getLogger(__name__)
@@ -40,20 +42,23 @@ log = logging.getLogger(__name__)
 POLL_S = 0.04
 """how often the uplink looks what control has recorded: three ticks at 80 Hz; a wake-up costs more than a step"""
 _RECORD_BYTES = 4 * 2**20
+_MESSAGE_BYTES = 2**20
+"""of each direction: more than any reason for which a policy cannot load its weights"""
+_REPEAT_S = 0.5
 DRAIN_S = 15.0
 """how long an edge that is asked to stop waits for the gateway to take what is left; the rest stays in the spool"""
 
 
-def lines(directory: Path) -> dict[str, str]:
-    """Local endpoints: `<server>-<client>`, the server binds."""
-    return {
-        "uplink-inference": f"ipc://{directory}/uplink-inference",
-        "uplink-desk": f"ipc://{directory}/uplink-desk",
-    }
+def uplink_channel(directory: Path, peer: str, *, uplink: bool = False) -> SharedChannel:
+    """The end of `peer`, which is "inference" or a local "operator", of its connection to the uplink; or the uplink's.
+
+    An end that comes later replaces the one that is there.
+    """
+    return SharedChannel(directory / f"uplink-{peer}", bind=uplink, capacity_bytes=_MESSAGE_BYTES)
 
 
-def record_line(directory: Path, spec: RobotSpec, *, uplink: bool) -> SharedChannel:
-    """The uplink's or control's end of the line between them, over which all that is recorded goes.
+def record_channel(directory: Path, spec: RobotSpec, *, uplink: bool) -> SharedChannel:
+    """The uplink's or control's end of the connection between them, over which all that is recorded goes.
 
     Both look at their own pace: at every tick, and every `POLL_S`. There is room for half a second of pictures with
     previews of four times their size.
@@ -69,6 +74,25 @@ def control_hello(loop: ControlLoop, tasks: tuple[str, ...], site: str = "") -> 
     return Hello(loop.name, Role.edge, clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec, tasks, site)
 
 
+class StatusKeepalive:
+    """Repeats the loop's last status to the uplink.
+
+    While connecting or a reset takes its time no tick comes, and nobody could tell a slow robot from one that is gone.
+    """
+
+    def __init__(self, loop: ControlLoop, uplink: Channel, clock: Clock) -> None:
+        """`uplink` and `clock`: not recorded ones, for a replay has nothing to wait for."""
+        self._loop, self._uplink, self._clock = loop, uplink, clock
+        self._sent_ns = 0
+
+    def poll(self) -> None:
+        """Send it with the time it is now, if none was sent for a while."""
+        status, now_ns = self._loop.status, self._clock.now_ns()
+        if status is not None and now_ns - max(status.time_ns, self._sent_ns) > _REPEAT_S * 1e9:
+            self._sent_ns = now_ns
+            self._uplink.send(msgspec.structs.replace(status, time_ns=now_ns))
+
+
 def run_control(
     loop: ControlLoop,
     uplink: Channel,
@@ -80,7 +104,7 @@ def run_control(
 
     `site`: where the robot stands.
     """
-    lifeline = ShutdownSignal()
+    shutdown = ShutdownSignal()
     loop.driver.start_disconnected()
     hello = control_hello(loop, tasks, site)
     # Imports leave so many objects behind that one full collection takes longer than a tick; they will not go away.
@@ -91,7 +115,7 @@ def run_control(
     # A driver in this process may block, or the line to one in another.
     bound = CallDeadline(CallLimits(2 * (loop.config.driver.reset_s + loop.config.driver.stuck_s)))
     try:
-        while not (lifeline.cut or loop.inbox.stopping):
+        while not (shutdown.requested or loop.inbox.stopping):
             # Repeated, because an uplink that was killed and came back knows nothing.
             if time.monotonic() >= next_hello:
                 uplink.send(hello)
@@ -107,41 +131,41 @@ def run_control(
         uplink.send(Stop())
 
 
-def run_inference(inference: Inference, lines: list[Any]) -> None:
-    """The inference process; a message on one of `lines` wakes it."""
-    lifeline = ShutdownSignal()
+def run_inference(inference: Inference, channels: Sequence[SharedChannel | ZmqClient]) -> None:
+    """The inference process; a message on one of `channels` wakes it."""
+    shutdown = ShutdownSignal()
     next_hello = 0.0
-    while not lifeline.cut:
+    while not shutdown.requested:
         if time.monotonic() >= next_hello:
             inference.hello()
             next_hello = time.monotonic() + 2.0
-        wait_any(lines, 0.1)
-        inference.turn()
+        wait_any(channels, 0.1)
+        inference.poll()
 
 
-def run_thinker(thinker: LatentWorker, line: Any) -> None:
+def run_latent_worker(worker: LatentWorker, channel: SharedChannel) -> None:
     """The slow path in a process of its own."""
-    lifeline = ShutdownSignal()
-    while not lifeline.cut:
-        wait_any([line], 0.1)
-        thinker.turn()
+    shutdown = ShutdownSignal()
+    while not shutdown.requested:
+        wait_any([channel], 0.1)
+        worker.poll()
 
 
-def run_uplink(uplink: Uplink, gateway: ZmqClient, *local: ZmqPair) -> None:
+def run_uplink(uplink: Uplink, gateway: ZmqClient, *local: SharedChannel) -> None:
     """The uplink process; asked to stop, it stays until the spool is empty or `DRAIN_S` have passed.
 
-    `local`: its lines to other processes of this computer but control; a message on any of them wakes it.
+    `local`: its channels to other processes of this computer but control; a message on any of them wakes it.
     """
-    lifeline = ShutdownSignal()
-    while not lifeline.cut:
+    shutdown = ShutdownSignal()
+    while not shutdown.requested:
         wait_any([gateway, *local], POLL_S)
-        uplink.turn()
-    uplink.turn()
+        uplink.poll()
+    uplink.poll()
     uplink.control_gone()
     deadline = time.monotonic() + DRAIN_S
     while not uplink.drained and time.monotonic() < deadline:
         wait_any([gateway], 0.02)
-        uplink.turn()
+        uplink.poll()
     if not uplink.drained:
         log.warning("robot '%s': %d segments stay in the spool until next time.", uplink.name, len(uplink.spool))
     uplink.report_drained()
@@ -151,7 +175,7 @@ def run_uplink(uplink: Uplink, gateway: ZmqClient, *local: ZmqPair) -> None:
 class EdgeProcesses:
     """The processes of one robot, for whoever keeps them: a command line, a ROS 2 node.
 
-    `turn` a few times a second between `start` and `stop`, which may each be called again; as a context manager it
+    `poll` a few times a second between `start` and `stop`, which may each be called again; as a context manager it
     starts and stops.
     """
 
@@ -159,22 +183,22 @@ class EdgeProcesses:
         self, name: str, commands: dict[str, list[str]], logs: Path, unforked: frozenset[str] = frozenset()
     ) -> None:
         """Only stores. Each of `commands` (by role: robot, control, inference, thinker, uplink) gets `--run-dir DIR`
-        added, where their lines meet; `logs`: directory of one log for each; `unforked`: roles that are always started
-        as new programs, where the others may be forks of this process (`robot_edge.runtime.forking`)."""
+        added, where their channels lie; `logs`: directory of one log for each; `unforked`: roles that are always
+        started as new programs, where the others may be forks of this process (`robot_edge.runtime.forking`)."""
         self.name = name
         self.children = Supervisor([])
         self._commands = commands
         self._logs = logs
         self._unforked = unforked
         self._held = contextlib.ExitStack()
-        self._place: Path | None = None
+        self._directory: Path | None = None
 
     @property
-    def place(self) -> Path:
-        """The directory where the lines of the running processes meet (`lines`). Raises `RobotError` while none run."""
-        if self._place is None:
+    def directory(self) -> Path:
+        """Where the channels of the running processes lie (`uplink_channel`). Raises `RobotError` while none run."""
+        if self._directory is None:
             raise RobotError(f"robot '{self.name}': its processes do not run; call start() first.")
-        return self._place
+        return self._directory
 
     def log_file(self, role: str) -> Path:
         """Where the process of that role writes what it says."""
@@ -186,15 +210,15 @@ class EdgeProcesses:
         return next((child.failed for child in self.children.children.values() if child.failed), "")
 
     @property
-    def trouble(self) -> str:
+    def fault(self) -> str:
         """How a process that does not run steadily ended last, with its last word, '' while all do."""
-        return next((child.trouble for child in self.children.children.values() if child.trouble), "")
+        return next((child.fault for child in self.children.children.values() if child.fault), "")
 
     def start(self) -> None:
-        """Start them all. Raises `StorageError` when there is no room for their lines or logs."""
-        if self._place is not None:
+        """Start them all. Raises `StorageError` when there is no room for their channels or logs."""
+        if self._directory is not None:
             return
-        self._place = self._held.enter_context(run_directory())
+        self._directory = self._held.enter_context(run_directory())
         self.children = Supervisor([self._child(role, command) for role, command in self._commands.items()])
         try:
             for child in self.children.children:
@@ -203,18 +227,18 @@ class EdgeProcesses:
             self.stop()
             raise
 
-    def turn(self) -> list[str]:
+    def poll(self) -> list[str]:
         """Start the dead ones again; roles of those that died since the last call."""
-        return [child.removeprefix(f"{self.name}.") for child in self.children.turn()]
+        return [child.removeprefix(f"{self.name}.") for child in self.children.poll()]
 
     def stop(self) -> None:
         """End them in order: control first, for its last words go through the uplink, which then drains."""
-        if self._place is None:
+        if self._directory is None:
             return
         control = f"{self.name}.control"
         self.children.stop([child for child in self.children.children if child == control], 5.0)
         self.children.stop([child for child in self.children.children if child != control], DRAIN_S + 5.0)
-        self._place = None
+        self._directory = None
         self._held.close()
 
     def __enter__(self) -> Self:
@@ -227,7 +251,7 @@ class EdgeProcesses:
     def _child(self, role: str, command: list[str]) -> Child:
         return Child(
             f"{self.name}.{role}",
-            [*command, "--run-dir", str(self.place)],
+            [*command, "--run-dir", str(self.directory)],
             self.log_file(role),
             environment={ROBOT: self.name},
             nice={"robot": -10, "control": -10, "inference": -5}.get(role, 0),
@@ -242,11 +266,11 @@ def run_edge(edge: EdgeProcesses) -> int:
 
     What a person must know and only the inference process says comes to this terminal too: versions it refuses.
     """
-    lifeline = ShutdownSignal()
+    shutdown = ShutdownSignal()
     refusals = RejectionLogTail(edge.name, edge.log_file("inference"))
     with edge:
-        while not lifeline.cut:
-            edge.turn()
+        while not shutdown.requested:
+            edge.poll()
             if edge.failed:
                 return 1
             for line in refusals.lines():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_TOLD = re.compile(r"version (\d+) is not taken: (.*)")
+_REJECTION = re.compile(r"version (\d+) is not taken: (.*)")
 
 
 def not_taken(number: int, why: str) -> str:
@@ -15,7 +15,7 @@ def not_taken(number: int, why: str) -> str:
 
 def read_refusal(text: str) -> tuple[int, str] | None:
     """(version, first line of the reason) if `text` has what `not_taken` made, else None."""
-    found = _TOLD.search(text)
+    found = _REJECTION.search(text)
     return (int(found[1]), found[2].strip()) if found else None
 
 
@@ -23,14 +23,14 @@ class RejectionLog:
     """Remembers what was told."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def line(self, robot: str, text: str) -> str:
         """One line for a person about `text`; '' if it is no refusal or the reason was told of this robot before."""
         found = read_refusal(text)
-        if found is None or (robot, found[1]) in self._told:
+        if found is None or (robot, found[1]) in self._reported:
             return ""
-        self._told.add((robot, found[1]))
+        self._reported.add((robot, found[1]))
         return f"{robot} refuses version {found[0]}: {found[1]}"
 
 
@@ -54,5 +54,5 @@ class RejectionLogTail:
         # The last line may be half written.
         whole = found[: found.rfind(b"\n") + 1]
         self._at += len(whole)
-        told = (self._refusals.line(self._robot, line) for line in whole.decode(errors="replace").splitlines())
-        return [line for line in told if line]
+        reported = (self._refusals.line(self._robot, line) for line in whole.decode(errors="replace").splitlines())
+        return [line for line in reported if line]

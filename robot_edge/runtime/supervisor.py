@@ -44,7 +44,7 @@ class Child:
     started_s: float = 0.0
     due_s: float = 0.0
     failed: str = ""
-    trouble: str = ""
+    fault: str = ""
     """how it ended last, with its last word, until it has run steadily again"""
 
     @property
@@ -59,7 +59,7 @@ class Child:
 
 
 class Supervisor:
-    """Call `turn` a few times a second."""
+    """Call `poll` a few times a second."""
 
     def __init__(self, children: list[Child]) -> None:
         self.children = {child.name: child for child in children}
@@ -79,7 +79,7 @@ class Supervisor:
         child.started_s = time.monotonic()
         child.starts += 1
 
-    def turn(self) -> list[str]:
+    def poll(self) -> list[str]:
         """Start dead children again; returns the names of those that died since the last call."""
         died = []
         now_s = time.monotonic()
@@ -89,7 +89,7 @@ class Supervisor:
             code = child.process.poll()
             if code is None:
                 if now_s - child.started_s > _STEADY_S:
-                    child.deaths_in_a_row, child.trouble = 0, ""
+                    child.deaths_in_a_row, child.fault = 0, ""
                 continue
             if child.due_s < child.started_s:
                 died.append(child.name)
@@ -104,12 +104,12 @@ class Supervisor:
                 longest_s = _LONGEST_PAUSE_S if child.give_up_after else _PATIENT_PAUSE_S
                 pause_s = min(longest_s, _FIRST_PAUSE_S * 2 ** min(child.deaths_in_a_row - 1, 10))
                 child.due_s = now_s + pause_s
-                before, child.trouble = child.trouble, f"{child.name} ended with {_ending(code)}"
+                before, child.fault = child.fault, f"{child.name} ended with {_ending(code)}"
                 if code > 0:
                     # One that was killed had no last word.
-                    child.trouble += _last_line(child.log_file)
-                level = logging.WARNING if child.deaths_in_a_row == 1 or child.trouble == before else logging.ERROR
-                log.log(level, "%s; it starts again in %.1f s.", child.trouble, pause_s)
+                    child.fault += _last_line(child.log_file)
+                level = logging.WARNING if child.deaths_in_a_row == 1 or child.fault == before else logging.ERROR
+                log.log(level, "%s; it starts again in %.1f s.", child.fault, pause_s)
             elif now_s >= child.due_s:
                 self.start(child.name)
         return died

@@ -12,7 +12,7 @@ from wire.messages.gateway import ACTORS, CameraFrames, Segment
 from wire.types import Episode, Step
 
 
-def encode_jpeg(image: np.ndarray, quality: int) -> bytes:
+def encode_jpeg(image: np.ndarray, quality: int = 95) -> bytes:
     """JPEG of `image`, uint8[h, w, 3] RGB."""
     ok, data = cv2.imencode(".jpg", image[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])
     if not ok:
@@ -23,17 +23,16 @@ def encode_jpeg(image: np.ndarray, quality: int) -> bytes:
 class SegmentBuilder:
     """Collects the steps of one episode and cuts them into segments of at most `max_steps`."""
 
-    def __init__(self, episode: Episode, max_steps: int, jpeg_quality: int = 95) -> None:
+    def __init__(self, episode: Episode, max_steps: int) -> None:
         self.episode = episode
         self._max_steps = max_steps
-        self._quality = jpeg_quality
         self._index = 0
         self._steps: list[Step] = []
         self._frames: dict[str, deque[tuple[int, bytes]]] = {}
 
     def frame(self, camera: str, time_ns: int, image: np.ndarray) -> bytes:
         """A frame that the next steps refer to; given once. The JPEG that is kept of it."""
-        jpeg = encode_jpeg(image, self._quality)
+        jpeg = encode_jpeg(image)
         self._frames.setdefault(camera, deque()).append((time_ns, jpeg))
         return jpeg
 

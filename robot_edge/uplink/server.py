@@ -6,6 +6,7 @@ drains. Nothing is forgotten before it is acknowledged.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections import deque
@@ -13,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from robot_edge.uplink.local_operator import LocalOperatorLink, StickyCommands, drain
 from robot_edge.uplink.segments import SegmentBuilder, encode_jpeg
 from robot_edge.uplink.spool import Spool
+from robot_edge.uplink.sticky_commands import StickyCommands
 from robot_edge.uplink.weight_client import WeightClient
 from wire.clock import Clock, clock_name
 from wire.errors import StorageError
@@ -45,6 +46,8 @@ from wire.types import Role
 
 log = logging.getLogger(__name__)
 
+_AT_ONCE = 500
+"""messages of one channel that are handled before the next one is looked at"""
 _WINDOW = 8
 _RESEND_S = 5.0
 _HEARTBEAT_S = 1.0
@@ -59,7 +62,7 @@ _EVENTS = 100
 
 
 class Uplink:
-    """`turn` does all there is to do now and returns."""
+    """`poll` does all there is to do now and returns."""
 
     def __init__(
         self,
@@ -76,9 +79,9 @@ class Uplink:
         self.spool = Spool(directory / "spool.sqlite")
         self.weights = WeightClient(directory / "weights", gateway, clock)
         self.stopping = False
-        self.refused = ""
-        self.desk: LocalOperatorLink | None = None
-        """another process of this computer that watches the robot and may stop or drive it"""
+        self.rejection = ""
+        self.operator: Channel | None = None
+        """to a process beside the robot that sees each status and event, and may command it without a gateway"""
         self._gateway = gateway
         self._control = control
         self._inference = inference
@@ -87,10 +90,10 @@ class Uplink:
         self._builder: SegmentBuilder | None = None
         self._unspooled: list[Segment] = []
         self._hello: Hello | None = None
-        self._welcomed = False
+        self._accepted = False
         self._watched = False
         self._job: Job | None = None
-        self._applied: VersionActivated | None = None
+        self._activated: VersionActivated | None = None
         self._in_flight: dict[str, int] = {}
         self._sent_row = 0
         self._progress_ns = clock.now_ns()
@@ -104,7 +107,7 @@ class Uplink:
         self._greeted_control = False
         self._unknown_episode = ""
         self._acknowledged: list[str] = []
-        self._wishes = StickyCommands(name, directory)
+        self._commands = StickyCommands(name, directory)
         self._events: deque[EdgeEvent] = deque(maxlen=_EVENTS)
 
     @property
@@ -112,19 +115,20 @@ class Uplink:
         """Control has finished and everything it recorded is acknowledged."""
         return self._control_done and not self._unspooled and len(self.spool) == 0
 
-    def turn(self) -> None:
-        for message in drain(self._control):
-            self._from_control(message)
-        for message in drain(self._inference):
-            self._from_inference(message)
-        for message in drain(self._gateway):
-            self._from_gateway(message)
-        for wish in self.desk.wishes() if self.desk is not None else ():
-            self._pass_on(wish)
+    def poll(self) -> None:
+        for channel, handle in (
+            (self._control, self._from_control),
+            (self._inference, self._from_inference),
+            (self._gateway, self._from_gateway),
+            (self.operator, self._from_operator),
+        ):
+            if channel is not None:
+                for message in itertools.islice(iter(channel.recv, None), _AT_ONCE):
+                    handle(message)
         self._spool_waiting()
         self._send_segments()
         self._send_events()
-        self.weights.turn()
+        self.weights.poll()
         self._greet()
 
     def stop(self) -> None:
@@ -157,7 +161,7 @@ class Uplink:
                     self._close_segment(self._builder.step(step))
                 elif episode_id != self._unknown_episode:
                     self._unknown_episode = episode_id
-                    self._say_new()
+                    self._notify_restart()
             case FrameRecorded():
                 self._frame(message)
             case EpisodeStarted(episode=episode):
@@ -175,14 +179,14 @@ class Uplink:
                 self._keep_event(message)
             case Hello():
                 self._hello = msgspec.structs.replace(message, name=self.name, clock=clock_name())
-                self._welcomed, self._next_heartbeat_ns = False, 0
+                self._accepted, self._next_heartbeat_ns = False, 0
                 self._control_done = False
                 if message.pid != self._control_pid:
                     self._control_pid = message.pid
                     if not self._greeted_control:
                         self._greeted_control = True
-                        self._say_new()
-                for waiting in (*self._wishes.standing(), self._job, self._applied):
+                        self._notify_restart()
+                for waiting in (*self._commands.current(), self._job, self._activated):
                     if waiting is not None:
                         self._control.send(waiting)
                 if self._storage_fault:
@@ -193,18 +197,18 @@ class Uplink:
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
 
-    def _say_new(self) -> None:
+    def _notify_restart(self) -> None:
         """Tell control that what an earlier uplink had not yet spooled of its episode is gone."""
         self._control.send(Hello(self.name, Role.uplink, clock_name(), self._clock.now_ns(), os.getpid()))
 
     def _send_events(self) -> None:
-        while self._welcomed and self._events and self._gateway.send(self._events[0]):
+        while self._accepted and self._events and self._gateway.send(self._events[0]):
             self._events.popleft()
 
     def _keep_event(self, event: EdgeEvent) -> None:
         self._events.append(event)
-        if self.desk is not None:
-            self.desk.tell(event)
+        if self.operator is not None:
+            self.operator.send(event)
 
     def _send_status(self, status: EdgeStatus) -> None:
         whole = msgspec.structs.replace(
@@ -215,21 +219,21 @@ class Uplink:
             inference_pid=self._inference_pid,
             uplink_pid=os.getpid(),
         )
-        if self.desk is not None:
-            self.desk.tell(whole)
+        if self.operator is not None:
+            self.operator.send(whole)
         # A gateway that does not know this robot yet must first hear its name.
-        if self._welcomed:
+        if self._accepted:
             self._gateway.send(whole)
 
     def _from_inference(self, message: Message) -> None:
         match message:
             case Hello():
                 self._inference_pid = message.pid
-                self._offer_weights()
+                self._send_weights()
             case VersionActivated():
-                self._applied = message
+                self._activated = message
                 self._control.send(message)
-                if self._welcomed:
+                if self._accepted:
                     self._gateway.send(message)
             case EdgeEvent():
                 self._keep_event(message)
@@ -241,7 +245,7 @@ class Uplink:
         jpeg = None
         if self._builder is not None and self._builder.episode.id == message.episode_id:
             jpeg = self._builder.frame(camera, frame.time_ns, frame.image)
-        if not self._welcomed or frame.time_ns < self._next_preview_ns.get(camera, 0):
+        if not self._accepted or frame.time_ns < self._next_preview_ns.get(camera, 0):
             return
         if frame.preview is not None:
             self._larger_ns[camera] = frame.time_ns
@@ -311,11 +315,11 @@ class Uplink:
                 log.warning("robot '%s': the gateway cannot store now: %s", self.name, reason)
                 self._progress_ns = self._clock.now_ns()
             case VersionAvailable(version=version):
-                if self.weights.announced(version):
-                    self._offer_weights()
+                if self.weights.fetch(version):
+                    self._send_weights()
             case WeightBytes():
-                if self.weights.received(message):
-                    self._offer_weights()
+                if self.weights.add_part(message):
+                    self._send_weights()
             case Job():
                 self._job = message
                 self._control.send(message)
@@ -323,42 +327,48 @@ class Uplink:
                 self._pass_on(message)
             case HelloAck(watched=watched):
                 self._watch(watched)
-                if not self._welcomed:
-                    self._welcomed = True
-                    self.refused = ""
-                    if self._applied is not None:
-                        self._gateway.send(self._applied)
+                if not self._accepted:
+                    self._accepted = True
+                    self.rejection = ""
+                    if self._activated is not None:
+                        self._gateway.send(self._activated)
                     self._resend_all()
             case ReintroduceRequest():
-                self._welcomed, self._next_heartbeat_ns = False, 0
+                self._accepted, self._next_heartbeat_ns = False, 0
             case Rejection(reason=reason):
-                if reason != self.refused:
+                if reason != self.rejection:
                     log.error("robot '%s' is refused by the gateway: %s", self.name, reason)
-                self.refused = reason
+                self.rejection = reason
             case Stop():
                 self.stop()
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
 
-    def _pass_on(self, wish: OperatorCommand) -> None:
-        self._wishes.remember(wish)
-        self._control.send(wish)
+    def _from_operator(self, message: Message) -> None:
+        if isinstance(message, OperatorCommand) and message.robot == self.name:
+            self._pass_on(message)
+        else:
+            log.warning("robot '%s': its local operator sent what is not for it: %r", self.name, message)
+
+    def _pass_on(self, command: OperatorCommand) -> None:
+        self._commands.remember(command)
+        self._control.send(command)
 
     def _greet(self) -> None:
         now_ns = self._clock.now_ns()
         if self._hello is None or now_ns < self._next_heartbeat_ns:
             return
         self._next_heartbeat_ns = now_ns + int(_HEARTBEAT_S * 1e9)
-        if self._welcomed:
+        if self._accepted:
             sent = self._gateway.send(Heartbeat(now_ns))
         else:
             sent = self._gateway.send(msgspec.structs.replace(self._hello, sent_ns=now_ns))
         if not sent:
             # The line is down: introduce ourselves again when it is back, to a gateway that may be a new one.
-            self._welcomed = False
+            self._accepted = False
 
     def _send_segments(self) -> None:
-        if not self._welcomed:
+        if not self._accepted:
             return
         now_ns = self._clock.now_ns()
         if self._in_flight and now_ns - self._progress_ns > _RESEND_S * 1e9:
@@ -380,7 +390,7 @@ class Uplink:
         self._sent_row = 0
         self._progress_ns = self._clock.now_ns()
 
-    def _offer_weights(self) -> None:
+    def _send_weights(self) -> None:
         if self.weights.ready is not None:
             version, path = self.weights.ready
             self._inference.send(LoadWeights(version, str(path)))

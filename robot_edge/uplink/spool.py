@@ -24,7 +24,7 @@ class Spool:
         except OSError as error:
             raise storage_error(error, "opening the spool", path.parent) from error
         try:
-            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db = sqlite3.connect(path)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute(
@@ -36,15 +36,12 @@ class Spool:
             count, newest = self._db.execute("SELECT count(*), max(row) FROM segments").fetchone()
             steps = self._db.execute("SELECT value FROM counters WHERE name = 'steps'").fetchone()
             self._count: int = count
-            self._newest: int = newest or 0
-            self._steps: int = steps[0] if steps else 0
+            self.newest: int = newest or 0
+            """row of the newest segment ever put in, 0 when there was none"""
+            self.steps_recorded: int = steps[0] if steps else 0
+            """steps ever put in, acknowledged or not"""
         except sqlite3.Error as error:
             raise self._explain(error) from error
-
-    @property
-    def steps_recorded(self) -> int:
-        """Steps ever put in, acknowledged or not."""
-        return self._steps
 
     def __len__(self) -> int:
         return self._count
@@ -52,26 +49,18 @@ class Spool:
     def put(self, segment: Segment) -> None:
         """Durable when this returns; nothing of it is kept when it raises."""
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            put = self._db.execute("INSERT INTO segments (id, data) VALUES (?, ?)", (segment.id, encode(segment)))
-            self._db.execute(
-                "INSERT INTO counters VALUES ('steps', ?)"
-                " ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
-                (segment.steps,),
-            )
-            self._db.execute("COMMIT")
+            with self._db:
+                put = self._db.execute("INSERT INTO segments (id, data) VALUES (?, ?)", (segment.id, encode(segment)))
+                self._db.execute(
+                    "INSERT INTO counters VALUES ('steps', ?)"
+                    " ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+                    (segment.steps,),
+                )
         except sqlite3.Error as error:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
             raise self._explain(error) from error
-        self._newest = put.lastrowid or self._newest
+        self.newest = put.lastrowid or self.newest
         self._count += 1
-        self._steps += segment.steps
-
-    @property
-    def newest(self) -> int:
-        """The row of the newest segment ever put in, 0 when there was none."""
-        return self._newest
+        self.steps_recorded += segment.steps
 
     def waiting(self, after: int, count: int) -> list[tuple[int, str]]:
         """(row, id) of up to `count` segments with a row above `after`, oldest first."""
@@ -93,12 +82,9 @@ class Spool:
     def forget(self, ids: tuple[str, ...]) -> None:
         """Drop acknowledged segments. Raises `DiskFullError`, with nothing dropped: even forgetting needs some room."""
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            gone = self._db.executemany("DELETE FROM segments WHERE id = ?", [(segment_id,) for segment_id in ids])
-            self._db.execute("COMMIT")
+            with self._db:
+                gone = self._db.executemany("DELETE FROM segments WHERE id = ?", [(segment_id,) for segment_id in ids])
         except sqlite3.Error as error:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
             raise self._explain(error) from error
         self._count -= gone.rowcount
 

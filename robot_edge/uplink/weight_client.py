@@ -1,21 +1,34 @@
-"""Fetches announced weights in parts, checks them whole, and puts them on disk for inference."""
+"""Fetches announced weights in parts, checks them whole, and puts them on disk for whoever loads them."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
-from wire.clock import Clock
+from wire.clock import Clock, clock_name
 from wire.errors import storage_error
-from wire.messages.gateway import FetchWeights, WeightBytes
+from wire.messages import Message
+from wire.messages.gateway import (
+    FetchWeights,
+    Heartbeat,
+    Hello,
+    HelloAck,
+    ReintroduceRequest,
+    Rejection,
+    Stop,
+    VersionAvailable,
+    WeightBytes,
+)
 from wire.transport.channel import Channel
-from wire.types import PolicyVersion
+from wire.types import PolicyVersion, RobotSpec, Role
 
 log = logging.getLogger(__name__)
 
 _PART = 256 * 1024
-_PATIENCE_S = 2.0
+_TIMEOUT_S = 2.0
+_HEARTBEAT_S = 1.0
 
 
 class WeightClient:
@@ -41,7 +54,7 @@ class WeightClient:
         except OSError as error:
             raise storage_error(error, "preparing the weight cache", directory) from error
 
-    def announced(self, version: PolicyVersion) -> bool:
+    def fetch(self, version: PolicyVersion) -> bool:
         """This version is to act. It replaces a fetch under way; True when its weights are ready at once."""
         current = self._wanted.number if self._wanted else self.ready[0].number if self.ready else 0
         if version.number == current:
@@ -55,22 +68,22 @@ class WeightClient:
             self._wanted, self.ready = None, (version, path)
             return True
         self._wanted, self._parts = version, bytearray()
-        self._ask()
+        self._request_part()
         return False
 
-    def received(self, part: WeightBytes) -> bool:
+    def add_part(self, part: WeightBytes) -> bool:
         """Take in a part; True when a version has just become ready."""
         wanted = self._wanted
         if wanted is None or part.number != wanted.number or part.offset != len(self._parts):
             return False
         self._parts += part.data
         if len(self._parts) < wanted.size_bytes and part.data:
-            self._ask()
+            self._request_part()
             return False
         data, self._parts = bytes(self._parts), bytearray()
         if hashlib.sha256(data).hexdigest() != wanted.sha256:
             log.error("version %d arrived with the wrong hash; it is fetched again.", wanted.number)
-            self._ask()
+            self._request_part()
             return False
         path = self._path(wanted)
         try:
@@ -88,15 +101,89 @@ class WeightClient:
         self._wanted, self.ready = None, (wanted, path)
         return True
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Ask again for what did not come."""
-        if self._wanted is not None and self._clock.now_ns() - self._asked_ns > _PATIENCE_S * 1e9:
-            self._ask()
+        if self._wanted is not None and self._clock.now_ns() - self._asked_ns > _TIMEOUT_S * 1e9:
+            self._request_part()
 
-    def _ask(self) -> None:
+    def _request_part(self) -> None:
         assert self._wanted is not None
         self._asked_ns = self._clock.now_ns()
         self._channel.send(FetchWeights(self._wanted.number, len(self._parts), _PART))
 
     def _path(self, version: PolicyVersion) -> Path:
         return self._directory / f"{version.number:08d}-{version.sha256[:12]}.safetensors"
+
+
+class WeightSubscriber:
+    """Follows the gateway's versions, for processes that run them but drive no robot of the fleet.
+
+    `poll` handles what the gateway says and fetches what it announces; `ready` names the newest version that is here.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        role: Role,
+        gateway: Channel,
+        weights: Path,
+        clock: Clock,
+        *,
+        spec: RobotSpec | None = None,
+        tasks: tuple[str, ...] = (),
+        wants: Callable[[PolicyVersion], bool] = lambda version: True,
+        remind: Callable[[], Message | None] = lambda: None,
+    ) -> None:
+        """`weights`: a directory for the newest files.
+
+        `wants`: whether an announced version is of interest; `remind`: what to say with every heartbeat, if anything.
+        """
+        self.rejection = ""
+        """why the gateway refuses this process, '' when it does not"""
+        self.stopping = False
+        self._name, self._role = name, role
+        self._gateway = gateway
+        self._clock = clock
+        self._spec, self._tasks = spec, tasks
+        self._wants, self._remind = wants, remind
+        self._client = WeightClient(weights, gateway, clock)
+        self._accepted = False
+        self._next_heartbeat_ns = 0
+
+    @property
+    def ready(self) -> tuple[PolicyVersion, Path] | None:
+        """The newest version that is here, whole and checked, and its file."""
+        return self._client.ready
+
+    def poll(self) -> None:
+        """Handle what is new, ask again for what did not come, and keep the connection."""
+        while (message := self._gateway.recv()) is not None:
+            match message:
+                case HelloAck():
+                    self._accepted, self.rejection = True, ""
+                case ReintroduceRequest():
+                    self._accepted, self._next_heartbeat_ns = False, 0
+                case VersionAvailable(version=version):
+                    if self._wants(version):
+                        self._client.fetch(version)
+                case WeightBytes():
+                    self._client.add_part(message)
+                case Rejection(reason=reason):
+                    if reason != self.rejection:
+                        log.error("%s '%s' is refused by the gateway: %s", self._role, self._name, reason)
+                    self.rejection = reason
+                case Stop():
+                    self.stopping = True
+                case _:
+                    log.warning("%s '%s' does not understand %s.", self._role, self._name, type(message).__name__)
+        self._client.poll()
+        now_ns = self._clock.now_ns()
+        if now_ns < self._next_heartbeat_ns:
+            return
+        self._next_heartbeat_ns = now_ns + int(_HEARTBEAT_S * 1e9)
+        if not self._accepted:
+            self._gateway.send(Hello(self._name, self._role, clock_name(), now_ns, 0, self._spec, self._tasks))
+            return
+        self._accepted = self._gateway.send(Heartbeat(now_ns))
+        if (reminder := self._remind()) is not None:
+            self._gateway.send(reminder)

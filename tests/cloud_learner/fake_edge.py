@@ -57,8 +57,8 @@ class FakeEdge:
             Hello(self.name, "edge", clock_name(), now_ns, self.pid, SPEC, self.tasks or ("reach", "push"), self.site)
         )
 
-    def poll(self, timeout_s: float = 0.0) -> None:
-        while (message := self.channel.recv(timeout_s)) is not None:
+    def poll(self) -> None:
+        while (message := self.channel.recv()) is not None:
             self.received.append(message)
             match message:
                 case HelloAck():

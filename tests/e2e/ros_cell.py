@@ -23,6 +23,7 @@ from tests.ros import ros_environment
 from wire.clock import clock_name
 from wire.messages.gateway import Hello, HelloAck, Publish, Published, WeightBytes
 from wire.transport.keys import make_keys
+from wire.transport.zmq_channel import wait_any
 from wire.types import PolicyVersion
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -213,7 +214,8 @@ class Cell:
         heard: list[Any] = []
 
         def come(kind: type) -> bool:
-            while (message := channel.recv(0.05)) is not None:
+            wait_any([channel], 0.05)
+            while (message := channel.recv()) is not None:
                 heard.append(message)
             return any(isinstance(message, kind) for message in heard)
 

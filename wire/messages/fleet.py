@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from wire.messages.local import TaggedMessage
+from wire.messages import Message
 from wire.types import Lease, RobotSpec
 
 
@@ -121,23 +121,23 @@ class RobotState(msgspec.Struct, frozen=True):
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
-class ListFleet(TaggedMessage, frozen=True, eq=False):
+class ListFleet(Message, frozen=True, eq=False):
     """Ask for all robots and jobs."""
 
     call: int
 
 
-class SubmitJob(TaggedMessage, frozen=True, eq=False):
+class SubmitJob(Message, frozen=True, eq=False):
     call: int
     request: JobRequest
 
 
-class CancelJob(TaggedMessage, frozen=True, eq=False):
+class CancelJob(Message, frozen=True, eq=False):
     call: int
     job: str
 
 
-class AcquireLease(TaggedMessage, frozen=True, eq=False):
+class AcquireLease(Message, frozen=True, eq=False):
     """Ask for a robot for oneself; a lease of lower priority ends for it."""
 
     call: int
@@ -147,7 +147,7 @@ class AcquireLease(TaggedMessage, frozen=True, eq=False):
     ttl_s: float
 
 
-class RenewLease(TaggedMessage, frozen=True, eq=False):
+class RenewLease(Message, frozen=True, eq=False):
     """The holder lives: the lease runs on for its time to live."""
 
     call: int
@@ -155,7 +155,7 @@ class RenewLease(TaggedMessage, frozen=True, eq=False):
     number: int
 
 
-class ReleaseLease(TaggedMessage, frozen=True, eq=False):
+class ReleaseLease(Message, frozen=True, eq=False):
     """Give a robot back. `number` 0: whoever holds it, for a person who knows what that means."""
 
     call: int
@@ -163,7 +163,7 @@ class ReleaseLease(TaggedMessage, frozen=True, eq=False):
     number: int
 
 
-class Response(TaggedMessage, frozen=True, eq=False):
+class Response(Message, frozen=True, eq=False):
     """To every call: what it asked for, or why not."""
 
     call: int
@@ -175,7 +175,7 @@ class Response(TaggedMessage, frozen=True, eq=False):
     """with `ListFleet`: by spec hash"""
 
 
-class Preempted(TaggedMessage, frozen=True, eq=False):
+class Preempted(Message, frozen=True, eq=False):
     """To the holder of a lease that has ended before its time."""
 
     lease: Lease

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from wire.messages.local import TaggedMessage
+from wire.messages import Message
 from wire.types import Actor, Episode, PolicyCapabilities, PolicyVersion, RobotSpec
 
 # --- anyone to the gateway -------------------------------------------------------------------------------------------
 
 
-class Hello(TaggedMessage, frozen=True, eq=False):
+class Hello(Message, frozen=True, eq=False):
     """The first message of a connection, repeated until the gateway answers `HelloAck` or `Rejection`."""
 
     name: str
@@ -26,13 +26,13 @@ class Hello(TaggedMessage, frozen=True, eq=False):
     """where the robot stands"""
 
 
-class Heartbeat(TaggedMessage, frozen=True, eq=False):
+class Heartbeat(Message, frozen=True, eq=False):
     """Keeps a connection and carries one clock sample."""
 
     sent_ns: int
 
 
-class FetchWeights(TaggedMessage, frozen=True, eq=False):
+class FetchWeights(Message, frozen=True, eq=False):
     """Ask for bytes [offset, offset + size) of a version."""
 
     number: int
@@ -52,7 +52,7 @@ class CameraFrames(msgspec.Struct, frozen=True, eq=False):
     """F JPEG images, RGB"""
 
 
-class Segment(TaggedMessage, frozen=True, eq=False):
+class Segment(Message, frozen=True, eq=False):
     """Steps [first_tick, first_tick + T) of one episode: the unit that is spooled, sent and acknowledged."""
 
     id: str
@@ -102,7 +102,7 @@ ACTORS = tuple(Actor)
 """`Segment.actor` holds indices into this tuple."""
 
 
-class EdgeStatus(TaggedMessage, frozen=True, eq=False):
+class EdgeStatus(Message, frozen=True, eq=False):
     """What a robot is doing, several times a second. Counters only grow while the edge's spool lives."""
 
     robot: str
@@ -141,7 +141,7 @@ class EdgeStatus(TaggedMessage, frozen=True, eq=False):
     """what a person should know beyond `reason`"""
 
 
-class Preview(TaggedMessage, frozen=True, eq=False):
+class Preview(Message, frozen=True, eq=False):
     """The newest camera picture for people; never stored, dropped when the connection is slow."""
 
     robot: str
@@ -150,7 +150,7 @@ class Preview(TaggedMessage, frozen=True, eq=False):
     jpeg: bytes
 
 
-class VersionActivated(TaggedMessage, frozen=True, eq=False):
+class VersionActivated(Message, frozen=True, eq=False):
     """The robot's inference now runs this version."""
 
     robot: str
@@ -159,7 +159,7 @@ class VersionActivated(TaggedMessage, frozen=True, eq=False):
     trained: PolicyCapabilities = PolicyCapabilities()
 
 
-class EdgeEvent(TaggedMessage, frozen=True, eq=False):
+class EdgeEvent(Message, frozen=True, eq=False):
     """Something happened on a robot that a person should hear of, and that is kept."""
 
     robot: str
@@ -172,7 +172,7 @@ class EdgeEvent(TaggedMessage, frozen=True, eq=False):
 # --- the gateway to an edge ------------------------------------------------------------------------------------------
 
 
-class HelloAck(TaggedMessage, frozen=True, eq=False):
+class HelloAck(Message, frozen=True, eq=False):
     """The connection stands."""
 
     clock: str
@@ -183,17 +183,17 @@ class HelloAck(TaggedMessage, frozen=True, eq=False):
     """somebody looks at the operator page: pictures for people are worth drawing and sending"""
 
 
-class Rejection(TaggedMessage, frozen=True, eq=False):
+class Rejection(Message, frozen=True, eq=False):
     """The connection is refused; `reason` says why and what to do."""
 
     reason: str
 
 
-class ReintroduceRequest(TaggedMessage, frozen=True, eq=False):
+class ReintroduceRequest(Message, frozen=True, eq=False):
     """The gateway does not know this peer, for it may just have started: say `Hello` again."""
 
 
-class Ack(TaggedMessage, frozen=True, eq=False):
+class Ack(Message, frozen=True, eq=False):
     """These segments are on disk and committed; the edge may forget them."""
 
     segments: tuple[str, ...]
@@ -201,13 +201,13 @@ class Ack(TaggedMessage, frozen=True, eq=False):
     """kept aside because they were not valid; the gateway's log says why"""
 
 
-class Nack(TaggedMessage, frozen=True, eq=False):
+class Nack(Message, frozen=True, eq=False):
     """Nothing can be stored now; keep the segments and try again later."""
 
     reason: str
 
 
-class Job(TaggedMessage, frozen=True, eq=False):
+class Job(Message, frozen=True, eq=False):
     """What a robot is to work on until further notice: it goes on when the connection is cut. It changes jobs
     between two episodes."""
 
@@ -226,14 +226,14 @@ class Job(TaggedMessage, frozen=True, eq=False):
     """number of the lease the robot is held by"""
 
 
-class VersionAvailable(TaggedMessage, frozen=True, eq=False):
+class VersionAvailable(Message, frozen=True, eq=False):
     """A new policy version can be fetched."""
 
     version: PolicyVersion
     announced_ns: int
 
 
-class WeightBytes(TaggedMessage, frozen=True, eq=False):
+class WeightBytes(Message, frozen=True, eq=False):
     """Part of a version's weights: fetched from the gateway, or published to it."""
 
     number: int
@@ -241,7 +241,7 @@ class WeightBytes(TaggedMessage, frozen=True, eq=False):
     data: bytes
 
 
-class OperatorCommand(TaggedMessage, frozen=True, eq=False):
+class OperatorCommand(Message, frozen=True, eq=False):
     """What a person at the page or at a device wants of one robot."""
 
     robot: str
@@ -253,11 +253,11 @@ class OperatorCommand(TaggedMessage, frozen=True, eq=False):
     operator: str = "web"
 
 
-class Stop(TaggedMessage, frozen=True, eq=False):
+class Stop(Message, frozen=True, eq=False):
     """Finish the running episode's record, drain the spool and exit."""
 
 
-class SegmentCommitted(TaggedMessage, frozen=True, eq=False):
+class SegmentCommitted(Message, frozen=True, eq=False):
     """To trainers: a segment that was just committed as ledger row `row`, so that they need not read it back."""
 
     row: int
@@ -267,7 +267,7 @@ class SegmentCommitted(TaggedMessage, frozen=True, eq=False):
 # --- the trainer and the evaluator -----------------------------------------------------------------------------------
 
 
-class Publish(TaggedMessage, frozen=True, eq=False):
+class Publish(Message, frozen=True, eq=False):
     """The trainer offers a version; its bytes follow as `WeightBytes`, in order."""
 
     version: PolicyVersion
@@ -275,13 +275,13 @@ class Publish(TaggedMessage, frozen=True, eq=False):
     """numbers of the episodes that were first trained on since the version's parent"""
 
 
-class Published(TaggedMessage, frozen=True, eq=False):
+class Published(Message, frozen=True, eq=False):
     """The version is on disk, committed and announced."""
 
     number: int
 
 
-class TrainerStatus(TaggedMessage, frozen=True, eq=False):
+class TrainerStatus(Message, frozen=True, eq=False):
     """How learning goes."""
 
     gradient_steps: int
@@ -293,7 +293,7 @@ class TrainerStatus(TaggedMessage, frozen=True, eq=False):
     """waiting, pretraining or online"""
 
 
-class Evaluate(TaggedMessage, frozen=True, eq=False):
+class Evaluate(Message, frozen=True, eq=False):
     """Ask the evaluator to measure a version on held-out seeds [first_seed, first_seed + episodes) of each task."""
 
     number: int
@@ -302,7 +302,7 @@ class Evaluate(TaggedMessage, frozen=True, eq=False):
     label: str
 
 
-class Evaluation(TaggedMessage, frozen=True, eq=False):
+class Evaluation(Message, frozen=True, eq=False):
     """Measured success of a version on held-out seeds."""
 
     number: int

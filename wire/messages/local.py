@@ -5,14 +5,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from wire.messages import Message
 from wire.types import ActionChunk, Episode, Frame, Latent, Observation, PolicyVersion, Prefix, ResidualPolicy, Step
 
 
-class TaggedMessage(msgspec.Struct, frozen=True, eq=False, tag=True):
-    """Base of every message: its name travels with it."""
-
-
-class ChunkRequest(TaggedMessage, frozen=True, eq=False):
+class ChunkRequest(Message, frozen=True, eq=False):
     """Control asks inference for a chunk."""
 
     tick: int
@@ -30,7 +27,7 @@ class ChunkRequest(TaggedMessage, frozen=True, eq=False):
     """for so many ticks before `tick` the robot has moved without standing still; -1: not known"""
 
 
-class ChunkReply(TaggedMessage, frozen=True, eq=False):
+class ChunkReply(Message, frozen=True, eq=False):
     """Inference answers; `error` is '' or why there is no chunk."""
 
     chunk: ActionChunk | None
@@ -44,7 +41,7 @@ class ChunkReply(TaggedMessage, frozen=True, eq=False):
     """there is no chunk because the slow path does not answer"""
 
 
-class ThinkRequest(TaggedMessage, frozen=True, eq=False):
+class ThinkRequest(Message, frozen=True, eq=False):
     """Asks for the latent of an observation, in another process or on another machine."""
 
     number: int
@@ -52,11 +49,11 @@ class ThinkRequest(TaggedMessage, frozen=True, eq=False):
     versions: tuple[int, ...]
     """policy versions that are of use, the most wanted first; the first that is there is asked to think"""
     observation: Observation
-    jpeg: dict[str, bytes] = {}
+    jpeg: dict[str, bytes] = msgspec.field(default_factory=dict)
     """by camera: the image as JPEG where `observation` has an empty one in its place"""
 
 
-class ThinkReply(TaggedMessage, frozen=True, eq=False):
+class ThinkReply(Message, frozen=True, eq=False):
     """The latent, or why there is none."""
 
     number: int
@@ -67,7 +64,7 @@ class ThinkReply(TaggedMessage, frozen=True, eq=False):
     error: str = ""
 
 
-class SharedFrameEnvelope(TaggedMessage, frozen=True, eq=False):
+class SharedFrameEnvelope(Message, frozen=True, eq=False):
     """A request whose images lie in shared memory, where `wire.transport.frame_ring.FrameRing` finds them by number."""
 
     message: ChunkRequest | ThinkRequest
@@ -76,29 +73,29 @@ class SharedFrameEnvelope(TaggedMessage, frozen=True, eq=False):
     """by camera"""
 
 
-class LoadWeights(TaggedMessage, frozen=True, eq=False):
+class LoadWeights(Message, frozen=True, eq=False):
     """The uplink tells inference that verified weights lie at `path`."""
 
     version: PolicyVersion
     path: str
 
 
-class RequestPreviews(TaggedMessage, frozen=True, eq=False):
+class RequestPreviews(Message, frozen=True, eq=False):
     """The uplink tells control whether anybody looks at the robot's larger pictures."""
 
     wanted: bool
 
 
-class EpisodeStarted(TaggedMessage, frozen=True, eq=False):
+class EpisodeStarted(Message, frozen=True, eq=False):
     episode: Episode
 
 
-class StepRecorded(TaggedMessage, frozen=True, eq=False):
+class StepRecorded(Message, frozen=True, eq=False):
     episode_id: str
     step: Step
 
 
-class FrameRecorded(TaggedMessage, frozen=True, eq=False):
+class FrameRecorded(Message, frozen=True, eq=False):
     """A frame for the record (`image`) or for people (`preview`); sent once."""
 
     episode_id: str
@@ -106,7 +103,7 @@ class FrameRecorded(TaggedMessage, frozen=True, eq=False):
     frame: Frame
 
 
-class EpisodeEnded(TaggedMessage, frozen=True, eq=False):
+class EpisodeEnded(Message, frozen=True, eq=False):
     episode_id: str
     outcome: str
     ended_ns: int

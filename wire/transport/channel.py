@@ -11,14 +11,14 @@ PEER_SUFFIX = "@"
 
 
 class Channel(Protocol):
-    """One end of a connection between two processes. Nothing here ever blocks longer than asked."""
+    """One end of a connection between two processes. Nothing here ever blocks: `wait_any` waits."""
 
     def send(self, message: Message) -> bool:
         """Queue `message`; False when the queue is full or nobody is there (the caller decides what that means)."""
         ...
 
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
-        """The next message, or None after `timeout_s`."""
+    def recv(self) -> Message | None:
+        """The next message that has come, None when there is none."""
         ...
 
     def close(self) -> None:
@@ -33,8 +33,8 @@ class ServerChannel(Protocol):
         """Queue `message` for `peer`; False when that peer is gone or its queue is full."""
         ...
 
-    def recv(self, timeout_s: float = 0.0) -> tuple[str, Message] | None:
-        """The next message and who sent it, or None after `timeout_s`."""
+    def recv(self) -> tuple[str, Message] | None:
+        """The next message that has come and who sent it, None when there is none."""
         ...
 
     def close(self) -> None:

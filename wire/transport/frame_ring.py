@@ -16,7 +16,7 @@ import numpy as np
 
 from wire.errors import InvalidDataError
 from wire.transport.shared_memory import MARK_BYTES, map_file
-from wire.types import CameraSpec, Frame, RobotSpec
+from wire.types import CameraSpec, Frame, Observation, RobotSpec
 
 _ALIGN = 64
 """a cache line: before each slot's pixels stand its guard and its time"""
@@ -167,6 +167,19 @@ def without_preview(frame: Frame) -> Frame:
     if isinstance(frame, SharedFrame):
         return _shared(frame.time_ns, frame.image, None, frame.slots[:1])
     return Frame(frame.time_ns, frame.image)
+
+
+def without_previews(observation: Observation) -> Observation:
+    """The observation as a policy needs it: pictures for people stay behind."""
+    if all(frame.preview is None for frame in observation.images.values()):
+        return observation
+    images = {camera: without_preview(frame) for camera, frame in observation.images.items()}
+    return Observation(observation.time_ns, observation.state, images, observation.task)
+
+
+def intact(observation: Observation) -> bool:
+    """Whether all images of `observation` are still those that were sent; ask after they have been used."""
+    return all(frame.intact for frame in observation.images.values() if isinstance(frame, SharedFrame))
 
 
 def private(frame: Frame) -> Frame:

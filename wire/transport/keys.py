@@ -62,7 +62,9 @@ def load_pair(directory: Path, name: str) -> KeyPair:
             f"no usable secret key for '{name}' at {path}. Make one with `vla-fleet keys {name} --keys {directory}` on "
             f"the gateway's machine and copy it here."
         ) from error
-    return _checked(KeyPair(public, secret), path)
+    if len(public) != 40 or len(secret) != 40:
+        raise ConfigError(f"{path} is not a CURVE key pair; remove it and make a new one with `vla-fleet keys`.")
+    return KeyPair(public, secret)
 
 
 def load_public(directory: Path, name: str) -> bytes:
@@ -80,12 +82,6 @@ def load_public(directory: Path, name: str) -> bytes:
 def authorised(directory: Path) -> dict[bytes, str]:
     """Name by public key of everybody who may connect."""
     return {path.read_bytes().strip(): path.stem for path in sorted((directory / "public").glob("*.key"))}
-
-
-def _checked(pair: KeyPair, path: Path) -> KeyPair:
-    if len(pair.public) != 40 or len(pair.secret) != 40:
-        raise ConfigError(f"{path} is not a CURVE key pair; remove it and make a new one with `vla-fleet keys`.")
-    return pair
 
 
 def _write_atomically(path: Path, data: bytes, mode: int) -> None:

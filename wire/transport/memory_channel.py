@@ -33,7 +33,7 @@ class MemoryServer:
         self._outboxes[peer].append(encode(message))
         return True
 
-    def recv(self, timeout_s: float = 0.0) -> tuple[str, Message] | None:
+    def recv(self) -> tuple[str, Message] | None:
         if not self._inbox:
             return None
         peer, data = self._inbox.popleft()
@@ -59,27 +59,6 @@ class MemoryServer:
         self._outboxes.clear()
 
 
-class MemoryClient:
-    """One peer's end."""
-
-    def __init__(self, name: str, server: MemoryServer) -> None:
-        self._name = name
-        self._server = server
-
-    def send(self, message: Message) -> bool:
-        if self._name in self._server.cut:
-            return False
-        self._server._inbox.append((self._name, encode(message)))
-        return True
-
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
-        outbox = self._server._outboxes.get(self._name)
-        return decode(outbox.popleft()) if outbox else None
-
-    def close(self) -> None:
-        self._server._outboxes.pop(self._name, None)
-
-
 def memory_pair() -> tuple[MemoryPairEnd, MemoryPairEnd]:
     """Two ends of one connection."""
     there: deque[bytes] = deque()
@@ -98,8 +77,26 @@ class MemoryPairEnd:
         self._outbox.append(encode(message))
         return True
 
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
+    def recv(self) -> Message | None:
         return decode(self._inbox.popleft()) if self._inbox else None
 
     def close(self) -> None:
         self._outbox.clear()
+
+
+class MemoryClient(MemoryPairEnd):
+    """One peer's end of a connection to a `MemoryServer`."""
+
+    def __init__(self, name: str, server: MemoryServer) -> None:
+        super().__init__(deque(), server._outboxes[name])
+        self._name = name
+        self._server = server
+
+    def send(self, message: Message) -> bool:
+        if self._name in self._server.cut:
+            return False
+        self._server._inbox.append((self._name, encode(message)))
+        return True
+
+    def close(self) -> None:
+        self._server._outboxes.pop(self._name, None)

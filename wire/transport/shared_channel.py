@@ -7,6 +7,8 @@ end's doorbell: it wakes who waits in `wait_any`, and the kernel tells through i
 Either end may be killed and come back. Every start of an end has a number, and a record is addressed from one start to
 one start: what the dead one wrote is not delivered once its successor is there, nor is what was meant for it.
 
+Pictures of requests do not travel: they lie in a `FrameRing`, and the other end looks at them there.
+
 An end that `polls` looks at its own pace and is rung for only now and then, to see whether it lives: a message to it
 costs no system call.
 """
@@ -16,18 +18,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import struct
 import time
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from wire.codec import decode, encode
-from wire.errors import MessageTooLargeError, ProtocolError, storage_error
+from wire.errors import ConfigError, InvalidDataError, MessageTooLargeError, ProtocolError, storage_error
 from wire.messages import Message
-from wire.messages.local import FrameRecorded
-from wire.transport.frame_ring import SharedFrame
+from wire.messages.local import ChunkRequest, FrameRecorded, SharedFrameEnvelope, ThinkRequest
+from wire.transport.frame_ring import FrameRing, SharedFrame, without_previews
 from wire.transport.shared_memory import MARK_BYTES, map_file
+from wire.types import Frame
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +45,6 @@ _HEADER = _RECORD.size
 _UNSEEN_TIMEOUT_S = 0.01
 _ALIVE_S = 0.05
 """how long an end that polls is taken to live after it was rung for"""
-_POLL_S = 0.005
 
 
 class SharedChannel:
@@ -49,12 +53,21 @@ class SharedChannel:
     A message sent in the very moment in which the other end starts may be lost, as one sent just before it is.
     """
 
-    def __init__(self, path: Path, *, bind: bool, capacity_bytes: int = 4 * 1024 * 1024, polls: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        bind: bool,
+        capacity_bytes: int = 4 * 1024 * 1024,
+        polls: bool = False,
+        ring: FrameRing | None = None,
+    ) -> None:
         """Make or find the file `path` and become its one or other end; the predecessor at this end is replaced.
 
         `capacity_bytes` of each direction; both ends must give the same. `polls`: this end calls `recv` often enough by
         itself and needs no waking; `wait_any` is not for it. What the other end sends in the `_ALIVE_S` after this one
-        died is taken for sent. Raises `ConfigError` for a file of other sizes, `StorageError` when it cannot be made.
+        died is taken for sent. `ring`: where images of requests lie; those that it cannot take travel, without their
+        previews. Raises `ConfigError` for a file of other sizes, `StorageError` when it cannot be made.
         """
         self._path = path
         self._capacity = capacity_bytes = -(-capacity_bytes // _LINE) * _LINE
@@ -72,7 +85,8 @@ class SharedChannel:
         self._out = self._bytes[_FIRST_RECORD + out * capacity_bytes :][:capacity_bytes]
         self._in = self._bytes[_FIRST_RECORD + back * capacity_bytes :][:capacity_bytes]
         self.lost = 0
-        """records that were damaged, or of a dead end, and therefore dropped"""
+        """records that were damaged, of a dead end, or came when their frames had been overwritten: they are dropped"""
+        self._ring = ring
         self._polls = polls
         self._alive_until = 0.0
         header[self._in_polled] = polls
@@ -84,14 +98,14 @@ class SharedChannel:
         self._peer_doorbell_fd = -1
         self.socket, self._keep_fd = _open_doorbell(path.with_name(f"{path.name}.{'bind' if bind else 'connect'}"))
         """file descriptor that can be read when there may be a message; for `wait_any`"""
-        self._poll = select.poll()
-        self._poll.register(self.socket, select.POLLIN)
 
     def send(self, message: Message) -> bool:
         """False when nobody is there, the ring is full, or a frame was overwritten while it was copied.
 
         Raises `MessageTooLargeError` for what can never fit.
         """
+        if self._ring is not None and isinstance(message, ChunkRequest | ThinkRequest):
+            message = _by_reference(message, self._ring)
         data = encode(message)
         size = -(-(_HEADER + len(data)) // _LINE) * _LINE
         if size > self._capacity:
@@ -124,12 +138,8 @@ class SharedChannel:
             return self._alive_until > 0
         return self._wake_peer()
 
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
-        """The next message. What is damaged is logged and dropped."""
-        if self._polls and timeout_s <= 0 and self._header[self._in_head] == self._header[self._in_tail]:
-            # What an end that polls finds most often.
-            return None
-        deadline = time.monotonic() + timeout_s
+    def recv(self) -> Message | None:
+        """The next message that has come. What is damaged is logged and dropped."""
         while True:
             data = self._pop()
             if data is None and not self._polls:
@@ -137,20 +147,10 @@ class SharedChannel:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self.socket, 65536)
                 data = self._pop()
-            if data is not None:
-                try:
-                    return decode(data)
-                except (ProtocolError, MessageTooLargeError) as error:
-                    self.lost += 1
-                    log.error("dropped a message on %s: %s", self._path, error)
-                    continue
-            remaining_s = deadline - time.monotonic()
-            if remaining_s <= 0:
+            if data is None:
                 return None
-            if self._polls:
-                time.sleep(min(remaining_s, _POLL_S))
-            else:
-                self._poll.poll(1e3 * remaining_s)
+            if (message := self._decoded(data)) is not None:
+                return message
 
     def close(self) -> None:
         """Leave the connection; the file stays for the other end and for a successor."""
@@ -160,6 +160,31 @@ class SharedChannel:
         for view in (self._in, self._out, self._header, self._bytes):
             view.release()
         self._map.close()
+
+    def _decoded(self, data: bytes) -> Message | None:
+        """The message, its images where they lie; None, and a word in the log, for what is none or came too late."""
+        try:
+            message = decode(data)
+        except (ProtocolError, MessageTooLargeError) as error:
+            self.lost += 1
+            log.error("dropped a message on %s: %s", self._path, error)
+            return None
+        if self._ring is None or not isinstance(message, SharedFrameEnvelope):
+            return message
+        try:
+            frames = {camera: self._ring.view(camera, number) for camera, number in message.frames.items()}
+        except InvalidDataError as error:
+            raise ConfigError(f"the other process of this robot speaks of another robot: {error}") from error
+        late = sorted(camera for camera, frame in frames.items() if frame is None)
+        if late:
+            self.lost += 1
+            log.warning(
+                "a request waited so long that its frames of %s were overwritten; it is dropped (%d so far).",
+                late,
+                self.lost,
+            )
+            return None
+        return _with_images(message.message, frames)
 
     def _wake_peer(self) -> bool:
         """Whether somebody is there to hear the bell."""
@@ -220,6 +245,21 @@ class SharedChannel:
         self.lost += 1
         log.error("dropped what came on %s: %s.", self._path, why)
         self._header[self._in_tail] = go_on_at
+
+
+def _by_reference(message: ChunkRequest | ThinkRequest, ring: FrameRing) -> Message:
+    """The request with the places of its images instead of them, if all lie in `ring`."""
+    frames = {camera: ring.refer(camera, frame) for camera, frame in message.observation.images.items()}
+    known = {camera: number for camera, number in frames.items() if number is not None}
+    if len(known) < len(frames):
+        return msgspec.structs.replace(message, observation=without_previews(message.observation))
+    return SharedFrameEnvelope(_with_images(message, {}), known)
+
+
+def _with_images(
+    message: ChunkRequest | ThinkRequest, images: Mapping[str, Frame | None]
+) -> ChunkRequest | ThinkRequest:
+    return msgspec.structs.replace(message, observation=msgspec.structs.replace(message.observation, images=images))
 
 
 def _open_doorbell(path: Path) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Channels over ZeroMQ: ROUTER and DEALER with CURVE between machines, DEALER pairs over ipc within one.
+"""Channels over ZeroMQ: ROUTER and DEALER with CURVE, between machines.
 
 All socket options are set before bind or connect: libzmq ignores most of them afterwards, without a word.
 """
@@ -9,20 +9,20 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 import zmq
+from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from wire.codec import MAX_MESSAGE_BYTES, decode, encode
 from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
 from wire.messages import Message
 from wire.messages.gateway import Hello, Rejection
-from wire.transport.auth import GUEST, Authenticator
 from wire.transport.channel import PEER_SUFFIX
-from wire.transport.keys import GATEWAY, KeyPair, check_name, load_pair
+from wire.transport.keys import GATEWAY, KeyPair, authorised, check_name, load_pair
+from wire.transport.shared_channel import SharedChannel
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,46 @@ _HEARTBEAT_TIMEOUT_MS = 4000
 _MAX_GUESTS = 1000
 _MAX_EXTRA_PEERS = 1000
 _GUEST_HELLO_BYTES = 64 * 1024
+_GUEST = "?"
+"""starts the user id of a peer whose key is not filed; its public key follows"""
+
+
+class Authenticator:
+    """Says who is on the other end of a CURVE connection (ZAP, RFC 27): the name that the peer's key is filed under.
+
+    ZAP is asked before a peer can say its name, and an operator has to know *which* robot was turned away. So a
+    connection with an unknown key is let in as a guest: encrypted, under no name, able to say one `Hello` and hear one
+    `Rejection`, and nothing else. pyzmq's own authenticator can only cut it without a word.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Path) -> None:
+        self._keys = keys
+        self._known = authorised(keys)
+        self.socket = context.socket(zmq.REP)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind("inproc://zeromq.zap.01")
+
+    def poll(self) -> None:
+        """Answer the handshakes that wait."""
+        while self.socket.poll(0):
+            frames = self.socket.recv_multipart()
+            if len(frames) < 7 or frames[5] != b"CURVE":
+                log.error("refused a handshake that is not CURVE, from %s.", frames[3:4])
+                self.socket.send_multipart(
+                    [b"1.0", frames[1] if len(frames) > 1 else b"", b"400", b"refused", b"", b""]
+                )
+                continue
+            self.socket.send_multipart([frames[0], frames[1], b"200", b"OK", self._name(frames[6]).encode(), b""])
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def _name(self, key: bytes) -> str:
+        public = z85.encode(key)
+        if public not in self._known:
+            # Keys may be filed while the gateway runs; a guest's handshake is rare enough to look again.
+            self._known = authorised(self._keys)
+        return self._known.get(public, _GUEST + public.decode())
 
 
 class ZmqServer:
@@ -60,21 +100,8 @@ class ZmqServer:
         self._guests: OrderedDict[bytes, None] = OrderedDict()
         self._rejections: list[tuple[str, str]] = []
         self._next_handshake_report_s = 0.0
-        self.socket = self._context.socket(zmq.ROUTER)
-        for option, value in (
-            (zmq.LINGER, 500),
-            (zmq.SNDHWM, queue),
-            (zmq.RCVHWM, queue),
-            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
-            (zmq.ROUTER_MANDATORY, 1),
-            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
-            (zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS),
-            (zmq.CURVE_SERVER, 1),
-            (zmq.CURVE_SECRETKEY, pair.secret),
-            (zmq.CURVE_PUBLICKEY, pair.public),
-            (zmq.ZAP_DOMAIN, b"fleet"),
-        ):
-            self.socket.setsockopt(option, value)
+        server: dict[int, int | bytes] = {zmq.ROUTER_MANDATORY: 1, zmq.CURVE_SERVER: 1, zmq.ZAP_DOMAIN: b"fleet"}
+        self.socket = _make_socket(self._context, zmq.ROUTER, pair, queue, server)
         self._monitor = self.socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         )
@@ -92,21 +119,14 @@ class ZmqServer:
         connection = self._connections.get(peer)
         return connection is not None and self._send(connection, message)
 
-    def recv(self, timeout_s: float = 0.0) -> tuple[str, Message] | None:
-        """The next valid message. What is not one is logged with its sender and dropped."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            self._authenticator.poll()
-            self._report_handshakes()
-            remaining_ms = max(0, round(1e3 * (deadline - time.monotonic())))
-            # The ZAP socket must be served while we wait, or nobody new could come in.
-            if not self.socket.poll(min(remaining_ms, 20)):
-                if remaining_ms == 0:
-                    return None
-                continue
+    def recv(self) -> tuple[str, Message] | None:
+        """The next valid message that has come. What is not one is logged with its sender and dropped."""
+        self._authenticator.poll()
+        self._report_handshakes()
+        while self.socket.poll(0):
             frames = self.socket.recv_multipart(copy=False)
             connection, peer = frames[0].bytes, str(frames[-1].get("User-Id"))
-            if peer.startswith(GUEST):
+            if peer.startswith(_GUEST):
                 self._reject(connection, peer, frames)
                 continue
             if len(frames) != 2:
@@ -121,6 +141,7 @@ class ZmqServer:
             peer = self._peer_of(connection, peer)
             self._addresses[peer] = str(frames[-1].get("Peer-Address"))
             return peer, message
+        return None
 
     def adopt(self, peer: str) -> str:
         """Make the further connection `peer` ("name@2") that of its name, which is returned; forget the old one."""
@@ -191,7 +212,7 @@ class ZmqServer:
                     name = hello.name[:64]
         file = name or "NAME"
         reason = (
-            f"its key {peer[len(GUEST) :]} is not filed at the gateway. If it may connect, make its key with "
+            f"its key {peer[len(_GUEST) :]} is not filed at the gateway. If it may connect, make its key with "
             f"`vla-fleet keys {file} --keys {self._keys}` there and copy {file}.key_secret to its machine."
         )
         self._note_rejection(name or "unknown", f"from {frames[-1].get('Peer-Address')}: {reason}")
@@ -219,31 +240,19 @@ class ZmqClient:
         self._name = check_name(name)
         self._endpoint = endpoint
         self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        for option, value in (
-            (zmq.LINGER, 500),
-            (zmq.SNDHWM, queue),
-            (zmq.RCVHWM, queue),
-            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
-            (zmq.IMMEDIATE, 1),
-            (zmq.RECONNECT_IVL, 100),
-            (zmq.RECONNECT_IVL_MAX, 2000),
-            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
-            (zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS),
-            (zmq.CURVE_SERVERKEY, server_public),
-            (zmq.CURVE_SECRETKEY, pair.secret),
-            (zmq.CURVE_PUBLICKEY, pair.public),
-        ):
-            self.socket.setsockopt(option, value)
+        client: dict[int, int | bytes] = {
+            zmq.IMMEDIATE: 1,
+            zmq.RECONNECT_IVL: 100,
+            zmq.RECONNECT_IVL_MAX: 2000,
+            zmq.CURVE_SERVERKEY: server_public,
+        }
+        self.socket = _make_socket(self._context, zmq.DEALER, pair, queue, client)
         self._monitor = self.socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_FAILED_AUTH
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
             | zmq.EVENT_HANDSHAKE_SUCCEEDED
-            | zmq.EVENT_DISCONNECTED
         )
-        self.connected = False
-        """whether an authenticated connection stands now"""
         self.refusal = ""
         """why no connection could be made, '' when nothing is wrong; an unknown key is answered with `Rejection`"""
         try:
@@ -261,11 +270,17 @@ class ZmqClient:
             return False
         return True
 
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
+    def recv(self) -> Message | None:
         self._watch()
-        if timeout_s > 0 and not self.socket.poll(round(1e3 * timeout_s)):
-            return None
-        return _receive(self.socket, f"the gateway at {self._endpoint}")
+        # To ask costs a tenth of what ZeroMQ's exception does.
+        while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            try:
+                return decode(self.socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return None
+            except (ProtocolError, MessageTooLargeError) as error:
+                log.error("dropped a message of the gateway at %s: %s", self._endpoint, error)
+        return None
 
     def close(self) -> None:
         self.socket.disable_monitor()
@@ -275,83 +290,41 @@ class ZmqClient:
 
     def _watch(self) -> None:
         while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.connected, self.refusal = True, ""
-            elif event == zmq.EVENT_DISCONNECTED:
-                self.connected = False
-            else:
-                self.connected = False
-                reason = (
-                    f"'{self._name}': no CURVE handshake with {self._endpoint}: its gateway has another key than "
-                    "public/gateway.key here. Copy that file from the gateway's machine."
-                )
-                if reason != self.refusal:
-                    log.error("%s", reason)
-                self.refusal = reason
+            if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.refusal = ""
+                continue
+            reason = (
+                f"'{self._name}': no CURVE handshake with {self._endpoint}: its gateway has another key than "
+                "public/gateway.key here. Copy that file from the gateway's machine."
+            )
+            if reason != self.refusal:
+                log.error("%s", reason)
+            self.refusal = reason
 
 
-class ZmqPair:
-    """One end of a connection between two processes of one robot computer (ipc, no encryption needed).
-
-    A side that dies and comes back is connected again. Sending never blocks: with nobody there, or a full queue,
-    `send` returns False.
-    """
-
-    def __init__(self, endpoint: str, *, bind: bool, queue: int = 2000) -> None:
-        self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 200)
-        self.socket.setsockopt(zmq.SNDHWM, queue)
-        self.socket.setsockopt(zmq.RCVHWM, queue)
-        self.socket.setsockopt(zmq.IMMEDIATE, 1)
-        self.socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        if bind:
-            self.socket.bind(endpoint)
-        else:
-            self.socket.connect(endpoint)
-
-    def send(self, message: Message) -> bool:
-        try:
-            self.socket.send(encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
-
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
-        if timeout_s > 0 and not self.socket.poll(round(1e3 * timeout_s)):
-            return None
-        return _receive(self.socket, "the other process")
-
-    def close(self) -> None:
-        self.socket.close()
-        self._context.term()
+def _make_socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, pair: KeyPair, queue: int, more: Mapping[int, int | bytes]
+) -> zmq.Socket[bytes]:
+    """A socket with the options of both sides and `more`, before it is bound or connected."""
+    options = {
+        zmq.LINGER: 500,
+        zmq.SNDHWM: queue,
+        zmq.RCVHWM: queue,
+        zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
+        zmq.HEARTBEAT_IVL: _HEARTBEAT_MS,
+        zmq.HEARTBEAT_TIMEOUT: _HEARTBEAT_TIMEOUT_MS,
+        zmq.CURVE_SECRETKEY: pair.secret,
+        zmq.CURVE_PUBLICKEY: pair.public,
+        **more,
+    }
+    socket = context.socket(kind)
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+    return socket
 
 
-def _receive(socket: zmq.Socket[bytes], sender: str) -> Message | None:
-    """The next valid message that has already come; what is not one is logged and dropped."""
-    # To ask costs a tenth of what ZeroMQ's exception does.
-    while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-        try:
-            return decode(socket.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            return None
-        except (ProtocolError, MessageTooLargeError) as error:
-            log.error("dropped a message of %s: %s", sender, error)
-    return None
-
-
-class Waitable(Protocol):
-    """A channel that can be waited for: these here, and those through shared memory."""
-
-    @property
-    def socket(self) -> Any:
-        """A ZeroMQ socket or a file descriptor."""
-        ...
-
-
-def wait_any(channels: Sequence[Waitable], timeout_s: float) -> None:
-    """Return when one of `channels` has something to read, or after `timeout_s`."""
-    sockets = [channel.socket for channel in channels]
+def wait_any(channels: Sequence[ZmqServer | ZmqClient | SharedChannel], timeout_s: float) -> None:
+    """Return when one of `channels` has something to read or to do, or after `timeout_s`."""
+    sockets: list[zmq.Socket[bytes] | int] = [channel.socket for channel in channels]
     sockets += [channel._authenticator.socket for channel in channels if isinstance(channel, ZmqServer)]
     zmq.zmq_poll([(socket, zmq.POLLIN) for socket in sockets], round(1e3 * timeout_s))

@@ -123,7 +123,7 @@ class _Turning:
     def send(self, message: Message) -> bool:
         return self._line.send(message)
 
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
+    def recv(self) -> Message | None:
         self._hall.gateway.poll()
         return self._line.recv()
 

@@ -11,7 +11,7 @@ from cloud_learner.training.uploader import WeightUploader
 from wire.clock import ManualClock, MonotonicClock
 from wire.messages.gateway import Heartbeat, HelloAck, Publish, WeightBytes
 from wire.transport.keys import load_pair, load_public, make_keys
-from wire.transport.zmq_channel import ZmqClient, ZmqServer
+from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 from wire.types import PolicyVersion
 
 
@@ -153,7 +153,8 @@ def test_over_a_real_line_nothing_is_dropped_however_short_its_queue(tmp_path, q
         deadline = time.monotonic() + 60
         while len(stored) < len(weights) and time.monotonic() < deadline:
             sending.poll()
-            while (received := server.recv(0.001)) is not None:
+            wait_any([server, client], 0.001)
+            while (received := server.recv()) is not None:
                 match received[1]:
                     case Publish():
                         offers += 1

@@ -12,7 +12,7 @@ from fleet.cli.__main__ import app
 from fleet.cli.flight import recorded
 from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
-from robot_edge.inference.infer_chunk import infer_chunk
+from robot_edge.inference.server import infer_chunk
 from wire.clock import ManualClock
 from wire.messages.gateway import Job, OperatorCommand, VersionActivated
 from wire.messages.local import ChunkRequest

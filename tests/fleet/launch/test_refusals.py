@@ -71,7 +71,7 @@ def test_a_log_is_read_from_where_it_ends_now(tmp_path: Path) -> None:
     log_file.write_text(f"{not_taken(1, 'of yesterday')}\n")
     tail = RejectionLogTail("arm", log_file)
     with log_file.open("a") as log:
-        log.write("12:00 ERROR robot_edge.inference.weight_swapper: ")
+        log.write("12:00 ERROR robot_edge.inference.server: ")
         log.write(f"robot 'arm' stays on version 1: {not_taken(2, WHY)}\nversion 3 is not")
         log.flush()
         assert tail.lines() == [f"arm refuses version 2: {WHY}"]
@@ -95,7 +95,7 @@ class TalkingEdge:
         assert role == "inference"
         return self._file
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         self.turns += 1
         if self.turns == 1:
             self._file.write_text(f"{not_taken(2, WHY)}\n")
@@ -112,7 +112,7 @@ def test_the_terminal_of_an_edge_shows_them(
 ) -> None:
     edge: Any = TalkingEdge(tmp_path / "log")
     monkeypatch.setattr(
-        edge_module, "ShutdownSignal", lambda: type("L", (), {"cut": property(lambda _: edge.turns > 2)})()
+        edge_module, "ShutdownSignal", lambda: type("L", (), {"requested": property(lambda _: edge.turns > 2)})()
     )
     with caplog.at_level(logging.ERROR, "robot_edge.runtime.process_group"):
         assert run_edge(edge) == 0

@@ -27,7 +27,7 @@ from wire.messages.fleet import AcquireLease
 from wire.messages.gateway import Hello, OperatorCommand, ReintroduceRequest
 from wire.transport.keys import load_pair, load_public, make_keys
 from wire.transport.memory_channel import MemoryServer
-from wire.transport.zmq_channel import ZmqClient, ZmqServer
+from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 from wire.types import RobotSpec
 
 HERE = TeleopCommand()
@@ -68,8 +68,8 @@ class Hand:
 class Edge(FakeEdge):
     """Keeps stopped until it is let go, as a real one does."""
 
-    def poll(self, timeout_s: float = 0.0) -> None:
-        super().poll(timeout_s)
+    def poll(self) -> None:
+        super().poll()
         kinds = [message.kind for message in self.received if isinstance(message, OperatorCommand)]
         stops = [kind for kind in kinds if kind in ("estop", "release_estop")]
         if stops[-1:] == ["estop"]:
@@ -371,7 +371,7 @@ def test_a_number_at_a_limit_is_within_it(tmp_path: Path) -> None:
     sent: list[OperatorCommand] = []
 
     class Line:
-        def recv(self, timeout_s: float = 0.0) -> None: ...
+        def recv(self) -> None: ...
 
         def send(self, message: object) -> bool:
             sent.append(message)  # type: ignore[arg-type]
@@ -425,7 +425,8 @@ def test_another_gateways_key_is_named_at_once(tmp_path: Path) -> None:
     end = time.monotonic() + 60
     with pytest.raises(RejectedError, match="its gateway has another key"):
         while time.monotonic() < end:
-            server.recv(0.01)
+            wait_any([server], 0.01)
+            server.recv()
             person.turn()
     line.close()
     server.close()

@@ -196,7 +196,7 @@ def test_the_file_holds_the_segments_to_the_last_bit(file: Path, recorded: Recor
     assert b"".join(s.state.tobytes() for s in segments) == b"".join(s.state.tobytes() for s in recorded.segments)
     assert [s.frames["front"].encoded for s in segments] == [s.frames["front"].encoded for s in recorded.segments]
     assert (header.outcome, header.steps, header.episode) == ("success", 60, recorded.segments[0].episode)
-    assert file.read_bytes()[:8] == MAGIC and file.read_bytes()[-8:] == bytes(8)
+    assert file.read_bytes()[:8] == MAGIC
 
 
 @pytest.mark.parametrize("kept", [0, 5, 8, 12, 200, -9, -8, -1])
@@ -230,8 +230,8 @@ def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         ReplayRobot(ReplayConfig(str(tmp_path / "none.episode")))
     # a length that would fill the memory is not believed
-    file.write_bytes(MAGIC + struct.pack("<II", 2**31, 0))
-    with pytest.raises(CorruptDataError, match="at most 4194304 are accepted"):
+    file.write_bytes(MAGIC + struct.pack("<QI", 2**62, 0))
+    with pytest.raises(CorruptDataError, match="ends in the middle"):
         read_header(file)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hal.interfaces.dynamics import SpecMotion
 from robot_edge.chunking.config import ChunkingConfig, Strategy
 from robot_edge.chunking.factory import make_scheduler
-from robot_edge.inference.infer_chunk import infer_chunk
+from robot_edge.inference.server import infer_chunk
 from tests import samples
 from tests.robot_edge.chunking.simulated import reply_to
 from tests.robot_edge.inference.thinking import Scripted

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from robot_edge.control.episode_tracker import StepRecorder
-from robot_edge.runtime.process_group import record_line
+from robot_edge.runtime.process_group import record_channel
 from tests import samples
 from wire.errors import InvalidDataError
 from wire.messages import Message
@@ -27,7 +27,7 @@ def heard(line: SharedChannel) -> list[Message]:
 
 
 def test_steps_and_each_frame_once_through_shared_memory(tmp_path: Path) -> None:
-    uplink, control = (record_line(tmp_path, samples.spec(), uplink=side) for side in (True, False))
+    uplink, control = (record_channel(tmp_path, samples.spec(), uplink=side) for side in (True, False))
     recorder = StepRecorder(control)
     recorder.start(samples.episode())
     for tick in range(3):
@@ -39,12 +39,12 @@ def test_steps_and_each_frame_once_through_shared_memory(tmp_path: Path) -> None
 
 
 def test_with_nobody_there_it_is_not_healthy_and_keeps_what_it_has(tmp_path: Path) -> None:
-    control = record_line(tmp_path, samples.spec(), uplink=False)
+    control = record_channel(tmp_path, samples.spec(), uplink=False)
     recorder = StepRecorder(control, backlog=3)
     recorder.start(samples.episode())
     recorder.step(samples.observation(), samples.step(0))
     assert not recorder.healthy
-    uplink = record_line(tmp_path, samples.spec(), uplink=True)
+    uplink = record_channel(tmp_path, samples.spec(), uplink=True)
     assert recorder.healthy
     assert [type(message) for message in heard(uplink)] == [EpisodeStarted, FrameRecorded, StepRecorded]
     uplink.close()
@@ -98,13 +98,13 @@ def pictures(messages: list[Message]) -> list[tuple[int, int]]:
 
 def test_a_frame_that_waits_for_the_uplink_is_kept_before_it_is_overwritten(tmp_path: Path) -> None:
     shared = Shared(tmp_path)
-    control = record_line(tmp_path, samples.spec(), uplink=False)
+    control = record_channel(tmp_path, samples.spec(), uplink=False)
     recorder = StepRecorder(control)
     recorder.start(samples.episode())
     for number in (1, 2):
         recorder.step(shared.see(number), samples.step(number, frame_ns=10 * number))
     shared.go_round()
-    uplink = record_line(tmp_path, samples.spec(), uplink=True)
+    uplink = record_channel(tmp_path, samples.spec(), uplink=True)
     assert recorder.healthy
     assert pictures(heard(uplink)) == [(10, 1), (20, 2)]
     uplink.close()
@@ -128,7 +128,7 @@ def test_a_frame_that_is_overwritten_while_it_is_copied_is_never_recorded(
 ) -> None:
     shared = Shared(tmp_path)
     ends = [
-        record_line(tmp_path, samples.spec(), uplink=side) for side in ((True, False) if uplink_there else (False,))
+        record_channel(tmp_path, samples.spec(), uplink=side) for side in ((True, False) if uplink_there else (False,))
     ]
     recorder = StepRecorder(ends[-1])
     recorder.start(samples.episode())
@@ -140,7 +140,7 @@ def test_a_frame_that_is_overwritten_while_it_is_copied_is_never_recorded(
             recorder.step(spoiled, samples.step(2, frame_ns=20))
     recorder.end("aborted", 1)
     if not uplink_there:
-        ends.insert(0, record_line(tmp_path, samples.spec(), uplink=True))
+        ends.insert(0, record_channel(tmp_path, samples.spec(), uplink=True))
     assert recorder.healthy
     messages = heard(ends[0])
     assert pictures(messages) == [(10, 1)]

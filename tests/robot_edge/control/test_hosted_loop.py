@@ -14,15 +14,14 @@ from robot_edge.chunking.factory import make_scheduler
 from robot_edge.control.config import LoopConfig
 from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason, Mode
-from robot_edge.runtime.process_group import record_line
-from robot_edge.runtime.shared_frames import SharedFrameChannel, intact
+from robot_edge.runtime.process_group import record_channel
 from tests.hal.driver_host.test_proxy import hosted, place  # noqa: F401 - a fixture
 from wire.clock import ManualClock
 from wire.messages import Message
 from wire.messages.gateway import EdgeEvent, EdgeStatus, Job, VersionActivated
 from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, FrameRecorded, SharedFrameEnvelope, StepRecorded
-from wire.transport.frame_ring import FrameRing, SharedFrame, ring_path
-from wire.transport.memory_channel import memory_pair
+from wire.transport.frame_ring import FrameRing, SharedFrame, intact, ring_path
+from wire.transport.shared_channel import SharedChannel
 from wire.types import ActionChunk, Frame, Observation
 
 
@@ -66,16 +65,18 @@ class Bench:
         self._hosted = hosted(self.driver, socket)
         robot = self._hosted.__enter__()
         robot.connect()
-        self.uplink, uplink = (record_line(run, spec, uplink=side) for side in (True, False))
-        self.asked, inference = memory_pair()
+        self.uplink, uplink = (record_channel(run, spec, uplink=side) for side in (True, False))
         self.rings = [FrameRing(ring_path(socket, spec), spec, write=False) for _ in range(2)]
-        self.inference = SharedFrameChannel(self.asked, self.rings[0])
+        self.inference, inference = (
+            SharedChannel(run / "inference-control", bind=bind, ring=ring)
+            for bind, ring in zip((True, False), self.rings, strict=True)
+        )
         self.loop = ControlLoop(
             "robot-0",
             "session",
             robot,
             uplink,
-            SharedFrameChannel(inference, self.rings[1]),
+            inference,
             lambda trained: make_scheduler(ChunkingConfig("aligned"), spec, trained),
             self.clock,
             LoopConfig(max_ticks=40, tail_ticks=2),
@@ -132,11 +133,11 @@ def test_everybody_sees_what_the_driver_drew_and_inference_where_it_lies(bench: 
 
 def test_no_pixel_is_sent_to_inference(bench: Bench) -> None:
     bench.tick(3)
-    bench.inference = bench.asked  # type: ignore[assignment]
+    bench.inference._ring = None  # as it lies there
     raw: list[Message] = []
     for _ in range(20):
         bench.loop.tick()
-        while (message := bench.asked.recv()) is not None:
+        while (message := bench.inference.recv()) is not None:
             raw.append(message)
     framed = [message for message in raw if isinstance(message, SharedFrameEnvelope)]
     assert framed

@@ -264,7 +264,7 @@ class Deaf:
     def send(self, message: Message) -> bool:
         return False
 
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
+    def recv(self) -> Message | None:
         return None
 
     def close(self) -> None:

@@ -69,8 +69,8 @@ class Lossy:
     def send(self, message: Message) -> bool:
         return not self.full and self._inner.send(message)
 
-    def recv(self, timeout_s: float = 0.0) -> Message | None:
-        return self._inner.recv(timeout_s)
+    def recv(self) -> Message | None:
+        return self._inner.recv()
 
     def close(self) -> None:
         self._inner.close()

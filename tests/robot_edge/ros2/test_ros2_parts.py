@@ -20,9 +20,8 @@ from robot_edge.ros2.diagnostics import ERROR, OK, STALE, WARN, diagnose
 from robot_edge.ros2.operator import Ros2Operator
 from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, read_parameters, usage
 from robot_edge.ros2.topics import Endpoint, describe_missing
-from robot_edge.uplink.local_operator import LocalOperatorLink
 from wire.errors import ConfigError
-from wire.messages.gateway import EdgeEvent, EdgeStatus
+from wire.messages.gateway import EdgeEvent, EdgeStatus, OperatorCommand
 from wire.transport.memory_channel import memory_pair
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -167,7 +166,7 @@ class Robot:
 
     def __init__(self) -> None:
         ours, self.theirs = memory_pair()
-        self.line = LocalOperatorLink("left", ours)
+        self.line = ours
         self.mode = "policy"
         self.deaf = False
         self.ended = threading.Event()
@@ -175,10 +174,10 @@ class Robot:
 
     def run(self) -> None:
         while not self.ended.wait(0.01):
-            for wish in self.line.wishes():
+            while isinstance(wish := self.line.recv(), OperatorCommand):
                 if not self.deaf:
                     self.mode = {"estop": "estop", "release_estop": "hold"}.get(wish.kind, self.mode)
-            self.line.tell(status(self.mode))
+            self.line.send(status(self.mode))
 
     def __enter__(self) -> Robot:
         self.thread.start()
@@ -208,7 +207,7 @@ def test_a_wish_that_control_does_not_hear_is_not_called_done() -> None:
 
 def test_what_was_so_before_does_not_count_as_the_wish_come_true() -> None:
     ours, theirs = memory_pair()
-    LocalOperatorLink("left", ours).tell(status("estop"))
+    ours.send(status("estop"))
     operator = Ros2Operator("left", theirs)
     operator.poll()
     assert "did not confirm" in operator.command("estop", lambda status: status.mode == "estop", 0.2)
@@ -219,7 +218,7 @@ def test_nobody_at_the_other_end_is_said() -> None:
         def send(self, message: object) -> bool:
             return False
 
-        def recv(self, timeout_s: float = 0.0) -> None:
+        def recv(self) -> None:
             return None
 
         def close(self) -> None:
@@ -234,7 +233,7 @@ def test_a_closed_desk_hears_nothing_and_may_be_closed_again() -> None:
     operator = Ros2Operator("left", theirs)
     operator.close()
     operator.close()
-    LocalOperatorLink("left", ours).tell(status())
+    ours.send(status())
     operator.poll()
     assert operator.status is None
 
@@ -245,9 +244,8 @@ def test_events_are_told_once_and_the_age_is_that_of_the_newest_status() -> None
     operator = Ros2Operator("left", theirs, lambda: now_s)
     now_s = 12.0
     assert operator.age_s == 2.0
-    line = LocalOperatorLink("left", ours)
-    line.tell(EdgeEvent("left", 1, "hold", "a camera stands still"))
-    line.tell(msgspec.structs.replace(status(), tick=9))
+    ours.send(EdgeEvent("left", 1, "hold", "a camera stands still"))
+    ours.send(msgspec.structs.replace(status(), tick=9))
     operator.poll()
     now_s = 13.0
     assert operator.age_s == 1.0

@@ -23,9 +23,9 @@ def main() -> None:
             atexit.register(print, "and at its end")
             print(json.dumps(_seen()))
         case ["stay"]:
-            lifeline = ShutdownSignal()
+            shutdown = ShutdownSignal()
             print(f"here {os.getpid()}", flush=True)
-            while not lifeline.cut:
+            while not shutdown.requested:
                 time.sleep(0.01)
             print("cut", flush=True)
 

@@ -19,8 +19,8 @@ import os, sys, time
 from robot_edge.runtime.lifecycle import ShutdownSignal
 role, place = sys.argv[1], sys.argv[3]
 print(role, os.environ["VLA_FLEET_ROBOT"], os.path.isdir(place), flush=True)
-lifeline = ShutdownSignal()
-while not lifeline.cut:
+shutdown = ShutdownSignal()
+while not shutdown.requested:
     time.sleep(0.01)
 print("ended", time.monotonic_ns(), flush=True)
 """
@@ -36,7 +36,7 @@ def until(kept: EdgeProcesses, true: Callable[[], object]) -> list[str]:
     deadline_s = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline_s, "it did not happen"
-        died += kept.turn()
+        died += kept.poll()
         time.sleep(0.01)
     return died
 
@@ -49,24 +49,24 @@ def said(tmp_path: Path, role: str) -> str:
 def test_they_share_a_directory_come_back_and_end_in_order(tmp_path: Path) -> None:
     kept = edge(tmp_path)
     with pytest.raises(RobotError, match="'robot-7': its processes do not run"):
-        _ = kept.place
+        _ = kept.directory
     with kept:
-        place = kept.place
+        place = kept.directory
         until(kept, lambda: all("True" in said(tmp_path, role) for role in ROLES))
         assert said(tmp_path, "control") == "control robot-7 True\n"
         kept.start()
-        assert kept.place == place, "started already"
+        assert kept.directory == place, "started already"
         first = kept.children.children["robot-7.control"].pid
         os.kill(first, signal.SIGKILL)
         assert until(kept, lambda: said(tmp_path, "control").count("True") == 2) == ["control"]
         assert kept.failed == ""
-        assert "signal SIGKILL" in kept.trouble
+        assert "signal SIGKILL" in kept.fault
     assert not place.exists()
     ended = {role: int(said(tmp_path, role).split()[-1]) for role in ROLES}
     assert ended["control"] < ended["uplink"], "its last words go through the uplink"
     kept.stop()
     with kept:
-        assert kept.place != place
+        assert kept.directory != place
         until(kept, lambda: said(tmp_path, "control").count("True") == 3)
 
 
@@ -75,4 +75,4 @@ def test_one_that_cannot_start_is_named_and_tried_on(tmp_path: Path) -> None:
     with EdgeProcesses("robot-7", {"robot": command}, tmp_path) as kept:
         until(kept, lambda: kept.children.children["robot-7.robot"].starts == 3)
         assert kept.failed == ""
-        assert "robot-7.robot ended with exit status 1: no such arm" in kept.trouble
+        assert "robot-7.robot ended with exit status 1: no such arm" in kept.fault

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from robot_edge.runtime.run_directory import run_directory
+from robot_edge.runtime.lifecycle import run_directory
 from wire.errors import StorageError
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from robot_edge.runtime.run_directory import run_directory
+from robot_edge.runtime.lifecycle import run_directory
 with run_directory(Path(sys.argv[1])) as place:
     (place / "frames").write_bytes(bytes(1000))
     print(place, flush=True)

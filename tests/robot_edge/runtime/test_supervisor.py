@@ -24,7 +24,7 @@ def until(supervisor: Supervisor, true: Callable[[], object], seconds: float = 6
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not happen"
-        supervisor.turn()
+        supervisor.poll()
         time.sleep(0.01)
 
 
@@ -41,7 +41,7 @@ def test_a_killed_child_comes_back(tmp_path: Path) -> None:
     assert kid.starts == 2
     supervisor.stop(["kid"], 5.0)
     assert not kid.running
-    supervisor.turn()
+    supervisor.poll()
     assert kid.starts == 2
 
 
@@ -64,12 +64,12 @@ def test_a_child_that_is_never_given_up_is_tried_after_ever_longer_pauses(
     supervisor.start("kid")
     until(supervisor, lambda: kid.deaths_in_a_row == 3)
     assert (kid.failed, kid.due_s - kid.started_s > 0.3) == ("", True)
-    assert "exit status 1: vla-fleet: no such recipe" in kid.trouble
+    assert "exit status 1: vla-fleet: no such recipe" in kid.fault
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 3, "the same trouble is no new error"
     pause_s.touch()
     until(supervisor, lambda: kid.running)
     kid.started_s -= 100
-    until(supervisor, lambda: kid.trouble == "")
+    until(supervisor, lambda: kid.fault == "")
     assert kid.deaths_in_a_row == 0
     supervisor.stop(["kid"], 5.0)
 
@@ -104,7 +104,7 @@ def test_a_child_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
     orphan = (
         "from robot_edge.runtime.lifecycle import ShutdownSignal; import time, os\n"
         "l = ShutdownSignal(); print(os.getpid(), flush=True)\n"
-        "while not l.cut: time.sleep(0.02)\nprint('cut', flush=True)"
+        "while not l.requested: time.sleep(0.02)\nprint('cut', flush=True)"
     )
     parent = (
         "import sys, time; from pathlib import Path; from robot_edge.runtime.supervisor import *\n"
@@ -126,7 +126,7 @@ def test_a_child_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
 
 
 def test_one_robot_is_started_once(tmp_path: Path) -> None:
-    second = instance_lock(tmp_path / "lock", patience_s=0.1)
+    second = instance_lock(tmp_path / "lock", timeout_s=0.1)
     with instance_lock(tmp_path / "lock"), pytest.raises(ConfigError, match="two robots have one name"), second:
         pytest.fail("both hold it")
     with instance_lock(tmp_path / "lock"):

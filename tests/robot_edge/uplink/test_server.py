@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from robot_edge.uplink.local_operator import LocalOperatorLink
 from robot_edge.uplink.server import Uplink
 from tests import samples
 from wire.clock import ManualClock, clock_name
@@ -51,9 +50,9 @@ class Desk:
 
     def hello(self) -> None:
         self.control.send(Hello("robot-0", "edge", "c", 1, 77, samples.spec(), ("reach",)))
-        self.uplink.turn()
+        self.uplink.poll()
         self.server.send("robot-0", HelloAck(clock_name(), 1, 1))
-        self.uplink.turn()
+        self.uplink.poll()
 
     def record(self, steps: int, number: int = 0, end: bool = True) -> None:
         episode = samples.episode(number=number)
@@ -64,7 +63,7 @@ class Desk:
             self.control.send(StepRecorded(episode.id, samples.step(tick, frame_ns=10 * (tick - tick % 4) + 1)))
         if end:
             self.control.send(EpisodeEnded(episode.id, "success", 5))
-        self.uplink.turn()
+        self.uplink.poll()
 
     def received(self, kind: type | None = None) -> list[Message]:
         found = []
@@ -102,10 +101,10 @@ def test_steps_become_segments_that_are_sent_once_and_forgotten_when_acknowledge
     assert [s.last for s in sent] == [False, False, True]
     assert [s.outcome for s in sent] == ["", "", "success"]
     assert [s.first_tick for s in sent] == [0, 10, 20]
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert segments(desk.received()) == []
     desk.server.send("robot-0", Ack(tuple(s.id for s in sent)))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert len(desk.uplink.spool) == 0
     assert desk.uplink.spool.steps_recorded == 25
 
@@ -135,10 +134,10 @@ def test_what_is_not_acknowledged_is_sent_again(desk: Desk) -> None:
     desk.record(5)
     first = segments(desk.received())
     desk.clock.advance(4 * SECOND)
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert segments(desk.received()) == []
     desk.clock.advance(2 * SECOND)
-    desk.uplink.turn()
+    desk.uplink.poll()
     again = segments(desk.received())
     assert [s.id for s in again] == [s.id for s in first]
 
@@ -148,10 +147,10 @@ def test_a_gateway_that_cannot_store_is_asked_again_later(desk: Desk) -> None:
     desk.record(5)
     desk.received()
     desk.server.send("robot-0", Nack("the disk is full"))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert len(desk.uplink.spool) == 1
     desk.clock.advance(6 * SECOND)
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert len(segments(desk.received())) == 1
 
 
@@ -160,10 +159,10 @@ def test_a_gateway_that_restarted_is_told_who_this_is_and_gets_everything_again(
     desk.record(5)
     desk.received()
     desk.server.send("robot-0", ReintroduceRequest())
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert any(isinstance(m, Hello) for m in desk.received())
     desk.server.send("robot-0", HelloAck(clock_name(), 1, 1))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert len(segments(desk.received())) == 1
 
 
@@ -181,7 +180,7 @@ def test_quarantined_segments_are_forgotten_with_a_word(desk: Desk, caplog: pyte
     desk.record(5)
     sent = segments(desk.received())
     desk.server.send("robot-0", Ack((), (sent[0].id,)))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert len(desk.uplink.spool) == 0
     assert "not valid" in caplog.text
 
@@ -199,7 +198,7 @@ def test_a_full_disk_holds_the_robot_and_drops_nothing(desk: Desk, monkeypatch: 
     told = desk.to_control()
     assert [m.reason for m in told if isinstance(m, Nack)] == ["the disk is full"]
     monkeypatch.setattr(desk.uplink.spool, "put", put)
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert [m.reason for m in desk.to_control() if isinstance(m, Nack)] == [""]
     assert len(segments(desk.received())) == 1
 
@@ -209,18 +208,18 @@ def test_an_episode_that_control_never_ended_is_closed_as_aborted(desk: Desk) ->
     desk.record(5, end=False)
     desk.record(5, number=1, end=False)
     desk.uplink.control_gone()
-    desk.uplink.turn()
+    desk.uplink.poll()
     sent = segments(desk.received())
     assert [s.outcome for s in sent] == ["aborted", "aborted"]
     assert not desk.uplink.drained
     desk.server.send("robot-0", Ack(tuple(s.id for s in sent)))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert desk.uplink.drained
 
 
 def test_a_new_uplink_in_the_middle_of_an_episode_says_so(desk: Desk) -> None:
     desk.control.send(StepRecorded("an episode it never heard of", samples.step(3)))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert any(isinstance(m, Hello) and m.role == "uplink" for m in desk.to_control())
 
 
@@ -234,7 +233,7 @@ def test_weights_are_fetched_in_parts_checked_and_offered_whole(desk: Desk) -> N
     desk.server.send("robot-0", VersionAvailable(version(1, data), 5))
     offered: list[Message] = []
     for _ in range(10):
-        desk.uplink.turn()
+        desk.uplink.poll()
         for request in desk.received(FetchWeights):
             assert isinstance(request, FetchWeights)
             part = data[request.offset : request.offset + request.size]
@@ -246,7 +245,7 @@ def test_weights_are_fetched_in_parts_checked_and_offered_whole(desk: Desk) -> N
     # a new inference process is offered them again, and what it applied is passed on
     desk.inference.send(Hello("robot-0", "inference", "", 1, 42))
     desk.inference.send(VersionActivated("robot-0", 1, 9))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert any(isinstance(m, LoadWeights) for m in desk.heard(desk.inference))
     assert any(isinstance(m, VersionActivated) for m in desk.to_control())
     assert len(desk.received(VersionActivated)) == 1
@@ -256,23 +255,23 @@ def test_weights_with_a_wrong_hash_are_never_offered(desk: Desk, caplog: pytest.
     desk.hello()
     good, bad = b"good" * 100, b"evil" * 100
     desk.server.send("robot-0", VersionAvailable(version(1, good), 5))
-    desk.uplink.turn()
+    desk.uplink.poll()
     desk.server.send("robot-0", WeightBytes(1, 0, bad))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert desk.heard(desk.inference) == []
     assert "wrong hash" in caplog.text
     desk.server.send("robot-0", WeightBytes(1, 0, good))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert len(desk.heard(desk.inference)) == 1
 
 
 def fetch(desk: Desk, number: int, data: bytes) -> list[int]:
     """Announce and bring; the numbers that inference is offered."""
     desk.server.send("robot-0", VersionAvailable(version(number, data), 5))
-    desk.uplink.turn()
+    desk.uplink.poll()
     if desk.received(FetchWeights):
         desk.server.send("robot-0", WeightBytes(number, 0, data))
-        desk.uplink.turn()
+        desk.uplink.poll()
     return [m.version.number for m in desk.heard(desk.inference) if isinstance(m, LoadWeights)]
 
 
@@ -293,27 +292,27 @@ def test_a_version_that_is_called_back_before_the_next_one_was_here_stays(desk: 
     desk.server.send("robot-0", VersionAvailable(version(4, b"4"), 5))
     desk.server.send("robot-0", VersionAvailable(version(3, b"3"), 5))
     desk.server.send("robot-0", WeightBytes(4, 0, b"4"))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert desk.heard(desk.inference) == []
     assert desk.uplink.weights.ready is not None and desk.uplink.weights.ready[0].number == 3
 
 
 def test_a_desk_beside_the_robot_hears_it_and_stops_it_without_a_gateway(desk: Desk, tmp_path: Path) -> None:
     beside, line = memory_pair()
-    desk.uplink.desk = LocalOperatorLink("robot-0", line)
+    desk.uplink.operator = line
     desk.control.send(Hello("robot-0", "edge", "c", 1, 77, samples.spec(), ("reach",)))
     state = samples.step(0).state
     desk.control.send(EdgeStatus("robot-0", 1, "policy", "", "reach", "e", 1, state, 1, 1, 0, 0.0, 0, 0, 0, 0, 0))
     desk.control.send(EdgeEvent("robot-0", 1, "hold", "the arm does not answer"))
     desk.inference.send(EdgeEvent("robot-0", 1, "refused", "version 3"))
-    desk.uplink.turn()
+    desk.uplink.poll()
     heard = desk.heard(beside)
     assert [m.control_pid for m in heard if isinstance(m, EdgeStatus)] == [77]
     assert [m.kind for m in heard if isinstance(m, EdgeEvent)] == ["hold", "refused"]
     beside.send(OperatorCommand("robot-1", "release_estop"))
     beside.send(Hello("desk", "console", "c", 1))
     beside.send(OperatorCommand("robot-0", "estop"))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert [m.kind for m in desk.to_control() if isinstance(m, OperatorCommand)] == ["estop"]
     # and the stop is remembered like any other
     again = Desk(tmp_path)
@@ -325,15 +324,15 @@ def test_a_desk_beside_the_robot_hears_it_and_stops_it_without_a_gateway(desk: D
 def test_a_lost_part_is_asked_for_again_and_a_newer_version_replaces_the_fetch(desk: Desk) -> None:
     desk.hello()
     desk.server.send("robot-0", VersionAvailable(version(1, b"old"), 5))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert len(desk.received(FetchWeights)) == 1
     desk.clock.advance(3 * SECOND)
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert len(desk.received(FetchWeights)) == 1
     desk.server.send("robot-0", VersionAvailable(version(2, b"new"), 5))
     desk.server.send("robot-0", WeightBytes(1, 0, b"old"))
     desk.server.send("robot-0", WeightBytes(2, 0, b"new"))
-    desk.uplink.turn()
+    desk.uplink.poll()
     offered = desk.heard(desk.inference)
     assert [m.version.number for m in offered if isinstance(m, LoadWeights)] == [2]
 
@@ -342,12 +341,12 @@ def test_jobs_and_wishes_reach_control_and_a_new_control_hears_the_job_again(des
     desk.hello()
     desk.server.send("robot-0", Job("j", ("reach",), 5))
     desk.server.send("robot-0", OperatorCommand("robot-0", "take_over"))
-    desk.uplink.turn()
+    desk.uplink.poll()
     kinds = [type(m) for m in desk.to_control()]
     assert Job in kinds
     assert OperatorCommand in kinds
     desk.control.send(Hello("robot-0", "edge", "c", 1, 78, samples.spec(), ("reach",)))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert any(isinstance(m, Job) for m in desk.to_control())
 
 
@@ -355,10 +354,10 @@ def test_control_that_says_hello_again_still_knows_that_its_driver_vanished(desk
     def told(*kinds: str) -> list[str]:
         for kind in kinds:
             desk.server.send("robot-0", OperatorCommand("robot-0", kind, operator="web-1"))
-        desk.uplink.turn()
+        desk.uplink.poll()
         desk.to_control()
         desk.control.send(Hello("robot-0", "edge", "c", 1, 77, samples.spec(), ("reach",)))
-        desk.uplink.turn()
+        desk.uplink.poll()
         return [m.kind for m in desk.to_control() if isinstance(m, OperatorCommand)]
 
     desk.hello()
@@ -378,7 +377,7 @@ def test_status_carries_the_spool_and_previews_are_thinned(desk: Desk) -> None:
     )
     for n in range(6):
         desk.control.send(FrameRecorded("e", "front", Frame(SECOND + n * 20_000_000, samples.image(n))))
-    desk.uplink.turn()
+    desk.uplink.poll()
     received = desk.received()
     status = next(m for m in received if isinstance(m, EdgeStatus))
     assert (status.steps_recorded, status.spooled, status.control_pid) == (5, 1, 77)
@@ -389,17 +388,17 @@ def test_a_control_process_that_is_started_again_still_knows_of_the_stop(desk: D
     desk.hello()
     desk.server.send("robot-0", OperatorCommand("robot-0", "take_over"))
     desk.server.send("robot-0", OperatorCommand("robot-0", "estop"))
-    desk.uplink.turn()
+    desk.uplink.poll()
     desk.to_control()
     desk.control.send(Hello("robot-0", "edge", "c", 1, 78, samples.spec(), ("reach",)))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert [m.kind for m in desk.to_control() if isinstance(m, OperatorCommand)] == ["estop", "take_over"]
     # and when the whole edge was started again
     again = Desk(tmp_path)
     again.hello()
     assert [m.kind for m in again.to_control() if isinstance(m, OperatorCommand)] == ["estop"]
     again.server.send("robot-0", OperatorCommand("robot-0", "release_estop"))
-    again.uplink.turn()
+    again.uplink.poll()
     again.uplink.close()
     third = Desk(tmp_path)
     third.hello()
@@ -420,11 +419,11 @@ def test_a_full_disk_that_cannot_even_forget_keeps_what_is_acknowledged(
 
     monkeypatch.setattr(desk.uplink.spool, "forget", full)
     desk.server.send("robot-0", Ack(ids[:2]))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert len(desk.uplink.spool) == 3
     monkeypatch.setattr(desk.uplink.spool, "forget", forget)
     desk.server.send("robot-0", Ack(ids[2:]))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert len(desk.uplink.spool) == 0
 
 
@@ -434,7 +433,7 @@ def test_pictures_for_people_follow_whether_somebody_looks(desk: Desk) -> None:
             larger = samples.image(n) if preview and n % 2 == 0 else None
             time_ns = int(at_s * SECOND) + n * 50_000_000
             desk.control.send(FrameRecorded("e", "front", Frame(time_ns, samples.image(n), larger)))
-        desk.uplink.turn()
+        desk.uplink.poll()
         return [m for m in desk.received() if isinstance(m, Preview)]
 
     def asked() -> list[bool]:
@@ -444,7 +443,7 @@ def test_pictures_for_people_follow_whether_somebody_looks(desk: Desk) -> None:
     assert asked() == [False]
     assert len(shown(10)) == 1
     desk.server.send("robot-0", HelloAck(clock_name(), 1, 1, watched=True))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert asked() == [True]
     # small pictures until the first larger one; then only those, until they have been gone for a second
     assert len(shown(11)) == 10
@@ -452,8 +451,8 @@ def test_pictures_for_people_follow_whether_somebody_looks(desk: Desk) -> None:
     assert len(shown(13)) == 1
     # a control process that is started again is told
     desk.control.send(Hello("robot-0", "edge", "c", 1, 78, samples.spec(), ("reach",)))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert asked() == [True]
     desk.server.send("robot-0", HelloAck(clock_name(), 1, 1))
-    desk.uplink.turn()
+    desk.uplink.poll()
     assert asked() == [False]

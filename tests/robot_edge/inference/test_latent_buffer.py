@@ -1,15 +1,13 @@
-"""The latent buffer: newest of each version, never of another, with its pace and age."""
+"""The latent buffer: newest of each version, never of another."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robot_edge.inference.latents import LatentBuffer, StampedLatent, seen_ns
+from robot_edge.inference.slow_path import LatentBuffer, StampedLatent, seen_ns
 from tests import samples
-from wire.clock import ManualClock
 from wire.types import Frame, Latent, Observation
 
 
@@ -18,7 +16,7 @@ def thought(version: int, frame_ns: int, task: str = "reach") -> StampedLatent:
 
 
 def test_the_newest_of_each_version_and_task() -> None:
-    buffer = LatentBuffer(ManualClock())
+    buffer = LatentBuffer()
     assert buffer.newest(1, "reach") is None
     for made in (thought(1, 10), thought(1, 20), thought(2, 30)):
         buffer.put(made)
@@ -33,7 +31,7 @@ def test_the_newest_of_each_version_and_task() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from(("a", "b"))), max_size=40), st.integers(1, 9))
 def test_whatever_comes_only_the_own_version_goes_out(puts: list[tuple[int, str]], wanted: int) -> None:
-    buffer = LatentBuffer(ManualClock())
+    buffer = LatentBuffer()
     for at, (number, task) in enumerate(puts):
         buffer.put(thought(number, at, task))
     found = buffer.newest(wanted, "a")
@@ -44,28 +42,11 @@ def test_whatever_comes_only_the_own_version_goes_out(puts: list[tuple[int, str]
 
 
 def test_old_versions_are_forgotten() -> None:
-    buffer = LatentBuffer(ManualClock())
+    buffer = LatentBuffer()
     for number in range(1, 100):
         buffer.put(thought(number, number))
     assert buffer.newest(99, "reach") is not None
     assert buffer.newest(90, "reach") is None
-
-
-def test_pace_and_age() -> None:
-    clock = ManualClock()
-    buffer = LatentBuffer(clock)
-    assert buffer.statistics().hz == 0.0
-    for at in range(5):
-        clock.advance(500_000_000)
-        buffer.put(thought(1, at))
-    newest = buffer.newest(1, "reach")
-    assert newest is not None
-    for age_ns in (100_000_000, 200_000_000, 300_000_000):
-        buffer.used(newest, newest.latent.observed_ns + age_ns)
-    statistics = buffer.statistics()
-    assert (statistics.thoughts, statistics.hz) == (5, pytest.approx(2.0))
-    assert statistics.age_p50_s == pytest.approx(0.2)
-    assert statistics.age_p99_s == pytest.approx(0.298)
 
 
 def test_the_newest_frame_counts() -> None:

@@ -6,6 +6,7 @@ import hashlib
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robot_edge.inference.latent_encoder import InlineSlowPath, PacedSlowPath, ProcessSlowPath, RemoteSlowPath
+from benchmarks.common.paced_slow_path import PacedSlowPath
 from robot_edge.inference.latent_server import LatentEncoder, LatentServer, LatentWorker
 from robot_edge.inference.server import Inference, SlowConfig
-from robot_edge.runtime.shared_frames import SharedFrameChannel
+from robot_edge.inference.slow_path import InlineSlowPath, ProcessSlowPath, RemoteSlowPath
 from tests.robot_edge.inference.thinking import Scripted, seen, version
 from wire.clock import ManualClock, MonotonicClock
 from wire.errors import ConfigError
@@ -55,10 +56,10 @@ def test_a_given_pace_on_a_simulated_clock(hz: float) -> None:
     for _ in range(1000):
         now = clock.now_ns()
         before = len(policy.thoughts)
-        slow.ask(seen(now), (1,))
+        slow.request(seen(now), (1,))
         if len(policy.thoughts) > before:
             asked[now] = now
-        for thought in slow.take():
+        for thought in slow.pop():
             # Visible a period after it was asked for, at the next moment that somebody looks.
             assert 0 <= now - asked.pop(thought.seen_ns) - round(1e9 / hz) < 10 * MS
         clock.advance(10 * MS)
@@ -72,8 +73,8 @@ def test_latency_and_pace_are_apart() -> None:
     slow = PacedSlowPath(InlineSlowPath(policy), clock, 10.0, latency_s=0.25)
     came = []
     for _ in range(100):
-        slow.ask(seen(clock.now_ns()), (1,))
-        came += [(clock.now_ns() - thought.seen_ns) // MS for thought in slow.take()]
+        slow.request(seen(clock.now_ns()), (1,))
+        came += [(clock.now_ns() - thought.seen_ns) // MS for thought in slow.pop()]
         clock.advance(10 * MS)
     assert came == [250] * 8
 
@@ -93,39 +94,44 @@ class Beside:
     def __init__(self) -> None:
         near, self.far = memory_pair()
         self.clock = ManualClock(1000)
-        self.slow = ProcessSlowPath(near, self.clock, patience_s=1.0)
-        self.files = {"v1": b"1", "v2": b"2", "bad": b"bad"}
+        self.slow = ProcessSlowPath(near, self.clock, timeout_s=1.0)
+        self._held = tempfile.TemporaryDirectory()
+        for name, data in (("v1", b"1"), ("v2", b"2"), ("v3", b"3"), ("other", b"X"), ("bad", b"bad")):
+            self.path(name).write_bytes(data)
         self.restart()
 
     def restart(self) -> None:
         self.thinker = LatentEncoder(Scripted)
-        self.process = LatentWorker(self.far, self.thinker, self.files.__getitem__)
+        self.process = LatentWorker(self.far, self.thinker)
 
-    def adopt(self, number: int, path: str = "") -> None:
-        self.slow.adopt(Scripted(), version(number), path or f"v{number}")
+    def path(self, name: str) -> Path:
+        return Path(self._held.name) / name
+
+    def adopt(self, number: int) -> None:
+        self.slow.adopt(Scripted(), version(number), str(self.path(f"v{number}")))
 
 
 def test_a_thought_comes_back_with_what_was_asked() -> None:
     beside = Beside()
     beside.adopt(1)
-    beside.slow.ask(seen(70, "push"), (1,))
-    assert beside.slow.take() == []
-    beside.process.turn()
-    (thought,) = beside.slow.take()
+    beside.slow.request(seen(70, "push"), (1,))
+    assert beside.slow.pop() == []
+    beside.process.poll()
+    (thought,) = beside.slow.pop()
     assert (thought.seen_ns, thought.made_from_ns, thought.task) == (70, 80, "push")
     assert (thought.latent.version, thought.latent.data[0]) == (1, ord("1"))
-    assert beside.slow.take() == []
+    assert beside.slow.pop() == []
 
 
 def test_one_thought_at_a_time_and_again_when_it_is_lost() -> None:
     beside = Beside()
     beside.adopt(1)
     for frame in (10, 20, 30):
-        beside.slow.ask(seen(frame), (1,))
+        beside.slow.request(seen(frame), (1,))
     lost = [beside.far.recv() for _ in range(4)]
     assert [type(message) for message in lost] == [LoadWeights, ThinkRequest, type(None), type(None)]
     beside.clock.advance(1000 * MS)
-    beside.slow.ask(seen(40), (1,))
+    beside.slow.request(seen(40), (1,))
     assert beside.slow.problem == "no answer within 1 s"
     # An answer to the question that was given up is not taken for one to the new question.
     request = lost[1]
@@ -133,53 +139,53 @@ def test_one_thought_at_a_time_and_again_when_it_is_lost() -> None:
     late = Scripted()
     late.load(b"1", 1)
     beside.far.send(ThinkReply(request.number, late.think(seen(10)), (1,)))
-    assert beside.slow.take() == []
-    beside.process.turn()
-    beside.process.turn()
-    assert beside.slow.take() == []
+    assert beside.slow.pop() == []
+    beside.process.poll()
+    beside.process.poll()
+    assert beside.slow.pop() == []
     assert "but has none" in beside.slow.problem
 
 
 def test_a_thinker_that_forgot_everything_is_told_again() -> None:
     beside = Beside()
     beside.adopt(1)
-    beside.slow.ask(seen(10), (1,))
-    beside.process.turn()
-    assert len(beside.slow.take()) == 1
+    beside.slow.request(seen(10), (1,))
+    beside.process.poll()
+    assert len(beside.slow.pop()) == 1
     beside.restart()
-    beside.slow.ask(seen(20), (1,))
-    beside.process.turn()
-    assert beside.slow.take() == []
+    beside.slow.request(seen(20), (1,))
+    beside.process.poll()
+    assert beside.slow.pop() == []
     assert beside.slow.problem == "asked to think with version 1, but has none."
-    beside.slow.ask(seen(30), (1,))
-    beside.process.turn()
-    (thought,) = beside.slow.take()
+    beside.slow.request(seen(30), (1,))
+    beside.process.poll()
+    (thought,) = beside.slow.pop()
     assert thought.seen_ns == 30
     assert beside.slow.problem == ""
 
 
 def test_the_wanted_version_first_and_the_old_one_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
     beside = Beside()
-    thinker, files = beside.thinker, beside.files
-    thinker.load(version(1), lambda: files["v1"])
+    thinker, path = beside.thinker, beside.path
+    thinker.load(version(1), path("v1"))
     assert thinker.answer(ThinkRequest(1, (2, 1), seen(10))).latent.version == 1  # type: ignore[union-attr]
-    assert not thinker.load(version(2), lambda: files["bad"])
+    assert not thinker.load(version(2), path("bad"))
     assert "version 2 is not thought with: no weights" in caplog.text
-    assert not thinker.load(version(2), lambda: Path("/nowhere/at/all").read_bytes())
-    assert thinker.load(version(2), lambda: files["v2"])
-    assert not thinker.load(version(3), lambda: files["bad"])
+    assert not thinker.load(version(2), Path("/nowhere/at/all"))
+    assert thinker.load(version(2), path("v2"))
+    assert not thinker.load(version(3), path("bad"))
     assert thinker.versions == (1, 2)
     for wanted in ((2, 1), (1,), (2,)):
         latent = thinker.answer(ThinkRequest(1, wanted, seen(10))).latent
         assert latent is not None
         assert (latent.version, latent.data[0]) == (wanted[0], ord(str(wanted[0])))
-    thinker.load(version(3), lambda: b"3")
+    thinker.load(version(3), path("v3"))
     assert thinker.versions == (2, 3)
     reply = thinker.answer(ThinkRequest(9, (1,), seen(10)))
     assert (reply.number, reply.latent, reply.versions) == (9, None, (2, 3))
     assert reply.error == "asked to think with version 1, but has 2 or 3."
     # The same number from another history takes the place of the one that had it.
-    thinker.load(version(3, "other"), lambda: b"X")
+    thinker.load(version(3, "other"), path("other"))
     latent = thinker.answer(ThinkRequest(1, (3,), seen(10))).latent
     assert latent is not None
     assert (thinker.versions, latent.data[0]) == ((2, 3), ord("X"))
@@ -196,9 +202,9 @@ def test_the_wanted_version_first_and_the_old_one_meanwhile(caplog: pytest.LogCa
     ],
 )
 def test_a_request_that_makes_no_sense_is_answered_with_the_reason(request_: ThinkRequest, words: str) -> None:
-    thinker = LatentEncoder(Scripted)
-    thinker.load(version(1), lambda: b"1")
-    assert words in thinker.answer(request_).error
+    beside = Beside()
+    beside.thinker.load(version(1), beside.path("v1"))
+    assert words in beside.thinker.answer(request_).error
 
 
 # --- a think server --------------------------------------------------------------------------------------------------
@@ -224,54 +230,53 @@ class Served:
         self.made.append(Scripted())
         return self.made[-1]
 
-    def line(self, name: str, quality: int) -> RemoteSlowPath:
-        return RemoteSlowPath(self.robots.connect(name), self.clock, jpeg_quality=quality)
+    def line(self, name: str) -> RemoteSlowPath:
+        return RemoteSlowPath(self.robots.connect(name), self.clock)
 
     def publish(self) -> None:
         made = PolicyVersion(7, hashlib.sha256(self.data).hexdigest(), len(self.data), 0, 0, 0, 0)
         self.gateway.send(VersionAvailable(made, 1))
-        self.server.turn()
+        self.server.poll()
         while (message := self.gateway.recv()) is not None:
             if isinstance(message, FetchWeights):
                 self.gateway.send(WeightBytes(7, message.offset, self.data[message.offset :]))
-        self.server.turn()
+        self.server.poll()
 
 
 def test_a_think_server_follows_the_gateway(tmp_path: Path) -> None:
     served = Served(tmp_path)
-    served.server.turn()
+    served.server.poll()
     hello = served.gateway.recv()
     assert isinstance(hello, Hello)
     assert (hello.name, hello.role) == ("thinker-0", "thinker")
     served.gateway.send(Rejection("no"))
-    served.server.turn()
-    assert served.server.refused == "no"
+    served.server.poll()
+    assert served.server.subscriber.rejection == "no"
     served.gateway.send(HelloAck("gateway", 1, 2))
     served.clock.advance(2_000 * MS)
-    served.server.turn()
-    assert served.server.refused == ""
+    served.server.poll()
+    assert served.server.subscriber.rejection == ""
     assert isinstance(served.gateway.recv(), Heartbeat)
     served.gateway.send(ReintroduceRequest())
-    served.server.turn()
+    served.server.poll()
     assert isinstance(served.gateway.recv(), Hello)
     served.publish()
-    assert served.server._thinker.versions == (7,)
+    assert served.server._encoder.versions == (7,)
 
 
-@pytest.mark.parametrize("quality", [0, 95])
-def test_several_robots_are_served_in_turn(tmp_path: Path, quality: int) -> None:
+def test_several_robots_are_served_in_turn(tmp_path: Path) -> None:
     served = Served(tmp_path)
     served.publish()
-    lines = {name: served.line(name, quality) for name in ("robot-0", "robot-1", "robot-2")}
+    lines = {name: served.line(name) for name in ("robot-0", "robot-1", "robot-2")}
     for at, line in enumerate(lines.values()):
-        line.ask(smooth(100 + at, 40 * at), (7,))
+        line.request(smooth(100 + at, 40 * at), (7,))
     for _ in lines:
-        served.server.turn()
-    assert not served.server.busy
+        served.server.poll()
+    assert not served.server._waiting
     for at, line in enumerate(lines.values()):
-        (thought,) = line.take()
+        (thought,) = line.pop()
         assert thought.seen_ns == 100 + at
-        assert abs(thought.latent.data[2] - 40 * at) <= (2 if quality else 0)
+        assert abs(thought.latent.data[2] - 40 * at) <= 2
     assert served.made[-1].thoughts == [100, 101, 102]
 
 
@@ -284,8 +289,8 @@ def test_a_robot_that_asks_much_does_not_push_in(tmp_path: Path) -> None:
     for number in range(2, 6):
         eager.send(ThinkRequest(number, (7,), seen(number)))
     eager.send(Heartbeat(1))
-    served.server.turn()
-    served.server.turn()
+    served.server.poll()
+    served.server.poll()
     assert served.made[-1].thoughts == [5, 2]
     assert isinstance(eager.recv(), Rejection)
 
@@ -310,11 +315,14 @@ class Robot:
     """Inference with a slow path elsewhere, asked about new frames as control would."""
 
     def __init__(self, slow: ProcessSlowPath, fallback: str, ring: FrameRing | None = None, place: Path | None = None):
+        near: Channel
+        far: Channel
         near, far = memory_pair()
-        self.control: Channel = near
         if ring is not None and place is not None:
-            self.control = SharedFrameChannel(near, FrameRing(place / "frames", Scripted.spec, write=True))
-            far = SharedFrameChannel(far, ring)  # type: ignore[assignment]
+            written = FrameRing(place / "frames", Scripted.spec, write=True)
+            near = SharedChannel(place / "control", bind=False, ring=written)
+            far = SharedChannel(place / "control", bind=True, ring=ring)
+        self.control = near
         self.uplink, uplink = memory_pair()
         self.policy = Scripted()
         config = SlowConfig(max_age_s=0.4, fallback=fallback)
@@ -324,14 +332,14 @@ class Robot:
     def load(self, number: int, path: Path) -> None:
         path.write_bytes(bytes([number]))
         self.uplink.send(LoadWeights(version(number), str(path)))
-        self.inference.turn()
+        self.inference.poll()
 
     def ask(self) -> ChunkReply:
         self.tick += 1
         now = time.monotonic_ns()
         made = seen(now, time_ns=now)
         self.control.send(ChunkRequest(self.tick, made, self.tick, made.state))
-        self.inference.turn()
+        self.inference.poll()
         reply = self.control.recv()
         assert isinstance(reply, ChunkReply)
         return reply
@@ -353,7 +361,6 @@ class Robot:
 BESIDE = """
 import sys
 from pathlib import Path
-from robot_edge.runtime.shared_frames import SharedFrameChannel
 from robot_edge.inference.latent_server import LatentEncoder, LatentWorker
 from tests.robot_edge.inference.thinking import Scripted
 from wire.transport.frame_ring import FrameRing
@@ -361,20 +368,20 @@ from wire.transport.shared_channel import SharedChannel
 from wire.transport.zmq_channel import wait_any
 place = Path(sys.argv[1])
 ring = FrameRing(place / "frames", Scripted.spec, write=False)
-line = SharedFrameChannel(SharedChannel(place / "think", bind=True), ring)
+line = SharedChannel(place / "think", bind=True, ring=ring)
 process = LatentWorker(line, LatentEncoder(Scripted))
 print("ready", flush=True)
 while True:
     wait_any([line], 0.1)
-    process.turn()
+    process.poll()
 """
 
 
 def test_a_thinking_process_that_is_killed_and_comes_back(tmp_path: Path) -> None:
     """Frames lie in shared memory, weights on disk: the successor needs neither a word from control nor a restart."""
     ring = FrameRing(tmp_path / "frames", Scripted.spec, write=False)
-    line = SharedFrameChannel(SharedChannel(tmp_path / "think", bind=False), ring)
-    robot = Robot(ProcessSlowPath(line, MonotonicClock(), patience_s=0.3), "hold", ring, tmp_path)
+    line = SharedChannel(tmp_path / "think", bind=False, ring=ring)
+    robot = Robot(ProcessSlowPath(line, MonotonicClock(), timeout_s=0.3), "hold", ring, tmp_path)
     with running(BESIDE, str(tmp_path)) as process:
         robot.load(3, tmp_path / "weights")
         assert robot.until(lambda reply: reply.chunk is not None).chunk.version == 3  # type: ignore[union-attr]
@@ -399,13 +406,14 @@ from wire.transport.memory_channel import memory_pair
 from wire.transport.zmq_channel import ZmqServer
 place, endpoint, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 thinker = LatentEncoder(Scripted)
-thinker.load(version(number), lambda: bytes([number]))
+(place / f"v{number}").write_bytes(bytes([number]))
+thinker.load(version(number), place / f"v{number}")
 robots = ZmqServer(endpoint, place / "keys")
 server = LatentServer("thinker-0", robots, memory_pair()[0], thinker, place / "cache", MonotonicClock())
 print("ready", flush=True)
 while True:
     robots.socket.poll(20)
-    server.turn()
+    server.poll()
 """
 
 
@@ -424,7 +432,7 @@ def test_the_link_to_a_think_server_dies_and_is_mended(tmp_path: Path) -> None:
     for fallback in ("hold", "local"):
         name = f"robot-{fallback}"
         line = ZmqClient(endpoint, name, load_pair(keys, name), load_public(keys, "gateway"))
-        robots[fallback] = robot = Robot(RemoteSlowPath(line, MonotonicClock(), patience_s=1.5), fallback)
+        robots[fallback] = robot = Robot(RemoteSlowPath(line, MonotonicClock(), timeout_s=1.5), fallback)
         robot.load(3, tmp_path / "weights")
     holding, local = robots["hold"], robots["local"]
     thoughts = local.policy.thoughts
@@ -455,31 +463,39 @@ def test_the_link_to_a_think_server_dies_and_is_mended(tmp_path: Path) -> None:
 def test_a_new_version_waits_for_a_think_server_that_has_it(tmp_path: Path) -> None:
     """The server is slower to fetch it: the robot goes on with the old version and both switch together."""
     served = Served(tmp_path)
-    thinker = served.server._thinker
-    thinker.load(version(1), lambda: bytes([1]))
+    thinker = served.server._encoder
+    for number in (1, 2):
+        (tmp_path / str(number)).write_bytes(bytes([number]))
+    thinker.load(version(1), tmp_path / "1")
     near, far = memory_pair()
     uplink, inference_uplink = memory_pair()
     clock = MonotonicClock()
     inference = Inference(
-        "r", Scripted(), far, inference_uplink, clock, spare=Scripted(), slow=served.line("robot-0", 0), read=weights_of
+        "r",
+        Scripted(),
+        far,
+        inference_uplink,
+        clock,
+        standby=Scripted(),
+        slow=served.line("robot-0"),
     )
     made: list[int] = []
 
     def ask(tick: int) -> None:
         observation = seen(1000 + tick, time_ns=2000 + tick)
         near.send(ChunkRequest(tick, observation, tick, observation.state))
-        inference.turn()
-        served.server.turn()
+        inference.poll()
+        served.server.poll()
         reply = near.recv()
         assert isinstance(reply, ChunkReply)
         made.append(reply.chunk.version if reply.chunk else 0)
 
-    uplink.send(LoadWeights(version(1), "1"))
+    uplink.send(LoadWeights(version(1), str(tmp_path / "1")))
     deadline = time.monotonic() + 60
     while not made or made[-1] != 1:
         ask(len(made))
         assert time.monotonic() < deadline
-    uplink.send(LoadWeights(version(2), "2"))
+    uplink.send(LoadWeights(version(2), str(tmp_path / "2")))
     while inference._swap.waiting is None:
         ask(len(made))
         assert time.monotonic() < deadline
@@ -487,13 +503,9 @@ def test_a_new_version_waits_for_a_think_server_that_has_it(tmp_path: Path) -> N
     for _ in range(20):
         ask(len(made))
     assert set(made[started:]) == {1}
-    thinker.load(version(2), lambda: bytes([2]))
+    thinker.load(version(2), tmp_path / "2")
     for _ in range(4):
         ask(len(made))
     assert made[-1] == 2
     assert 0 not in made[started:]
     inference.close()
-
-
-def weights_of(path: str) -> bytes:
-    return bytes([int(path)])

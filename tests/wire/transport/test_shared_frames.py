@@ -11,14 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robot_edge.runtime.shared_frames import SharedFrameChannel, intact, without_previews
 from tests import samples
 from tests.wire.transport.rings import SLOTS, SPEC, Rings, frame
 from tests.wire.transport.rings import rings as rings
 from wire.messages.gateway import Heartbeat
 from wire.messages.local import ChunkReply, ChunkRequest, SharedFrameEnvelope, ThinkRequest
-from wire.transport.frame_ring import FrameRing
-from wire.transport.memory_channel import memory_pair
+from wire.transport.frame_ring import FrameRing, intact, without_previews
 from wire.transport.shared_channel import SharedChannel
 from wire.types import CameraSpec, Frame, Observation, RobotSpec
 
@@ -30,28 +28,35 @@ def seen(number: int, preview: bool = False) -> Observation:
     return Observation(10 * number + 5, np.zeros(4, np.float32), {"front": made}, "reach")
 
 
+def ends(place: Path, rings: Rings) -> tuple[SharedChannel, SharedChannel]:
+    """Control's end, whose process writes the frames, and that of inference."""
+    writer, reader = rings
+    path = place / "line"
+    return SharedChannel(path, bind=True, ring=writer), SharedChannel(path, bind=False, ring=reader)
+
+
 def test_a_robot_without_cameras(tmp_path: Path) -> None:
     spec = samples.spec(camera=False)
     writer, reader = FrameRing(tmp_path / "none", spec, write=True), FrameRing(tmp_path / "none", spec, write=False)
-    near, far = memory_pair()
+    near, far = ends(tmp_path, (writer, reader))
     plain = Observation(1, np.zeros(4, np.float32), {}, "reach")
-    assert SharedFrameChannel(near, writer).send(ChunkRequest(1, plain, 1, plain.state))
-    came = SharedFrameChannel(far, reader).recv()
+    assert near.send(ChunkRequest(1, plain, 1, plain.state))
+    came = far.recv()
     assert isinstance(came, ChunkRequest)
     assert came.observation.images == {}
 
 
-def test_requests_cross_without_their_images(rings: Rings) -> None:
-    writer, reader = rings
-    near, far = memory_pair()
-    control, inference = SharedFrameChannel(near, writer), SharedFrameChannel(far, reader)
+def test_requests_cross_without_their_images(rings: Rings, tmp_path: Path) -> None:
+    control, _ = ends(tmp_path, rings)
+    raw_end = SharedChannel(tmp_path / "line", bind=False)
     sent = seen(4, preview=True)
     assert control.send(ChunkRequest(7, sent, 9, sent.state + 1, None, True))
-    raw = far.recv()
+    raw = raw_end.recv()
     assert isinstance(raw, SharedFrameEnvelope)
     assert raw.message.observation.images == {}
     assert raw.frames == {"front": 1}
 
+    inference = SharedChannel(tmp_path / "line", bind=False, ring=rings[1])
     control.send(ChunkRequest(7, sent, 9, sent.state + 1, None, True))
     came = inference.recv()
     assert isinstance(came, ChunkRequest)
@@ -67,30 +72,30 @@ def test_requests_cross_without_their_images(rings: Rings) -> None:
     assert reply.error == "no"
 
 
-def test_a_view_is_passed_on_by_its_number(rings: Rings) -> None:
+def test_a_view_is_passed_on_by_its_number(rings: Rings, tmp_path: Path) -> None:
     """Inference, which cannot write, lets a thinking process see the same frame."""
-    writer, reader = rings
-    near, far = memory_pair()
-    SharedFrameChannel(near, writer).send(ChunkRequest(1, seen(5), 1, seen(5).state))
-    came = SharedFrameChannel(far, reader).recv()
+    control, inference = ends(tmp_path, rings)
+    control.send(ChunkRequest(1, seen(5), 1, seen(5).state))
+    came = inference.recv()
     assert isinstance(came, ChunkRequest)
-    near, far = memory_pair()
-    SharedFrameChannel(near, reader).send(ThinkRequest(1, (1,), came.observation))
+    near = SharedChannel(tmp_path / "think", bind=True, ring=rings[1])
+    far = SharedChannel(tmp_path / "think", bind=False)
+    near.send(ThinkRequest(1, (1,), came.observation))
     raw = far.recv()
     assert isinstance(raw, SharedFrameEnvelope)
     assert raw.frames == {"front": 1}
     # What is in no ring goes as it is.
-    SharedFrameChannel(near, reader).send(ThinkRequest(2, (1,), seen(6, preview=True)))
+    near.send(ThinkRequest(2, (1,), seen(6, preview=True)))
     whole = far.recv()
     assert isinstance(whole, ThinkRequest)
     assert (whole.observation.images["front"].image == 6).all()
     assert whole.observation.images["front"].preview is None
 
 
-def test_a_request_that_waited_too_long_is_dropped(rings: Rings, caplog: pytest.LogCaptureFixture) -> None:
-    writer, reader = rings
-    near, far = memory_pair()
-    control, inference = SharedFrameChannel(near, writer), SharedFrameChannel(far, reader)
+def test_a_request_that_waited_too_long_is_dropped(
+    rings: Rings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    control, inference = ends(tmp_path, rings)
     for number in range(1, SLOTS + 3):
         control.send(ChunkRequest(number, seen(number), number, seen(number).state))
     ticks = []
@@ -98,14 +103,14 @@ def test_a_request_that_waited_too_long_is_dropped(rings: Rings, caplog: pytest.
         assert isinstance(message, ChunkRequest)
         ticks.append(message.tick)
     assert ticks == list(range(3, SLOTS + 3))
-    assert inference.late == 2
+    assert inference.lost == 2
     assert "overwritten; it is dropped (2 so far)" in caplog.text
 
 
-def test_other_messages_pass(rings: Rings) -> None:
-    near, far = memory_pair()
-    SharedFrameChannel(near, rings[0]).send(Heartbeat(3))
-    message = SharedFrameChannel(far, rings[1]).recv()
+def test_other_messages_pass(rings: Rings, tmp_path: Path) -> None:
+    near, far = ends(tmp_path, rings)
+    near.send(Heartbeat(3))
+    message = far.recv()
     assert isinstance(message, Heartbeat)
 
 
@@ -121,14 +126,13 @@ WRITER = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from robot_edge.runtime.shared_frames import SharedFrameChannel
-from tests.robot_edge.runtime.test_shared_frames import BIG
+from tests.wire.transport.test_shared_frames import BIG
 from wire.transport.frame_ring import FrameRing
 from wire.messages.local import ChunkRequest
 from wire.transport.shared_channel import SharedChannel
 from wire.types import Frame, Observation
 place = Path(sys.argv[1])
-line = SharedFrameChannel(SharedChannel(place / "line", bind=True), FrameRing(place / "frames", BIG, write=True))
+line = SharedChannel(place / "line", bind=True, ring=FrameRing(place / "frames", BIG, write=True))
 number, state, parent = 0, np.zeros(4, np.float32), os.getppid()
 print("ready", flush=True)
 while os.getppid() == parent:
@@ -142,7 +146,7 @@ while os.getppid() == parent:
 def test_a_control_process_killed_in_the_middle_of_a_frame(tmp_path: Path) -> None:
     """Whatever is still called intact after it was used has one colour only; the successor's frames are new ones."""
     ring = FrameRing(tmp_path / "frames", BIG, write=False)
-    line = SharedFrameChannel(SharedChannel(tmp_path / "line", bind=False), ring)
+    line = SharedChannel(tmp_path / "line", bind=False, ring=ring)
     used = 0
     for _ in range(2):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
