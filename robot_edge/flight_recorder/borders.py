@@ -53,7 +53,7 @@ class RecordedChannel(RecordedBoundary):
         return self._log.call(f"{self._name}.send", lambda: self._inner.send(message), message)
 
     def recv(self) -> Message | None:
-        return self._log.call(f"{self._name}.recv", self._inner.recv)
+        return self._log.call(f"{self._name}.recv", lambda: self._inner.recv())
 
     def close(self) -> None:
         self._log.call(f"{self._name}.close", lambda: self._inner.close())
