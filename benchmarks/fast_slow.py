@@ -211,7 +211,7 @@ def _checkpoint(size: FastSlowSize, seed: int, kind: str, home: Path) -> bytes:
     from benchmarks.async_delay.data import Pushes, demonstrate
     from benchmarks.async_delay.policy import Training, train
     from cloud_learner.algorithms import hg_dagger
-    from policies.flow.presets import pixels_network
+    from policies.flow.factory import pixels_network
 
     kept = home / f"{kind.replace(' ', '-')}.safetensors"
     if kept.exists():

@@ -214,7 +214,7 @@ def keep_settings(path: Path, settings: dict[str, Any]) -> None:
 def _checkpoint(size: AsyncDelaySize, seed: int, checkpoint: str, home: Path) -> bytes:
     from benchmarks.async_delay.data import demonstrate
     from benchmarks.async_delay.policy import Training, train
-    from policies.flow.presets import state_network
+    from policies.flow.factory import state_network
 
     kept = home / f"{checkpoint.replace(' ', '-')}.safetensors"
     if kept.exists():

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from policies.interface.trainable import trainable_state_dict
 from wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def acting(module: nn.Module, runtime: Runtime) -> nn.Module:
 
     `module` lies on the runtime's device already and is not changed. In the copy, parameters of two and more dimensions
     are in `runtime.dtype` and larger Linear layers in 8 bits; vectors (norms, biases) and buffers (statistics) stay as
-    they are. Run it under `runtime.autocast()`, and bring it up to date with `refresh`.
+    they are. Run it under `runtime.autocast()`, and bring it up to date with `policies.common.weights.refresh`.
     """
     if runtime.plain:
         return module
@@ -114,33 +113,6 @@ def acting(module: nn.Module, runtime: Runtime) -> nn.Module:
         if not replaced:
             log.warning("int8: %s has no Linear layer large enough to gain by it.", type(module).__name__)
     return network.eval()
-
-
-def refresh(network: nn.Module, module: nn.Module) -> None:
-    """Give `network`, which `acting` made of `module`, the module's present values, but for what is frozen, in place.
-
-    What was compiled for it, CUDA graphs included, stays valid. Nothing to do when both are the same object.
-    """
-    if network is module:
-        return
-    import torch
-
-    from policies.common.int8 import Int8Linear
-
-    # what is frozen is there since `acting`, and may be billions of numbers
-    carried = {id(tensor) for tensor in trainable_state_dict(module).values()}
-    with torch.no_grad():
-        for name, source in module.named_modules():
-            target = network.get_submodule(name)
-            if isinstance(target, Int8Linear):
-                assert isinstance(source, torch.nn.Linear)
-                if any(id(parameter) in carried for parameter in source.parameters()):
-                    target.take(source)
-                continue
-            for tensors in ("_parameters", "_buffers"):
-                for key, value in getattr(source, tensors).items():
-                    if value is not None and (tensors == "_buffers" or id(value) in carried):
-                        getattr(target, tensors)[key].copy_(value)
 
 
 def compiled(function: F, runtime: Runtime) -> F:

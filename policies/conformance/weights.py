@@ -113,7 +113,7 @@ def published(make: Make, observation: Observation, batch: Batch) -> str:
     frozen = {name for name, parameter in policy.module.named_parameters() if not parameter.requires_grad}
     sent = sorted(frozen & safetensors.torch.load(saved).keys())
     if sent:
-        return f"what is frozen is in the weights: {sent[:5]}, {len(sent)} in all; see `policies.interface.trainable`"
+        return f"what is frozen is in the weights: {sent[:5]}, {len(sent)} in all; see `policies.common.weights`"
     # as a trainer saves the average of the weights
     average = copy.deepcopy(policy.module).requires_grad_(False).eval()
     if policy.save(average) != saved:

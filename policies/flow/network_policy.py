@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from policies.common.runtime import Runtime, acting, compiled, refresh
+from policies.common.batches import StepBatch, read_steps, to_tensor
+from policies.common.runtime import Runtime, acting, compiled
 from policies.common.text import tokenize
-from policies.common.weights import Header, load_published, pack_module, unpack_own
+from policies.common.weights import Header, load_published, pack_module, refresh, unpack_own
 from policies.flow.config import SlowPathConfig
 from policies.interface.chunks import chunk, require_prefix, require_version, require_width
-from policies.interface.policy import NormalizationData, check_observation
+from policies.interface.policy import Batch, NormalizationData, check_observation
 from policies.interface.trainable import FinetuneConfig, apply_finetuning, initial_seed
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, RobotSpec
 
@@ -34,6 +35,8 @@ class NetworkPolicy(ABC):
     module: Any
     history = 0
     pretrained = False
+    think_reads_state = False
+    """whether a latent holds the state of its moment, for `act` to compare the newest one with"""
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class NetworkPolicy(ABC):
         for observation in observations:
             check_observation(self._seen, observation)
         images = [
-            torch.stack([self._tensor(observation.images[camera].image) for observation in observations])
+            torch.stack([to_tensor(observation.images[camera].image, self.device) for observation in observations])
             for camera in self._cameras
         ]
         words = self._words([observation.task for observation in observations])
@@ -211,11 +214,11 @@ class NetworkPolicy(ABC):
 
     def _states(self, observations: Sequence[Observation]) -> torch.Tensor:
         """float32[b, ds]"""
-        return torch.stack([self._tensor(observation.state) for observation in observations])
+        return torch.stack([to_tensor(observation.state, self.device) for observation in observations])
 
     def _latents(self, latents: Sequence[Latent]) -> torch.Tensor:
         """float32[b, z]"""
-        return torch.stack([self._tensor(latent.data) for latent in latents])
+        return torch.stack([to_tensor(latent.data, self.device) for latent in latents])
 
     def _ages(self, observations: Sequence[Observation], latents: Sequence[Latent]) -> torch.Tensor | None:
         """float32[b, 1], ticks since what the latents saw; None for a network that does not mind it."""
@@ -224,10 +227,11 @@ class NetworkPolicy(ABC):
         ns = [o.time_ns - latent.observed_ns for o, latent in zip(observations, latents, strict=True)]
         return torch.tensor([[max(0.0, one / self.spec.period_ns)] for one in ns], device=self.device)
 
-    def _tensor(self, array: Any) -> torch.Tensor:
-        if isinstance(array, np.ndarray) and not array.flags.writeable:
-            array = array.copy()  # torch warns about memory it must not write, such as a received message
-        return torch.as_tensor(array, device=self.device)
+    def _read_batch(self, batch: Batch) -> StepBatch:
+        """What the network reads of a training batch. Raises `InvalidDataError` that names what does not fit."""
+        shapes = self.config.batch_shapes(batch)
+        of_image = {"seen_state": (self.spec.state_dim,)} if self.think_reads_state else {}
+        return read_steps(batch, self.spec, shapes, of_image, self._cameras, self.device)
 
     def _words(self, instructions: Sequence[str]) -> torch.Tensor:
         """int64[b, L]"""

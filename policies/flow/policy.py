@@ -10,18 +10,18 @@ import msgspec
 import numpy as np
 import torch
 
+from policies.common.batches import to_tensor
 from policies.common.runtime import Runtime, compiled
 from policies.common.weights import read_header
-from policies.flow.batches import read_batch
 from policies.flow.config import FlowConfig
 from policies.flow.network_policy import NetworkPolicy
 from policies.flow.networks import sampling
-from policies.flow.networks.fast import Conditioning
-from policies.flow.networks.network import FlowNetwork
+from policies.flow.networks.fast import ADVANTAGES, Conditioning
+from policies.flow.networks.network import FlowNetwork, FlowSample
 from policies.flow.networks.vlm import LORA_TARGETS, InstructionTokenizer
 from policies.interface.policy import Batch
 from policies.interface.trainable import FinetuneConfig
-from wire.errors import PolicyError, WeightsError
+from wire.errors import InvalidDataError, PolicyError, WeightsError
 from wire.types import Latent, Observation, Prefix, ResidualPolicy, RobotSpec
 
 _PLAIN, _ALL = Runtime(), FinetuneConfig()
@@ -51,8 +51,9 @@ class FlowPolicy(NetworkPolicy):
         super().__init__(
             spec, config, lambda: FlowNetwork(config, directory, random_vlm), targets, seed, runtime, training
         )
+        self.think_reads_state = config.ego_motion
         low, high = spec.action_low(), spec.action_high()
-        self._middle, self._half = self._tensor((high + low) / 2), self._tensor((high - low) / 2)
+        self._middle, self._half = (to_tensor(x / 2, self.device) for x in (high + low, high - low))
         self._tokenizer = None
         if config.vlm is not None and directory is not None:
             self._tokenizer = InstructionTokenizer(directory, config.vlm.words)
@@ -62,11 +63,6 @@ class FlowPolicy(NetworkPolicy):
     def ticks_ahead(self) -> tuple[int, ...]:
         """What `loss` wants to be told of the future."""
         return self.config.ahead
-
-    @property
-    def think_reads_state(self) -> bool:
-        """Whether a latent holds the state of its moment, for `act` to compare the newest one with."""
-        return self.config.ego_motion
 
     @property
     def corrector(self) -> ResidualPolicy | None:
@@ -121,8 +117,9 @@ class FlowPolicy(NetworkPolicy):
             for row, prefix in enumerate(prefixes):
                 if prefix is None:
                     continue
-                count = len(prefix.actions)
-                decided[row, :count] = ((self._tensor(prefix.actions) - self._middle) / self._half).clamp(-1, 1)
+                actions = to_tensor(prefix.actions, self.device)
+                count = len(actions)
+                decided[row, :count] = ((actions - self._middle) / self._half).clamp(-1, 1)
                 if guided:
                     weights[row] = sampling.soft_mask(self.horizon, count, prefix.committed)
                 else:
@@ -146,9 +143,23 @@ class FlowPolicy(NetworkPolicy):
         Without the k axis, one step behind each image. If `spec_hash` is there it must be that of this robot.
         Raises `InvalidDataError` that names what does not fit.
         """
-        sample = read_batch(batch, self.config, self.spec, self._tensor)
-        sample = sample._replace(actions=(sample.actions - self._middle) / self._half)
-        return self.module.loss(sample, self._words(sample.instructions))
+        read = self._read_batch(batch)
+        arrays = read.arrays
+        age, later = arrays.get("frame_age"), None
+        if "later_state" in arrays:
+            later = arrays["later_state"], _indices(arrays["later_index"], "later_index", self.horizon)
+        sample = FlowSample(
+            images=list(read.images.values()),
+            state=arrays["state"],
+            actions=(arrays["actions"] - self._middle) / self._half,
+            mask=arrays["mask"].bool(),
+            ahead=arrays.get("ahead"),
+            age=None if age is None else age.float()[..., None],
+            later=later,
+            advantage=_indices(arrays["advantage"], "advantage", ADVANTAGES) if "advantage" in arrays else None,
+            seen_state=arrays.get("seen_state"),
+        )
+        return self.module.loss(sample, self._words(read.instructions))
 
     @classmethod
     def from_weights(
@@ -172,3 +183,11 @@ class FlowPolicy(NetworkPolicy):
         if self._tokenizer is None:
             return super()._words(instructions)
         return torch.from_numpy(np.stack([self._tokenizer(text) for text in instructions])).to(self.device)
+
+
+def _indices(numbers: torch.Tensor, name: str, count: int) -> torch.Tensor:
+    """int64: whole numbers from 0 to count - 1."""
+    index = numbers.long()
+    if not bool(((index >= 0) & (index < count)).all()):
+        raise InvalidDataError(f"training batch: {name} must be in 0..{count - 1}.")
+    return index

@@ -14,14 +14,16 @@ unusable. A package adds a kind by an entry point in the group `vla_fleet.polici
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable
 from importlib import util
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import msgspec
+from msgspec import inspect
 
 from wire.errors import ConfigError, FleetError, PolicyError, SpecMismatchError, suggest
 from wire.types import RobotSpec
@@ -29,7 +31,10 @@ from wire.types import RobotSpec
 if TYPE_CHECKING:
     from policies.interface.policy import LearnedPolicy
 
+T = TypeVar("T", bound=msgspec.Struct)
+
 POLICIES = "vla_fleet.policies"
+_PLACE, _UNKNOWN = re.compile(r"at `\$\.([\w.]+)`$"), re.compile(r"unknown field `([^`]*)`")
 
 _BUILT_IN = (
     EntryPoint("flow", "policies.flow.factory", POLICIES),
@@ -176,6 +181,39 @@ def read_object(text: str, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{what} must be an object of its fields, not a {type(found).__name__}.")
     return found
+
+
+def read_options(config: dict[str, Any], kind: type[T], what: str) -> T:
+    """`config` as the struct `kind`. Raises `ConfigError` that begins with `what` and names the place and what is known
+    there: the fields of a struct, the words of a choice."""
+    try:
+        return msgspec.convert(config, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{what}: {error}.{_known(str(error), kind)}") from error
+
+
+def _known(error: str, kind: type[msgspec.Struct]) -> str:
+    place, unknown = _PLACE.search(error), _UNKNOWN.search(error)
+    found: inspect.Type | None = inspect.type_info(kind)
+    for name in place[1].split(".") if place else ():
+        struct = _struct(found)
+        found = next((field.type for field in struct.fields if field.encode_name == name), None) if struct else None
+    if unknown and (struct := _struct(found)):
+        names = [field.encode_name for field in struct.fields]
+        return f"{suggest(unknown[1], names)} It has {', '.join(names)}."
+    words = [str(value) for one in _members(found) if isinstance(one, inspect.LiteralType) for value in one.values]
+    return f" Known: {', '.join(words)}." if words else ""
+
+
+def _struct(found: inspect.Type | None) -> inspect.StructType | None:
+    return next((one for one in _members(found) if isinstance(one, inspect.StructType)), None)
+
+
+def _members(found: inspect.Type | None) -> tuple[inspect.Type, ...]:
+    """The types that are possible there."""
+    if found is None:
+        return ()
+    return found.types if isinstance(found, inspect.UnionType) else (found,)
 
 
 def _absolute(name_or_path: str) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from policies.interface.options import read_options
-from policies.interface.registry import PolicyDefaults
+from policies.interface.registry import PolicyDefaults, read_options
 from policies.lerobot.checkpoint_path import PREPROCESSOR, locate, read_config, weights_file
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotOptions, require_lerobot

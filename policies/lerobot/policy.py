@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
-from policies.common.runtime import acting, compiled, refresh
-from policies.common.weights import Header, load_published, pack_module, unpack_own
+from policies.common.batches import to_tensor
+from policies.common.runtime import acting, compiled
+from policies.common.weights import Header, load_published, pack_module, refresh, unpack_own
 from policies.interface.chunks import chunk, require_prefix, require_version
 from policies.interface.policy import Batch, NormalizationData, check_observation
 from policies.interface.trainable import apply_finetuning
@@ -23,7 +26,6 @@ from policies.lerobot.checkpoint_path import POSTPROCESSOR, PREPROCESSOR
 from policies.lerobot.history import ObservationHistory
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotOptions
-from policies.lerobot.partitions import latents
 from policies.lerobot.partitions.partition import Guide, partition_of
 from policies.lerobot.statistics import (
     ATTRIBUTE,
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 NETWORK = "lerobot"
 """`Header.network` of this policy's files"""
 
+_MAKER = "maker"
+"""in the metadata of a latent: who alone can read its tensors"""
 _DEFAULT = LeRobotOptions()
 _LOCAL = (
     *("device", "use_amp", "use_peft", "push_to_hub", "repo_id", "private", "tags", "license", "pretrained_path"),
@@ -151,7 +155,7 @@ class LeRobotPolicy:
 
     @torch.no_grad()
     def think(self, observation: Observation) -> Latent:
-        """What the type's slow path makes of the newest frames and the instruction, uint8[n] (`latents.pack`).
+        """What the type's slow path makes of the newest frames and the instruction, uint8[n] (`_pack`).
 
         Nothing is remembered from one call to the next, so one policy can think for several robots. Its time is that of
         the oldest of the frames. Raises `InvalidDataError` if what it reads does not fit the spec. A camera it does not
@@ -160,7 +164,7 @@ class LeRobotPolicy:
         check_observation(self._seen, observation)
         with self._inference(0):
             tensors = self._partition.think(self._actor, self._before(self._adapter.seen(observation)))
-        data = latents.pack(tensors, self._maker)
+        data = _pack(tensors, self._maker)
         self._kept = (data, tensors)
         frames = [observation.images[camera.name] for camera in self._seen.cameras]
         observed_ns = min((frame.time_ns for frame in frames), default=observation.time_ns)
@@ -185,7 +189,7 @@ class LeRobotPolicy:
         thought = self._tensors(latent)
         felt = self._adapter.felt(observation)
         if guided is not None:
-            felt[ACTION] = self._adapter.tensor(guided.actions)[None].float()
+            felt[ACTION] = to_tensor(guided.actions, self.device)[None].float()
         batch = self._felt_before(felt)
         guide = None
         if guided is not None:
@@ -275,9 +279,7 @@ class LeRobotPolicy:
             )
         for name, pipeline in ((PREPROCESSOR, self._before), (POSTPROCESSOR, self._after)):
             require_sound(pipeline, self._features(), str(self.checkpoint.statistics_file(name)))
-        self._felt_before = state_alone(
-            self._before, self._adapter.tensor(np.zeros((1, self.spec.state_dim), np.float32))
-        )
+        self._felt_before = state_alone(self._before, torch.zeros(1, self.spec.state_dim, device=self.device))
         statistics = Statistics(self._before, self._after).to(self.device)
         statistics.attach()
         self.module.add_module(ATTRIBUTE, statistics)
@@ -308,7 +310,7 @@ class LeRobotPolicy:
         """The latent's tensors on the device; those of this process's last thought are there already."""
         if self._kept is not None and latent.data is self._kept[0]:
             return self._kept[1]
-        return [tensor.to(self.device) for tensor in latents.unpack(latent.data, self._maker)]
+        return [tensor.to(self.device) for tensor in _unpack(latent.data, self._maker)]
 
     def _require_usable(self, prefix: Prefix | None) -> Prefix | None:
         """The prefix if it is to guide. Raises `PolicyError` for one that this policy cannot use."""
@@ -341,3 +343,26 @@ def _described(checkpoint: LeRobotCheckpoint) -> dict[str, Any]:
         if name not in _LOCAL and not name.startswith(("optimizer_", "scheduler_"))
     }
     return {"type": checkpoint.type} | meant
+
+
+def _pack(tensors: list[torch.Tensor], maker: str) -> np.ndarray:
+    """uint8[n]: a safetensors file with the tensors by their number."""
+    named = {str(number): tensor.detach().cpu().contiguous() for number, tensor in enumerate(tensors)}
+    return np.frombuffer(safetensors.torch.save(named, {_MAKER: maker}), np.uint8)
+
+
+def _unpack(data: np.ndarray, maker: str) -> list[torch.Tensor]:
+    """What `_pack` was given, on the CPU. Raises `PolicyError` for anything else, and for the latent of another."""
+    if data.dtype != np.uint8 or data.ndim != 1:
+        raise PolicyError(
+            f"a latent of {data.dtype}{list(data.shape)}; {maker} makes uint8[n]. Call its think() again."
+        )
+    file = data.tobytes()
+    try:
+        found = msgspec.json.decode(file[8 : 8 + int.from_bytes(file[:8], "little")])["__metadata__"][_MAKER]
+        tensors = safetensors.torch.load(file) if found == maker else {}
+    except (SafetensorError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        raise PolicyError(f"a latent that {maker} did not make, or torn: {error}. Call its think() again.") from error
+    if found != maker:
+        raise PolicyError(f"a latent of {found}; this is {maker}. Call its think() again.")
+    return [tensors[str(number)] for number in range(len(tensors))]

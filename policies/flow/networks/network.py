@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from policies.common.normalizer import Normalizer
-from policies.flow.batches import FlowSample
 from policies.flow.config import FlowConfig
 from policies.flow.networks import sampling
 from policies.flow.networks.fast import Conditioning, FastMLP
@@ -25,6 +25,29 @@ ROUGH_STEPS = 2
 """Euler steps to the actions that the corrector learns to correct"""
 ADVANTAGE_DROPPED = 0.3
 """share of the samples whose advantage is hidden in training (RECAP, arXiv 2511.14759)"""
+
+
+class FlowSample(NamedTuple):
+    """A training batch as tensors."""
+
+    images: list[torch.Tensor]
+    """uint8[b, h, w, 3] of each camera"""
+    state: torch.Tensor
+    """[b, k, ds]"""
+    actions: torch.Tensor
+    """[b, k, H, da]"""
+    mask: torch.Tensor
+    """bool[b, k, H]: actions that are kept"""
+    ahead: torch.Tensor | None
+    """[b, k, W, ds], states W ticks later"""
+    age: torch.Tensor | None
+    """[b, k, 1] ticks; None: 0"""
+    later: tuple[torch.Tensor, torch.Tensor] | None
+    """state [b, k, ds] some ticks into the window, and int64[b, k], how many"""
+    advantage: torch.Tensor | None
+    """int64[b, k]: 0 not known, 1 bad, 2 good"""
+    seen_state: torch.Tensor | None
+    """[b, ds] when the image was seen; None: that of the first step behind it"""
 
 
 class FlowNetwork(nn.Module):

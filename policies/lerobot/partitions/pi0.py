@@ -15,23 +15,29 @@ The methods used here, `embed_prefix`, `denoise_step` and the network's `forward
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from policies.lerobot.partitions import denoising
-from policies.lerobot.partitions.partition import Guide, Tensors
-
-if TYPE_CHECKING:
-    from lerobot.policies.pretrained import PreTrainedPolicy
+from policies.lerobot.partitions.partition import (
+    DenoisingPartition,
+    Latents,
+    Network,
+    Tensors,
+    Velocity,
+    flow_times,
+    unread,
+    words,
+)
 
 _STATE = "observation.state"
 
 
-class _PIPartition(denoising.DenoisingPartition):
+class _PIPartition(DenoisingPartition):
     """What both have in common. The latent: keys and values [layers, b, heads, tokens, width], and [b, tokens] 0/1."""
 
+    _steps = "num_inference_steps"
     lora_targets: tuple[str, ...] = (
         "*gemma_expert.*.self_attn.q_proj",
         "*gemma_expert.*.self_attn.v_proj",
@@ -39,11 +45,11 @@ class _PIPartition(denoising.DenoisingPartition):
         "*action_out_proj",
     )
 
-    def think(self, policy: PreTrainedPolicy, batch: Tensors) -> list[Tensor]:
+    def think(self, policy: Network, batch: Tensors) -> Latents:
         """Keys and values of images and words."""
         model = policy.model
         network = model.paligemma_with_expert
-        embedded, valid, _ = model.embed_prefix(*policy._preprocess_images(batch), *denoising.words(policy, batch))
+        embedded, valid, _ = model.embed_prefix(*policy._preprocess_images(batch), *words(policy, batch))
         # every token of the prefix attends to all that are valid
         together = valid[:, None, :] & valid[:, :, None]
         # lerobot gives masks of its own, which other kinds of attention would not take
@@ -58,18 +64,9 @@ class _PIPartition(denoising.DenoisingPartition):
         keys, values = zip(*_layers(cache), strict=True)
         return [torch.stack(keys), torch.stack(values), valid.float()]
 
-    def act(
-        self,
-        policy: PreTrainedPolicy,
-        latent: list[Tensor],
-        batch: Tensors,
-        noise: Tensor | None,
-        guide: Guide | None,
-    ) -> Tensor:
-        """float32[b, H, da]"""
+    def _velocity(self, policy: Network, latent: Latents, batch: Tensors) -> Velocity:
         from transformers import DynamicCache
 
-        model, config = policy.model, policy.config
         keys, values, known = latent
         cache, valid = DynamicCache(), known > 0.5
         for layer, (key, value) in enumerate(zip(keys, values, strict=True)):
@@ -77,16 +74,15 @@ class _PIPartition(denoising.DenoisingPartition):
         fresh = self._fresh(policy, batch)
 
         def velocity(x: Tensor, time: float) -> Tensor:
-            times = denoising.flow_times(x, time)
-            moved: Tensor = model.denoise_step(
+            times = flow_times(x, time)
+            moved: Tensor = policy.model.denoise_step(
                 **fresh, prefix_pad_masks=valid, past_key_values=cache, x_t=x, timestep=times
             )
             return moved
 
-        actions = denoising.denoise(noise, config.num_inference_steps, velocity, guide, config.rtc_config)
-        return actions[:, :, : config.output_features["action"].shape[0]]
+        return velocity
 
-    def loss(self, policy: PreTrainedPolicy, batch: Tensors) -> Tensor:
+    def loss(self, policy: Network, batch: Tensors) -> Tensor:
         """Flow matching (arXiv 2410.24164, section IV), a mean over the actions that are not padded.
 
         The same as lerobot's `forward`, which would learn the padded ones too.
@@ -94,7 +90,7 @@ class _PIPartition(denoising.DenoisingPartition):
         model = policy.model
         each = model.forward(
             *policy._preprocess_images(batch),
-            *denoising.words(policy, batch),
+            *words(policy, batch),
             *self._fresh(policy, batch).values(),
             policy.prepare_action(batch),
         )[:, :, : policy.config.output_features["action"].shape[0]]
@@ -104,16 +100,16 @@ class _PIPartition(denoising.DenoisingPartition):
         total: Tensor = (each * kept).sum()
         return total / (kept.sum() * each.shape[2]).clamp(min=1)
 
-    def unreached(self, policy: PreTrainedPolicy) -> frozenset[str]:
+    def unreached(self, policy: Network) -> frozenset[str]:
         """Parameters that no loss reaches: those that only made the vision-language model's own next token."""
         names = [name for name, _ in policy.named_parameters()]
         heads = {name for name in names if ".lm_head." in name or ".language_model.norm." in name}
         below = ".language_model.layers."
         prefixes = {name.partition(below)[0] + below for name in names if below in name}
         last = len(policy.model.paligemma_with_expert.paligemma.language_model.layers) - 1
-        return frozenset(heads.union(*(denoising.unread(names, prefix, last) for prefix in prefixes)))
+        return frozenset(heads.union(*(unread(names, prefix, last) for prefix in prefixes)))
 
-    def _fresh(self, policy: PreTrainedPolicy, batch: Tensors) -> dict[str, Tensor]:
+    def _fresh(self, policy: Network, batch: Tensors) -> dict[str, Tensor]:
         """What `denoise_step` wants of the newest observation."""
         return {}
 
@@ -123,7 +119,7 @@ class PI0Partition(_PIPartition):
 
     lora_targets = (*_PIPartition.lora_targets, "*state_proj", "*action_time_mlp_in", "*action_time_mlp_out")
 
-    def _fresh(self, policy: PreTrainedPolicy, batch: Tensors) -> dict[str, Tensor]:
+    def _fresh(self, policy: Network, batch: Tensors) -> dict[str, Tensor]:
         return {"state": policy.prepare_state(batch)}
 
 

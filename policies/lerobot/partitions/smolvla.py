@@ -9,26 +9,30 @@ its state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from policies.lerobot.partitions import denoising
 from policies.lerobot.partitions.fused import FusedSmolVLA
-from policies.lerobot.partitions.partition import Guide, Tensors
+from policies.lerobot.partitions.partition import (
+    DenoisingPartition,
+    Guide,
+    Latents,
+    Network,
+    Tensors,
+    Velocity,
+    flow_times,
+    unread,
+    words,
+)
 from wire.errors import PolicyError
-
-if TYPE_CHECKING:
-    from lerobot.policies.pretrained import PreTrainedPolicy
 
 _STATE = "observation.state"
 
 
-class SmolVLAPartition(denoising.DenoisingPartition):
+class SmolVLAPartition(DenoisingPartition):
     """See the head of this file. The latent: keys and values [layers, b, tokens, heads, width], and [b, tokens] 0/1."""
 
+    _steps = "num_steps"
     # what lerobot itself adapts: the expert's queries and values, and everything between robot and network
     lora_targets = (
         "*lm_expert.*.q_proj",
@@ -43,7 +47,7 @@ class SmolVLAPartition(denoising.DenoisingPartition):
     def __init__(self) -> None:
         self._fused: FusedSmolVLA | None = None
 
-    def think(self, policy: PreTrainedPolicy, batch: Tensors) -> list[Tensor]:
+    def think(self, policy: Network, batch: Tensors) -> Latents:
         """Keys and values of images and words. Raises `PolicyError` for a checkpoint that keeps none (`use_cache`)."""
         from lerobot.policies.smolvla.modeling_smolvla import make_att_2d_masks
 
@@ -54,7 +58,7 @@ class SmolVLAPartition(denoising.DenoisingPartition):
             )
         model = policy.model
         images, seen = policy.prepare_images(batch)
-        tokens, said = denoising.words(policy, batch)
+        tokens, said = words(policy, batch)
         nothing = torch.zeros(len(tokens), policy.config.max_state_dim, device=tokens.device)
         embedded, valid, later = model.embed_prefix(
             images, seen, tokens, said, state=nothing.to(model.state_proj.weight.dtype)
@@ -78,23 +82,13 @@ class SmolVLAPartition(denoising.DenoisingPartition):
         ]
 
     def act(
-        self,
-        policy: PreTrainedPolicy,
-        latent: list[Tensor],
-        batch: Tensors,
-        noise: Tensor | None,
-        guide: Guide | None,
+        self, policy: Network, latent: Latents, batch: Tensors, noise: Tensor | None, guide: Guide | None
     ) -> Tensor:
-        """float32[b, H, da] from the newest state and the images and words of `latent`."""
-        config = policy.config
-        # Where the robot is an Aloha, lerobot changes its state in place.
-        state = policy.prepare_state(policy._prepare_batch({_STATE: batch[_STATE].clone()}))
-        velocity = self._velocity(policy, latent, state)
-        actions = denoising.denoise(noise, config.num_steps, velocity, guide, config.rtc_config)
-        actions = actions[:, :, : config.action_feature.shape[0]]
-        return policy._pi_aloha_encode_actions(actions) if config.adapt_to_pi_aloha else actions
+        """See `DenoisingPartition`; for an Aloha in the units of its joints."""
+        actions = super().act(policy, latent, batch, noise, guide)
+        return policy._pi_aloha_encode_actions(actions) if policy.config.adapt_to_pi_aloha else actions
 
-    def arrange(self, policy: PreTrainedPolicy, batch: Tensors) -> Tensors:
+    def arrange(self, policy: Network, batch: Tensors) -> Tensors:
         """lerobot 0.4.4 masks padded actions by a misspelt name, and changes an Aloha's tensors in place."""
         arranged = dict(batch)
         if "action_is_pad" in batch:
@@ -103,7 +97,7 @@ class SmolVLAPartition(denoising.DenoisingPartition):
             arranged |= {name: batch[name].clone() for name in (_STATE, "action")}
         return arranged
 
-    def loss(self, policy: PreTrainedPolicy, batch: Tensors) -> Tensor:
+    def loss(self, policy: Network, batch: Tensors) -> Tensor:
         """Flow matching (arXiv 2506.01844, eq. 1), a mean over the actions that are not padded.
 
         lerobot's own is a mean over all, to which the padded ones bring 0. As there, the dimensions that all robots'
@@ -114,7 +108,7 @@ class SmolVLAPartition(denoising.DenoisingPartition):
             return loss
         return loss * padded.numel() / (~padded).sum().clamp(min=1)
 
-    def unreached(self, policy: PreTrainedPolicy) -> frozenset[str]:
+    def unreached(self, policy: Network) -> frozenset[str]:
         """Parameters that no loss reaches: what only made the vision-language model's own next token.
 
         lerobot means to freeze them, but its names are those of another version of transformers.
@@ -126,14 +120,13 @@ class SmolVLAPartition(denoising.DenoisingPartition):
         stem = "model.vlm_with_expert.vlm."
         names = [name for name, _ in policy.named_parameters()]
         heads = {name for name in names if name.startswith((f"{stem}lm_head.", f"{stem}model.text_model.norm."))}
-        return frozenset(heads | denoising.unread(names, f"{stem}model.text_model.layers.", last))
+        return frozenset(heads | unread(names, f"{stem}model.text_model.layers.", last))
 
-    def _velocity(
-        self, policy: PreTrainedPolicy, latent: list[Tensor], state: Tensor
-    ) -> Callable[[Tensor, float], Tensor]:
-        """The flow's velocity at x [b, H, width] and a flow time: in few operations where that is possible, otherwise
-        as lerobot computes it."""
+    def _velocity(self, policy: Network, latent: Latents, batch: Tensors) -> Velocity:
+        """In few operations where that is possible, otherwise as lerobot computes it."""
         model = policy.model
+        # Where the robot is an Aloha, lerobot changes its state in place.
+        state = policy.prepare_state(policy._prepare_batch({_STATE: batch[_STATE].clone()}))
         special = torch.compiler.is_compiling() or torch.is_autocast_enabled(state.device.type)
         if len(state) == 1 and not special:
             if self._fused is None or not self._fused.copies(model):
@@ -143,15 +136,13 @@ class SmolVLAPartition(denoising.DenoisingPartition):
         cache, valid = _with_state(policy, latent, state)
 
         def velocity(x: Tensor, time: float) -> Tensor:
-            moved: Tensor = model.denoise_step(valid, cache, x, denoising.flow_times(x, time))
+            moved: Tensor = model.denoise_step(valid, cache, x, flow_times(x, time))
             return moved
 
         return velocity
 
 
-def _with_state(
-    policy: PreTrainedPolicy, latent: list[Tensor], state: Tensor
-) -> tuple[dict[int, dict[str, Tensor]], Tensor]:
+def _with_state(policy: Network, latent: Latents, state: Tensor) -> tuple[dict[int, dict[str, Tensor]], Tensor]:
     """The whole prefix as `denoise_step` wants it: keys and values of every layer, and bool[b, tokens + 1].
 
     One token through the layers of the vision-language model, as its `forward` does with all of them; that has no way

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from policies.conformance.check import example_batch, example_observation
+from policies.flow.factory import pixels_network, state_network
 from policies.flow.networks.fast import Conditioning
 from policies.flow.networks.network import FlowNetwork
 from policies.flow.networks.sampling import sample
 from policies.flow.policy import FlowPolicy
-from policies.flow.presets import pixels_network, state_network
 from tests.samples import states_only
 from wire.errors import ConfigError, InvalidDataError, PolicyError, SpecMismatchError, WeightsError
 from wire.types import Frame

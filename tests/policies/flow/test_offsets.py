@@ -8,9 +8,9 @@ import torch
 from policies.common.weights import pack, read_header, unpack
 from policies.conformance.check import check_policy, example_batch, example_observation
 from policies.flow.config import AttentionPoolerConfig, Transformer
+from policies.flow.factory import pixels_network, state_network
 from policies.flow.networks.fast import AGE_MARGIN
 from policies.flow.policy import FlowPolicy
-from policies.flow.presets import pixels_network, state_network
 from wire.errors import ConfigError, InvalidDataError, PolicyError, SpecMismatchError, WeightsError
 from wire.types import Frame, PolicyCapabilities, Prefix
 

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from policies.common.runtime import Runtime
+from policies.common.weights import trainable_state_dict
 from policies.conformance.check import check_policy, example_batch, example_observation
 from policies.flow.config import AttentionPoolerConfig, Transformer
 from policies.flow.networks.fast import Conditioning
 from policies.flow.networks.network import FlowNetwork
 from policies.flow.networks.sampling import BAD, GOOD, UNKNOWN
 from policies.flow.policy import FlowPolicy
-from policies.interface.trainable import FinetuneConfig, Lora, trainable_state_dict
+from policies.interface.trainable import FinetuneConfig, Lora
 from tests.policies.flow.test_offsets import chunk, older
 from tests.policies.flow.test_strategies import jumps, train
 from tests.samples import states_only

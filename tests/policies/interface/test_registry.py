@@ -30,8 +30,8 @@ from wire.types import RobotSpec
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     """`echo`, whose `made` keeps what it was asked for, and some that are broken."""
+    from policies.flow.factory import state_network
     from policies.flow.policy import FlowPolicy
-    from policies.flow.presets import state_network
 
     echo: Any = types.ModuleType("echo_kind")
     echo.made = []

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from policies.interface.options import read_options
+from policies.interface.registry import read_options
 from policies.lerobot.checkpoint_path import VLM, locate, read_config, resolve, weights_file
 from policies.lerobot.factory import defaults, make
 from policies.lerobot.mapping import match, sizes
