@@ -95,9 +95,6 @@ class Int8Linear(nn.Module):
             product = (whole.float() * step * self.scale).view(*x.shape[:-1], self.out_features)
         return (product if self.bias is None else product + self.bias).to(x.dtype)
 
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}"
-
 
 class _Differentiable(torch.autograd.Function):
     """The product with the gradient of the layer it stands for: rounding counts as if it changed nothing."""

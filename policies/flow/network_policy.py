@@ -14,11 +14,18 @@ from torch import nn
 
 from policies.common.batches import StepBatch, read_steps, to_tensor
 from policies.common.runtime import Runtime, acting, compiled
-from policies.common.text import tokenize
 from policies.common.weights import Header, load_published, pack_module, refresh, unpack_own
 from policies.flow.config import SlowPathConfig
-from policies.interface.chunks import chunk, require_prefix, require_version, require_width
-from policies.interface.policy import Batch, NormalizationData, check_observation
+from policies.flow.networks.slow import tokenize
+from policies.interface.policy import (
+    Batch,
+    NormalizationData,
+    check_observation,
+    chunk,
+    require_prefix,
+    require_version,
+    require_width,
+)
 from policies.interface.trainable import FinetuneConfig, apply_finetuning, initial_seed
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, RobotSpec
 
@@ -31,12 +38,10 @@ class NetworkPolicy(ABC):
 
     kind: str
     """`Header.network` of this policy's files"""
-    config: Any
+    config: SlowPathConfig
     module: Any
     history = 0
     pretrained = False
-    think_reads_state = False
-    """whether a latent holds the state of its moment, for `act` to compare the newest one with"""
 
     def __init__(
         self,
@@ -79,18 +84,17 @@ class NetworkPolicy(ABC):
         self._acting: Any = acting(self.module, runtime)
         if runtime.compile and self._acting is self.module:
             self._acting = copy.deepcopy(self.module).requires_grad_(False).eval()
-        self._encode = compiled(_encode, runtime)
+        self._encode = compiled(type(self.module).encode, runtime)
 
     @property
     def max_offset(self) -> int:
         """How much later than the image a batch's states and actions may be, in ticks."""
-        return int(self.config.max_offset)
+        return self.config.max_offset
 
     @property
     def trained(self) -> PolicyCapabilities:
         """What weights of this network are trained for: `load` takes no others."""
-        trained: PolicyCapabilities = self.config.trained
-        return trained
+        return self.config.trained
 
     # --- Policy ------------------------------------------------------------------------------------------------
 
@@ -227,19 +231,12 @@ class NetworkPolicy(ABC):
         ns = [o.time_ns - latent.observed_ns for o, latent in zip(observations, latents, strict=True)]
         return torch.tensor([[max(0.0, one / self.spec.period_ns)] for one in ns], device=self.device)
 
-    def _read_batch(self, batch: Batch) -> StepBatch:
-        """What the network reads of a training batch. Raises `InvalidDataError` that names what does not fit."""
+    def _read_batch(self, batch: Batch, of_image: dict[str, tuple[int, ...]]) -> StepBatch:
+        """What the network reads of a training batch; `of_image` and errors: see `read_steps`."""
         shapes = self.config.batch_shapes(batch)
-        of_image = {"seen_state": (self.spec.state_dim,)} if self.think_reads_state else {}
         return read_steps(batch, self.spec, shapes, of_image, self._cameras, self.device)
 
     def _words(self, instructions: Sequence[str]) -> torch.Tensor:
         """int64[b, L]"""
         rows = [tokenize(text, self.config.vocabulary, self.config.words) for text in instructions]
         return torch.from_numpy(np.stack(rows)).to(self.device)
-
-
-def _encode(network: Any, images: Sequence[torch.Tensor], words: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """The latent, float[b, z]."""
-    latent: torch.Tensor = network.encode(images, words, state)
-    return latent

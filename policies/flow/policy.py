@@ -51,7 +51,6 @@ class FlowPolicy(NetworkPolicy):
         super().__init__(
             spec, config, lambda: FlowNetwork(config, directory, random_vlm), targets, seed, runtime, training
         )
-        self.think_reads_state = config.ego_motion
         low, high = spec.action_low(), spec.action_high()
         self._middle, self._half = (to_tensor(x / 2, self.device) for x in (high + low, high - low))
         self._tokenizer = None
@@ -63,6 +62,11 @@ class FlowPolicy(NetworkPolicy):
     def ticks_ahead(self) -> tuple[int, ...]:
         """What `loss` wants to be told of the future."""
         return self.config.ahead
+
+    @property
+    def think_reads_state(self) -> bool:
+        """Whether a latent holds the state of its moment, for `act` to compare the newest one with."""
+        return self.config.ego_motion
 
     @property
     def corrector(self) -> ResidualPolicy | None:
@@ -143,7 +147,7 @@ class FlowPolicy(NetworkPolicy):
         Without the k axis, one step behind each image. If `spec_hash` is there it must be that of this robot.
         Raises `InvalidDataError` that names what does not fit.
         """
-        read = self._read_batch(batch)
+        read = self._read_batch(batch, {"seen_state": (self.spec.state_dim,)} if self.config.ego_motion else {})
         arrays = read.arrays
         age, later = arrays.get("frame_age"), None
         if "later_state" in arrays:

@@ -192,6 +192,17 @@ def read_options(config: dict[str, Any], kind: type[T], what: str) -> T:
         raise ConfigError(f"{what}: {error}.{_known(str(error), kind)}") from error
 
 
+def require_ranges(config: msgspec.Struct, what: str) -> None:
+    """Raise `ConfigError` that begins with `what` and names the first value outside of its type's `msgspec.Meta`."""
+    try:
+        msgspec.convert(msgspec.to_builtins(config), type(config))
+    except msgspec.ValidationError as error:
+        place, value = _PLACE.search(str(error)), config
+        for name in place[1].split(".") if place else ():
+            value = getattr(value, name)
+        raise ConfigError(f"{what}: {place[1] if place else 'configured'} {value}: {error}.") from error
+
+
 def _known(error: str, kind: type[msgspec.Struct]) -> str:
     place, unknown = _PLACE.search(error), _UNKNOWN.search(error)
     found: inspect.Type | None = inspect.type_info(kind)

@@ -17,8 +17,14 @@ from torch import nn
 from policies.common.batches import to_tensor
 from policies.common.runtime import acting, compiled
 from policies.common.weights import Header, load_published, pack_module, refresh, unpack_own
-from policies.interface.chunks import chunk, require_prefix, require_version
-from policies.interface.policy import Batch, NormalizationData, check_observation
+from policies.interface.policy import (
+    Batch,
+    NormalizationData,
+    check_observation,
+    chunk,
+    require_prefix,
+    require_version,
+)
 from policies.interface.trainable import apply_finetuning
 from policies.lerobot.batch_adapter import ACTION, BatchAdapter
 from policies.lerobot.checkpoint import LeRobotCheckpoint

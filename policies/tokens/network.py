@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from policies.common.normalizer import Normalizer
-from policies.flow.networks.fast import AGE_FREQUENCIES, AGE_MARGIN, embed_age, frequencies
+from policies.flow.networks.fast import AGE_FEATURES, AgeFeatures
 from policies.flow.networks.slow import ConvSlowPath
 from policies.tokens.config import TokensConfig
 from wire.errors import InvalidDataError
@@ -99,8 +99,6 @@ class DecoderContext(NamedTuple):
 class Decoder(nn.Module):
     """Latent and state -> tokens, one after the other."""
 
-    age_frequency: torch.Tensor
-
     def __init__(self, config: TokensConfig, latent_width: int) -> None:
         super().__init__()
         width = config.width
@@ -112,8 +110,8 @@ class Decoder(nn.Module):
         self.latent = nn.Linear(latent_width, config.latent_tokens * width)
         self.state = nn.Linear(config.state_dim, width)
         if config.max_offset:
-            self.age = nn.Linear(1 + 2 * AGE_FREQUENCIES, width)
-            self.register_buffer("age_frequency", frequencies(AGE_FREQUENCIES), persistent=False)
+            self.embed_age = AgeFeatures(config.max_offset)
+            self.age = nn.Linear(AGE_FEATURES, width)
         self.blocks = nn.ModuleList(DecoderBlock(width, config.heads) for _ in range(config.layers))
         self.norm = nn.LayerNorm(width)
         # not the vectors that are read: with those a fresh network repeats its first token, and so ends at once
@@ -125,7 +123,7 @@ class Decoder(nn.Module):
         seen = [self.latent(latent).unflatten(-1, (-1, self.config.width)), felt]
         if self.config.max_offset:
             ticks = state.new_zeros(len(state), 1) if age is None else age
-            seen.append(self.age(embed_age(ticks, self.config.max_offset + AGE_MARGIN, self.age_frequency))[:, None])
+            seen.append(self.age(self.embed_age(ticks))[:, None])
         tokens = torch.cat(seen, 1)
         return DecoderContext(felt, [block.cross.seen(tokens) for block in self._blocks])
 

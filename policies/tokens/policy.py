@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -61,7 +60,7 @@ class TokenPolicy(NetworkPolicy):
 
         super().__init__(spec, config, make, ("decoder.*",), seed, runtime, training)
         self._read: tuple[torch.Tensor, int, ActionTokenizer] | None = None
-        self._step = compiled(_step, runtime)
+        self._step = compiled(Decoder.step, runtime)
 
     @property
     def tokenizer(self) -> ActionTokenizer:
@@ -155,7 +154,7 @@ class TokenPolicy(NetworkPolicy):
         fewest tokens, and the chunk counts by the share of its actions that were kept. None kept: it does not count.
         Raises `InvalidDataError` that names what does not fit.
         """
-        read = self._read_batch(batch)
+        read = self._read_batch(batch, {})
         arrays, age, mask = read.arrays, read.arrays.get("frame_age"), read.arrays["mask"].bool()
         chunks = hold_masked(arrays["actions"], mask).flatten(0, 1).cpu().numpy()
         share = mask.cpu().numpy().mean(-1)
@@ -183,7 +182,3 @@ class TokenPolicy(NetworkPolicy):
                 f"[{self.horizon}, {self.spec.action_dim}] with {self.config.action_vocabulary} at most."
             )
         return made
-
-
-def _step(decoder: Decoder, token: torch.Tensor, at: torch.Tensor, memory: Any, cache: Any) -> Any:
-    return decoder.step(token, at, memory, cache)

@@ -1,21 +1,30 @@
 """The slow path that learns from nothing: convolutions and words to a latent.
 
+Each word of an instruction is hashed into a small vocabulary, so no word list has to travel: by CRC-32, which is the
+same on every machine and in every process (Python's own `hash` is not).
+
 Shapes: b images, z latent, L words, cells of the last features, t tokens.
 """
 
 from __future__ import annotations
 
+import functools
+import re
+import zlib
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from policies.common.text import PADDING
 from policies.flow.config import CameraEncoderConfig, FlowConfig, SlowPathConfig
 from policies.flow.networks.attention_pooler import AttentionPooler, Layer
 from policies.flow.networks.fast import fourier_features, frequencies
 
+PADDING = 0
+"""the id of no word"""
+_WORD = re.compile(r"\w+")
 _PLACE_FREQUENCIES = 4
 """sines and cosines of each cell's x and of its y"""
 
@@ -117,8 +126,7 @@ class TokenSlowPath(nn.Module):
 
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
-        if config.pooler is None:
-            raise ValueError("latent tokens need `pooler`")
+        assert config.pooler is not None
         inner = config.pooler.inner
         self.words = nn.Embedding(config.vocabulary, config.word_width, padding_idx=PADDING)
         self.encoders = nn.ModuleList(Cells(camera, config, inner) for camera in config.cameras)
@@ -147,3 +155,17 @@ class TokenSlowPath(nn.Module):
 def mean_word(vectors: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """[b, L, word_width], int64[b, L] -> [b, word_width], of the real words; the others are 0 in `vectors`."""
     return vectors.sum(1) / (tokens != PADDING).sum(1, keepdim=True).clamp_min(1)
+
+
+@functools.lru_cache(maxsize=4096)
+def _ids(instruction: str, vocabulary: int, length: int) -> tuple[int, ...]:
+    ids = [1 + zlib.crc32(word.encode()) % (vocabulary - 1) for word in _WORD.findall(instruction.lower())][:length]
+    return (*ids, *[PADDING] * (length - len(ids)))
+
+
+def tokenize(instruction: str, vocabulary: int, length: int) -> np.ndarray:
+    """int64[length]: the ids of the first `length` words of `instruction`, then `PADDING`.
+
+    Case, punctuation and spacing do not matter; `vocabulary` counts the padding id.
+    """
+    return np.array(_ids(instruction, vocabulary, length), np.int64)

@@ -22,8 +22,6 @@ from wire.errors import ConfigError
 
 NO_WORD = -1
 """padding of instructions; any id of the vocabulary may be a word"""
-BACKBONE = "slow.backbone.*"
-"""names of the backbone's tensors in a `FlowNetwork`"""
 LORA_TARGETS = ("slow.backbone.text.*.q_proj", "slow.backbone.text.*.v_proj")
 """where adapters go when nothing else is said"""
 _AROUND, _GLOBAL = "<fake_token_around_image>", "<global-img>"
@@ -104,8 +102,7 @@ class VlmSlowPath(nn.Module):
 
     def __init__(self, config: FlowConfig, backbone: Backbone) -> None:
         super().__init__()
-        if config.pooler is None:
-            raise ValueError("latent tokens need `pooler`")
+        assert config.pooler is not None
         self.backbone = backbone
         self.token = nn.Linear(backbone.settings.hidden, config.pooler.inner)
         self.norm = nn.LayerNorm(backbone.settings.hidden)
