@@ -100,7 +100,7 @@ def unpack(data: bytes, what: str = "weights") -> tuple[Header, dict[str, torch.
         raise WeightsError(f"{what}: the tensors cannot be read: {error}. Fetch or export them again.") from error
     bad = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
     if bad:
-        raise WeightsError(f"{what}: not finite in {_some(bad)}; training diverged, use an earlier version.")
+        raise WeightsError(f"{what}: not finite in {list_names(bad)}; training diverged, use an earlier version.")
     return header, tensors
 
 
@@ -266,9 +266,9 @@ def _other_base(theirs: str, mine: str) -> str:
 def _require_tensors(own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], what: str) -> None:
     problems = []
     if missing := sorted(own.keys() - tensors.keys()):
-        problems.append(f"missing {_some(missing)}")
+        problems.append(f"missing {list_names(missing)}")
     if unexpected := sorted(tensors.keys() - own.keys()):
-        problems.append(f"not expected {_some(unexpected)}")
+        problems.append(f"not expected {list_names(unexpected)}")
     for name in sorted(own.keys() & tensors.keys()):
         mine, theirs = own[name], tensors[name]
         if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
@@ -280,6 +280,7 @@ def _require_tensors(own: Mapping[str, torch.Tensor], tensors: Mapping[str, torc
         )
 
 
-def _some(names: list[str]) -> str:
+def list_names(names: list[str]) -> str:
+    """The first five, in quotes, and how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(f"'{name}'" for name in names[:5]) + more

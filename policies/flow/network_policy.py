@@ -22,6 +22,7 @@ from policies.interface.policy import (
     NormalizationData,
     check_observation,
     chunk,
+    oldest_frame_ns,
     require_prefix,
     require_version,
     require_width,
@@ -68,8 +69,6 @@ class NetworkPolicy(ABC):
         self.runtime = runtime
         self.device = torch.device(runtime.device)
         self._cameras = [camera.name for camera in config.cameras]
-        self._seen = msgspec.structs.replace(spec, cameras=tuple(c for c in spec.cameras if c.name in self._cameras))
-        self._felt = msgspec.structs.replace(spec, cameras=())
         self._noise = torch.Generator().manual_seed(seed)
         self._header = Header(
             self.kind, msgspec.json.decode(msgspec.json.encode(config)), spec, spec.hash, self.trained
@@ -109,7 +108,7 @@ class NetworkPolicy(ABC):
     def think_batch(self, observations: Sequence[Observation]) -> list[Latent]:
         """`think` of each, in one pass."""
         for observation in observations:
-            check_observation(self._seen, observation)
+            check_observation(self.spec, observation, self._cameras)
         images = [
             torch.stack([to_tensor(observation.images[camera].image, self.device) for observation in observations])
             for camera in self._cameras
@@ -118,11 +117,7 @@ class NetworkPolicy(ABC):
         with self.runtime.autocast():
             latents = self._encode(self._acting, images, words, self._states(observations)).float().cpu().numpy()
         return [
-            Latent(
-                latent,
-                min((observation.images[name].time_ns for name in self._cameras), default=observation.time_ns),
-                self.version,
-            )
+            Latent(latent, oldest_frame_ns(observation, self._cameras), self.version)
             for observation, latent in zip(observations, latents, strict=True)
         ]
 
@@ -151,7 +146,7 @@ class NetworkPolicy(ABC):
         for observation, latent, prefix in zip(observations, latents, prefixes, strict=True):
             require_version(latent, self.version)
             require_width(latent, self.module.latent_width)
-            check_observation(self._felt, observation)
+            check_observation(self.spec, observation, ())
             if prefix is not None:
                 require_prefix(self.horizon, self.spec, prefix)
                 self._require_able(prefix)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
 from policies.common.batches import to_tensor
 from policies.common.runtime import Runtime, compiled
-from policies.common.weights import read_header
 from policies.flow.config import FlowConfig
 from policies.flow.network_policy import NetworkPolicy
 from policies.flow.networks import sampling
@@ -21,7 +18,7 @@ from policies.flow.networks.network import FlowNetwork, FlowSample
 from policies.flow.networks.vlm import LORA_TARGETS, InstructionTokenizer
 from policies.interface.policy import Batch
 from policies.interface.trainable import FinetuneConfig
-from wire.errors import InvalidDataError, PolicyError, WeightsError
+from wire.errors import InvalidDataError, PolicyError
 from wire.types import Latent, Observation, Prefix, ResidualPolicy, RobotSpec
 
 _PLAIN, _ALL = Runtime(), FinetuneConfig()
@@ -164,24 +161,6 @@ class FlowPolicy(NetworkPolicy):
             seen_state=arrays.get("seen_state"),
         )
         return self.module.loss(sample, self._words(read.instructions))
-
-    @classmethod
-    def from_weights(
-        cls, weights: bytes, spec: RobotSpec, version: int, seed: int = 0, runtime: Runtime = _PLAIN, **made: Any
-    ) -> FlowPolicy:
-        """A policy with the network that `weights` describes; `made` as for the constructor. Raises as `load` does."""
-        what = f"weights of version {version}"
-        header = read_header(weights, what)
-        header.spec.require(spec, what)
-        try:
-            config = msgspec.convert(header.config, FlowConfig)
-        except msgspec.ValidationError as error:
-            raise WeightsError(
-                f"{what}: the network configuration cannot be read as that of a flow policy: {error}."
-            ) from error
-        policy = cls(spec, config, seed, runtime, **made)
-        policy.load(weights, version)
-        return policy
 
     def _words(self, instructions: Sequence[str]) -> torch.Tensor:
         if self._tokenizer is None:

@@ -6,6 +6,7 @@ Nothing here imports torch, so a robot that infers remotely stays light.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -130,8 +131,11 @@ Batch = dict[str, Any]
 """Arrays of one training batch, by the names that `cloud_learner.buffer.loading.windows` documents."""
 
 
-def check_observation(spec: RobotSpec, observation: Observation) -> None:
-    """Raise `InvalidDataError` naming the field if `observation` does not fit `spec`."""
+def check_observation(spec: RobotSpec, observation: Observation, cameras: Collection[str] | None = None) -> None:
+    """Raise `InvalidDataError` naming the field if `observation` does not fit `spec`.
+
+    Of pictures, those of `cameras` are looked at; None: all.
+    """
     if observation.state.shape != (len(spec.state),):
         raise InvalidDataError(
             f"state of shape {observation.state.shape}; robot '{spec.embodiment}' has {spec.state_dim} dimensions."
@@ -140,6 +144,8 @@ def check_observation(spec: RobotSpec, observation: Observation) -> None:
         names = [d.name for d, ok in zip(spec.state, np.isfinite(observation.state), strict=True) if not ok]
         raise InvalidDataError(f"state is not finite in {names} of robot '{spec.embodiment}'.")
     for camera in spec.cameras:
+        if cameras is not None and camera.name not in cameras:
+            continue
         frame = observation.images.get(camera.name)
         if frame is None:
             raise InvalidDataError(f"no image of camera '{camera.name}'; got {sorted(observation.images)}.")
@@ -202,3 +208,8 @@ def chunk(
         observed_ns=observation.time_ns,
         latent_observed_ns=latent.observed_ns,
     )
+
+
+def oldest_frame_ns(observation: Observation, cameras: Collection[str]) -> int:
+    """The time of what a latent of these cameras saw; without any that of the observation."""
+    return min((observation.images[name].time_ns for name in cameras), default=observation.time_ns)

@@ -120,23 +120,18 @@ def parse_policy(text: str, config_json: str = "") -> PolicyChoice:
     return PolicyChoice(kind, getattr(factory, "absolute", _absolute)(name_or_path), config)
 
 
-def make_policy(choice: PolicyChoice, spec: RobotSpec, seed: int, device: str = "cpu") -> LearnedPolicy:
+def make_policy(choice: PolicyChoice, spec: RobotSpec, seed: int) -> LearnedPolicy:
     """A fresh policy for the robot `spec`; imports torch.
 
-    `device`: where it runs unless its configuration has a `runtime` that says so. Raises `ConfigError` for a name or a
-    configuration that cannot be used and for a library that is not installed, with the extra that brings it,
-    `SpecMismatchError` or `ConfigError` when it does not fit the robot.
+    Raises `ConfigError` for a name or a configuration that cannot be used and for a library that is not installed, with
+    the extra that brings it, `SpecMismatchError` or `ConfigError` when it does not fit the robot.
     """
-    config = dict(choice.config)
-    if device != "cpu":
-        runtime = config.get("runtime", {})
-        config["runtime"] = {"device": device, **(runtime if isinstance(runtime, dict) else {})}
     factory = _factory(choice.kind)
     for library in _LATER.get(choice.kind, ()):
         if util.find_spec(library) is None:
             raise _missing(choice, library)
     try:
-        policy = factory.make(choice.name_or_path, config, spec, seed)
+        policy = factory.make(choice.name_or_path, dict(choice.config), spec, seed)
     except ImportError as error:
         library = (error.name or "").partition(".")[0]
         if library not in _EXTRAS or (library in sys.modules and sys.modules[library] is not None):

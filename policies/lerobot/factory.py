@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from policies.interface.registry import PolicyDefaults, read_options
-from policies.lerobot.checkpoint_path import PREPROCESSOR, locate, read_config, weights_file
+from policies.lerobot.checkpoint_path import locate, read_config, require_processors, weights_file
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotOptions, require_lerobot
-from wire.errors import ConfigError
 from wire.types import RobotSpec
 
 if TYPE_CHECKING:
@@ -46,12 +45,8 @@ def defaults(checkpoint_path: str, config: dict[str, Any], spec: RobotSpec) -> P
     sizes(spec, stored, match(spec, stored, options.cameras, what), what)
     if not options.fresh:
         weights_file(directory)
-    if options.statistics == "checkpoint" and not (directory / PREPROCESSOR).is_file():
-        raise ConfigError(
-            f"{directory / PREPROCESSOR}: missing: a checkpoint of a lerobot before 0.4, or copied in part. Migrate it "
-            f"with `python -m lerobot.processor.migrate_policy_normalization --pretrained-path {directory}`, or set "
-            "`statistics` to 'spec' (the robot's limits) or 'buffer' (recorded data)."
-        )
+    if options.statistics == "checkpoint":
+        require_processors(directory)
     fields = stored | _override(stored, options)
     trained = options.fresh or options.statistics == "buffer"
     return PolicyDefaults(

@@ -22,6 +22,7 @@ from policies.interface.policy import (
     NormalizationData,
     check_observation,
     chunk,
+    oldest_frame_ns,
     require_prefix,
     require_version,
 )
@@ -32,7 +33,7 @@ from policies.lerobot.checkpoint_path import POSTPROCESSOR, PREPROCESSOR
 from policies.lerobot.history import ObservationHistory
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotOptions
-from policies.lerobot.partitions.partition import Guide, partition_of
+from policies.lerobot.partitions.partition import Guide, Network, partition_of
 from policies.lerobot.statistics import (
     ATTRIBUTE,
     Statistics,
@@ -98,23 +99,20 @@ class LeRobotPolicy:
         pictures = match(spec, checkpoint.stored, config.cameras, what)
         described = _described(checkpoint) | {"cameras": pictures, "max_offset": config.max_offset}
         self._header = Header(NETWORK, described, spec, spec.hash, self.trained)
-        self.module: nn.Module = checkpoint.policy(str(self.device), 0 if config.fresh else None)
-        self.horizon = self._partition.horizon(self._policy)
+        self.module: Network = checkpoint.policy(str(self.device), 0 if config.fresh else None)
+        self.horizon = self._partition.horizon(self.module)
         past = int(getattr(checkpoint.config, "n_obs_steps", 1)) - 1
         self._adapter = BatchAdapter(
             spec, self.horizon, past, pictures, sizes(spec, checkpoint.stored, pictures, what), self.device
         )
-        names = set(pictures.values())
-        self._seen = msgspec.structs.replace(spec, cameras=tuple(c for c in spec.cameras if c.name in names))
-        self._felt = msgspec.structs.replace(spec, cameras=())
         self._statistics = self._processors()
-        unreached = self._partition.unreached(self._policy)
+        unreached = self._partition.unreached(self.module)
         for name, parameter in self.module.named_parameters():
             if name in unreached:
                 parameter.requires_grad_(False)
         apply_finetuning(self.module, config.training, self._partition.lora_targets, seed)
         self.module.eval()
-        self._acting = acting(self.module, self.runtime)
+        self._acting: Network = acting(self.module, self.runtime)
         self._act = self._partition.act if self._partition.draws else compiled(self._partition.act, self.runtime)
         self._noise = torch.Generator().manual_seed(seed)
         self._thoughts = ObservationHistory(past + 1, spec.period_ns)
@@ -167,14 +165,13 @@ class LeRobotPolicy:
         the oldest of the frames. Raises `InvalidDataError` if what it reads does not fit the spec. A camera it does not
         look at may be missing.
         """
-        check_observation(self._seen, observation)
+        cameras = self._adapter.pictures.values()
+        check_observation(self.spec, observation, cameras)
         with self._inference(0):
-            tensors = self._partition.think(self._actor, self._before(self._adapter.seen(observation)))
+            tensors = self._partition.think(self._acting, self._before(self._adapter.seen(observation)))
         data = _pack(tensors, self._maker)
         self._kept = (data, tensors)
-        frames = [observation.images[camera.name] for camera in self._seen.cameras]
-        observed_ns = min((frame.time_ns for frame in frames), default=observation.time_ns)
-        return Latent(data, observed_ns, self.version)
+        return Latent(data, oldest_frame_ns(observation, cameras), self.version)
 
     @torch.no_grad()
     def act(self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None) -> ActionChunk:
@@ -190,7 +187,7 @@ class LeRobotPolicy:
         and when the network gives NaN.
         """
         require_version(latent, self.version)
-        check_observation(self._felt, observation)
+        check_observation(self.spec, observation, ())
         guided = self._require_usable(prefix)
         thought = self._tensors(latent)
         felt = self._adapter.felt(observation)
@@ -207,12 +204,12 @@ class LeRobotPolicy:
             states = {name: batch[name] for name in sorted(batch)}
             self._states.add(observation.time_ns, observation.task, list(states.values()))
             batch |= dict(zip(states, self._states.interpolated(), strict=True))
-        shape = self._partition.noise_shape(self._actor)
+        shape = self._partition.noise_shape(self._acting)
         noise = None if shape is None else torch.randn(shape, generator=self._noise).to(self.device)
         seed = int(torch.randint(2**62, (), generator=self._noise))
         with self._inference(seed):
             act = self._act if guide is None else self._partition.act
-            actions = act(self._actor, thought, batch, noise, guide)
+            actions = act(self._acting, thought, batch, noise, guide)
         if tuple(actions.shape) != (1, self.horizon, self.spec.action_dim):
             raise PolicyError(
                 f"{self._maker} gave actions of shape {list(actions.shape)} instead of "
@@ -250,22 +247,13 @@ class LeRobotPolicy:
         """
         prepared = self._before(self._adapter.training(batch))
         self.module.train()
-        return self._partition.loss(self._policy, self._partition.arrange(self._policy, prepared))
+        return self._partition.loss(self.module, self._partition.arrange(self.module, prepared))
 
     def save(self, module: nn.Module | None = None) -> bytes:
         """What training changes in `module` (default: this policy's own), and the statistics, as a safetensors file."""
         return pack_module(self.module if module is None else module, self._header)
 
     # --- inside ------------------------------------------------------------------------------------------------
-
-    @property
-    def _policy(self) -> Any:
-        """`module` as lerobot's `PreTrainedPolicy`, which it is."""
-        return self.module
-
-    @property
-    def _actor(self) -> Any:
-        return self._acting
 
     def _features(self) -> dict[str, Any]:
         config = self.checkpoint.config

@@ -188,13 +188,9 @@ def of_examples(spec: RobotSpec, features: dict[str, Any], examples: Normalizati
         if not len(rows):
             continue
         least = _SMALLEST * (values[name]["max"] - values[name]["min"])
-        quantiles = np.quantile(rows, (0.0, 0.01, 0.1, 0.9, 0.99, 1.0), axis=0)
         found = {"mean": rows.mean(0), "std": np.maximum(rows.std(0), least)}
-        for (below, above), (low, high) in zip(
-            (("min", "max"), ("q01", "q99"), ("q10", "q90")),
-            ((quantiles[0], quantiles[5]), (quantiles[1], quantiles[4]), (quantiles[2], quantiles[3])),
-            strict=True,
-        ):
+        for below, above, share in (("min", "max", 0.0), ("q01", "q99", 0.01), ("q10", "q90", 0.1)):
+            low, high = np.quantile(rows, (share, 1 - share), axis=0)
             widened = np.maximum(0, least - (high - low)) / 2
             found[below], found[above] = low - widened, high + widened
         values[name] = {stat: value.astype(np.float32) for stat, value in found.items()}

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.fft import dct, idct
 
 from policies.tokens.config import FastConfig
-from policies.tokens.tokenizer import LIMIT, Scaling, known_tokens, require_chunks
+from policies.tokens.tokenizer import LIMIT, ActionTokenizer, Scaling, known_tokens, require_chunks, spread
 from wire.errors import ConfigError, InvalidDataError
 
 _FIRST_CHARACTER = 0x4E00
@@ -52,10 +52,10 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     merges: list[tuple[int, int]]
 
 
-class FastTokenizer:
-    """Keeps the `ActionTokenizer` protocol."""
+class FastTokenizer(ActionTokenizer):
+    """Any token may stand anywhere."""
 
-    length: int | None = None
+    length = None
 
     def __init__(
         self,
@@ -98,12 +98,12 @@ class FastTokenizer:
         config = config or FastConfig()
         config.require()
         chunks = require_chunks(chunks)
-        chunks = chunks[_spread(len(chunks), _FITTED)]
+        chunks = chunks[spread(len(chunks), _FITTED)]
         scaling = Scaling.fit(chunks, least_span)
         spectrum = dct(scaling.normalize(chunks), axis=1, norm="ortho")
         scale, dead_zone = config.scale, config.dead_zone
         if config.error_goal is not None:
-            some = _spread(len(chunks), _SEARCHED)
+            some = spread(len(chunks), _SEARCHED)
             scale, dead_zone = _search(spectrum[some], scaling.normalize(chunks[some]), config.error_goal)
         integers = _rounded(spectrum, scale, dead_zone)
         # single integers may fill half the vocabulary; the rarest ends are written with carries
@@ -114,10 +114,6 @@ class FastTokenizer:
         return cls(scaling, bare.horizon, scale, dead_zone, bare.least, bare.most, merges)
 
     # --- ActionTokenizer ---------------------------------------------------------------------------------------
-
-    def encode(self, chunk: np.ndarray) -> list[int]:
-        """See `ActionTokenizer`. What the range is exceeded by, more than once over, is clipped."""
-        return self.encode_batch(np.asarray(chunk)[None])[0]
 
     def encode_batch(self, chunks: np.ndarray) -> list[list[int]]:
         """See `ActionTokenizer`."""
@@ -140,10 +136,6 @@ class FastTokenizer:
                     spectrum[at] = carried + symbol - 2 + self.least
                     at, carried = at + 1, 0
         return self.scaling.restore(idct(spectrum.reshape(self.horizon, -1) / self.scale, axis=0, norm="ortho"))
-
-    def allowed(self, position: int) -> tuple[int, int]:
-        """Any token may stand anywhere."""
-        return 0, self.vocabulary
 
     def to_bytes(self) -> bytes:
         """JSON."""
@@ -246,10 +238,6 @@ def _bits(integers: np.ndarray) -> float:
         _, counts = np.unique(frequency, return_counts=True)
         total -= float((counts * np.log2(counts / counts.sum())).sum())
     return total / len(integers)
-
-
-def _spread(count: int, wanted: int) -> np.ndarray:
-    return np.unique(np.linspace(0, count - 1, min(count, wanted)).astype(int))
 
 
 def _learn(strings: list[str], symbols: int, vocabulary: int) -> list[tuple[int, int]]:

@@ -120,9 +120,9 @@ class DenoisingPartition(PolicyPartition):
 PARTITIONS: dict[str, str] = {
     "act": "policies.lerobot.partitions.vision:ActPartition",
     "diffusion": "policies.lerobot.partitions.vision:DiffusionPartition",
-    "smolvla": "policies.lerobot.partitions.smolvla:SmolVLAPartition",
-    "pi0": "policies.lerobot.partitions.pi0:PI0Partition",
-    "pi05": "policies.lerobot.partitions.pi0:PI05Partition",
+    "smolvla": "policies.lerobot.partitions.vla:SmolVLAPartition",
+    "pi0": "policies.lerobot.partitions.vla:PI0Partition",
+    "pi05": "policies.lerobot.partitions.vla:PI05Partition",
 }
 """by `type` in a checkpoint's config.json"""
 

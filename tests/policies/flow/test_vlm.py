@@ -60,8 +60,6 @@ def test_it_conforms_and_only_what_learns_travels(seeing, net, directory):
     robot.load(policy.save(), 1)
     observation = example_observation(seeing)
     assert np.array_equal(robot.think(observation).data, policy.think(observation).data)
-    again = FlowPolicy.from_weights(policy.save(), seeing, 2, vlm=directory)
-    assert np.array_equal(again.think(observation).data, policy.think(observation).data)
 
 
 @pytest.mark.parametrize(
