@@ -43,10 +43,10 @@ class Int8Linear(nn.Module):
             self.register_buffer("scale", like.new_empty(len(like), dtype=torch.float32), persistent=False)
             bias = None if linear.bias is None else torch.empty_like(self.scale)
             self.register_buffer("bias", bias, persistent=False)
-        self.take(linear)
+        self.quantize(linear)
 
     @torch.no_grad()
-    def take(self, linear: nn.Linear) -> None:
+    def quantize(self, linear: nn.Linear) -> None:
         """Round the present weights of `linear`. In place, so that what was compiled or recorded stays valid."""
         weight = linear.weight.detach().float()
         scale = (weight.abs().amax(1) / 127).clamp_min(1e-12)

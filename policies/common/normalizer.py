@@ -82,7 +82,7 @@ class Normalizer(nn.Module):
             return
         if not self.count:
             self._begin(x)
-            self._take_over()
+            self._to_float32()
             return
         n, known = len(x), self.count.clone()
         total = known + n
@@ -91,7 +91,7 @@ class Normalizer(nn.Module):
         self.spread += (x - mean).square().sum(0) + delta.square() * (known * n / total)
         self.mean64 += delta * (n / total)
         self._cap(total)
-        self._take_over()
+        self._to_float32()
 
     def forward(self, state: torch.Tensor) -> torch.Tensor:
         """float32[..., ds] of the same shape as `state`."""
@@ -108,6 +108,6 @@ class Normalizer(nn.Module):
         self.spread *= kept / count
         self.count.copy_(kept)
 
-    def _take_over(self) -> None:
+    def _to_float32(self) -> None:
         self.mean.copy_(self.mean64)
         self.std.copy_((self.spread / self.count).sqrt().clamp_min(MIN_STD))

@@ -28,7 +28,6 @@ import msgspec
 from wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 log = logging.getLogger(__name__)
@@ -102,7 +101,8 @@ def acting(module: nn.Module, runtime: Runtime) -> nn.Module:
     # every tensor is copied once, in its new type, so that a large network never lies there twice in float32
     copies: dict[int, Any] = {}
     for parameter in module.parameters():
-        value = parameter.detach().to(_kept(parameter, dtype), copy=True)
+        matrix = parameter.is_floating_point() and parameter.ndim > 1
+        value = parameter.detach().to(dtype if matrix else parameter.dtype, copy=True)
         copies[id(parameter)] = torch.nn.Parameter(value, requires_grad=False)
     network: nn.Module = copy.deepcopy(module, copies)
     if runtime.int8:
@@ -158,11 +158,6 @@ def _own_graphs() -> None:
     if not hasattr(cudagraph_trees.local, "tree_manager_containers"):
         cudagraph_trees.local.tree_manager_containers = {}
         cudagraph_trees.local.tree_manager_locks = defaultdict(threading.Lock)
-
-
-def _kept(parameter: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    """The type a parameter has in the acting copy."""
-    return dtype if parameter.is_floating_point() and parameter.ndim > 1 else parameter.dtype
 
 
 def _require_compiler(device: str) -> None:

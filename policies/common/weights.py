@@ -172,7 +172,7 @@ def refresh(network: nn.Module, module: nn.Module) -> None:
             if isinstance(target, Int8Linear):
                 assert isinstance(source, torch.nn.Linear)
                 if any(id(parameter) in carried for parameter in source.parameters()):
-                    target.take(source)
+                    target.quantize(source)
                 continue
             for tensors in ("_parameters", "_buffers"):
                 for key, value in getattr(source, tensors).items():

@@ -48,7 +48,7 @@ class NetworkPolicy(ABC):
         self,
         spec: RobotSpec,
         config: SlowPathConfig,
-        make: Callable[[], nn.Module],
+        make: Callable[[], Any],
         lora_targets: tuple[str, ...],
         seed: int,
         runtime: Runtime,
@@ -65,6 +65,7 @@ class NetworkPolicy(ABC):
         self.spec = spec
         self.config = config
         self.horizon = config.horizon
+        self.max_offset = config.max_offset
         self.version = 0
         self.runtime = runtime
         self.device = torch.device(runtime.device)
@@ -79,16 +80,11 @@ class NetworkPolicy(ABC):
             self.module = make()
         apply_finetuning(self.module, training, lora_targets, seed)
         self.module.to(self.device)
+        self._encode = compiled(type(self.module).encode, runtime)
         # what is compiled holds on to its network, so that must not be the one that `load` replaces or training changes
         self._acting: Any = acting(self.module, runtime)
         if runtime.compile and self._acting is self.module:
             self._acting = copy.deepcopy(self.module).requires_grad_(False).eval()
-        self._encode = compiled(type(self.module).encode, runtime)
-
-    @property
-    def max_offset(self) -> int:
-        """How much later than the image a batch's states and actions may be, in ticks."""
-        return self.config.max_offset
 
     @property
     def trained(self) -> PolicyCapabilities:

@@ -15,7 +15,7 @@ from policies.flow.network_policy import NetworkPolicy
 from policies.flow.networks import sampling
 from policies.flow.networks.fast import ADVANTAGES, Conditioning
 from policies.flow.networks.network import FlowNetwork, FlowSample
-from policies.flow.networks.vlm import LORA_TARGETS, InstructionTokenizer
+from policies.flow.networks.vlm import LORA_TARGETS, instruction_tokenizer
 from policies.interface.policy import Batch
 from policies.interface.trainable import FinetuneConfig
 from wire.errors import InvalidDataError, PolicyError
@@ -48,17 +48,13 @@ class FlowPolicy(NetworkPolicy):
         super().__init__(
             spec, config, lambda: FlowNetwork(config, directory, random_vlm), targets, seed, runtime, training
         )
+        self.ticks_ahead = config.ahead
         low, high = spec.action_low(), spec.action_high()
         self._middle, self._half = (to_tensor(x / 2, self.device) for x in (high + low, high - low))
         self._tokenizer = None
         if config.vlm is not None and directory is not None:
-            self._tokenizer = InstructionTokenizer(directory, config.vlm.words)
+            self._tokenizer = instruction_tokenizer(directory, config.vlm.words)
         self._draw = compiled(sampling.sample, runtime)
-
-    @property
-    def ticks_ahead(self) -> tuple[int, ...]:
-        """What `loss` wants to be told of the future."""
-        return self.config.ahead
 
     @property
     def think_reads_state(self) -> bool:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=msgspec.Struct)
 
 POLICIES = "vla_fleet.policies"
-_PLACE, _UNKNOWN = re.compile(r"at `\$\.([\w.]+)`$"), re.compile(r"unknown field `([^`]*)`")
+_PATH, _UNKNOWN = re.compile(r"at `\$\.([\w.]+)`$"), re.compile(r"unknown field `([^`]*)`")
 
 _BUILT_IN = (
     EntryPoint("flow", "policies.flow.factory", POLICIES),
@@ -192,16 +192,16 @@ def require_ranges(config: msgspec.Struct, what: str) -> None:
     try:
         msgspec.convert(msgspec.to_builtins(config), type(config))
     except msgspec.ValidationError as error:
-        place, value = _PLACE.search(str(error)), config
-        for name in place[1].split(".") if place else ():
+        path, value = _PATH.search(str(error)), config
+        for name in path[1].split(".") if path else ():
             value = getattr(value, name)
-        raise ConfigError(f"{what}: {place[1] if place else 'configured'} {value}: {error}.") from error
+        raise ConfigError(f"{what}: {path[1] if path else 'configured'} {value}: {error}.") from error
 
 
 def _known(error: str, kind: type[msgspec.Struct]) -> str:
-    place, unknown = _PLACE.search(error), _UNKNOWN.search(error)
+    path, unknown = _PATH.search(error), _UNKNOWN.search(error)
     found: inspect.Type | None = inspect.type_info(kind)
-    for name in place[1].split(".") if place else ():
+    for name in path[1].split(".") if path else ():
         struct = _struct(found)
         found = next((field.type for field in struct.fields if field.encode_name == name), None) if struct else None
     if unknown and (struct := _struct(found)):

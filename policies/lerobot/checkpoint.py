@@ -351,30 +351,30 @@ def _by_its_own_loader(policy: PreTrainedPolicy, file: Path) -> tuple[list[str],
     it is handed the one that is there, which listens to what it is given.
     """
     kind: Any = type(policy)
-    heard: list[tuple[list[str], list[str]]] = []
+    loads: list[tuple[list[str], list[str]]] = []
     failures: list[Exception] = []
 
-    def listen(state: dict[str, torch.Tensor], strict: bool = True, assign: bool = False) -> Any:
+    def record_load(state: dict[str, torch.Tensor], strict: bool = True, assign: bool = False) -> Any:
         try:
             found = kind.load_state_dict(policy, state, strict=False, assign=assign)
         except Exception as error:
             failures.append(error)
             raise
-        heard.append((list(found.missing_keys), list(found.unexpected_keys)))
+        loads.append((list(found.missing_keys), list(found.unexpected_keys)))
         return found
 
     listener: Any = policy
     handed = type(kind.__name__, (kind,), {"__new__": lambda cls, *given, **named: policy})
-    listener.load_state_dict = listen
+    listener.load_state_dict = record_load
     try:
         loaded = kind.from_pretrained.__func__(handed, str(file.parent), config=policy.config)
     finally:
         del listener.load_state_dict
     if failures:
         raise RuntimeError(one_line(failures[0]))
-    if loaded is not policy or not heard:
+    if loaded is not policy or not loads:
         raise RuntimeError(f"lerobot's own loader of '{policy.name}' did not take {WEIGHTS}; see what it printed")
-    missing, unexpected = heard[-1]
+    missing, unexpected = loads[-1]
     own = policy.state_dict()
     given = {own[name].data_ptr() for name in own.keys() - set(missing)}
     # a tensor under two names is stored under one of them

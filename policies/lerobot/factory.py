@@ -53,9 +53,9 @@ def defaults(checkpoint_path: str, config: dict[str, Any], spec: RobotSpec) -> P
         horizon=_horizon(fields),
         batch=_LARGE_BATCH if stored["type"] in _LARGE else _BATCH,
         ticks_per_frame=1,
-        learning_rate=_number(fields, "optimizer_lr"),
-        weight_decay=_number(fields, "optimizer_weight_decay"),
-        gradient_clip=_number(fields, "optimizer_grad_clip_norm") or 10.0,
+        learning_rate=fields.get("optimizer_lr"),
+        weight_decay=fields.get("optimizer_weight_decay"),
+        gradient_clip=fields.get("optimizer_grad_clip_norm") or 10.0,
         shift_px=0,
         pretrain_steps=_FRESH_STEPS if trained else 0,
         demonstrations=None if trained else 0,
@@ -71,10 +71,7 @@ def _override(stored: dict[str, Any], options: LeRobotOptions) -> dict[str, Any]
     if stored["type"] != "diffusion" or "n_action_steps" in options.override:
         return options.override
     fields = stored | options.override
-    try:
-        return {**options.override, "n_action_steps": int(fields["horizon"]) - int(fields["n_obs_steps"]) + 1}
-    except (KeyError, TypeError, ValueError):
-        return options.override
+    return {**options.override, "n_action_steps": fields["horizon"] - fields["n_obs_steps"] + 1}
 
 
 def _horizon(fields: dict[str, Any]) -> int | None:
@@ -83,8 +80,3 @@ def _horizon(fields: dict[str, Any]) -> int | None:
         if isinstance(value := fields.get(name), int):
             return value
     return None
-
-
-def _number(fields: dict[str, Any], name: str) -> float | None:
-    value = fields.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

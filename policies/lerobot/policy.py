@@ -95,13 +95,17 @@ class LeRobotPolicy:
         self._type = checkpoint.type
         self._maker = f"a '{checkpoint.type}' policy for robot spec {spec.hash}"
         self._partition = partition_of(checkpoint.type)
+        self.think_reads_state = self._partition.think_reads_state
+        self.pretrained = not config.fresh and config.statistics != "buffer"
+        self.max_offset = config.max_offset
+        self.trained = PolicyCapabilities(config.max_offset, config.max_offset > 0)
         what = str(checkpoint.path)
-        pictures = match(spec, checkpoint.stored, config.cameras, what)
+        self.cameras = pictures = match(spec, checkpoint.stored, config.cameras, what)
         described = _described(checkpoint) | {"cameras": pictures, "max_offset": config.max_offset}
         self._header = Header(NETWORK, described, spec, spec.hash, self.trained)
         self.module: Network = checkpoint.policy(str(self.device), 0 if config.fresh else None)
         self.horizon = self._partition.horizon(self.module)
-        past = int(getattr(checkpoint.config, "n_obs_steps", 1)) - 1
+        self.history = past = int(getattr(checkpoint.config, "n_obs_steps", 1)) - 1
         self._adapter = BatchAdapter(
             spec, self.horizon, past, pictures, sizes(spec, checkpoint.stored, pictures, what), self.device
         )
@@ -118,36 +122,6 @@ class LeRobotPolicy:
         self._thoughts = ObservationHistory(past + 1, spec.period_ns)
         self._states = ObservationHistory(past + 1, spec.period_ns)
         self._kept: tuple[np.ndarray, list[torch.Tensor]] | None = None
-
-    @property
-    def cameras(self) -> dict[str, str]:
-        """{feature of the policy: camera of the robot} for all it looks at."""
-        return dict(self._adapter.pictures)
-
-    @property
-    def max_offset(self) -> int:
-        """How much later than the image a batch's states and actions may be, in ticks."""
-        return self.config.max_offset
-
-    @property
-    def history(self) -> int:
-        """n_obs_steps - 1 of the lerobot policy."""
-        return self._adapter.past
-
-    @property
-    def pretrained(self) -> bool:
-        """Whether weights and statistics came with the checkpoint."""
-        return not self.config.fresh and self.config.statistics != "buffer"
-
-    @property
-    def trained(self) -> PolicyCapabilities:
-        """What weights of this policy are trained for: `load` takes no others."""
-        return PolicyCapabilities(self.config.max_offset, self.config.max_offset > 0)
-
-    @property
-    def think_reads_state(self) -> bool:
-        """Whether the state is among what this type's slow path looks at."""
-        return self._partition.think_reads_state
 
     @property
     def processors(self) -> tuple[PolicyProcessorPipeline, PolicyProcessorPipeline]:

@@ -50,7 +50,7 @@ class Statistics(nn.Module):
 
     def __init__(self, before: PolicyProcessorPipeline, after: PolicyProcessorPipeline) -> None:
         super().__init__()
-        self._places: list[tuple[Step, str, str, str]] = []
+        self._entries: list[tuple[Step, str, str, str]] = []
         for side, pipeline in (("before", before), ("after", after)):
             for number, step in _steps(pipeline):
                 for key, values in step.state_dict().items():
@@ -59,13 +59,13 @@ class Statistics(nn.Module):
                         continue  # of what a dataset has beside, so that all checkpoints of a type carry the same
                     buffer = f"{side}/{number}/{key.replace('.', ':')}"
                     self.register_buffer(buffer, values.detach().to(torch.float32).clone())
-                    self._places.append((step, feature, name, buffer))
+                    self._entries.append((step, feature, name, buffer))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Statistics:
         # A copy holds numbers alone: the steps belong to the policy that acts and learns with the original.
         twin = Statistics.__new__(Statistics)
         nn.Module.__init__(twin)
-        twin._places = []
+        twin._entries = []
         for name, buffer in self.named_buffers():
             twin.register_buffer(name, memo.get(id(buffer), buffer.clone()))
         memo[id(self)] = twin
@@ -74,7 +74,7 @@ class Statistics(nn.Module):
     def attach(self) -> None:
         """Let the steps read these buffers; after the network has moved to a device or values were written."""
         given: dict[int, tuple[Step, Values]] = {}
-        for step, feature, name, buffer in self._places:
+        for step, feature, name, buffer in self._entries:
             given.setdefault(id(step), (step, {}))[1].setdefault(feature, {})[name] = self.get_buffer(buffer)
         for step, values in given.values():
             step.stats = values
@@ -83,7 +83,7 @@ class Statistics(nn.Module):
 
     def put(self, values: Values) -> None:
         """Write the given ones in place; others stay."""
-        for _, feature, name, buffer in self._places:
+        for _, feature, name, buffer in self._entries:
             if name in values.get(feature, {}):
                 own = self.get_buffer(buffer)
                 own.copy_(torch.as_tensor(values[feature][name], dtype=torch.float32).reshape(own.shape))

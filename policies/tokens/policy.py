@@ -99,19 +99,19 @@ class TokenPolicy(NetworkPolicy):
         """Tokens of each chunk, the likeliest or a draw each time, until it ends or there is no more room."""
         decoder, tokenizer = self._acting.decoder, self.tokenizer
         edge = self.config.action_vocabulary
-        memory = decoder.look(latent, self._acting.normalizer(state), age)
+        memory = decoder.context(latent, self._acting.normalizer(state), age)
         cache = decoder.cache(memory)
         token = torch.full((len(state),), edge, device=self.device)
         every = torch.arange(edge + 1, device=self.device)
         said: list[list[int]] = [[] for _ in range(len(state))]
         going = set(range(len(state)))
-        for place in range(min(self.config.longest, tokenizer.length or self.config.longest)):
-            logits, cache = self._step(decoder, token, torch.tensor(place, device=self.device), memory, cache)
-            first, last = tokenizer.allowed(place)
+        for position in range(min(self.config.longest, tokenizer.length or self.config.longest)):
+            logits, cache = self._step(decoder, token, torch.tensor(position, device=self.device), memory, cache)
+            first, last = tokenizer.allowed(position)
             able = (every >= first) & (every < last)
             if tokenizer.length is None:
                 able |= every == edge
-            scores = logits.float() if noise is None else logits.float() + noise[:, place]
+            scores = logits.float() if noise is None else logits.float() + noise[:, position]
             token = scores.masked_fill(~able, -torch.inf).argmax(-1)
             for row, chosen in enumerate(token.tolist()):
                 if row in going and chosen != edge:

@@ -100,7 +100,7 @@ def field(fast: FastPath, config: FlowConfig, given: Conditioning) -> Callable[[
         prepared = fast.prepare(given._replace(advantage=good if config.advantage else None), config.euler_steps)
         return lambda step, noisy: fast.step(prepared, step, noisy.to(kind)).float()
 
-    both = Conditioning(*(None if tensor is None else torch.cat([tensor, tensor]) for tensor in given))
+    both = Conditioning._make(None if tensor is None else torch.cat([tensor, tensor]) for tensor in given)
     told = torch.cat([good, torch.full_like(good, UNKNOWN)])
     prepared = fast.prepare(both._replace(advantage=told), config.euler_steps)
 

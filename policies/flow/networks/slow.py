@@ -25,7 +25,7 @@ from policies.flow.networks.fast import fourier_features, frequencies
 PADDING = 0
 """the id of no word"""
 _WORD = re.compile(r"\w+")
-_PLACE_FREQUENCIES = 4
+_COORDINATE_FREQUENCIES = 4
 """sines and cosines of each cell's x and of its y"""
 
 
@@ -35,7 +35,7 @@ class Features(nn.Module):
     Words scale and shift the features: FiLM, Perez et al. 2018, arXiv 1709.07871, equation 2.
     """
 
-    places: torch.Tensor
+    coordinates: torch.Tensor
     """float32[2, cells]: x and y of each cell of the last features, in [-1, 1]"""
 
     def __init__(self, camera: CameraEncoderConfig, config: SlowPathConfig) -> None:
@@ -56,7 +56,7 @@ class Features(nn.Module):
         nn.init.zeros_(self.film.weight)
         nn.init.zeros_(self.film.bias)
         across, down = torch.meshgrid(torch.linspace(-1, 1, width), torch.linspace(-1, 1, height), indexing="xy")
-        self.register_buffer("places", torch.stack([across.flatten(), down.flatten()]), persistent=False)
+        self.register_buffer("coordinates", torch.stack([across.flatten(), down.flatten()]), persistent=False)
 
     def features(self, images: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         """uint8[b, h, w, 3], float[b, word_width] -> float[b, channels, down, across]"""
@@ -82,7 +82,7 @@ class Encoder(Features):
         heat = self.points(self.features(images, words)).float()
         # the features lie channel by channel, so this is a view and the soft-max runs along whole rows of points
         mass = heat.permute(0, 2, 3, 1).flatten(1, 2).softmax(1)
-        return (self.places.float() @ mass).flatten(1).to(words.dtype)
+        return (self.coordinates.float() @ mass).flatten(1).to(words.dtype)
 
 
 class Cells(Features):
@@ -90,13 +90,14 @@ class Cells(Features):
 
     def __init__(self, camera: CameraEncoderConfig, config: SlowPathConfig, inner: int) -> None:
         super().__init__(camera, config)
-        self.token = nn.Linear(self.channels + 2 + 4 * _PLACE_FREQUENCIES, inner)
-        turns = fourier_features(self.places[..., None], frequencies(_PLACE_FREQUENCIES))  # [2, cells, 2 * frequencies]
-        self.register_buffer("where", torch.cat([self.places.t(), turns[0], turns[1]], 1), persistent=False)
+        self.token = nn.Linear(self.channels + 2 + 4 * _COORDINATE_FREQUENCIES, inner)
+        # [2, cells, 2 * frequencies]
+        turns = fourier_features(self.coordinates[..., None], frequencies(_COORDINATE_FREQUENCIES))
+        self.register_buffer("where", torch.cat([self.coordinates.t(), turns[0], turns[1]], 1), persistent=False)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     where: torch.Tensor
-    """[cells, 2 + 4 * _PLACE_FREQUENCIES]"""
+    """[cells, 2 + 4 * _COORDINATE_FREQUENCIES]"""
 
     def forward(self, images: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         """uint8[b, h, w, 3], float[b, word_width] -> float[b, cells, inner]"""

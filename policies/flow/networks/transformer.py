@@ -119,7 +119,7 @@ class FastTransformer(nn.Module):
             self.advantage = nn.Embedding(ADVANTAGES, width)
         # which latent token, or that it is the state, the age, the advantage; and which action of the chunk
         tokens = config.pooler.queries + 1 + self._aged + self._advised
-        self.places = nn.Parameter(0.02 * torch.randn(tokens, width))
+        self.context_positions = nn.Parameter(0.02 * torch.randn(tokens, width))
         self.positions = nn.Parameter(0.02 * torch.randn(config.horizon, width))
         self.blocks = nn.ModuleList(
             TransformerBlock(width, settings.heads, settings.ratio, settings.layers) for _ in range(settings.layers)
@@ -141,7 +141,7 @@ class FastTransformer(nn.Module):
 
     def prepare(self, given: Conditioning, steps: int) -> ContextMemory:
         """See `FastPath`."""
-        one = Conditioning(*(None if tensor is None else tensor[:, None] for tensor in given))
+        one = Conditioning._make(None if tensor is None else tensor[:, None] for tensor in given)
         memory, felt = self._context(one._replace(latent=given.latent))
         times = torch.arange(steps + 1, device=given.latent.device, dtype=torch.float32)[:, None, None, None] / steps
         wave = self._embed(times)
@@ -187,8 +187,8 @@ class FastTransformer(nn.Module):
         own = torch.stack(felt, 2).flatten(0, 1)
         latent, n = given.latent.to(kind), self._latent_shape[0]
         whole = self.whole(latent)[:, None].expand(-1, k, -1).flatten(0, 1)
-        seen = _norm(self.latent(latent.unflatten(-1, self._latent_shape))) + self.places[:n]
-        feeling = _norm(own) + self.places[n:]
+        seen = _norm(self.latent(latent.unflatten(-1, self._latent_shape))) + self.context_positions[:n]
+        feeling = _norm(own) + self.context_positions[n:]
         memory = []
         for block in self.blocks:
             assert isinstance(block, TransformerBlock)

@@ -6,7 +6,7 @@ Shapes: b images, z latent, L words, S pixels of the square it sees, t tokens of
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,20 +115,16 @@ class VlmSlowPath(nn.Module):
         return self.pooler(self.token(self.norm(hidden)), real)
 
 
-class InstructionTokenizer:
-    """Instructions as ids of the backbone's vocabulary."""
+def instruction_tokenizer(directory: Path, length: int) -> Callable[[str], np.ndarray]:
+    """An instruction -> int64[length] ids of the backbone's vocabulary, `NO_WORD` behind the last."""
+    known = tokenizer(directory)
 
-    def __init__(self, directory: Path, length: int) -> None:
-        self._ids = functools.lru_cache(maxsize=4096)(self._read)
-        self._tokenizer, self._length = tokenizer(directory), length
+    @functools.lru_cache(maxsize=4096)
+    def read(instruction: str) -> np.ndarray:
+        ids = known(f"{instruction.strip()}\n", add_special_tokens=False)["input_ids"][:length]
+        return np.array([*ids, *[NO_WORD] * (length - len(ids))], np.int64)
 
-    def __call__(self, instruction: str) -> np.ndarray:
-        """int64[length], `NO_WORD` behind the last"""
-        return self._ids(instruction)
-
-    def _read(self, instruction: str) -> np.ndarray:
-        ids = self._tokenizer(f"{instruction.strip()}\n", add_special_tokens=False)["input_ids"][: self._length]
-        return np.array([*ids, *[NO_WORD] * (self._length - len(ids))], np.int64)
+    return read
 
 
 def tokenizer(directory: Path) -> Any:

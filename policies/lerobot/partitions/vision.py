@@ -41,7 +41,7 @@ class VisionPartition(PolicyPartition):
         return self._headless[policy]
 
     @abstractmethod
-    def _stand_in(self, backbone: nn.Module) -> nn.Module:
+    def _stand_in(self, backbone: Any) -> nn.Module:
         """What takes the backbone's place."""
 
 
@@ -67,7 +67,7 @@ class ActPartition(VisionPartition):
         features = dict(zip(policy.config.image_features, latent, strict=True))
         return self._without_backbone(policy).predict_action_chunk(batch | features)
 
-    def _stand_in(self, backbone: nn.Module) -> nn.Module:
+    def _stand_in(self, backbone: Any) -> nn.Module:
         return _FeatureMap()
 
     def loss(self, policy: Network, batch: Tensors) -> Tensor:
@@ -120,7 +120,7 @@ class DiffusionPartition(VisionPartition):
         diffusion = self._without_backbone(policy).diffusion
         return diffusion.generate_actions({OBS_STATE: state, OBS_IMAGES: features}, noise=noise)
 
-    def _stand_in(self, backbone: nn.Module) -> nn.Module:
+    def _stand_in(self, backbone: Any) -> nn.Module:
         several = isinstance(backbone, nn.ModuleList)
         return nn.ModuleList(nn.Identity() for _ in backbone) if several else nn.Identity()
 
