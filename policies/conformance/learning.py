@@ -70,8 +70,8 @@ def masked(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     mask[..., keep:] = 0
     other = np.array(batch["actions"])
     other[..., keep:, :] = (policy.spec.action_low() + policy.spec.action_high()) - other[..., keep:, :]
-    first = _value(make, {**batch, "mask": mask})
-    second = _value(make, {**batch, "mask": mask, "actions": other})
+    first = _value(policy, {**batch, "mask": mask})
+    second = _value(policy, {**batch, "mask": mask, "actions": other})
     if not _same(first, second):
         yield f"the loss is {first:.6g} or {second:.6g} as actions are that the mask says were not imitated"
 
@@ -82,7 +82,8 @@ def apart(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     half = np.arange(b) < b // 2
     before, after = _varied(batch, half), _varied(batch, ~half)
     both = _varied(batch, np.ones(b, bool))
-    losses = [_value(make, one) for one in (batch, before, after, both)]
+    policy = make()
+    losses = [_value(policy, one) for one in (batch, before, after, both)]
     # what changing some samples does to a mean over samples is the same whatever the others are
     alone, beside = losses[1] - losses[0], losses[3] - losses[2]
     if abs(alone - beside) <= 1e-3 * max(abs(alone), abs(beside)) + 3e-6 * max(map(abs, losses)):
@@ -94,7 +95,8 @@ def apart(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
 
 
 def flat_or_grouped(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
-    grouped, flat = (_value(make, one) for one in flattened(batch))
+    policy = make()
+    grouped, flat = (_value(policy, one) for one in flattened(batch))
     if not _same(grouped, flat):
         yield f"the loss of a batch with one step behind each image is {grouped:.6g}, without that axis {flat:.6g}"
 
@@ -123,9 +125,17 @@ def _loss(policy: LearnedPolicy, batch: Batch, seed: int = 0) -> Any:
         return policy.loss(batch)
 
 
-def _value(make: Make, batch: Batch) -> float:
-    """The loss as a number; of a policy that has seen no other batch, as statistics may follow the data."""
-    return float(_loss(make(), batch).detach())
+def _value(policy: LearnedPolicy, batch: Batch) -> float:
+    """The loss as a number, of the same weights and statistics each time: those that follow the data move with it."""
+    import torch
+
+    before = {name: buffer.clone() for name, buffer in policy.module.named_buffers()}
+    value = float(_loss(policy, batch).detach())
+    with torch.no_grad():
+        for name, buffer in policy.module.named_buffers():
+            if name in before:
+                buffer.copy_(before[name])
+    return value
 
 
 def _same(one: float, other: float) -> bool:

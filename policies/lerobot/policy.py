@@ -27,10 +27,9 @@ from policies.interface.policy import (
     require_version,
 )
 from policies.interface.trainable import apply_finetuning
-from policies.lerobot.batch_adapter import ACTION, BatchAdapter
+from policies.lerobot.batch_adapter import ACTION, BatchAdapter, ObservationHistory
 from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.checkpoint_path import POSTPROCESSOR, PREPROCESSOR
-from policies.lerobot.history import ObservationHistory
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotOptions
 from policies.lerobot.partitions.partition import Guide, Network, partition_of
@@ -168,9 +167,7 @@ class LeRobotPolicy:
         if guided is not None:
             felt[ACTION] = to_tensor(guided.actions, self.device)[None].float()
         batch = self._felt_before(felt)
-        guide = None
-        if guided is not None:
-            guide = Guide(batch[ACTION][0], guided.committed)
+        guide = None if guided is None else Guide(batch[ACTION][0], guided.committed)
         batch = {name: value for name, value in batch.items() if name.startswith("observation.")}
         if self.history:
             self._thoughts.add(latent.observed_ns, observation.task, thought)

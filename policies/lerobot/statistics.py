@@ -104,8 +104,8 @@ def absent(*pipelines: PolicyProcessorPipeline) -> list[str]:
 def require_sound(pipeline: PolicyProcessorPipeline, features: dict[str, Any], where: str) -> None:
     """Raise `ConfigError` for statistics that are not finite, of another width than the feature, or without range.
 
-    `features` are those of the policy's configuration, `where` names the file. A dimension that never moved while
-    others did is divided by lerobot's epsilon, as everywhere in lerobot; that is logged.
+    None may be `absent`. `features` are those of the policy's configuration, `where` names the file. A dimension that
+    never moved while others did is divided by lerobot's epsilon, as everywhere in lerobot; that is logged.
     """
     remedy = (
         "Copy the checkpoint again, or set `statistics` to 'spec' (the robot's limits) or 'buffer' (recorded data)."
@@ -114,9 +114,7 @@ def require_sound(pipeline: PolicyProcessorPipeline, features: dict[str, Any], w
         known = step.state_dict()
         for feature in step.features:
             shape = tuple(features.get(feature, step.features[feature]).shape)
-            found = {
-                name: known[f"{feature}.{name}"] for name in _needed(step, feature) if f"{feature}.{name}" in known
-            }
+            found = {name: known[f"{feature}.{name}"] for name in _needed(step, feature)}
             for name, values in found.items():
                 if not values.isfinite().all():
                     raise ConfigError(f"{where}: statistics '{feature}.{name}' are not finite. {remedy}")
@@ -133,13 +131,8 @@ def require_sound(pipeline: PolicyProcessorPipeline, features: dict[str, Any], w
                     f"{where}: statistics of '{feature}' say that nothing in it ever moved ({' and '.join(found)}). "
                     f"{remedy}"
                 )
-            log.warning(
-                "%s: '%s' never moved in %d of its %d dimensions; they are divided by lerobot's epsilon.",
-                where,
-                feature,
-                int(still.sum()),
-                still.numel(),
-            )
+            few = f"{int(still.sum())} of its {still.numel()} dimensions"
+            log.warning("%s: '%s' never moved in %s; they are divided by lerobot's epsilon.", where, feature, few)
 
 
 def state_alone(before: PolicyProcessorPipeline, state: torch.Tensor) -> PolicyProcessorPipeline:
@@ -214,10 +207,10 @@ def _broadcasts(shape: tuple[int, ...], feature: tuple[int, ...]) -> bool:
 
 
 def _without_range(found: dict[str, torch.Tensor]) -> torch.Tensor | None:
-    """Which dimensions would be divided by 0; None if a statistic is lacking."""
+    """Which dimensions would be divided by 0; None where nothing is normalised."""
     if "std" in found:
         return found["std"] == 0
-    if len(found) != 2:
+    if not found:
         return None
     low, high = found.values()
     return high == low

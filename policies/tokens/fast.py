@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from scipy.fft import dct, idct
 
+from policies.flow.config import NotNegative
 from policies.tokens.config import FastConfig
 from policies.tokens.tokenizer import LIMIT, ActionTokenizer, Scaling, known_tokens, require_chunks, spread
 from wire.errors import ConfigError, InvalidDataError
@@ -39,16 +41,16 @@ _DEAD_ZONES = (0.5, 0.6, 0.7, 0.8)
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The JSON of `to_bytes`."""
 
-    kind: str
-    horizon: int
+    kind: Literal["fast"]
+    horizon: Annotated[int, Meta(ge=1, le=1 << 16)]
     low: list[float]
     high: list[float]
-    scale: float
-    dead_zone: float
-    least: int
-    """the alphabet's lowest integer, at most 0"""
-    most: int
-    """and its highest, at least 0"""
+    scale: Annotated[float, Meta(gt=0)]
+    dead_zone: Annotated[float, Meta(ge=0.5, lt=1)]
+    least: Annotated[int, Meta(le=0)]
+    """the alphabet's lowest integer"""
+    most: NotNegative
+    """and its highest"""
     merges: list[tuple[int, int]]
 
 
@@ -155,21 +157,15 @@ class FastTokenizer(ActionTokenizer):
             raise InvalidDataError(f"{what}: it cannot be read: {error}. Save it again with `to_bytes`.") from error
         symbols = read.most - read.least + 3
         low, high = np.array(read.low, np.float32), np.array(read.high, np.float32)
-        longest = [1] * symbols if 0 <= symbols <= _MAX_SYMBOLS else []
+        longest = [1] * symbols if symbols <= _MAX_SYMBOLS else []
         for left, right in read.merges:
             if not (0 <= left < len(longest) and 0 <= right < len(longest)):
                 raise InvalidDataError(f"{what}: a pair {left}, {right} of tokens that are not there; it was changed.")
             longest.append(longest[left] + longest[right])
         sound = (
-            read.kind == "fast"
-            and 1 <= read.horizon <= 1 << 16
-            and 1 <= len(low) == len(high)
+            1 <= len(low) == len(high)
             and bool(np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all())
-            and math.isfinite(read.scale)
-            and read.scale > 0
-            and 0.5 <= read.dead_zone < 1
-            and read.least <= 0 <= read.most
-            and 3 <= symbols <= _MAX_SYMBOLS
+            and symbols <= _MAX_SYMBOLS
             and max(longest, default=0) <= 4 * read.horizon * len(low)
         )
         if not sound:
