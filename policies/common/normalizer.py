@@ -10,18 +10,17 @@ import numpy as np
 import torch
 from torch import nn
 
+from policies.common.residual_policy import STATE_LIMIT
 from wire.errors import InvalidDataError, PolicyError
 
 MIN_STD = 0.02
 """A dimension that hardly moved in the data must not blow up when it moves later."""
-LIMIT = 5.0
-"""Normalised values are clamped to ±LIMIT: a state never seen before stays a moderate input."""
 WINDOW = 1_000_000
 """states that online statistics remember: two thousand batches of 512, slow enough for the weights to keep up"""
 
 
 class Normalizer(nn.Module):
-    """x -> clamp((x - mean) / std, ±LIMIT). Both are buffers: they are saved and loaded with the weights.
+    """x -> clamp((x - mean) / std, ±STATE_LIMIT). Both are buffers: they are saved and loaded with the weights.
 
     With `online`, three more are: `count` (of states, at most WINDOW), `mean64` and `spread` (sum of squared
     deviations), all float64. Without, the tensors are those of older weights.
@@ -95,7 +94,7 @@ class Normalizer(nn.Module):
 
     def forward(self, state: torch.Tensor) -> torch.Tensor:
         """float32[..., ds] of the same shape as `state`."""
-        return ((state - self.mean) / self.std).clamp(-LIMIT, LIMIT)
+        return ((state - self.mean) / self.std).clamp(-STATE_LIMIT, STATE_LIMIT)
 
     def _begin(self, x: torch.Tensor) -> None:
         self.mean64.copy_(x.mean(0))

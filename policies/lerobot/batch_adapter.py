@@ -15,12 +15,9 @@ from torch import nn
 
 from policies.common.batches import hold_masked, read_steps, require_shape, to_tensor
 from policies.interface.policy import Batch
-from policies.lerobot.partitions.partition import Tensors
+from policies.lerobot.partitions.partition import ACTION, PAD, STATE, Tensors
 from wire.types import Observation, RobotSpec
 
-STATE = "observation.state"
-ACTION = "action"
-PAD = "action_is_pad"
 _LONGEST_GAP_NS = 1_000_000_000
 """between two observations of one motion; after a longer one the memory begins anew"""
 _KEPT = 64

@@ -27,12 +27,12 @@ from policies.interface.policy import (
     require_version,
 )
 from policies.interface.trainable import apply_finetuning
-from policies.lerobot.batch_adapter import ACTION, BatchAdapter, ObservationHistory
+from policies.lerobot.batch_adapter import BatchAdapter, ObservationHistory
 from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.checkpoint_path import POSTPROCESSOR, PREPROCESSOR
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotOptions
-from policies.lerobot.partitions.partition import Guide, Network, partition_of
+from policies.lerobot.partitions.partition import ACTION, Guide, Network, partition_of
 from policies.lerobot.statistics import (
     ATTRIBUTE,
     Statistics,

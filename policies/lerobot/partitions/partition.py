@@ -20,6 +20,8 @@ from wire.errors import PolicyError
 if TYPE_CHECKING:
     from lerobot.policies.rtc.configuration_rtc import RTCConfig
 
+STATE, ACTION, PAD = "observation.state", "action", "action_is_pad"
+"""names in lerobot's batches"""
 Network: TypeAlias = Any
 """lerobot's `PreTrainedPolicy`, whose subclasses have nothing in common beyond that"""
 Tensors: TypeAlias = dict[str, Any]

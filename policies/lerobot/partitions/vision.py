@@ -13,12 +13,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from lerobot.utils.constants import ACTION, OBS_IMAGES, OBS_STATE
+from lerobot.utils.constants import OBS_IMAGES
 from torch import Tensor, nn
 
-from policies.lerobot.partitions.partition import Guide, Latents, Network, PolicyPartition, Tensors
-
-PAD = "action_is_pad"
+from policies.lerobot.partitions.partition import ACTION, PAD, STATE, Guide, Latents, Network, PolicyPartition, Tensors
 
 
 class VisionPartition(PolicyPartition):
@@ -116,9 +114,9 @@ class DiffusionPartition(VisionPartition):
         self, policy: Network, latent: Latents, batch: Tensors, noise: Tensor | None, guide: Guide | None
     ) -> Tensor:
         features = latent[0] if policy.config.n_obs_steps > 1 else latent[0][:, None]  # [1, n_obs_steps, cameras, f]
-        state = batch[OBS_STATE] if policy.config.n_obs_steps > 1 else batch[OBS_STATE][:, None]
+        state = batch[STATE] if policy.config.n_obs_steps > 1 else batch[STATE][:, None]
         diffusion = self._without_backbone(policy).diffusion
-        return diffusion.generate_actions({OBS_STATE: state, OBS_IMAGES: features}, noise=noise)
+        return diffusion.generate_actions({STATE: state, OBS_IMAGES: features}, noise=noise)
 
     def _stand_in(self, backbone: Any) -> nn.Module:
         several = isinstance(backbone, nn.ModuleList)
@@ -136,7 +134,7 @@ class DiffusionPartition(VisionPartition):
             pad = torch.cat([pad, pad.new_ones(len(pad), later)], 1)
         changed = batch | {ACTION: actions, PAD: pad}
         if not earlier:
-            changed[OBS_STATE] = batch[OBS_STATE][:, None]
+            changed[STATE] = batch[STATE][:, None]
         return changed
 
     def loss(self, policy: Network, batch: Tensors) -> Tensor:

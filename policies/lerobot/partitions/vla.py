@@ -28,6 +28,9 @@ from torch import Tensor
 
 from policies.lerobot.partitions.fused import FusedSmolVLA
 from policies.lerobot.partitions.partition import (
+    ACTION,
+    PAD,
+    STATE,
     DenoisingPartition,
     Guide,
     Latents,
@@ -39,8 +42,6 @@ from policies.lerobot.partitions.partition import (
     words,
 )
 from wire.errors import PolicyError
-
-_STATE = "observation.state"
 
 
 class SmolVLAPartition(DenoisingPartition):
@@ -105,10 +106,10 @@ class SmolVLAPartition(DenoisingPartition):
     def arrange(self, policy: Network, batch: Tensors) -> Tensors:
         """lerobot 0.4.4 masks padded actions by a misspelt name, and changes an Aloha's tensors in place."""
         arranged = dict(batch)
-        if "action_is_pad" in batch:
-            arranged["actions_id_pad"] = batch["action_is_pad"].bool()
+        if PAD in batch:
+            arranged["actions_id_pad"] = batch[PAD].bool()
         if policy.config.adapt_to_pi_aloha:
-            arranged |= {name: batch[name].clone() for name in (_STATE, "action")}
+            arranged |= {name: batch[name].clone() for name in (STATE, ACTION)}
         return arranged
 
     def loss(self, policy: Network, batch: Tensors) -> Tensor:
@@ -140,7 +141,7 @@ class SmolVLAPartition(DenoisingPartition):
         """In few operations where that is possible, otherwise as lerobot computes it."""
         model = policy.model
         # Where the robot is an Aloha, lerobot changes its state in place.
-        state = policy.prepare_state(policy._prepare_batch({_STATE: batch[_STATE].clone()}))
+        state = policy.prepare_state(policy._prepare_batch({STATE: batch[STATE].clone()}))
         special = torch.compiler.is_compiling() or torch.is_autocast_enabled(state.device.type)
         if len(state) == 1 and not special:
             if self._fused is None or not self._fused.copies(model):
@@ -251,10 +252,10 @@ class _PIPartition(DenoisingPartition):
             *words(policy, batch),
             *self._fresh(policy, batch).values(),
             policy.prepare_action(batch),
-        )[:, :, : policy.config.output_features["action"].shape[0]]
-        if "action_is_pad" not in batch:
+        )[:, :, : policy.config.output_features[ACTION].shape[0]]
+        if PAD not in batch:
             return each.mean()
-        kept = (~batch["action_is_pad"].bool()).to(each)[:, :, None]
+        kept = (~batch[PAD].bool()).to(each)[:, :, None]
         total: Tensor = (each * kept).sum()
         return total / (kept.sum() * each.shape[2]).clamp(min=1)
 
