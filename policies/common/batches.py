@@ -23,7 +23,7 @@ class StepBatch(NamedTuple):
     """A training batch as tensors."""
 
     arrays: dict[str, torch.Tensor]
-    """[b, k, ...], those of images alone [b, ...]"""
+    """[b, k, ...], those of images alone [b, ...]; `mask` is bool, `frame_age` float32[b, k, 1] ticks"""
     images: dict[str, torch.Tensor]
     """uint8[b, h, w, 3] of each camera"""
     instructions: list[str]
@@ -65,7 +65,10 @@ def read_steps(
         arrays[name] = require_shape(found, name, (b, k, *shape))
     for name, shape in of_image.items():
         arrays[name] = require_shape(to_tensor(batch[name], device), name, (b, *shape))
-    if not arrays["mask"].bool().any():
+    arrays["mask"] = arrays["mask"].bool()
+    if "frame_age" in arrays:
+        arrays["frame_age"] = arrays["frame_age"].float()[..., None]
+    if not arrays["mask"].any():
         raise InvalidDataError("training batch: its mask keeps no action, so there is nothing to imitate.")
     seen, images = batch.get("images", {}), {}
     sizes = {camera.name: (camera.height, camera.width) for camera in spec.cameras}

@@ -14,7 +14,7 @@ from policies.flow.config import FlowConfig
 from policies.flow.network_policy import NetworkPolicy
 from policies.flow.networks import sampling
 from policies.flow.networks.fast import ADVANTAGES, Conditioning
-from policies.flow.networks.network import FlowNetwork, FlowSample
+from policies.flow.networks.network import FlowNetwork
 from policies.flow.networks.vlm import LORA_TARGETS, instruction_tokenizer
 from policies.interface.policy import Batch
 from policies.interface.trainable import FinetuneConfig
@@ -142,31 +142,15 @@ class FlowPolicy(NetworkPolicy):
         """
         read = self._read_batch(batch, {"seen_state": (self.spec.state_dim,)} if self.config.ego_motion else {})
         arrays = read.arrays
-        age, later = arrays.get("frame_age"), None
-        if "later_state" in arrays:
-            later = arrays["later_state"], _indices(arrays["later_index"], "later_index", self.horizon)
-        sample = FlowSample(
-            images=list(read.images.values()),
-            state=arrays["state"],
-            actions=(arrays["actions"] - self._middle) / self._half,
-            mask=arrays["mask"].bool(),
-            ahead=arrays.get("ahead"),
-            age=None if age is None else age.float()[..., None],
-            later=later,
-            advantage=_indices(arrays["advantage"], "advantage", ADVANTAGES) if "advantage" in arrays else None,
-            seen_state=arrays.get("seen_state"),
-        )
-        return self.module.loss(sample, self._words(read.instructions))
+        arrays["actions"] = (arrays["actions"] - self._middle) / self._half
+        for name, count in (("later_index", self.horizon), ("advantage", ADVANTAGES)):
+            if name in arrays:
+                arrays[name] = index = arrays[name].long()
+                if not bool(((index >= 0) & (index < count)).all()):
+                    raise InvalidDataError(f"training batch: {name} must be in 0..{count - 1}.")
+        return self.module.loss(list(read.images.values()), self._words(read.instructions), arrays)
 
     def _words(self, instructions: Sequence[str]) -> torch.Tensor:
         if self._tokenizer is None:
             return super()._words(instructions)
         return torch.from_numpy(np.stack([self._tokenizer(text) for text in instructions])).to(self.device)
-
-
-def _indices(numbers: torch.Tensor, name: str, count: int) -> torch.Tensor:
-    """int64: whole numbers from 0 to count - 1."""
-    index = numbers.long()
-    if not bool(((index >= 0) & (index < count)).all()):
-        raise InvalidDataError(f"training batch: {name} must be in 0..{count - 1}.")
-    return index

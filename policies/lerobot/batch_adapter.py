@@ -64,7 +64,7 @@ class BatchAdapter:
         read = read_steps(batch, self.spec, shapes, {}, self.pictures.values(), self.device)
         b, k = read.arrays["state"].shape[:2]
         steps = {name: array.flatten(0, 1) for name, array in read.arrays.items()}
-        kept, before = steps["mask"].bool(), steps.get("past_state")
+        kept, before = steps["mask"], steps.get("past_state")
         made: Tensors = {
             STATE: self._with_past(steps["state"].float(), None if before is None else before.float()),
             ACTION: hold_masked(steps["actions"].float(), kept),

@@ -155,7 +155,7 @@ class TokenPolicy(NetworkPolicy):
         Raises `InvalidDataError` that names what does not fit.
         """
         read = self._read_batch(batch, {})
-        arrays, age, mask = read.arrays, read.arrays.get("frame_age"), read.arrays["mask"].bool()
+        arrays, mask = read.arrays, read.arrays["mask"]
         chunks = hold_masked(arrays["actions"], mask).flatten(0, 1).cpu().numpy()
         share = mask.cpu().numpy().mean(-1)
         counts = share.reshape(-1) > 0
@@ -168,7 +168,7 @@ class TokenPolicy(NetworkPolicy):
             arrays["state"],
             tokens,
             to_tensor(share.astype(np.float32), self.device),
-            None if age is None else age.float()[..., None],
+            arrays.get("frame_age"),
             self.tokenizer.length is not None,
         )
 

@@ -5,9 +5,8 @@ Shapes: b images, k steps behind each image, z latent, ds state, H actions of da
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -25,29 +24,6 @@ ROUGH_STEPS = 2
 """Euler steps to the actions that the corrector learns to correct"""
 ADVANTAGE_DROPPED = 0.3
 """share of the samples whose advantage is hidden in training (RECAP, arXiv 2511.14759)"""
-
-
-class FlowSample(NamedTuple):
-    """A training batch as tensors."""
-
-    images: list[torch.Tensor]
-    """uint8[b, h, w, 3] of each camera"""
-    state: torch.Tensor
-    """[b, k, ds]"""
-    actions: torch.Tensor
-    """[b, k, H, da]"""
-    mask: torch.Tensor
-    """bool[b, k, H]: actions that are kept"""
-    ahead: torch.Tensor | None
-    """[b, k, W, ds], states W ticks later"""
-    age: torch.Tensor | None
-    """[b, k, 1] ticks; None: 0"""
-    later: tuple[torch.Tensor, torch.Tensor] | None
-    """state [b, k, ds] some ticks into the window, and int64[b, k], how many"""
-    advantage: torch.Tensor | None
-    """int64[b, k]: 0 not known, 1 bad, 2 good"""
-    seen_state: torch.Tensor | None
-    """[b, ds] when the image was seen; None: that of the first step behind it"""
 
 
 class FlowNetwork(nn.Module):
@@ -82,7 +58,9 @@ class FlowNetwork(nn.Module):
             return latent
         return torch.cat([latent, self.normalizer(seen_state).to(latent.dtype)], 1)
 
-    def loss(self, sample: FlowSample, tokens: torch.Tensor) -> torch.Tensor:
+    def loss(
+        self, images: Sequence[torch.Tensor], tokens: torch.Tensor, arrays: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
         """Conditional flow matching, the mean over the actions that `mask` keeps.
 
         Lipman et al. 2023, arXiv 2210.02747, equation 23 with sigma_min = 0, noise e and actions a:
@@ -111,20 +89,21 @@ class FlowNetwork(nn.Module):
         With `config.online_statistics` the states are normalised by what was known before this batch, which then takes
         part in what is known; only while gradients are wanted.
 
-        With `config.residual` and `later`, the corrector's loss is added; see `Residual`. It moves nothing else.
+        With `config.residual` and `later_state`, the corrector's loss is added; see `Residual`. It moves nothing else.
 
-        `sample`: its actions are normalised; tokens: int64[b, L] of its instructions.
+        images: uint8[b, h, w, 3] per camera; tokens: int64[b, L]; arrays: those that `FlowPolicy.loss` names, as
+        `read_steps` gives them, the actions normalised, later_index and advantage int64.
         """
-        state = sample.state
-        latent = self.encode(sample.images, tokens, state[:, 0] if sample.seen_state is None else sample.seen_state)
-        loss = self._loss(latent, sample)
+        state = arrays["state"]
+        latent = self.encode(images, tokens, arrays.get("seen_state", state[:, 0]))
+        loss = self._loss(latent, arrays)
         if self.config.online_statistics and self.training and torch.is_grad_enabled():
             # afterwards: a sample must not be normalised by what the others of its batch bring
             self.normalizer.update(state)
         return loss
 
-    def _loss(self, latent: torch.Tensor, sample: FlowSample) -> torch.Tensor:
-        state, actions, mask = sample.state, sample.actions, sample.mask
+    def _loss(self, latent: torch.Tensor, arrays: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        state, actions, mask, age = arrays["state"], arrays["actions"], arrays["mask"], arrays.get("frame_age")
         flow_mask, committed = mask, None
         kept = mask[..., None].expand_as(actions).flatten(2)
         # what is masked is no action: its values must reach neither the input nor the loss
@@ -138,21 +117,21 @@ class FlowNetwork(nn.Module):
             entered = self._swap(target, known, mask)
             noisy = torch.where(known[..., None].expand_as(actions).flatten(2), entered, noisy)
             kept = flow_mask[..., None].expand_as(actions).flatten(2)
-        advantage = self._with_dropout(sample.advantage, mask) if self.config.advantage else None
-        given = Conditioning(latent, self.normalizer(state), sample.age, committed, advantage)
+        advantage = self._with_dropout(arrays.get("advantage"), mask) if self.config.advantage else None
+        given = Conditioning(latent, self.normalizer(state), age, committed, advantage)
         output = self.fast(given, noisy, time).float()
         wanted = target if self.config.predict == "action" else target - noise
         errors = (output - wanted).square() * kept
         loss = errors.sum() / kept.sum()
         self.image_losses = (errors.detach().sum((1, 2)) / kept.sum((1, 2)).clamp_min(1)).float()
-        if self.config.residual and sample.later is not None:
+        if self.config.residual and "later_state" in arrays:
             base = self._rough(given._replace(committed=None)).unflatten(-1, actions.shape[2:])
             clean = target.unflatten(-1, actions.shape[2:])
-            later, index = sample.later
-            loss = loss + self.residual.loss(latent, self.normalizer(later), index, base, clean, mask, sample.age)
-        if sample.ahead is None or not self.config.ahead:
+            later, index = self.normalizer(arrays["later_state"]), arrays["later_index"]
+            loss = loss + self.residual.loss(latent, later, index, base, clean, mask, age)
+        if not self.config.ahead:
             return loss
-        moved = (sample.ahead - state[:, :, None]) / self.normalizer.std
+        moved = (arrays["ahead"] - state[:, :, None]) / self.normalizer.std
         seen = torch.cat([latent[:, None].expand(-1, state.shape[1], -1), given.state], -1)
         foretold = self.future_state_head(seen).float().unflatten(-1, moved.shape[-2:])
         return loss + self.config.ahead_weight * (foretold - moved).square().mean()
