@@ -8,7 +8,7 @@ twice and the result is bit for bit that of lerobot's `predict_action_chunk`.
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,19 +28,15 @@ class VisionPartition(PolicyPartition):
     def __init__(self) -> None:
         self._headless: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
-    def _without_backbone(self, policy: Network) -> Any:
+    def _without_backbone(self, policy: Network, stand_in: Callable[[Any], nn.Module]) -> Any:
         """`policy` with a module there that passes on what it is given; all else is the same, not a copy of it."""
         if policy not in self._headless:
             outer, inner = self._backbone
             twin = self._headless[policy] = copy.copy(policy)
             part = copy.copy(policy._modules[outer])
-            part._modules = part._modules | {inner: self._stand_in(part._modules[inner])}
+            part._modules = part._modules | {inner: stand_in(part._modules[inner])}
             twin._modules = policy._modules | {outer: part}
         return self._headless[policy]
-
-    @abstractmethod
-    def _stand_in(self, backbone: Any) -> nn.Module:
-        """What takes the backbone's place."""
 
 
 class ActPartition(VisionPartition):
@@ -63,10 +59,7 @@ class ActPartition(VisionPartition):
         self, policy: Network, latent: Latents, batch: Tensors, noise: Tensor | None, guide: Guide | None
     ) -> Tensor:
         features = dict(zip(policy.config.image_features, latent, strict=True))
-        return self._without_backbone(policy).predict_action_chunk(batch | features)
-
-    def _stand_in(self, backbone: Any) -> nn.Module:
-        return _FeatureMap()
+        return self._without_backbone(policy, lambda backbone: _FeatureMap()).predict_action_chunk(batch | features)
 
     def loss(self, policy: Network, batch: Tensors) -> Tensor:
         """L1 + kl_weight * KL, eq. of algorithm 1 in arXiv 2304.13705, the L1 as a mean over the kept actions.
@@ -115,12 +108,8 @@ class DiffusionPartition(VisionPartition):
     ) -> Tensor:
         features = latent[0] if policy.config.n_obs_steps > 1 else latent[0][:, None]  # [1, n_obs_steps, cameras, f]
         state = batch[STATE] if policy.config.n_obs_steps > 1 else batch[STATE][:, None]
-        diffusion = self._without_backbone(policy).diffusion
+        diffusion = self._without_backbone(policy, _identity).diffusion
         return diffusion.generate_actions({STATE: state, OBS_IMAGES: features}, noise=noise)
-
-    def _stand_in(self, backbone: Any) -> nn.Module:
-        several = isinstance(backbone, nn.ModuleList)
-        return nn.ModuleList(nn.Identity() for _ in backbone) if several else nn.Identity()
 
     def arrange(self, policy: Network, batch: Tensors) -> Tensors:
         """Actions and their padding from the first observation's tick on, `horizon` of them."""
@@ -146,6 +135,10 @@ class DiffusionPartition(VisionPartition):
         loss, _ = policy.forward(batch)
         kept = ~batch[PAD]
         return loss * (kept.numel() / kept.sum())
+
+
+def _identity(encoder: Any) -> nn.Module:
+    return nn.ModuleList(nn.Identity() for _ in encoder) if isinstance(encoder, nn.ModuleList) else nn.Identity()
 
 
 class _FeatureMap(nn.Module):
