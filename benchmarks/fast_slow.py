@@ -211,7 +211,7 @@ def _checkpoint(size: FastSlowSize, seed: int, kind: str, home: Path) -> bytes:
     from benchmarks.async_delay.data import Pushes, demonstrate
     from benchmarks.async_delay.policy import Training, train
     from cloud_learner.algorithms import hg_dagger
-    from policies.flow.presets import pixels_network
+    from policies.flow.factory import pixels_network
 
     kept = home / f"{kind.replace(' ', '-')}.safetensors"
     if kept.exists():
@@ -235,14 +235,14 @@ def _checkpoint(size: FastSlowSize, seed: int, kind: str, home: Path) -> bytes:
 
 def evaluate(size: FastSlowSize, weights: bytes, kind: str, hz: float) -> list[dict[str, float]]:
     """Success, ticks, of them before the first action and without one after it, and chunks of each held-out episode."""
+    from benchmarks.async_delay.policy import policy_of
     from benchmarks.async_delay.rollout import AtOnce, Stage
-    from policies.flow.policy import FlowPolicy
     from robot_edge.chunking.config import ChunkingConfig
     from robot_edge.chunking.factory import make_scheduler
     from robot_edge.chunking.scheduler import DelayEstimator
 
     spec = metaworld_spec(size.config)
-    policy = FlowPolicy.from_weights(weights, spec, 1)
+    policy = policy_of(weights, spec)
     stage = Stage(size.config)
     fast = kind == KINDS[0]
     delay = ACT_DELAY_TICKS if fast else round(CONTROL_HZ / hz)
@@ -274,10 +274,10 @@ def evaluate(size: FastSlowSize, weights: bytes, kind: str, hz: float) -> list[d
 
 def _act_ms(size: FastSlowSize, weights: bytes, acts: int = 200) -> float:
     """Median time of an act of the fast path."""
+    from benchmarks.async_delay.policy import policy_of
     from benchmarks.async_delay.rollout import Stage
-    from policies.flow.policy import FlowPolicy
 
-    policy = FlowPolicy.from_weights(weights, metaworld_spec(size.config), 1)
+    policy = policy_of(weights, metaworld_spec(size.config))
     stage = Stage(size.config)
     try:
         stage.robot.reset(size.tasks[0], HELD_OUT)

@@ -196,8 +196,8 @@ def demonstrated(root: Path, size: PackingSize, seed: int) -> tuple[Recipe, Buff
 
 
 def _policy(spec: RobotSpec, seed: int) -> LearnedPolicy:
+    from policies.flow.factory import pixels_network
     from policies.flow.policy import FlowPolicy
-    from policies.flow.presets import pixels_network
 
     return FlowPolicy(spec, pixels_network(spec, max_offset=MAX_OFFSET), seed)
 

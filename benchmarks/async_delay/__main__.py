@@ -214,7 +214,7 @@ def keep_settings(path: Path, settings: dict[str, Any]) -> None:
 def _checkpoint(size: AsyncDelaySize, seed: int, checkpoint: str, home: Path) -> bytes:
     from benchmarks.async_delay.data import demonstrate
     from benchmarks.async_delay.policy import Training, train
-    from policies.flow.presets import state_network
+    from policies.flow.factory import state_network
 
     kept = home / f"{checkpoint.replace(' ', '-')}.safetensors"
     if kept.exists():
@@ -242,14 +242,14 @@ def _checkpoint(size: AsyncDelaySize, seed: int, checkpoint: str, home: Path) ->
 
 def evaluate(size: AsyncDelaySize, stage: Stage, weights: bytes, strategy: str, delay: int) -> list[float]:
     """The score of each held-out episode. The same arguments give the same scores."""
+    from benchmarks.async_delay.policy import policy_of
     from benchmarks.async_delay.rollout import AtOnce
-    from policies.flow.policy import FlowPolicy
     from robot_edge.chunking.config import ChunkingConfig
     from robot_edge.chunking.factory import make_scheduler
     from robot_edge.chunking.scheduler import DelayEstimator
 
     spec = metaworld_spec(size.config)
-    policy = FlowPolicy.from_weights(weights, spec, 1)
+    policy = policy_of(weights, spec)
     scheduler = make_scheduler(
         ChunkingConfig(strategy, EXECUTE_TICKS),
         spec,

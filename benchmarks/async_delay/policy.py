@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.dataset import open_dataset
@@ -12,6 +14,7 @@ from cloud_learner.buffer.sampling.target import imitation
 from cloud_learner.training.learner import Learner
 from hal.drivers.metaworld.tasks import instruction
 from hal.interfaces.dynamics import DynamicsModel
+from policies.common.weights import read_header
 from policies.flow.config import FlowConfig
 from policies.flow.policy import FlowPolicy
 from wire.types import RobotSpec
@@ -24,6 +27,13 @@ class Training:
     steps: int
     algorithm: HGDagger = HGDagger(batch=256, learning_rate=1e-3, ema_decay=0.998)  # noqa: RUF009 - frozen too
     cache_bytes: int = 512 * 1024**2
+
+
+def policy_of(weights: bytes, spec: RobotSpec) -> FlowPolicy:
+    """The policy with the network that `weights` describes."""
+    policy = FlowPolicy(spec, msgspec.convert(read_header(weights).config, FlowConfig))
+    policy.load(weights, 1)
+    return policy
 
 
 def train(

@@ -3,7 +3,7 @@
     python -m benchmarks.prefix_age [--quick] [--json FILE] [--write]
 
 A stock SmolVLA computes images, words and state anew for each chunk. Divided (see
-`policies.lerobot.partitions.smolvla`), it acts on keys and values of images and words that may be older than its state.
+`policies.lerobot.partitions.vla`), it acts on keys and values of images and words that may be older than its state.
 A tiny one is trained as lerobot trains it, on a scripted operator who goes to a green square that stands still, or
 follows one that circles; only the camera shows where it is. Then its chunks are made with everything but the age of
 what they are made from being equal:
@@ -91,7 +91,7 @@ class Model:
 
     def __init__(self, directory: Path) -> None:
         from policies.lerobot.checkpoint import LeRobotCheckpoint
-        from policies.lerobot.partitions.smolvla import SmolVLAPartition
+        from policies.lerobot.partitions.vla import SmolVLAPartition
 
         checkpoint = LeRobotCheckpoint.open(str(directory))
         self.policy = checkpoint.policy()

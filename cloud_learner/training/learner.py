@@ -4,7 +4,7 @@ A learner is deterministic: the same policy, settings, seed and batches give the
 restored in between. It knows nothing of files, buffers or the network.
 
 What is frozen is in memory once, shared by the weights and their average, and never in a checkpoint: only its hash is
-(`policies.interface.trainable`). What a policy's `loss` needs of the module, such as training mode for dropout, it sets
+(`policies.common.weights`). What a policy's `loss` needs of the module, such as training mode for dropout, it sets
 itself; its random numbers are torch's, which follow from the seed and the number of the gradient step.
 """
 
@@ -23,8 +23,8 @@ from torch import nn
 
 from cloud_learner.algorithms import hg_dagger
 from cloud_learner.algorithms.hg_dagger import HGDagger
+from policies.common.weights import base_sha256, trainable_state_dict
 from policies.interface.policy import Batch, TrainablePolicy
-from policies.interface.trainable import base_sha256, trainable_state_dict
 from wire.errors import InvalidDataError, PolicyError
 
 _RESUME = (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import torch
 from torch import nn
@@ -50,7 +49,7 @@ class Regression:
             raise PolicyError("this policy was not trained to continue a prefix.")
         if latent.version != self.version:
             raise PolicyError(f"a latent of version {latent.version} does not go with version {self.version}.")
-        check_observation(msgspec.structs.replace(self.spec, cameras=()), observation)
+        check_observation(self.spec, observation, cameras=())
         with torch.inference_mode():
             actions = self._chunks(torch.from_numpy(observation.state.copy())[None])[0].clamp(-1, 1).numpy()
         return ActionChunk(actions, tick, self.spec.period_ns, self.version, observation.time_ns, latent.observed_ns)

@@ -117,15 +117,15 @@ def _built_by_up(spec: RobotSpec, seed: int) -> LearnedPolicy:
 
 
 def _pixels_policy(spec: RobotSpec, seed: int) -> FlowPolicy:
+    from policies.flow.factory import pixels_network
     from policies.flow.policy import FlowPolicy
-    from policies.flow.presets import pixels_network
 
     return FlowPolicy(spec, pixels_network(spec, max_offset=MAX_DELAY), seed)
 
 
 def _state_policy(spec: RobotSpec, seed: int) -> FlowPolicy:
+    from policies.flow.factory import state_network
     from policies.flow.policy import FlowPolicy
-    from policies.flow.presets import state_network
 
     return FlowPolicy(spec, state_network(spec), seed)
 

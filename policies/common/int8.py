@@ -43,10 +43,10 @@ class Int8Linear(nn.Module):
             self.register_buffer("scale", like.new_empty(len(like), dtype=torch.float32), persistent=False)
             bias = None if linear.bias is None else torch.empty_like(self.scale)
             self.register_buffer("bias", bias, persistent=False)
-        self.take(linear)
+        self.quantize(linear)
 
     @torch.no_grad()
-    def take(self, linear: nn.Linear) -> None:
+    def quantize(self, linear: nn.Linear) -> None:
         """Round the present weights of `linear`. In place, so that what was compiled or recorded stays valid."""
         weight = linear.weight.detach().float()
         scale = (weight.abs().amax(1) / 127).clamp_min(1e-12)
@@ -94,9 +94,6 @@ class Int8Linear(nn.Module):
             whole = torch._int_mm((rows / step).round().to(torch.int8), self.rounded)
             product = (whole.float() * step * self.scale).view(*x.shape[:-1], self.out_features)
         return (product if self.bias is None else product + self.bias).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}"
 
 
 class _Differentiable(torch.autograd.Function):

@@ -10,18 +10,17 @@ import numpy as np
 import torch
 from torch import nn
 
+from policies.common.residual_policy import STATE_LIMIT
 from wire.errors import InvalidDataError, PolicyError
 
 MIN_STD = 0.02
 """A dimension that hardly moved in the data must not blow up when it moves later."""
-LIMIT = 5.0
-"""Normalised values are clamped to ±LIMIT: a state never seen before stays a moderate input."""
 WINDOW = 1_000_000
 """states that online statistics remember: two thousand batches of 512, slow enough for the weights to keep up"""
 
 
 class Normalizer(nn.Module):
-    """x -> clamp((x - mean) / std, ±LIMIT). Both are buffers: they are saved and loaded with the weights.
+    """x -> clamp((x - mean) / std, ±STATE_LIMIT). Both are buffers: they are saved and loaded with the weights.
 
     With `online`, three more are: `count` (of states, at most WINDOW), `mean64` and `spread` (sum of squared
     deviations), all float64. Without, the tensors are those of older weights.
@@ -82,7 +81,7 @@ class Normalizer(nn.Module):
             return
         if not self.count:
             self._begin(x)
-            self._take_over()
+            self._to_float32()
             return
         n, known = len(x), self.count.clone()
         total = known + n
@@ -91,11 +90,11 @@ class Normalizer(nn.Module):
         self.spread += (x - mean).square().sum(0) + delta.square() * (known * n / total)
         self.mean64 += delta * (n / total)
         self._cap(total)
-        self._take_over()
+        self._to_float32()
 
     def forward(self, state: torch.Tensor) -> torch.Tensor:
         """float32[..., ds] of the same shape as `state`."""
-        return ((state - self.mean) / self.std).clamp(-LIMIT, LIMIT)
+        return ((state - self.mean) / self.std).clamp(-STATE_LIMIT, STATE_LIMIT)
 
     def _begin(self, x: torch.Tensor) -> None:
         self.mean64.copy_(x.mean(0))
@@ -108,6 +107,6 @@ class Normalizer(nn.Module):
         self.spread *= kept / count
         self.count.copy_(kept)
 
-    def _take_over(self) -> None:
+    def _to_float32(self) -> None:
         self.mean.copy_(self.mean64)
         self.std.copy_((self.spread / self.count).sqrt().clamp_min(MIN_STD))

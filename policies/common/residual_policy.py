@@ -12,7 +12,7 @@ import numpy as np
 from wire.types import ResidualPolicy
 
 STATE_LIMIT = 5.0
-"""normalised states are clamped to ± this, as `policies.common.normalizer` does"""
+"""normalised states are clamped to ± this: one that was never seen before stays a moderate input"""
 TICKS_SCALE = 1 / 16
 """index and age reach the network divided by so many ticks"""
 

@@ -25,11 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from policies.interface.trainable import trainable_state_dict
 from wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 log = logging.getLogger(__name__)
@@ -93,7 +91,7 @@ def acting(module: nn.Module, runtime: Runtime) -> nn.Module:
 
     `module` lies on the runtime's device already and is not changed. In the copy, parameters of two and more dimensions
     are in `runtime.dtype` and larger Linear layers in 8 bits; vectors (norms, biases) and buffers (statistics) stay as
-    they are. Run it under `runtime.autocast()`, and bring it up to date with `refresh`.
+    they are. Run it under `runtime.autocast()`, and bring it up to date with `policies.common.weights.refresh`.
     """
     if runtime.plain:
         return module
@@ -103,7 +101,8 @@ def acting(module: nn.Module, runtime: Runtime) -> nn.Module:
     # every tensor is copied once, in its new type, so that a large network never lies there twice in float32
     copies: dict[int, Any] = {}
     for parameter in module.parameters():
-        value = parameter.detach().to(_kept(parameter, dtype), copy=True)
+        matrix = parameter.is_floating_point() and parameter.ndim > 1
+        value = parameter.detach().to(dtype if matrix else parameter.dtype, copy=True)
         copies[id(parameter)] = torch.nn.Parameter(value, requires_grad=False)
     network: nn.Module = copy.deepcopy(module, copies)
     if runtime.int8:
@@ -114,33 +113,6 @@ def acting(module: nn.Module, runtime: Runtime) -> nn.Module:
         if not replaced:
             log.warning("int8: %s has no Linear layer large enough to gain by it.", type(module).__name__)
     return network.eval()
-
-
-def refresh(network: nn.Module, module: nn.Module) -> None:
-    """Give `network`, which `acting` made of `module`, the module's present values, but for what is frozen, in place.
-
-    What was compiled for it, CUDA graphs included, stays valid. Nothing to do when both are the same object.
-    """
-    if network is module:
-        return
-    import torch
-
-    from policies.common.int8 import Int8Linear
-
-    # what is frozen is there since `acting`, and may be billions of numbers
-    carried = {id(tensor) for tensor in trainable_state_dict(module).values()}
-    with torch.no_grad():
-        for name, source in module.named_modules():
-            target = network.get_submodule(name)
-            if isinstance(target, Int8Linear):
-                assert isinstance(source, torch.nn.Linear)
-                if any(id(parameter) in carried for parameter in source.parameters()):
-                    target.take(source)
-                continue
-            for tensors in ("_parameters", "_buffers"):
-                for key, value in getattr(source, tensors).items():
-                    if value is not None and (tensors == "_buffers" or id(value) in carried):
-                        getattr(target, tensors)[key].copy_(value)
 
 
 def compiled(function: F, runtime: Runtime) -> F:
@@ -186,11 +158,6 @@ def _own_graphs() -> None:
     if not hasattr(cudagraph_trees.local, "tree_manager_containers"):
         cudagraph_trees.local.tree_manager_containers = {}
         cudagraph_trees.local.tree_manager_locks = defaultdict(threading.Lock)
-
-
-def _kept(parameter: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    """The type a parameter has in the acting copy."""
-    return dtype if parameter.is_floating_point() and parameter.ndim > 1 else parameter.dtype
 
 
 def _require_compiler(device: str) -> None:

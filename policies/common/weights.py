@@ -5,6 +5,7 @@ A file holds the tensors and one metadata entry, the JSON of `Header`. It is nev
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,12 +15,15 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from policies.interface.trainable import base_sha256, trainable_state_dict
+from policies.common.int8 import Int8Linear
+from policies.interface.trainable import TRAINED
 from wire.errors import WeightsError
 from wire.types import PolicyCapabilities, RobotSpec
 
 FORMAT = 1
 _KEY = "vla_fleet"
+_HASHED = "_base_sha256"
+"""attribute of a module: (which tensors, their hash)"""
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
 _EXPORT = "Export the policy with `save()`, which writes safetensors."
 _SAME = (
@@ -41,7 +45,7 @@ class Header(msgspec.Struct, frozen=True):
     trained: PolicyCapabilities = PolicyCapabilities()
     format: int = FORMAT
     base: str = ""
-    """hash of what is not in the file and must be there already (`policies.interface.trainable.base_sha256`)"""
+    """hash of what is not in the file and must be there already (`base_sha256`)"""
 
 
 def pack(tensors: Mapping[str, torch.Tensor], header: Header) -> bytes:
@@ -51,7 +55,7 @@ def pack(tensors: Mapping[str, torch.Tensor], header: Header) -> bytes:
 
 
 def pack_module(module: nn.Module, header: Header) -> bytes:
-    """A file of what training changes in `module` (`policies.interface.trainable`), and the hash of the rest."""
+    """A file of what training changes in `module` (`trainable_state_dict`), and the hash of the rest."""
     return pack(trainable_state_dict(module), msgspec.structs.replace(header, base=base_sha256(module)))
 
 
@@ -96,7 +100,7 @@ def unpack(data: bytes, what: str = "weights") -> tuple[Header, dict[str, torch.
         raise WeightsError(f"{what}: the tensors cannot be read: {error}. Fetch or export them again.") from error
     bad = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
     if bad:
-        raise WeightsError(f"{what}: not finite in {_some(bad)}; training diverged, use an earlier version.")
+        raise WeightsError(f"{what}: not finite in {list_names(bad)}; training diverged, use an earlier version.")
     return header, tensors
 
 
@@ -128,30 +132,117 @@ def unpack_own(data: bytes, own: Header, what: str) -> tuple[Header, dict[str, t
 
 
 def load_into(module: nn.Module, tensors: Mapping[str, torch.Tensor], what: str = "weights") -> None:
-    """Copy `tensors` into the module's parameters and buffers; nothing is copied unless everything fits.
+    """Copy `tensors` into what training changes of the module; nothing is copied unless everything fits.
 
     Raises `WeightsError` that names the tensors that are missing, not expected, or of another shape or type.
     """
-    _require_tensors(module.state_dict(), tensors, what)
-    module.load_state_dict(dict(tensors))
-
-
-def load_published(
-    module: nn.Module, header: Header, tensors: Mapping[str, torch.Tensor], what: str = "weights"
-) -> None:
-    """Copy the tensors of a file that `pack_module` wrote into `module`, whose base stays; all of them or none.
-
-    Raises `WeightsError` if the module's base is not the one the file was trained on, and as `load_into` does for
-    tensors that do not fit.
-    """
-    base = base_sha256(module)
-    if header.base != base:
-        raise WeightsError(f"{what}: {_other_base(header.base, base)}")
     own = trainable_state_dict(module)
     _require_tensors(own, tensors, what)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
+
+
+def load_published(
+    module: nn.Module, header: Header, tensors: Mapping[str, torch.Tensor], what: str = "weights"
+) -> None:
+    """`load_into` of a file that `pack_module` wrote; the module's base stays.
+
+    Raises `WeightsError` if that is not the one the file was trained on, and as `load_into` does.
+    """
+    base = base_sha256(module)
+    if header.base != base:
+        raise WeightsError(f"{what}: {_other_base(header.base, base)}")
+    load_into(module, tensors, what)
+
+
+def refresh(network: nn.Module, module: nn.Module) -> None:
+    """Give `network` the present values of `module`, of which `policies.common.runtime.acting` made it, in place.
+
+    What is frozen stays. What was compiled for it, CUDA graphs included, stays valid. Nothing to do when both are the
+    same object.
+    """
+    if network is module:
+        return
+    # what is frozen is there since `acting`, and may be billions of numbers
+    carried = {id(tensor) for tensor in trainable_state_dict(module).values()}
+    with torch.no_grad():
+        for name, source in module.named_modules():
+            target = network.get_submodule(name)
+            if isinstance(target, Int8Linear):
+                assert isinstance(source, torch.nn.Linear)
+                if any(id(parameter) in carried for parameter in source.parameters()):
+                    target.quantize(source)
+                continue
+            for tensors in ("_parameters", "_buffers"):
+                for key, value in getattr(source, tensors).items():
+                    if value is not None and (tensors == "_buffers" or id(value) in carried):
+                        getattr(target, tensors)[key].copy_(value)
+
+
+def trainable_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors a weights file carries, by their names in `state_dict`: all that training changes.
+
+    Those are the trained parameters and every persistent buffer (statistics); all tensors when nothing is frozen or
+    the module was never prepared. A tensor with two names is listed under the first. They are the module's own, not
+    copies, and share its memory.
+    """
+    tensors, trained = _tensors(module), getattr(module, TRAINED, None)
+    if trained is None:
+        return tensors
+    parameters = {name for name, _ in module.named_parameters()}
+    return {name: tensor for name, tensor in tensors.items() if name in trained or name not in parameters}
+
+
+def base_sha256(module: nn.Module) -> str:
+    """64 hexadecimal digits over all that the network computes with and `trainable_state_dict` lacks; "" for nothing.
+
+    That is names, types, shapes and values of the frozen tensors, and the factor alpha / rank of every adapter, which
+    is in no tensor. About a second per gigabyte, so it is remembered on the module until one of these tensors is
+    another one or was written to. A copy that shares them (see `cloud_learner.training.learner`) has it as well.
+    """
+    ours = trainable_state_dict(module)
+    base = {name: tensor for name, tensor in sorted(_tensors(module).items()) if name not in ours}
+    factors = _factors(module)
+    if not base and not factors:
+        return ""
+    written = None
+    if not any(tensor.is_inference() for tensor in base.values()):  # those do not count their writes
+        written = factors, tuple((name, tensor.data_ptr(), tensor._version) for name, tensor in base.items())
+        remembered: tuple[Any, str] | None = getattr(module, _HASHED, None)
+        if remembered is not None and remembered[0] == written:
+            return remembered[1]
+    digest = hashlib.sha256()
+    for name, tensor in base.items():
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    for name, factor in factors:
+        digest.update(f"{name} times {factor!r}\n".encode())
+    value = digest.hexdigest()
+    if written is not None:
+        setattr(module, _HASHED, (written, value))
+    return value
+
+
+def _factors(module: nn.Module) -> tuple[tuple[str, float], ...]:
+    """What each adapter's output is multiplied by, sorted by name."""
+    found = []
+    for name, part in module.named_modules():
+        if hasattr(part, "lora_A"):  # others have a `scaling` as well, such as attention
+            found += [(f"{name}.{adapter}", float(factor)) for adapter, factor in part.scaling.items()]
+    return tuple(sorted(found))
+
+
+def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every tensor of `state_dict` once, as the module holds it."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor
+    return found
 
 
 def _other_base(theirs: str, mine: str) -> str:
@@ -175,9 +266,9 @@ def _other_base(theirs: str, mine: str) -> str:
 def _require_tensors(own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], what: str) -> None:
     problems = []
     if missing := sorted(own.keys() - tensors.keys()):
-        problems.append(f"missing {_some(missing)}")
+        problems.append(f"missing {list_names(missing)}")
     if unexpected := sorted(tensors.keys() - own.keys()):
-        problems.append(f"not expected {_some(unexpected)}")
+        problems.append(f"not expected {list_names(unexpected)}")
     for name in sorted(own.keys() & tensors.keys()):
         mine, theirs = own[name], tensors[name]
         if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
@@ -189,6 +280,7 @@ def _require_tensors(own: Mapping[str, torch.Tensor], tensors: Mapping[str, torc
         )
 
 
-def _some(names: list[str]) -> str:
+def list_names(names: list[str]) -> str:
+    """The first five, in quotes, and how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(f"'{name}'" for name in names[:5]) + more

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import msgspec
@@ -35,16 +35,15 @@ CLOSE, LOOSE = 1e-4, 0.05
 in float32, and in shorter numbers"""
 
 
-def shapes(make: Make, observation: Observation, batch: Batch) -> str:
+def shapes(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy = make()
     chunk = chunk_of(policy, observation)
     expected = (policy.horizon, policy.spec.action_dim)
     if chunk.actions.shape != expected or chunk.actions.dtype != np.float32:
-        return f"actions are {chunk.actions.dtype}{list(chunk.actions.shape)}, expected float32{list(expected)}"
-    return ""
+        yield f"actions are {chunk.actions.dtype}{list(chunk.actions.shape)}, expected float32{list(expected)}"
 
 
-def limits(make: Make, observation: Observation, batch: Batch) -> str:
+def limits(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy = make()
     spec = policy.spec
     latent = policy.think(observation)
@@ -53,13 +52,12 @@ def limits(make: Make, observation: Observation, batch: Batch) -> str:
         state = 100 * example_observation(spec, seed).state
         actions = policy.act(msgspec.structs.replace(observation, state=state), latent, 3).actions
         if not np.isfinite(actions).all():
-            return "actions that are not finite"
+            yield "actions that are not finite"
         if (actions < spec.action_low()).any() or (actions > spec.action_high()).any():
-            return f"actions from {actions.min(0)} to {actions.max(0)} leave the spec's limits"
-    return ""
+            yield f"actions from {actions.min(0)} to {actions.max(0)} leave the spec's limits"
 
 
-def stamps(make: Make, observation: Observation, batch: Batch) -> str:
+def stamps(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy = make()
     latent = policy.think(observation)
     chunk = policy.act(observation, latent, 7)
@@ -71,72 +69,69 @@ def stamps(make: Make, observation: Observation, batch: Batch) -> str:
         "latent_observed_ns": latent.observed_ns,
     }
     wrong = [f"{name} {getattr(chunk, name)} instead of {v}" for name, v in wanted.items() if getattr(chunk, name) != v]
-    return "; ".join(wrong)
+    yield "; ".join(wrong)
 
 
-def determinism(make: Make, observation: Observation, batch: Batch) -> str:
+def determinism(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     found = []
     for seed in range(2):
         with seeded(seed):
             policy = make()
             found.append([chunk_of(policy, observation).actions for _ in range(2)])
-    same = all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
-    return "" if same else "two policies of one seed act differently, or as torch's or numpy's global random stream is"
+    if not all(np.array_equal(a, b) for a, b in zip(*found, strict=True)):
+        yield "two policies of one seed act differently, or as torch's or numpy's global random stream is"
 
 
-def random_streams(make: Make, observation: Observation, batch: Batch) -> str:
+def random_streams(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     with seeded(5):
         before = random_state()
         policy = make()
         if streams := moved(before):
-            return f"making a policy moves the global random stream of {streams}: whoever makes one must not notice"
+            yield f"making a policy moves the global random stream of {streams}: whoever makes one must not notice"
         latent = policy.think(observation)
         if streams := moved(before):
-            return f"think() moves the global random stream of {streams}"
+            yield f"think() moves the global random stream of {streams}"
         policy.act(observation, latent, 0)
         with contextlib.suppress(PolicyError):
             policy.act(observation, latent, 0, Prefix(_decided(policy, 1), 1, guided=True))
         if streams := moved(before):
-            return f"act() moves the global random stream of {streams}"
+            yield f"act() moves the global random stream of {streams}"
         policy.load(policy.save(), policy.version + 1)
         if streams := moved(before):
-            return f"save() or load() moves the global random stream of {streams}"
-    return ""
+            yield f"save() or load() moves the global random stream of {streams}"
 
 
-def separation(make: Make, observation: Observation, batch: Batch) -> str:
+def separation(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     latent = make().think(observation)
     changed = msgspec.structs.replace(changed_images(observation), task="something else")
     first, second = make().act(observation, latent, 0), make().act(changed, latent, 0)
-    same = np.array_equal(first.actions, second.actions)
-    return "" if same else "act() gives other actions for another image or instruction behind the same latent"
+    if not np.array_equal(first.actions, second.actions):
+        yield "act() gives other actions for another image or instruction behind the same latent"
 
 
-def fresh_state(make: Make, observation: Observation, batch: Batch) -> str:
+def fresh_state(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     make = with_random_zero_init(make)
     latent = make().think(observation)
     first = make().act(observation, latent, 0).actions
     second = make().act(changed_state(make().spec, observation), latent, 0).actions
-    if not np.array_equal(first, second):
-        return ""
-    return "act() gives the same actions for another state behind the same latent: it must read the newest state"
+    if np.array_equal(first, second):
+        yield "act() gives the same actions for another state behind the same latent: it must read the newest state"
 
 
-def no_state_in_latent(make: Make, observation: Observation, batch: Batch) -> str:
+def no_state_in_latent(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy = make()
     if getattr(policy, "think_reads_state", False):
-        return ""
+        return
     first = policy.think(observation).data
     second = make().think(changed_state(policy.spec, observation)).data
-    if np.array_equal(first, second):
-        return ""
-    return (
-        "think() leaves another latent for another state, so the fast path gets an old one in it; read the state in "
-        "act(), or say `think_reads_state = True`"
-    )
+    if not np.array_equal(first, second):
+        yield (
+            "think() leaves another latent for another state, so the fast path gets an old one in it; read the state "
+            "in act(), or say `think_reads_state = True`"
+        )
 
 
-def own_latent(make: Make, observation: Observation, batch: Batch) -> str:
+def own_latent(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy, other = make(), make()
     latent = policy.think(observation)
     expected = policy.act(observation, latent, 0).actions
@@ -144,26 +139,24 @@ def own_latent(make: Make, observation: Observation, batch: Batch) -> str:
     later = msgspec.structs.replace(changed_images(observation), task="something else")
     other.think(msgspec.structs.replace(later, time_ns=later.time_ns + 10 * other.spec.period_ns))
     if not np.array_equal(expected, other.act(observation, first, 0).actions):
-        return "act() goes by what think() saw last, not by the latent it is given"
-    return ""
+        yield "act() goes by what think() saw last, not by the latent it is given"
 
 
-def travels(make: Make, observation: Observation, batch: Batch) -> str:
+def travels(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy = make()
     latent = policy.think(observation)
     expected = policy.act(observation, latent, 0).actions
     try:
         sent = decode(encode(ThinkReply(0, latent, (policy.version,))))
     except WireError as error:
-        return f"a latent that cannot be sent to another process: {error}"
+        yield f"a latent that cannot be sent to another process: {error}"
     assert isinstance(sent, ThinkReply)
     assert sent.latent is not None
     if not np.array_equal(expected, make().act(observation, sent.latent, 0).actions):
-        return "another process that is sent the latent acts differently on it"
-    return ""
+        yield "another process that is sent the latent acts differently on it"
 
 
-def several(make: Make, observation: Observation, batch: Batch) -> str:
+def several(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     make = with_random_zero_init(make)
     policy, other = make(), make()
     spec = policy.spec
@@ -175,37 +168,36 @@ def several(make: Make, observation: Observation, batch: Batch) -> str:
     if think_batch is not None:
         for number, (one, all_) in enumerate(zip(latents, think_batch(seen), strict=True)):
             if (one.observed_ns, one.version) != (all_.observed_ns, all_.version):
-                return f"think_batch(), latent {number}: another time or version than think() gives"
+                yield f"think_batch(), latent {number}: another time or version than think() gives"
             if one.data.shape != all_.data.shape or not _close(
                 one.data, all_.data, np.abs(one.data).max(initial=1e-6), share
             ):
-                return f"think_batch(), latent {number} is not what think() gives"
+                yield f"think_batch(), latent {number} is not what think() gives"
     if act_batch is None:
-        return ""
+        return
     single = [policy.act(*given) for given in zip(seen, latents, ticks, strict=True)]
     together = act_batch(seen, latents, ticks)
     if len(together) != len(single):
-        return f"act_batch() gives {len(together)} chunks for {len(single)} observations"
+        yield f"act_batch() gives {len(together)} chunks for {len(single)} observations"
     for number, (alone, beside) in enumerate(zip(single, together, strict=True)):
         for name in ("first_tick", "step_ns", "version", "observed_ns", "latent_observed_ns"):
             if getattr(alone, name) != getattr(beside, name):
-                return f"act_batch(), chunk {number}: {name} {getattr(beside, name)}, not {getattr(alone, name)}"
+                yield f"act_batch(), chunk {number}: {name} {getattr(beside, name)}, not {getattr(alone, name)}"
         if not _close(alone.actions, beside.actions, spec.action_high() - spec.action_low(), share):
-            return f"act_batch(), chunk {number} is not what act() gives with the same noise"
-    return ""
+            yield f"act_batch(), chunk {number} is not what act() gives with the same noise"
 
 
-def age(make: Make, observation: Observation, batch: Batch) -> str:
+def age(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy, other = make(), make()
     if policy.trained.trained_max_delay:
-        return ""
+        return
     latent = policy.think(observation)
     older = msgspec.structs.replace(latent, observed_ns=latent.observed_ns - 10 * policy.spec.period_ns)
-    same = np.array_equal(policy.act(observation, latent, 0).actions, other.act(observation, older, 0).actions)
-    return "" if same else "a policy that was trained for no delay acts differently when the latent is older"
+    if not np.array_equal(policy.act(observation, latent, 0).actions, other.act(observation, older, 0).actions):
+        yield "a policy that was trained for no delay acts differently when the latent is older"
 
 
-def prefix(make: Make, observation: Observation, batch: Batch) -> str:
+def prefix(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     for guided in (False, True):
         policy = make()
         actions = _decided(policy, max(1, policy.horizon // 2))
@@ -215,33 +207,31 @@ def prefix(make: Make, observation: Observation, batch: Batch) -> str:
             chunk = policy.act(observation, latent, 0, Prefix(actions, committed, guided))
         except PolicyError as error:
             if policy.trained.prefix_trained and not guided:
-                return f"trained with prefixes, but act() refuses one: {error}"
+                yield f"trained with prefixes, but act() refuses one: {error}"
             continue
         if not np.array_equal(chunk.actions[:committed], actions[:committed]):
-            return f"a chunk that does not begin with the {committed} committed actions (guided: {guided})"
-    return ""
+            yield f"a chunk that does not begin with the {committed} committed actions (guided: {guided})"
 
 
-def behind_prefix(make: Make, observation: Observation, batch: Batch) -> str:
+def behind_prefix(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     make = with_random_zero_init(make)
     policy, other = make(), make()
     if not policy.trained.prefix_trained or policy.horizon < 2:
-        return ""
+        return
     spec, committed = policy.spec, policy.horizon // 2
     decided = _decided(policy, committed)
     opposite = spec.action_low() + spec.action_high() - decided
     latent = policy.think(observation)
     first = policy.act(observation, latent, 0, Prefix(decided, committed)).actions
     second = other.act(observation, latent, 0, Prefix(opposite, committed)).actions
-    if not np.array_equal(first[committed:], second[committed:]):
-        return ""
-    return (
-        "trained with prefixes, but the rest of a chunk is the same whatever was committed: the network must read the "
-        "committed actions, copying them into its answer leaves a jump behind them"
-    )
+    if np.array_equal(first[committed:], second[committed:]):
+        yield (
+            "trained with prefixes, but the rest of a chunk is the same whatever was committed: the network must read "
+            "the committed actions, copying them into its answer leaves a jump behind them"
+        )
 
 
-def bad_prefix(make: Make, observation: Observation, batch: Batch) -> str:
+def bad_prefix(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy = make()
     latent = policy.think(observation)
     good = _decided(policy, 1)
@@ -254,12 +244,10 @@ def bad_prefix(make: Make, observation: Observation, batch: Batch) -> str:
         for guided in (False, True):
             given = Prefix(actions, committed, guided)
             act = partial(policy.act, observation, latent, 0, given)
-            if wrong := refused(f"act() on a prefix {name} (guided: {guided})", act, PolicyError):
-                return wrong
-    return ""
+            yield refused(f"act() on a prefix {name} (guided: {guided})", act, PolicyError)
 
 
-def refusals(make: Make, observation: Observation, batch: Batch) -> str:
+def refusals(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy = make()
     latent = policy.think(observation)
     state = observation.state
@@ -278,36 +266,38 @@ def refusals(make: Make, observation: Observation, batch: Batch) -> str:
         rest = {other: kept for other, kept in observation.images.items() if other != name}
         cases.append((f"think() without camera '{name}'", think(rest)))
         cases.append((f"think() on an image of '{name}' that is a row too low", think({**rest, name: small})))
-    found = (refused(what, call, InvalidDataError) for what, call in cases)
-    return next((wrong for wrong in found if wrong), "")
+    for what, call in cases:
+        yield refused(what, call, InvalidDataError)
 
 
-def training(make: Make, observation: Observation, batch: Batch) -> str:
+def training(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy = make()
     trained, corrector, spec = policy.trained, policy.corrector, policy.spec
     if not isinstance(trained, PolicyCapabilities):
-        return f"`trained` is {trained!r}, not a `PolicyCapabilities`"
+        yield f"`trained` is {trained!r}, not a `PolicyCapabilities`"
     if policy.max_offset != trained.trained_max_delay:
-        return f"max_offset is {policy.max_offset}, but weights say trained_max_delay {trained.trained_max_delay}"
+        yield f"max_offset is {policy.max_offset}, but weights say trained_max_delay {trained.trained_max_delay}"
     if trained.residual_trained != (corrector is not None):
-        return f"residual_trained is {trained.residual_trained}, but the corrector is {type(corrector).__name__}"
+        yield f"residual_trained is {trained.residual_trained}, but the corrector is {type(corrector).__name__}"
     if corrector is None:
-        return ""
+        return
     if corrector.version != policy.version:
-        return f"the corrector is of version {corrector.version}, the policy of version {policy.version}"
+        yield f"the corrector is of version {corrector.version}, the policy of version {policy.version}"
     latent = policy.think(observation).data
     low, high = spec.action_low(), spec.action_high()
     action = correct(corrector, observation.state, latent, _decided(policy, 1)[0], low, high, policy.horizon - 1, 3.0)
     fits = action.shape == low.shape and bool(((action >= low) & (action <= high)).all())
-    return "" if fits else f"the corrector gives {action}, outside the spec's limits"
+    if not fits:
+        yield f"the corrector gives {action}, outside the spec's limits"
 
 
-def unchanged(make: Make, observation: Observation, batch: Batch) -> str:
+def unchanged(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy = make()
     before = policy.save()
     for _ in range(2):
         chunk_of(policy, observation)
-    return "" if policy.save() == before else "its weights are others after it acted"
+    if policy.save() != before:
+        yield "its weights are others after it acted"
 
 
 def _close(one: np.ndarray, other: np.ndarray, size: np.ndarray, share: float) -> bool:

@@ -11,7 +11,7 @@ optional ways to serve several robots at once, `think_batch(observations) -> lis
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from policies.conformance import acting, learning, weights
@@ -32,36 +32,27 @@ class PolicyCheck:
     """what was seen instead, '' when it passed"""
 
 
-def check_policy(
-    make: Make,
-    observation: Observation | None = None,
-    batch: Batch | None = None,
-    tell: Callable[[PolicyCheck], None] | None = None,
-) -> list[PolicyCheck]:
-    """Run every check on policies from `make`; both inputs default to examples for its spec.
+def check_policy(make: Make, notify: Callable[[PolicyCheck], None] | None = None) -> list[PolicyCheck]:
+    """Run every check on policies from `make`.
 
-    What a policy raises becomes the detail of the check that failed. `tell` hears of each check when it is done, which
-    takes minutes with a large policy.
+    What a policy raises becomes the detail of the check that failed. `notify` is called with each check when it is
+    done, which takes minutes with a large policy.
     """
     results = []
     for name, check in CHECKS.items():
         try:
             policy = make()
-            seen = example_observation(policy.spec) if observation is None else observation
-            data = batch
-            if data is None:
-                ahead, history = policy.ticks_ahead, policy.history
-                data = example_batch(policy.spec, policy.horizon, ticks_ahead=ahead, history=history)
-            detail = check(make, seen, data)
+            batch = example_batch(policy.spec, policy.horizon, ticks_ahead=policy.ticks_ahead, history=policy.history)
+            detail = next(filter(None, check(make, example_observation(policy.spec), batch)), "")
         except Exception as error:  # noqa: BLE001  a policy under test may raise anything; it is reported, not hidden
             detail = f"{type(error).__name__}: {error}"
         results.append(PolicyCheck(name, not detail, detail))
-        if tell is not None:
-            tell(results[-1])
+        if notify is not None:
+            notify(results[-1])
     return results
 
 
-CHECKS: dict[str, Callable[[Make, Observation, Batch], str]] = {
+CHECKS: dict[str, Callable[[Make, Observation, Batch], Iterator[str]]] = {
     "a chunk has H actions of the spec's width": acting.shapes,
     "actions are finite and within the spec's limits": acting.limits,
     "a chunk carries its tick, times and version": acting.stamps,
@@ -94,4 +85,4 @@ CHECKS: dict[str, Callable[[Make, Observation, Batch], str]] = {
     "a batch may come flat or grouped": learning.flat_or_grouped,
     "training data that does not fit is refused": learning.refusals,
 }
-"""by what is promised: what was seen instead, '' when it is kept"""
+"""by what is promised: yields what is seen instead, or ''; nobody looks further than the first fault"""

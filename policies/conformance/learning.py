@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -27,25 +28,25 @@ _TRIES = 4
 """losses in which each trained tensor must have had a part: some are drawn into one only now and then"""
 
 
-def gradient(make: Make, observation: Observation, batch: Batch) -> str:
+def gradient(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy = make()
     flags = [parameter.requires_grad for parameter in policy.module.parameters()]
     without: list[str] = []
     for number in range(_TRIES):
         loss = _loss(policy, batch, number)
         if loss.ndim != 0 or not np.isfinite(loss.item()):
-            return f"the loss is {loss}, not one finite number"
+            yield f"the loss is {loss}, not one finite number"
         loss.backward()
         without = [name for name, p in policy.module.named_parameters() if p.requires_grad and not _has_gradient(p)]
         if not without:
             break
         randomize_zero_init(policy)
     if [parameter.requires_grad for parameter in policy.module.parameters()] != flags:
-        return "loss() freezes or thaws parameters"
-    return f"no gradient reaches {without[:8]}, {len(without)} in all" if without else ""
+        yield "loss() freezes or thaws parameters"
+    yield f"no gradient reaches {without[:8]}, {len(without)} in all" if without else ""
 
 
-def bfloat16(make: Make, observation: Observation, batch: Batch) -> str:
+def bfloat16(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     import torch
 
     policy = make()
@@ -55,32 +56,29 @@ def bfloat16(make: Make, observation: Observation, batch: Batch) -> str:
         loss = _loss(policy, batch)
     loss.backward()
     if not math.isfinite(loss.item()):
-        return f"the loss is {loss.item()} under bfloat16 autocast, {exact:.4g} in float32"
+        yield f"the loss is {loss.item()} under bfloat16 autocast, {exact:.4g} in float32"
     bad = [n for n, p in policy.module.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())]
-    return f"gradients under bfloat16 autocast are not finite: {bad[:5]}" if bad else ""
+    yield f"gradients under bfloat16 autocast are not finite: {bad[:5]}" if bad else ""
 
 
-def masked(make: Make, observation: Observation, batch: Batch) -> str:
+def masked(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy = make()
     keep = policy.horizon // 2
     if not keep:
-        return ""
+        return
     mask = np.array(batch["mask"])
     mask[..., keep:] = 0
     other = np.array(batch["actions"])
     other[..., keep:, :] = (policy.spec.action_low() + policy.spec.action_high()) - other[..., keep:, :]
     first = _value(policy, {**batch, "mask": mask})
     second = _value(policy, {**batch, "mask": mask, "actions": other})
-    if _same(first, second):
-        return ""
-    return f"the loss is {first:.6g} or {second:.6g} as actions are that the mask says were not imitated"
+    if not _same(first, second):
+        yield f"the loss is {first:.6g} or {second:.6g} as actions are that the mask says were not imitated"
 
 
-def apart(make: Make, observation: Observation, batch: Batch) -> str:
+def apart(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     make = with_random_zero_init(make)
     b = len(batch["state"])
-    if b < 2:
-        return ""
     half = np.arange(b) < b // 2
     before, after = _varied(batch, half), _varied(batch, ~half)
     both = _varied(batch, np.ones(b, bool))
@@ -89,24 +87,21 @@ def apart(make: Make, observation: Observation, batch: Batch) -> str:
     # what changing some samples does to a mean over samples is the same whatever the others are
     alone, beside = losses[1] - losses[0], losses[3] - losses[2]
     if abs(alone - beside) <= 1e-3 * max(abs(alone), abs(beside)) + 3e-6 * max(map(abs, losses)):
-        return ""
-    return (
+        return
+    yield (
         f"states and images of some samples move the loss by {alone:.4g} or {beside:.4g}, as those of the others are: "
         "samples of a batch must not see each other's"
     )
 
 
-def flat_or_grouped(make: Make, observation: Observation, batch: Batch) -> str:
-    if np.ndim(batch["state"]) != 3:
-        return ""
+def flat_or_grouped(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy = make()
     grouped, flat = (_value(policy, one) for one in flattened(batch))
-    if _same(grouped, flat):
-        return ""
-    return f"the loss of a batch with one step behind each image is {grouped:.6g}, without that axis {flat:.6g}"
+    if not _same(grouped, flat):
+        yield f"the loss of a batch with one step behind each image is {grouped:.6g}, without that axis {flat:.6g}"
 
 
-def refusals(make: Make, observation: Observation, batch: Batch) -> str:
+def refusals(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy = make()
     wider = {name: np.concatenate([batch[name], batch[name][..., :1]], -1) for name in ("state", "actions")}
     cases: list[tuple[str, Batch]] = [
@@ -120,10 +115,8 @@ def refusals(make: Make, observation: Observation, batch: Batch) -> str:
     for camera in looked_at(make, observation):
         rest = {name: images for name, images in batch["images"].items() if name != camera}
         cases.append((f"no images of camera '{camera}'", {**batch, "images": rest}))
-    found = (
-        refused(f"loss() of a batch with {what}", partial(_loss, policy, bad), InvalidDataError) for what, bad in cases
-    )
-    return next((wrong for wrong in found if wrong), "")
+    for what, bad in cases:
+        yield refused(f"loss() of a batch with {what}", partial(_loss, policy, bad), InvalidDataError)
 
 
 def _loss(policy: LearnedPolicy, batch: Batch, seed: int = 0) -> Any:

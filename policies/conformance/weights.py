@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,27 +15,27 @@ from wire.errors import InvalidDataError, PolicyError, SpecMismatchError, Weight
 from wire.types import Observation
 
 
-def versions(make: Make, observation: Observation, batch: Batch) -> str:
+def versions(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy = make()
     latent = policy.think(observation)
     policy.load(policy.save(), policy.version + 1)
-    return refused("act() on a latent of an earlier version", lambda: policy.act(observation, latent, 0), PolicyError)
+    yield refused("act() on a latent of an earlier version", lambda: policy.act(observation, latent, 0), PolicyError)
 
 
-def round_trip(make: Make, observation: Observation, batch: Batch) -> str:
+def round_trip(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     make = with_random_zero_init(make)
     policy, other = make(), make()
     saved = policy.save()
     other.load(saved, 5)
     if other.version != 5:
-        return f"version is {other.version} after loading version 5"
+        yield f"version is {other.version} after loading version 5"
     if other.save() != saved:
-        return "weights change when they are loaded and saved again"
-    same = np.array_equal(chunk_of(policy, observation).actions, chunk_of(other, observation).actions)
-    return "" if same else "a policy acts differently after its own weights were loaded"
+        yield "weights change when they are loaded and saved again"
+    if not np.array_equal(chunk_of(policy, observation).actions, chunk_of(other, observation).actions):
+        yield "a policy acts differently after its own weights were loaded"
 
 
-def takes_effect(make: Make, observation: Observation, batch: Batch) -> str:
+def takes_effect(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     import torch
 
     policy, other = make(), make()
@@ -50,14 +50,14 @@ def takes_effect(make: Make, observation: Observation, batch: Batch) -> str:
     other.load(weights, 1)
     after = chunk_of(other, observation).actions
     if np.array_equal(before, after):
-        return "it acts as before after other weights were loaded"
+        yield "it acts as before after other weights were loaded"
     again = make()
     again.load(weights, 1)
-    same = np.array_equal(after, chunk_of(again, observation).actions)
-    return "" if same else "two policies with the same weights loaded act differently"
+    if not np.array_equal(after, chunk_of(again, observation).actions):
+        yield "two policies with the same weights loaded act differently"
 
 
-def garbage(make: Make, observation: Observation, batch: Batch) -> str:
+def garbage(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy = make()
     good = policy.save()
     version = policy.version
@@ -68,14 +68,12 @@ def garbage(make: Make, observation: Observation, batch: Batch) -> str:
         ("a pickle", b"\x80\x04N."),
         ("a torch archive", b"PK\x03\x04" + good),
     ):
-        if wrong := refused(f"load() of {name}", partial(policy.load, bad, version + 1), WeightsError):
-            return wrong
+        yield refused(f"load() of {name}", partial(policy.load, bad, version + 1), WeightsError)
         if policy.version != version or policy.save() != good:
-            return f"load() of {name} changed the policy"
-    return ""
+            yield f"load() of {name} changed the policy"
 
 
-def others(make: Make, observation: Observation, batch: Batch) -> str:
+def others(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     from policies.common.weights import pack, unpack
 
     policy = make()
@@ -83,7 +81,7 @@ def others(make: Make, observation: Observation, batch: Batch) -> str:
     try:
         header, tensors = unpack(good, "what save() gives")
     except WeightsError as error:
-        return f"weights that do not say of which robot and network they are: {error}; see policies.common.weights.pack"
+        yield f"weights that do not say of which robot and network they are: {error}; see policies.common.weights.pack"
     spec = msgspec.structs.replace(header.spec, embodiment=header.spec.embodiment + " of somebody else")
     robot = msgspec.structs.replace(header, spec=spec, spec_hash=spec.hash)
     network = msgspec.structs.replace(header, network="of another kind")
@@ -98,14 +96,12 @@ def others(make: Make, observation: Observation, batch: Batch) -> str:
         cases.append((f"a training that diverged ('{name}' is NaN)", pack({**less, name: tensor * np.nan}, header)))
     for what, bad in cases:
         load = partial(policy.load, bad, version + 1)
-        if wrong := refused(f"load() of weights of {what}", load, SpecMismatchError, WeightsError):
-            return wrong
+        yield refused(f"load() of weights of {what}", load, SpecMismatchError, WeightsError)
         if policy.version != version or policy.save() != good:
-            return f"load() of weights of {what} changed the policy"
-    return ""
+            yield f"load() of weights of {what} changed the policy"
 
 
-def published(make: Make, observation: Observation, batch: Batch) -> str:
+def published(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     import safetensors.torch
 
     policy = make()
@@ -113,28 +109,28 @@ def published(make: Make, observation: Observation, batch: Batch) -> str:
     frozen = {name for name, parameter in policy.module.named_parameters() if not parameter.requires_grad}
     sent = sorted(frozen & safetensors.torch.load(saved).keys())
     if sent:
-        return f"what is frozen is in the weights: {sent[:5]}, {len(sent)} in all; see `policies.interface.trainable`"
+        yield f"what is frozen is in the weights: {sent[:5]}, {len(sent)} in all; see `policies.common.weights`"
     # as a trainer saves the average of the weights
     average = copy.deepcopy(policy.module).requires_grad_(False).eval()
     if policy.save(average) != saved:
-        return "save(module) of a copy of its own module gives other weights than save()"
-    return ""
+        yield "save(module) of a copy of its own module gives other weights than save()"
 
 
-def statistics(make: Make, observation: Observation, batch: Batch) -> str:
+def statistics(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     make = with_random_zero_init(make)
     policy, other, spec = make(), make(), make().spec
-    set_normalization: Any = getattr(policy, "set_normalization", None)
-    if set_normalization is None or getattr(policy, "pretrained", False):
-        return ""
+    if getattr(policy, "pretrained", False):
+        return
     states = np.stack([0.5 * example_observation(spec, seed).state + 0.25 for seed in range(64)])
     chunks = np.random.default_rng(0).uniform(
         spec.action_low(), spec.action_high(), (64, policy.horizon, spec.action_dim)
     )
-    set_normalization(NormalizationData(states, chunks.astype(np.float32)))
+    policy.set_normalization(NormalizationData(states, chunks.astype(np.float32)))
     other.load(policy.save(), policy.version)
     mine, theirs = chunk_of(policy, observation).actions, chunk_of(other, observation).actions
     if not np.array_equal(mine, theirs):
-        return "what set_normalization() took does not travel with the weights: loaded elsewhere, they act differently"
+        yield "what set_normalization() took does not travel with the weights: loaded elsewhere, they act differently"
     wider = NormalizationData(np.hstack([states, states]), chunks.astype(np.float32))
-    return refused("set_normalization() of another robot's states", lambda: set_normalization(wider), InvalidDataError)
+    yield refused(
+        "set_normalization() of another robot's states", lambda: policy.set_normalization(wider), InvalidDataError
+    )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from policies.common.runtime import Runtime
 from policies.interface.policy import Batch
+from policies.interface.registry import require_ranges
 from policies.interface.trainable import FinetuneConfig
 from wire.errors import ConfigError, suggest
 from wire.types import PolicyCapabilities, RobotSpec
+
+Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+NotNegative: TypeAlias = Annotated[int, Meta(ge=0)]
 
 
 class CameraEncoderConfig(msgspec.Struct, frozen=True):
@@ -44,24 +49,24 @@ class Conv(msgspec.Struct, frozen=True):
 class Transformer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A flow-matching transformer as the fast path: one token per action."""
 
-    width: int = 96
-    layers: int = 3
-    heads: int = 4
-    ratio: int = 4
+    width: Positive = 96
+    layers: Positive = 3
+    heads: Positive = 4
+    ratio: Positive = 4
     """hidden units of each block's feed-forward part, in widths"""
 
 
 class AttentionPoolerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How what the slow path sees becomes latent tokens: learned queries pool it by attention."""
 
-    queries: int = 8
+    queries: Positive = 8
     """n, latent tokens"""
-    width: int = 64
+    width: Positive = 64
     """numbers of each: the latent has queries * width"""
-    inner: int = 64
+    inner: Positive = 64
     """width of the tokens that are pooled"""
-    heads: int = 4
-    layers: int = 0
+    heads: Positive = 4
+    layers: NotNegative = 0
     """self-attention layers over the pictures' cells and the words before they are pooled; not for a backbone, which
     has its own"""
 
@@ -72,7 +77,7 @@ class Vlm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     fingerprint: str
     """sha256 of what is in the directory beside the weights"""
-    layers: int
+    layers: Positive
     """of its text model, counted from the words; the others are left out"""
     hidden: int
     """width of its text model"""
@@ -80,7 +85,7 @@ class Vlm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """pixels: the square that every picture is brought to, its shape kept"""
     image_tokens: int
     """tokens of one picture"""
-    words: int = 48
+    words: Positive = 48
     """tokens of an instruction; longer ones are cut"""
     train: bool = False
     """whether its weights learn, and then travel, too"""
@@ -106,7 +111,7 @@ class SlowPathConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     state_dim: int
     action_dim: int
-    horizon: int = 16
+    horizon: Positive = 16
     """H"""
     cameras: tuple[CameraEncoderConfig, ...] = ()
     """empty: the slow path reads only the instruction"""
@@ -114,12 +119,12 @@ class SlowPathConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """convolutions of each camera's encoder"""
     points: int = 32
     """feature points per camera; each gives an x and a y to the latent"""
-    vocabulary: int = 256
+    vocabulary: Annotated[int, Meta(ge=2)] = 256
     """word ids, with the padding id"""
-    words: int = 16
+    words: Positive = 16
     """L, words read of an instruction"""
     word_width: int = 32
-    max_offset: int = 0
+    max_offset: NotNegative = 0
     """ticks: the largest delay that training simulates; above 0 the fast path reads the age of what the slow one saw"""
     online_statistics: bool = False
     """the state's statistics go on learning while the network trains"""
@@ -143,10 +148,7 @@ class SlowPathConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     def require(self) -> None:
         """Raise `ConfigError` for values that cannot work, whatever the robot."""
-        if self.vocabulary < 2 or min(self.horizon, self.words) < 1:
-            raise ConfigError("flow policy: horizon and words must be 1 or more and vocabulary 2 or more.")
-        if self.max_offset < 0:
-            raise ConfigError(f"flow policy: max_offset {self.max_offset} is negative; 0 trains without a delay.")
+        require_ranges(self, "flow policy")
 
     def batch_shapes(self, batch: Batch) -> dict[str, tuple[int, ...]]:
         """The arrays that are read of a training batch, by name, and their shapes behind the axes b and k."""
@@ -165,7 +167,7 @@ class FlowConfig(SlowPathConfig, frozen=True, kw_only=True):
 
     width: int = 256
     """hidden units of the fast path"""
-    layers: int = 3
+    layers: Positive = 3
     """hidden layers of the fast path"""
     frequencies: int = 8
     """sines and cosines of the flow time"""
@@ -175,20 +177,20 @@ class FlowConfig(SlowPathConfig, frozen=True, kw_only=True):
     """its share in the loss"""
     predict: Literal["velocity", "action"] = "velocity"
     """what the fast path's output means; see `FlowNetwork.loss`"""
-    euler_steps: int = 5
+    euler_steps: Positive = 5
     """integration steps from noise to actions"""
     ego_motion: bool = False
     """the latent brings the state the robot was in when the pictures were looked at, so that the fast path knows how it
     has moved since; needs `max_offset`, and no transformer"""
     prefix: bool = False
     """train with actions that are already committed; see `FlowNetwork.loss`"""
-    prefix_swap: float = 0.3
+    prefix_swap: Annotated[float, Meta(ge=0, le=1)] = 0.3
     """share of the committed prefixes that are taken from another sample: without them the network learns to go on as
     the prefix did, whatever the state says. On a toy with a goal seen badly, 4 of 12 actions committed: mean error 0.47
     with it, 0.55 without, 0.43 without any prefix; the jump behind a prefix that was right 0.09, 0.02 and 0.65"""
     residual: bool = False
     """train a small network that corrects single actions on the robot; see `policies.flow.networks.residual`"""
-    residual_width: int = 64
+    residual_width: Positive = 64
     """its hidden units"""
     transformer: Transformer | None = None
     """None: the fast path is the small network that `width` and `layers` describe"""
@@ -198,14 +200,12 @@ class FlowConfig(SlowPathConfig, frozen=True, kw_only=True):
     """None: the slow path is convolutions, learned from nothing"""
     advantage: bool = False
     """the fast path is told whether what it imitates was good; see `FlowNetwork.loss`"""
-    guidance: float = 1.0
+    guidance: Annotated[float, Meta(ge=0)] = 1.0
     """how far sampling goes from "not known whether good" to "good", and beyond it above 1; needs `advantage`"""
 
     def require(self) -> None:
         """Raise `ConfigError` for values that cannot work, whatever the robot."""
         super().require()
-        if min(self.layers, self.euler_steps) < 1:
-            raise ConfigError("flow policy: layers and euler_steps must be 1 or more.")
         if self.cameras and not self.stem and self.vlm is None:
             raise ConfigError("flow policy: a policy with cameras needs at least one convolution in `stem`.")
         if self.ego_motion and (self.max_offset < 1 or self.transformer):
@@ -218,38 +218,19 @@ class FlowConfig(SlowPathConfig, frozen=True, kw_only=True):
                 f"flow policy: prefix needs max_offset 1 or more and horizon 2 or more, not {self.max_offset} and "
                 f"{self.horizon}: up to max_offset actions are committed and at least one must be left."
             )
-        if not 0 <= self.prefix_swap <= 1:
-            raise ConfigError(f"flow policy: prefix_swap {self.prefix_swap} is a share, from 0 to 1.")
-        if self.residual and self.residual_width < 1:
-            raise ConfigError(f"flow policy: residual_width {self.residual_width} must be 1 or more.")
         if self.guidance != 1 and not self.advantage:
             raise ConfigError(f"flow policy: guidance {self.guidance} needs `advantage`; 1 is none.")
-        if self.guidance < 0:
-            raise ConfigError(f"flow policy: guidance {self.guidance} is negative; 1 is none.")
-        self._require_tokens()
-
-    def _require_tokens(self) -> None:
         if (self.transformer or self.vlm) and not self.pooler:
             raise ConfigError("flow policy: `transformer` and `vlm` need `pooler`, which makes the latent tokens.")
         fast, pooler = self.transformer, self.pooler
-        if fast and (min(fast.width, fast.layers, fast.heads, fast.ratio) < 1 or fast.width % fast.heads):
-            raise ConfigError(
-                f"flow policy: sizes of a transformer are 1 or more and its heads divide its width: {fast}."
-            )
-        if pooler and (
-            min(pooler.queries, pooler.width, pooler.inner, pooler.heads, pooler.layers + 1) < 1
-            or pooler.inner % pooler.heads
-        ):
-            raise ConfigError(
-                f"flow policy: sizes of a pooler are 1 or more, its layers 0 or more, and its heads "
-                f"divide `inner`: {pooler}."
-            )
+        if fast and fast.width % fast.heads:
+            raise ConfigError(f"flow policy: a transformer's heads divide its width: {fast}.")
+        if pooler and pooler.inner % pooler.heads:
+            raise ConfigError(f"flow policy: a pooler's heads divide `inner`: {pooler}.")
         if self.vlm and not self.cameras:
             raise ConfigError(
                 "flow policy: a vision-language backbone needs at least one camera; without `cameras` use no `vlm`."
             )
-        if self.vlm and min(self.vlm.layers, self.vlm.words) < 1:
-            raise ConfigError("flow policy: a vision-language backbone needs 1 layer and 1 word or more.")
 
     def batch_shapes(self, batch: Batch) -> dict[str, tuple[int, ...]]:
         """See `SlowPathConfig`; some are read if they are there."""

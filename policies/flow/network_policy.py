@@ -12,12 +12,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from policies.common.runtime import Runtime, acting, compiled, refresh
-from policies.common.text import tokenize
-from policies.common.weights import Header, load_published, pack_module, unpack_own
+from policies.common.batches import StepBatch, read_steps, to_tensor
+from policies.common.runtime import Runtime, acting, compiled
+from policies.common.weights import Header, load_published, pack_module, refresh, unpack_own
 from policies.flow.config import SlowPathConfig
-from policies.interface.chunks import chunk, require_prefix, require_version, require_width
-from policies.interface.policy import NormalizationData, check_observation
+from policies.flow.networks.slow import tokenize
+from policies.interface.policy import (
+    Batch,
+    NormalizationData,
+    check_observation,
+    chunk,
+    oldest_frame_ns,
+    require_prefix,
+    require_version,
+    require_width,
+)
 from policies.interface.trainable import FinetuneConfig, apply_finetuning, initial_seed
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, RobotSpec
 
@@ -30,7 +39,7 @@ class NetworkPolicy(ABC):
 
     kind: str
     """`Header.network` of this policy's files"""
-    config: Any
+    config: SlowPathConfig
     module: Any
     history = 0
     pretrained = False
@@ -39,7 +48,7 @@ class NetworkPolicy(ABC):
         self,
         spec: RobotSpec,
         config: SlowPathConfig,
-        make: Callable[[], nn.Module],
+        make: Callable[[], Any],
         lora_targets: tuple[str, ...],
         seed: int,
         runtime: Runtime,
@@ -56,12 +65,11 @@ class NetworkPolicy(ABC):
         self.spec = spec
         self.config = config
         self.horizon = config.horizon
+        self.max_offset = config.max_offset
         self.version = 0
         self.runtime = runtime
         self.device = torch.device(runtime.device)
         self._cameras = [camera.name for camera in config.cameras]
-        self._seen = msgspec.structs.replace(spec, cameras=tuple(c for c in spec.cameras if c.name in self._cameras))
-        self._felt = msgspec.structs.replace(spec, cameras=())
         self._noise = torch.Generator().manual_seed(seed)
         self._header = Header(
             self.kind, msgspec.json.decode(msgspec.json.encode(config)), spec, spec.hash, self.trained
@@ -72,22 +80,16 @@ class NetworkPolicy(ABC):
             self.module = make()
         apply_finetuning(self.module, training, lora_targets, seed)
         self.module.to(self.device)
+        self._encode = compiled(type(self.module).encode, runtime)
         # what is compiled holds on to its network, so that must not be the one that `load` replaces or training changes
         self._acting: Any = acting(self.module, runtime)
         if runtime.compile and self._acting is self.module:
             self._acting = copy.deepcopy(self.module).requires_grad_(False).eval()
-        self._encode = compiled(_encode, runtime)
-
-    @property
-    def max_offset(self) -> int:
-        """How much later than the image a batch's states and actions may be, in ticks."""
-        return int(self.config.max_offset)
 
     @property
     def trained(self) -> PolicyCapabilities:
         """What weights of this network are trained for: `load` takes no others."""
-        trained: PolicyCapabilities = self.config.trained
-        return trained
+        return self.config.trained
 
     # --- Policy ------------------------------------------------------------------------------------------------
 
@@ -102,20 +104,16 @@ class NetworkPolicy(ABC):
     def think_batch(self, observations: Sequence[Observation]) -> list[Latent]:
         """`think` of each, in one pass."""
         for observation in observations:
-            check_observation(self._seen, observation)
+            check_observation(self.spec, observation, self._cameras)
         images = [
-            torch.stack([self._tensor(observation.images[camera].image) for observation in observations])
+            torch.stack([to_tensor(observation.images[camera].image, self.device) for observation in observations])
             for camera in self._cameras
         ]
         words = self._words([observation.task for observation in observations])
         with self.runtime.autocast():
             latents = self._encode(self._acting, images, words, self._states(observations)).float().cpu().numpy()
         return [
-            Latent(
-                latent,
-                min((observation.images[name].time_ns for name in self._cameras), default=observation.time_ns),
-                self.version,
-            )
+            Latent(latent, oldest_frame_ns(observation, self._cameras), self.version)
             for observation, latent in zip(observations, latents, strict=True)
         ]
 
@@ -144,7 +142,7 @@ class NetworkPolicy(ABC):
         for observation, latent, prefix in zip(observations, latents, prefixes, strict=True):
             require_version(latent, self.version)
             require_width(latent, self.module.latent_width)
-            check_observation(self._felt, observation)
+            check_observation(self.spec, observation, ())
             if prefix is not None:
                 require_prefix(self.horizon, self.spec, prefix)
                 self._require_able(prefix)
@@ -211,11 +209,11 @@ class NetworkPolicy(ABC):
 
     def _states(self, observations: Sequence[Observation]) -> torch.Tensor:
         """float32[b, ds]"""
-        return torch.stack([self._tensor(observation.state) for observation in observations])
+        return torch.stack([to_tensor(observation.state, self.device) for observation in observations])
 
     def _latents(self, latents: Sequence[Latent]) -> torch.Tensor:
         """float32[b, z]"""
-        return torch.stack([self._tensor(latent.data) for latent in latents])
+        return torch.stack([to_tensor(latent.data, self.device) for latent in latents])
 
     def _ages(self, observations: Sequence[Observation], latents: Sequence[Latent]) -> torch.Tensor | None:
         """float32[b, 1], ticks since what the latents saw; None for a network that does not mind it."""
@@ -224,18 +222,12 @@ class NetworkPolicy(ABC):
         ns = [o.time_ns - latent.observed_ns for o, latent in zip(observations, latents, strict=True)]
         return torch.tensor([[max(0.0, one / self.spec.period_ns)] for one in ns], device=self.device)
 
-    def _tensor(self, array: Any) -> torch.Tensor:
-        if isinstance(array, np.ndarray) and not array.flags.writeable:
-            array = array.copy()  # torch warns about memory it must not write, such as a received message
-        return torch.as_tensor(array, device=self.device)
+    def _read_batch(self, batch: Batch, of_image: dict[str, tuple[int, ...]]) -> StepBatch:
+        """What the network reads of a training batch; `of_image` and errors: see `read_steps`."""
+        shapes = self.config.batch_shapes(batch)
+        return read_steps(batch, self.spec, shapes, of_image, self._cameras, self.device)
 
     def _words(self, instructions: Sequence[str]) -> torch.Tensor:
         """int64[b, L]"""
         rows = [tokenize(text, self.config.vocabulary, self.config.words) for text in instructions]
         return torch.from_numpy(np.stack(rows)).to(self.device)
-
-
-def _encode(network: Any, images: Sequence[torch.Tensor], words: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """The latent, float[b, z]."""
-    latent: torch.Tensor = network.encode(images, words, state)
-    return latent

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
+from policies.common.batches import to_tensor
 from policies.common.runtime import Runtime, compiled
-from policies.common.weights import read_header
-from policies.flow.batches import read_batch
 from policies.flow.config import FlowConfig
 from policies.flow.network_policy import NetworkPolicy
 from policies.flow.networks import sampling
-from policies.flow.networks.fast import Conditioning
+from policies.flow.networks.fast import ADVANTAGES, Conditioning
 from policies.flow.networks.network import FlowNetwork
-from policies.flow.networks.vlm import LORA_TARGETS, InstructionTokenizer
+from policies.flow.networks.vlm import LORA_TARGETS, instruction_tokenizer
 from policies.interface.policy import Batch
 from policies.interface.trainable import FinetuneConfig
-from wire.errors import PolicyError, WeightsError
+from wire.errors import InvalidDataError, PolicyError
 from wire.types import Latent, Observation, Prefix, ResidualPolicy, RobotSpec
 
 _PLAIN, _ALL = Runtime(), FinetuneConfig()
@@ -51,17 +48,13 @@ class FlowPolicy(NetworkPolicy):
         super().__init__(
             spec, config, lambda: FlowNetwork(config, directory, random_vlm), targets, seed, runtime, training
         )
+        self.ticks_ahead = config.ahead
         low, high = spec.action_low(), spec.action_high()
-        self._middle, self._half = self._tensor((high + low) / 2), self._tensor((high - low) / 2)
+        self._middle, self._half = (to_tensor(x / 2, self.device) for x in (high + low, high - low))
         self._tokenizer = None
         if config.vlm is not None and directory is not None:
-            self._tokenizer = InstructionTokenizer(directory, config.vlm.words)
+            self._tokenizer = instruction_tokenizer(directory, config.vlm.words)
         self._draw = compiled(sampling.sample, runtime)
-
-    @property
-    def ticks_ahead(self) -> tuple[int, ...]:
-        """What `loss` wants to be told of the future."""
-        return self.config.ahead
 
     @property
     def think_reads_state(self) -> bool:
@@ -121,8 +114,9 @@ class FlowPolicy(NetworkPolicy):
             for row, prefix in enumerate(prefixes):
                 if prefix is None:
                     continue
-                count = len(prefix.actions)
-                decided[row, :count] = ((self._tensor(prefix.actions) - self._middle) / self._half).clamp(-1, 1)
+                actions = to_tensor(prefix.actions, self.device)
+                count = len(actions)
+                decided[row, :count] = ((actions - self._middle) / self._half).clamp(-1, 1)
                 if guided:
                     weights[row] = sampling.soft_mask(self.horizon, count, prefix.committed)
                 else:
@@ -146,27 +140,15 @@ class FlowPolicy(NetworkPolicy):
         Without the k axis, one step behind each image. If `spec_hash` is there it must be that of this robot.
         Raises `InvalidDataError` that names what does not fit.
         """
-        sample = read_batch(batch, self.config, self.spec, self._tensor)
-        sample = sample._replace(actions=(sample.actions - self._middle) / self._half)
-        return self.module.loss(sample, self._words(sample.instructions))
-
-    @classmethod
-    def from_weights(
-        cls, weights: bytes, spec: RobotSpec, version: int, seed: int = 0, runtime: Runtime = _PLAIN, **made: Any
-    ) -> FlowPolicy:
-        """A policy with the network that `weights` describes; `made` as for the constructor. Raises as `load` does."""
-        what = f"weights of version {version}"
-        header = read_header(weights, what)
-        header.spec.require(spec, what)
-        try:
-            config = msgspec.convert(header.config, FlowConfig)
-        except msgspec.ValidationError as error:
-            raise WeightsError(
-                f"{what}: the network configuration cannot be read as that of a flow policy: {error}."
-            ) from error
-        policy = cls(spec, config, seed, runtime, **made)
-        policy.load(weights, version)
-        return policy
+        read = self._read_batch(batch, {"seen_state": (self.spec.state_dim,)} if self.config.ego_motion else {})
+        arrays = read.arrays
+        arrays["actions"] = (arrays["actions"] - self._middle) / self._half
+        for name, count in (("later_index", self.horizon), ("advantage", ADVANTAGES)):
+            if name in arrays:
+                arrays[name] = index = arrays[name].long()
+                if not bool(((index >= 0) & (index < count)).all()):
+                    raise InvalidDataError(f"training batch: {name} must be in 0..{count - 1}.")
+        return self.module.loss(list(read.images.values()), self._words(read.instructions), arrays)
 
     def _words(self, instructions: Sequence[str]) -> torch.Tensor:
         if self._tokenizer is None:

@@ -1,14 +1,18 @@
-"""The fast/slow policy interface. Nothing here imports torch, so a robot that infers remotely stays light."""
+"""The fast/slow policy interface, what every policy checks before it acts, and the chunk it makes afterwards.
+
+Nothing here imports torch, so a robot that infers remotely stays light.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from wire.errors import InvalidDataError
+from wire.errors import InvalidDataError, PolicyError
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy, RobotSpec
 
 if TYPE_CHECKING:
@@ -127,8 +131,11 @@ Batch = dict[str, Any]
 """Arrays of one training batch, by the names that `cloud_learner.buffer.loading.windows` documents."""
 
 
-def check_observation(spec: RobotSpec, observation: Observation) -> None:
-    """Raise `InvalidDataError` naming the field if `observation` does not fit `spec`."""
+def check_observation(spec: RobotSpec, observation: Observation, cameras: Collection[str] | None = None) -> None:
+    """Raise `InvalidDataError` naming the field if `observation` does not fit `spec`.
+
+    Of pictures, those of `cameras` are looked at; None: all.
+    """
     if observation.state.shape != (len(spec.state),):
         raise InvalidDataError(
             f"state of shape {observation.state.shape}; robot '{spec.embodiment}' has {spec.state_dim} dimensions."
@@ -137,6 +144,8 @@ def check_observation(spec: RobotSpec, observation: Observation) -> None:
         names = [d.name for d, ok in zip(spec.state, np.isfinite(observation.state), strict=True) if not ok]
         raise InvalidDataError(f"state is not finite in {names} of robot '{spec.embodiment}'.")
     for camera in spec.cameras:
+        if cameras is not None and camera.name not in cameras:
+            continue
         frame = observation.images.get(camera.name)
         if frame is None:
             raise InvalidDataError(f"no image of camera '{camera.name}'; got {sorted(observation.images)}.")
@@ -145,3 +154,62 @@ def check_observation(spec: RobotSpec, observation: Observation) -> None:
                 f"camera '{camera.name}': {frame.image.dtype}{list(frame.image.shape)}, "
                 f"expected uint8[{camera.height}, {camera.width}, 3]."
             )
+
+
+def require_version(latent: Latent, version: int) -> None:
+    """Raise `PolicyError` for a latent that another policy version made."""
+    if latent.version != version:
+        raise PolicyError(
+            f"the latent was made by version {latent.version}, this policy is version {version}; "
+            "call think() again after loading weights."
+        )
+
+
+def require_width(latent: Latent, width: int) -> None:
+    """Raise `PolicyError` for a latent that is not `width` numbers in a row."""
+    if latent.data.shape != (width,):
+        raise PolicyError(f"a latent of shape {list(latent.data.shape)}; this policy's think() gives [{width}].")
+
+
+def require_prefix(horizon: int, spec: RobotSpec, prefix: Prefix) -> None:
+    """Raise `PolicyError` that says what is wrong if `prefix` cannot begin a chunk of `horizon` actions."""
+    h, da = horizon, spec.action_dim
+    shape = np.shape(prefix.actions)
+    if len(shape) != 2 or shape[0] > h or shape[1] != da:
+        raise PolicyError(f"a prefix of shape {list(shape)}; this policy's chunks are [{h}, {da}].")
+    if not 0 <= prefix.committed <= shape[0]:
+        raise PolicyError(f"a prefix of {shape[0]} actions with {prefix.committed} committed.")
+    if not np.isfinite(prefix.actions).all():
+        raise PolicyError("a prefix with actions that are not finite.")
+
+
+def chunk(
+    actions: np.ndarray,
+    spec: RobotSpec,
+    version: int,
+    observation: Observation,
+    latent: Latent,
+    tick: int,
+    prefix: Prefix | None = None,
+) -> ActionChunk:
+    """The chunk of float32[H, da] `actions` for `tick` on, clipped to the limits, begun with what `prefix` committed.
+
+    May write into `actions`. Raises `PolicyError` for actions that are not finite.
+    """
+    if prefix is not None:
+        actions[: prefix.committed] = prefix.actions[: prefix.committed]
+    if not np.isfinite(actions).all():
+        raise PolicyError(f"version {version} gave actions that are not finite; roll back to another version.")
+    return ActionChunk(
+        actions=np.clip(actions, spec.action_low(), spec.action_high()),
+        first_tick=tick,
+        step_ns=spec.period_ns,
+        version=version,
+        observed_ns=observation.time_ns,
+        latent_observed_ns=latent.observed_ns,
+    )
+
+
+def oldest_frame_ns(observation: Observation, cameras: Collection[str]) -> int:
+    """The time of what a latent of these cameras saw; without any that of the observation."""
+    return min((observation.images[name].time_ns for name in cameras), default=observation.time_ns)

@@ -14,14 +14,16 @@ unusable. A package adds a kind by an entry point in the group `vla_fleet.polici
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable
 from importlib import util
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import msgspec
+from msgspec import inspect
 
 from wire.errors import ConfigError, FleetError, PolicyError, SpecMismatchError, suggest
 from wire.types import RobotSpec
@@ -29,7 +31,10 @@ from wire.types import RobotSpec
 if TYPE_CHECKING:
     from policies.interface.policy import LearnedPolicy
 
+T = TypeVar("T", bound=msgspec.Struct)
+
 POLICIES = "vla_fleet.policies"
+_PATH, _UNKNOWN = re.compile(r"at `\$\.([\w.]+)`$"), re.compile(r"unknown field `([^`]*)`")
 
 _BUILT_IN = (
     EntryPoint("flow", "policies.flow.factory", POLICIES),
@@ -115,23 +120,18 @@ def parse_policy(text: str, config_json: str = "") -> PolicyChoice:
     return PolicyChoice(kind, getattr(factory, "absolute", _absolute)(name_or_path), config)
 
 
-def make_policy(choice: PolicyChoice, spec: RobotSpec, seed: int, device: str = "cpu") -> LearnedPolicy:
+def make_policy(choice: PolicyChoice, spec: RobotSpec, seed: int) -> LearnedPolicy:
     """A fresh policy for the robot `spec`; imports torch.
 
-    `device`: where it runs unless its configuration has a `runtime` that says so. Raises `ConfigError` for a name or a
-    configuration that cannot be used and for a library that is not installed, with the extra that brings it,
-    `SpecMismatchError` or `ConfigError` when it does not fit the robot.
+    Raises `ConfigError` for a name or a configuration that cannot be used and for a library that is not installed, with
+    the extra that brings it, `SpecMismatchError` or `ConfigError` when it does not fit the robot.
     """
-    config = dict(choice.config)
-    if device != "cpu":
-        runtime = config.get("runtime", {})
-        config["runtime"] = {"device": device, **(runtime if isinstance(runtime, dict) else {})}
     factory = _factory(choice.kind)
     for library in _LATER.get(choice.kind, ()):
         if util.find_spec(library) is None:
             raise _missing(choice, library)
     try:
-        policy = factory.make(choice.name_or_path, config, spec, seed)
+        policy = factory.make(choice.name_or_path, dict(choice.config), spec, seed)
     except ImportError as error:
         library = (error.name or "").partition(".")[0]
         if library not in _EXTRAS or (library in sys.modules and sys.modules[library] is not None):
@@ -176,6 +176,50 @@ def read_object(text: str, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{what} must be an object of its fields, not a {type(found).__name__}.")
     return found
+
+
+def read_options(config: dict[str, Any], kind: type[T], what: str) -> T:
+    """`config` as the struct `kind`. Raises `ConfigError` that begins with `what` and names the place and what is known
+    there: the fields of a struct, the words of a choice."""
+    try:
+        return msgspec.convert(config, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{what}: {error}.{_known(str(error), kind)}") from error
+
+
+def require_ranges(config: msgspec.Struct, what: str) -> None:
+    """Raise `ConfigError` that begins with `what` and names the first value outside of its type's `msgspec.Meta`."""
+    try:
+        msgspec.convert(msgspec.to_builtins(config), type(config))
+    except msgspec.ValidationError as error:
+        path, value = _PATH.search(str(error)), config
+        for name in path[1].split(".") if path else ():
+            value = getattr(value, name)
+        raise ConfigError(f"{what}: {path[1] if path else 'configured'} {value}: {error}.") from error
+
+
+def _known(error: str, kind: type[msgspec.Struct]) -> str:
+    path, unknown = _PATH.search(error), _UNKNOWN.search(error)
+    found: inspect.Type | None = inspect.type_info(kind)
+    for name in path[1].split(".") if path else ():
+        struct = _struct(found)
+        found = next((field.type for field in struct.fields if field.encode_name == name), None) if struct else None
+    if unknown and (struct := _struct(found)):
+        names = [field.encode_name for field in struct.fields]
+        return f"{suggest(unknown[1], names)} It has {', '.join(names)}."
+    words = [str(value) for one in _members(found) if isinstance(one, inspect.LiteralType) for value in one.values]
+    return f" Known: {', '.join(words)}." if words else ""
+
+
+def _struct(found: inspect.Type | None) -> inspect.StructType | None:
+    return next((one for one in _members(found) if isinstance(one, inspect.StructType)), None)
+
+
+def _members(found: inspect.Type | None) -> tuple[inspect.Type, ...]:
+    """The types that are possible there."""
+    if found is None:
+        return ()
+    return found.types if isinstance(found, inspect.UnionType) else (found,)
 
 
 def _absolute(name_or_path: str) -> str:

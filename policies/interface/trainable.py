@@ -1,14 +1,13 @@
-"""Which tensors of a network learn, and which travel: all, a chosen part, or low-rank adapters alone.
+"""Which tensors of a network learn: all, a chosen part, or low-rank adapters alone.
 
 What is frozen is the *base*: it is on every machine already, read from the same directory or drawn under the same seed
-(`initial_seed`), and only its hash travels.
+(`initial_seed`), and only its hash travels (`policies.common.weights`).
 torch is imported when a function runs, so that a configuration can be read without it.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -18,13 +17,10 @@ import msgspec
 from wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
-_TRAINED = "_trained_names"
+TRAINED = "_trained_names"
 """attribute of a prepared module: frozenset of names; a deepcopy has it too, whatever its `requires_grad` says"""
-_HASHED = "_base_sha256"
-"""attribute of a module: (which tensors, their hash)"""
 
 
 class Lora(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,76 +97,7 @@ def apply_finetuning(
         if parameter.requires_grad:
             names.add(name)
     whole = len(names) == sum(1 for _ in module.parameters())
-    setattr(module, _TRAINED, None if whole else frozenset(names))
-
-
-def trainable_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors a weights file carries, by their names in `state_dict`: all that training changes.
-
-    Those are the trained parameters and every persistent buffer (statistics); all tensors when nothing is frozen or
-    the module was never prepared. A tensor with two names is listed under the first. They are the module's own, not
-    copies, and share its memory.
-    """
-    tensors, trained = _tensors(module), getattr(module, _TRAINED, None)
-    if trained is None:
-        return tensors
-    parameters = {name for name, _ in module.named_parameters()}
-    return {name: tensor for name, tensor in tensors.items() if name in trained or name not in parameters}
-
-
-def base_sha256(module: nn.Module) -> str:
-    """64 hexadecimal digits over all that the network computes with and `trainable_state_dict` lacks; "" for nothing.
-
-    That is names, types, shapes and values of the frozen tensors, and the factor alpha / rank of every adapter, which
-    is in no tensor. About a second per gigabyte, so it is remembered on the module until one of these tensors is
-    another one or was written to. A copy that shares them (see `cloud_learner.training.learner`) has it as well.
-    """
-    import torch
-
-    ours = trainable_state_dict(module)
-    base = {name: tensor for name, tensor in sorted(_tensors(module).items()) if name not in ours}
-    factors = _factors(module)
-    if not base and not factors:
-        return ""
-    written = None
-    if not any(tensor.is_inference() for tensor in base.values()):  # those do not count their writes
-        written = factors, tuple((name, tensor.data_ptr(), tensor._version) for name, tensor in base.items())
-        remembered: tuple[Any, str] | None = getattr(module, _HASHED, None)
-        if remembered is not None and remembered[0] == written:
-            return remembered[1]
-    digest = hashlib.sha256()
-    for name, tensor in base.items():
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        flat = tensor.detach().cpu().contiguous().view(-1)
-        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
-    for name, factor in factors:
-        digest.update(f"{name} times {factor!r}\n".encode())
-    value = digest.hexdigest()
-    if written is not None:
-        setattr(module, _HASHED, (written, value))
-    return value
-
-
-def _factors(module: nn.Module) -> tuple[tuple[str, float], ...]:
-    """What each adapter's output is multiplied by, sorted by name."""
-    found = []
-    for name, part in module.named_modules():
-        if hasattr(part, "lora_A"):  # others have a `scaling` as well, such as attention
-            found += [(f"{name}.{adapter}", float(factor)) for adapter, factor in part.scaling.items()]
-    return tuple(sorted(found))
-
-
-def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Every tensor of `state_dict` once, as the module holds it."""
-    import torch
-
-    seen: set[int] = set()
-    found = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
-            seen.add(id(tensor))
-            found[name] = tensor
-    return found
+    setattr(module, TRAINED, None if whole else frozenset(names))
 
 
 def _matching(patterns: tuple[str, ...], names: list[str], what: str) -> set[str]:

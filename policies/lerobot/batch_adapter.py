@@ -1,7 +1,11 @@
-"""Observations and training batches of the fleet as batches by lerobot's names, before its preprocessor."""
+"""Observations and training batches of the fleet as batches by lerobot's names, before its preprocessor.
+
+And what a policy with n_obs_steps > 1 remembers on the robot: states and latents of the ticks before.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,14 +13,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from policies.common.batches import hold_masked, read_steps, require_shape, to_tensor
 from policies.interface.policy import Batch
-from policies.lerobot.partitions.partition import Tensors
-from wire.errors import InvalidDataError
+from policies.lerobot.partitions.partition import ACTION, PAD, STATE, Tensors
 from wire.types import Observation, RobotSpec
 
-STATE = "observation.state"
-ACTION = "action"
-PAD = "action_is_pad"
+_LONGEST_GAP_NS = 1_000_000_000
+"""between two observations of one motion; after a longer one the memory begins anew"""
+_KEPT = 64
+"""moments that are remembered"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class BatchAdapter:
 
     def felt(self, observation: Observation) -> Tensors:
         """`observation.state` float32[1, ds] and the instruction."""
-        return {STATE: self.tensor(observation.state)[None].float(), "task": [observation.task]}
+        return {STATE: to_tensor(observation.state, self.device)[None].float(), "task": [observation.task]}
 
     def training(self, batch: Batch) -> Tensors:
         """A batch for lerobot's `forward`.
@@ -53,72 +58,41 @@ class BatchAdapter:
         lerobot pads episodes. Raises `InvalidDataError` that names what does not fit.
         """
         h, ds, da = self.horizon, self.spec.state_dim, self.spec.action_dim
-        state = self._array(batch, "state")
-        lead = tuple(state.shape[:-1])
-        b, k = lead[0], (lead[1] if len(lead) == 2 else 1)
-        if len(lead) not in (1, 2):
-            raise InvalidDataError(
-                f"training batch: state has shape {list(state.shape)}, expected [b, {ds}] or [b, k, {ds}]."
-            )
-        _require(state, "state", (*lead, ds))
-        actions, mask = self._array(batch, "actions"), self._array(batch, "mask")
-        _require(actions, "actions", (*lead, h, da))
-        _require(mask, "mask", (*lead, h))
-        kept = mask.reshape(b * k, h).bool()
-        if not kept.any():
-            raise InvalidDataError("training batch: its mask keeps no action, so there is nothing to imitate.")
-        words = batch.get("instructions", [])
-        if len(words) != b:
-            raise InvalidDataError(f"training batch: {len(words)} instructions for {b} images.")
+        shapes: dict[str, tuple[int, ...]] = {"state": (ds,), "actions": (h, da), "mask": (h,)}
+        if self.past and "past_state" in batch:
+            shapes["past_state"] = (self.past, ds)
+        read = read_steps(batch, self.spec, shapes, {}, self.pictures.values(), self.device)
+        b, k = read.arrays["state"].shape[:2]
+        steps = {name: array.flatten(0, 1) for name, array in read.arrays.items()}
+        kept, before = steps["mask"], steps.get("past_state")
         made: Tensors = {
-            STATE: self._with_past(batch, state, lead, k),
-            ACTION: _filled(actions.reshape(b * k, h, da).float(), kept),
+            STATE: self._with_past(steps["state"].float(), None if before is None else before.float()),
+            ACTION: hold_masked(steps["actions"].float(), kept),
             PAD: ~kept,
-            "task": [text for text in words for _ in range(k)],
+            "task": [text for text in read.instructions for _ in range(k)],
         }
         for name, camera in self.pictures.items():
-            picture = self._pictures(batch, name, camera, b)
+            newest, earlier = read.images[camera], batch.get("past_images", {}).get(camera) if self.past else None
+            if earlier is not None:
+                shape = (b, self.past, *newest.shape[1:])
+                earlier = require_shape(to_tensor(earlier, self.device), f"past image of '{camera}'", shape)
+                earlier = self._picture(name, earlier.flatten(0, 1)).unflatten(0, (b, self.past))
+            picture = self._with_past(self._picture(name, newest), earlier)
             made[name] = picture.repeat_interleave(k, 0) if k > 1 else picture
         return made
 
-    def tensor(self, array: Any) -> torch.Tensor:
-        """On the policy's device."""
-        if isinstance(array, np.ndarray) and not array.flags.writeable:
-            array = array.copy()  # torch warns about memory it must not write, such as a received message
-        return torch.as_tensor(array, device=self.device)
-
-    def _with_past(self, batch: Batch, state: torch.Tensor, lead: tuple[int, ...], k: int) -> torch.Tensor:
-        """float32[B, ds], with history [B, n_obs_steps, ds]"""
-        newest = state.reshape(-1, state.shape[-1]).float()
+    def _with_past(self, newest: torch.Tensor, earlier: torch.Tensor | None) -> torch.Tensor:
+        """[B, ...], with history [B, n_obs_steps, ...]; without an `earlier` [B, past, ...] copies of the newest."""
         if not self.past:
             return newest
-        if "past_state" not in batch:
-            return newest[:, None].expand(-1, self.past + 1, -1)
-        earlier = self._array(batch, "past_state")
-        _require(earlier, "past_state", (*lead, self.past, state.shape[-1]))
-        return torch.cat([earlier.reshape(-1, self.past, state.shape[-1]).float(), newest[:, None]], 1)
-
-    def _pictures(self, batch: Batch, name: str, camera: str, b: int) -> torch.Tensor:
-        """float32[b, 3, h, w], with history [b, n_obs_steps, 3, h, w]"""
-        images = batch.get("images", {})
-        if camera not in images:
-            raise InvalidDataError(f"training batch: no images of camera '{camera}'; it has {sorted(images)}.")
-        size = next((c.height, c.width, 3) for c in self.spec.cameras if c.name == camera)
-        _require(images[camera], f"image of '{camera}'", (b, *size))
-        newest = self._picture(name, images[camera])
-        if not self.past:
-            return newest
-        before = batch.get("past_images", {}).get(camera)
-        if before is None:
-            return newest[:, None].expand(-1, self.past + 1, -1, -1, -1)
-        _require(before, f"past image of '{camera}'", (b, self.past, *size))
-        earlier = self._picture(name, before.reshape(b * self.past, *size))
-        return torch.cat([earlier.unflatten(0, (b, self.past)), newest[:, None]], 1)
+        if earlier is None:
+            return newest[:, None].expand(-1, self.past + 1, *newest.shape[1:])
+        return torch.cat([earlier, newest[:, None]], 1)
 
     def _picture(self, name: str, images: Any) -> torch.Tensor:
         """uint8[b, h, w, 3] to float32[b, 3, h, w] in [0, 1], of the size the policy wants."""
         # as contiguous as lerobot's own pictures are: a convolution's last bits depend on it
-        picture = self.tensor(images).permute(0, 3, 1, 2).contiguous().float() / 255
+        picture = to_tensor(images, self.device).permute(0, 3, 1, 2).contiguous().float() / 255
         if name not in self.sizes:
             return picture
         wanted = self.sizes[name]
@@ -126,22 +100,57 @@ class BatchAdapter:
             return nn.functional.interpolate(picture, wanted, mode="area")
         return nn.functional.interpolate(picture, wanted, mode="bilinear", align_corners=False, antialias=True)
 
-    def _array(self, batch: Batch, name: str) -> torch.Tensor:
-        if name not in batch:
-            raise InvalidDataError(f"training batch: it lacks '{name}'; it has {sorted(batch)}.")
-        return self.tensor(batch[name])
 
+class ObservationHistory:
+    """Vectors by time, asked for at regular ticks before the newest.
 
-def _filled(actions: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """[B, H, da] with each action that is not kept replaced by the last kept one before it, or the first after it."""
-    order = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
-    before = torch.where(kept, order, -1).cummax(1).values
-    first = kept.int().argmax(1, keepdim=True)
-    chosen = torch.where(before >= 0, before, first)[..., None].expand_as(actions)
-    filled = actions.gather(1, chosen)
-    return torch.where(kept.any(1)[:, None, None], filled, torch.zeros_like(filled))
+    A robot asks for chunks at its own pace, so the ticks that lerobot was trained on were mostly not seen. Numbers are
+    interpolated between the two moments around a tick, features taken from the nearer one. Before the first moment
+    there is only that. The memory begins anew when time goes back or a second is missing, or with another instruction.
+    """
 
+    def __init__(self, steps: int, period_ns: int) -> None:
+        self._steps, self._period_ns = steps, period_ns
+        self._seen: deque[tuple[int, list[torch.Tensor]]] = deque(maxlen=_KEPT)
+        self._task = ""
 
-def _require(array: Any, name: str, shape: tuple[int, ...]) -> None:
-    if tuple(array.shape) != shape:
-        raise InvalidDataError(f"training batch: {name} has shape {list(array.shape)}, expected {list(shape)}.")
+    def clear(self) -> None:
+        """Forget all, because what was remembered was made by other weights."""
+        self._seen.clear()
+
+    def add(self, time_ns: int, task: str, values: list[torch.Tensor]) -> None:
+        """`values` [1, ...] of the moment `time_ns`, instead of any of the same moment."""
+        if self._seen:
+            gap = time_ns - self._seen[-1][0]
+            if gap == 0 and task == self._task:
+                self._seen.pop()
+            elif not 0 < gap <= _LONGEST_GAP_NS or task != self._task:
+                self._seen.clear()
+        self._task = task
+        self._seen.append((time_ns, values))
+
+    def nearest(self) -> list[torch.Tensor]:
+        """Each value as [1, steps, ...], oldest first: at every tick that of the nearest moment."""
+        chosen = []
+        for wanted in self._ticks():
+            chosen.append(min(reversed(self._seen), key=lambda moment: abs(moment[0] - wanted))[1])
+        return [torch.stack(values, 1) for values in zip(*chosen, strict=True)]
+
+    def interpolated(self) -> list[torch.Tensor]:
+        """Each value as [1, steps, ...], oldest first, linear in time between the moments."""
+        times = np.array([time for time, _ in self._seen], np.int64)
+        chosen = []
+        for wanted in self._ticks():
+            after = int(np.searchsorted(times, wanted))
+            before = max(after - 1, 0)
+            if after == before or times[after] == wanted:
+                chosen.append(self._seen[after][1])
+                continue
+            share = float((wanted - times[before]) / (times[after] - times[before]))
+            pairs = zip(self._seen[before][1], self._seen[after][1], strict=True)
+            chosen.append([torch.lerp(a, b, share) for a, b in pairs])
+        return [torch.stack(values, 1) for values in zip(*chosen, strict=True)]
+
+    def _ticks(self) -> list[int]:
+        newest = self._seen[-1][0]
+        return [newest - ago * self._period_ns for ago in range(self._steps - 1, -1, -1)]

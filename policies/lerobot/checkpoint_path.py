@@ -118,6 +118,22 @@ def weights_file(directory: Path) -> Path:
     return path
 
 
+def missing_processors(directory: Path) -> list[str]:
+    """Files of lerobot's pre- and post-processor that are not there."""
+    return [name for name in (PREPROCESSOR, POSTPROCESSOR) if not (directory / name).is_file()]
+
+
+def require_processors(directory: Path) -> None:
+    """Raise `ConfigError` that says what to do if one is missing."""
+    if missing := missing_processors(directory):
+        raise ConfigError(
+            f"{directory}: no {' and no '.join(missing)}: a checkpoint of a lerobot before 0.4, or copied in part. "
+            "Migrate it with `python -m lerobot.processor.migrate_policy_normalization --pretrained-path "
+            f"{directory}`, copy the whole directory, or set `statistics` to 'spec' (the robot's limits) or 'buffer' "
+            "(recorded data)."
+        )
+
+
 def require_safetensors(path: Path, remedy: str = "") -> None:
     """Raise `WeightsError` if a file is a pickle, or something else that its name does not say.
 
@@ -166,6 +182,16 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
+def reasons(error: BaseException) -> str:
+    """What an exception and those it came from say."""
+    said = [one_line(error)]
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+        if one_line(error) not in said[-1]:
+            said.append(one_line(error))
+    return ". ".join(said)
+
+
 def _require_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -205,21 +231,20 @@ def _download(name: str) -> Path:
     repository, _, revision = name.partition("@")
     what = f"lerobot checkpoint '{name}': no such directory here, and as a repository of the Hugging Face hub"
     remedy = "Give a local directory, or download it where there is a network: `hf download " + repository + "`."
+    log_in = "log in with `hf auth login` or set HF_TOKEN"
+    # the narrower kinds first
+    reasons: dict[type[Exception], str] = {
+        HFValidationError: "it is no valid name ({error}). Give a local directory or OWNER/NAME.",
+        GatedRepoError: f"it is gated: ask for access on its page, then {log_in}.",
+        RevisionNotFoundError: f"it has no revision '{revision}'. Give OWNER/NAME without it, or another.",
+        RepositoryNotFoundError: f"it is not found. Check the name; for a private one {log_in}.",
+        LocalEntryNotFoundError: f"it is not in the cache and the hub cannot be reached. {remedy}",
+        OfflineModeIsEnabled: f"it is not in the cache and the hub cannot be reached. {remedy}",
+        HfHubHTTPError: f"the hub cannot be reached: {{error}}. {remedy}",
+        OSError: f"the hub cannot be reached: {{error}}. {remedy}",
+    }
     try:
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=_FILES))
-    except HFValidationError as error:
-        raise ConfigError(f"{what} it is no valid name ({error}). Give a local directory or OWNER/NAME.") from error
-    except GatedRepoError as error:
-        raise ConfigError(
-            f"{what} it is gated: ask for access on its page, then log in with `hf auth login` or set HF_TOKEN."
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ConfigError(f"{what} it has no revision '{revision}'. Give OWNER/NAME without it, or another.") from error
-    except RepositoryNotFoundError as error:
-        raise ConfigError(
-            f"{what} it is not found. Check the name; for a private one log in with `hf auth login` or set HF_TOKEN."
-        ) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise ConfigError(f"{what} it is not in the cache and the hub cannot be reached. {remedy}") from error
-    except (HfHubHTTPError, OSError) as error:
-        raise ConfigError(f"{what} the hub cannot be reached: {error}. {remedy}") from error
+    except tuple(reasons) as error:
+        reason = next(said for kind, said in reasons.items() if isinstance(error, kind))
+        raise ConfigError(f"{what} {reason.replace('{error}', str(error))}") from error

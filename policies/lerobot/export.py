@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from policies.lerobot.checkpoint import LeRobotCheckpoint
-from policies.lerobot.checkpoint_path import CONFIG, VLM
+from policies.lerobot.checkpoint_path import VLM
 from policies.lerobot.policy import LeRobotPolicy
 from policies.lerobot.statistics import ATTRIBUTE
 from wire.errors import ConfigError, storage_error
@@ -37,7 +37,6 @@ def export(policy: LeRobotPolicy, directory: Path) -> Path:
             _with_tokenizer(processor, directory).save_pretrained(directory)
     except OSError as error:
         raise storage_error(error, "export", directory) from error
-    assert (directory / CONFIG).is_file()
     return directory
 
 

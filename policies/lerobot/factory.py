@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from policies.interface.options import read_options
-from policies.interface.registry import PolicyDefaults
-from policies.lerobot.checkpoint_path import PREPROCESSOR, locate, read_config, weights_file
+from policies.interface.registry import PolicyDefaults, read_options
+from policies.lerobot.checkpoint_path import locate, read_config, require_processors, weights_file
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotOptions, require_lerobot
-from wire.errors import ConfigError
 from wire.types import RobotSpec
 
 if TYPE_CHECKING:
@@ -47,21 +45,17 @@ def defaults(checkpoint_path: str, config: dict[str, Any], spec: RobotSpec) -> P
     sizes(spec, stored, match(spec, stored, options.cameras, what), what)
     if not options.fresh:
         weights_file(directory)
-    if options.statistics == "checkpoint" and not (directory / PREPROCESSOR).is_file():
-        raise ConfigError(
-            f"{directory / PREPROCESSOR}: missing: a checkpoint of a lerobot before 0.4, or copied in part. Migrate it "
-            f"with `python -m lerobot.processor.migrate_policy_normalization --pretrained-path {directory}`, or set "
-            "`statistics` to 'spec' (the robot's limits) or 'buffer' (recorded data)."
-        )
+    if options.statistics == "checkpoint":
+        require_processors(directory)
     fields = stored | _override(stored, options)
     trained = options.fresh or options.statistics == "buffer"
     return PolicyDefaults(
         horizon=_horizon(fields),
         batch=_LARGE_BATCH if stored["type"] in _LARGE else _BATCH,
         ticks_per_frame=1,
-        learning_rate=_number(fields, "optimizer_lr"),
-        weight_decay=_number(fields, "optimizer_weight_decay"),
-        gradient_clip=_number(fields, "optimizer_grad_clip_norm") or 10.0,
+        learning_rate=fields.get("optimizer_lr"),
+        weight_decay=fields.get("optimizer_weight_decay"),
+        gradient_clip=fields.get("optimizer_grad_clip_norm") or 10.0,
         shift_px=0,
         pretrain_steps=_FRESH_STEPS if trained else 0,
         demonstrations=None if trained else 0,
@@ -77,10 +71,7 @@ def _override(stored: dict[str, Any], options: LeRobotOptions) -> dict[str, Any]
     if stored["type"] != "diffusion" or "n_action_steps" in options.override:
         return options.override
     fields = stored | options.override
-    try:
-        return {**options.override, "n_action_steps": int(fields["horizon"]) - int(fields["n_obs_steps"]) + 1}
-    except (KeyError, TypeError, ValueError):
-        return options.override
+    return {**options.override, "n_action_steps": fields["horizon"] - fields["n_obs_steps"] + 1}
 
 
 def _horizon(fields: dict[str, Any]) -> int | None:
@@ -89,8 +80,3 @@ def _horizon(fields: dict[str, Any]) -> int | None:
         if isinstance(value := fields.get(name), int):
             return value
     return None
-
-
-def _number(fields: dict[str, Any], name: str) -> float | None:
-    value = fields.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -86,14 +86,8 @@ def sizes(spec: RobotSpec, config: dict[str, Any], matched: dict[str, str], what
     for name, camera in matched.items():
         height, width = config["input_features"][name]["shape"][1:]
         if cameras[camera] != (height, width):
-            log.info(
-                "%s: pictures of camera '%s' are resized from %dx%d to %dx%d.",
-                what,
-                camera,
-                *cameras[camera],
-                height,
-                width,
-            )
+            change = "from {}x{} to {}x{}".format(*cameras[camera], height, width)
+            log.info("%s: pictures of camera '%s' are resized %s.", what, camera, change)
             found[name] = (height, width)
     return found
 

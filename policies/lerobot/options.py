@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -25,14 +25,12 @@ class LeRobotOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """begin with random weights instead of the checkpoint's"""
     override: dict[str, Any] = {}
     """fields of the checkpoint's config.json with other values, such as n_action_steps or num_steps"""
-    max_offset: int = 0
+    max_offset: Annotated[int, msgspec.Meta(ge=0)] = 0
     """D: trained on states and actions up to so many ticks later than the image (VLASH, arXiv 2512.01031)"""
     training: FinetuneConfig = FinetuneConfig()
     runtime: Runtime = Runtime()
 
     def __post_init__(self) -> None:
-        if self.max_offset < 0:
-            raise ConfigError(f"lerobot policy: max_offset {self.max_offset} must be 0 or more ticks.")
         if fixed := sorted(set(self.override) & set(_FIXED)):
             raise ConfigError(f"lerobot policy: override cannot change '{fixed[0]}'; it belongs to the checkpoint.")
 

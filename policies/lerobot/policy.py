@@ -9,22 +9,30 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
-from policies.common.runtime import acting, compiled, refresh
-from policies.common.weights import Header, load_published, pack_module, unpack_own
-from policies.interface.chunks import chunk, require_prefix, require_version
-from policies.interface.policy import Batch, NormalizationData, check_observation
+from policies.common.batches import to_tensor
+from policies.common.runtime import acting, compiled
+from policies.common.weights import Header, load_published, pack_module, refresh, unpack_own
+from policies.interface.policy import (
+    Batch,
+    NormalizationData,
+    check_observation,
+    chunk,
+    oldest_frame_ns,
+    require_prefix,
+    require_version,
+)
 from policies.interface.trainable import apply_finetuning
-from policies.lerobot.batch_adapter import ACTION, BatchAdapter
+from policies.lerobot.batch_adapter import BatchAdapter, ObservationHistory
 from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.checkpoint_path import POSTPROCESSOR, PREPROCESSOR
-from policies.lerobot.history import ObservationHistory
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotOptions
-from policies.lerobot.partitions import latents
-from policies.lerobot.partitions.partition import Guide, partition_of
+from policies.lerobot.partitions.partition import ACTION, Guide, Network, partition_of
 from policies.lerobot.statistics import (
     ATTRIBUTE,
     Statistics,
@@ -43,6 +51,8 @@ if TYPE_CHECKING:
 NETWORK = "lerobot"
 """`Header.network` of this policy's files"""
 
+_MAKER = "maker"
+"""in the metadata of a latent: who alone can read its tensors"""
 _DEFAULT = LeRobotOptions()
 _LOCAL = (
     *("device", "use_amp", "use_peft", "push_to_hub", "repo_id", "private", "tags", "license", "pretrained_path"),
@@ -84,62 +94,33 @@ class LeRobotPolicy:
         self._type = checkpoint.type
         self._maker = f"a '{checkpoint.type}' policy for robot spec {spec.hash}"
         self._partition = partition_of(checkpoint.type)
+        self.think_reads_state = self._partition.think_reads_state
+        self.pretrained = not config.fresh and config.statistics != "buffer"
+        self.max_offset = config.max_offset
+        self.trained = PolicyCapabilities(config.max_offset, config.max_offset > 0)
         what = str(checkpoint.path)
-        pictures = match(spec, checkpoint.stored, config.cameras, what)
+        self.cameras = pictures = match(spec, checkpoint.stored, config.cameras, what)
         described = _described(checkpoint) | {"cameras": pictures, "max_offset": config.max_offset}
         self._header = Header(NETWORK, described, spec, spec.hash, self.trained)
-        self.module: nn.Module = checkpoint.policy(str(self.device), 0 if config.fresh else None)
-        self.horizon = self._partition.horizon(self._policy)
-        past = int(getattr(checkpoint.config, "n_obs_steps", 1)) - 1
+        self.module: Network = checkpoint.policy(str(self.device), 0 if config.fresh else None)
+        self.horizon = self._partition.horizon(self.module)
+        self.history = past = int(getattr(checkpoint.config, "n_obs_steps", 1)) - 1
         self._adapter = BatchAdapter(
             spec, self.horizon, past, pictures, sizes(spec, checkpoint.stored, pictures, what), self.device
         )
-        names = set(pictures.values())
-        self._seen = msgspec.structs.replace(spec, cameras=tuple(c for c in spec.cameras if c.name in names))
-        self._felt = msgspec.structs.replace(spec, cameras=())
         self._statistics = self._processors()
-        unreached = self._partition.unreached(self._policy)
+        unreached = self._partition.unreached(self.module)
         for name, parameter in self.module.named_parameters():
             if name in unreached:
                 parameter.requires_grad_(False)
         apply_finetuning(self.module, config.training, self._partition.lora_targets, seed)
         self.module.eval()
-        self._acting = acting(self.module, self.runtime)
+        self._acting: Network = acting(self.module, self.runtime)
         self._act = self._partition.act if self._partition.draws else compiled(self._partition.act, self.runtime)
         self._noise = torch.Generator().manual_seed(seed)
         self._thoughts = ObservationHistory(past + 1, spec.period_ns)
         self._states = ObservationHistory(past + 1, spec.period_ns)
         self._kept: tuple[np.ndarray, list[torch.Tensor]] | None = None
-
-    @property
-    def cameras(self) -> dict[str, str]:
-        """{feature of the policy: camera of the robot} for all it looks at."""
-        return dict(self._adapter.pictures)
-
-    @property
-    def max_offset(self) -> int:
-        """How much later than the image a batch's states and actions may be, in ticks."""
-        return self.config.max_offset
-
-    @property
-    def history(self) -> int:
-        """n_obs_steps - 1 of the lerobot policy."""
-        return self._adapter.past
-
-    @property
-    def pretrained(self) -> bool:
-        """Whether weights and statistics came with the checkpoint."""
-        return not self.config.fresh and self.config.statistics != "buffer"
-
-    @property
-    def trained(self) -> PolicyCapabilities:
-        """What weights of this policy are trained for: `load` takes no others."""
-        return PolicyCapabilities(self.config.max_offset, self.config.max_offset > 0)
-
-    @property
-    def think_reads_state(self) -> bool:
-        """Whether the state is among what this type's slow path looks at."""
-        return self._partition.think_reads_state
 
     @property
     def processors(self) -> tuple[PolicyProcessorPipeline, PolicyProcessorPipeline]:
@@ -151,20 +132,19 @@ class LeRobotPolicy:
 
     @torch.no_grad()
     def think(self, observation: Observation) -> Latent:
-        """What the type's slow path makes of the newest frames and the instruction, uint8[n] (`latents.pack`).
+        """What the type's slow path makes of the newest frames and the instruction, uint8[n] (`_pack`).
 
         Nothing is remembered from one call to the next, so one policy can think for several robots. Its time is that of
         the oldest of the frames. Raises `InvalidDataError` if what it reads does not fit the spec. A camera it does not
         look at may be missing.
         """
-        check_observation(self._seen, observation)
+        cameras = self._adapter.pictures.values()
+        check_observation(self.spec, observation, cameras)
         with self._inference(0):
-            tensors = self._partition.think(self._actor, self._before(self._adapter.seen(observation)))
-        data = latents.pack(tensors, self._maker)
+            tensors = self._partition.think(self._acting, self._before(self._adapter.seen(observation)))
+        data = _pack(tensors, self._maker)
         self._kept = (data, tensors)
-        frames = [observation.images[camera.name] for camera in self._seen.cameras]
-        observed_ns = min((frame.time_ns for frame in frames), default=observation.time_ns)
-        return Latent(data, observed_ns, self.version)
+        return Latent(data, oldest_frame_ns(observation, cameras), self.version)
 
     @torch.no_grad()
     def act(self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None) -> ActionChunk:
@@ -180,16 +160,14 @@ class LeRobotPolicy:
         and when the network gives NaN.
         """
         require_version(latent, self.version)
-        check_observation(self._felt, observation)
+        check_observation(self.spec, observation, ())
         guided = self._require_usable(prefix)
         thought = self._tensors(latent)
         felt = self._adapter.felt(observation)
         if guided is not None:
-            felt[ACTION] = self._adapter.tensor(guided.actions)[None].float()
+            felt[ACTION] = to_tensor(guided.actions, self.device)[None].float()
         batch = self._felt_before(felt)
-        guide = None
-        if guided is not None:
-            guide = Guide(batch[ACTION][0], guided.committed)
+        guide = None if guided is None else Guide(batch[ACTION][0], guided.committed)
         batch = {name: value for name, value in batch.items() if name.startswith("observation.")}
         if self.history:
             self._thoughts.add(latent.observed_ns, observation.task, thought)
@@ -197,12 +175,12 @@ class LeRobotPolicy:
             states = {name: batch[name] for name in sorted(batch)}
             self._states.add(observation.time_ns, observation.task, list(states.values()))
             batch |= dict(zip(states, self._states.interpolated(), strict=True))
-        shape = self._partition.noise_shape(self._actor)
+        shape = self._partition.noise_shape(self._acting)
         noise = None if shape is None else torch.randn(shape, generator=self._noise).to(self.device)
         seed = int(torch.randint(2**62, (), generator=self._noise))
         with self._inference(seed):
             act = self._act if guide is None else self._partition.act
-            actions = act(self._actor, thought, batch, noise, guide)
+            actions = act(self._acting, thought, batch, noise, guide)
         if tuple(actions.shape) != (1, self.horizon, self.spec.action_dim):
             raise PolicyError(
                 f"{self._maker} gave actions of shape {list(actions.shape)} instead of "
@@ -240,22 +218,13 @@ class LeRobotPolicy:
         """
         prepared = self._before(self._adapter.training(batch))
         self.module.train()
-        return self._partition.loss(self._policy, self._partition.arrange(self._policy, prepared))
+        return self._partition.loss(self.module, self._partition.arrange(self.module, prepared))
 
     def save(self, module: nn.Module | None = None) -> bytes:
         """What training changes in `module` (default: this policy's own), and the statistics, as a safetensors file."""
         return pack_module(self.module if module is None else module, self._header)
 
     # --- inside ------------------------------------------------------------------------------------------------
-
-    @property
-    def _policy(self) -> Any:
-        """`module` as lerobot's `PreTrainedPolicy`, which it is."""
-        return self.module
-
-    @property
-    def _actor(self) -> Any:
-        return self._acting
 
     def _features(self) -> dict[str, Any]:
         config = self.checkpoint.config
@@ -275,9 +244,7 @@ class LeRobotPolicy:
             )
         for name, pipeline in ((PREPROCESSOR, self._before), (POSTPROCESSOR, self._after)):
             require_sound(pipeline, self._features(), str(self.checkpoint.statistics_file(name)))
-        self._felt_before = state_alone(
-            self._before, self._adapter.tensor(np.zeros((1, self.spec.state_dim), np.float32))
-        )
+        self._felt_before = state_alone(self._before, torch.zeros(1, self.spec.state_dim, device=self.device))
         statistics = Statistics(self._before, self._after).to(self.device)
         statistics.attach()
         self.module.add_module(ATTRIBUTE, statistics)
@@ -308,7 +275,7 @@ class LeRobotPolicy:
         """The latent's tensors on the device; those of this process's last thought are there already."""
         if self._kept is not None and latent.data is self._kept[0]:
             return self._kept[1]
-        return [tensor.to(self.device) for tensor in latents.unpack(latent.data, self._maker)]
+        return [tensor.to(self.device) for tensor in _unpack(latent.data, self._maker)]
 
     def _require_usable(self, prefix: Prefix | None) -> Prefix | None:
         """The prefix if it is to guide. Raises `PolicyError` for one that this policy cannot use."""
@@ -341,3 +308,26 @@ def _described(checkpoint: LeRobotCheckpoint) -> dict[str, Any]:
         if name not in _LOCAL and not name.startswith(("optimizer_", "scheduler_"))
     }
     return {"type": checkpoint.type} | meant
+
+
+def _pack(tensors: list[torch.Tensor], maker: str) -> np.ndarray:
+    """uint8[n]: a safetensors file with the tensors by their number."""
+    named = {str(number): tensor.detach().cpu().contiguous() for number, tensor in enumerate(tensors)}
+    return np.frombuffer(safetensors.torch.save(named, {_MAKER: maker}), np.uint8)
+
+
+def _unpack(data: np.ndarray, maker: str) -> list[torch.Tensor]:
+    """What `_pack` was given, on the CPU. Raises `PolicyError` for anything else, and for the latent of another."""
+    if data.dtype != np.uint8 or data.ndim != 1:
+        raise PolicyError(
+            f"a latent of {data.dtype}{list(data.shape)}; {maker} makes uint8[n]. Call its think() again."
+        )
+    file = data.tobytes()
+    try:
+        found = msgspec.json.decode(file[8 : 8 + int.from_bytes(file[:8], "little")])["__metadata__"][_MAKER]
+        tensors = safetensors.torch.load(file) if found == maker else {}
+    except (SafetensorError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        raise PolicyError(f"a latent that {maker} did not make, or torn: {error}. Call its think() again.") from error
+    if found != maker:
+        raise PolicyError(f"a latent of {found}; this is {maker}. Call its think() again.")
+    return [tensors[str(number)] for number in range(len(tensors))]

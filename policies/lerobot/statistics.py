@@ -50,7 +50,7 @@ class Statistics(nn.Module):
 
     def __init__(self, before: PolicyProcessorPipeline, after: PolicyProcessorPipeline) -> None:
         super().__init__()
-        self._places: list[tuple[Step, str, str, str]] = []
+        self._entries: list[tuple[Step, str, str, str]] = []
         for side, pipeline in (("before", before), ("after", after)):
             for number, step in _steps(pipeline):
                 for key, values in step.state_dict().items():
@@ -59,13 +59,13 @@ class Statistics(nn.Module):
                         continue  # of what a dataset has beside, so that all checkpoints of a type carry the same
                     buffer = f"{side}/{number}/{key.replace('.', ':')}"
                     self.register_buffer(buffer, values.detach().to(torch.float32).clone())
-                    self._places.append((step, feature, name, buffer))
+                    self._entries.append((step, feature, name, buffer))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Statistics:
         # A copy holds numbers alone: the steps belong to the policy that acts and learns with the original.
         twin = Statistics.__new__(Statistics)
         nn.Module.__init__(twin)
-        twin._places = []
+        twin._entries = []
         for name, buffer in self.named_buffers():
             twin.register_buffer(name, memo.get(id(buffer), buffer.clone()))
         memo[id(self)] = twin
@@ -74,7 +74,7 @@ class Statistics(nn.Module):
     def attach(self) -> None:
         """Let the steps read these buffers; after the network has moved to a device or values were written."""
         given: dict[int, tuple[Step, Values]] = {}
-        for step, feature, name, buffer in self._places:
+        for step, feature, name, buffer in self._entries:
             given.setdefault(id(step), (step, {}))[1].setdefault(feature, {})[name] = self.get_buffer(buffer)
         for step, values in given.values():
             step.stats = values
@@ -83,7 +83,7 @@ class Statistics(nn.Module):
 
     def put(self, values: Values) -> None:
         """Write the given ones in place; others stay."""
-        for _, feature, name, buffer in self._places:
+        for _, feature, name, buffer in self._entries:
             if name in values.get(feature, {}):
                 own = self.get_buffer(buffer)
                 own.copy_(torch.as_tensor(values[feature][name], dtype=torch.float32).reshape(own.shape))
@@ -104,8 +104,8 @@ def absent(*pipelines: PolicyProcessorPipeline) -> list[str]:
 def require_sound(pipeline: PolicyProcessorPipeline, features: dict[str, Any], where: str) -> None:
     """Raise `ConfigError` for statistics that are not finite, of another width than the feature, or without range.
 
-    `features` are those of the policy's configuration, `where` names the file. A dimension that never moved while
-    others did is divided by lerobot's epsilon, as everywhere in lerobot; that is logged.
+    None may be `absent`. `features` are those of the policy's configuration, `where` names the file. A dimension that
+    never moved while others did is divided by lerobot's epsilon, as everywhere in lerobot; that is logged.
     """
     remedy = (
         "Copy the checkpoint again, or set `statistics` to 'spec' (the robot's limits) or 'buffer' (recorded data)."
@@ -114,9 +114,7 @@ def require_sound(pipeline: PolicyProcessorPipeline, features: dict[str, Any], w
         known = step.state_dict()
         for feature in step.features:
             shape = tuple(features.get(feature, step.features[feature]).shape)
-            found = {
-                name: known[f"{feature}.{name}"] for name in _needed(step, feature) if f"{feature}.{name}" in known
-            }
+            found = {name: known[f"{feature}.{name}"] for name in _needed(step, feature)}
             for name, values in found.items():
                 if not values.isfinite().all():
                     raise ConfigError(f"{where}: statistics '{feature}.{name}' are not finite. {remedy}")
@@ -133,13 +131,8 @@ def require_sound(pipeline: PolicyProcessorPipeline, features: dict[str, Any], w
                     f"{where}: statistics of '{feature}' say that nothing in it ever moved ({' and '.join(found)}). "
                     f"{remedy}"
                 )
-            log.warning(
-                "%s: '%s' never moved in %d of its %d dimensions; they are divided by lerobot's epsilon.",
-                where,
-                feature,
-                int(still.sum()),
-                still.numel(),
-            )
+            few = f"{int(still.sum())} of its {still.numel()} dimensions"
+            log.warning("%s: '%s' never moved in %s; they are divided by lerobot's epsilon.", where, feature, few)
 
 
 def state_alone(before: PolicyProcessorPipeline, state: torch.Tensor) -> PolicyProcessorPipeline:
@@ -188,13 +181,9 @@ def of_examples(spec: RobotSpec, features: dict[str, Any], examples: Normalizati
         if not len(rows):
             continue
         least = _SMALLEST * (values[name]["max"] - values[name]["min"])
-        quantiles = np.quantile(rows, (0.0, 0.01, 0.1, 0.9, 0.99, 1.0), axis=0)
         found = {"mean": rows.mean(0), "std": np.maximum(rows.std(0), least)}
-        for (below, above), (low, high) in zip(
-            (("min", "max"), ("q01", "q99"), ("q10", "q90")),
-            ((quantiles[0], quantiles[5]), (quantiles[1], quantiles[4]), (quantiles[2], quantiles[3])),
-            strict=True,
-        ):
+        for below, above, share in (("min", "max", 0.0), ("q01", "q99", 0.01), ("q10", "q90", 0.1)):
+            low, high = np.quantile(rows, (share, 1 - share), axis=0)
             widened = np.maximum(0, least - (high - low)) / 2
             found[below], found[above] = low - widened, high + widened
         values[name] = {stat: value.astype(np.float32) for stat, value in found.items()}
@@ -218,10 +207,10 @@ def _broadcasts(shape: tuple[int, ...], feature: tuple[int, ...]) -> bool:
 
 
 def _without_range(found: dict[str, torch.Tensor]) -> torch.Tensor | None:
-    """Which dimensions would be divided by 0; None if a statistic is lacking."""
+    """Which dimensions would be divided by 0; None where nothing is normalised."""
     if "std" in found:
         return found["std"] == 0
-    if len(found) != 2:
+    if not found:
         return None
     low, high = found.values()
     return high == low

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import math
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
-from policies.flow.config import Conv, SlowPathConfig
+from policies.flow.config import Conv, Positive, SlowPathConfig
+from policies.interface.registry import require_ranges
 from wire.errors import ConfigError
+
+Goal: TypeAlias = Annotated[float, Meta(gt=0, lt=1)]
+"""a mean absolute error, as a share of the range"""
 
 
 class FastConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How FAST tokens are fitted; see `policies.tokens.fast`."""
 
-    scale: float = 10.0
+    scale: Annotated[float, Meta(gt=0, le=1e9)] = 10.0
     """integers per unit of a coefficient, where 2 units are the range; the paper's 10. Searched with `error_goal`"""
-    dead_zone: float = 0.5
+    dead_zone: Annotated[float, Meta(ge=0.5, lt=1)] = 0.5
     """coefficients below so many integers become 0; 0.5 is plain rounding. Searched with `error_goal`"""
-    vocabulary: int = 1024
+    vocabulary: Annotated[int, Meta(ge=8, le=1 << 20)] = 1024
     """the most tokens, single integers and carries among them; the paper's 1024"""
-    error_goal: float | None = None
+    error_goal: Goal | None = None
     """a mean absolute error, as a share of the range: `fit` takes the scale and dead zone that meet it with the least
     to say"""
 
     def require(self) -> None:
         """Raise `ConfigError` for values that cannot work."""
-        if not (math.isfinite(self.scale) and self.scale > 0):
-            raise ConfigError(f"FAST tokeniser: scale {self.scale} must be finite and above 0.")
-        if not 0.5 <= self.dead_zone < 1:
-            raise ConfigError(f"FAST tokeniser: dead_zone {self.dead_zone} must be at least 0.5 and below 1.")
-        if not 8 <= self.vocabulary <= 1 << 20:
-            raise ConfigError(f"FAST tokeniser: vocabulary {self.vocabulary} must be 8 to {1 << 20}.")
-        _require_goal(self.error_goal)
+        require_ranges(self, "FAST tokeniser")
 
     def max_bytes(self, action_dim: int) -> int:
         """No tokeniser of this configuration is larger."""
@@ -42,29 +40,24 @@ class FastConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ResidualVQConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a residual quantiser is fitted; see `policies.tokens.residual_vq`."""
 
-    tokens: int = 32
+    tokens: Positive = 32
     """stages, the most with `error_goal`; each gives one token"""
-    codes: int = 256
+    codes: Annotated[int, Meta(ge=2, le=1 << 16)] = 256
     """K, entries of each stage's codebook"""
-    group: int = 4
+    group: Positive = 4
     """components that one stage corrects"""
-    frequencies: int = 16
+    frequencies: Positive = 16
     """of the cosines along time, the lowest so many are kept"""
-    components: int = 256
+    components: Positive = 256
     """principal components, at most"""
-    error_goal: float | None = None
+    error_goal: Goal | None = None
     """a mean absolute error, as a share of the range: `fit` adds stages until chunks it was not fitted on meet it"""
     seed: int = 0
     """of the first codes of k-means"""
 
     def require(self) -> None:
         """Raise `ConfigError` for values that cannot work."""
-        fields = {n: getattr(self, n) for n in ("tokens", "group", "frequencies", "components")}
-        if bad := [name for name, value in fields.items() if value < 1]:
-            raise ConfigError(f"residual VQ: {bad[0]} {fields[bad[0]]} must be 1 or more.")
-        if not 2 <= self.codes <= 1 << 16:
-            raise ConfigError(f"residual VQ: codes {self.codes} must be 2 to {1 << 16}.")
-        _require_goal(self.error_goal)
+        require_ranges(self, "residual VQ")
 
     def max_bytes(self, horizon: int, action_dim: int) -> int:
         """No tokeniser of this configuration is larger."""
@@ -78,11 +71,6 @@ class ResidualVQConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-def _require_goal(error_goal: float | None) -> None:
-    if error_goal is not None and not 0 < error_goal < 1:
-        raise ConfigError(f"action tokeniser: error_goal {error_goal} is a share of the range, above 0 and below 1.")
-
-
 class TokensConfig(SlowPathConfig, frozen=True, kw_only=True):
     """Everything that decides the token policy's network and how it is sampled. The slow path is the flow policy's."""
 
@@ -90,15 +78,15 @@ class TokensConfig(SlowPathConfig, frozen=True, kw_only=True):
     tokenizer: Literal["fast", "residual_vq"] = "fast"
     fast: FastConfig = FastConfig(vocabulary=512)
     residual_vq: ResidualVQConfig = ResidualVQConfig(tokens=16)
-    max_tokens: int = 48
+    max_tokens: Positive = 48
     """a chunk's tokens after these are left out, which costs its highest frequencies; for `fast` alone"""
-    width: int = 128
+    width: Positive = 128
     """of the decoder, as the next three"""
-    layers: int = 2
-    heads: int = 4
-    latent_tokens: int = 4
+    layers: Positive = 2
+    heads: Positive = 4
+    latent_tokens: Positive = 4
     """the latent is looked at as so many tokens"""
-    temperature: float = 0.0
+    temperature: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     """0: the likeliest token each time; above: drawn from softmax(logits / temperature)"""
 
     def require(self) -> None:
@@ -106,16 +94,8 @@ class TokensConfig(SlowPathConfig, frozen=True, kw_only=True):
         super().require()
         if self.cameras and not self.stem:
             raise ConfigError("token policy: cameras need at least one convolution in `stem`.")
-        self.fast.require()
-        self.residual_vq.require()
-        least = min(self.max_tokens, self.width, self.layers, self.heads, self.latent_tokens)
-        if least < 1 or self.width % self.heads:
-            raise ConfigError(
-                "token policy: max_tokens, width, layers, heads and latent_tokens are 1 or more and heads divide the "
-                f"width, not {self.max_tokens}, {self.width}, {self.layers}, {self.heads} and {self.latent_tokens}."
-            )
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ConfigError(f"token policy: temperature {self.temperature} must be 0 or more, and finite.")
+        if self.width % self.heads:
+            raise ConfigError(f"token policy: heads divide the width, not {self.heads} and {self.width}.")
 
     @property
     def action_vocabulary(self) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from policies.flow.config import Conv, NetworkOptions, camera_encoders
-from policies.interface.options import read_options
-from policies.interface.registry import PolicyDefaults
+from policies.interface.registry import PolicyDefaults, read_options
 from policies.tokens.config import FastConfig, ResidualVQConfig, TokensConfig
 from wire.errors import ConfigError, suggest
 from wire.types import RobotSpec

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from scipy.fft import dct, idct
 
+from policies.flow.config import NotNegative
 from policies.tokens.config import FastConfig
-from policies.tokens.tokenizer import LIMIT, Scaling, known_tokens, require_chunks
+from policies.tokens.tokenizer import LIMIT, ActionTokenizer, Scaling, known_tokens, require_chunks, spread
 from wire.errors import ConfigError, InvalidDataError
 
 _FIRST_CHARACTER = 0x4E00
@@ -39,23 +41,23 @@ _DEAD_ZONES = (0.5, 0.6, 0.7, 0.8)
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The JSON of `to_bytes`."""
 
-    kind: str
-    horizon: int
+    kind: Literal["fast"]
+    horizon: Annotated[int, Meta(ge=1, le=1 << 16)]
     low: list[float]
     high: list[float]
-    scale: float
-    dead_zone: float
-    least: int
-    """the alphabet's lowest integer, at most 0"""
-    most: int
-    """and its highest, at least 0"""
+    scale: Annotated[float, Meta(gt=0)]
+    dead_zone: Annotated[float, Meta(ge=0.5, lt=1)]
+    least: Annotated[int, Meta(le=0)]
+    """the alphabet's lowest integer"""
+    most: NotNegative
+    """and its highest"""
     merges: list[tuple[int, int]]
 
 
-class FastTokenizer:
-    """Keeps the `ActionTokenizer` protocol."""
+class FastTokenizer(ActionTokenizer):
+    """Any token may stand anywhere."""
 
-    length: int | None = None
+    length = None
 
     def __init__(
         self,
@@ -98,12 +100,12 @@ class FastTokenizer:
         config = config or FastConfig()
         config.require()
         chunks = require_chunks(chunks)
-        chunks = chunks[_spread(len(chunks), _FITTED)]
+        chunks = chunks[spread(len(chunks), _FITTED)]
         scaling = Scaling.fit(chunks, least_span)
         spectrum = dct(scaling.normalize(chunks), axis=1, norm="ortho")
         scale, dead_zone = config.scale, config.dead_zone
         if config.error_goal is not None:
-            some = _spread(len(chunks), _SEARCHED)
+            some = spread(len(chunks), _SEARCHED)
             scale, dead_zone = _search(spectrum[some], scaling.normalize(chunks[some]), config.error_goal)
         integers = _rounded(spectrum, scale, dead_zone)
         # single integers may fill half the vocabulary; the rarest ends are written with carries
@@ -114,10 +116,6 @@ class FastTokenizer:
         return cls(scaling, bare.horizon, scale, dead_zone, bare.least, bare.most, merges)
 
     # --- ActionTokenizer ---------------------------------------------------------------------------------------
-
-    def encode(self, chunk: np.ndarray) -> list[int]:
-        """See `ActionTokenizer`. What the range is exceeded by, more than once over, is clipped."""
-        return self.encode_batch(np.asarray(chunk)[None])[0]
 
     def encode_batch(self, chunks: np.ndarray) -> list[list[int]]:
         """See `ActionTokenizer`."""
@@ -141,10 +139,6 @@ class FastTokenizer:
                     at, carried = at + 1, 0
         return self.scaling.restore(idct(spectrum.reshape(self.horizon, -1) / self.scale, axis=0, norm="ortho"))
 
-    def allowed(self, position: int) -> tuple[int, int]:
-        """Any token may stand anywhere."""
-        return 0, self.vocabulary
-
     def to_bytes(self) -> bytes:
         """JSON."""
         low, high = ([float(number) for number in side] for side in (self.scaling.low, self.scaling.high))
@@ -163,21 +157,15 @@ class FastTokenizer:
             raise InvalidDataError(f"{what}: it cannot be read: {error}. Save it again with `to_bytes`.") from error
         symbols = read.most - read.least + 3
         low, high = np.array(read.low, np.float32), np.array(read.high, np.float32)
-        longest = [1] * symbols if 0 <= symbols <= _MAX_SYMBOLS else []
+        longest = [1] * symbols if symbols <= _MAX_SYMBOLS else []
         for left, right in read.merges:
             if not (0 <= left < len(longest) and 0 <= right < len(longest)):
                 raise InvalidDataError(f"{what}: a pair {left}, {right} of tokens that are not there; it was changed.")
             longest.append(longest[left] + longest[right])
         sound = (
-            read.kind == "fast"
-            and 1 <= read.horizon <= 1 << 16
-            and 1 <= len(low) == len(high)
+            1 <= len(low) == len(high)
             and bool(np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all())
-            and math.isfinite(read.scale)
-            and read.scale > 0
-            and 0.5 <= read.dead_zone < 1
-            and read.least <= 0 <= read.most
-            and 3 <= symbols <= _MAX_SYMBOLS
+            and symbols <= _MAX_SYMBOLS
             and max(longest, default=0) <= 4 * read.horizon * len(low)
         )
         if not sound:
@@ -246,10 +234,6 @@ def _bits(integers: np.ndarray) -> float:
         _, counts = np.unique(frequency, return_counts=True)
         total -= float((counts * np.log2(counts / counts.sum())).sum())
     return total / len(integers)
-
-
-def _spread(count: int, wanted: int) -> np.ndarray:
-    return np.unique(np.linspace(0, count - 1, min(count, wanted)).astype(int))
 
 
 def _learn(strings: list[str], symbols: int, vocabulary: int) -> list[tuple[int, int]]:

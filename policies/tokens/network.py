@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from policies.common.normalizer import Normalizer
-from policies.flow.networks.fast import AGE_FREQUENCIES, AGE_MARGIN, embed_age, frequencies
+from policies.flow.networks.fast import AGE_FEATURES, AgeFeatures
 from policies.flow.networks.slow import ConvSlowPath
 from policies.tokens.config import TokensConfig
 from wire.errors import InvalidDataError
@@ -32,12 +32,12 @@ class Attention(nn.Module):
         self.heads = heads
         self.query = nn.Linear(width, width)
         # one layer for both: a bias on keys alone changes nothing and would get no gradient
-        self.look = nn.Linear(width, 2 * width)
+        self.key_value = nn.Linear(width, 2 * width)
         self.mix = nn.Linear(width, width)
 
-    def seen(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_values(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of [n, m, w], each [n, heads, m, w / heads]."""
-        keys, values = self.look(tokens).chunk(2, -1)
+        keys, values = self.key_value(tokens).chunk(2, -1)
         return self._split(keys), self._split(values)
 
     def forward(
@@ -62,9 +62,9 @@ class DecoderBlock(nn.Module):
         self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor, memory: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """[n, t, w], all tokens at once; `memory` is `cross.seen`."""
+        """[n, t, w], all tokens at once; `memory` is `cross.keys_values`."""
         quiet = self.before(x)
-        return self._rest(x + self.own(quiet, *self.own.seen(quiet), None, True), memory)
+        return self._rest(x + self.own(quiet, *self.own.keys_values(quiet), None, True), memory)
 
     def step(
         self,
@@ -77,7 +77,7 @@ class DecoderBlock(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[n, 1, w], one more token: its place in the cache is `here`, bool[L]; it looks at `past`, bool[L]."""
         quiet = self.before(x)
-        key, value = self.own.seen(quiet)
+        key, value = self.own.keys_values(quiet)
         where = here[:, None]
         keys, values = torch.where(where, key, keys), torch.where(where, value, values)
         return self._rest(x + self.own(quiet, keys, values, past[None], False), memory), keys, values
@@ -99,39 +99,37 @@ class DecoderContext(NamedTuple):
 class Decoder(nn.Module):
     """Latent and state -> tokens, one after the other."""
 
-    age_frequency: torch.Tensor
-
     def __init__(self, config: TokensConfig, latent_width: int) -> None:
         super().__init__()
         width = config.width
         self.config = config
         self.longest = config.longest
         self.words = nn.Embedding(config.action_vocabulary + 1, width)
-        self.places = nn.Parameter(_FIRST_DEVIATION * torch.randn(self.longest, width))
+        self.positions = nn.Parameter(_FIRST_DEVIATION * torch.randn(self.longest, width))
         nn.init.normal_(self.words.weight, std=_FIRST_DEVIATION)
         self.latent = nn.Linear(latent_width, config.latent_tokens * width)
         self.state = nn.Linear(config.state_dim, width)
         if config.max_offset:
-            self.age = nn.Linear(1 + 2 * AGE_FREQUENCIES, width)
-            self.register_buffer("age_frequency", frequencies(AGE_FREQUENCIES), persistent=False)
+            self.embed_age = AgeFeatures(config.max_offset)
+            self.age = nn.Linear(AGE_FEATURES, width)
         self.blocks = nn.ModuleList(DecoderBlock(width, config.heads) for _ in range(config.layers))
         self.norm = nn.LayerNorm(width)
         # not the vectors that are read: with those a fresh network repeats its first token, and so ends at once
         self.head = nn.Linear(width, config.action_vocabulary + 1)
 
-    def look(self, latent: torch.Tensor, state: torch.Tensor, age: torch.Tensor | None) -> DecoderContext:
+    def context(self, latent: torch.Tensor, state: torch.Tensor, age: torch.Tensor | None) -> DecoderContext:
         """[n, z], normalised [n, ds], [n, 1] ticks -> what the blocks look at."""
         felt = self.state(state)[:, None]
         seen = [self.latent(latent).unflatten(-1, (-1, self.config.width)), felt]
         if self.config.max_offset:
             ticks = state.new_zeros(len(state), 1) if age is None else age
-            seen.append(self.age(embed_age(ticks, self.config.max_offset + AGE_MARGIN, self.age_frequency))[:, None])
+            seen.append(self.age(self.embed_age(ticks))[:, None])
         tokens = torch.cat(seen, 1)
-        return DecoderContext(felt, [block.cross.seen(tokens) for block in self._blocks])
+        return DecoderContext(felt, [block.cross.keys_values(tokens) for block in self._blocks])
 
     def forward(self, told: torch.Tensor, memory: DecoderContext) -> torch.Tensor:
         """int64[n, t] tokens, the first that which begins -> [n, t, V + 1] logits of the ones that follow each."""
-        x = self.words(told) + self.places[: told.shape[1]] + memory.felt
+        x = self.words(told) + self.positions[: told.shape[1]] + memory.felt
         for block, seen in zip(self._blocks, memory.seen, strict=True):
             x = block(x, seen)
         return self._logits(x)
@@ -155,7 +153,7 @@ class Decoder(nn.Module):
         """
         every = torch.arange(self.longest, device=token.device)
         here, past = every == at, every <= at
-        x = (self.words(token) + self.places[at])[:, None] + memory.felt
+        x = (self.words(token) + self.positions[at])[:, None] + memory.felt
         following = []
         for block, seen, (keys, values) in zip(self._blocks, memory.seen, cache, strict=True):
             x, keys, values = block.step(x, seen, keys, values, here, past)
@@ -221,7 +219,7 @@ class TokenNetwork(nn.Module):
         told, wanted = _aligned(chunks, self.decoder, fixed, state.device)
         latent = self.slow(images, instructions).repeat_interleave(k, 0)
         felt = self.normalizer(state).flatten(0, 1)
-        memory = self.decoder.look(latent, felt, None if age is None else age.flatten(0, 1))
+        memory = self.decoder.context(latent, felt, None if age is None else age.flatten(0, 1))
         logits = self.decoder(told, memory).float()
         errors = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-1, reduction="none")
         errors = errors.view_as(wanted).sum(1).view(b, k) * weights

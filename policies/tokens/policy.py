@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
-from policies.common.runtime import Runtime, compiled, refresh
-from policies.flow.batches import read_batch
+from policies.common.batches import hold_masked, to_tensor
+from policies.common.runtime import Runtime, compiled
+from policies.common.weights import refresh
 from policies.flow.network_policy import NetworkPolicy
 from policies.interface.policy import Batch, NormalizationData
 from policies.interface.trainable import FinetuneConfig
@@ -60,7 +60,7 @@ class TokenPolicy(NetworkPolicy):
 
         super().__init__(spec, config, make, ("decoder.*",), seed, runtime, training)
         self._read: tuple[torch.Tensor, int, ActionTokenizer] | None = None
-        self._step = compiled(_step, runtime)
+        self._step = compiled(Decoder.step, runtime)
 
     @property
     def tokenizer(self) -> ActionTokenizer:
@@ -99,19 +99,19 @@ class TokenPolicy(NetworkPolicy):
         """Tokens of each chunk, the likeliest or a draw each time, until it ends or there is no more room."""
         decoder, tokenizer = self._acting.decoder, self.tokenizer
         edge = self.config.action_vocabulary
-        memory = decoder.look(latent, self._acting.normalizer(state), age)
+        memory = decoder.context(latent, self._acting.normalizer(state), age)
         cache = decoder.cache(memory)
         token = torch.full((len(state),), edge, device=self.device)
         every = torch.arange(edge + 1, device=self.device)
         said: list[list[int]] = [[] for _ in range(len(state))]
         going = set(range(len(state)))
-        for place in range(min(self.config.longest, tokenizer.length or self.config.longest)):
-            logits, cache = self._step(decoder, token, torch.tensor(place, device=self.device), memory, cache)
-            first, last = tokenizer.allowed(place)
+        for position in range(min(self.config.longest, tokenizer.length or self.config.longest)):
+            logits, cache = self._step(decoder, token, torch.tensor(position, device=self.device), memory, cache)
+            first, last = tokenizer.allowed(position)
             able = (every >= first) & (every < last)
             if tokenizer.length is None:
                 able |= every == edge
-            scores = logits.float() if noise is None else logits.float() + noise[:, place]
+            scores = logits.float() if noise is None else logits.float() + noise[:, position]
             token = scores.masked_fill(~able, -torch.inf).argmax(-1)
             for row, chosen in enumerate(token.tolist()):
                 if row in going and chosen != edge:
@@ -154,21 +154,21 @@ class TokenPolicy(NetworkPolicy):
         fewest tokens, and the chunk counts by the share of its actions that were kept. None kept: it does not count.
         Raises `InvalidDataError` that names what does not fit.
         """
-        sample = read_batch(batch, self.config, self.spec, self._tensor)
-        mask = sample.mask.cpu().numpy()
-        chunks = held(sample.actions.detach().cpu().numpy(), mask).reshape(-1, self.horizon, self.spec.action_dim)
-        share = mask.mean(-1)
+        read = self._read_batch(batch, {})
+        arrays, mask = read.arrays, read.arrays["mask"]
+        chunks = hold_masked(arrays["actions"], mask).flatten(0, 1).cpu().numpy()
+        share = mask.cpu().numpy().mean(-1)
         counts = share.reshape(-1) > 0
         tokens: list[list[int]] = [[] for _ in range(len(chunks))]
         for row, one in zip(np.flatnonzero(counts), self.tokenizer.encode_batch(chunks[counts]), strict=True):
             tokens[row] = one
         return self.module.loss(
-            sample.images,
-            self._words(sample.instructions),
-            sample.state,
+            list(read.images.values()),
+            self._words(read.instructions),
+            arrays["state"],
             tokens,
-            self._tensor(share.astype(np.float32)),
-            sample.age,
+            to_tensor(share.astype(np.float32), self.device),
+            arrays.get("frame_age"),
             self.tokenizer.length is not None,
         )
 
@@ -182,19 +182,3 @@ class TokenPolicy(NetworkPolicy):
                 f"[{self.horizon}, {self.spec.action_dim}] with {self.config.action_vocabulary} at most."
             )
         return made
-
-
-def held(actions: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """[..., H, da] `actions` with the last one that bool[..., H] `mask` kept in place of each that it did not.
-
-    In front of the first that is kept, that one; a chunk of which none is kept becomes 0.
-    """
-    index = np.where(mask, np.arange(mask.shape[-1]), -1)
-    index = np.maximum.accumulate(index, -1)
-    index = np.where(index < 0, mask.argmax(-1)[..., None], index)
-    filled = np.take_along_axis(actions, index[..., None], -2)
-    return np.where(np.asarray(mask.any(-1))[..., None, None], filled, 0)
-
-
-def _step(decoder: Decoder, token: torch.Tensor, at: torch.Tensor, memory: Any, cache: Any) -> Any:
-    return decoder.step(token, at, memory, cache)

@@ -20,7 +20,7 @@ import safetensors.numpy
 from scipy.fft import dct, idct
 
 from policies.tokens.config import ResidualVQConfig
-from policies.tokens.tokenizer import Scaling, known_tokens, require_chunks
+from policies.tokens.tokenizer import ActionTokenizer, Scaling, known_tokens, require_chunks, spread
 from wire.errors import ConfigError, InvalidDataError
 
 _KEY = "vla_fleet_tokenizer"
@@ -34,10 +34,8 @@ _LEAST_VARIANCE = 1e-9
 """components below are rounding errors"""
 
 
-class ResidualVQ:
-    """Keeps the `ActionTokenizer` protocol. Token `s * K + c` is code c of stage s."""
-
-    length: int | None
+class ResidualVQ(ActionTokenizer):
+    """Token `s * K + c` is code c of stage s."""
 
     def __init__(
         self,
@@ -74,7 +72,7 @@ class ResidualVQ:
         config = config or ResidualVQConfig()
         config.require()
         chunks = require_chunks(chunks)
-        chunks = chunks[np.unique(np.linspace(0, len(chunks) - 1, min(len(chunks), _FITTED)).astype(int))]
+        chunks = chunks[spread(len(chunks), _FITTED)]
         scaling = Scaling.fit(chunks, least_span)
         normalized = scaling.normalize(chunks)
         kept = _kept(normalized, config.frequencies)
@@ -107,10 +105,6 @@ class ResidualVQ:
         return cls(scaling, chunks.shape[1], mean, basis, np.array(picked, np.int32), np.stack(codebooks))
 
     # --- ActionTokenizer ---------------------------------------------------------------------------------------
-
-    def encode(self, chunk: np.ndarray) -> list[int]:
-        """See `ActionTokenizer`. What the range is exceeded by, more than once over, is clipped."""
-        return self.encode_batch(np.asarray(chunk)[None])[0]
 
     def encode_batch(self, chunks: np.ndarray) -> list[list[int]]:
         """See `ActionTokenizer`."""

@@ -5,9 +5,9 @@ Shapes: m chunks of H actions of da numbers, in the robot's own units.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ LIMIT = 3.0
 """normalised actions are clipped to ±LIMIT, one whole range beyond either end of it"""
 
 
-class ActionTokenizer(Protocol):
+class ActionTokenizer(ABC):
     """Chunks to tokens and back. Made by the `fit` of its class, or by `from_bytes`; it never changes afterwards."""
 
     scaling: Scaling
@@ -33,25 +33,26 @@ class ActionTokenizer(Protocol):
     def encode(self, chunk: np.ndarray) -> list[int]:
         """Tokens of float[H, da]; low frequencies or coarse stages first, so that a beginning is a coarse chunk.
 
-        Raises `InvalidDataError` for another shape and for values that are not finite.
+        What the range is exceeded by, more than once over, is clipped. Raises `InvalidDataError` for another shape and
+        for values that are not finite.
         """
-        ...
+        return self.encode_batch(np.asarray(chunk)[None])[0]
 
+    @abstractmethod
     def encode_batch(self, chunks: np.ndarray) -> list[list[int]]:
         """Tokens of each of float[m, H, da]."""
-        ...
 
+    @abstractmethod
     def decode(self, tokens: Sequence[int]) -> np.ndarray:
         """float32[H, da], finite, for any tokens in any number and order; those outside the vocabulary say nothing."""
-        ...
 
     def allowed(self, position: int) -> tuple[int, int]:
         """The first token that may stand at `position` of a chunk, and the one after the last that may."""
-        ...
+        return 0, self.vocabulary
 
+    @abstractmethod
     def to_bytes(self) -> bytes:
         """What `from_bytes` reads: JSON or safetensors, never a pickle."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,11 @@ def require_chunks(chunks: np.ndarray, horizon: int | None = None, action_dim: i
         rows = int((~np.isfinite(chunks).all((1, 2))).sum())
         raise InvalidDataError(f"action tokeniser: {rows} of {len(chunks)} chunks are not finite.")
     return chunks
+
+
+def spread(count: int, most: int) -> np.ndarray:
+    """int64: at most so many of `count` rows, spread over all."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 
 
 def known_tokens(tokens: Sequence[int], vocabulary: int) -> list[int]:

@@ -146,7 +146,7 @@ def test_no_child_outlives_its_context(tmp_path: Path) -> None:
 def test_a_child_finds_this_tree_and_not_a_benchmark_of_the_same_name(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with Children(tmp_path) as children:
-        found = "import policies.interface.chunks as c, time; print('found', c.__file__, flush=True); time.sleep(60)"
+        found = "import policies.interface.policy as c, time; print('found', c.__file__, flush=True); time.sleep(60)"
         log = children.start("importer", "timeit", "-n", "1", "-r", "1", found)
         children.wait_for("importer", log, "found", 60.0)
         assert str(Path(edge_latency.__file__).parents[2] / "policies") in log.read_text()

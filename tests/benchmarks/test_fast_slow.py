@@ -10,8 +10,8 @@ import torch
 
 from benchmarks import fast_slow
 from hal.drivers.metaworld.robot import metaworld_spec
+from policies.flow.factory import pixels_network
 from policies.flow.policy import FlowPolicy
-from policies.flow.presets import pixels_network
 from tests.extras import needs
 
 pytestmark = needs("metaworld")

@@ -13,8 +13,9 @@ from torch import nn
 
 from policies.flow.config import FlowConfig
 
-AGE_FREQUENCIES = 4
-"""sines and cosines of the age"""
+_AGE_FREQUENCIES = 4
+AGE_FEATURES = 1 + 2 * _AGE_FREQUENCIES
+"""the age, its sines and cosines"""
 AGE_MARGIN = 4
 """ticks: training's ages are its offsets plus the age that the frames had already"""
 ADVANTAGES = 3
@@ -61,7 +62,6 @@ class FastMLP(nn.Module):
     """
 
     frequency: torch.Tensor
-    age_frequency: torch.Tensor
 
     def __init__(self, config: FlowConfig, latent_width: int) -> None:
         super().__init__()
@@ -72,11 +72,10 @@ class FastMLP(nn.Module):
         self.time = nn.Linear(inputs[2], config.width, bias=False)
         self.noisy = nn.Linear(inputs[3], config.width, bias=False)
         parts = [self.latent, self.state, self.time, self.noisy]
-        self.max_age = config.max_offset + AGE_MARGIN
         if config.max_offset:
-            self.age = nn.Linear(1 + 2 * AGE_FREQUENCIES, config.width, bias=False)
+            self.embed_age = AgeFeatures(config.max_offset)
+            self.age = nn.Linear(AGE_FEATURES, config.width, bias=False)
             parts.append(self.age)
-            self.register_buffer("age_frequency", frequencies(AGE_FREQUENCIES), persistent=False)
         if config.prefix:
             self.committed = nn.Linear(config.horizon, config.width, bias=False)
             parts.append(self.committed)
@@ -94,24 +93,16 @@ class FastMLP(nn.Module):
         self.register_buffer("frequency", frequencies(config.frequencies), persistent=False)
         self._aged, self._prefixed, self._advised = config.max_offset > 0, config.prefix, config.advantage
 
-    def embed(self, time: torch.Tensor) -> torch.Tensor:
-        """float32[..., 1] in [0, 1] -> float32[..., 2 * frequencies]"""
-        return fourier_features(time, self.frequency)
-
-    def embed_age(self, age: torch.Tensor) -> torch.Tensor:
-        """float32[..., 1] ticks -> float32[..., 1 + 2 * AGE_FREQUENCIES]; ages beyond training count as its oldest."""
-        return embed_age(age, self.max_age, self.age_frequency)
-
     def forward(self, given: Conditioning, noisy: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
         """See `FastPath`."""
         fixed = self._with_options(self.latent(given.latent)[:, None] + self.state(given.state), given)
-        return self.head(fixed + self.time(self.embed(time)) + self.noisy(noisy))
+        return self.head(fixed + self.time(fourier_features(time, self.frequency)) + self.noisy(noisy))
 
     def prepare(self, given: Conditioning, steps: int) -> torch.Tensor:
         """[steps, b, width]: all of the first layer that does not depend on the noisy actions."""
         time = torch.arange(steps, device=given.latent.device, dtype=torch.float32)[:, None, None] / steps
         known = self._with_options(self.latent(given.latent) + self.state(given.state), given)
-        return known + self.time(self.embed(time).to(known.dtype))
+        return known + self.time(fourier_features(time, self.frequency).to(known.dtype))
 
     def step(self, prepared: torch.Tensor, step: int, noisy: torch.Tensor) -> torch.Tensor:
         """See `FastPath`."""
@@ -130,10 +121,19 @@ class FastMLP(nn.Module):
         return fixed
 
 
-def embed_age(age: torch.Tensor, max_age: int, frequency: torch.Tensor) -> torch.Tensor:
-    """float32[..., 1] ticks -> float32[..., 1 + 2 * AGE_FREQUENCIES]; ages beyond `max_age` count as that."""
-    scaled = age.float().clamp(0, max_age) / max_age
-    return torch.cat([scaled, fourier_features(scaled, frequency)], -1)
+class AgeFeatures(nn.Module):
+    """float32[..., 1] ticks -> float32[..., AGE_FEATURES]; ages beyond those of training count as their oldest."""
+
+    frequency: torch.Tensor
+
+    def __init__(self, max_offset: int) -> None:
+        super().__init__()
+        self._oldest = max_offset + AGE_MARGIN
+        self.register_buffer("frequency", frequencies(_AGE_FREQUENCIES), persistent=False)
+
+    def forward(self, age: torch.Tensor) -> torch.Tensor:
+        scaled = age.float().clamp(0, self._oldest) / self._oldest
+        return torch.cat([scaled, fourier_features(scaled, self.frequency)], -1)
 
 
 def fourier_features(x: torch.Tensor, frequency: torch.Tensor) -> torch.Tensor:

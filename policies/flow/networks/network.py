@@ -5,14 +5,13 @@ Shapes: b images, k steps behind each image, z latent, ds state, H actions of da
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from policies.common.normalizer import Normalizer
-from policies.flow.batches import FlowSample
 from policies.flow.config import FlowConfig
 from policies.flow.networks import sampling
 from policies.flow.networks.fast import Conditioning, FastMLP
@@ -59,7 +58,9 @@ class FlowNetwork(nn.Module):
             return latent
         return torch.cat([latent, self.normalizer(seen_state).to(latent.dtype)], 1)
 
-    def loss(self, sample: FlowSample, tokens: torch.Tensor) -> torch.Tensor:
+    def loss(
+        self, images: Sequence[torch.Tensor], tokens: torch.Tensor, arrays: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
         """Conditional flow matching, the mean over the actions that `mask` keeps.
 
         Lipman et al. 2023, arXiv 2210.02747, equation 23 with sigma_min = 0, noise e and actions a:
@@ -88,20 +89,21 @@ class FlowNetwork(nn.Module):
         With `config.online_statistics` the states are normalised by what was known before this batch, which then takes
         part in what is known; only while gradients are wanted.
 
-        With `config.residual` and `later`, the corrector's loss is added; see `Residual`. It moves nothing else.
+        With `config.residual` and `later_state`, the corrector's loss is added; see `Residual`. It moves nothing else.
 
-        `sample`: its actions are normalised; tokens: int64[b, L] of its instructions.
+        images: uint8[b, h, w, 3] per camera; tokens: int64[b, L]; arrays: those that `FlowPolicy.loss` names, as
+        `read_steps` gives them, the actions normalised, later_index and advantage int64.
         """
-        state = sample.state
-        latent = self.encode(sample.images, tokens, state[:, 0] if sample.seen_state is None else sample.seen_state)
-        loss = self._loss(latent, sample)
+        state = arrays["state"]
+        latent = self.encode(images, tokens, arrays.get("seen_state", state[:, 0]))
+        loss = self._loss(latent, arrays)
         if self.config.online_statistics and self.training and torch.is_grad_enabled():
             # afterwards: a sample must not be normalised by what the others of its batch bring
             self.normalizer.update(state)
         return loss
 
-    def _loss(self, latent: torch.Tensor, sample: FlowSample) -> torch.Tensor:
-        state, actions, mask = sample.state, sample.actions, sample.mask
+    def _loss(self, latent: torch.Tensor, arrays: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        state, actions, mask, age = arrays["state"], arrays["actions"], arrays["mask"], arrays.get("frame_age")
         flow_mask, committed = mask, None
         kept = mask[..., None].expand_as(actions).flatten(2)
         # what is masked is no action: its values must reach neither the input nor the loss
@@ -115,21 +117,21 @@ class FlowNetwork(nn.Module):
             entered = self._swap(target, known, mask)
             noisy = torch.where(known[..., None].expand_as(actions).flatten(2), entered, noisy)
             kept = flow_mask[..., None].expand_as(actions).flatten(2)
-        advantage = self._with_dropout(sample.advantage, mask) if self.config.advantage else None
-        given = Conditioning(latent, self.normalizer(state), sample.age, committed, advantage)
+        advantage = self._with_dropout(arrays.get("advantage"), mask) if self.config.advantage else None
+        given = Conditioning(latent, self.normalizer(state), age, committed, advantage)
         output = self.fast(given, noisy, time).float()
         wanted = target if self.config.predict == "action" else target - noise
         errors = (output - wanted).square() * kept
         loss = errors.sum() / kept.sum()
         self.image_losses = (errors.detach().sum((1, 2)) / kept.sum((1, 2)).clamp_min(1)).float()
-        if self.config.residual and sample.later is not None:
+        if self.config.residual and "later_state" in arrays:
             base = self._rough(given._replace(committed=None)).unflatten(-1, actions.shape[2:])
             clean = target.unflatten(-1, actions.shape[2:])
-            later, index = sample.later
-            loss = loss + self.residual.loss(latent, self.normalizer(later), index, base, clean, mask, sample.age)
-        if sample.ahead is None or not self.config.ahead:
+            later, index = self.normalizer(arrays["later_state"]), arrays["later_index"]
+            loss = loss + self.residual.loss(latent, later, index, base, clean, mask, age)
+        if not self.config.ahead:
             return loss
-        moved = (sample.ahead - state[:, :, None]) / self.normalizer.std
+        moved = (arrays["ahead"] - state[:, :, None]) / self.normalizer.std
         seen = torch.cat([latent[:, None].expand(-1, state.shape[1], -1), given.state], -1)
         foretold = self.future_state_head(seen).float().unflatten(-1, moved.shape[-2:])
         return loss + self.config.ahead_weight * (foretold - moved).square().mean()

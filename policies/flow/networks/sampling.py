@@ -100,17 +100,9 @@ def field(fast: FastPath, config: FlowConfig, given: Conditioning) -> Callable[[
         prepared = fast.prepare(given._replace(advantage=good if config.advantage else None), config.euler_steps)
         return lambda step, noisy: fast.step(prepared, step, noisy.to(kind)).float()
 
-    def twice(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else torch.cat([tensor, tensor])
-
-    both = Conditioning(
-        torch.cat([given.latent, given.latent]),
-        torch.cat([given.state, given.state]),
-        twice(given.age),
-        twice(given.committed),
-        torch.cat([good, torch.full_like(good, UNKNOWN)]),
-    )
-    prepared = fast.prepare(both, config.euler_steps)
+    both = Conditioning._make(None if tensor is None else torch.cat([tensor, tensor]) for tensor in given)
+    told = torch.cat([good, torch.full_like(good, UNKNOWN)])
+    prepared = fast.prepare(both._replace(advantage=told), config.euler_steps)
 
     def answer(step: int, noisy: torch.Tensor) -> torch.Tensor:
         wanted, unknown = fast.step(prepared, step, torch.cat([noisy, noisy]).to(kind)).float().chunk(2)

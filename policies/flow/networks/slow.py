@@ -1,22 +1,31 @@
 """The slow path that learns from nothing: convolutions and words to a latent.
 
+Each word of an instruction is hashed into a small vocabulary, so no word list has to travel: by CRC-32, which is the
+same on every machine and in every process (Python's own `hash` is not).
+
 Shapes: b images, z latent, L words, cells of the last features, t tokens.
 """
 
 from __future__ import annotations
 
+import functools
+import re
+import zlib
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from policies.common.text import PADDING
 from policies.flow.config import CameraEncoderConfig, FlowConfig, SlowPathConfig
 from policies.flow.networks.attention_pooler import AttentionPooler, Layer
 from policies.flow.networks.fast import fourier_features, frequencies
 
-_PLACE_FREQUENCIES = 4
+PADDING = 0
+"""the id of no word"""
+_WORD = re.compile(r"\w+")
+_COORDINATE_FREQUENCIES = 4
 """sines and cosines of each cell's x and of its y"""
 
 
@@ -26,7 +35,7 @@ class Features(nn.Module):
     Words scale and shift the features: FiLM, Perez et al. 2018, arXiv 1709.07871, equation 2.
     """
 
-    places: torch.Tensor
+    coordinates: torch.Tensor
     """float32[2, cells]: x and y of each cell of the last features, in [-1, 1]"""
 
     def __init__(self, camera: CameraEncoderConfig, config: SlowPathConfig) -> None:
@@ -47,7 +56,7 @@ class Features(nn.Module):
         nn.init.zeros_(self.film.weight)
         nn.init.zeros_(self.film.bias)
         across, down = torch.meshgrid(torch.linspace(-1, 1, width), torch.linspace(-1, 1, height), indexing="xy")
-        self.register_buffer("places", torch.stack([across.flatten(), down.flatten()]), persistent=False)
+        self.register_buffer("coordinates", torch.stack([across.flatten(), down.flatten()]), persistent=False)
 
     def features(self, images: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         """uint8[b, h, w, 3], float[b, word_width] -> float[b, channels, down, across]"""
@@ -73,7 +82,7 @@ class Encoder(Features):
         heat = self.points(self.features(images, words)).float()
         # the features lie channel by channel, so this is a view and the soft-max runs along whole rows of points
         mass = heat.permute(0, 2, 3, 1).flatten(1, 2).softmax(1)
-        return (self.places.float() @ mass).flatten(1).to(words.dtype)
+        return (self.coordinates.float() @ mass).flatten(1).to(words.dtype)
 
 
 class Cells(Features):
@@ -81,13 +90,14 @@ class Cells(Features):
 
     def __init__(self, camera: CameraEncoderConfig, config: SlowPathConfig, inner: int) -> None:
         super().__init__(camera, config)
-        self.token = nn.Linear(self.channels + 2 + 4 * _PLACE_FREQUENCIES, inner)
-        turns = fourier_features(self.places[..., None], frequencies(_PLACE_FREQUENCIES))  # [2, cells, 2 * frequencies]
-        self.register_buffer("where", torch.cat([self.places.t(), turns[0], turns[1]], 1), persistent=False)
+        self.token = nn.Linear(self.channels + 2 + 4 * _COORDINATE_FREQUENCIES, inner)
+        # [2, cells, 2 * frequencies]
+        turns = fourier_features(self.coordinates[..., None], frequencies(_COORDINATE_FREQUENCIES))
+        self.register_buffer("where", torch.cat([self.coordinates.t(), turns[0], turns[1]], 1), persistent=False)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     where: torch.Tensor
-    """[cells, 2 + 4 * _PLACE_FREQUENCIES]"""
+    """[cells, 2 + 4 * _COORDINATE_FREQUENCIES]"""
 
     def forward(self, images: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         """uint8[b, h, w, 3], float[b, word_width] -> float[b, cells, inner]"""
@@ -117,8 +127,7 @@ class TokenSlowPath(nn.Module):
 
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
-        if config.pooler is None:
-            raise ValueError("latent tokens need `pooler`")
+        assert config.pooler is not None
         inner = config.pooler.inner
         self.words = nn.Embedding(config.vocabulary, config.word_width, padding_idx=PADDING)
         self.encoders = nn.ModuleList(Cells(camera, config, inner) for camera in config.cameras)
@@ -147,3 +156,17 @@ class TokenSlowPath(nn.Module):
 def mean_word(vectors: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """[b, L, word_width], int64[b, L] -> [b, word_width], of the real words; the others are 0 in `vectors`."""
     return vectors.sum(1) / (tokens != PADDING).sum(1, keepdim=True).clamp_min(1)
+
+
+@functools.lru_cache(maxsize=4096)
+def _ids(instruction: str, vocabulary: int, length: int) -> tuple[int, ...]:
+    ids = [1 + zlib.crc32(word.encode()) % (vocabulary - 1) for word in _WORD.findall(instruction.lower())][:length]
+    return (*ids, *[PADDING] * (length - len(ids)))
+
+
+def tokenize(instruction: str, vocabulary: int, length: int) -> np.ndarray:
+    """int64[length]: the ids of the first `length` words of `instruction`, then `PADDING`.
+
+    Case, punctuation and spacing do not matter; `vocabulary` counts the padding id.
+    """
+    return np.array(_ids(instruction, vocabulary, length), np.int64)

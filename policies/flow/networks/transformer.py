@@ -22,10 +22,9 @@ from torch import nn
 from policies.flow.config import FlowConfig
 from policies.flow.networks.fast import (
     ADVANTAGES,
-    AGE_FREQUENCIES,
-    AGE_MARGIN,
+    AGE_FEATURES,
+    AgeFeatures,
     Conditioning,
-    embed_age,
     fourier_features,
     frequencies,
 )
@@ -96,18 +95,13 @@ class FastTransformer(nn.Module):
     """
 
     frequency: torch.Tensor
-    age_frequency: torch.Tensor
 
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
-        if config.transformer is None or config.pooler is None:
-            raise ValueError("a fast transformer needs `transformer` and `pooler`")
+        assert config.transformer is not None
+        assert config.pooler is not None
         settings, width = config.transformer, config.transformer.width
-        self.max_age, self._aged, self._advised = (
-            config.max_offset + AGE_MARGIN,
-            config.max_offset > 0,
-            config.advantage,
-        )
+        self._aged, self._advised = config.max_offset > 0, config.advantage
         self._latent_shape = config.pooler.queries, config.pooler.width
         self._action_shape = config.horizon, config.action_dim
         self.latent = nn.Linear(config.pooler.width, width)
@@ -119,13 +113,13 @@ class FastTransformer(nn.Module):
         )
         self.modulation = nn.Linear(width, _MODULATIONS * width)
         if config.max_offset:
-            self.age = nn.Linear(1 + 2 * AGE_FREQUENCIES, width)
-            self.register_buffer("age_frequency", frequencies(AGE_FREQUENCIES), persistent=False)
+            self.embed_age = AgeFeatures(config.max_offset)
+            self.age = nn.Linear(AGE_FEATURES, width)
         if config.advantage:
             self.advantage = nn.Embedding(ADVANTAGES, width)
         # which latent token, or that it is the state, the age, the advantage; and which action of the chunk
         tokens = config.pooler.queries + 1 + self._aged + self._advised
-        self.places = nn.Parameter(0.02 * torch.randn(tokens, width))
+        self.context_positions = nn.Parameter(0.02 * torch.randn(tokens, width))
         self.positions = nn.Parameter(0.02 * torch.randn(config.horizon, width))
         self.blocks = nn.ModuleList(
             TransformerBlock(width, settings.heads, settings.ratio, settings.layers) for _ in range(settings.layers)
@@ -147,13 +141,8 @@ class FastTransformer(nn.Module):
 
     def prepare(self, given: Conditioning, steps: int) -> ContextMemory:
         """See `FastPath`."""
-
-        def one(tensor: torch.Tensor | None) -> torch.Tensor | None:
-            return None if tensor is None else tensor[:, None]
-
-        memory, felt = self._context(
-            Conditioning(given.latent, given.state[:, None], one(given.age), None, one(given.advantage))
-        )
+        one = Conditioning._make(None if tensor is None else tensor[:, None] for tensor in given)
+        memory, felt = self._context(one._replace(latent=given.latent))
         times = torch.arange(steps + 1, device=given.latent.device, dtype=torch.float32)[:, None, None, None] / steps
         wave = self._embed(times)
         blocks, last = self.modulation(wave), self.last(wave)
@@ -191,15 +180,15 @@ class FastTransformer(nn.Module):
         felt = [self.state(state.to(kind))]
         if self._aged:
             ticks = state.new_zeros(b, k, 1) if age is None else age
-            felt.append(self.age(embed_age(ticks, self.max_age, self.age_frequency).to(kind)))
+            felt.append(self.age(self.embed_age(ticks).to(kind)))
         if self._advised:
             known = torch.zeros(b, k, dtype=torch.long, device=state.device) if advantage is None else advantage
             felt.append(self.advantage(known))
         own = torch.stack(felt, 2).flatten(0, 1)
         latent, n = given.latent.to(kind), self._latent_shape[0]
         whole = self.whole(latent)[:, None].expand(-1, k, -1).flatten(0, 1)
-        seen = _norm(self.latent(latent.unflatten(-1, self._latent_shape))) + self.places[:n]
-        feeling = _norm(own) + self.places[n:]
+        seen = _norm(self.latent(latent.unflatten(-1, self._latent_shape))) + self.context_positions[:n]
+        feeling = _norm(own) + self.context_positions[n:]
         memory = []
         for block in self.blocks:
             assert isinstance(block, TransformerBlock)

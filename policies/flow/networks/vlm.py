@@ -6,7 +6,7 @@ Shapes: b images, z latent, L words, S pixels of the square it sees, t tokens of
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,6 @@ from wire.errors import ConfigError
 
 NO_WORD = -1
 """padding of instructions; any id of the vocabulary may be a word"""
-BACKBONE = "slow.backbone.*"
-"""names of the backbone's tensors in a `FlowNetwork`"""
 LORA_TARGETS = ("slow.backbone.text.*.q_proj", "slow.backbone.text.*.v_proj")
 """where adapters go when nothing else is said"""
 _AROUND, _GLOBAL = "<fake_token_around_image>", "<global-img>"
@@ -104,8 +102,7 @@ class VlmSlowPath(nn.Module):
 
     def __init__(self, config: FlowConfig, backbone: Backbone) -> None:
         super().__init__()
-        if config.pooler is None:
-            raise ValueError("latent tokens need `pooler`")
+        assert config.pooler is not None
         self.backbone = backbone
         self.token = nn.Linear(backbone.settings.hidden, config.pooler.inner)
         self.norm = nn.LayerNorm(backbone.settings.hidden)
@@ -118,20 +115,16 @@ class VlmSlowPath(nn.Module):
         return self.pooler(self.token(self.norm(hidden)), real)
 
 
-class InstructionTokenizer:
-    """Instructions as ids of the backbone's vocabulary."""
+def instruction_tokenizer(directory: Path, length: int) -> Callable[[str], np.ndarray]:
+    """An instruction -> int64[length] ids of the backbone's vocabulary, `NO_WORD` behind the last."""
+    known = tokenizer(directory)
 
-    def __init__(self, directory: Path, length: int) -> None:
-        self._ids = functools.lru_cache(maxsize=4096)(self._read)
-        self._tokenizer, self._length = tokenizer(directory), length
+    @functools.lru_cache(maxsize=4096)
+    def read(instruction: str) -> np.ndarray:
+        ids = known(f"{instruction.strip()}\n", add_special_tokens=False)["input_ids"][:length]
+        return np.array([*ids, *[NO_WORD] * (length - len(ids))], np.int64)
 
-    def __call__(self, instruction: str) -> np.ndarray:
-        """int64[length], `NO_WORD` behind the last"""
-        return self._ids(instruction)
-
-    def _read(self, instruction: str) -> np.ndarray:
-        ids = self._tokenizer(f"{instruction.strip()}\n", add_special_tokens=False)["input_ids"][: self._length]
-        return np.array([*ids, *[NO_WORD] * (self._length - len(ids))], np.int64)
+    return read
 
 
 def tokenizer(directory: Path) -> Any:

@@ -96,9 +96,9 @@ class FusedSmolVLA:
         model = self._model
         x = torch.addmm(model.state_proj.bias, state, model.state_proj.weight.t())
         for i, layer in enumerate(self._language):
-            query = layer.look(x, position, keys[i], values[i], before)
+            query = layer.project(x, position, keys[i], values[i], before)
             if i + 1 < len(self._language):  # what else the last one computes is for the next
-                x = layer.go_on(x, query, keys[i, :, :n], values[i, :, :n])
+                x = layer.finish(x, query, keys[i, :, :n], values[i, :, :n])
         begins, own = positions[: self._horizon], positions[n : n + self._horizon]
         plan: list[tuple[_Layer, Tensor, Tensor, Tensor, Tensor | None]] = []
         for i, layer in self._experts:
@@ -110,8 +110,8 @@ class FusedSmolVLA:
         def step(x: Tensor, time: float) -> Tensor:
             h = silu(torch.addmm(self._time(time, x.device), x[0], self._enter))
             h = torch.addmm(self._mixed, h, self._mix)
-            for layer, turn, k, v, hidden in plan:
-                h = layer.go_on(h, layer.look(h, turn, k, v, n), k, v, hidden)
+            for layer, rotation, k, v, hidden in plan:
+                h = layer.finish(h, layer.project(h, rotation, k, v, n), k, v, hidden)
             return torch.addmm(self._left, _normed(h, self._least), self._leave)[None]
 
         return step
@@ -157,18 +157,18 @@ class _Layer:
         self._up = _turned(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]) * _scale(second))
         self._down = _turned(mlp.down_proj.weight)
 
-    def look(self, x: Tensor, turn: Tensor, keys: Tensor, values: Tensor, at: int) -> Tensor:
+    def project(self, x: Tensor, rotation: Tensor, keys: Tensor, values: Tensor, at: int) -> Tensor:
         """Queries [kv, groups * t, d] of x [t, width]; the tokens' own keys and values are written from row `at` on."""
         t, d = len(x), self._d
         y = torch.mm(_normed(x, self._least[0]), self._first)
         pairs = torch.view_as_complex(y[:, : self._turns].view(t, -1, d // 2, 2))
-        turned = torch.view_as_real(pairs * turn).view(t, -1, d)
+        turned = torch.view_as_real(pairs * rotation).view(t, -1, d)
         if self.own:
             keys[:, at : at + t] = turned[:, self._heads :].transpose(0, 1)
             values[:, at : at + t] = y[:, self._turns :].view(t, -1, d).transpose(0, 1)
         return turned[:, : self._heads].view(t, self._kv, self.groups, d).permute(1, 2, 0, 3).reshape(self._kv, -1, d)
 
-    def go_on(self, x: Tensor, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+    def finish(self, x: Tensor, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
         """[t, width] after the layer; `mask`: float[groups * t, tokens], added to the scores."""
         t = len(x)
         # on these sizes three operations are faster than the fused one

@@ -8,51 +8,60 @@ twice and the result is bit for bit that of lerobot's `predict_action_chunk`.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from lerobot.policies.pretrained import PreTrainedPolicy
-from lerobot.utils.constants import ACTION, OBS_IMAGES, OBS_STATE
-from torch import nn
+from lerobot.utils.constants import OBS_IMAGES
+from torch import Tensor, nn
 
-from policies.lerobot.partitions.partition import Guide, PolicyPartition, Tensors
-
-PAD = "action_is_pad"
+from policies.lerobot.partitions.partition import ACTION, PAD, STATE, Guide, Latents, Network, PolicyPartition, Tensors
 
 
-class ActPartition(PolicyPartition):
+class VisionPartition(PolicyPartition):
+    """One whose slow path is the vision backbone."""
+
+    _backbone: tuple[str, str]
+    """where it is in lerobot's policy: the name of a module, and that of one in it"""
+
+    def __init__(self) -> None:
+        self._headless: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+
+    def _without_backbone(self, policy: Network, stand_in: Callable[[Any], nn.Module]) -> Any:
+        """`policy` with a module there that passes on what it is given; all else is the same, not a copy of it."""
+        if policy not in self._headless:
+            outer, inner = self._backbone
+            twin = self._headless[policy] = copy.copy(policy)
+            part = copy.copy(policy._modules[outer])
+            part._modules = part._modules | {inner: stand_in(part._modules[inner])}
+            twin._modules = policy._modules | {outer: part}
+        return self._headless[policy]
+
+
+class ActPartition(VisionPartition):
     """Action chunking transformer (Zhao et al. 2023, arXiv 2304.13705)."""
 
+    _backbone = "model", "backbone"
     # Its decoder begins with zeros: without a norm before, the first self-attention sees only its own biases.
     _FIRST = frozenset({"model.decoder.layers.0.self_attn.in_proj_weight"})
 
     lora_targets = ("*encoder.layers.*.linear*", "*decoder.layers.*.linear*")
 
-    def __init__(self) -> None:
-        self._headless: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
-
-    def unreached(self, policy: PreTrainedPolicy) -> frozenset[str]:
+    def unreached(self, policy: Network) -> frozenset[str]:
         return frozenset() if policy.config.pre_norm else self._FIRST
 
-    def think(self, policy: PreTrainedPolicy, batch: Tensors) -> list[torch.Tensor]:
+    def think(self, policy: Network, batch: Tensors) -> Latents:
         """The backbone's last feature map of each camera, [1, c, h / 32, w / 32]."""
         return [policy.model.backbone(batch[name])["feature_map"] for name in policy.config.image_features]
 
     def act(
-        self,
-        policy: PreTrainedPolicy,
-        latent: list[torch.Tensor],
-        batch: Tensors,
-        noise: torch.Tensor | None,
-        guide: Guide | None,
-    ) -> torch.Tensor:
-        headless = self._headless.get(policy)
-        if headless is None:
-            headless = self._headless[policy] = _without(policy, ("model", "backbone"), _FeatureMap())
-        return headless.predict_action_chunk(batch | dict(zip(policy.config.image_features, latent, strict=True)))
+        self, policy: Network, latent: Latents, batch: Tensors, noise: Tensor | None, guide: Guide | None
+    ) -> Tensor:
+        features = dict(zip(policy.config.image_features, latent, strict=True))
+        return self._without_backbone(policy, lambda backbone: _FeatureMap()).predict_action_chunk(batch | features)
 
-    def loss(self, policy: PreTrainedPolicy, batch: Tensors) -> torch.Tensor:
+    def loss(self, policy: Network, batch: Tensors) -> Tensor:
         """L1 + kl_weight * KL, eq. of algorithm 1 in arXiv 2304.13705, the L1 as a mean over the kept actions.
 
         lerobot's own divides by the number of all actions: then a batch with many masked ones would count less.
@@ -67,7 +76,7 @@ class ActPartition(PolicyPartition):
         return error + policy.config.kl_weight * divergence
 
 
-class DiffusionPartition(PolicyPartition):
+class DiffusionPartition(VisionPartition):
     """Diffusion policy (Chi et al. 2023, arXiv 2303.04137) with lerobot's U-Net.
 
     Its trajectory begins `n_obs_steps - 1` ticks in the past, a chunk at the newest observation. Recorded windows begin
@@ -76,19 +85,17 @@ class DiffusionPartition(PolicyPartition):
     learned.
     """
 
+    _backbone = "diffusion", "rgb_encoder"
     draws = True
     lora_targets = ("*unet*.cond_encoder.1", "*diffusion_step_encoder.*")
 
-    def __init__(self) -> None:
-        self._headless: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
-
-    def horizon(self, policy: PreTrainedPolicy) -> int:
+    def horizon(self, policy: Network) -> int:
         return int(policy.config.n_action_steps)
 
-    def noise_shape(self, policy: PreTrainedPolicy) -> tuple[int, ...]:
+    def noise_shape(self, policy: Network) -> tuple[int, ...]:
         return (1, policy.config.horizon, policy.config.action_feature.shape[0])
 
-    def think(self, policy: PreTrainedPolicy, batch: Tensors) -> list[torch.Tensor]:
+    def think(self, policy: Network, batch: Tensors) -> Latents:
         """The image encoder's features of all cameras, [1, cameras, f]."""
         images = [batch[name] for name in policy.config.image_features]
         encoder = policy.diffusion.rgb_encoder
@@ -97,25 +104,14 @@ class DiffusionPartition(PolicyPartition):
         return [encoder(torch.cat(images))[None]]
 
     def act(
-        self,
-        policy: PreTrainedPolicy,
-        latent: list[torch.Tensor],
-        batch: Tensors,
-        noise: torch.Tensor | None,
-        guide: Guide | None,
-    ) -> torch.Tensor:
-        headless = self._headless.get(policy)
-        if headless is None:
-            encoder = policy.diffusion.rgb_encoder
-            seen = (
-                nn.ModuleList(nn.Identity() for _ in encoder) if isinstance(encoder, nn.ModuleList) else nn.Identity()
-            )
-            headless = self._headless[policy] = _without(policy, ("diffusion", "rgb_encoder"), seen)
+        self, policy: Network, latent: Latents, batch: Tensors, noise: Tensor | None, guide: Guide | None
+    ) -> Tensor:
         features = latent[0] if policy.config.n_obs_steps > 1 else latent[0][:, None]  # [1, n_obs_steps, cameras, f]
-        state = batch[OBS_STATE] if policy.config.n_obs_steps > 1 else batch[OBS_STATE][:, None]
-        return headless.diffusion.generate_actions({OBS_STATE: state, OBS_IMAGES: features}, noise=noise)
+        state = batch[STATE] if policy.config.n_obs_steps > 1 else batch[STATE][:, None]
+        diffusion = self._without_backbone(policy, _identity).diffusion
+        return diffusion.generate_actions({STATE: state, OBS_IMAGES: features}, noise=noise)
 
-    def arrange(self, policy: PreTrainedPolicy, batch: Tensors) -> Tensors:
+    def arrange(self, policy: Network, batch: Tensors) -> Tensors:
         """Actions and their padding from the first observation's tick on, `horizon` of them."""
         earlier = policy.config.n_obs_steps - 1
         later = policy.config.horizon - earlier - batch[ACTION].shape[1]
@@ -127,10 +123,10 @@ class DiffusionPartition(PolicyPartition):
             pad = torch.cat([pad, pad.new_ones(len(pad), later)], 1)
         changed = batch | {ACTION: actions, PAD: pad}
         if not earlier:
-            changed[OBS_STATE] = batch[OBS_STATE][:, None]
+            changed[STATE] = batch[STATE][:, None]
         return changed
 
-    def loss(self, policy: PreTrainedPolicy, batch: Tensors) -> torch.Tensor:
+    def loss(self, policy: Network, batch: Tensors) -> Tensor:
         """Mean squared error of the predicted noise (eq. 5 of arXiv 2303.04137) over the actions that are kept.
 
         lerobot's own masks them on request, but divides by the number of all.
@@ -141,19 +137,12 @@ class DiffusionPartition(PolicyPartition):
         return loss * (kept.numel() / kept.sum())
 
 
+def _identity(encoder: Any) -> nn.Module:
+    return nn.ModuleList(nn.Identity() for _ in encoder) if isinstance(encoder, nn.ModuleList) else nn.Identity()
+
+
 class _FeatureMap(nn.Module):
     """Stands where torchvision's feature extractor does."""
 
-    def forward(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, features: Tensor) -> dict[str, Tensor]:
         return {"feature_map": features}
-
-
-def _without(policy: PreTrainedPolicy, path: tuple[str, ...], instead: nn.Module) -> Any:
-    """`policy` with the module at `path` replaced; everything else is the same, not a copy of it."""
-    twin = copy.copy(policy)
-    twin._modules = dict(policy._modules)
-    if len(path) == 1:
-        twin._modules[path[0]] = instead
-    else:
-        twin._modules[path[0]] = _without(policy._modules[path[0]], path[1:], instead)
-    return twin

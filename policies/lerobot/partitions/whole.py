@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 
 import torch
-from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.constants import (
     ACTION,
     OBS_IMAGES,
@@ -13,8 +12,9 @@ from lerobot.utils.constants import (
     OBS_LANGUAGE_TOKENS,
     OBS_STATE,
 )
+from torch import Tensor
 
-from policies.lerobot.partitions.partition import Guide, PolicyPartition, Tensors
+from policies.lerobot.partitions.partition import Guide, Latents, Network, PolicyPartition, Tensors
 from wire.errors import ConfigError
 
 _WORDS = (OBS_LANGUAGE_TOKENS, OBS_LANGUAGE_ATTENTION_MASK)
@@ -25,7 +25,7 @@ class WholePartition(PolicyPartition):
 
     draws = True
 
-    def horizon(self, policy: PreTrainedPolicy) -> int:
+    def horizon(self, policy: Network) -> int:
         for name in ("chunk_size", "action_chunk_size", "n_action_steps", "horizon"):
             if isinstance(value := getattr(policy.config, name, None), int):
                 return value
@@ -33,20 +33,15 @@ class WholePartition(PolicyPartition):
             f"lerobot policy of type '{policy.name}': its configuration does not say how long a chunk is."
         )
 
-    def think(self, policy: PreTrainedPolicy, batch: Tensors) -> list[torch.Tensor]:
+    def think(self, policy: Network, batch: Tensors) -> Latents:
         """bool[1, n], which pictures of the configuration and which words there are; then those, preprocessed."""
         names = (*policy.config.image_features, *_WORDS)
         there = torch.tensor([[name in batch for name in names]])
         return [there, *(batch[name] for name in names if name in batch)]
 
     def act(
-        self,
-        policy: PreTrainedPolicy,
-        latent: list[torch.Tensor],
-        batch: Tensors,
-        noise: torch.Tensor | None,
-        guide: Guide | None,
-    ) -> torch.Tensor:
+        self, policy: Network, latent: Latents, batch: Tensors, noise: Tensor | None, guide: Guide | None
+    ) -> Tensor:
         """What `predict_action_chunk` gives; a policy with queues of observations finds them filled."""
         steps = policy.config.n_obs_steps
         names = (*policy.config.image_features, *_WORDS)
@@ -67,7 +62,7 @@ class WholePartition(PolicyPartition):
                     queue.extend(whole[name].unbind(1) if steps > 1 else [whole[name]] * (queue.maxlen or 1))
         return policy.predict_action_chunk(whole)[:, : self.horizon(policy)]
 
-    def loss(self, policy: PreTrainedPolicy, batch: Tensors) -> torch.Tensor:
+    def loss(self, policy: Network, batch: Tensors) -> Tensor:
         """lerobot's own, over its number of actions; whether it heeds `action_is_pad` is up to the type."""
-        loss: torch.Tensor = policy.forward(batch)[0]
+        loss: Tensor = policy.forward(batch)[0]
         return loss

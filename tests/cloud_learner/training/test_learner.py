@@ -13,11 +13,11 @@ from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.training import checkpoint
 from cloud_learner.training.learner import Learner
 from policies.common.normalizer import Normalizer
-from policies.common.weights import Header, load_published, pack_module, unpack
+from policies.common.weights import Header, base_sha256, load_published, pack_module, unpack
 from policies.conformance.check import example_batch, example_observation
 from policies.flow.config import CameraEncoderConfig, Conv, FlowConfig
 from policies.flow.policy import FlowPolicy
-from policies.interface.trainable import FinetuneConfig, Lora, apply_finetuning, base_sha256
+from policies.interface.trainable import FinetuneConfig, Lora, apply_finetuning
 from tests.samples import states_only
 from wire.errors import ConfigError, InvalidDataError, PolicyError
 from wire.types import CameraSpec, Dimension, RobotSpec

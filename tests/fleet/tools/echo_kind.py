@@ -13,8 +13,8 @@ DEFAULTS = PolicyDefaults()
 
 
 def make(name_or_path: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> Any:
+    from policies.flow.factory import pixels_network
     from policies.flow.policy import FlowPolicy
-    from policies.flow.presets import pixels_network
 
     return FlowPolicy(spec, pixels_network(spec, horizon=int(config.get("horizon", 16))), seed)
 

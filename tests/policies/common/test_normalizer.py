@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from policies.common.normalizer import LIMIT, MIN_STD, Normalizer
+from policies.common.normalizer import MIN_STD, Normalizer
+from policies.common.residual_policy import STATE_LIMIT as LIMIT
 from wire.errors import InvalidDataError, PolicyError
 
 

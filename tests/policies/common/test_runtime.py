@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from policies.common.int8 import Int8Linear, to_int8
-from policies.common.runtime import Runtime, _own_graphs, acting, compiled, refresh
+from policies.common.runtime import Runtime, _own_graphs, acting, compiled
+from policies.common.weights import refresh
 from policies.interface.trainable import FinetuneConfig, apply_finetuning
 from wire.errors import ConfigError
 

@@ -11,7 +11,7 @@ from policies.common.weights import pack, read_header, unpack
 from policies.conformance.check import CHECKS, check_policy, example_batch
 from policies.conformance.data import flattened, moved, random_state, seeded
 from policies.flow.policy import FlowPolicy
-from policies.interface.chunks import require_prefix
+from policies.interface.policy import require_prefix
 from wire.types import ActionChunk, Frame, PolicyCapabilities
 
 
@@ -348,7 +348,7 @@ def test_an_error_is_reported_with_its_words(seeing, seeing_net):
 
 def test_each_check_is_told_when_it_is_done(seeing, seeing_net):
     heard = []
-    checks = check_policy(lambda: FlowPolicy(seeing, seeing_net), tell=heard.append)
+    checks = check_policy(lambda: FlowPolicy(seeing, seeing_net), notify=heard.append)
     assert heard == checks
     assert [check.name for check in checks] == list(CHECKS)
 

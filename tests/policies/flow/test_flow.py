@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 import torch
 
+from policies.common.weights import read_header
 from policies.conformance.check import example_batch, example_observation
+from policies.flow.config import FlowConfig
+from policies.flow.factory import pixels_network, state_network
 from policies.flow.networks.fast import Conditioning
 from policies.flow.networks.network import FlowNetwork
 from policies.flow.networks.sampling import sample
 from policies.flow.policy import FlowPolicy
-from policies.flow.presets import pixels_network, state_network
 from tests.samples import states_only
 from wire.errors import ConfigError, InvalidDataError, PolicyError, SpecMismatchError, WeightsError
 from wire.types import Frame
@@ -139,9 +141,10 @@ def test_statistics_travel_with_the_weights(blind, blind_net):
     assert policy.module.normalizer.mean[0] > 2
 
 
-def test_from_weights_builds_the_network_in_the_file(seeing, seeing_net):
+def test_a_file_describes_its_network(seeing, seeing_net):
     policy = FlowPolicy(seeing, seeing_net)
-    copy = FlowPolicy.from_weights(policy.save(), seeing, 6)
+    copy = FlowPolicy(seeing, msgspec.convert(read_header(policy.save()).config, FlowConfig))
+    copy.load(policy.save(), 6)
     assert (copy.config, copy.version, copy.save()) == (seeing_net, 6, policy.save())
 
 

@@ -10,11 +10,11 @@ import torch
 from policies.conformance.check import check_policy, example_batch, example_observation
 from policies.flow import factory
 from policies.flow.config import FlowConfig
+from policies.flow.factory import SIZES, network, pixels_network, state_network
 from policies.flow.networks.backbone import Vlm
 from policies.flow.networks.network import FlowNetwork
 from policies.flow.networks.transformer import FastTransformer
 from policies.flow.policy import FlowPolicy
-from policies.flow.presets import SIZES, network, pixels_network, state_network
 from policies.interface.registry import defaults, make_policy, parse_policy
 from wire.errors import ConfigError
 from wire.types import CameraSpec, Dimension, RobotSpec

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from policies.common.runtime import Runtime
+from policies.common.weights import trainable_state_dict
 from policies.conformance.check import check_policy, example_batch, example_observation
 from policies.flow.config import AttentionPoolerConfig, Transformer
 from policies.flow.networks.fast import Conditioning
 from policies.flow.networks.network import FlowNetwork
 from policies.flow.networks.sampling import BAD, GOOD, UNKNOWN
 from policies.flow.policy import FlowPolicy
-from policies.interface.trainable import FinetuneConfig, Lora, trainable_state_dict
+from policies.interface.trainable import FinetuneConfig, Lora
 from tests.policies.flow.test_offsets import chunk, older
 from tests.policies.flow.test_strategies import jumps, train
 from tests.samples import states_only
@@ -334,11 +335,11 @@ def test_a_corrector_with_adapters_is_exported_with_them(seeing, full):
     [
         ({"pooler": None}, "need `pooler`"),
         ({"transformer": Transformer(30, 2, 4)}, "heads divide its width"),
-        ({"transformer": Transformer(32, 0, 2)}, "sizes of a transformer are 1 or more"),
-        ({"pooler": AttentionPoolerConfig(0, 16, 16, 2)}, "sizes of a pooler are 1 or more"),
+        ({"transformer": Transformer(32, 0, 2)}, r"transformer\.layers 0: Expected `int` >= 1"),
+        ({"pooler": AttentionPoolerConfig(0, 16, 16, 2)}, r"pooler\.queries 0: Expected `int` >= 1"),
         ({"pooler": AttentionPoolerConfig(4, 16, 16, 3)}, "heads divide `inner`"),
         ({"guidance": 2.0}, "guidance 2.0 needs `advantage`"),
-        ({"guidance": -1.0, "advantage": True}, "guidance -1.0 is negative"),
+        ({"guidance": -1.0, "advantage": True}, "guidance -1.0: Expected"),
     ],
 )
 def test_sizes_that_cannot_work_are_refused(seeing, net, change, says):

@@ -30,8 +30,8 @@ from wire.types import RobotSpec
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     """`echo`, whose `made` keeps what it was asked for, and some that are broken."""
+    from policies.flow.factory import state_network
     from policies.flow.policy import FlowPolicy
-    from policies.flow.presets import state_network
 
     echo: Any = types.ModuleType("echo_kind")
     echo.made = []
@@ -111,16 +111,14 @@ def test_a_package_cannot_take_the_place_of_a_kind_that_is_built_in(kinds: Any) 
     assert found["flow"].value == "policies.flow.factory"
 
 
-def test_a_policy_is_made_for_a_robot_with_its_seed_and_device(kinds: Any) -> None:
+def test_a_policy_is_made_for_a_robot_with_its_seed(kinds: Any) -> None:
     robot = spec(camera=False)
     choice = parse_policy("echo:small", '{"a": 1}')
-    policy = make_policy(choice, robot, 7, "cuda")
+    policy = make_policy(choice, robot, 7)
     assert policy.spec == robot
-    assert kinds.made == [("small", {"a": 1, "runtime": {"device": "cuda"}}, 7)]
+    assert kinds.made == [("small", {"a": 1}, 7)]
     assert choice.config == {"a": 1}, "a choice is not changed"
     assert defaults(choice, robot) == PolicyDefaults(horizon=16, batch=1)
-    make_policy(parse_policy("echo", '{"runtime": {"device": "cpu"}}'), robot, 0, "cuda")
-    assert kinds.made[-1][1] == {"runtime": {"device": "cpu"}}, "what is configured holds"
 
 
 def test_a_policy_for_another_robot_is_refused(kinds: Any) -> None:

@@ -6,15 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from policies.common.weights import Header, load_into, load_published, pack_module, read_header, unpack
-from policies.interface.trainable import (
-    FinetuneConfig,
-    Lora,
-    apply_finetuning,
+from policies.common.weights import (
+    Header,
     base_sha256,
-    initial_seed,
+    load_into,
+    load_published,
+    pack_module,
+    read_header,
     trainable_state_dict,
+    unpack,
 )
+from policies.interface.trainable import FinetuneConfig, Lora, apply_finetuning, initial_seed
 from wire.errors import ConfigError, WeightsError
 
 
@@ -172,7 +174,7 @@ def test_the_base_is_hashed_once_and_again_when_it_changes(monkeypatch):
 
     calls = []
     real = hashlib.sha256
-    monkeypatch.setattr("policies.interface.trainable.hashlib.sha256", lambda: calls.append(1) or real())
+    monkeypatch.setattr("policies.common.weights.hashlib.sha256", lambda: calls.append(1) or real())
     net = make(LORA)
     first = base_sha256(net)
     assert base_sha256(learn(net)) == first and len(calls) == 1

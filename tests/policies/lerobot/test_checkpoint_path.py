@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from policies.interface.options import read_options
+from policies.interface.registry import read_options
 from policies.lerobot.checkpoint_path import VLM, locate, read_config, resolve, weights_file
 from policies.lerobot.factory import defaults, make
 from policies.lerobot.mapping import match, sizes
@@ -275,7 +275,8 @@ class TestHints:
     def test_they_come_from_the_checkpoint(self, tmp_path, two):
         write(tmp_path)
         (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-        (tmp_path / "policy_preprocessor.json").write_text("{}")
+        for processor in ("policy_preprocessor.json", "policy_postprocessor.json"):
+            (tmp_path / processor).write_text("{}")
         found = defaults(str(tmp_path), {}, two)
         assert (found.horizon, found.learning_rate, found.weight_decay) == (8, 2e-5, 1e-4)
         assert (found.ticks_per_frame, found.pretrain_steps, found.demonstrations) == (1, 0, 0)
@@ -292,7 +293,7 @@ class TestHints:
         write(tmp_path)
         with pytest.raises(WeightsError, match=r"model\.safetensors"):
             defaults(str(tmp_path), {}, two)
-        with pytest.raises(ConfigError, match=r"policy_preprocessor\.json: missing.*migrate_policy_normalization"):
+        with pytest.raises(ConfigError, match=r"no policy_preprocessor\.json.*migrate_policy_normalization"):
             defaults(str(tmp_path), {"fresh": True}, two)
         with pytest.raises(ConfigError, match="no camera for"):
             defaults(str(tmp_path), {"fresh": True}, with_cameras(two, "a", "b"))

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from policies.conformance.check import check_policy, example_batch, example_observation
+from policies.lerobot.batch_adapter import ObservationHistory
 from policies.lerobot.checkpoint import LeRobotCheckpoint
-from policies.lerobot.history import ObservationHistory
 from policies.lerobot.partitions.partition import partition_of
 from tests.extras import needs
 from tests.policies.lerobot.lerobot_side import PICTURE, STATE, as_lerobot

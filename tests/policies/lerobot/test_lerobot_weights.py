@@ -18,9 +18,8 @@ from policies.common.weights import unpack
 from policies.conformance.check import example_batch, example_observation
 from policies.interface.policy import NormalizationData
 from policies.interface.trainable import FinetuneConfig, Lora
-from policies.lerobot.checkpoint import LeRobotCheckpoint
+from policies.lerobot.checkpoint import LeRobotCheckpoint, load_weights
 from policies.lerobot.factory import make
-from policies.lerobot.loading import load_weights
 from policies.lerobot.options import LeRobotOptions
 from tests.extras import needs
 from tests.policies.lerobot.lerobot_side import PICTURE, STATE, as_lerobot

@@ -17,7 +17,7 @@ from torch import nn
 
 from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.partitions.partition import Guide
-from policies.lerobot.partitions.pi0 import PI0Partition, PI05Partition
+from policies.lerobot.partitions.vla import PI0Partition, PI05Partition
 from tests.extras import needs
 from wire.errors import ConfigError, PolicyError
 

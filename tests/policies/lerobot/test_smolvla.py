@@ -10,7 +10,7 @@ import torch
 
 from policies.lerobot.partitions.fused import FusedSmolVLA
 from policies.lerobot.partitions.partition import Guide
-from policies.lerobot.partitions.smolvla import SmolVLAPartition
+from policies.lerobot.partitions.vla import SmolVLAPartition
 from policies.lerobot.tiny import build_tiny
 from tests.extras import needs
 from wire.errors import PolicyError

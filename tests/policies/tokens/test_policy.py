@@ -9,6 +9,7 @@ import torch
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.training.learner import Learner
+from policies.common.batches import hold_masked
 from policies.common.runtime import Runtime
 from policies.common.weights import pack, unpack
 from policies.conformance.check import check_policy, example_observation
@@ -18,7 +19,7 @@ from policies.interface.registry import defaults, make_policy, parse_policy
 from policies.interface.trainable import FinetuneConfig, Lora
 from policies.tokens.config import FastConfig, ResidualVQConfig, TokensConfig
 from policies.tokens.network import TokenNetwork
-from policies.tokens.policy import TokenPolicy, held
+from policies.tokens.policy import TokenPolicy
 from wire.errors import ConfigError, InvalidDataError, PolicyError, SpecMismatchError, WeightsError
 from wire.types import CameraSpec, CommandType, Dimension, Observation, Prefix, RobotSpec
 
@@ -49,6 +50,10 @@ REACHING = TokensConfig(
     heads=2,
     latent_tokens=1,
 )
+
+
+def held(actions, mask):
+    return hold_masked(torch.from_numpy(actions), torch.from_numpy(mask)).numpy()
 
 
 def expert(state):
@@ -246,7 +251,7 @@ def test_said_token_by_token_is_what_is_said_at_once(reaching):
     state = torch.from_numpy(draw(3, 12))
     with torch.no_grad():
         latent = policy.module.slow([], policy._words(["reach"] * 3))
-        memory = decoder.look(latent, policy.module.normalizer(state), None)
+        memory = decoder.context(latent, policy.module.normalizer(state), None)
         told = torch.randint(0, 100, (3, REACHING.longest), generator=torch.Generator().manual_seed(0))
         whole, cache = decoder(told, memory), decoder.cache(memory)
         for place in range(REACHING.longest):

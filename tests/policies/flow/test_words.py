@@ -1,6 +1,6 @@
 import numpy as np
 
-from policies.common.text import PADDING, tokenize
+from policies.flow.networks.slow import PADDING, tokenize
 
 INSTRUCTIONS = [
     "open the drawer",
