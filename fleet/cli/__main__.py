@@ -9,7 +9,10 @@ from typing import Annotated
 
 import typer
 
-from fleet.cli import buffer, doctor, fleet, parts, policy, teleop, up
+from fleet.cli import buffer, doctor, fleet, policy, teleop, up
+from fleet.cli.options import command
+from fleet.config import process_options as options
+from fleet.launch import builders, robot_builders
 from wire.errors import FleetError
 
 app = typer.Typer(
@@ -21,7 +24,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-up.add_commands(app)
+command(app, up.UpOptions)(up.up)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(up.ray_node)
 app.add_typer(buffer.app)
 app.add_typer(policy.app)
 
@@ -69,13 +73,23 @@ def replay(
     session: Annotated[str, typer.Option(help="Which start of the process; default: the newest.")] = "",
 ) -> None:
     """Decide a recorded stretch again, tick by tick; exit status 1 when anything comes out otherwise."""
-    from fleet.cli.flight import replay as replay_flight
+    from fleet.cli.flight import rebuilt
+    from robot_edge.flight_recorder.command import replay_command
 
-    raise typer.Exit(replay_flight(flight, first, last, rerun, table, session))
+    raise typer.Exit(replay_command(flight, rebuilt, first, last, rerun, table, session))
 
 
-for commands in (parts, doctor, fleet, teleop):
-    commands.add_commands(app)
+# One process of a fleet each; `up` starts all of them.
+command(app, options.GatewayOptions, "gateway")(builders.run_gateway)
+command(app, options.TrainerOptions, "trainer")(builders.run_trainer)
+command(app, options.EvaluatorOptions, "evaluator")(builders.run_evaluator)
+command(app, options.DemonstratorOptions, "demonstrate")(builders.run_demonstrator)
+command(app, options.ThinkServerOptions, "think-server")(builders.run_think_server)
+command(app, options.EdgeOptions, "edge")(robot_builders.run_robot)
+command(app, options.EdgePartOptions, "edge-part", hidden=True)(robot_builders.run_edge_part)
+app.command()(doctor.doctor)
+fleet.add_commands(app)
+command(app, teleop.TeleopOptions, log=False)(teleop.teleop)
 
 
 def main() -> None:

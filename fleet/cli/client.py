@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from wire.clock import clock_name
-from wire.errors import ConfigError, RejectedError, WireError, storage_error
+from wire.errors import ConfigError, RejectedError, WireError
 from wire.messages import Message
 from wire.messages.fleet import (
     AcquireLease,
@@ -35,33 +34,10 @@ from wire.messages.gateway import Hello, HelloAck, ReintroduceRequest, Rejection
 from wire.transport.channel import PEER_SUFFIX, Channel
 from wire.transport.keys import GATEWAY, load_pair, load_public
 from wire.transport.zmq_channel import ZmqClient
-from wire.types import CALLERS, Lease, RobotSpec
+from wire.types import CALLERS, Lease
 
 ANSWER_S = 10.0
-USUAL_GATEWAY = "tcp://127.0.0.1:5760"
-_ADDRESS_FILE = "gateway.address"
 _HELLO_EVERY_S = 0.5
-_KEPT = 1000
-
-
-def note_gateway(root: Path, address: str) -> None:
-    """Note where the gateway on the data directory `root` listens, for commands on this machine. Raises
-    `StorageError`."""
-    path = root / _ADDRESS_FILE
-    try:
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(address + "\n")
-        temporary.rename(path)
-    except OSError as error:
-        raise storage_error(error, "noting the gateway's address", path) from error
-
-
-def gateway_of(root: Path) -> str:
-    """Where the gateway on `root` listens or last listened; the usual address when nobody noted it."""
-    try:
-        return (root / _ADDRESS_FILE).read_text().strip() or USUAL_GATEWAY
-    except OSError:
-        return USUAL_GATEWAY
 
 
 class FleetClient:
@@ -90,8 +66,6 @@ class FleetClient:
         if channel is None and keys is None:
             raise ConfigError(f"FleetClient '{name}': give the key directory, or a channel.")
         self.name, self.role = name, role
-        self.heard: deque[Message] = deque(maxlen=_KEPT)
-        """what came and was no answer, oldest first: statuses of robots that are held, among others"""
         self._gateway = gateway
         self._keys = keys
         self._answer_s = answer_s
@@ -135,12 +109,8 @@ class FleetClient:
         """All open jobs and those that ended lately, in the order they were submitted."""
         return self._ask(ListFleet).jobs
 
-    def specs(self) -> dict[str, RobotSpec]:
-        """The robots' specs, by spec hash."""
-        return self._ask(ListFleet).specs
-
     def fleet(self) -> Response:
-        """Robots, jobs and specs of one moment."""
+        """Robots, jobs and the robots' specs, by spec hash, of one moment."""
         return self._ask(ListFleet)
 
     # --- work -----------------------------------------------------------------------------------------------------
@@ -235,8 +205,6 @@ class FleetClient:
     def _take(self, message: Message) -> None:
         if isinstance(message, Preempted):
             self._preempted.append(message)
-        elif not isinstance(message, HelloAck):
-            self.heard.append(message)
 
     def _channel(self) -> Channel:
         if self._line is None:

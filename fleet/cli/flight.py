@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.control.config import GateConfig, LoopConfig
 from robot_edge.control.loop import ControlLoop
 from robot_edge.control.takeover import Gate
-from robot_edge.flight_recorder.command import replay_command
 from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from wire.clock import Clock
@@ -25,9 +23,10 @@ from wire.errors import ConfigError
 from wire.transport.channel import Channel
 
 
-@contextlib.contextmanager
-def recorded(recipe: Recipe, name: str, directory: Path, *, operated: bool) -> Iterator[FlightRecorder]:
-    """The recorder of one start of robot `name`'s control process."""
+def recorded(
+    recipe: Recipe, name: str, directory: Path, *, operated: bool
+) -> contextlib.AbstractContextManager[FlightRecorder]:
+    """The recorder of one start of robot `name`'s control process, closed in the end."""
     header = FlightHeader(
         name=name,
         session_id=secrets.token_hex(4),
@@ -43,10 +42,7 @@ def recorded(recipe: Recipe, name: str, directory: Path, *, operated: bool) -> I
     )
     flight = FlightRecorder(directory, header)
     flight.start()
-    try:
-        yield flight
-    finally:
-        flight.close()
+    return contextlib.closing(flight)
 
 
 def rebuilt(
@@ -90,8 +86,3 @@ def rebuilt(
         operator,
         gate,
     )
-
-
-def replay(path: Path, first: int | None, last: int | None, rrd: Path | None, table: bool, session_id: str) -> int:
-    """`vla-fleet replay`; the exit status."""
-    return replay_command(path, rebuilt, first, last, rrd, table, session_id)

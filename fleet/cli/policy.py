@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
-from fleet.cli.options import command
+from fleet.cli.options import AsJson, command, echo_json
 from fleet.config.overrides import PolicyConfig
 from fleet.config.process_options import Recipe, Seed, TryPolicyOptions
 
@@ -22,7 +21,6 @@ Policy = Annotated[
     str, typer.Option("--policy", help="Which one, KIND:NAME; default: the recipe's own.", show_default=False)
 ]
 Recorded = Annotated[Path, typer.Option("--data", help="Data directory of a fleet.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @app.command()
@@ -55,7 +53,7 @@ def show(
     from fleet.tools.policy_commands import lines, look_at, tuned
 
     found = look_at(tuned(recipe, policy, policy_config), seed, rounds)
-    typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode() if as_json else "\n".join(lines(found)))
+    echo_json(found) if as_json else typer.echo("\n".join(lines(found)))
 
 
 @command(app, TryPolicyOptions, name="try", hidden=True)

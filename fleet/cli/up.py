@@ -7,23 +7,16 @@ from typing import Annotated
 
 import typer
 
-from fleet.cli.options import command
 from fleet.config.overrides import RobotConfig, RobotKind
 from fleet.config.process_options import Site
 from fleet.launch.options import UpOptions
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add them to `app`."""
+def up(options: UpOptions) -> int:
+    """Run the whole loop: gateway, trainer, evaluator and robots, on this machine or on a Ray cluster."""
+    from fleet.launch.up import Up
 
-    @command(app, UpOptions)
-    def up(options: UpOptions) -> None:
-        """Run the whole loop: gateway, trainer, evaluator and robots, on this machine or on a Ray cluster."""
-        from fleet.launch.up import run_up
-
-        raise typer.Exit(run_up(options))
-
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(ray_node)
+    return Up(options).run()
 
 
 def ray_node(

@@ -42,7 +42,9 @@ StoreUrl = Annotated[
 ]
 Operator = Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")]
 Site = Annotated[str, typer.Option(help="Where the robot stands, for jobs that ask for it.", show_default=False)]
-Port = Annotated[int, typer.Option(min=0, max=65535)]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port for robots; 0 takes a free one.")]
+WebPort = Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes a free one.")]
+WebHost = Annotated[str, typer.Option(help="Address the page listens on.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +89,8 @@ class ClientOptions(ProcessOptions):
 class GatewayOptions(ProcessOptions):
     port: Port = PORT
     host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1"
-    web_port: Port = WEB_PORT
-    web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1"
+    web_port: WebPort = WEB_PORT
+    web_host: WebHost = "127.0.0.1"
     ledger: LedgerUrl = ""
     store: StoreUrl = ""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +60,6 @@ class Evaluator:
         config: EvaluatorConfig,
         only: Evaluate | None = None,
         conditions: Conditions | None = None,
-        read: Callable[[Path], bytes] = Path.read_bytes,
     ) -> None:
         """`conditions`: what the episodes are run under; `robot` stamps with their clock.
 
@@ -76,7 +74,6 @@ class Evaluator:
         self._clock = clock
         self._config = config
         self._only = only
-        self._read = read
         self._next_point_ns = 0
         self._measured = 0
         self._work: deque[tuple[str, int]] = deque()
@@ -84,7 +81,7 @@ class Evaluator:
         self._started_ns = 0
         self._wins: dict[str, int] = {}
         self.done = False
-        self._follower = WeightSubscriber(
+        self.subscriber = WeightSubscriber(
             name,
             Role.evaluator,
             gateway,
@@ -98,7 +95,7 @@ class Evaluator:
 
     def turn(self) -> None:
         """Hear what is new, then one episode if there is work."""
-        self._follower.turn()
+        self.subscriber.turn()
         if self._now is None:
             self._begin()
         if self._now is not None:
@@ -108,24 +105,14 @@ class Evaluator:
     def busy(self) -> bool:
         return self._now is not None
 
-    @property
-    def refused(self) -> str:
-        """Why the gateway refuses this evaluator, '' when it does not."""
-        return self._follower.refused
-
-    @property
-    def stopping(self) -> bool:
-        """Whether it was asked to stop."""
-        return self._follower.stopping
-
     def _wants(self, version: PolicyVersion) -> bool:
         return self._only is None or version.number == self._only.number
 
     def _remind(self) -> Message | None:
-        return self._only if self._follower.ready is None else None
+        return self._only if self.subscriber.ready is None else None
 
     def _begin(self) -> None:
-        ready, now_ns = self._follower.ready, self._clock.now_ns()
+        ready, now_ns = self.subscriber.ready, self._clock.now_ns()
         if ready is None or self.done:
             return
         version, path = ready
@@ -139,7 +126,7 @@ class Evaluator:
             asked = self._only
         if version.number != asked.number:
             return
-        self._policy.load(self._read(path), version.number)
+        self._policy.load(path.read_bytes(), version.number)
         self._chunks.select(self._policy.trained)
         if self._chunks.refused:
             raise ConfigError(self._chunks.refused)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import repeat
 
-from fleet.evaluation.injected_delay import Delay, FixedDelay
+from fleet.evaluation.injected_delay import Delay
 from hal.interfaces.robot import Robot
 from hal.safety.bounds import rest_action
 from hal.safety.limiter import SafetyLimiter, SafetyLimits
@@ -22,7 +23,7 @@ class Conditions:
 
     clock: ManualClock = field(default_factory=SimulatedClock)
     """what the robot stamps with; it is moved by one control period per tick"""
-    delay: Delay = field(default_factory=lambda: FixedDelay(0))
+    delay: Delay = field(default_factory=lambda: repeat(0))
     """ticks between an observation and its chunk"""
     think_every_s: float = 0.0
     """pace of the slow path; 0 thinks about every new frame that is asked about"""
@@ -56,7 +57,7 @@ def rollout(
             seen_ns = max((frame.time_ns for frame in observation.images.values()), default=observation.time_ns)
             if latent is None or seen_ns - thought_ns > conditions.think_every_s * 1e9:
                 latent, thought_ns = policy.think(observation), seen_ns
-            reply, ticks = infer_chunk(policy, latent, request), conditions.delay.draw() + conditions.extra_ticks
+            reply, ticks = infer_chunk(policy, latent, request), next(conditions.delay) + conditions.extra_ticks
             if ticks:
                 coming.append((tick + ticks, reply))
             else:

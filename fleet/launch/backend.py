@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from fleet.launch.options import free_port
 from robot_edge.runtime.forking import Start, start_program
 from robot_edge.runtime.supervisor import Child, Supervisor
 from wire.types import Role
@@ -54,8 +54,8 @@ class PartState(msgspec.Struct, frozen=True):
     """its log file, on its node"""
     address: str = ""
     """where others reach it, tcp://HOST:PORT: a think server's"""
-    steps_recorded: int = -1
-    """a stopped robot's: steps its spool ever took in; -1: not known"""
+    steps_recorded: int | None = None
+    """a stopped robot's: steps its spool ever took in; None: not known"""
 
 
 class Backend(Protocol):
@@ -122,7 +122,7 @@ class LocalBackend:
 
     def start(self, part: Part, keys: Path | None = None) -> None:
         if part.role == Role.thinker:
-            port = free_port(self._host)
+            port = free_port(0, self._host)
             self._addresses[part.name] = f"tcp://{self._host}:{port}"
             part = replace(part, words=(*part.words, "--host", self._host, "--port", str(port)))
         self._supervisor.children[part.name] = Child(
@@ -180,10 +180,3 @@ class News:
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of robots that (joined, left), each sorted. One that is on another node now did neither."""
     return tuple(sorted(now.keys() - before.keys())), tuple(sorted(before.keys() - now.keys()))
-
-
-def free_port(host: str) -> int:
-    """A TCP port of `host` that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]

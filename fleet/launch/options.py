@@ -17,9 +17,12 @@ from fleet.config.process_options import (
     WEB_PORT,
     LedgerUrl,
     Operator,
+    Port,
     ProcessOptions,
     Seed,
     StoreUrl,
+    WebHost,
+    WebPort,
 )
 from wire.errors import ConfigError
 
@@ -50,9 +53,9 @@ class UpOptions(ProcessOptions):
             "be repeated.",
         ),
     ] = field(default_factory=list)
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Gateway port; 0 takes a free one.")] = PORT
-    web_port: Annotated[int, typer.Option(min=0, max=65535, help="Page port; 0 takes a free one.")] = WEB_PORT
-    web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1"
+    port: Port = PORT
+    web_port: WebPort = WEB_PORT
+    web_host: WebHost = "127.0.0.1"
     operator: Operator = True
     ledger: LedgerUrl = ""
     store: StoreUrl = ""
@@ -93,7 +96,7 @@ def check_options(options: UpOptions) -> None:
         raise ConfigError(f"--measure-at {late[0]:g}: the run must take that long; set --minutes to at least that.")
 
 
-def free_port(port: int, host: str, option: str) -> int:
+def free_port(port: int, host: str, option: str = "--port") -> int:
     """`port` if it is free, any free one for 0. Raises `ConfigError` that names the option to change."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -14,8 +14,8 @@ from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
 from fleet.launch.builders import THINKER, gateway_channel, one_thread
-from fleet.launch.preloads import of_edge
-from fleet.tools.policy_smoke_test import try_policy
+from fleet.launch.preloads import by_role
+from fleet.tools.policy_process import try_policy
 from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import CallLimits, run_driver_server
 from hal.registry import make_operator, make_robot
@@ -35,6 +35,7 @@ from robot_edge.runtime.process_group import (
 from robot_edge.runtime.shared_frames import SharedFrameChannel
 from robot_edge.uplink.keepalive import StatusKeepalive
 from robot_edge.uplink.local_operator import LocalOperatorLink
+from robot_edge.uplink.server import Uplink
 from wire.clock import MonotonicClock
 from wire.errors import ConfigError, suggest
 from wire.transport.channel import Channel
@@ -42,6 +43,7 @@ from wire.transport.frame_ring import FrameRing, ring_path
 from wire.transport.keys import GATEWAY, load_pair, load_public
 from wire.transport.shared_channel import SharedChannel
 from wire.transport.zmq_channel import ZmqPair
+from wire.types import Role
 
 PARTS = ("robot", "control", "inference", "thinker", "uplink")
 THINKING = frozenset(("inference", "thinker"))
@@ -74,22 +76,19 @@ def edge_processes(options: EdgeOptions) -> EdgeProcesses:
 
 
 def run_robot(options: EdgeOptions) -> int:
-    """Start and keep one robot's processes until asked to stop; the exit status.
-
-    Raises as `edge_processes`, and `PolicyError` for a policy of `options.overrides` that cannot be made.
-    """
+    """Run one robot: its driver, control, inference and uplink processes."""
     edge, overrides = edge_processes(options), options.overrides
     # Whoever started this as one of many has tried it.
     if overrides.policy and PARENT not in os.environ:
         lifeline = ShutdownSignal()
         if not try_policy(options.recipe, overrides, 0, lambda: lifeline.cut):
             return 0
-    preload(of_edge(overrides.applied(get_recipe(options.recipe)), overrides.policy))
+    preload(by_role(overrides.applied(get_recipe(options.recipe)), overrides.policy)[Role.edge])
     return run_edge(edge)
 
 
 def run_edge_part(options: EdgePartOptions) -> None:
-    """One of a robot's processes, until asked to stop."""
+    """One process of a robot; started by `edge`."""
     recipe, data = options.overrides.applied(get_recipe(options.recipe)), DataDirectory(options.root)
     name, run_directory, part = options.name, options.run_dir, options.part
     if part not in PARTS:
@@ -197,7 +196,7 @@ def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> No
     inference = ZmqPair(ends["uplink-inference"], bind=True)
     desk = ZmqPair(ends["uplink-desk"], bind=True)
     with gateway_channel(options, name) as channel:
-        uplink = supplies.make_uplink(name, data.edge(name), channel, control, inference)
+        uplink = Uplink(name, data.edge(name), channel, control, inference, MonotonicClock())
         uplink.desk = LocalOperatorLink(name, desk)
         run_uplink(uplink, channel, inference, desk)
     control.close()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fleet.config.data_directory import DataDirectory
 from fleet.config.recipe import Recipe
-from fleet.evaluation.demonstrations import AlwaysIntervene
 from fleet.evaluation.evaluator import Evaluator
 from fleet.evaluation.injected_delay import DelayedChannel, parse_delay
 from fleet.evaluation.rollout import Conditions
@@ -19,9 +19,8 @@ from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.request_tracker import DelayEstimator
 from robot_edge.chunking.scheduler import ChunkScheduler, MakeScheduler
 from robot_edge.control.loop import ControlLoop
-from robot_edge.control.takeover import Gate
+from robot_edge.control.takeover import Gate, TakeoverGate
 from robot_edge.flight_recorder.recorder import FlightRecorder
-from robot_edge.uplink.server import Uplink
 from wire.clock import Clock, ManualClock, MonotonicClock, SimulatedClock
 from wire.messages.gateway import Evaluate, Evaluation
 from wire.transport.channel import Channel
@@ -73,12 +72,13 @@ def make_control(
     paced: bool = True,
     robot: Robot | None = None,
     operator: Teleoperator | None = None,
+    gate: TakeoverGate | None = None,
     flight: FlightRecorder | None = None,
 ) -> ControlLoop:
     """The control loop of one robot; `operated`: with the scripted operator at its side.
 
-    `robot` and `operator`: instead of the recipe's own, in this process; `flight`: records all that crosses the
-    loop's borders.
+    `robot` and `operator`: instead of the recipe's own, in this process; `gate`: instead of the recipe's; `flight`:
+    records all that crosses the loop's borders.
     """
     if robot is None:
         # A robot at its own rate stamps with the machine's clock.
@@ -93,41 +93,10 @@ def make_control(
         session_id, robot, operator = flight.session_id, flight.robot(robot), flight.operator(operator)
         uplink, inference = flight.line("uplink", uplink), flight.line("inference", inference)
         clock = flight.clock(clock)
-    gate = Gate(recipe.gate) if operated else None
+    gate = (gate or Gate(recipe.gate)) if operated else None
     return ControlLoop(
         name, session_id, robot, uplink, inference, scheduler_factory(recipe), clock, recipe.loop, operator, gate
     )
-
-
-def make_demonstrator(
-    recipe: Recipe, name: str, uplink: Channel, inference: Channel, clock: SimulatedClock
-) -> ControlLoop:
-    """A control loop in which the scripted operator does everything, unpaced."""
-    robot = make_robot(recipe.robot, recipe.unpaced_config, clock)
-    config = replace(recipe.loop, source="demonstration", needs_policy=False)
-    return ControlLoop(
-        name,
-        secrets.token_hex(4),
-        robot,
-        uplink,
-        inference,
-        scheduler_factory(recipe),
-        clock,
-        config,
-        make_operator(recipe.robot, robot),
-        AlwaysIntervene(),
-    )
-
-
-def make_uplink(
-    name: str,
-    directory: Path,
-    gateway: Channel,
-    control: Channel,
-    inference: Channel,
-    clock: Clock | None = None,
-) -> Uplink:
-    return Uplink(name, directory, gateway, control, inference, clock or MonotonicClock())
 
 
 def make_evaluator(
@@ -187,16 +156,7 @@ def _history(ledger: Ledger) -> list[tuple[Evaluation, float]]:
         if before_ns is not None:
             t_s += min(60.0, max(0.0, (row.wall_ns - before_ns) / 1e9))
         before_ns = row.wall_ns
-        evaluation = Evaluation(
-            number=row.number,
-            success=row.success,
-            episodes=row.episodes,
-            first_seed=row.first_seed,
-            label=row.label,
-            started_ns=row.started_ns,
-            duration_s=row.duration_s,
-        )
-        found.append((evaluation, t_s))
+        found.append((msgspec.convert(row, Evaluation, from_attributes=True), t_s))
     return found
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from robot_edge.runtime.forking import (
+    Forked,
     Process,
     Start,
     can_fork,
@@ -32,7 +33,6 @@ from robot_edge.runtime.forking import (
     preloading,
     rename,
     start_program,
-    wait,
 )
 from robot_edge.runtime.lifecycle import PARENT
 from wire.errors import storage_error
@@ -154,16 +154,14 @@ class _TemplateLink:
         """whether to wait for it is no slower than to start a new program"""
         line.setblocking(False)
         self._line = line
-        self._parts: dict[int, _ForkedPart] = {}
+        self.parts: list[_ForkedPart] = []
+        """by the number of their request"""
         self._decode = msgspec.msgpack.Decoder(_Started | _Ended | _Ready).decode
 
     def ask(self, part: _ForkedPart, request: _Request, output: int) -> None:
         """Raises `OSError` when that is not possible now."""
         socket.send_fds(self._line, [msgspec.msgpack.encode(request)], [output])
-        self._parts[request.number] = part
-
-    def next_number(self) -> int:
-        return len(self._parts)
+        self.parts.append(part)
 
     def read(self) -> None:
         """Take what the template has said since."""
@@ -182,9 +180,9 @@ class _TemplateLink:
                 return
             match self._decode(data):
                 case _Started(number, pid):
-                    self._parts[number].started(pid, descriptors[0])
+                    self.parts[number].started(pid, descriptors[0])
                 case _Ended(number, status):
-                    self._parts[number].ended(status)
+                    self.parts[number].ended(status)
                 case _Ready():
                     self.usable = True
 
@@ -198,7 +196,7 @@ class _TemplateLink:
         return self.process.wait()
 
 
-class _ForkedPart:
+class _ForkedPart(Forked):
     """A `Process` that a template forks."""
 
     def __init__(
@@ -210,10 +208,9 @@ class _ForkedPart:
         niceness: int,
         needs: tuple[str, ...],
     ) -> None:
-        self.pid = 0
+        super().__init__(0, command)
         self._line = line
-        self._wanted = _Request(line.next_number(), command, environment, niceness, needs)
-        self._status: int | None = None
+        self._wanted = _Request(len(line.parts), command, environment, niceness, needs)
         self._descriptor = -1
         self._program: Process | None = None
         self._patience_s = time.monotonic() + _PATIENCE_S
@@ -246,15 +243,6 @@ class _ForkedPart:
         elif not self._line.alive and select.select([self._descriptor], [], [], 0)[0]:
             self.ended(_LOST)
         return self._status
-
-    def wait(self, timeout: float | None = None) -> int:
-        return wait(self, timeout, self._wanted.command)
-
-    def terminate(self) -> None:
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         if self.poll() is not None:

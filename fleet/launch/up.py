@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import signal
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from cloud_learner.buffer.ledger.ledger import Ledger
 from fleet.cli.table import Dashboard
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.recipe import Recipe
@@ -25,11 +24,9 @@ from fleet.launch.builders import THINKER
 from fleet.launch.options import EVERYWHERE, UpOptions, check_options, free_port
 from fleet.launch.preloads import by_role
 from fleet.launch.process_specs import AFTER, BEFORE, DEMONSTRATOR, HELPERS, Parts, measurer, minute_label
-from fleet.launch.run_counters import RunCounters
 from fleet.launch.template import Template
-from fleet.tools.policy_build import Building
-from fleet.tools.policy_smoke_test import try_policy
-from fleet.tools.report import write_report
+from fleet.tools.policy_process import build_policy, try_policy
+from fleet.tools.report import RunCounters, make_report, write_report
 from robot_edge.runtime.process_group import DRAIN_S
 from robot_edge.runtime.rejection_log import RejectionLog
 from wire.errors import ConfigError, FleetError
@@ -38,7 +35,8 @@ from wire.types import CALLERS
 
 log = logging.getLogger(__name__)
 
-START_PATIENCE_S = 60.0
+START_S = 60.0
+DEMONSTRATIONS_S = 300.0
 FINAL_EVALUATION_S = 900.0
 USUAL_ROBOTS = 3
 
@@ -59,7 +57,7 @@ class Up:
             # What cannot work is said here, once, rather than by every part.
             self.recipe = self.overrides.applied(self.recipe)
         self.data = DataDirectory(options.root.resolve())
-        self.meters = RunCounters()
+        self.counters = RunCounters()
         self._refusals = RejectionLog()
         self._robots: dict[str, str] = {}
         self._edges: list[str] = []
@@ -112,8 +110,8 @@ class Up:
             self.screen.close()
         if self.options.report is not None and status == 0:
             duration_s = time.monotonic() - started
-            found = self.recipe, self.meters, duration_s, self._elsewhere(), self.options.measure_at
-            write_report(self.options.report, self.data, *found)
+            found = self.recipe, self.counters, duration_s, self._elsewhere(), self.options.measure_at
+            write_report(self.options.report, make_report(self.data, *found))
             self.screen.say(f"report: {self.options.report}")
         return status
 
@@ -141,11 +139,16 @@ class Up:
 
     def _work(self, host: str, port: int, web_port: int) -> None:
         self.backend.start(self.parts.make_gateway(host, port, self.options.web_host, web_port))
-        self._await_page()
+        late = f"the gateway did not answer within {START_S:.0f} s; see {self.data.logs / 'gateway.log'}."
+        self._await(self._look, START_S, late)
         missing = self.recipe.demonstrations * len(self.recipe.tasks) - self._demonstrations()
         if missing > 0:
             self.screen.say(f"recording {self.recipe.demonstrations} demonstrations of each task …")
-            self._demonstrate(missing, 300.0)
+            self.backend.start(self.parts.make_demonstrator(missing))
+            late = (
+                f"{DEMONSTRATOR} did not end within {DEMONSTRATIONS_S:.0f} s; see {self.data.logs / DEMONSTRATOR}.log."
+            )
+            self._await(lambda: self._ended(DEMONSTRATOR), DEMONSTRATIONS_S, late)
         if self._builds:
             self._build_policy()
         self.backend.start(self.parts.make_trainer())
@@ -154,12 +157,15 @@ class Up:
         self.backend.start(self.parts.make_evaluator())
         self._meet()
         self.screen.say(f"the page is {self.page}; Ctrl-C stops everything")
-        self._await_first_version()
-        started = time.monotonic()
-        deadline = started + 60 * self.options.minutes if self.options.minutes is not None else None
-        while deadline is None or time.monotonic() < deadline:
+        self.screen.say("pretraining on the demonstrations …")
+        while not self._newest_version:
             self._meet()
-            self._rest(0.5, deadline)
+            self._rest(0.5)
+        started = time.monotonic()
+        deadline = math.inf if self.options.minutes is None else started + 60 * self.options.minutes
+        while (left := deadline - time.monotonic()) > 0:
+            self._meet()
+            self._rest(min(0.5, left))
             self._mark((time.monotonic() - started) / 60)
         if self.options.report is not None:
             self._measure()
@@ -181,9 +187,7 @@ class Up:
         place, kind = self.data.policy, self.recipe.tiny
         if not place.exists():
             self.screen.say(f"building a tiny {kind} in {place} …")
-            with Building(kind, self.data, self.recipe.name, self.options.seed) as building:
-                while not building.done():
-                    self._rest(0.2, None)
+            build_policy(kind, self.data, self.recipe.name, self.options.seed, lambda: self._rest(0.2))
         self.overrides = replace(self.overrides, policy=f"lerobot:{place}")
         self.recipe = self.overrides.applied(self.recipe)
         self.parts = replace(self.parts, overrides=self.overrides)
@@ -218,12 +222,8 @@ class Up:
 
     def _demonstrations(self) -> int:
         """Finished demonstrations in the buffer."""
-        ledger = Ledger.open(self.data.buffer.ledger_place, read_only=True)
-        try:
-            episodes = ledger.episodes("demonstrator", limit=1_000_000)
-        finally:
-            ledger.close()
-        return sum(episode.outcome != "" for episode in episodes)
+        with self.data.open_buffer() as (ledger, _store):
+            return sum(episode.outcome != "" for episode in ledger.episodes(DEMONSTRATOR, limit=1_000_000))
 
     def _measure(self) -> None:
         """Robots and trainer end, then versions are measured with the machine to themselves: the first, those of
@@ -238,12 +238,8 @@ class Up:
         wanted |= {minute_label(minute): number for minute, number in self._at_minute.items()}
         for label, number in wanted.items():
             self.backend.start(self.parts.make_measurer(label, number))
-        deadline = time.monotonic() + FINAL_EVALUATION_S
-        while not all(self._ended(measurer(label)) for label in wanted):
-            self._rest(0.5, None)
-            if time.monotonic() > deadline:
-                raise FleetError(f"the final evaluation took more than {FINAL_EVALUATION_S:.0f} s and was given up.")
-        self._rest(0.0, None)
+        late = f"the final evaluation took more than {FINAL_EVALUATION_S:.0f} s and was given up."
+        self._await(lambda: all(self._ended(measurer(label)) for label in wanted), FINAL_EVALUATION_S, late)
 
     def _finish(self) -> None:
         self._stop_robots()
@@ -254,16 +250,6 @@ class Up:
         self.backend.stop(self._edges, 2 * DRAIN_S + 10.0)
         self._look()
 
-    def _demonstrate(self, episodes: int, limit_s: float) -> None:
-        self.backend.start(self.parts.make_demonstrator(episodes))
-        deadline = time.monotonic() + limit_s
-        while not self._ended(DEMONSTRATOR):
-            self._rest(0.2, None)
-            if time.monotonic() > deadline:
-                found = self.backend.parts[DEMONSTRATOR]
-                raise FleetError(f"{DEMONSTRATOR} did not end within {limit_s:.0f} s; see {found.log}.")
-        self._rest(0.0, None)
-
     def _ended(self, name: str) -> bool:
         """Whether a part that runs once has done so."""
         state = self.backend.parts[name]
@@ -271,16 +257,23 @@ class Up:
 
     def _elsewhere(self) -> dict[str, int]:
         """What robots of other machines said they recorded, in steps."""
-        parts = self.backend.parts
-        return {name: parts[name].steps_recorded for name in self._edges if parts[name].steps_recorded >= 0}
+        said = {name: self.backend.parts[name].steps_recorded for name in self._edges}
+        return {name: steps for name, steps in said.items() if steps is not None}
 
     # --- watching -------------------------------------------------------------------------------------------------
 
-    def _rest(self, seconds: float, deadline: float | None) -> None:
+    def _await(self, done: Callable[[], object], limit_s: float, late: str) -> None:
+        """Rest until `done`. Raises `FleetError` that says `late` after `limit_s`."""
+        deadline = time.monotonic() + limit_s
+        while not done():
+            if time.monotonic() > deadline:
+                raise FleetError(late)
+            self._rest(0.2)
+        self._rest(0.0)
+
+    def _rest(self, seconds: float) -> None:
         """Wait a little, keep the children running and the screen fresh."""
         until = time.monotonic() + seconds
-        if deadline is not None:
-            until = min(until, deadline)
         while True:
             if self._asked:
                 raise StopRequestedError
@@ -295,49 +288,26 @@ class Up:
             time.sleep(min(0.1, remaining))
         self._look()
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
+        """See what the gateway says, and whether it does."""
         try:
             snapshot = self.snapshot()
-        except (OSError, urllib.error.URLError, json.JSONDecodeError) as error:
+        except (OSError, json.JSONDecodeError) as error:
             log.debug("no snapshot: %s", error)
-            return
-        self.meters.take(snapshot)
+            return False
+        self.counters.update(snapshot)
         if snapshot["version"] is not None:
             self._newest_version = snapshot["version"]["number"]
         for event in snapshot["events"]:
             if event["kind"] == "refused" and (line := self._refusals.line(event["robot"], event["text"])):
                 self.screen.say(line)
         self.screen.show(snapshot, self.backend.parts, self._edges)
+        return True
 
     def snapshot(self) -> dict[str, Any]:
         """What the page shows, from the gateway. Raises `OSError` when it does not answer."""
         with urllib.request.urlopen(f"{self.page}/api/fleet", timeout=5.0) as answer:
             return json.load(answer)
-
-    def _await_page(self) -> None:
-        deadline = time.monotonic() + START_PATIENCE_S
-        while True:
-            try:
-                self.snapshot()
-                return
-            except (OSError, urllib.error.URLError) as error:
-                if time.monotonic() > deadline:
-                    raise FleetError(
-                        f"the gateway did not answer within {START_PATIENCE_S:.0f} s ({error}); "
-                        f"see {self.data.logs / 'gateway.log'}."
-                    ) from error
-            self._rest(0.1, None)
-
-    def _await_first_version(self) -> None:
-        self.screen.say("pretraining on the demonstrations …")
-        while True:
-            self._meet()
-            try:
-                if self.snapshot()["version"] is not None:
-                    return
-            except (OSError, urllib.error.URLError) as error:
-                log.debug("no snapshot: %s", error)
-            self._rest(0.5, None)
 
     def _listen(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -345,8 +315,3 @@ class Up:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked += 1
-
-
-def run_up(options: UpOptions) -> int:
-    """Run the main job; the exit status."""
-    return Up(options).run()

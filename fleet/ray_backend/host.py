@@ -6,7 +6,6 @@ by itself when its actor is gone (`robot_edge.runtime.lifecycle.ShutdownSignal`)
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -23,8 +22,8 @@ from fleet.ray_backend.settings import NodeSettings
 from wire.errors import FleetError
 from wire.types import Role
 
-log = logging.getLogger(__name__)
-
+TOKEN = "run.token"
+"""file in the gateway's data directory, new for each run: who reads the same one sees the same directory"""
 _TURN_S = 0.1
 _TROUBLE_PAUSE_S = 5.0
 
@@ -66,7 +65,7 @@ class RayHost:
             self._backend.stop([self._part.name], grace_s)
             now = self._now()
         if self._part.role == Role.edge:
-            now = msgspec.structs.replace(now, steps_recorded=steps_recorded(self._data, self._part.name))
+            now = msgspec.structs.replace(now, steps_recorded=self._data.steps_recorded(self._part.name))
         return {**msgspec.to_builtins(now), "host_pid": os.getpid()}
 
     def _now(self) -> PartState:
@@ -90,38 +89,13 @@ class RayHost:
             time.sleep(pause_s)
 
 
-def steps_recorded(data: DataDirectory, robot: str) -> int:
-    """Steps the robot's spool ever took in, -1 when it is not on this machine. The robot must be stopped."""
-    from robot_edge.uplink.spool import Spool
-
-    path = data.edge(robot) / "spool.sqlite"
-    if not path.exists():
-        return -1
-    try:
-        spool = Spool(path)
-    except FleetError as error:
-        log.warning("what robot '%s' recorded is not known: %s", robot, error)
-        return -1
-    try:
-        return spool.steps_recorded
-    finally:
-        spool.close()
-
-
 def look(data: str, token: str) -> tuple[bool, list[str]]:
     """Of the node this runs on: whether it sees the gateway's data directory, and whose secret keys it has."""
     settings = NodeSettings.of()
     keys = settings.key_directory(data)
     names = [path.name.removesuffix(".key_secret") for path in keys.glob("*.key_secret")] if keys.is_dir() else []
-    return _read(Path(data) / TOKEN) == token and settings.data_root(data) == Path(data), sorted(names)
-
-
-TOKEN = "run.token"
-"""file in the gateway's data directory, new for each run: who reads the same one sees the same directory"""
-
-
-def _read(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        told = (Path(data) / TOKEN).read_text().strip()
     except OSError:
-        return ""
+        told = ""
+    return told == token and settings.data_root(data) == Path(data), sorted(names)

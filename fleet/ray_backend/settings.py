@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 
@@ -27,11 +27,11 @@ class NodeSettings:
     def of(cls, environment: Mapping[str, str] | None = None) -> NodeSettings:
         """From `environment`, by default this process's own."""
         found = os.environ if environment is None else environment
-        return cls(*(found.get(variable, "") for variable in _VARIABLES.values()))
+        return cls(**{field.name: found.get(_variable(field.name), "") for field in fields(cls)})
 
     def environment(self) -> dict[str, str]:
-        """The variables that say the same."""
-        return {variable: value for field, variable in _VARIABLES.items() if (value := getattr(self, field))}
+        """The variables that say the same: VLA_FLEET_DATA and so on."""
+        return {_variable(name): value for name, value in asdict(self).items() if value}
 
     def data_root(self, usual: str) -> Path:
         return Path(self.data or usual)
@@ -49,10 +49,5 @@ class NodeSettings:
         return [word for option, value in given if value for word in (option, value)]
 
 
-_VARIABLES = {
-    "data": "VLA_FLEET_DATA",
-    "keys": "VLA_FLEET_KEYS",
-    "site": "VLA_FLEET_SITE",
-    "robot": "VLA_FLEET_ROBOT",
-    "robot_config": "VLA_FLEET_ROBOT_CONFIG",
-}
+def _variable(field: str) -> str:
+    return f"VLA_FLEET_{field.upper()}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,18 +23,11 @@ _RESTS = 0.02
 """a dimension that used less of the robot's range than this share is taken to rest"""
 
 
-def _fast(chunks: np.ndarray, least_span: np.ndarray, goal: float | None) -> ActionTokenizer:
-    return FastTokenizer.fit(chunks, FastConfig(error_goal=goal), least_span)
-
-
-def _residual_vq(chunks: np.ndarray, least_span: np.ndarray, goal: float | None) -> ActionTokenizer:
-    return ResidualVQ.fit(chunks, ResidualVQConfig(error_goal=goal), least_span)
-
-
-_KINDS: dict[str, Callable[[np.ndarray, np.ndarray, float | None], ActionTokenizer]] = {
-    "fast": _fast,
-    "residual_vq": _residual_vq,
+_KINDS: dict[str, tuple[Any, Any]] = {
+    "fast": (FastTokenizer, FastConfig),
+    "residual_vq": (ResidualVQ, ResidualVQConfig),
 }
+"""tokeniser and its configuration"""
 
 
 def recorded_chunks(root: Path, horizon: int) -> tuple[np.ndarray, RobotSpec]:
@@ -55,7 +48,8 @@ def fitted(kind: str, chunks: np.ndarray, spec: RobotSpec, error: float) -> Acti
         raise ConfigError(
             f"--kind {kind}: there is no such tokeniser.{suggest(kind, _KINDS)} Known: {', '.join(_KINDS)}."
         )
-    return _KINDS[kind](chunks, _RESTS * (spec.action_high() - spec.action_low()), error or None)
+    tokenizer, config = _KINDS[kind]
+    return tokenizer.fit(chunks, config(error_goal=error or None), _RESTS * (spec.action_high() - spec.action_low()))
 
 
 def write(tokenizer: ActionTokenizer, path: Path) -> None:

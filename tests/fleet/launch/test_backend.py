@@ -67,7 +67,7 @@ def test_a_think_server_says_where_it_is(tmp_path: Path) -> None:
 
 
 def test_each_place_adds_its_own_directories(tmp_path: Path) -> None:
-    parts = Parts("fake", "tcp://10.0.0.1:5760", 3, operated=False, overrides=Overrides(delay="4"))
+    parts = Parts("fake", "tcp://10.0.0.1:5760", 3, operator=False, overrides=Overrides(delay="4"))
     words = command(parts.make_edge("arm-1"), tmp_path, tmp_path / "keys")
     assert words[1:4] == ["-m", "fleet.cli", "edge"]
     for option, value in (

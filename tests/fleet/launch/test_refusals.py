@@ -12,9 +12,8 @@ from fleet.config.data_directory import DataDirectory
 from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
 from fleet.launch.options import UpOptions
-from fleet.launch.run_counters import RunCounters
 from fleet.launch.up import Up
-from fleet.tools.report import make_report
+from fleet.tools.report import RunCounters, make_report
 from robot_edge.runtime import process_group as edge_module
 from robot_edge.runtime.process_group import run_edge
 from robot_edge.runtime.rejection_log import RejectionLog, RejectionLogTail, not_taken, read_refusal

@@ -68,8 +68,8 @@ def _options(tmp_path: Path) -> UpOptions:
 def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Up:
     made = Up(_options(tmp_path))
     made.backend, made.screen = FakeBackend(), FakeScreen()  # type: ignore[assignment]
-    made.parts = Parts("fake", "tcp://127.0.0.1:5760", 0, operated=True, overrides=Overrides())
-    monkeypatch.setattr(made, "_look", lambda: None)
+    made.parts = Parts("fake", "tcp://127.0.0.1:5760", 0, operator=True, overrides=Overrides())
+    monkeypatch.setattr(made, "_look", lambda: True)
     return made
 
 
@@ -99,7 +99,7 @@ def test_a_robot_that_fails_is_named_and_the_job_goes_on(up: Up) -> None:
     up._meet()
     up.backend.parts["arm-1"] = PartState(failed="arm-1 ended", trouble="arm-1 ended")
     up.backend.says = ["arm-1 ended with exit status 1: no usable secret key"]
-    up._rest(0.0, None)
+    up._rest(0.0)
     assert up.screen.said == ["arm-1 ended with exit status 1: no usable secret key"]
 
 
@@ -107,7 +107,7 @@ def test_a_trainer_that_fails_ends_the_job(up: Up) -> None:
     up.backend.start(up.parts.make_trainer())
     up.backend.parts["trainer"] = PartState(failed="trainer ended with exit status 1: no torch")
     with pytest.raises(FleetError, match="no torch"):
-        up._rest(0.0, None)
+        up._rest(0.0)
 
 
 def test_robots_wait_for_the_think_server_and_follow_it(up: Up) -> None:

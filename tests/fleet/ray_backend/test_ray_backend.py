@@ -14,8 +14,8 @@ from fleet.config.data_directory import DataDirectory
 from fleet.launch.backend import LocalBackend, Part, PartState
 from fleet.ray_backend import backend as backend_module
 from fleet.ray_backend.backend import RayBackend
-from fleet.ray_backend.cluster import Gone
-from fleet.ray_backend.host import TOKEN, look, steps_recorded
+from fleet.ray_backend.cluster import Gone, robots
+from fleet.ray_backend.host import TOKEN, look
 from fleet.ray_backend.node import check_keys, robot_names, start_words
 from fleet.ray_backend.resources import (
     Node,
@@ -27,7 +27,6 @@ from fleet.ray_backend.resources import (
     robot_resource,
     robots_on,
 )
-from fleet.ray_backend.robots import joined
 from fleet.ray_backend.settings import NodeSettings
 from robot_edge.uplink.spool import Spool
 from wire.errors import ConfigError
@@ -175,15 +174,16 @@ class TestNode:
 
 def test_what_a_robot_recorded_is_asked_where_its_spool_is(tmp_path: Path) -> None:
     data = DataDirectory(tmp_path)
-    assert steps_recorded(data, "robot-0") == -1
+    assert data.steps_recorded("robot-0") is None
     data.edge("robot-0").mkdir(parents=True)
     Spool(data.edge("robot-0") / "spool.sqlite").close()
-    assert steps_recorded(data, "robot-0") == 0
+    assert data.steps_recorded("robot-0") == 0
 
 
 def test_both_views_of_robots_side_by_side() -> None:
     known = [RobotState(name, Capabilities("arm", "", 1, 1, (), 10.0), "ready") for name in ("a", "b")]
-    found = joined({"b": "box", "c": "box"}, known)
+    cluster = FakeCluster(_nodes(Node("x", "box", {"robot:b": 1.0, "robot:c": 1.0})))
+    found = robots(cluster, type("Fleet", (), {"robots": lambda self: known})())  # type: ignore[arg-type]
     assert [(one.name, one.node, one.state and one.state.health) for one in found] == [
         ("a", "", "ready"),
         ("b", "box", "ready"),
