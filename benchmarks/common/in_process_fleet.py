@@ -11,7 +11,7 @@ from pathlib import Path
 from fleet.config.data_directory import DataDirectory
 from fleet.config.recipe import Recipe
 from fleet.evaluation.demonstrations import demonstrate
-from fleet.evaluation.rollout import rollout
+from fleet.evaluation.evaluator import rollout
 from fleet.launch import supplies
 from robot_edge.control.loop import ControlLoop
 from robot_edge.inference.server import Inference

@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
-from fleet.cli import buffer, doctor, fleet, policy, teleop, up
+from fleet.cli import buffer, doctor, fleet, policy, teleop
 from fleet.cli.options import command
 from fleet.config import process_options as options
-from fleet.launch import builders, robot_builders
+from fleet.config.overrides import RobotConfig, RobotKind
+from fleet.launch import builders, robot_builders, supplies
+from fleet.launch.options import UpOptions
 from wire.errors import FleetError
 
 app = typer.Typer(
@@ -24,10 +26,47 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-command(app, up.UpOptions)(up.up)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(up.ray_node)
 app.add_typer(buffer.app)
 app.add_typer(policy.app)
+
+
+@command(app, UpOptions)
+def up(asked: UpOptions) -> int:
+    """Run the whole loop: gateway, trainer, evaluator and robots, on this machine or on a Ray cluster."""
+    from fleet.launch.up import Up
+
+    return Up(asked).run()
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def ray_node(
+    context: typer.Context,
+    address: Annotated[
+        str, typer.Option(help="Join the Ray cluster at HOST:PORT.", show_default=False, metavar="HOST:PORT")
+    ] = "",
+    head: Annotated[bool, typer.Option("--head", help="Begin a cluster instead.")] = False,
+    robots: Annotated[str, typer.Option(help="Names of the robots here, NAME,NAME.", show_default=False)] = "",
+    site: options.Site = "",
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Data directory on this node; default: as on the gateway's machine.", show_default=False),
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="Key directory on this node; default DATA/keys.", show_default=False)
+    ] = None,
+    robot: RobotKind = "",
+    robot_config: RobotConfig = "",
+) -> None:
+    """Make this computer a node of a Ray cluster that runs a fleet: it offers its robots.
+
+    Every other option goes to `ray start`; with --robots its --num-cpus is 0 unless given. In --robot-config {name}
+    stands for the robot's name.
+    """
+    from fleet.ray_backend.node import NodeSettings, robot_names, run_node
+
+    data_root, key_root = (str(path.resolve()) if path is not None else "" for path in (data, keys))
+    settings = NodeSettings(data_root, key_root, site, robot, robot_config)
+    run_node(robot_names(robots), address, head, settings, context.args)
 
 
 @app.command()
@@ -73,10 +112,9 @@ def replay(
     session: Annotated[str, typer.Option(help="Which start of the process; default: the newest.")] = "",
 ) -> None:
     """Decide a recorded stretch again, tick by tick; exit status 1 when anything comes out otherwise."""
-    from fleet.cli.flight import rebuilt
     from robot_edge.flight_recorder.command import replay_command
 
-    raise typer.Exit(replay_command(flight, rebuilt, first, last, rerun, table, session))
+    raise typer.Exit(replay_command(flight, supplies.rebuild_control, first, last, rerun, table, session))
 
 
 # One process of a fleet each; `up` starts all of them.

@@ -69,7 +69,7 @@ class FleetClient:
         self._gateway = gateway
         self._keys = keys
         self._answer_s = answer_s
-        self._line = channel
+        self._connection = channel
         self._own = channel is None
         self._call = secrets.randbits(40)
         self._preempted: list[Preempted] = []
@@ -83,10 +83,10 @@ class FleetClient:
 
     def connect(self) -> None:
         """Introduce ourselves and wait for the gateway's welcome."""
-        if self._line is None:
+        if self._connection is None:
             assert self._keys is not None
             pair = load_pair(self._keys, self.name)
-            self._line = ZmqClient(self._gateway, self.name, pair, load_public(self._keys, GATEWAY))
+            self._connection = ZmqClient(self._gateway, self.name, pair, load_public(self._keys, GATEWAY))
         try:
             self._introduce(time.monotonic() + self._answer_s)
         except BaseException:
@@ -95,9 +95,9 @@ class FleetClient:
 
     def close(self) -> None:
         """Give the line up. Leases that are held run out by themselves."""
-        if self._line is not None and self._own:
-            self._line.close()
-            self._line = None
+        if self._connection is not None and self._own:
+            self._connection.close()
+            self._connection = None
 
     # --- what there is --------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class FleetClient:
     def listen(self, timeout_s: float = 0.0) -> None:
         """Take in what came; waits up to `timeout_s` for the first of it."""
         while (message := self._channel().recv(timeout_s)) is not None:
-            self._take(message)
+            self._handle_message(message)
             timeout_s = 0.0
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class FleetClient:
                     raise RejectedError(heard.refused)
                 return heard
             elif heard is not None:
-                self._take(heard)
+                self._handle_message(heard)
         raise WireError(f"the gateway at {self._gateway} did not answer {type(message).__name__}: see its log.")
 
     def _introduce(self, deadline_s: float) -> None:
@@ -194,7 +194,7 @@ class FleetClient:
             if isinstance(heard, Rejection):
                 raise RejectedError(heard.reason)
             if heard is not None and not isinstance(heard, ReintroduceRequest):
-                self._take(heard)
+                self._handle_message(heard)
             if reason := getattr(self._channel(), "refusal", ""):
                 raise RejectedError(reason)
         raise WireError(
@@ -202,14 +202,14 @@ class FleetClient:
             "another with --gateway."
         )
 
-    def _take(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         if isinstance(message, Preempted):
             self._preempted.append(message)
 
     def _channel(self) -> Channel:
-        if self._line is None:
+        if self._connection is None:
             raise WireError(f"the line of '{self.name}' to {self._gateway} is not open: use `with`, or `connect`.")
-        return self._line
+        return self._connection
 
     @staticmethod
     def _leased(answer: Response) -> Lease:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -64,7 +65,8 @@ def make_device(kind: str, config: str, armed: bool) -> TeleopDevice:
     from hal.registry import TELEOPERATORS, make_teleoperator, read_config
     from hal.teleop.with_keys import WithKeys
 
-    device = make_teleoperator(kind, read_config(kind, read_json(config), TELEOPERATORS) if config else None)
+    made = read_config(kind, read_json(config, "--device-config"), TELEOPERATORS) if config else None
+    device = make_teleoperator(kind, made)
     if kind == "keyboard" or not sys.stdin.isatty():
         return device
     return WithKeys(device, os.ttyname(sys.stdin.fileno()), armed)
@@ -75,22 +77,20 @@ def _run(teleop: Teleop, clock: Clock) -> None:
     due_ns = clock.now_ns()
     shown_ns = 0
     try:
-        while teleop.turn():
-            now_ns = clock.now_ns()
-            if now_ns - shown_ns > 1e9 / _LINES_PER_S:
-                shown_ns = now_ns
-                _show(teleop.line())
-            due_ns = max(due_ns + teleop.period_ns, now_ns)
-            clock.sleep_until(due_ns)
-    except KeyboardInterrupt:
-        teleop.close()
+        with contextlib.suppress(KeyboardInterrupt):
+            while teleop.step():
+                now_ns = clock.now_ns()
+                if now_ns - shown_ns > 1e9 / _LINES_PER_S:
+                    shown_ns = now_ns
+                    _show(teleop.line())
+                due_ns = max(due_ns + teleop.period_ns, now_ns)
+                clock.sleep_until(due_ns)
     except RobotError as error:
         raise RobotError(f"{error} {teleop.robot} is left holding; take it over again or hand it back.") from error
     except BaseException:
         teleop.close()
         raise
-    else:
-        teleop.close()
+    teleop.close()
 
 
 def _show(line: str) -> None:

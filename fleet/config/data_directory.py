@@ -124,10 +124,6 @@ class DataDirectory:
         return self.root / "logs"
 
     @property
-    def edges(self) -> Path:
-        return self.root / "edges"
-
-    @property
     def gateway(self) -> str:
         """Where the gateway on this data listens or last listened; the usual address when nobody noted it."""
         try:
@@ -140,7 +136,7 @@ class DataDirectory:
         _write_note(self.root / "gateway.address", address + "\n", "noting the gateway's address")
 
     def edge(self, name: str) -> Path:
-        return self.edges / name
+        return self.root / "edges" / name
 
     def prepare(self, identity: RunIdentity) -> IO[str]:
         """Create and lock the directory; keep the returned file open as long as the lock is needed.
@@ -148,30 +144,26 @@ class DataDirectory:
         Raises `NotWritableError`, `DiskFullError`, or `ConfigError` when another fleet uses it or it holds what another
         recipe or another policy made.
         """
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            lock = (self.root / "lock").open("w")
-        except OSError as error:
-            raise storage_error(error, "opening the data directory", self.root) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise ConfigError(
-                f"{self.root} is in use by another running fleet. Stop that one or choose another --data directory."
-            ) from error
-        free = shutil.disk_usage(self.root).free
-        if free < LEAST_FREE_BYTES:
-            lock.close()
-            raise DiskFullError(
-                f"{self.root} has {free / 1e6:.0f} MB free, a fleet needs at least {LEAST_FREE_BYTES / 1e6:.0f} MB. "
-                "Free some room or choose another --data directory."
-            )
-        try:
+        with contextlib.ExitStack() as held:
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context((self.root / "lock").open("w"))
+            except OSError as error:
+                raise storage_error(error, "opening the data directory", self.root) from error
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ConfigError(
+                    f"{self.root} is in use by another running fleet. Stop that one or choose another --data directory."
+                ) from error
+            free = shutil.disk_usage(self.root).free
+            if free < LEAST_FREE_BYTES:
+                raise DiskFullError(
+                    f"{self.root} has {free / 1e6:.0f} MB free, a fleet needs at least {LEAST_FREE_BYTES / 1e6:.0f} "
+                    "MB. Free some room or choose another --data directory."
+                )
             self._identify(identity)
-        except BaseException:
-            lock.close()
-            raise
+            held.pop_all()
         return lock
 
     def identity(self) -> RunIdentity | None:

@@ -61,7 +61,7 @@ class ProcessOptions:
 
     def arguments(self) -> list[str]:
         """The same as words of a command line; what the command takes as it is by default is left out."""
-        return [word for name, value in self._given() for word in words(name, value)]
+        return [word for name, value in self._given() for word in as_arguments(name, value)]
 
     def _given(self) -> Iterator[tuple[str, Any]]:
         hints = get_type_hints(type(self), include_extras=True)
@@ -168,7 +168,7 @@ def default(one: dataclasses.Field[Any]) -> Any:
     return one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
 
 
-def words(name: str, value: Any) -> Collection[str]:
+def as_arguments(name: str, value: Any) -> Collection[str]:
     """One option of a command line."""
     option = name.replace("_", "-")
     if isinstance(value, bool):

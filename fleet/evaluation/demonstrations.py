@@ -22,6 +22,7 @@ from wire.transport.memory_channel import memory_pair
 from wire.types import Role
 
 log = logging.getLogger(__name__)
+_DRAIN_S = 60.0
 
 
 class AlwaysIntervene:
@@ -45,12 +46,11 @@ def demonstrate(
     episodes: int,
     first_seed: int,
     wait: Callable[[], object],
-    timeout_s: float = 60.0,
 ) -> None:
     """Record `episodes` episodes, the recipe's tasks in turn, and return when the gateway has acknowledged all of them.
 
     `directory` keeps the spool of `name`, `gateway` is its connection. `wait` rests while there is nothing to do.
-    Raises `FleetError` when the gateway does not take them within `timeout_s`, and `RobotError` when the robot fails.
+    Raises `FleetError` when the gateway does not take them in time, and `RobotError` when the robot fails.
     """
     to_uplink, from_uplink = memory_pair()
     inference, unused = memory_pair()
@@ -77,11 +77,11 @@ def demonstrate(
         loop.close()
     uplink.turn()
     uplink.control_gone()
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _DRAIN_S
     while not uplink.drained:
         if time.monotonic() > deadline:
             raise FleetError(
-                f"the gateway did not take the demonstrations within {timeout_s:.0f} s"
+                f"the gateway did not take the demonstrations within {_DRAIN_S:.0f} s"
                 f"{': ' + uplink.refused if uplink.refused else ''}. They stay in the spool of '{uplink.name}'."
             )
         wait()

@@ -27,7 +27,7 @@ from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 
 log = logging.getLogger(__name__)
 
-REFUSED_PATIENCE_S = 5.0
+REFUSED_TIMEOUT_S = 5.0
 THINKER = "thinker"
 """name and key of a think server"""
 
@@ -62,7 +62,7 @@ def run_gateway(options: GatewayOptions) -> None:
 
 def run_trainer(options: TrainerOptions) -> None:
     """Train on the buffer in DATA and publish versions to the gateway."""
-    one_thread()
+    limit_threads()
     recipe = options.overrides.applied(get_recipe(options.recipe, options.seed))
     data = DataDirectory(options.root)
     lifeline = ShutdownSignal()
@@ -70,11 +70,11 @@ def run_trainer(options: TrainerOptions) -> None:
         while not data.buffer.exists() and not lifeline.cut:
             time.sleep(0.1)
         trainer = supplies.make_trainer(recipe, options.name, data, channel, options.seed, options.max_steps)
-        patience = _Patience()
+        timeout = _RejectionTimeout()
         while not (lifeline.cut or trainer.stopping):
             if not trainer.step():
                 wait_any([channel], 0.05)
-            patience.check(trainer.rejection, channel)
+            timeout.check(trainer.rejection, channel)
         if trainer.learner.gradient_steps:
             trainer.save()
         trainer.close()
@@ -83,7 +83,7 @@ def run_trainer(options: TrainerOptions) -> None:
 def run_evaluator(options: EvaluatorOptions) -> None:
     """Measure versions on held-out seeds."""
     idle()
-    one_thread()
+    limit_threads()
     recipe = options.overrides.applied(get_recipe(options.recipe, options.seed))
     data, version = DataDirectory(options.root), options.version
     lifeline = ShutdownSignal()
@@ -92,13 +92,13 @@ def run_evaluator(options: EvaluatorOptions) -> None:
     with gateway_channel(options, options.name) as channel:
         evaluator = supplies.make_evaluator(recipe, options.name, data, channel, options.seed, only)
         evaluator.robot.connect()
-        patience = _Patience()
+        timeout = _RejectionTimeout()
         try:
             while not (lifeline.cut or evaluator.done or evaluator.subscriber.stopping):
                 if not evaluator.busy:
                     wait_any([channel], 0.1)
-                evaluator.turn()
-                patience.check(evaluator.subscriber.refused, channel)
+                evaluator.step()
+                timeout.check(evaluator.subscriber.refused, channel)
         finally:
             evaluator.robot.close()
 
@@ -120,7 +120,7 @@ def run_think_server(options: ThinkServerOptions) -> None:
     """Run the slow path for robots elsewhere: `edge --think tcp://HOST:PORT`. Its key is called `thinker`."""
     from robot_edge.inference.latent_server import LatentEncoder, LatentServer
 
-    one_thread()
+    limit_threads()
     recipe, data = options.overrides.applied(get_recipe(options.recipe)), DataDirectory(options.root)
     lifeline = ShutdownSignal()
     robots = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", options.key_directory, THINKER)
@@ -128,15 +128,15 @@ def run_think_server(options: ThinkServerOptions) -> None:
         thinker = LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))
         server = LatentServer(THINKER, robots, channel, thinker, data.edge(THINKER) / "weights", MonotonicClock())
         log.info("robots that think here connect to %s", robots.endpoint)
-        patience = _Patience()
+        timeout = _RejectionTimeout()
         while not (lifeline.cut or server.stopping):
             wait_any([robots, channel], 0.1)
             server.turn()
-            patience.check(server.refused, channel)
+            timeout.check(server.refused, channel)
     robots.close()
 
 
-class _Patience:
+class _RejectionTimeout:
     """Ends a process that the gateway goes on refusing, with the gateway's own words."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class _Patience:
             self._since = None
             return
         self._since = self._since or time.monotonic()
-        if time.monotonic() - self._since > REFUSED_PATIENCE_S:
+        if time.monotonic() - self._since > REFUSED_TIMEOUT_S:
             raise RejectedError(reason)
 
 
@@ -157,7 +157,7 @@ def gateway_channel(options: ClientOptions, name: str) -> contextlib.AbstractCon
     return contextlib.closing(supplies.client(options.gateway, name, options.key_directory))
 
 
-def one_thread() -> None:
+def limit_threads() -> None:
     """Several processes share a few cores: torch's thread pools would spin against each other."""
     try:
         import torch

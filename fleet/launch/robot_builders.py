@@ -7,13 +7,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fleet.cli.flight import recorded
 from fleet.config.data_directory import DataDirectory
 from fleet.config.process_options import EdgeOptions, EdgePartOptions
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
-from fleet.launch.builders import THINKER, gateway_channel, one_thread
+from fleet.launch.builders import THINKER, gateway_channel, limit_threads
 from fleet.launch.preloads import by_role
 from fleet.tools.policy_process import try_policy
 from hal.driver_host.proxy import RobotProxy
@@ -135,7 +134,7 @@ def _control(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> N
         )
     ring = _frames(recipe, run_directory, write=hosted is None)
     inference = SharedFrameChannel(SharedChannel(run_directory / "inference-control", bind=False, polls=True), ring)
-    with recorded(recipe, name, data.edge(name) / "flight", operated=operated) as flight:
+    with supplies.record_flight(recipe, name, data.edge(name) / "flight", operated=operated) as flight:
         loop = supplies.make_control(
             recipe, name, uplink, inference, clock, operated=operated, robot=hosted, operator=hosted, flight=flight
         )
@@ -148,7 +147,7 @@ def _control(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> N
 def _inference(recipe: Recipe, options: EdgePartOptions) -> None:
     from robot_edge.inference.server import Inference
 
-    one_thread()
+    limit_threads()
     clock, name, run_directory = MonotonicClock(), options.name, options.run_dir
     ring = _frames(recipe, run_directory)
     control = SharedFrameChannel(SharedChannel(run_directory / "inference-control", bind=True), ring)
@@ -176,7 +175,7 @@ def _inference(recipe: Recipe, options: EdgePartOptions) -> None:
 def _thinker(recipe: Recipe, run_directory: Path) -> None:
     from robot_edge.inference.latent_server import LatentEncoder, LatentWorker
 
-    one_thread()
+    limit_threads()
     ring = _frames(recipe, run_directory)
     line = SharedFrameChannel(SharedChannel(run_directory / "thinker", bind=False), ring)
     run_thinker(LatentWorker(line, LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))), line)

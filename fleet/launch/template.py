@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 _LARGEST = 1 << 20
 _ROOM = 4000
 """characters of the template's own command line, in which its forks show theirs"""
-_PATIENCE_S = 90.0
+_TIMEOUT_S = 90.0
 """after which a template that has not begun what it was asked for is ended"""
 _UNABLE = 3
 """exit status of a template that cannot be forked"""
@@ -213,7 +213,7 @@ class _ForkedPart(Forked):
         self._wanted = _Request(len(line.parts), command, environment, niceness, needs)
         self._descriptor = -1
         self._program: Process | None = None
-        self._patience_s = time.monotonic() + _PATIENCE_S
+        self._deadline_s = time.monotonic() + _TIMEOUT_S
         line.ask(self, self._wanted, output)
         self._output = os.dup(output)
 
@@ -239,7 +239,7 @@ class _ForkedPart(Forked):
         if self._status is not None:
             return self._status
         if self.pid == 0:
-            self._begin_otherwise()
+            self._start_as_program()
         elif not self._line.alive and select.select([self._descriptor], [], [], 0)[0]:
             self.ended(_LOST)
         return self._status
@@ -255,12 +255,12 @@ class _ForkedPart(Forked):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, number)
 
-    def _begin_otherwise(self) -> None:
+    def _start_as_program(self) -> None:
         """Be a new program if the template does not come round to it."""
-        if self._line.alive and time.monotonic() > self._patience_s:
+        if self._line.alive and time.monotonic() > self._deadline_s:
             log.error("the template of the parts hangs and is ended.")
             self._line.process.kill()
-            self._patience_s = float("inf")
+            self._deadline_s = float("inf")
         if not self._line.alive:
             wanted = self._wanted
             self._program = start_program(wanted.command, wanted.environment, self._output, wanted.niceness)
@@ -292,7 +292,7 @@ class _Server:
             for descriptor, _ in self._poll.poll(0 if busy else None):
                 if descriptor in self._children:
                     self._reap(descriptor)
-                elif not self._hear():
+                elif not self._receive():
                     return
             if self._waiting:
                 request, output = self._waiting.pop(0)
@@ -301,7 +301,7 @@ class _Server:
             elif self._missing:
                 self._import(self._missing[:1])
 
-    def _hear(self) -> bool:
+    def _receive(self) -> bool:
         data, descriptors, _, _ = socket.recv_fds(self._line, _LARGEST, 1)
         if data:
             self._waiting.append((self._decode(data), descriptors[0]))

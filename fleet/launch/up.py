@@ -19,7 +19,7 @@ from fleet.cli.table import Dashboard
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
-from fleet.launch.backend import Backend, LocalBackend, changes
+from fleet.launch.backend import Backend, LocalBackend
 from fleet.launch.builders import THINKER
 from fleet.launch.options import EVERYWHERE, UpOptions, check_options, free_port
 from fleet.launch.preloads import by_role
@@ -62,7 +62,7 @@ class Up:
         self._robots: dict[str, str] = {}
         self._edges: list[str] = []
         self._think = ""
-        self._asked = 0
+        self._stops_requested = 0
         self._newest_version = 0
         self._at_minute: dict[float, int] = {}
 
@@ -72,18 +72,18 @@ class Up:
         if options.report is not None and not options.report.resolve().parent.is_dir():
             raise ConfigError(f"--report {options.report}: its directory does not exist; create it first.")
         identity = RunIdentity(self.recipe.name, options.seed, self.recipe.spec.hash, self.overrides.choice())
-        self._listen()
+        self._handle_signals()
         self.data.require(identity)
         # Before the directory is given to this policy for ever. With Ray other machines make it.
         tried = self.overrides.policy and options.backend == "local"
-        if tried and not try_policy(options.recipe, self.overrides, options.seed, lambda: bool(self._asked)):
+        if tried and not try_policy(options.recipe, self.overrides, options.seed, lambda: bool(self._stops_requested)):
             return 0
         with self.data.prepare(identity):
             self.data.keep_buffer_at(options.ledger, options.store)
             make_keys(self.data.keys, [GATEWAY, *HELPERS, *self._measurers, *CALLERS])
             with self._backend() as (self.backend, reached):
                 # Ray puts its own handlers there.
-                self._listen()
+                self._handle_signals()
                 host = options.host or reached
                 port = free_port(options.port, host, "--port")
                 web_port = free_port(options.web_port, options.web_host, "--web-port")
@@ -110,7 +110,7 @@ class Up:
             self.screen.close()
         if self.options.report is not None and status == 0:
             duration_s = time.monotonic() - started
-            found = self.recipe, self.counters, duration_s, self._elsewhere(), self.options.measure_at
+            found = self.recipe, self.counters, duration_s, self._remote_steps(), self.options.measure_at
             write_report(self.options.report, make_report(self.data, *found))
             self.screen.say(f"report: {self.options.report}")
         return status
@@ -140,7 +140,7 @@ class Up:
     def _work(self, host: str, port: int, web_port: int) -> None:
         self.backend.start(self.parts.make_gateway(host, port, self.options.web_host, web_port))
         late = f"the gateway did not answer within {START_S:.0f} s; see {self.data.logs / 'gateway.log'}."
-        self._await(self._look, START_S, late)
+        self._wait_until(self._refresh, START_S, late)
         missing = self.recipe.demonstrations * len(self.recipe.tasks) - self._demonstrations()
         if missing > 0:
             self.screen.say(f"recording {self.recipe.demonstrations} demonstrations of each task …")
@@ -148,29 +148,28 @@ class Up:
             late = (
                 f"{DEMONSTRATOR} did not end within {DEMONSTRATIONS_S:.0f} s; see {self.data.logs / DEMONSTRATOR}.log."
             )
-            self._await(lambda: self._ended(DEMONSTRATOR), DEMONSTRATIONS_S, late)
+            self._wait_until(lambda: self._ended(DEMONSTRATOR), DEMONSTRATIONS_S, late)
         if self._builds:
             self._build_policy()
         self.backend.start(self.parts.make_trainer())
         if self.options.think_server:
             self.backend.start(self.parts.make_thinker())
         self.backend.start(self.parts.make_evaluator())
-        self._meet()
         self.screen.say(f"the page is {self.page}; Ctrl-C stops everything")
         self.screen.say("pretraining on the demonstrations …")
         while not self._newest_version:
-            self._meet()
-            self._rest(0.5)
+            self._start_new_edges()
+            self._wait(0.5)
         started = time.monotonic()
         deadline = math.inf if self.options.minutes is None else started + 60 * self.options.minutes
         while (left := deadline - time.monotonic()) > 0:
-            self._meet()
-            self._rest(min(0.5, left))
-            self._mark((time.monotonic() - started) / 60)
+            self._start_new_edges()
+            self._wait(min(0.5, left))
+            self._note_versions((time.monotonic() - started) / 60)
         if self.options.report is not None:
             self._measure()
 
-    def _mark(self, minutes: float) -> None:
+    def _note_versions(self, minutes: float) -> None:
         """Remember the newest version of the minutes that are to be measured, so many having passed."""
         for minute in self.options.measure_at:
             if minute <= minutes and self._newest_version:
@@ -184,29 +183,29 @@ class Up:
 
     def _build_policy(self) -> None:
         """Give every part the recipe's tiny policy; the first time it is built."""
-        place, kind = self.data.policy, self.recipe.tiny
-        if not place.exists():
-            self.screen.say(f"building a tiny {kind} in {place} …")
-            build_policy(kind, self.data, self.recipe.name, self.options.seed, lambda: self._rest(0.2))
-        self.overrides = replace(self.overrides, policy=f"lerobot:{place}")
+        path, kind = self.data.policy, self.recipe.tiny
+        if not path.exists():
+            self.screen.say(f"building a tiny {kind} in {path} …")
+            build_policy(kind, self.data, self.recipe.name, self.options.seed, lambda: self._wait(0.2))
+        self.overrides = replace(self.overrides, policy=f"lerobot:{path}")
         self.recipe = self.overrides.applied(self.recipe)
         self.parts = replace(self.parts, overrides=self.overrides)
 
-    def _meet(self) -> None:
+    def _start_new_edges(self) -> None:
         """Start the edges of robots that have joined since the last time."""
         if self.options.think_server and not self._found_think_server():
             return
-        now = dict(self.backend.robots())
-        joined, left = changes(self._robots, now)
+        # One that is on another node now has neither joined nor left.
+        before, now = self._robots, dict(self.backend.robots())
         self._robots = now
-        for name in joined:
+        for name in sorted(now.keys() - before.keys()):
             if name not in self._edges:
                 make_keys(self.data.keys, [name])
                 self._edges.append(name)
                 self.backend.start(self.parts.make_edge(name, self._think))
             if now[name]:
                 self.screen.say(f"{name} is there, on {now[name]}")
-        for name in left:
+        for name in sorted(before.keys() - now.keys()):
             self.screen.say(f"{name} is lost: its node has gone. It works again when the node is back.")
 
     def _found_think_server(self) -> bool:
@@ -239,7 +238,7 @@ class Up:
         for label, number in wanted.items():
             self.backend.start(self.parts.make_measurer(label, number))
         late = f"the final evaluation took more than {FINAL_EVALUATION_S:.0f} s and was given up."
-        self._await(lambda: all(self._ended(measurer(label)) for label in wanted), FINAL_EVALUATION_S, late)
+        self._wait_until(lambda: all(self._ended(measurer(label)) for label in wanted), FINAL_EVALUATION_S, late)
 
     def _finish(self) -> None:
         self._stop_robots()
@@ -248,36 +247,36 @@ class Up:
 
     def _stop_robots(self) -> None:
         self.backend.stop(self._edges, 2 * DRAIN_S + 10.0)
-        self._look()
+        self._refresh()
 
     def _ended(self, name: str) -> bool:
         """Whether a part that runs once has done so."""
         state = self.backend.parts[name]
-        return state.starts > 0 and not state.running and not state.trouble
+        return state.starts > 0 and not state.running and not state.fault
 
-    def _elsewhere(self) -> dict[str, int]:
+    def _remote_steps(self) -> dict[str, int]:
         """What robots of other machines said they recorded, in steps."""
         said = {name: self.backend.parts[name].steps_recorded for name in self._edges}
         return {name: steps for name, steps in said.items() if steps is not None}
 
     # --- watching -------------------------------------------------------------------------------------------------
 
-    def _await(self, done: Callable[[], object], limit_s: float, late: str) -> None:
+    def _wait_until(self, done: Callable[[], object], limit_s: float, late: str) -> None:
         """Rest until `done`. Raises `FleetError` that says `late` after `limit_s`."""
         deadline = time.monotonic() + limit_s
         while not done():
             if time.monotonic() > deadline:
                 raise FleetError(late)
-            self._rest(0.2)
-        self._rest(0.0)
+            self._wait(0.2)
+        self._wait(0.0)
 
-    def _rest(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
         """Wait a little, keep the children running and the screen fresh."""
         until = time.monotonic() + seconds
         while True:
-            if self._asked:
+            if self._stops_requested:
                 raise StopRequestedError
-            for text in self.backend.turn():
+            for text in self.backend.poll():
                 self.screen.say(text)
             for name, part in self.backend.parts.items():
                 if part.failed and name not in self._edges:
@@ -286,9 +285,9 @@ class Up:
             if remaining <= 0:
                 break
             time.sleep(min(0.1, remaining))
-        self._look()
+        self._refresh()
 
-    def _look(self) -> bool:
+    def _refresh(self) -> bool:
         """See what the gateway says, and whether it does."""
         try:
             snapshot = self.snapshot()
@@ -309,9 +308,9 @@ class Up:
         with urllib.request.urlopen(f"{self.page}/api/fleet", timeout=5.0) as answer:
             return json.load(answer)
 
-    def _listen(self) -> None:
+    def _handle_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
+            signal.signal(number, self._request_stop)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked += 1
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
+        self._stops_requested += 1

@@ -18,14 +18,14 @@ import msgspec
 
 from fleet.config.data_directory import DataDirectory
 from fleet.launch.backend import LocalBackend, Part, PartState
-from fleet.ray_backend.settings import NodeSettings
+from fleet.ray_backend.node import NodeSettings
 from wire.errors import FleetError
 from wire.types import Role
 
 TOKEN = "run.token"
 """file in the gateway's data directory, new for each run: who reads the same one sees the same directory"""
 _TURN_S = 0.1
-_TROUBLE_PAUSE_S = 5.0
+_FAULT_PAUSE_S = 5.0
 
 
 class RayHost:
@@ -38,7 +38,7 @@ class RayHost:
         settings = NodeSettings.of()
         made = msgspec.convert(part, Part)
         if made.role == Role.edge:
-            made = replace(made, words=(*made.words, *settings.edge_words(made.name)))
+            made = replace(made, argv=(*made.argv, *settings.edge_arguments(made.name)))
             # Ray hides all GPUs from an actor that asks for none; a robot's own is not the cluster's to give.
             if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
                 del os.environ["CUDA_VISIBLE_DEVICES"]
@@ -47,7 +47,7 @@ class RayHost:
         self._keys = settings.key_directory(data)
         self._lock = threading.Lock()
         self._stopped = False
-        self._trouble = ""
+        self._fault = ""
         # The node's address as others reach it, for a part that they call.
         address = ray.util.get_node_ip_address()
         self._backend = LocalBackend(self._data.root, self._data.logs, environment=environment, host=address)
@@ -70,7 +70,7 @@ class RayHost:
 
     def _now(self) -> PartState:
         state = self._backend.parts.get(self._part.name, PartState())
-        return msgspec.structs.replace(state, node=socket.gethostname(), trouble=self._trouble or state.trouble)
+        return msgspec.structs.replace(state, node=socket.gethostname(), fault=self._fault or state.fault)
 
     def _keep(self) -> None:
         """Keep the part running; a disk that is full now may have room later."""
@@ -80,12 +80,12 @@ class RayHost:
                 if self._stopped:
                     return
                 try:
-                    if self._part.name not in self._backend.parts or self._trouble:
+                    if self._part.name not in self._backend.parts or self._fault:
                         self._backend.start(self._part, self._keys)
-                    self._backend.turn()
-                    self._trouble = ""
+                    self._backend.poll()
+                    self._fault = ""
                 except FleetError as error:
-                    self._trouble, pause_s = f"{self._part.name}: {error}", _TROUBLE_PAUSE_S
+                    self._fault, pause_s = f"{self._part.name}: {error}", _FAULT_PAUSE_S
             time.sleep(pause_s)
 
 

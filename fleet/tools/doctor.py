@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hal.conformance import ConformanceReport, Figure, check_robot
+from hal.conformance import ConformanceReport, check_robot
 from hal.interfaces.robot import Robot
 from hal.registry import CAMERAS, ROBOTS, TELEOPERATORS, broken, known
 from wire.errors import ConfigError
@@ -98,30 +98,10 @@ class _DoctorWatch:
 
 
 def show(report: ConformanceReport, console: Console) -> None:
-    """A table a person can act on."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for check in report.checks:
-        table.add_row(_mark(check.passed), check.name.replace("_", " "), check.message)
-    for figure in report.figures:
-        table.add_row(
-            _mark(figure.holds) if figure.limit is not None else Text("·", "dim"),
-            figure.name,
-            f"{figure.value:.4g} {figure.unit}{_bound(figure)}",
-        )
-    console.print(table)
-    total = len(report.checks) + sum(figure.limit is not None for figure in report.figures)
-    console.print(f"{total - len(report.failed)} of {total} checks passed")
-
-
-def _mark(good: bool) -> Text:
-    return Text("ok", "green") if good else Text("FAIL", "bold red")
-
-
-def _bound(figure: Figure) -> str:
-    if figure.limit is None:
-        return ""
-    bound = f" ({'at least' if figure.at_least else 'at most'} {figure.limit:.4g})"
-    return bound if figure.holds else f"{bound}: {figure.advice}"
+    """What was found, a line for each check."""
+    for line in str(report).splitlines():
+        style = "bold red" if line.startswith("FAIL") else None
+        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 # --- this computer ---------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from fleet.config.overrides import Overrides
 from fleet.config.process_options import TryPolicyOptions
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
-from fleet.launch.builders import one_thread
+from fleet.launch.builders import limit_threads
 from policies.conformance.check import example_observation
 from policies.interface.policy import NormalizationData
 from wire.errors import ConfigError, CorruptDataError, FleetError, PolicyError, storage_error
@@ -24,7 +24,7 @@ from wire.errors import ConfigError, CorruptDataError, FleetError, PolicyError, 
 
 def tuned(recipe: str, policy: str, policy_config: str) -> Recipe:
     """The recipe with that policy, in a process that is about to run it. Raises `ConfigError`."""
-    one_thread()
+    limit_threads()
     return Overrides(policy=policy, policy_config=policy_config).applied(get_recipe(recipe))
 
 
@@ -33,7 +33,7 @@ def make_once(options: TryPolicyOptions) -> None:
 
     Raises a `FleetError` when it cannot be made, `PolicyError` for what a policy raises that says no more of itself.
     """
-    one_thread()
+    limit_threads()
     job = options.overrides.applied(get_recipe(options.recipe, options.seed))
     try:
         job.make_policy(job.spec, options.seed)
@@ -127,7 +127,7 @@ def exported(root: Path, version: int, out: Path) -> int:
             "written as a lerobot checkpoint."
         )
     number, weights = published(root, version)
-    one_thread()
+    limit_threads()
     from policies.lerobot.export import export
     from policies.lerobot.policy import LeRobotPolicy
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from fleet.config.data_directory import DataDirectory
 from fleet.config.overrides import Overrides
 from fleet.config.process_options import TryPolicyOptions
+from robot_edge.runtime.forking import start_program
 from wire.errors import PolicyError, storage_error
 
 _OURS = "vla-fleet: "
@@ -59,27 +59,21 @@ def _run(argv: list[str], policy: str, stopped: Callable[[], object], log_file: 
                 said = held.enter_context(tempfile.TemporaryFile())
         except OSError as error:
             raise storage_error(error, f"making policy {policy}", log_file) from error
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fleet.cli", "policy", *argv],
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            # Ctrl-C goes to the parent alone.
-            start_new_session=True,
-        )
+        command = [sys.executable, "-m", "fleet.cli", "policy", *argv]
+        niceness = os.getpriority(os.PRIO_PROCESS, 0)
+        process = start_program(command, {**os.environ, "OMP_NUM_THREADS": "1"}, said.fileno(), niceness)
         try:
-            while process.poll() is None:
+            while (status := process.poll()) is None:
                 if stopped():
                     return False
                 time.sleep(0.05)
         finally:
             process.kill()
             process.wait()
-        if process.returncode == 0:
+        if status == 0:
             return True
         said.seek(0)
-        raise PolicyError(_last_word(said.read().decode(errors="replace"), process.returncode, policy))
+        raise PolicyError(_last_word(said.read().decode(errors="replace"), status, policy))
 
 
 def _last_word(text: str, status: int, policy: str) -> str:

@@ -126,11 +126,11 @@ def test_whoever_runs_or_trains_the_policy_is_told_and_nobody_else() -> None:
     parts = Parts("fake", "tcp://10.0.0.1:5760", 3, operator=True, overrides=overrides)
     told = [parts.make_trainer(), parts.make_evaluator(), parts.make_measurer("after", 3), parts.make_thinker()]
     for part in (*told, parts.make_edge("robot-0")):
-        assert part.words[part.words.index("--policy") + 1] == "echo:small", part.name
-        assert json.loads(part.words[part.words.index("--policy-config") + 1]) == {"horizon": 12}
+        assert part.argv[part.argv.index("--policy") + 1] == "echo:small", part.name
+        assert json.loads(part.argv[part.argv.index("--policy-config") + 1]) == {"horizon": 12}
     for part in (parts.make_gateway("", 1, "", 2), parts.make_demonstrator(3)):
-        assert "--policy" not in part.words
-    assert "--delay" not in parts.make_trainer().words
+        assert "--policy" not in part.argv
+    assert "--delay" not in parts.make_trainer().argv
 
 
 def test_an_edge_tells_its_processes(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_recipe_with_a_directory_for_a_policy_builds_it_once(tmp_path: Path, m
     up.data.policy.mkdir()
     up._build_policy()
     assert said == [], "it is there"
-    words = up.parts.make_trainer().words
+    words = up.parts.make_trainer().argv
     assert words[words.index("--policy") + 1] == f"lerobot:{tmp_path / 'policy'}"
     assert not up._builds
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleet.evaluation.evaluator import Evaluator, EvaluatorConfig
-from fleet.evaluation.rollout import Conditions, rollout
+from fleet.evaluation.evaluator import Conditions, Evaluator, EvaluatorConfig, rollout
 from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
@@ -88,7 +87,7 @@ class Bench:
 
     def turn(self, rounds: int = 20) -> None:
         for _ in range(rounds):
-            self.evaluator.turn()
+            self.evaluator.step()
             while (item := self.server.recv()) is not None:
                 message = item[1]
                 self.said.append(message)

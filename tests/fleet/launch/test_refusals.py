@@ -44,9 +44,9 @@ def test_up_says_what_a_robot_refuses(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
     snapshot: dict[str, Any] = {"robots": [], "events": events, "version": None}
     monkeypatch.setattr(up, "snapshot", lambda: snapshot)
-    up._look()
+    up._refresh()
     events.append({"t_s": 3.0, "kind": "refused", "robot": "robot-0", "text": not_taken(3, WHY)})
-    up._look()
+    up._refresh()
     assert said == [f"robot-0 refuses version 2: {WHY}"]
 
 

@@ -16,7 +16,7 @@ from fleet.ray_backend import backend as backend_module
 from fleet.ray_backend.backend import RayBackend
 from fleet.ray_backend.cluster import Gone, robots
 from fleet.ray_backend.host import TOKEN, look
-from fleet.ray_backend.node import check_keys, robot_names, start_words
+from fleet.ray_backend.node import NodeSettings, check_keys, robot_names, start_arguments
 from fleet.ray_backend.resources import (
     Node,
     ResourceRequest,
@@ -27,7 +27,6 @@ from fleet.ray_backend.resources import (
     robot_resource,
     robots_on,
 )
-from fleet.ray_backend.settings import NodeSettings
 from robot_edge.uplink.spool import Spool
 from wire.errors import ConfigError
 from wire.messages.fleet import Capabilities, RobotState
@@ -112,23 +111,23 @@ class TestPlacing:
 
 class TestNode:
     def test_a_computer_with_robots_offers_them_and_no_cpu(self) -> None:
-        words = start_words(("a", "b"), "10.0.0.1:6379", False, ["--temp-dir", "/tmp/x"])
+        words = start_arguments(("a", "b"), "10.0.0.1:6379", False, ["--temp-dir", "/tmp/x"])
         assert words[:2] == ["--address", "10.0.0.1:6379"]
         assert json.loads(words[words.index("--resources") + 1]) == {"robot:a": 1, "robot:b": 1}
         assert words[words.index("--num-cpus") + 1] == "0"
         assert words[-2:] == ["--temp-dir", "/tmp/x"]
 
     def test_what_is_given_wins(self) -> None:
-        words = start_words(("a",), "", True, ["--num-cpus=4", "--object-store-memory", "1"])
+        words = start_arguments(("a",), "", True, ["--num-cpus=4", "--object-store-memory", "1"])
         assert [word for word in words if word.startswith("--num-cpus")] == ["--num-cpus=4"]
         assert words.count("--object-store-memory") == 1
         assert "--head" in words
-        assert "--num-cpus" not in start_words((), "", True, [])
+        assert "--num-cpus" not in start_arguments((), "", True, [])
 
     @pytest.mark.parametrize(("address", "head"), [("", False), ("a:1", True)])
     def test_it_joins_or_begins(self, address: str, head: bool) -> None:
         with pytest.raises(ConfigError, match="give --address HOST:PORT to join a cluster, or --head"):
-            start_words((), address, head, [])
+            start_arguments((), address, head, [])
 
     def test_two_robots_with_one_name_are_refused(self) -> None:
         assert robot_names("a, b") == ("a", "b")
@@ -141,14 +140,14 @@ class TestNode:
 
     def test_resources_are_said_in_one_way(self) -> None:
         with pytest.raises(ConfigError, match="--robots and --resources exclude each other"):
-            start_words(("a",), "h:1", False, ["--resources={}"])
+            start_arguments(("a",), "h:1", False, ["--resources={}"])
 
     def test_settings_pass_through_the_environment(self) -> None:
         said = NodeSettings("/data", "/keys", "lab", "ros2", "arms/{name}.json")
         assert NodeSettings.of(said.environment()) == said
         assert NodeSettings().environment() == {}
         words = ["--site", "lab", "--robot", "ros2", "--robot-config", "arms/a.json"]
-        assert said.edge_words("a") == words
+        assert said.edge_arguments("a") == words
         assert (said.data_root("/x"), said.key_directory("/x")) == (Path("/data"), Path("/keys"))
         assert NodeSettings().key_directory("/x") == Path("/x/keys")
         assert NodeSettings(data="/d").key_directory("/x") == Path("/d/keys")
@@ -261,7 +260,7 @@ def _turn(backend: RayBackend, clock: Clock, seconds: float = 1.1, times: int = 
     said = []
     for _ in range(times):
         clock.now_s += seconds
-        said += backend.turn()
+        said += backend.poll()
     return said
 
 
@@ -286,7 +285,7 @@ def test_a_robot_is_followed_while_its_node_goes_and_returns(tmp_path: Path, clo
     cluster.says["robot-0"] = _says(host_pid=2, node="arm", pid=8)
     assert _turn(backend, clock) == []
     state = backend.parts["robot-0"]
-    assert (state.running, state.pid, state.starts, state.trouble) == (True, 8, 2, "")
+    assert (state.running, state.pid, state.starts, state.fault) == (True, 8, 2, "")
     assert len(cluster.requests) == 1
 
 

@@ -129,7 +129,7 @@ class Scene:
         for _ in range(max(1, round(30 * seconds))):
             self.clock.advance(self.person.period_ns)
             for teleop in others if self.gone else (self.person, *others):
-                self.over |= not teleop.turn()
+                self.over |= not teleop.step()
             if not gateway:
                 continue
             self.gateway.poll()
@@ -430,7 +430,7 @@ def test_another_gateways_key_is_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(RejectedError, match="its gateway has another key"):
         while time.monotonic() < end:
             server.recv(0.01)
-            person.turn()
+            person.step()
     line.close()
     server.close()
 
