@@ -64,12 +64,9 @@ def edge_processes(options: EdgeOptions) -> EdgeProcesses:
     load_public(options.key_directory, GATEWAY)
     if options.think:
         load_public(options.key_directory, THINKER)
-    left_out = set() if recipe.hosted else {"robot"}
-    left_out |= set() if recipe.think_apart and not options.think else {"thinker"}
-    told = options.arguments()
-    commands = {
-        part: [sys.executable, "-m", "fleet.cli", "edge-part", part, *told] for part in PARTS if part not in left_out
-    }
+    parts = PARTS if recipe.think_apart and not options.think else [part for part in PARTS if part != "thinker"]
+    arguments = options.arguments()
+    commands = {part: [sys.executable, "-m", "fleet.cli", "edge-part", part, *arguments] for part in parts}
     logs = DataDirectory(options.root).logs
     return EdgeProcesses(options.name, commands, logs, THINKING if has_gpu() else frozenset())
 
@@ -122,21 +119,19 @@ def _control(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> N
     clock, patience = MonotonicClock(), recipe.loop.driver
     name, run_directory, operated = options.name, options.run_dir, options.operator
     uplink = StatusKeepalive(record_line(run_directory, recipe.spec, uplink=False), clock)
-    hosted = None
-    if recipe.hosted:
-        hosted = RobotProxy(
-            recipe.spec,
-            run_directory / _HOST,
-            recipe.tasks,
-            call_s=patience.call_s,
-            slow_call_s=patience.reset_s,
-            meanwhile=uplink.beat,
-        )
-    ring = _frames(recipe, run_directory, write=hosted is None)
+    robot = RobotProxy(
+        recipe.spec,
+        run_directory / _HOST,
+        recipe.tasks,
+        call_s=patience.call_s,
+        slow_call_s=patience.reset_s,
+        meanwhile=uplink.beat,
+    )
+    ring = _frames(recipe, run_directory)
     inference = SharedFrameChannel(SharedChannel(run_directory / "inference-control", bind=False, polls=True), ring)
     with supplies.record_flight(recipe, name, data.edge(name) / "flight", operated=operated) as flight:
         loop = supplies.make_control(
-            recipe, name, uplink, inference, clock, operated=operated, robot=hosted, operator=hosted, flight=flight
+            recipe, name, uplink, inference, clock, operated=operated, robot=robot, operator=robot, flight=flight
         )
         run_control(loop, uplink, recipe.tasks, flight, options.site)
     inference.close()
@@ -183,9 +178,9 @@ def _thinker(recipe: Recipe, run_directory: Path) -> None:
     ring.close()
 
 
-def _frames(recipe: Recipe, run_directory: Path, *, write: bool = False) -> FrameRing:
-    """The robot's frames. Whoever has the driver writes them: its host, or control where there is none."""
-    return FrameRing(ring_path(run_directory / _HOST, recipe.spec), recipe.spec, write=write)
+def _frames(recipe: Recipe, run_directory: Path) -> FrameRing:
+    """The robot's frames, to be read; the driver's host writes them."""
+    return FrameRing(ring_path(run_directory / _HOST, recipe.spec), recipe.spec, write=False)
 
 
 def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from fleet.launch.backend import LocalBackend, News, Part, PartState
 from fleet.ray_backend.cluster import Cluster, Gone
 from fleet.ray_backend.host import TOKEN
-from fleet.ray_backend.resources import NEEDS, Discovery, Node, ResourceRequest, Waits, discover, place
+from fleet.ray_backend.resources import NEEDS, Node, ResourceRequest, discover, place
 from wire.errors import storage_error
 from wire.types import Role
 
@@ -64,7 +64,8 @@ class RayBackend:
         self._nodes: dict[str, Node] = {}
         self._probes: dict[str, tuple[Any, float]] = {}
         self._facts: dict[str, tuple[bool, frozenset[str]]] = {}
-        self._found = Discovery({})
+        self._robots: dict[str, str] = {}
+        self._complaints: list[str] = []
         self._news = News()
         self._next_look_s = 0.0
         # What a driver started in some folder may import, its processes elsewhere may, if the folder is there.
@@ -83,7 +84,7 @@ class RayBackend:
 
     def robots(self) -> Mapping[str, str]:
         self._refresh_nodes(time.monotonic())
-        return self._found.robots
+        return self._robots
 
     def start(self, part: Part) -> None:
         if part.role not in NEEDS:
@@ -95,7 +96,7 @@ class RayBackend:
         now_s = time.monotonic()
         said = self._local.poll()
         self._refresh_nodes(now_s)
-        said += [text for text in self._found.complaints if self._news.is_new(text, text)]
+        said += [text for text in self._complaints if self._news.is_new(text, text)]
         self._handle_answers(now_s)
         for name, placed in self._placed.items():
             self._step(placed, now_s)
@@ -135,7 +136,7 @@ class RayBackend:
             return
         self._next_look_s = now_s + _LOOK_EVERY_S
         nodes = self._cluster.nodes()
-        self._found = discover(nodes.values())
+        self._robots, self._complaints = discover(nodes.values())
         for node in nodes.values():
             strong = node.resources.get("CPU", 0.0) >= 1 or node.resources.get("GPU", 0.0) >= 1
             if strong and node.id not in self._facts and node.id not in self._probes and node.id != self._cluster.home:
@@ -176,12 +177,12 @@ class RayBackend:
         part = placed.part
         others = {name: one.request for name, one in self._placed.items() if one.request is not None}
         if part.role != Role.edge and self._probes:
-            found: ResourceRequest | Waits = Waits(f"{part.name} waits until the nodes have said what they have.")
+            found: ResourceRequest | str = f"{part.name} waits until the nodes have said what they have."
         else:
             found = place(part, self._nodes, others)
-        if isinstance(found, Waits):
+        if isinstance(found, str):
             placed.next_s = now_s + _PLACE_EVERY_S
-            placed.state = msgspec.structs.replace(placed.state, running=False, fault=found.why)
+            placed.state = msgspec.structs.replace(placed.state, running=False, fault=found)
             return
         placed.request = found
         placed.actor = self._cluster.start(part, found, str(self._data), self._environment)

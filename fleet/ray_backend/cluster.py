@@ -123,7 +123,7 @@ class PlacedRobot:
 
 def robots(cluster: Cluster, fleet: FleetClient) -> tuple[PlacedRobot, ...]:
     """All robots that a node of `cluster` offers or that the gateway of `fleet` knows, by name."""
-    offered = discover(cluster.nodes().values()).robots
+    offered, _ = discover(cluster.nodes().values())
     known = {state.name: state for state in fleet.robots()}
     names = sorted(offered.keys() | known.keys())
     return tuple(PlacedRobot(name, offered.get(name, ""), known.get(name)) for name in names)

@@ -20,7 +20,6 @@ from fleet.ray_backend.node import NodeSettings, check_keys, robot_names, start_
 from fleet.ray_backend.resources import (
     Node,
     ResourceRequest,
-    Waits,
     discover,
     living,
     place,
@@ -62,14 +61,14 @@ class TestResources:
         assert living(told) == {"1": Node("1", "one", {"CPU": 2.0})}
 
     def test_discovery_names_what_is_wrong(self) -> None:
-        found = discover(
+        robots, complaints = discover(
             [
                 Node("1", "one", {"robot:a": 1.0, "robot:b": 2.0}),
                 Node("2", "two", {"robot:a": 1.0, "robot:bad name": 1.0}),
             ]
         )
-        assert found.robots == {"a": "one", "b": "one"}
-        twice, amount, name = sorted(found.complaints, key=lambda text: "two robots" not in text)
+        assert robots == {"a": "one", "b": "one"}
+        twice, amount, name = sorted(complaints, key=lambda text: "two robots" not in text)
         assert "robot:a is offered by one and by two" in twice
         assert "node one offers 2 of robot:b" in amount
         assert "node two offers robot:bad name" in name
@@ -105,8 +104,8 @@ class TestPlacing:
     def test_where_nobody_has_room_a_part_waits_and_says_for_what(self) -> None:
         full = {"a": ResourceRequest(cpus=1.0, node="h"), "b": ResourceRequest(cpus=1.0, node="h")}
         found = place(TRAINER, _nodes(HOME, BOX), full)
-        assert isinstance(found, Waits)
-        assert "trainer waits for a node that sees the gateway's data directory and has 1 CPU free" in found.why
+        assert isinstance(found, str)
+        assert "trainer waits for a node that sees the gateway's data directory and has 1 CPU free" in found
 
 
 class TestNode:
