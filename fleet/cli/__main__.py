@@ -12,7 +12,7 @@ import typer
 from fleet.cli import buffer, doctor, fleet, policy, teleop
 from fleet.cli.options import command
 from fleet.config import process_options as options
-from fleet.config.overrides import RobotConfig, RobotKind
+from fleet.config.overrides import RobotConfig, RobotKind, unset
 from fleet.launch import builders, robot_builders, supplies
 from fleet.launch.options import UpOptions
 from wire.errors import FleetError
@@ -41,19 +41,14 @@ def up(asked: UpOptions) -> int:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def ray_node(
     context: typer.Context,
-    address: Annotated[
-        str, typer.Option(help="Join the Ray cluster at HOST:PORT.", show_default=False, metavar="HOST:PORT")
-    ] = "",
+    address: Annotated[str, unset("Join the Ray cluster at HOST:PORT.", metavar="HOST:PORT")] = "",
     head: Annotated[bool, typer.Option("--head", help="Begin a cluster instead.")] = False,
-    robots: Annotated[str, typer.Option(help="Names of the robots here, NAME,NAME.", show_default=False)] = "",
+    robots: Annotated[str, unset("Names of the robots here, NAME,NAME.")] = "",
     site: options.Site = "",
     data: Annotated[
-        Path | None,
-        typer.Option(help="Data directory on this node; default: as on the gateway's machine.", show_default=False),
+        Path | None, typer.Option(help="Data directory on this node; default: as on the gateway's machine.")
     ] = None,
-    keys: Annotated[
-        Path | None, typer.Option(help="Key directory on this node; default DATA/keys.", show_default=False)
-    ] = None,
+    keys: Annotated[Path | None, typer.Option(help="Key directory on this node; default DATA/keys.")] = None,
     robot: RobotKind = "",
     robot_config: RobotConfig = "",
 ) -> None:
@@ -105,8 +100,8 @@ def keys(
 @app.command()
 def replay(
     flight: Annotated[Path, typer.Argument(help="A flight file, or a robot's directory of them.")],
-    first: Annotated[int | None, typer.Option("--from", help="First control tick.", show_default=False)] = None,
-    last: Annotated[int | None, typer.Option("--to", help="Last control tick.", show_default=False)] = None,
+    first: Annotated[int | None, typer.Option("--from", help="First control tick.")] = None,
+    last: Annotated[int | None, typer.Option("--to", help="Last control tick.")] = None,
     rerun: Annotated[Path | None, typer.Option(help="Also write a recording for Rerun, FILE.rrd.")] = None,
     table: Annotated[bool, typer.Option("--table", help="Also print the ticks.")] = False,
     session: Annotated[str, typer.Option(help="Which start of the process; default: the newest.")] = "",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wire.errors import ConfigError, storage_error
+from wire.errors import ConfigError, storage_errors
 
 if TYPE_CHECKING:
     from hal.interfaces.robot import Robot
@@ -29,9 +29,7 @@ def doctor(
         float, typer.Option(min=1.0, help="Seconds after which a check means a driver that blocks.")
     ] = 120.0,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the robot moves.")] = False,
-    report: Annotated[
-        Path | None, typer.Option("--json", help="Write the report to this file.", show_default=False)
-    ] = None,
+    report: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
 ) -> None:
     """Examine a connected robot: spec, rates, latency, limits, stop. Exit status 1 when something fails."""
     from rich.console import Console
@@ -65,8 +63,6 @@ def doctor(
     found = examine(make, task, simulated, move, seconds, patience, console)
     show(found, console)
     if report is not None:
-        try:
+        with storage_errors("writing the report", report):
             report.write_text(json.dumps({"robot": robot, **found.as_json()}, indent=2) + "\n")
-        except OSError as error:
-            raise storage_error(error, "writing the report", report) from error
     raise typer.Exit(0 if found.passed else 1)

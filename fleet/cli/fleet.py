@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fleet.cli.options import AsJson, command, echo_json, take_interrupts
+from fleet.config.overrides import unset
 from fleet.config.process_options import ClientOptions
 from wire.errors import ConfigError, RejectedError, WireError
 
@@ -33,10 +34,7 @@ class ConsoleOptions(ClientOptions):
     """Of every command here: which fleet is asked, and by which key."""
 
     recipe: Annotated[str, typer.Option(help="Which fleet, when --data is not given: data/RECIPE.")] = "pixels"
-    gateway: Annotated[
-        str,
-        typer.Option(help="The gateway, tcp://HOST:PORT; default: the one that runs on DATA here.", show_default=False),
-    ] = ""
+    gateway: Annotated[str, unset("The gateway, tcp://HOST:PORT; default: the one that runs on DATA here.")] = ""
     name: Annotated[str, typer.Option(help="Name of the key; it begins with console.")] = "console"
 
     def client(self) -> FleetClient:
@@ -60,15 +58,11 @@ class SubmitOptions(ConsoleOptions):
         int, typer.Option(min=0, help="Done after so many; an evaluation: of each task; 0: never (rollout only).")
     ] = 0
     robots: Annotated[int, typer.Option(min=0, help="On so many robots at once; 0: on all there are.")] = 1
-    task: Annotated[
-        list[str] | None, typer.Option(help="A task; may be given several times; default: all.", show_default=False)
-    ] = None
-    site: Annotated[str, typer.Option(help="Only on robots that stand there.", show_default=False)] = ""
-    robot: Annotated[
-        list[str] | None, typer.Option(help="Only on this robot; may be given several times.", show_default=False)
-    ] = None
+    task: Annotated[list[str] | None, typer.Option(help="A task; may be given several times; default: all.")] = None
+    site: Annotated[str, unset("Only on robots that stand there.")] = ""
+    robot: Annotated[list[str] | None, typer.Option(help="Only on this robot; may be given several times.")] = None
     priority: Annotated[int, typer.Option(min=0, help="0: the usual one of its kind.")] = 0
-    id: Annotated[str, typer.Option(help="Name of the job; default: one is made.", show_default=False)] = ""
+    id: Annotated[str, unset("Name of the job; default: one is made.")] = ""
     as_json: AsJson = False
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fleet.cli.options import AsJson, command, echo_json
-from fleet.config.overrides import PolicyConfig
+from fleet.config.overrides import PolicyConfig, unset
 from fleet.config.process_options import Recipe, Seed, TryPolicyOptions
 
 app = typer.Typer(
@@ -17,9 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Policy = Annotated[
-    str, typer.Option("--policy", help="Which one, KIND:NAME; default: the recipe's own.", show_default=False)
-]
+Policy = Annotated[str, unset("Which one, KIND:NAME; default: the recipe's own.")]
 Recorded = Annotated[Path, typer.Option("--data", help="Data directory of a fleet.")]
 
 
@@ -72,9 +70,7 @@ def tiny(
     chunk: Annotated[int, typer.Option(min=2, help="Actions per chunk.")] = 16,
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="Take the statistics of what this fleet recorded; default: the robot's limits.", show_default=False
-        ),
+        typer.Option(help="Take the statistics of what this fleet recorded; default: the robot's limits."),
     ] = None,
     seed: Seed = 0,
 ) -> None:

@@ -13,6 +13,7 @@ import typer
 
 from fleet.cli.fleet import ConsoleOptions, Robot
 from fleet.cli.options import take_interrupts
+from fleet.config.overrides import unset
 from wire.errors import RobotError
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ class TeleopOptions(ConsoleOptions):
     device: Annotated[str, typer.Option(help="keyboard, gamepad, lerobot, script, or one that a package adds.")] = (
         "keyboard"
     )
-    device_config: Annotated[
-        str, typer.Option(help="The device's configuration: JSON, or a JSON file.", show_default=False)
-    ] = ""
+    device_config: Annotated[str, unset("The device's configuration: JSON, or a JSON file.")] = ""
     name: Annotated[str, typer.Option(help="Name of the key; it begins with teleoperator.")] = "teleoperator"
     hz: Annotated[float, typer.Option(help="Commands a second.")] = 30.0
     armed: Annotated[bool, typer.Option("--armed", help="Let the device drive without Enter being pressed first.")] = (

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 import msgspec
 
 from policies.interface.registry import PolicyChoice, same_network
-from wire.errors import ConfigError, CorruptDataError, DiskFullError, FleetError, storage_error
+from wire.errors import ConfigError, CorruptDataError, DiskFullError, FleetError, storage_error, storage_errors
 
 if TYPE_CHECKING:
     from cloud_learner.buffer.ledger.ledger import Ledger
@@ -145,11 +145,9 @@ class DataDirectory:
         recipe or another policy made.
         """
         with contextlib.ExitStack() as held:
-            try:
+            with storage_errors("opening the data directory", self.root):
                 self.root.mkdir(parents=True, exist_ok=True)
                 lock = held.enter_context((self.root / "lock").open("w"))
-            except OSError as error:
-                raise storage_error(error, "opening the data directory", self.root) from error
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -222,7 +220,7 @@ def _read_note(path: Path, kind: type[Note], what: str, remedy: str) -> Note | N
 def _write_note(path: Path, note: msgspec.Struct | str, what: str, mode: int = 0o666) -> None:
     """Write it whole and for good."""
     text = note.encode() if isinstance(note, str) else msgspec.json.format(msgspec.json.encode(note))
-    try:
+    with storage_errors(what, path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -231,8 +229,6 @@ def _write_note(path: Path, note: msgspec.Struct | str, what: str, mode: int = 0
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
-    except OSError as error:
-        raise storage_error(error, what, path) from error
 
 
 def _named(policy: PolicyChoice | None) -> str:

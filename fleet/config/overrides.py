@@ -20,40 +20,32 @@ from robot_edge.chunking.config import check_strategy
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
+
+def unset(help: str, *names: str, **kept: Any) -> Any:
+    """An option that is '' or 0 unless it is given: its `help` says what happens then."""
+    return typer.Option(*names, help=help, show_default=False, **kept)
+
+
 Strategy = Annotated[
     str,
-    typer.Option(
-        help="How late actions are dealt with: auto (as the checkpoint was trained), sync, naive, aligned, ensemble, "
-        "future_state, rtc_guided, rtc_trained or residual; default: the recipe's.",
-        show_default=False,
+    unset(
+        "How late actions are dealt with: auto (as the checkpoint was trained), sync, naive, aligned, ensemble, "
+        "future_state, rtc_guided, rtc_trained or residual; default: the recipe's."
     ),
 ]
 Delay = Annotated[
+    str, unset("Inject latency in control ticks: 4, random:2-8, or burst:2,12,0.05 (usual, long, share).")
+]
+SpeedUp = Annotated[int, unset("Execute every q-th action; 0: as the recipe says.")]
+RobotKind = Annotated[str, unset("Another driver for the recipe's robot, such as ros2.")]
+RobotConfig = Annotated[str, unset("That driver's configuration: JSON, or a JSON file.")]
+PolicyName = Annotated[
     str,
-    typer.Option(
-        help="Inject latency in control ticks: 4, random:2-8, or burst:2,12,0.05 (usual, long, share).",
-        show_default=False,
+    unset(
+        "Another policy, KIND:NAME: flow:PRESET, lerobot:DIRECTORY or a hub name, tokens:PRESET; default: the recipe's."
     ),
 ]
-SpeedUp = Annotated[int, typer.Option(help="Execute every q-th action; 0: as the recipe says.", show_default=False)]
-RobotKind = Annotated[
-    str, typer.Option(help="Another driver for the recipe's robot, such as ros2.", show_default=False)
-]
-RobotConfig = Annotated[
-    str, typer.Option(help="That driver's configuration: JSON, or a JSON file.", show_default=False)
-]
-PolicyOption = Annotated[
-    str,
-    typer.Option(
-        "--policy",
-        help="Another policy, KIND:NAME: flow:PRESET, lerobot:DIRECTORY or a hub name, tokens:PRESET; default: the "
-        "recipe's.",
-        show_default=False,
-    ),
-]
-PolicyConfig = Annotated[
-    str, typer.Option(help="That policy's configuration: JSON, or a JSON file.", show_default=False)
-]
+PolicyConfig = Annotated[str, unset("That policy's configuration: JSON, or a JSON file.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +57,7 @@ class Overrides:
     speed_up: SpeedUp = 0
     robot: RobotKind = ""
     robot_config: RobotConfig = ""
-    policy: PolicyOption = ""
+    policy: PolicyName = ""
     policy_config: PolicyConfig = ""
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fleet.config.overrides import Overrides
+from fleet.config.overrides import Overrides, unset
 from fleet.config.process_options import (
     NOTHING,
     PORT,
@@ -33,9 +33,7 @@ EVERYWHERE = ("0.0.0.0", "::", "*")
 class UpOptions(ProcessOptions):
     """What the command line asked for."""
 
-    robots: Annotated[
-        int | None, typer.Option(min=1, max=64, help="How many simulated robots; default 3.", show_default=False)
-    ] = None
+    robots: Annotated[int | None, typer.Option(min=1, max=64, help="How many simulated robots; default 3.")] = None
     """None: the usual number, or what the cluster's nodes have"""
     minutes: Annotated[
         float | None, typer.Option(min=0.0, help="Stop after so many minutes of robots at work; default: at Ctrl-C.")
@@ -62,18 +60,8 @@ class UpOptions(ProcessOptions):
     backend: Annotated[
         str, typer.Option(help="Where parts run: local (children of this process) or ray (nodes of a Ray cluster).")
     ] = "local"
-    ray_address: Annotated[
-        str,
-        typer.Option(
-            help="The Ray cluster: auto or HOST:PORT; default: one of this machine alone.", show_default=False
-        ),
-    ] = ""
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Address the gateway listens on; default 127.0.0.1, with Ray this node's.", show_default=False
-        ),
-    ] = ""
+    ray_address: Annotated[str, unset("The Ray cluster: auto or HOST:PORT; default: one of this machine alone.")] = ""
+    host: Annotated[str, unset("Address the gateway listens on; default 127.0.0.1, with Ray this node's.")] = ""
     think_server: Annotated[bool, typer.Option("--think-server", help="Robots think in one think server.")] = False
     overrides: Annotated[Overrides, SIMULATED] = NOTHING
 

@@ -35,7 +35,7 @@ from robot_edge.runtime.forking import (
     start_program,
 )
 from robot_edge.runtime.lifecycle import PARENT
-from wire.errors import storage_error
+from wire.errors import storage_errors
 
 if TYPE_CHECKING:
     # It imports numpy, whose threads would keep the template from forking.
@@ -126,11 +126,9 @@ class Template:
     def _open(self, first: bool = True) -> _TemplateLink:
         names = list(dict.fromkeys(name for needs in self._needs.values() for name in needs))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
+        with storage_errors("starting the parts' template", self._log_file):
             self._log_file.parent.mkdir(parents=True, exist_ok=True)
             output = self._log_file.open("ab")
-        except OSError as error:
-            raise storage_error(error, "starting the parts' template", self._log_file) from error
         with theirs, output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "fleet.launch.template", str(theirs.fileno()), *names, "." * _ROOM],

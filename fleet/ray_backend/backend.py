@@ -17,7 +17,7 @@ from fleet.launch.backend import LocalBackend, News, Part, PartState
 from fleet.ray_backend.cluster import Cluster, Gone
 from fleet.ray_backend.host import TOKEN
 from fleet.ray_backend.resources import NEEDS, Node, ResourceRequest, discover, place
-from wire.errors import storage_error
+from wire.errors import storage_errors
 from wire.types import Role
 
 log = logging.getLogger(__name__)
@@ -72,11 +72,8 @@ class RayBackend:
         paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._environment = {"PYTHONPATH": os.pathsep.join(paths)}
         self._token = secrets.token_hex(16)
-        path = data / TOKEN
-        try:
-            path.write_text(self._token + "\n")
-        except OSError as error:
-            raise storage_error(error, "marking the data directory", path) from error
+        with storage_errors("marking the data directory", data):
+            (data / TOKEN).write_text(self._token + "\n")
 
     @property
     def parts(self) -> Mapping[str, PartState]:

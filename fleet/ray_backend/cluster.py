@@ -17,7 +17,7 @@ from fleet.cli.client import FleetClient
 from fleet.launch.backend import Part
 from fleet.ray_backend.host import RayHost, look
 from fleet.ray_backend.resources import Node, ResourceRequest, discover, living, robot_resource
-from wire.errors import ConfigError, WireError, storage_error
+from wire.errors import ConfigError, WireError, storage_errors
 from wire.messages.fleet import RobotState
 
 log = logging.getLogger(__name__)
@@ -162,11 +162,9 @@ def connected(address: str, robots: Sequence[str], log_file: Path) -> Iterator[C
         ) from error
     with contextlib.ExitStack() as held:
         held.callback(ray.shutdown)
-        try:
+        with storage_errors("writing Ray's messages", log_file):
             log_file.parent.mkdir(parents=True, exist_ok=True)
             output = held.enter_context(log_file.open("a", buffering=1))
-        except OSError as error:
-            raise storage_error(error, "writing Ray's messages", log_file) from error
         # Ray prints messages of its nodes wherever the driver's output goes, into the middle of a live table.
         held.enter_context(contextlib.redirect_stdout(output))
         yield Cluster(ray)

@@ -19,7 +19,7 @@ from fleet.config.recipes import get_recipe
 from fleet.launch.builders import limit_threads
 from policies.conformance.check import example_observation
 from policies.interface.policy import NormalizationData
-from wire.errors import ConfigError, CorruptDataError, FleetError, PolicyError, storage_error
+from wire.errors import ConfigError, CorruptDataError, FleetError, PolicyError, storage_errors
 
 
 def tuned(recipe: str, policy: str, policy_config: str) -> Recipe:
@@ -152,10 +152,8 @@ def published(root: Path, version: int) -> tuple[int, bytes]:
         if row is None:
             raise ConfigError(f"--version {number}: {root} has versions up to {newest.version.number}.")
     path = data.weights / row.path
-    try:
+    with storage_errors(f"reading version {number}", path):
         weights = path.read_bytes()
-    except OSError as error:
-        raise storage_error(error, f"reading version {number}", path) from error
     if hashlib.sha256(weights).hexdigest() != row.version.sha256:
         raise CorruptDataError(f"{path} is not what was published as version {number}. Take another version.")
     return number, weights

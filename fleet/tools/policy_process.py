@@ -15,7 +15,7 @@ from fleet.config.data_directory import DataDirectory
 from fleet.config.overrides import Overrides
 from fleet.config.process_options import TryPolicyOptions
 from robot_edge.runtime.forking import start_program
-from wire.errors import PolicyError, storage_error
+from wire.errors import PolicyError, storage_errors
 
 _OURS = "vla-fleet: "
 
@@ -42,23 +42,19 @@ def build_policy(kind: str, data: DataDirectory, recipe: str, seed: int, stopped
     argv = ["tiny", kind, str(half), "--recipe", recipe, "--seed", str(seed), "--data", str(data.root)]
     if not _run(argv, f"tiny {kind}", stopped, data.logs / "policy.log"):
         return
-    try:
+    with storage_errors("building the policy", data.policy):
         half.rename(data.policy)
-    except OSError as error:
-        raise storage_error(error, "building the policy", data.policy) from error
 
 
 def _run(argv: list[str], policy: str, stopped: Callable[[], object], log_file: Path | None = None) -> bool:
     """Run `vla-fleet policy ARGV` to its end; False when it was `stopped`, which is asked meanwhile, before that."""
     with contextlib.ExitStack() as held:
-        try:
+        with storage_errors(f"making policy {policy}", log_file):
             if log_file is not None:
                 log_file.parent.mkdir(parents=True, exist_ok=True)
                 said = held.enter_context(log_file.open("w+b"))
             else:
                 said = held.enter_context(tempfile.TemporaryFile())
-        except OSError as error:
-            raise storage_error(error, f"making policy {policy}", log_file) from error
         command = [sys.executable, "-m", "fleet.cli", "policy", *argv]
         niceness = os.getpriority(os.PRIO_PROCESS, 0)
         process = start_program(command, {**os.environ, "OMP_NUM_THREADS": "1"}, said.fileno(), niceness)

@@ -16,17 +16,14 @@ from policies.tokens.read_tokenizer import read_tokenizer
 from policies.tokens.residual_vq import ResidualVQ
 from policies.tokens.tokenizer import ActionTokenizer
 from policies.tokens.tokenizer import report as measured
-from wire.errors import ConfigError, InvalidDataError, storage_error, suggest
+from wire.errors import ConfigError, InvalidDataError, storage_errors, suggest
 from wire.types import RobotSpec
 
 _RESTS = 0.02
 """a dimension that used less of the robot's range than this share is taken to rest"""
 
 
-_KINDS: dict[str, tuple[Any, Any]] = {
-    "fast": (FastTokenizer, FastConfig),
-    "residual_vq": (ResidualVQ, ResidualVQConfig),
-}
+_KINDS: dict[str, Any] = {"fast": (FastTokenizer, FastConfig), "residual_vq": (ResidualVQ, ResidualVQConfig)}
 """tokeniser and its configuration"""
 
 
@@ -54,18 +51,16 @@ def fitted(kind: str, chunks: np.ndarray, spec: RobotSpec, error: float) -> Acti
 
 def write(tokenizer: ActionTokenizer, path: Path) -> None:
     """Raises `StorageError`."""
-    try:
+    with storage_errors("writing the tokeniser", path):
         path.write_bytes(tokenizer.to_bytes())
-    except OSError as error:
-        raise storage_error(error, "writing the tokeniser", path) from error
 
 
 def read(path: Path) -> ActionTokenizer:
     """Raises `StorageError` or `InvalidDataError` that names the file."""
+    with storage_errors("reading the tokeniser", path):
+        data = path.read_bytes()
     try:
-        return read_tokenizer(path.read_bytes())
-    except OSError as error:
-        raise storage_error(error, "reading the tokeniser", path) from error
+        return read_tokenizer(data)
     except InvalidDataError as error:
         raise InvalidDataError(f"{path}: {error}") from error
 

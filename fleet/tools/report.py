@@ -20,7 +20,7 @@ from fleet.config.machine import describe_machine
 from fleet.config.recipe import Recipe
 from fleet.launch.process_specs import AFTER, BEFORE, minute_label
 from robot_edge.runtime.rejection_log import read_refusal
-from wire.errors import storage_error
+from wire.errors import storage_errors
 from wire.messages.gateway import ACTORS
 
 QUARTERS = 4
@@ -49,12 +49,12 @@ class RunCounters:
 def write_report(path: Path, report: dict[str, Any]) -> None:
     """Write it to `path`, whole. Raises `StorageError`."""
     temporary = path.with_suffix(".tmp")
-    try:
-        temporary.write_text(json.dumps(report, indent=2) + "\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise storage_error(error, "writing the report", path) from error
+    with storage_errors("writing the report", path):
+        try:
+            temporary.write_text(json.dumps(report, indent=2) + "\n")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def make_report(
