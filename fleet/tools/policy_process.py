@@ -69,7 +69,8 @@ def _run(argv: list[str], policy: str, stopped: Callable[[], object], log_file: 
         if status == 0:
             return True
         said.seek(0)
-        raise PolicyError(_last_word(said.read().decode(errors="replace"), status, policy))
+        where = "" if log_file is None else f" (see {log_file})"
+        raise PolicyError(_last_word(said.read().decode(errors="replace"), status, policy) + where)
 
 
 def _last_word(text: str, status: int, policy: str) -> str:
