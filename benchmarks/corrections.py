@@ -4,7 +4,7 @@
 - `offline`: no robot acts; the operator gives the same number of expert steps as whole demonstrations instead.
 - `no corrections`: the first demonstrations only.
 
-Everything runs in simulated time in one thread per seed (`fleet.evaluation.in_process_fleet`), so the arms differ in
+Everything runs in simulated time in one thread per seed (`benchmarks.common.in_process_fleet`), so the arms differ in
 nothing but their data. Seeds run beside each other, one process for each core.
 """
 
@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.in_process_fleet import InProcessFleet, success
 from benchmarks.common.table import Goal, Result, interval, require_simulation, run
 from fleet.config.recipes import get_recipe
-from fleet.evaluation.in_process_fleet import InProcessFleet, success
 
 HELD_OUT = 3_000_000
 ARMS = ("online", "offline", "no corrections")

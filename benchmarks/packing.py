@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.common.cpu import Others
+from benchmarks.common.in_process_fleet import InProcessFleet, success
 from benchmarks.common.table import Goal, Result, interval, require_simulation, run
 from cloud_learner.algorithms import hg_dagger
 from cloud_learner.algorithms.hg_dagger import HGDagger
@@ -41,7 +42,6 @@ from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.sampling.target import imitation
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import PIXEL_TASKS, get_recipe
-from fleet.evaluation.in_process_fleet import InProcessFleet, success
 from hal.drivers.metaworld.dynamics import metaworld_motion
 
 if TYPE_CHECKING:

@@ -23,9 +23,10 @@ Each message names the thing, the place and the way out.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class FleetError(Exception):
@@ -109,3 +110,12 @@ def storage_error(error: OSError, what: str, where: object) -> StorageError:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return NotWritableError(f"{what}: {where} may not be written. Fix its permissions or choose another --data.")
     return StorageError(f"{what}: {where}: {error.strerror or error}.")
+
+
+@contextlib.contextmanager
+def storage_errors(what: str, where: object) -> Iterator[None]:
+    """Raises the `StorageError` of what is raised inside when that is an `OSError`."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, what, where) from error

@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.common.machine import commit
 from benchmarks.common.table import Goal, Result, end_in_order, require_simulation, run
 from benchmarks.edge_cost import counting
-from fleet.launch.backend import free_port
+from fleet.launch.options import free_port
 
 PARTS = ("robot", "control", "inference", "uplink")
 SIMULATED = ("physics", "drawing", "operator")
@@ -207,7 +207,7 @@ def measure(checkouts: dict[str, Path], seconds: float, rounds: int) -> Result:
     commits = {name: commit(path) for name, path in checkouts.items()}
     for _ in range(rounds):
         for name, checkout in checkouts.items():
-            found[name].append(fleet_cost(checkout, seconds, free_port("127.0.0.1")))
+            found[name].append(fleet_cost(checkout, seconds, free_port(0, "127.0.0.1")))
     means = {name: mean(costs) for name, costs in found.items()}
     columns = {name: each.rows() for name, each in means.items()}
     rows: list[dict[str, Any]] = []

@@ -16,7 +16,7 @@ from benchmarks.edge_latency.arm import CONTROL_HZ, TASK, ArmRecord
 from benchmarks.edge_latency.children import ChildFailedError, Children
 from benchmarks.edge_latency.ours import UplinkStandIn
 from benchmarks.edge_latency.vla import CHUNK
-from fleet.launch.backend import free_port
+from fleet.launch.options import free_port
 
 START_S = 240.0
 """how long a process may take to load its policy on a busy machine"""
@@ -53,7 +53,7 @@ def run_sync(place: Path, model: Path, seconds: float, moving: Moving) -> ArmRec
 
 def run_lerobot(place: Path, model: Path, seconds: float, moving: Moving, settings: LeRobotSettings) -> ArmRecord:
     """`policy_server` and `robot_client`, ended with Ctrl-C as a user ends them."""
-    record, address = place / "record.npz", ("127.0.0.1", free_port("127.0.0.1"))
+    record, address = place / "record.npz", ("127.0.0.1", free_port(0, "127.0.0.1"))
     with Children(place) as children:
         server = children.start(
             "server",

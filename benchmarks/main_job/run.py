@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.processes import ProcessTree
-from fleet.launch.backend import free_port
+from fleet.launch.options import free_port
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LOOK_EVERY_S, _WEIGH_EVERY_S = 1.0, 20.0
@@ -45,7 +45,7 @@ def run_once(wanted: MainJobOptions, seed: int) -> dict[str, Any]:
     was said last when the run fails.
     """
     with tempfile.TemporaryDirectory(prefix="vla-fleet-main-job-") as name:
-        folder, port = Path(name), free_port("127.0.0.1")
+        folder, port = Path(name), free_port(0, "127.0.0.1")
         command = [
             sys.executable,
             "-m",

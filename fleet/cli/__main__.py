@@ -9,7 +9,12 @@ from typing import Annotated
 
 import typer
 
-from fleet.cli import buffer, doctor, fleet, parts, policy, teleop, up
+from fleet.cli import buffer, doctor, fleet, policy, teleop
+from fleet.cli.options import command
+from fleet.config import process_options as options
+from fleet.config.overrides import RobotConfig, RobotKind, unset
+from fleet.launch import builders, robot_builders, supplies
+from fleet.launch.options import UpOptions
 from wire.errors import FleetError
 
 app = typer.Typer(
@@ -21,9 +26,42 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-up.add_commands(app)
 app.add_typer(buffer.app)
 app.add_typer(policy.app)
+
+
+@command(app, UpOptions)
+def up(asked: UpOptions) -> int:
+    """Run the whole loop: gateway, trainer, evaluator and robots, on this machine or on a Ray cluster."""
+    from fleet.launch.up import Up
+
+    return Up(asked).run()
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def ray_node(
+    context: typer.Context,
+    address: Annotated[str, unset("Join the Ray cluster at HOST:PORT.", metavar="HOST:PORT")] = "",
+    head: Annotated[bool, typer.Option("--head", help="Begin a cluster instead.")] = False,
+    robots: Annotated[str, unset("Names of the robots here, NAME,NAME.")] = "",
+    site: options.Site = "",
+    data: Annotated[
+        Path | None, typer.Option(help="Data directory on this node; default: as on the gateway's machine.")
+    ] = None,
+    keys: Annotated[Path | None, typer.Option(help="Key directory on this node; default DATA/keys.")] = None,
+    robot: RobotKind = "",
+    robot_config: RobotConfig = "",
+) -> None:
+    """Make this computer a node of a Ray cluster that runs a fleet: it offers its robots.
+
+    Every other option goes to `ray start`; with --robots its --num-cpus is 0 unless given. In --robot-config {name}
+    stands for the robot's name.
+    """
+    from fleet.ray_backend.node import NodeSettings, robot_names, run_node
+
+    data_root, key_root = (str(path.resolve()) if path is not None else "" for path in (data, keys))
+    settings = NodeSettings(data_root, key_root, site, robot, robot_config)
+    run_node(robot_names(robots), address, head, settings, context.args)
 
 
 @app.command()
@@ -62,20 +100,29 @@ def keys(
 @app.command()
 def replay(
     flight: Annotated[Path, typer.Argument(help="A flight file, or a robot's directory of them.")],
-    first: Annotated[int | None, typer.Option("--from", help="First control tick.", show_default=False)] = None,
-    last: Annotated[int | None, typer.Option("--to", help="Last control tick.", show_default=False)] = None,
+    first: Annotated[int | None, typer.Option("--from", help="First control tick.")] = None,
+    last: Annotated[int | None, typer.Option("--to", help="Last control tick.")] = None,
     rerun: Annotated[Path | None, typer.Option(help="Also write a recording for Rerun, FILE.rrd.")] = None,
     table: Annotated[bool, typer.Option("--table", help="Also print the ticks.")] = False,
     session: Annotated[str, typer.Option(help="Which start of the process; default: the newest.")] = "",
 ) -> None:
     """Decide a recorded stretch again, tick by tick; exit status 1 when anything comes out otherwise."""
-    from fleet.cli.flight import replay as replay_flight
+    from robot_edge.flight_recorder.command import replay_command
 
-    raise typer.Exit(replay_flight(flight, first, last, rerun, table, session))
+    raise typer.Exit(replay_command(flight, supplies.rebuild_control, first, last, rerun, table, session))
 
 
-for commands in (parts, doctor, fleet, teleop):
-    commands.add_commands(app)
+# One process of a fleet each; `up` starts all of them.
+command(app, options.GatewayOptions, "gateway")(builders.run_gateway)
+command(app, options.TrainerOptions, "trainer")(builders.run_trainer)
+command(app, options.EvaluatorOptions, "evaluator")(builders.run_evaluator)
+command(app, options.DemonstratorOptions, "demonstrate")(builders.run_demonstrator)
+command(app, options.ThinkServerOptions, "think-server")(builders.run_think_server)
+command(app, options.EdgeOptions, "edge")(robot_builders.run_robot)
+command(app, options.EdgePartOptions, "edge-part", hidden=True)(robot_builders.run_edge_part)
+app.command()(doctor.doctor)
+fleet.add_commands(app)
+command(app, teleop.TeleopOptions, log=False)(teleop.teleop)
 
 
 def main() -> None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
+from fleet.cli.options import AsJson, echo_json
 from fleet.config.data_directory import DataDirectory
 from wire.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     from cloud_learner.buffer.ledger.ledger import Ledger
     from cloud_learner.buffer.lerobot.selection import LeftOut, TransferProgress
-    from cloud_learner.buffer.store.store import SegmentStore
     from wire.types import RobotSpec
 
 app = typer.Typer(
@@ -34,13 +33,13 @@ _TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @app.command()
-def stats(data: Data = _DATA, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+def stats(data: Data = _DATA, as_json: AsJson = False) -> None:
     """What is stored: by task, source and outcome; bytes, shards, versions."""
     from cloud_learner.buffer.maintenance.stats import collect, render
 
-    with _reader(data) as (ledger, store):
+    with DataDirectory(data).open_buffer() as (ledger, store):
         found = collect(ledger, store)
-    typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode() if as_json else render(found))
+    echo_json(found) if as_json else typer.echo(render(found))
 
 
 @app.command()
@@ -52,7 +51,7 @@ def verify(
     import cloud_learner.buffer.maintenance.maintenance as upkeep
 
     damaged = 0
-    with _opened(data, write=repair) as (ledger, store):
+    with DataDirectory(data).open_buffer(write=repair) as (ledger, store):
         for finding in upkeep.verify(store, ledger, repair=repair):
             damaged += finding.damage
             typer.echo(f"{'DAMAGED' if finding.damage else 'note'}: {finding.text}")
@@ -87,7 +86,7 @@ def prune(
     )
     if retention.max_bytes is None and retention.max_age_s is None and not retention.drop_outcomes:
         raise ConfigError("nothing to forget by: give --max-size, --max-age or --drop-outcome.")
-    with _opened(data, write=not dry_run) as (ledger, store):
+    with DataDirectory(data).open_buffer(write=not dry_run) as (ledger, store):
         pruned = upkeep.prune(ledger, retention, time.time_ns(), dry_run=dry_run)
         if not dry_run:
             upkeep.drop_dead(store, ledger)
@@ -100,7 +99,7 @@ def compact(data: Data = _DATA) -> None:
     """Seal what is ripe, rewrite half-empty shards, and give the space of forgotten episodes back."""
     import cloud_learner.buffer.maintenance.maintenance as upkeep
 
-    with _opened(data, write=True) as (ledger, store):
+    with DataDirectory(data).open_buffer(write=True) as (ledger, store):
         done = upkeep.compact(store, ledger, time.monotonic_ns())
     typer.echo(f"{done.read_shards} shards became {done.written_shards}; {done.freed_bytes / 1e6:.1f} MB given back.")
 
@@ -114,7 +113,7 @@ def tail(
     """Show segments as they are stored."""
     from cloud_learner.buffer.maintenance.stats import tail_line
 
-    with _reader(data) as (ledger, _store):
+    with DataDirectory(data).open_buffer() as (ledger, _store):
         row = ledger.row_before(lines)
         with contextlib.suppress(KeyboardInterrupt):
             while True:
@@ -136,7 +135,7 @@ def lineage(
     """Which episodes trained a version, or which versions have seen an episode; one per line."""
     if bool(version) == bool(episode):
         raise ConfigError("give either --version NUMBER or --episode ID.")
-    with _reader(data) as (ledger, _store):
+    with DataDirectory(data).open_buffer() as (ledger, _store):
         if version:
             if ledger.version(version) is None:
                 raise ConfigError(f"there is no policy version {version} in {data}.")
@@ -166,14 +165,10 @@ def export_lerobot(
     from cloud_learner.buffer.lerobot.exporter import export
     from cloud_learner.buffer.lerobot.selection import Selection
 
-    chosen = Selection(tasks=tuple(task or ()), actors=tuple(actor or ()), newest=newest)
-    if source:
-        chosen = msgspec.structs.replace(chosen, sources=tuple(source))
-    if outcome:
-        chosen = msgspec.structs.replace(chosen, outcomes=tuple(outcome))
-    instructions = _instructions(recipe)
+    given = {"tasks": task, "sources": source, "outcomes": outcome, "actors": actor}
+    chosen = Selection(newest=newest, **{name: tuple(only) for name, only in given.items() if only})
     rate: int | str = int(fps) if fps.isdecimal() and fps.isascii() else fps
-    with _reader(data) as (ledger, store):
+    with DataDirectory(data).open_buffer() as (ledger, store):
         robot = _only_spec(ledger, spec)
         done = export(
             ledger,
@@ -181,7 +176,7 @@ def export_lerobot(
             robot,
             out,
             selection=chosen,
-            instructions=instructions,
+            instructions=_instructions(recipe),
             fps=rate,
             video=video,
             progress=_progress,
@@ -224,7 +219,7 @@ def import_lerobot(
         tasks=tasks,
     )
     data.mkdir(parents=True, exist_ok=True)
-    with _opened(data, write=True, create=True) as (ledger, store):
+    with DataDirectory(data).open_buffer(write=True, create=True) as (ledger, store):
         done = import_into(ledger, store, root, mapping, skip_broken=skip_broken, progress=_progress)
     _finish_progress(done.left_out)
     typer.echo(f"{done.episodes} episodes, {done.steps} steps stored as robot '{done.robot}'; {done.known} were known.")
@@ -240,11 +235,10 @@ def export_episode(
     """Write one episode as a file that the robot `replay` shows again."""
     from cloud_learner.buffer.export_episode import export_episode as export
 
-    instructions = _instructions(recipe)
-    with _reader(data) as (ledger, store):
+    with DataDirectory(data).open_buffer() as (ledger, store):
         row = ledger.episode(episode)
-        words = instructions.get(row.task, "") if row is not None else ""
-        done = export(ledger, store, episode, file, words)
+        sentence = _instructions(recipe).get(row.task, "") if row is not None else ""
+        done = export(ledger, store, episode, file, sentence)
     ended = f"ended with {done.outcome}" if done.outcome else "not ended"
     typer.echo(f"{done.path}: {done.steps} steps, {done.frames} pictures, {done.bytes / 1e6:.1f} MB, {ended}.")
 
@@ -285,26 +279,6 @@ def _factor(text: str) -> float:
         return float(text)
     except ValueError as error:
         raise ConfigError(f"--scale ...={text}: give a number.") from error
-
-
-@contextlib.contextmanager
-def _opened(data: Path, *, write: bool, create: bool = False) -> Iterator[tuple[Ledger, SegmentStore]]:
-    directory = DataDirectory(data)
-    if not data.is_dir():
-        raise ConfigError(f"there is no data directory {data}. Choose another --data; `up` makes one.")
-    place = directory.buffer
-    if not (create or place.exists()):
-        raise ConfigError(f"there is no buffer in {data}. Choose another --data; `up` and `import-lerobot` make one.")
-    ledger, store = place.open_writer() if write else place.open_reader()
-    try:
-        yield ledger, store
-    finally:
-        store.close()
-        ledger.close()
-
-
-def _reader(data: Path) -> contextlib.AbstractContextManager[tuple[Ledger, SegmentStore]]:
-    return _opened(data, write=False)
 
 
 def _only_spec(ledger: Ledger, wanted: str) -> RobotSpec:

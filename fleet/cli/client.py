@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from wire.clock import clock_name
-from wire.errors import ConfigError, RejectedError, WireError, storage_error
+from wire.errors import ConfigError, RejectedError, WireError
 from wire.messages import Message
 from wire.messages.fleet import (
     AcquireLease,
@@ -35,33 +34,10 @@ from wire.messages.gateway import Hello, HelloAck, ReintroduceRequest, Rejection
 from wire.transport.channel import PEER_SUFFIX, Channel
 from wire.transport.keys import GATEWAY, load_pair, load_public
 from wire.transport.zmq_channel import ZmqClient, wait_any
-from wire.types import CALLERS, Lease, RobotSpec
+from wire.types import CALLERS, Lease
 
 ANSWER_S = 10.0
-USUAL_GATEWAY = "tcp://127.0.0.1:5760"
-_ADDRESS_FILE = "gateway.address"
 _HELLO_EVERY_S = 0.5
-_KEPT = 1000
-
-
-def note_gateway(root: Path, address: str) -> None:
-    """Note where the gateway on the data directory `root` listens, for commands on this machine. Raises
-    `StorageError`."""
-    path = root / _ADDRESS_FILE
-    try:
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(address + "\n")
-        temporary.rename(path)
-    except OSError as error:
-        raise storage_error(error, "noting the gateway's address", path) from error
-
-
-def gateway_of(root: Path) -> str:
-    """Where the gateway on `root` listens or last listened; the usual address when nobody noted it."""
-    try:
-        return (root / _ADDRESS_FILE).read_text().strip() or USUAL_GATEWAY
-    except OSError:
-        return USUAL_GATEWAY
 
 
 class FleetClient:
@@ -90,12 +66,10 @@ class FleetClient:
         if channel is None and keys is None:
             raise ConfigError(f"FleetClient '{name}': give the key directory, or a channel.")
         self.name, self.role = name, role
-        self.heard: deque[Message] = deque(maxlen=_KEPT)
-        """what came and was no answer, oldest first: statuses of robots that are held, among others"""
         self._gateway = gateway
         self._keys = keys
         self._answer_s = answer_s
-        self._line = channel
+        self._connection = channel
         self._own = channel is None
         self._call = secrets.randbits(40)
         self._preempted: list[Preempted] = []
@@ -109,10 +83,10 @@ class FleetClient:
 
     def connect(self) -> None:
         """Introduce ourselves and wait for the gateway's welcome."""
-        if self._line is None:
+        if self._connection is None:
             assert self._keys is not None
             pair = load_pair(self._keys, self.name)
-            self._line = ZmqClient(self._gateway, self.name, pair, load_public(self._keys, GATEWAY))
+            self._connection = ZmqClient(self._gateway, self.name, pair, load_public(self._keys, GATEWAY))
         try:
             self._introduce(time.monotonic() + self._answer_s)
         except BaseException:
@@ -121,9 +95,9 @@ class FleetClient:
 
     def close(self) -> None:
         """Give the line up. Leases that are held run out by themselves."""
-        if self._line is not None and self._own:
-            self._line.close()
-            self._line = None
+        if self._connection is not None and self._own:
+            self._connection.close()
+            self._connection = None
 
     # --- what there is --------------------------------------------------------------------------------------------
 
@@ -135,12 +109,8 @@ class FleetClient:
         """All open jobs and those that ended lately, in the order they were submitted."""
         return self._ask(ListFleet).jobs
 
-    def specs(self) -> dict[str, RobotSpec]:
-        """The robots' specs, by spec hash."""
-        return self._ask(ListFleet).specs
-
     def fleet(self) -> Response:
-        """Robots, jobs and specs of one moment."""
+        """Robots, jobs and the robots' specs, by spec hash, of one moment."""
         return self._ask(ListFleet)
 
     # --- work -----------------------------------------------------------------------------------------------------
@@ -185,7 +155,7 @@ class FleetClient:
         """Take in what came; waits up to `timeout_s` for the first of it."""
         message = self._recv(timeout_s)
         while message is not None:
-            self._take(message)
+            self._handle_message(message)
             message = self._channel().recv()
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -208,7 +178,7 @@ class FleetClient:
                     raise RejectedError(heard.refused)
                 return heard
             elif heard is not None:
-                self._take(heard)
+                self._handle_message(heard)
         raise WireError(f"the gateway at {self._gateway} did not answer {type(message).__name__}: see its log.")
 
     def _introduce(self, deadline_s: float) -> None:
@@ -225,7 +195,7 @@ class FleetClient:
             if isinstance(heard, Rejection):
                 raise RejectedError(heard.reason)
             if heard is not None and not isinstance(heard, ReintroduceRequest):
-                self._take(heard)
+                self._handle_message(heard)
             if reason := getattr(self._channel(), "refusal", ""):
                 raise RejectedError(reason)
         raise WireError(
@@ -239,16 +209,14 @@ class FleetClient:
             wait_any([channel], timeout_s)
         return channel.recv()
 
-    def _take(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         if isinstance(message, Preempted):
             self._preempted.append(message)
-        elif not isinstance(message, HelloAck):
-            self.heard.append(message)
 
     def _channel(self) -> Channel:
-        if self._line is None:
+        if self._connection is None:
             raise WireError(f"the line of '{self.name}' to {self._gateway} is not open: use `with`, or `connect`.")
-        return self._line
+        return self._connection
 
     @staticmethod
     def _leased(answer: Response) -> Lease:

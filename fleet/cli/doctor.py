@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wire.errors import ConfigError, storage_error
+from wire.errors import ConfigError, storage_errors
 
 if TYPE_CHECKING:
-    from fleet.tools.doctor import Visit
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Add it to `app`."""
-    app.command()(doctor)
+    from hal.interfaces.robot import Robot
 
 
 def doctor(
@@ -35,51 +29,21 @@ def doctor(
         float, typer.Option(min=1.0, help="Seconds after which a check means a driver that blocks.")
     ] = 120.0,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the robot moves.")] = False,
-    report: Annotated[
-        Path | None, typer.Option("--json", help="Write the report to this file.", show_default=False)
-    ] = None,
+    report: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
 ) -> None:
     """Examine a connected robot: spec, rates, latency, limits, stop. Exit status 1 when something fails."""
     from rich.console import Console
 
-    from fleet.tools import doctor as surgery
+    from fleet.config.overrides import read_json
+    from fleet.config.recipes import get_recipe
+    from fleet.tools.doctor import default_task, examine, show, show_computer
+    from hal.registry import make_robot, read_config
 
     console = Console()
     if not (robot or recipe):
-        surgery.show_computer(surgery.computer(Path("data")), console)
+        show_computer(Path("data"), console)
         console.print("Examine a robot with: vla-fleet doctor --robot NAME [--robot-config FILE]")
         return
-    visit = _visit(robot, robot_config, recipe, task, simulated, move, seconds, patience)
-    visit = surgery.prepared(visit)
-    if move and not simulated and not yes:
-        if not sys.stdin.isatty():
-            raise ConfigError(f"robot '{visit.robot}' will move: clear its workspace, then say --yes (or --no-move).")
-        typer.confirm(f"'{visit.robot}' will reset and move by 5 % of its limits. Is its workspace clear?", abort=True)
-
-    def give_up(reason: str) -> None:
-        # The driver sits in a call that does not return: no tidy end is possible.
-        sys.stderr.write(f"vla-fleet: {reason}\n")
-        sys.stderr.flush()
-        os._exit(1)
-
-    found = surgery.examine(visit, lambda name: console.print(f"[dim]{name} …[/dim]", highlight=False), give_up)
-    surgery.show(found, console)
-    if report is not None:
-        try:
-            report.write_text(json.dumps({"robot": visit.robot, **found.as_json()}, indent=2) + "\n")
-        except OSError as error:
-            raise storage_error(error, "writing the report", report) from error
-    raise typer.Exit(0 if found.passed else 1)
-
-
-def _visit(
-    robot: str, robot_config: str, recipe: str, task: str, simulated: bool, move: bool, seconds: float, patience: float
-) -> Visit:
-    from fleet.config.overrides import read_json
-    from fleet.config.recipes import get_recipe
-    from fleet.tools import doctor as surgery
-    from hal.registry import read_config
-
     config = None
     if recipe:
         made = get_recipe(recipe)
@@ -87,4 +51,18 @@ def _visit(
         config = made.robot_config if robot == made.robot else None
     if robot_config:
         config = read_config(robot, read_json(robot_config))
-    return surgery.Visit(robot, config, task, 0, seconds, simulated, move, patience)
+
+    def make() -> Robot:
+        return make_robot(robot, config)
+
+    task = task or default_task(make())
+    if move and not simulated and not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError(f"robot '{robot}' will move: clear its workspace, then say --yes (or --no-move).")
+        typer.confirm(f"'{robot}' will reset and move by 5 % of its limits. Is its workspace clear?", abort=True)
+    found = examine(make, task, simulated, move, seconds, patience, console)
+    show(found, console)
+    if report is not None:
+        with storage_errors("writing the report", report):
+            report.write_text(json.dumps({"robot": robot, **found.as_json()}, indent=2) + "\n")
+    raise typer.Exit(0 if found.passed else 1)

@@ -6,18 +6,17 @@ They speak to a running gateway with the key `console`, from its own machine or 
 from __future__ import annotations
 
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
-from fleet.cli.options import command
-from fleet.config.process_options import Keys, ProcessOptions
+from fleet.cli.options import AsJson, command, echo_json, take_interrupts
+from fleet.config.overrides import unset
+from fleet.config.process_options import ClientOptions
 from wire.errors import ConfigError, RejectedError, WireError
 
 if TYPE_CHECKING:
@@ -27,27 +26,23 @@ if TYPE_CHECKING:
     from wire.messages.fleet import JobRequest, JobState, RobotState
     from wire.types import Lease
 
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 Robot = Annotated[str, typer.Argument(help="Name of the robot.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConsoleOptions(ProcessOptions):
+class ConsoleOptions(ClientOptions):
     """Of every command here: which fleet is asked, and by which key."""
 
     recipe: Annotated[str, typer.Option(help="Which fleet, when --data is not given: data/RECIPE.")] = "pixels"
-    gateway: Annotated[
-        str,
-        typer.Option(help="The gateway, tcp://HOST:PORT; default: the one that runs on DATA here.", show_default=False),
-    ] = ""
-    keys: Keys = None
+    gateway: Annotated[str, unset("The gateway, tcp://HOST:PORT; default: the one that runs on DATA here.")] = ""
     name: Annotated[str, typer.Option(help="Name of the key; it begins with console.")] = "console"
 
     def client(self) -> FleetClient:
         """A connection to the gateway. Raises `ConfigError` or `WireError`."""
-        from fleet.cli.client import FleetClient, gateway_of
+        from fleet.cli.client import FleetClient
+        from fleet.config.data_directory import DataDirectory
 
-        return FleetClient(self.gateway or gateway_of(self.root), self.keys or self.root / "keys", self.name)
+        return FleetClient(self.gateway or DataDirectory(self.root).gateway, self.key_directory, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +58,11 @@ class SubmitOptions(ConsoleOptions):
         int, typer.Option(min=0, help="Done after so many; an evaluation: of each task; 0: never (rollout only).")
     ] = 0
     robots: Annotated[int, typer.Option(min=0, help="On so many robots at once; 0: on all there are.")] = 1
-    task: Annotated[
-        list[str] | None, typer.Option(help="A task; may be given several times; default: all.", show_default=False)
-    ] = None
-    site: Annotated[str, typer.Option(help="Only on robots that stand there.", show_default=False)] = ""
-    robot: Annotated[
-        list[str] | None, typer.Option(help="Only on this robot; may be given several times.", show_default=False)
-    ] = None
+    task: Annotated[list[str] | None, typer.Option(help="A task; may be given several times; default: all.")] = None
+    site: Annotated[str, unset("Only on robots that stand there.")] = ""
+    robot: Annotated[list[str] | None, typer.Option(help="Only on this robot; may be given several times.")] = None
     priority: Annotated[int, typer.Option(min=0, help="0: the usual one of its kind.")] = 0
-    id: Annotated[str, typer.Option(help="Name of the job; default: one is made.", show_default=False)] = ""
+    id: Annotated[str, unset("Name of the job; default: one is made.")] = ""
     as_json: AsJson = False
 
 
@@ -107,7 +98,7 @@ def add_commands(app: typer.Typer) -> None:
         with options.client() as fleet:
             found = fleet.fleet()
         if options.as_json:
-            _echo_json({"robots": found.robots, "specs": found.specs})
+            echo_json({"robots": found.robots, "specs": found.specs})
         else:
             _show(_robot_table(found.robots))
 
@@ -117,7 +108,7 @@ def add_commands(app: typer.Typer) -> None:
         with options.client() as fleet:
             found = fleet.jobs()
         if options.as_json:
-            _echo_json(found)
+            echo_json(found)
         else:
             _show(_job_table(found))
 
@@ -129,7 +120,7 @@ def add_commands(app: typer.Typer) -> None:
         with options.client() as fleet:
             state = fleet.submit(_request(options))
         if options.as_json:
-            _echo_json(state)
+            echo_json(state)
         else:
             note = f": {state.note}" if state.note else ""
             typer.echo(f"job {state.request.id} is {state.phase}{note}")
@@ -145,9 +136,7 @@ def add_commands(app: typer.Typer) -> None:
     def lease(options: LeaseOptions) -> None:
         """Hold a robot until Ctrl-C: it finishes its episode and rests. Exit status 1 when somebody else takes it."""
         robot, purpose = options.robot, options.purpose
-        # Both: a shell that starts a program in the background lets it ignore Ctrl-C.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _as_interrupt)
+        take_interrupts()
         with options.client() as fleet:
             held = fleet.lease(robot, options.ttl, purpose, options.priority)
             typer.echo(
@@ -207,14 +196,6 @@ def _hold(fleet: FleetClient, held: Lease, ttl_s: float) -> None:
                 sys.stderr.write(f"vla-fleet: {error} Trying again.\n")
             silent = str(error)
             next_s = time.monotonic() + 1.0
-
-
-def _as_interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
-
-
-def _echo_json(value: object) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
 def _show(table: Table) -> None:

@@ -6,32 +6,40 @@ import dataclasses
 import inspect
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
+import msgspec
 import typer
 
 from fleet.config.overrides import Overrides
 from fleet.config.process_options import default, taken
 
 Options = TypeVar("Options")
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 
 def command(
     app: typer.Typer, kind: type[Options], name: str | None = None, hidden: bool = False, log: bool = True
-) -> Callable[[Callable[[Options], None]], Callable[[Options], None]]:
+) -> Callable[[Callable[[Options], int | None]], Callable[[Options], int | None]]:
     """Add a command to `app` that parses a `kind` (a dataclass) and calls the decorated function with it.
 
-    Its help is the function's, and its name, unless there is a `name`. A field for overrides stands for those it takes.
-    `log`: whether the process says on its terminal what it does.
+    Its help is the function's, and its name, unless there is a `name`; what it returns is the exit status. A field for
+    overrides stands for those it takes. `log`: whether the process says on its terminal what it does.
     """
 
-    def add(work: Callable[[Options], None]) -> Callable[[Options], None]:
+    def add(work: Callable[[Options], int | None]) -> Callable[[Options], int | None]:
         def parsed(**given: Any) -> None:
             if log:
-                log_to_stderr()
-            work(_made(kind, given))
+                logging.basicConfig(
+                    level=os.environ.get("VLA_FLEET_LOG", "INFO"),
+                    format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+                    stream=sys.stderr,
+                )
+            if status := work(_made(kind, given)):
+                raise typer.Exit(status)
 
         parsed.__name__, parsed.__doc__, parsed.__annotations__ = work.__name__, work.__doc__, {}
         parsed.__signature__ = inspect.Signature(list(_parameters(kind)))  # type: ignore[attr-defined]
@@ -60,10 +68,16 @@ def _made(kind: type[Options], given: dict[str, Any]) -> Options:
     return kind(**values)
 
 
-def log_to_stderr() -> None:
-    """What the process says goes to its terminal or its log file; VLA_FLEET_LOG sets how much."""
-    logging.basicConfig(
-        level=os.environ.get("VLA_FLEET_LOG", "INFO"),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+def echo_json(value: object) -> None:
+    """For programs."""
+    typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+def take_interrupts() -> None:
+    """Have both signals raise `KeyboardInterrupt`: a shell lets what it starts in the background ignore Ctrl-C."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)

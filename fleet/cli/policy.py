@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
-from fleet.cli.options import command
-from fleet.config.overrides import PolicyConfig
+from fleet.cli.options import AsJson, command, echo_json
+from fleet.config.overrides import PolicyConfig, unset
 from fleet.config.process_options import Recipe, Seed, TryPolicyOptions
 
 app = typer.Typer(
@@ -18,11 +17,8 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Policy = Annotated[
-    str, typer.Option("--policy", help="Which one, KIND:NAME; default: the recipe's own.", show_default=False)
-]
+Policy = Annotated[str, unset("Which one, KIND:NAME; default: the recipe's own.")]
 Recorded = Annotated[Path, typer.Option("--data", help="Data directory of a fleet.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @app.command()
@@ -55,7 +51,7 @@ def show(
     from fleet.tools.policy_commands import lines, look_at, tuned
 
     found = look_at(tuned(recipe, policy, policy_config), seed, rounds)
-    typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode() if as_json else "\n".join(lines(found)))
+    echo_json(found) if as_json else typer.echo("\n".join(lines(found)))
 
 
 @command(app, TryPolicyOptions, name="try", hidden=True)
@@ -74,9 +70,7 @@ def tiny(
     chunk: Annotated[int, typer.Option(min=2, help="Actions per chunk.")] = 16,
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="Take the statistics of what this fleet recorded; default: the robot's limits.", show_default=False
-        ),
+        typer.Option(help="Take the statistics of what this fleet recorded; default: the robot's limits."),
     ] = None,
     seed: Seed = 0,
 ) -> None:

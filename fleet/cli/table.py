@@ -70,8 +70,8 @@ class Dashboard:
             )
         shown = {robot["name"] for robot in snapshot["robots"]}
         for name in robots:
-            if name not in shown and parts[name].trouble:
-                table.add_row(name, Text(parts[name].trouble, style="bold red"), "–", "–", "–", "–", "–")
+            if name not in shown and parts[name].fault:
+                table.add_row(name, Text(parts[name].fault, style="bold red"), "–", "–", "–", "–", "–")
         restarts = sum(max(0, part.starts - 1) for part in parts.values())
         last = f"   processes started again: {restarts}" if restarts else ""
         return Group(table, Text(_line(snapshot) + last), Text(f"success {_curve(snapshot)}"))

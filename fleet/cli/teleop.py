@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-import signal
 import sys
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fleet.cli.fleet import ConsoleOptions, Robot
+from fleet.cli.options import take_interrupts
+from fleet.config.overrides import unset
 from wire.errors import RobotError
 
 if TYPE_CHECKING:
@@ -21,53 +24,36 @@ if TYPE_CHECKING:
 _LINES_PER_S = 5
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add them to `app`."""
-    app.command()(teleop)
+@dataclass(frozen=True, kw_only=True)
+class TeleopOptions(ConsoleOptions):
+    robot: Robot
+    device: Annotated[str, typer.Option(help="keyboard, gamepad, lerobot, script, or one that a package adds.")] = (
+        "keyboard"
+    )
+    device_config: Annotated[str, unset("The device's configuration: JSON, or a JSON file.")] = ""
+    name: Annotated[str, typer.Option(help="Name of the key; it begins with teleoperator.")] = "teleoperator"
+    hz: Annotated[float, typer.Option(help="Commands a second.")] = 30.0
+    armed: Annotated[bool, typer.Option("--armed", help="Let the device drive without Enter being pressed first.")] = (
+        False
+    )
 
 
-def teleop(
-    robot: Annotated[str, typer.Argument(help="Name of the robot.")],
-    device: Annotated[
-        str, typer.Option(help="keyboard, gamepad, lerobot, script, or one that a package adds.")
-    ] = "keyboard",
-    device_config: Annotated[
-        str, typer.Option(help="The device's configuration: JSON, or a JSON file.", show_default=False)
-    ] = "",
-    gateway: Annotated[
-        str,
-        typer.Option(help="The gateway, tcp://HOST:PORT; default: the one that runs on DATA here.", show_default=False),
-    ] = "",
-    recipe: Annotated[str, typer.Option(help="Which fleet, when --data is not given: data/RECIPE.")] = "pixels",
-    data: Annotated[
-        Path | None, typer.Option(help="Data directory of the fleet; default data/RECIPE.", show_default=False)
-    ] = None,
-    keys: Annotated[Path | None, typer.Option(help="Key directory; default DATA/keys.", show_default=False)] = None,
-    name: Annotated[str, typer.Option(help="Name of the key; it begins with teleoperator.")] = "teleoperator",
-    hz: Annotated[float, typer.Option(help="Commands a second.")] = 30.0,
-    armed: Annotated[
-        bool, typer.Option("--armed", help="Let the device drive without Enter being pressed first.")
-    ] = False,
-) -> None:
+def teleop(options: TeleopOptions) -> None:
     """Drive a robot: it is yours while this runs, and works on when you hand it back."""
-    from fleet.cli.client import gateway_of
     from fleet.config.data_directory import DataDirectory
     from fleet.launch.supplies import client
     from fleet.tools.teleop import Teleop
     from wire.clock import MonotonicClock
 
-    place = DataDirectory(data if data is not None else Path("data") / recipe.replace(":", "."))
-    driver = make_device(device, device_config, armed)
+    name, gateway = options.name, options.gateway or DataDirectory(options.root).gateway
+    device = make_device(options.device, options.device_config, options.armed)
     clock = MonotonicClock()
-    channel = client(gateway or gateway_of(place.root), name, keys or place.keys)
-    # Both: a shell that starts a program in the background lets it ignore Ctrl-C.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _as_interrupt)
+    channel = client(gateway, name, options.key_directory)
+    take_interrupts()
     try:
-        teleop = Teleop(channel, driver, robot, name, clock, hz=hz, say=_say)
-        _run(teleop, clock)
+        _run(Teleop(channel, device, options.robot, name, clock, hz=options.hz, say=_say), clock)
     finally:
-        driver.close()
+        device.close()
         channel.close()
         _show("")
 
@@ -78,7 +64,8 @@ def make_device(kind: str, config: str, armed: bool) -> TeleopDevice:
     from hal.registry import TELEOPERATORS, make_teleoperator, read_config
     from hal.teleop.terminal import WithKeys
 
-    device = make_teleoperator(kind, read_config(kind, read_json(config), TELEOPERATORS) if config else None)
+    made = read_config(kind, read_json(config, "--device-config"), TELEOPERATORS) if config else None
+    device = make_teleoperator(kind, made)
     if kind == "keyboard" or not sys.stdin.isatty():
         return device
     return WithKeys(device, os.ttyname(sys.stdin.fileno()), armed)
@@ -89,22 +76,20 @@ def _run(teleop: Teleop, clock: Clock) -> None:
     due_ns = clock.now_ns()
     shown_ns = 0
     try:
-        while teleop.turn():
-            now_ns = clock.now_ns()
-            if now_ns - shown_ns > 1e9 / _LINES_PER_S:
-                shown_ns = now_ns
-                _show(teleop.line())
-            due_ns = max(due_ns + teleop.period_ns, now_ns)
-            clock.sleep_until(due_ns)
-    except KeyboardInterrupt:
-        teleop.close()
+        with contextlib.suppress(KeyboardInterrupt):
+            while teleop.step():
+                now_ns = clock.now_ns()
+                if now_ns - shown_ns > 1e9 / _LINES_PER_S:
+                    shown_ns = now_ns
+                    _show(teleop.line())
+                due_ns = max(due_ns + teleop.period_ns, now_ns)
+                clock.sleep_until(due_ns)
     except RobotError as error:
         raise RobotError(f"{error} {teleop.robot} is left holding; take it over again or hand it back.") from error
     except BaseException:
         teleop.close()
         raise
-    else:
-        teleop.close()
+    teleop.close()
 
 
 def _show(line: str) -> None:
@@ -119,7 +104,3 @@ def _say(sentence: str) -> None:
     _show("")
     sys.stderr.write(f"{sentence}\n")
     sys.stderr.flush()
-
-
-def _as_interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import logging
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from policies.interface.registry import PolicyChoice, same_network
-from wire.errors import ConfigError, CorruptDataError, DiskFullError, storage_error
+from wire.errors import ConfigError, CorruptDataError, DiskFullError, FleetError, storage_error, storage_errors
 
 if TYPE_CHECKING:
+    from cloud_learner.buffer.ledger.ledger import Ledger
     from cloud_learner.buffer.location import BufferLocation
+    from cloud_learner.buffer.store.store import SegmentStore
 
+log = logging.getLogger(__name__)
+Note = TypeVar("Note", bound=msgspec.Struct)
+USUAL_GATEWAY = "tcp://127.0.0.1:5760"
 LEAST_FREE_BYTES = 64 * 1024 * 1024
 
 
@@ -57,6 +65,24 @@ class DataDirectory:
         urls = self._buffer_urls()
         return BufferLocation(self.root, urls.ledger, urls.store)
 
+    @contextlib.contextmanager
+    def open_buffer(self, write: bool = False, create: bool = False) -> Iterator[tuple[Ledger, SegmentStore]]:
+        """Ledger and store, closed in the end. Raises `ConfigError` when there are none, unless to `create` them."""
+        if not (create or self.root.is_dir()):
+            raise ConfigError(f"there is no data directory {self.root}. Choose another --data; `up` makes one.")
+        location = self.buffer
+        if not (create or location.exists()):
+            raise ConfigError(
+                f"no fleet has recorded anything in {self.root}. Choose another --data; `up` and `buffer "
+                "import-lerobot` make one."
+            )
+        ledger, store = location.open_writer() if write else location.open_reader()
+        try:
+            yield ledger, store
+        finally:
+            store.close()
+            ledger.close()
+
     def keep_buffer_at(self, ledger: str, store: str) -> None:
         """Note the URLs of ledger and store for every process of this fleet; empty ones leave what was noted.
 
@@ -72,31 +98,13 @@ class DataDirectory:
                 f"{self.root} has data already, where {self.root / 'buffer.json'} says or in itself. Leave --ledger "
                 "and --store out, or choose a fresh --data."
             )
-        path = self.root / "buffer.json"
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(".tmp")
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(wanted)))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(path)
-        except OSError as error:
-            raise storage_error(error, "noting where the buffer is", path) from error
+        # A URL may hold a password.
+        _write_note(self.root / "buffer.json", wanted, "noting where the buffer is", 0o600)
 
     def _buffer_urls(self) -> BufferUrls:
-        path = self.root / "buffer.json"
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=BufferUrls)
-        except FileNotFoundError:
-            return BufferUrls()
-        except OSError as error:
-            raise storage_error(error, "reading where the buffer is", path) from error
-        except msgspec.DecodeError as error:
-            raise CorruptDataError(
-                f"{path} cannot be read ({error}). It names the ledger's and the store's URL."
-            ) from error
+        remedy = "It names the ledger's and the store's URL."
+        found = _read_note(self.root / "buffer.json", BufferUrls, "reading where the buffer is", remedy)
+        return found or BufferUrls()
 
     @property
     def policy(self) -> Path:
@@ -116,11 +124,19 @@ class DataDirectory:
         return self.root / "logs"
 
     @property
-    def edges(self) -> Path:
-        return self.root / "edges"
+    def gateway(self) -> str:
+        """Where the gateway on this data listens or last listened; the usual address when nobody noted it."""
+        try:
+            return (self.root / "gateway.address").read_text().strip() or USUAL_GATEWAY
+        except OSError:
+            return USUAL_GATEWAY
+
+    def note_gateway(self, address: str) -> None:
+        """Note where it listens, for commands on this machine. Raises `StorageError`."""
+        _write_note(self.root / "gateway.address", address + "\n", "noting the gateway's address")
 
     def edge(self, name: str) -> Path:
-        return self.edges / name
+        return self.root / "edges" / name
 
     def prepare(self, identity: RunIdentity) -> IO[str]:
         """Create and lock the directory; keep the returned file open as long as the lock is needed.
@@ -128,59 +144,49 @@ class DataDirectory:
         Raises `NotWritableError`, `DiskFullError`, or `ConfigError` when another fleet uses it or it holds what another
         recipe or another policy made.
         """
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            lock = (self.root / "lock").open("w")
-        except OSError as error:
-            raise storage_error(error, "opening the data directory", self.root) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise ConfigError(
-                f"{self.root} is in use by another running fleet. Stop that one or choose another --data directory."
-            ) from error
-        free = shutil.disk_usage(self.root).free
-        if free < LEAST_FREE_BYTES:
-            lock.close()
-            raise DiskFullError(
-                f"{self.root} has {free / 1e6:.0f} MB free, a fleet needs at least {LEAST_FREE_BYTES / 1e6:.0f} MB. "
-                "Free some room or choose another --data directory."
-            )
-        try:
+        with contextlib.ExitStack() as held:
+            with storage_errors("opening the data directory", self.root):
+                self.root.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context((self.root / "lock").open("w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ConfigError(
+                    f"{self.root} is in use by another running fleet. Stop that one or choose another --data directory."
+                ) from error
+            free = shutil.disk_usage(self.root).free
+            if free < LEAST_FREE_BYTES:
+                raise DiskFullError(
+                    f"{self.root} has {free / 1e6:.0f} MB free, a fleet needs at least {LEAST_FREE_BYTES / 1e6:.0f} "
+                    "MB. Free some room or choose another --data directory."
+                )
             self._identify(identity)
-        except BaseException:
-            lock.close()
-            raise
+            held.pop_all()
         return lock
 
     def identity(self) -> RunIdentity | None:
         """What the directory belongs to, None when no fleet began there. Raises `StorageError`."""
-        path = self.root / "fleet.json"
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=RunIdentity)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise storage_error(error, "reading the data directory", path) from error
-        except msgspec.DecodeError as error:
-            raise CorruptDataError(
-                f"{path} cannot be read ({error}). Move it away to start a fresh fleet there."
-            ) from error
+        remedy = "Move it away to start a fresh fleet there."
+        return _read_note(self.root / "fleet.json", RunIdentity, "reading the data directory", remedy)
 
     def _identify(self, identity: RunIdentity) -> None:
-        path = self.root / "fleet.json"
         self.require(identity)
         if self.identity() is None:
-            try:
-                temporary = path.with_suffix(".tmp")
-                with temporary.open("wb") as file:
-                    file.write(msgspec.json.format(msgspec.json.encode(identity)))
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.rename(path)
-            except OSError as error:
-                raise storage_error(error, "noting what the data directory belongs to", path) from error
+            _write_note(self.root / "fleet.json", identity, "noting what the data directory belongs to")
+
+    def steps_recorded(self, robot: str) -> int | None:
+        """Steps the robot's spool ever took in, None when nobody can say here. The robot must be stopped."""
+        from robot_edge.uplink.spool import Spool
+
+        path = self.edge(robot) / "spool.sqlite"
+        if not path.exists():
+            return None
+        try:
+            with contextlib.closing(Spool(path)) as spool:
+                return spool.steps_recorded
+        except FleetError as error:
+            log.warning("what robot '%s' recorded is not known: %s", robot, error)
+            return None
 
     def require(self, identity: RunIdentity) -> None:
         """Raises `ConfigError` when the directory holds what another recipe or another policy made; writes nothing."""
@@ -197,6 +203,32 @@ class DataDirectory:
                 f"{self.root} belongs to {_named(found.policy)}, not to {_named(identity.policy)}: its versions and "
                 "checkpoints are of another network. Choose another --data directory or that policy."
             )
+
+
+def _read_note(path: Path, kind: type[Note], what: str, remedy: str) -> Note | None:
+    """What `_write_note` wrote, None when nobody did."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise storage_error(error, what, path) from error
+    except msgspec.DecodeError as error:
+        raise CorruptDataError(f"{path} cannot be read ({error}). {remedy}") from error
+
+
+def _write_note(path: Path, note: msgspec.Struct | str, what: str, mode: int = 0o666) -> None:
+    """Write it whole and for good."""
+    text = note.encode() if isinstance(note, str) else msgspec.json.format(msgspec.json.encode(note))
+    with storage_errors(what, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
 
 
 def _named(policy: PolicyChoice | None) -> str:

@@ -9,49 +9,43 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
 from fleet.config.recipe import Recipe
 from fleet.evaluation.injected_delay import parse_delay
-from fleet.tools.policy_defaults import with_policy
 from hal.registry import make_robot, read_config
-from policies.interface.registry import PolicyChoice, parse_policy, read_object
+from policies.interface.policy import LearnedPolicy
+from policies.interface.registry import PolicyChoice, defaults, make_policy, parse_policy, read_object
 from robot_edge.chunking.config import check_strategy
 from wire.errors import ConfigError
+from wire.types import RobotSpec
+
+
+def unset(help: str, *names: str, **kept: Any) -> Any:
+    """An option that is '' or 0 unless it is given: its `help` says what happens then."""
+    return typer.Option(*names, help=help, show_default=False, **kept)
+
 
 Strategy = Annotated[
     str,
-    typer.Option(
-        help="How late actions are dealt with: auto (as the checkpoint was trained), sync, naive, aligned, ensemble, "
-        "future_state, rtc_guided, rtc_trained or residual; default: the recipe's.",
-        show_default=False,
+    unset(
+        "How late actions are dealt with: auto (as the checkpoint was trained), sync, naive, aligned, ensemble, "
+        "future_state, rtc_guided, rtc_trained or residual; default: the recipe's."
     ),
 ]
 Delay = Annotated[
+    str, unset("Inject latency in control ticks: 4, random:2-8, or burst:2,12,0.05 (usual, long, share).")
+]
+SpeedUp = Annotated[int, unset("Execute every q-th action; 0: as the recipe says.")]
+RobotKind = Annotated[str, unset("Another driver for the recipe's robot, such as ros2.")]
+RobotConfig = Annotated[str, unset("That driver's configuration: JSON, or a JSON file.")]
+PolicyName = Annotated[
     str,
-    typer.Option(
-        help="Inject latency in control ticks: 4, random:2-8, or burst:2,12,0.05 (usual, long, share).",
-        show_default=False,
+    unset(
+        "Another policy, KIND:NAME: flow:PRESET, lerobot:DIRECTORY or a hub name, tokens:PRESET; default: the recipe's."
     ),
 ]
-SpeedUp = Annotated[int, typer.Option(help="Execute every q-th action; 0: as the recipe says.", show_default=False)]
-RobotKind = Annotated[
-    str, typer.Option(help="Another driver for the recipe's robot, such as ros2.", show_default=False)
-]
-RobotConfig = Annotated[
-    str, typer.Option(help="That driver's configuration: JSON, or a JSON file.", show_default=False)
-]
-PolicyOption = Annotated[
-    str,
-    typer.Option(
-        "--policy",
-        help="Another policy, KIND:NAME: flow:PRESET, lerobot:DIRECTORY or a hub name, tokens:PRESET; default: the "
-        "recipe's.",
-        show_default=False,
-    ),
-]
-PolicyConfig = Annotated[
-    str, typer.Option(help="That policy's configuration: JSON, or a JSON file.", show_default=False)
-]
+PolicyConfig = Annotated[str, unset("That policy's configuration: JSON, or a JSON file.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +57,7 @@ class Overrides:
     speed_up: SpeedUp = 0
     robot: RobotKind = ""
     robot_config: RobotConfig = ""
-    policy: PolicyOption = ""
+    policy: PolicyName = ""
     policy_config: PolicyConfig = ""
 
     def __post_init__(self) -> None:
@@ -121,6 +115,48 @@ class Overrides:
             config = recipe.robot_config
         recipe.spec.require(make_robot(kind, config).spec, f"robot '{kind}' for recipe '{recipe.name}'")
         return replace(recipe, robot=kind, robot_config=config)
+
+
+def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
+    """`recipe` with the policy of `choice`, its algorithm and pace as `PolicyDefaults` wants them.
+
+    Chunks that are too short for the recipe's `execute_ticks` are replaced when they are half executed. Loads no
+    network. Raises `ConfigError` for a policy that cannot be used with the recipe's robot, as far as its files tell.
+    """
+    wanted = defaults(choice, recipe.spec)
+    told = {name: value for name, value in asdict(wanted).items() if value is not None}
+    algorithm = {one.name: told[one.name] for one in fields(recipe.algorithm) if one.name in told}
+    slow, ticks, speed_up = recipe.slow, recipe.chunking.execute_ticks, recipe.chunking.speed_up
+    if wanted.think_every_s is not None:
+        slow = replace(slow, every_s=wanted.think_every_s, max_age_s=max(slow.max_age_s, 4 * wanted.think_every_s))
+    if wanted.horizon is not None and (usable := wanted.horizon // speed_up) <= ticks:
+        ticks = usable // 2
+    if ticks < 1:
+        raise ConfigError(_too_short(wanted.horizon, 1, recipe, choice))
+
+    def make(spec: RobotSpec, seed: int) -> LearnedPolicy:
+        policy = make_policy(choice, spec, seed)
+        if policy.horizon // speed_up <= ticks:
+            raise ConfigError(_too_short(policy.horizon, ticks, recipe, choice))
+        return policy
+
+    return replace(
+        recipe,
+        make_policy=make,
+        algorithm=replace(recipe.algorithm, **algorithm),
+        slow=slow,
+        chunking=replace(recipe.chunking, execute_ticks=ticks),
+        demonstrations=told.get("demonstrations", recipe.demonstrations),
+    )
+
+
+def _too_short(horizon: int | None, ticks: int, recipe: Recipe, choice: PolicyChoice) -> str:
+    faster = f" at speed-up {recipe.chunking.speed_up}" if recipe.chunking.speed_up > 1 else ""
+    return (
+        f"policy '{choice}' gives {horizon} actions at a time{faster}, and recipe '{recipe.name}' asks for the next "
+        f"chunk after {ticks} ticks: there would be none left while it is made. Take a policy with longer chunks, or a "
+        "recipe with fewer execute_ticks."
+    )
 
 
 def read_json(text: str, option: str = "--robot-config") -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from fleet.config.overrides import Overrides
+from fleet.config.overrides import Overrides, unset
 
 PORT = 5760
 WEB_PORT = 8080
@@ -29,20 +29,18 @@ _FIRST = ("name", "data")
 """what tells one process from another: a fork shows no more words than its parent has room for"""
 
 Recipe = Annotated[str, typer.Option(help="Which job: a name from `vla-fleet recipes`, or module:function.")]
-Data = Annotated[Path | None, typer.Option(help="Data directory; default data/RECIPE.", show_default=False)]
+Data = Annotated[Path | None, typer.Option(help="Data directory; default data/RECIPE.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
 Address = Annotated[str, typer.Option(help="The gateway, tcp://HOST:PORT.")]
-Keys = Annotated[Path | None, typer.Option(help="Key directory; default DATA/keys.", show_default=False)]
+Keys = Annotated[Path | None, typer.Option(help="Key directory; default DATA/keys.")]
 Name = Annotated[str, typer.Option(help="Name of this process; its key is filed under it.")]
-LedgerUrl = Annotated[
-    str, typer.Option(help="PostgreSQL URL of the ledger; default: a file in DATA.", show_default=False)
-]
-StoreUrl = Annotated[
-    str, typer.Option(help="Object store for shards, s3://BUCKET/PREFIX; default: DATA.", show_default=False)
-]
+LedgerUrl = Annotated[str, unset("PostgreSQL URL of the ledger; default: a file in DATA.")]
+StoreUrl = Annotated[str, unset("Object store for shards, s3://BUCKET/PREFIX; default: DATA.")]
 Operator = Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")]
-Site = Annotated[str, typer.Option(help="Where the robot stands, for jobs that ask for it.", show_default=False)]
-Port = Annotated[int, typer.Option(min=0, max=65535)]
+Site = Annotated[str, unset("Where the robot stands, for jobs that ask for it.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port for robots; 0 takes a free one.")]
+WebPort = Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes a free one.")]
+WebHost = Annotated[str, typer.Option(help="Address the page listens on.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +57,7 @@ class ProcessOptions:
 
     def arguments(self) -> list[str]:
         """The same as words of a command line; what the command takes as it is by default is left out."""
-        return [word for name, value in self._given() for word in words(name, value)]
+        return [word for name, value in self._given() for word in as_arguments(name, value)]
 
     def _given(self) -> Iterator[tuple[str, Any]]:
         hints = get_type_hints(type(self), include_extras=True)
@@ -87,8 +85,8 @@ class ClientOptions(ProcessOptions):
 class GatewayOptions(ProcessOptions):
     port: Port = PORT
     host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1"
-    web_port: Port = WEB_PORT
-    web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1"
+    web_port: WebPort = WEB_PORT
+    web_host: WebHost = "127.0.0.1"
     ledger: LedgerUrl = ""
     store: StoreUrl = ""
 
@@ -137,11 +135,7 @@ class EdgeOptions(ClientOptions):
     name: Name = "robot-0"
     operator: Operator = True
     think: Annotated[
-        str,
-        typer.Option(
-            help="A think server, tcp://HOST:PORT, that runs the slow path; default: this computer.",
-            show_default=False,
-        ),
+        str, unset("A think server, tcp://HOST:PORT, that runs the slow path; default: this computer.")
     ] = ""
     site: Site = ""
     overrides: Annotated[Overrides, (*SIMULATED, "robot", "robot_config")] = NOTHING
@@ -166,7 +160,7 @@ def default(one: dataclasses.Field[Any]) -> Any:
     return one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
 
 
-def words(name: str, value: Any) -> Collection[str]:
+def as_arguments(name: str, value: Any) -> Collection[str]:
     """One option of a command line."""
     option = name.replace("_", "-")
     if isinstance(value, bool):

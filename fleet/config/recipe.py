@@ -51,8 +51,6 @@ class Recipe:
     the policy itself thinks in the inference process then"""
     think_apart: bool = False
     """think in a process of its own on the robot's computer; for policies whose `think` would hold up `act`"""
-    hosted: bool = True
-    """run the driver in a process of its own, which holds the robot when its control dies"""
     motion: DynamicsModel | None = None
     """how the robot's state follows from its actions; None: no state is rolled forward"""
     loop: LoopConfig = field(default_factory=LoopConfig)

@@ -1,4 +1,4 @@
-"""What runs policies without a robot's processes: rollouts, the evaluator, demonstrations, a fleet in one process.
+"""What runs policies without a robot's processes: rollouts, the evaluator, demonstrations, injected latency.
 
-For the evaluator's process, benchmarks and tests.
+For the processes of a fleet, benchmarks and tests.
 """

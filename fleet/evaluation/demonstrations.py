@@ -6,18 +6,23 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from robot_edge.control.loop import ControlLoop
+from fleet.config.recipe import Recipe
+from fleet.launch.supplies import make_control
 from robot_edge.uplink.server import Uplink
-from wire.clock import clock_name
+from wire.clock import MonotonicClock, SimulatedClock, clock_name
 from wire.errors import FleetError, RobotError
 from wire.messages.gateway import Hello, Job
 from wire.transport.channel import Channel
+from wire.transport.memory_channel import memory_pair
 from wire.types import Role
 
 log = logging.getLogger(__name__)
+_DRAIN_S = 60.0
 
 
 class AlwaysIntervene:
@@ -34,25 +39,29 @@ class AlwaysIntervene:
 
 
 def demonstrate(
-    loop: ControlLoop,
-    uplink: Uplink,
-    to_uplink: Channel,
-    from_uplink: Channel,
-    tasks: tuple[str, ...],
+    recipe: Recipe,
+    name: str,
+    directory: Path,
+    gateway: Channel,
     episodes: int,
     first_seed: int,
     wait: Callable[[], object],
-    patience_s: float = 60.0,
 ) -> None:
-    """Record `episodes` episodes, the `tasks` in turn, and return when the gateway has acknowledged all of them.
+    """Record `episodes` episodes, the recipe's tasks in turn, and return when the gateway has acknowledged all of them.
 
-    `to_uplink` is the loop's end of its line to `uplink`, `from_uplink` the other one. `wait` rests while there is
-    nothing to do. Raises `FleetError` when the gateway does not take them within `patience_s`, and `RobotError` when
-    the robot fails.
+    `directory` keeps the spool of `name`, `gateway` is its connection. `wait` rests while there is nothing to do.
+    Raises `FleetError` when the gateway does not take them in time, and `RobotError` when the robot fails.
     """
+    to_uplink, from_uplink = memory_pair()
+    inference, unused = memory_pair()
+    loop_config = replace(recipe.loop, source="demonstration", needs_policy=False)
+    undelayed = replace(recipe, loop=loop_config, delay="0")
+    gate = AlwaysIntervene()
+    loop = make_control(undelayed, name, to_uplink, inference, SimulatedClock(), paced=False, gate=gate)
+    uplink = Uplink(name, directory, gateway, from_uplink, unused, MonotonicClock())
     loop.robot.connect()
-    to_uplink.send(Hello(loop.name, Role.demonstrator, clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec))
-    from_uplink.send(Job("demonstrations", tasks, first_seed))
+    to_uplink.send(Hello(name, Role.demonstrator, clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec))
+    from_uplink.send(Job("demonstrations", recipe.tasks, first_seed))
     uplink.poll()
     try:
         while loop.tracker.ended < episodes:
@@ -68,11 +77,11 @@ def demonstrate(
         loop.close()
     uplink.poll()
     uplink.control_gone()
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + _DRAIN_S
     while not uplink.drained:
         if time.monotonic() > deadline:
             raise FleetError(
-                f"the gateway did not take the demonstrations within {patience_s:.0f} s"
+                f"the gateway did not take the demonstrations within {_DRAIN_S:.0f} s"
                 f"{': ' + uplink.rejection if uplink.rejection else ''}. They stay in the spool of '{uplink.name}'."
             )
         wait()

@@ -1,6 +1,6 @@
 """Measures policy versions on held-out seeds, as fast as the machine allows and out of everyone's way.
 
-It runs the same policy, chunk schedule and limits as a robot, on a simulator without pacing. One episode per turn, so
+It runs the same policy, chunk schedule and limits as a robot, on a simulator without pacing. One episode per step, so
 that it hears of newer versions in between.
 """
 
@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 
-from fleet.evaluation.rollout import Conditions, rollout
+from fleet.evaluation.injected_delay import Delay
 from hal.interfaces.robot import Robot
+from hal.safety.limiter import SafetyLimiter, SafetyLimits, rest_action
 from policies.interface.policy import Policy
-from robot_edge.chunking.scheduler import ChunkSchedulerSelector, MakeScheduler
+from robot_edge.chunking.scheduler import ChunkScheduler, ChunkSchedulerSelector, MakeScheduler
+from robot_edge.inference.server import infer_chunk
 from robot_edge.uplink.weight_client import WeightSubscriber
-from wire.clock import Clock
+from wire.clock import Clock, ManualClock, SimulatedClock
 from wire.errors import ConfigError
 from wire.messages import Message
 from wire.messages.gateway import Evaluate, Evaluation
+from wire.messages.local import ChunkReply
 from wire.transport.channel import Channel
 from wire.types import PolicyVersion, Role
 
@@ -45,8 +48,66 @@ class EvaluatorConfig:
     """ticks between an observation and its chunk, about what a robot of the fleet has"""
 
 
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """How slow inference is."""
+
+    clock: ManualClock = field(default_factory=SimulatedClock)
+    """what the robot stamps with; it is moved by one control period per tick"""
+    delay: Delay = field(default_factory=lambda: repeat(0))
+    """ticks between an observation and its chunk"""
+    think_every_s: float = 0.0
+    """pace of the slow path; 0 thinks about every new frame that is asked about"""
+    safety: SafetyLimits = field(default_factory=SafetyLimits)
+
+
+def rollout(
+    robot: Robot,
+    policy: Policy,
+    scheduler: ChunkScheduler,
+    task: str,
+    seed: int,
+    max_ticks: int,
+    conditions: Conditions,
+) -> bool:
+    """Whether `policy` succeeds at `task` from `seed` within `max_ticks`."""
+    robot.reset(task, seed)
+    scheduler.reset(0)
+    safety = SafetyLimiter(robot.spec, conditions.safety)
+    executed, latent, thought_ns = None, None, -1
+    coming: deque[tuple[int, ChunkReply]] = deque()
+    for tick in range(max_ticks):
+        observation = robot.read()
+        if executed is None:
+            executed = rest_action(robot.spec, observation.state)
+        while coming and coming[0][0] <= tick:
+            scheduler.submit(coming.popleft()[1], tick)
+        if (request := scheduler.request_chunk(tick, observation)) is not None:
+            seen_ns = max((frame.time_ns for frame in observation.images.values()), default=observation.time_ns)
+            if latent is None or seen_ns - thought_ns > conditions.think_every_s * 1e9:
+                latent, thought_ns = policy.think(observation), seen_ns
+            reply, ticks = infer_chunk(policy, latent, request), next(conditions.delay)
+            if ticks:
+                coming.append((tick + ticks, reply))
+            else:
+                scheduler.submit(reply, tick)
+        chosen = scheduler.next_action(tick, observation)
+        if chosen:
+            action = safety.limit(chosen[0], executed, observation.state)
+        else:
+            action = safety.brake(executed, observation.state)
+        feedback = robot.write(action)
+        scheduler.on_executed(tick, feedback.executed)
+        safety.note(feedback.executed, executed)
+        if feedback.success:
+            return True
+        executed = feedback.executed
+        conditions.clock.advance(robot.spec.period_ns)
+    return False
+
+
 class Evaluator:
-    """`turn` runs at most one episode."""
+    """`step` runs at most one episode."""
 
     def __init__(
         self,
@@ -61,7 +122,6 @@ class Evaluator:
         config: EvaluatorConfig,
         only: Evaluate | None = None,
         conditions: Conditions | None = None,
-        read: Callable[[Path], bytes] = Path.read_bytes,
     ) -> None:
         """`conditions`: what the episodes are run under; `robot` stamps with their clock.
 
@@ -70,13 +130,12 @@ class Evaluator:
         self.robot = robot
         self._policy = policy
         self._chunks = ChunkSchedulerSelector(make_scheduler)
-        self._conditions = conditions or Conditions(extra_ticks=config.delay_ticks)
+        self._conditions = conditions or Conditions(delay=repeat(config.delay_ticks))
         self._tasks = tasks
         self._gateway = gateway
         self._clock = clock
         self._config = config
         self._only = only
-        self._read = read
         self._next_point_ns = 0
         self._measured = 0
         self._work: deque[tuple[str, int]] = deque()
@@ -84,7 +143,7 @@ class Evaluator:
         self._started_ns = 0
         self._wins: dict[str, int] = {}
         self.done = False
-        self._follower = WeightSubscriber(
+        self.subscriber = WeightSubscriber(
             name,
             Role.evaluator,
             gateway,
@@ -96,9 +155,9 @@ class Evaluator:
             remind=self._remind,
         )
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """Hear what is new, then one episode if there is work."""
-        self._follower.poll()
+        self.subscriber.poll()
         if self._now is None:
             self._begin()
         if self._now is not None:
@@ -108,24 +167,14 @@ class Evaluator:
     def busy(self) -> bool:
         return self._now is not None
 
-    @property
-    def refused(self) -> str:
-        """Why the gateway refuses this evaluator, '' when it does not."""
-        return self._follower.rejection
-
-    @property
-    def stopping(self) -> bool:
-        """Whether it was asked to stop."""
-        return self._follower.stopping
-
     def _wants(self, version: PolicyVersion) -> bool:
         return self._only is None or version.number == self._only.number
 
     def _remind(self) -> Message | None:
-        return self._only if self._follower.ready is None else None
+        return self._only if self.subscriber.ready is None else None
 
     def _begin(self) -> None:
-        ready, now_ns = self._follower.ready, self._clock.now_ns()
+        ready, now_ns = self.subscriber.ready, self._clock.now_ns()
         if ready is None or self.done:
             return
         version, path = ready
@@ -139,7 +188,7 @@ class Evaluator:
             asked = self._only
         if version.number != asked.number:
             return
-        self._policy.load(self._read(path), version.number)
+        self._policy.load(path.read_bytes(), version.number)
         self._chunks.select(self._policy.trained)
         if self._chunks.refused:
             raise ConfigError(self._chunks.refused)

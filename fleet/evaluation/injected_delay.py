@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from collections.abc import Iterator
+from itertools import repeat
 
 import numpy as np
 
@@ -28,48 +29,8 @@ _SLACK = 0.25
 """of a period"""
 
 
-class Delay(Protocol):
-    """How many ticks the next answer takes at least."""
-
-    def draw(self) -> int: ...
-
-
-class FixedDelay:
-    """The same for every request."""
-
-    def __init__(self, ticks: int) -> None:
-        self._ticks = ticks
-
-    def draw(self) -> int:
-        return self._ticks
-
-
-class RandomDelay:
-    """Drawn evenly from `low` to `high` ticks."""
-
-    def __init__(self, low: int, high: int, seed: int = 0) -> None:
-        self._low, self._high = low, high
-        self._rng = np.random.default_rng(seed)
-
-    def draw(self) -> int:
-        return int(self._rng.integers(self._low, self._high + 1))
-
-
-class BurstDelay:
-    """`usual` ticks; a request in 1 / `share` begins a burst in which ten answers take `long` ticks."""
-
-    def __init__(self, usual: int, long: int, share: float, seed: int = 0) -> None:
-        self._usual, self._long, self._share = usual, long, share
-        self._rng = np.random.default_rng(seed)
-        self._left = 0
-
-    def draw(self) -> int:
-        if self._left == 0 and self._rng.random() < self._share:
-            self._left = _BURST
-        if self._left == 0:
-            return self._usual
-        self._left -= 1
-        return self._long
+Delay = Iterator[int]
+"""how many ticks each answer takes at least, one after the other"""
 
 
 def parse_delay(text: str, seed: int = 0) -> Delay:
@@ -80,20 +41,35 @@ def parse_delay(text: str, seed: int = 0) -> Delay:
             case "random":
                 low, high = (int(value) for value in values.split("-"))
                 if 0 <= low <= high <= _LONGEST:
-                    return RandomDelay(low, high, seed)
+                    return _random(low, high, seed)
             case "burst":
                 usual, long, share = values.split(",")
                 if 0 <= int(usual) <= int(long) <= _LONGEST and 0 <= float(share) <= 1:
-                    return BurstDelay(int(usual), int(long), float(share), seed)
+                    return _bursts(int(usual), int(long), float(share), seed)
             case _:
                 if 0 <= int(text) <= _LONGEST:
-                    return FixedDelay(int(text))
+                    return repeat(int(text))
     except ValueError:
         pass
     raise ConfigError(
         f"delay '{text}': give control ticks as `4`, as `random:2-8`, or as `burst:2,12,0.05` (usual, long, share of "
         f"requests that begin a burst); at most {_LONGEST}."
     )
+
+
+def _random(low: int, high: int, seed: int) -> Delay:
+    rng = np.random.default_rng(seed)
+    while True:
+        yield int(rng.integers(low, high + 1))
+
+
+def _bursts(usual: int, long: int, share: float, seed: int) -> Delay:
+    rng = np.random.default_rng(seed)
+    while True:
+        if rng.random() < share:
+            yield from repeat(long, _BURST)
+        else:
+            yield usual
 
 
 class DelayedChannel:
@@ -115,7 +91,7 @@ class DelayedChannel:
                 self._due_ns.clear()
             # A little less: a request leaves within its tick, and the answer is looked for at the start of one, and
             # once more late in it where commands wait (`LoopConfig.write_after_s`).
-            ticks = self._delay.draw()
+            ticks = next(self._delay)
             self._due_ns[message.tick] = self._clock.now_ns() + round((ticks - _SLACK) * self._period_ns)
         return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from fleet.launch.options import free_port
 from robot_edge.runtime.forking import Start, start_program
 from robot_edge.runtime.supervisor import Child, Supervisor
 from wire.types import Role
@@ -26,7 +26,7 @@ class Part:
     name: str
     role: Role
     """what it needs of its place"""
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     """the command after `vla-fleet`, without --data and --keys: each place has its own"""
     nice: int = 0
     """added to the niceness of whoever starts it"""
@@ -46,7 +46,7 @@ class PartState(msgspec.Struct, frozen=True):
     """how often its process was started"""
     failed: str = ""
     """given up, and why"""
-    trouble: str = ""
+    fault: str = ""
     """why it does not run, or why it had to be started again just now"""
     node: str = ""
     """host name of where it runs, '' for this machine"""
@@ -54,12 +54,12 @@ class PartState(msgspec.Struct, frozen=True):
     """its log file, on its node"""
     address: str = ""
     """where others reach it, tcp://HOST:PORT: a think server's"""
-    steps_recorded: int = -1
-    """a stopped robot's: steps its spool ever took in; -1: not known"""
+    steps_recorded: int | None = None
+    """a stopped robot's: steps its spool ever took in; None: not known"""
 
 
 class Backend(Protocol):
-    """Keeps parts running. Call `turn` a few times a second."""
+    """Keeps parts running. Call `poll` a few times a second."""
 
     @property
     def parts(self) -> Mapping[str, PartState]:
@@ -74,7 +74,7 @@ class Backend(Protocol):
         """Start `part`, as soon as there is a place for it; one of its name must not be running."""
         ...
 
-    def turn(self) -> list[str]:
+    def poll(self) -> list[str]:
         """Start dead parts again. What there is to say about parts and robots, each in a sentence and once."""
         ...
 
@@ -86,7 +86,7 @@ class Backend(Protocol):
 def command(part: Part, data: Path, keys: Path | None = None) -> list[str]:
     """What starts `part` on this machine. Only the gateway takes no `--keys`: its keys are its data's."""
     keyed = ["--keys", str(keys)] if keys is not None and part.role != Role.gateway else []
-    return [sys.executable, "-m", "fleet.cli", *part.words, "--data", str(data), *keyed]
+    return [sys.executable, "-m", "fleet.cli", *part.argv, "--data", str(data), *keyed]
 
 
 class LocalBackend:
@@ -122,9 +122,9 @@ class LocalBackend:
 
     def start(self, part: Part, keys: Path | None = None) -> None:
         if part.role == Role.thinker:
-            port = free_port(self._host)
+            port = free_port(0, self._host)
             self._addresses[part.name] = f"tcp://{self._host}:{port}"
-            part = replace(part, words=(*part.words, "--host", self._host, "--port", str(port)))
+            part = replace(part, argv=(*part.argv, "--host", self._host, "--port", str(port)))
         self._supervisor.children[part.name] = Child(
             part.name,
             command(part, self._data, keys),
@@ -137,13 +137,13 @@ class LocalBackend:
         )
         self._supervisor.start(part.name)
 
-    def turn(self) -> list[str]:
+    def poll(self) -> list[str]:
         said = []
         for name in self._supervisor.poll():
-            trouble = self._state(self._supervisor.children[name]).trouble
-            # One without trouble ran once, to its end.
-            if trouble and self._news.is_new(name, trouble):
-                said.append(trouble)
+            fault = self._state(self._supervisor.children[name]).fault
+            # One without fault ran once, to its end.
+            if fault and self._news.is_new(name, fault):
+                said.append(fault)
         return said
 
     def stop(self, names: list[str], grace_s: float) -> None:
@@ -155,7 +155,7 @@ class LocalBackend:
             pid=child.pid,
             starts=child.starts,
             failed=child.failed,
-            trouble=child.failed or child.fault,
+            fault=child.failed or child.fault,
             log=str(child.log_file),
             address=self._addresses.get(child.name, ""),
         )
@@ -175,15 +175,3 @@ class News:
             return False
         self._said[about] = (text, now_s)
         return True
-
-
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of robots that (joined, left), each sorted. One that is on another node now did neither."""
-    return tuple(sorted(now.keys() - before.keys())), tuple(sorted(before.keys() - now.keys()))
-
-
-def free_port(host: str) -> int:
-    """A TCP port of `host` that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The main function of each process: build it, run its loop until asked to stop, put it away in order."""
+"""The command of each process: build it, run its loop until asked to stop, put it away in order."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
 
-from fleet.cli.client import note_gateway
 from fleet.config.data_directory import DataDirectory
 from fleet.config.process_options import (
     ClientOptions,
@@ -22,30 +20,31 @@ from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
 from hal.driver_host.priority import idle
 from robot_edge.runtime.lifecycle import ShutdownSignal
-from wire.clock import MonotonicClock, SimulatedClock
+from wire.clock import MonotonicClock
 from wire.errors import ConfigError, RejectedError
 from wire.messages.gateway import Evaluate
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 
 log = logging.getLogger(__name__)
 
-REFUSED_PATIENCE_S = 5.0
+REFUSED_TIMEOUT_S = 5.0
 THINKER = "thinker"
 """name and key of a think server"""
 
 
 def run_gateway(options: GatewayOptions) -> None:
-    """Serve until asked to stop."""
+    """Run the gateway: ingest, buffer, weight server and the operator page."""
     from cloud_learner.operator.app import serve
 
     recipe, data = get_recipe(options.recipe), DataDirectory(options.root)
+    data.keep_buffer_at(options.ledger, options.store)
     shutdown = ShutdownSignal()
     channel = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", data.keys, apart=True)
     gateway, view, ledger, sealer = supplies.make_gateway(recipe, data, channel)
     page = serve(view, options.web_host, options.web_port)
     if options.web_host not in ("127.0.0.1", "localhost", "::1"):
         log.warning("the page has no log-in: everybody who reaches %s can move robots.", page.url)
-    note_gateway(data.root, channel.endpoint.replace("//0.0.0.0:", "//127.0.0.1:"))
+    data.note_gateway(channel.endpoint.replace("//0.0.0.0:", "//127.0.0.1:"))
     log.info("robots connect to %s; the page is %s", channel.endpoint, page.url)
     sealer.start()
     try:
@@ -62,8 +61,8 @@ def run_gateway(options: GatewayOptions) -> None:
 
 
 def run_trainer(options: TrainerOptions) -> None:
-    """Train until asked to stop, then write a checkpoint."""
-    one_thread()
+    """Train on the buffer in DATA and publish versions to the gateway."""
+    limit_threads()
     recipe = options.overrides.applied(get_recipe(options.recipe, options.seed))
     data = DataDirectory(options.root)
     shutdown = ShutdownSignal()
@@ -71,20 +70,20 @@ def run_trainer(options: TrainerOptions) -> None:
         while not data.buffer.exists() and not shutdown.requested:
             time.sleep(0.1)
         trainer = supplies.make_trainer(recipe, options.name, data, channel, options.seed, options.max_steps)
-        patience = _Patience()
+        timeout = _RejectionTimeout()
         while not (shutdown.requested or trainer.stopping):
             if not trainer.step():
                 wait_any([channel], 0.05)
-            patience.check(trainer.rejection, channel)
+            timeout.check(trainer.rejection, channel)
         if trainer.learner.gradient_steps:
             trainer.save()
         trainer.close()
 
 
 def run_evaluator(options: EvaluatorOptions) -> None:
-    """Measure versions until asked to stop, or one version once."""
+    """Measure versions on held-out seeds."""
     idle()
-    one_thread()
+    limit_threads()
     recipe = options.overrides.applied(get_recipe(options.recipe, options.seed))
     data, version = DataDirectory(options.root), options.version
     shutdown = ShutdownSignal()
@@ -93,47 +92,35 @@ def run_evaluator(options: EvaluatorOptions) -> None:
     with gateway_channel(options, options.name) as channel:
         evaluator = supplies.make_evaluator(recipe, options.name, data, channel, options.seed, only)
         evaluator.robot.connect()
-        patience = _Patience()
+        timeout = _RejectionTimeout()
         try:
-            while not (shutdown.requested or evaluator.done or evaluator.stopping):
+            while not (shutdown.requested or evaluator.done or evaluator.subscriber.stopping):
                 if not evaluator.busy:
                     wait_any([channel], 0.1)
-                evaluator.turn()
-                patience.check(evaluator.refused, channel)
+                evaluator.step()
+                timeout.check(evaluator.subscriber.refused, channel)
         finally:
             evaluator.robot.close()
 
 
 def run_demonstrator(options: DemonstratorOptions) -> None:
-    """Record the recipe's demonstrations and wait until they are safe."""
+    """Record demonstrations of the scripted operator and send them to the gateway."""
     from fleet.evaluation.demonstrations import demonstrate
-    from wire.transport.memory_channel import memory_pair
 
     recipe, data = get_recipe(options.recipe), DataDirectory(options.root)
     count = options.episodes or recipe.demonstrations * len(recipe.tasks)
-    clock = SimulatedClock()
-    control_end, uplink_end = memory_pair()
-    idle_end, unused_end = memory_pair()
-    with gateway_channel(options, options.name) as channel:
-        loop = supplies.make_demonstrator(recipe, options.name, control_end, idle_end, clock)
-        uplink = supplies.make_uplink(options.name, data.edge(options.name), channel, uplink_end, unused_end)
+    name = options.name
+    with gateway_channel(options, name) as channel:
         demonstrate(
-            loop,
-            uplink,
-            control_end,
-            uplink_end,
-            recipe.tasks,
-            count,
-            options.first_seed,
-            lambda: wait_any([channel], 0.02),
+            recipe, name, data.edge(name), channel, count, options.first_seed, lambda: wait_any([channel], 0.02)
         )
 
 
 def run_think_server(options: ThinkServerOptions) -> None:
-    """Think for robots on other machines until asked to stop."""
+    """Run the slow path for robots elsewhere: `edge --think tcp://HOST:PORT`. Its key is called `thinker`."""
     from robot_edge.inference.latent_server import LatentEncoder, LatentServer
 
-    one_thread()
+    limit_threads()
     recipe, data = options.overrides.applied(get_recipe(options.recipe)), DataDirectory(options.root)
     shutdown = ShutdownSignal()
     robots = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", options.key_directory, THINKER)
@@ -141,15 +128,15 @@ def run_think_server(options: ThinkServerOptions) -> None:
         encoder = LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))
         server = LatentServer(THINKER, robots, channel, encoder, data.edge(THINKER) / "weights", MonotonicClock())
         log.info("robots that think here connect to %s", robots.endpoint)
-        patience = _Patience()
+        timeout = _RejectionTimeout()
         while not (shutdown.requested or server.subscriber.stopping):
             wait_any([robots, channel], 0.1)
             server.poll()
-            patience.check(server.subscriber.rejection, channel)
+            timeout.check(server.subscriber.rejection, channel)
     robots.close()
 
 
-class _Patience:
+class _RejectionTimeout:
     """Ends a process that the gateway goes on refusing, with the gateway's own words."""
 
     def __init__(self) -> None:
@@ -161,21 +148,16 @@ class _Patience:
             self._since = None
             return
         self._since = self._since or time.monotonic()
-        if time.monotonic() - self._since > REFUSED_PATIENCE_S:
+        if time.monotonic() - self._since > REFUSED_TIMEOUT_S:
             raise RejectedError(reason)
 
 
-@contextlib.contextmanager
-def gateway_channel(options: ClientOptions, name: str) -> Iterator[ZmqClient]:
+def gateway_channel(options: ClientOptions, name: str) -> contextlib.AbstractContextManager[ZmqClient]:
     """The connection of the process called `name` to its gateway, closed in the end."""
-    channel = supplies.client(options.gateway, name, options.key_directory)
-    try:
-        yield channel
-    finally:
-        channel.close()
+    return contextlib.closing(supplies.client(options.gateway, name, options.key_directory))
 
 
-def one_thread() -> None:
+def limit_threads() -> None:
     """Several processes share a few cores: torch's thread pools would spin against each other."""
     try:
         import torch

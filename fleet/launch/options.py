@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fleet.config.overrides import Overrides
+from fleet.config.overrides import Overrides, unset
 from fleet.config.process_options import (
     NOTHING,
     PORT,
@@ -17,9 +17,12 @@ from fleet.config.process_options import (
     WEB_PORT,
     LedgerUrl,
     Operator,
+    Port,
     ProcessOptions,
     Seed,
     StoreUrl,
+    WebHost,
+    WebPort,
 )
 from wire.errors import ConfigError
 
@@ -30,9 +33,7 @@ EVERYWHERE = ("0.0.0.0", "::", "*")
 class UpOptions(ProcessOptions):
     """What the command line asked for."""
 
-    robots: Annotated[
-        int | None, typer.Option(min=1, max=64, help="How many simulated robots; default 3.", show_default=False)
-    ] = None
+    robots: Annotated[int | None, typer.Option(min=1, max=64, help="How many simulated robots; default 3.")] = None
     """None: the usual number, or what the cluster's nodes have"""
     minutes: Annotated[
         float | None, typer.Option(min=0.0, help="Stop after so many minutes of robots at work; default: at Ctrl-C.")
@@ -50,27 +51,17 @@ class UpOptions(ProcessOptions):
             "be repeated.",
         ),
     ] = field(default_factory=list)
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Gateway port; 0 takes a free one.")] = PORT
-    web_port: Annotated[int, typer.Option(min=0, max=65535, help="Page port; 0 takes a free one.")] = WEB_PORT
-    web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1"
+    port: Port = PORT
+    web_port: WebPort = WEB_PORT
+    web_host: WebHost = "127.0.0.1"
     operator: Operator = True
     ledger: LedgerUrl = ""
     store: StoreUrl = ""
     backend: Annotated[
         str, typer.Option(help="Where parts run: local (children of this process) or ray (nodes of a Ray cluster).")
     ] = "local"
-    ray_address: Annotated[
-        str,
-        typer.Option(
-            help="The Ray cluster: auto or HOST:PORT; default: one of this machine alone.", show_default=False
-        ),
-    ] = ""
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Address the gateway listens on; default 127.0.0.1, with Ray this node's.", show_default=False
-        ),
-    ] = ""
+    ray_address: Annotated[str, unset("The Ray cluster: auto or HOST:PORT; default: one of this machine alone.")] = ""
+    host: Annotated[str, unset("Address the gateway listens on; default 127.0.0.1, with Ray this node's.")] = ""
     think_server: Annotated[bool, typer.Option("--think-server", help="Robots think in one think server.")] = False
     overrides: Annotated[Overrides, SIMULATED] = NOTHING
 
@@ -93,7 +84,7 @@ def check_options(options: UpOptions) -> None:
         raise ConfigError(f"--measure-at {late[0]:g}: the run must take that long; set --minutes to at least that.")
 
 
-def free_port(port: int, host: str, option: str) -> int:
+def free_port(port: int, host: str, option: str = "--port") -> int:
     """`port` if it is free, any free one for 0. Raises `ConfigError` that names the option to change."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -56,8 +56,3 @@ def by_role(recipe: Recipe, policy: str) -> dict[Role, tuple[str, ...]]:
         return {**needs, Role.edge: robot}
     thinking = (*robot, *_POLICY, *lerobot)
     return {**needs, Role.edge: thinking, **dict.fromkeys(_THINKING, (*thinking, *_TRAINER))}
-
-
-def of_edge(recipe: Recipe, policy: str) -> tuple[str, ...]:
-    """The same for the processes of one robot."""
-    return by_role(recipe, policy)[Role.edge]

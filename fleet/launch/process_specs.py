@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fleet.config.overrides import Overrides
@@ -44,61 +44,42 @@ class Parts:
     gateway: str
     """tcp://HOST:PORT, as the parts reach it"""
     seed: int
-    operated: bool
+    operator: bool
     """with the scripted operator beside the robots"""
     overrides: Overrides
 
     def make_gateway(self, host: str, port: int, web_host: str, web_port: int) -> Part:
-        options = GatewayOptions(recipe=self.recipe, host=host, port=port, web_host=web_host, web_port=web_port)
-        return _part(GATEWAY, "gateway", options)
+        listens = {"host": host, "port": port, "web_host": web_host, "web_port": web_port}
+        return self._part(GATEWAY, Role.gateway, "gateway", GatewayOptions, **listens)
 
     def make_trainer(self) -> Part:
-        options = TrainerOptions(
-            recipe=self.recipe, gateway=self.gateway, seed=self.seed, name=TRAINER, overrides=self.overrides
-        )
-        return _part(TRAINER, "trainer", options, nice=5)
+        return replace(self._part(TRAINER, Role.trainer, "trainer", TrainerOptions), nice=5)
 
     def make_evaluator(self) -> Part:
-        return _part(EVALUATOR, "evaluator", self._evaluator(EVALUATOR), nice=15)
+        return replace(self._part(EVALUATOR, Role.evaluator, "evaluator", EvaluatorOptions), nice=15)
 
     def make_measurer(self, label: str, version: int) -> Part:
         """Measures one version once; `label`: before, after or `minute_label` of some moment."""
-        name = measurer(label)
-        options = replace(self._evaluator(name), version=version, label=label)
-        return _part(name, "evaluator", options, restart=False)
+        asked = {"version": version, "label": label}
+        part = self._part(measurer(label), Role.evaluator, "evaluator", EvaluatorOptions, **asked)
+        return replace(part, restart=False)
 
     def make_demonstrator(self, episodes: int) -> Part:
-        options = DemonstratorOptions(recipe=self.recipe, gateway=self.gateway, name=DEMONSTRATOR, episodes=episodes)
-        return _part(DEMONSTRATOR, "demonstrate", options, restart=False)
+        part = self._part(DEMONSTRATOR, Role.demonstrator, "demonstrate", DemonstratorOptions, episodes=episodes)
+        return replace(part, restart=False)
 
     def make_thinker(self) -> Part:
-        options = ThinkServerOptions(recipe=self.recipe, gateway=self.gateway, overrides=self.overrides)
-        return _part(THINKER, "think-server", options, nice=5)
+        return replace(self._part(THINKER, Role.thinker, "think-server", ThinkServerOptions), nice=5)
 
     def make_edge(self, robot: str, think: str = "") -> Part:
         """A robot is never given up: what ails it may pass, and the others go on meanwhile.
 
         `think`: address of the think server, '' for its own computer.
         """
-        options = EdgeOptions(
-            recipe=self.recipe,
-            gateway=self.gateway,
-            name=robot,
-            operator=self.operated,
-            think=think,
-            overrides=self.overrides,
-        )
-        return _part(robot, "edge", options, give_up_after=0)
+        return replace(self._part(robot, Role.edge, "edge", EdgeOptions, think=think), give_up_after=0)
 
-    def _evaluator(self, name: str) -> EvaluatorOptions:
-        return EvaluatorOptions(
-            recipe=self.recipe, gateway=self.gateway, seed=self.seed, name=name, overrides=self.overrides
-        )
-
-
-_ROLES = {"demonstrate": "demonstrator", "think-server": "thinker"}
-"""by command, where they differ"""
-
-
-def _part(name: str, command: str, options: ProcessOptions, **kept: Any) -> Part:
-    return Part(name, Role(_ROLES.get(command, command)), (command, *options.arguments()), **kept)
+    def _part(self, name: str, role: Role, command: str, kind: type[ProcessOptions], **given: Any) -> Part:
+        """With those options of a `kind` that all parts of the fleet share, and those that are `given`."""
+        shared = {"name": name, **{one.name: getattr(self, one.name) for one in fields(self)}}
+        options = kind(**{one.name: shared[one.name] for one in fields(kind) if one.name in shared}, **given)
+        return Part(name, role, (command, *options.arguments()))

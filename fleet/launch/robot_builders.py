@@ -7,15 +7,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fleet.cli.flight import recorded
 from fleet.config.data_directory import DataDirectory
 from fleet.config.process_options import EdgeOptions, EdgePartOptions
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
-from fleet.launch.builders import THINKER, gateway_channel, one_thread
-from fleet.launch.preloads import of_edge
-from fleet.tools.policy_smoke_test import try_policy
+from fleet.launch.builders import THINKER, gateway_channel, limit_threads
+from fleet.launch.preloads import by_role
+from fleet.tools.policy_process import try_policy
 from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import CallLimits, run_driver_server
 from hal.registry import make_operator, make_robot
@@ -33,12 +32,14 @@ from robot_edge.runtime.process_group import (
     run_uplink,
     uplink_channel,
 )
+from robot_edge.uplink.server import Uplink
 from wire.clock import MonotonicClock
 from wire.errors import ConfigError, suggest
 from wire.transport.frame_ring import FrameRing, ring_path
 from wire.transport.keys import GATEWAY, load_pair, load_public
 from wire.transport.shared_channel import SharedChannel
 from wire.transport.zmq_channel import ZmqClient
+from wire.types import Role
 
 PARTS = ("robot", "control", "inference", "thinker", "uplink")
 THINKING = frozenset(("inference", "thinker"))
@@ -60,33 +61,27 @@ def edge_processes(options: EdgeOptions) -> EdgeProcesses:
     load_public(options.key_directory, GATEWAY)
     if options.think:
         load_public(options.key_directory, THINKER)
-    left_out = set() if recipe.hosted else {"robot"}
-    left_out |= set() if recipe.think_apart and not options.think else {"thinker"}
-    told = options.arguments()
-    commands = {
-        part: [sys.executable, "-m", "fleet.cli", "edge-part", part, *told] for part in PARTS if part not in left_out
-    }
+    parts = PARTS if recipe.think_apart and not options.think else [part for part in PARTS if part != "thinker"]
+    arguments = options.arguments()
+    commands = {part: [sys.executable, "-m", "fleet.cli", "edge-part", part, *arguments] for part in parts}
     logs = DataDirectory(options.root).logs
     return EdgeProcesses(options.name, commands, logs, THINKING if has_gpu() else frozenset())
 
 
 def run_robot(options: EdgeOptions) -> int:
-    """Start and keep one robot's processes until asked to stop; the exit status.
-
-    Raises as `edge_processes`, and `PolicyError` for a policy of `options.overrides` that cannot be made.
-    """
+    """Run one robot: its driver, control, inference and uplink processes."""
     edge, overrides = edge_processes(options), options.overrides
     # Whoever started this as one of many has tried it.
     if overrides.policy and PARENT not in os.environ:
         shutdown = ShutdownSignal()
         if not try_policy(options.recipe, overrides, 0, lambda: shutdown.requested):
             return 0
-    preload(of_edge(overrides.applied(get_recipe(options.recipe)), overrides.policy))
+    preload(by_role(overrides.applied(get_recipe(options.recipe)), overrides.policy)[Role.edge])
     return run_edge(edge)
 
 
 def run_edge_part(options: EdgePartOptions) -> None:
-    """One of a robot's processes, until asked to stop."""
+    """One process of a robot; started by `edge`."""
     recipe, data = options.overrides.applied(get_recipe(options.recipe)), DataDirectory(options.root)
     name, run_directory, part = options.name, options.run_dir, options.part
     if part not in PARTS:
@@ -121,22 +116,14 @@ def _control(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> N
     clock, patience = MonotonicClock(), recipe.loop.driver
     name, run_directory, operated = options.name, options.run_dir, options.operator
     uplink = record_channel(run_directory, recipe.spec, uplink=False)
-    hosted = None
-    if recipe.hosted:
-        hosted = RobotProxy(
-            recipe.spec,
-            run_directory / _HOST,
-            call_s=patience.call_s,
-            slow_call_s=patience.reset_s,
-        )
-    ring = _frames(recipe, run_directory, write=hosted is None)
+    robot = RobotProxy(recipe.spec, run_directory / _HOST, call_s=patience.call_s, slow_call_s=patience.reset_s)
+    ring = _frames(recipe, run_directory)
     inference = SharedChannel(run_directory / "inference-control", bind=False, polls=True, ring=ring)
-    with recorded(recipe, name, data.edge(name) / "flight", operated=operated) as flight:
+    with supplies.record_flight(recipe, name, data.edge(name) / "flight", operated=operated) as flight:
         loop = supplies.make_control(
-            recipe, name, uplink, inference, clock, operated=operated, robot=hosted, operator=hosted, flight=flight
+            recipe, name, uplink, inference, clock, operated=operated, robot=robot, operator=robot, flight=flight
         )
-        if hosted is not None:
-            hosted.meanwhile = StatusKeepalive(loop, uplink, clock).poll
+        robot.meanwhile = StatusKeepalive(loop, uplink, clock).poll
         run_control(loop, uplink, recipe.tasks, flight, options.site)
     inference.close()
     uplink.close()
@@ -146,7 +133,7 @@ def _control(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> N
 def _inference(recipe: Recipe, options: EdgePartOptions) -> None:
     from robot_edge.inference.server import Inference
 
-    one_thread()
+    limit_threads()
     clock, name, run_directory = MonotonicClock(), options.name, options.run_dir
     ring = _frames(recipe, run_directory)
     control = SharedChannel(run_directory / "inference-control", bind=True, ring=ring)
@@ -178,7 +165,7 @@ def _inference(recipe: Recipe, options: EdgePartOptions) -> None:
 def _thinker(recipe: Recipe, run_directory: Path) -> None:
     from robot_edge.inference.latent_server import LatentEncoder, LatentWorker
 
-    one_thread()
+    limit_threads()
     ring = _frames(recipe, run_directory)
     channel = SharedChannel(run_directory / "thinker", bind=False, ring=ring)
     run_latent_worker(
@@ -188,9 +175,9 @@ def _thinker(recipe: Recipe, run_directory: Path) -> None:
     ring.close()
 
 
-def _frames(recipe: Recipe, run_directory: Path, *, write: bool = False) -> FrameRing:
-    """The robot's frames. Whoever has the driver writes them: its host, or control where there is none."""
-    return FrameRing(ring_path(run_directory / _HOST, recipe.spec), recipe.spec, write=write)
+def _frames(recipe: Recipe, run_directory: Path) -> FrameRing:
+    """The robot's frames, to be read; the driver's host writes them."""
+    return FrameRing(ring_path(run_directory / _HOST, recipe.spec), recipe.spec, write=False)
 
 
 def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> None:
@@ -199,7 +186,7 @@ def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> No
     inference = uplink_channel(run_directory, "inference", uplink=True)
     operator = uplink_channel(run_directory, "operator", uplink=True)
     with gateway_channel(options, name) as channel:
-        uplink = supplies.make_uplink(name, data.edge(name), channel, control, inference)
+        uplink = Uplink(name, data.edge(name), channel, control, inference, MonotonicClock())
         uplink.operator = operator
         run_uplink(uplink, channel, inference, operator)
     for local in (control, inference, operator):

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fleet.config.data_directory import DataDirectory
 from fleet.config.recipe import Recipe
-from fleet.evaluation.demonstrations import AlwaysIntervene
-from fleet.evaluation.evaluator import Evaluator
+from fleet.config.recipes import get_recipe
+from fleet.evaluation.evaluator import Conditions, Evaluator
 from fleet.evaluation.injected_delay import DelayedChannel, parse_delay
-from fleet.evaluation.rollout import Conditions
 from hal.interfaces.robot import Robot, Teleoperator
 from hal.registry import make_operator, make_robot
+from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler, DelayEstimator, MakeScheduler
+from robot_edge.control.config import GateConfig, LoopConfig
 from robot_edge.control.loop import ControlLoop
-from robot_edge.control.takeover import Gate
+from robot_edge.control.takeover import Gate, TakeoverGate
+from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
-from robot_edge.uplink.server import Uplink
 from wire.clock import Clock, ManualClock, MonotonicClock, SimulatedClock
+from wire.errors import ConfigError
 from wire.messages.gateway import Evaluate, Evaluation
 from wire.transport.channel import Channel
 from wire.transport.keys import GATEWAY, load_pair, load_public
@@ -57,8 +62,8 @@ def scheduler_factory(recipe: Recipe) -> MakeScheduler:
 
 def make_conditions(recipe: Recipe, clock: ManualClock, seed: int) -> Conditions:
     """What an evaluator's episodes are run under: as slow as the robots are."""
-    delay = parse_delay(recipe.delay, seed)
-    return Conditions(clock, delay, recipe.slow.every_s, recipe.loop.safety, recipe.evaluator.delay_ticks)
+    delay = (ticks + recipe.evaluator.delay_ticks for ticks in parse_delay(recipe.delay, seed))
+    return Conditions(clock, delay, recipe.slow.every_s, recipe.loop.safety)
 
 
 def make_control(
@@ -72,12 +77,13 @@ def make_control(
     paced: bool = True,
     robot: Robot | None = None,
     operator: Teleoperator | None = None,
+    gate: TakeoverGate | None = None,
     flight: FlightRecorder | None = None,
 ) -> ControlLoop:
     """The control loop of one robot; `operated`: with the scripted operator at its side.
 
-    `robot` and `operator`: instead of the recipe's own, in this process; `flight`: records all that crosses the
-    loop's borders.
+    `robot` and `operator`: instead of the recipe's own, in this process; `gate`: instead of the recipe's; `flight`:
+    records all that crosses the loop's borders.
     """
     if robot is None:
         # A robot at its own rate stamps with the machine's clock.
@@ -92,41 +98,10 @@ def make_control(
         session_id, robot, operator = flight.session_id, flight.robot(robot), flight.operator(operator)
         uplink, inference = flight.channel("uplink", uplink), flight.channel("inference", inference)
         clock = flight.clock(clock)
-    gate = Gate(recipe.gate) if operated else None
+    gate = (gate or Gate(recipe.gate)) if operated else None
     return ControlLoop(
         name, session_id, robot, uplink, inference, scheduler_factory(recipe), clock, recipe.loop, operator, gate
     )
-
-
-def make_demonstrator(
-    recipe: Recipe, name: str, uplink: Channel, inference: Channel, clock: SimulatedClock
-) -> ControlLoop:
-    """A control loop in which the scripted operator does everything, unpaced."""
-    robot = make_robot(recipe.robot, recipe.unpaced_config, clock)
-    config = replace(recipe.loop, source="demonstration", needs_policy=False)
-    return ControlLoop(
-        name,
-        secrets.token_hex(4),
-        robot,
-        uplink,
-        inference,
-        scheduler_factory(recipe),
-        clock,
-        config,
-        make_operator(recipe.robot, robot),
-        AlwaysIntervene(),
-    )
-
-
-def make_uplink(
-    name: str,
-    directory: Path,
-    gateway: Channel,
-    control: Channel,
-    inference: Channel,
-    clock: Clock | None = None,
-) -> Uplink:
-    return Uplink(name, directory, gateway, control, inference, clock or MonotonicClock())
 
 
 def make_evaluator(
@@ -186,16 +161,7 @@ def _history(ledger: Ledger) -> list[tuple[Evaluation, float]]:
         if before_ns is not None:
             t_s += min(60.0, max(0.0, (row.wall_ns - before_ns) / 1e9))
         before_ns = row.wall_ns
-        evaluation = Evaluation(
-            number=row.number,
-            success=row.success,
-            episodes=row.episodes,
-            first_seed=row.first_seed,
-            label=row.label,
-            started_ns=row.started_ns,
-            duration_s=row.duration_s,
-        )
-        found.append((evaluation, t_s))
+        found.append((msgspec.convert(row, Evaluation, from_attributes=True), t_s))
     return found
 
 
@@ -252,4 +218,70 @@ def make_trainer(
             max_steps=max_steps,
             pretrained=getattr(policy, "pretrained", False),
         ),
+    )
+
+
+# --- flights ----------------------------------------------------------------------------------------------------------
+
+
+def record_flight(
+    recipe: Recipe, name: str, directory: Path, *, operated: bool
+) -> contextlib.AbstractContextManager[FlightRecorder]:
+    """The recorder of one start of robot `name`'s control process, closed in the end."""
+    header = FlightHeader(
+        name=name,
+        session_id=secrets.token_hex(4),
+        spec=recipe.spec,
+        config=msgspec.to_builtins(recipe.loop),
+        strategy=recipe.chunking.strategy,
+        settings={
+            "recipe": recipe.name,
+            "chunking": msgspec.to_builtins(recipe.chunking),
+            "gate": msgspec.to_builtins(recipe.gate),
+        },
+        operated=operated,
+    )
+    flight = FlightRecorder(directory, header)
+    flight.start()
+    return contextlib.closing(flight)
+
+
+def rebuild_control(
+    header: FlightHeader,
+    robot: Robot,
+    uplink: Channel,
+    inference: Channel,
+    clock: Clock,
+    operator: Teleoperator | None,
+) -> ControlLoop:
+    """The control loop that `header` describes, on other borders.
+
+    What a file cannot hold, the robot's motion, is the recipe's of today. Raises `ConfigError` for an unknown recipe or
+    a header of another program version that cannot be read.
+    """
+    settings = header.settings
+    try:
+        config = msgspec.convert(header.config, LoopConfig)
+        gate = Gate(msgspec.convert(settings["gate"], GateConfig)) if operator is not None else None
+        recipe = replace(
+            get_recipe(settings["recipe"]),
+            loop=config,
+            chunking=msgspec.convert(settings["chunking"], ChunkingConfig),
+        )
+    except (KeyError, msgspec.ValidationError) as error:
+        raise ConfigError(
+            f"the flight of '{header.name}' was recorded by version {header.program} and its header cannot be read "
+            f"now ({error}); replay it with that version."
+        ) from error
+    return ControlLoop(
+        header.name,
+        header.session_id,
+        robot,
+        uplink,
+        inference,
+        scheduler_factory(recipe),
+        clock,
+        config,
+        operator,
+        gate,
     )

@@ -35,7 +35,7 @@ from robot_edge.runtime.forking import (
     start_program,
 )
 from robot_edge.runtime.lifecycle import PARENT
-from wire.errors import storage_error
+from wire.errors import storage_errors
 
 if TYPE_CHECKING:
     # It imports numpy, whose threads would keep the template from forking.
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 _LARGEST = 1 << 20
 _ROOM = 4000
 """characters of the template's own command line, in which its forks show theirs"""
-_PATIENCE_S = 90.0
+_TIMEOUT_S = 90.0
 """after which a template that has not begun what it was asked for is ended"""
 _UNABLE = 3
 """exit status of a template that cannot be forked"""
@@ -126,11 +126,9 @@ class Template:
     def _open(self, first: bool = True) -> _TemplateLink:
         names = list(dict.fromkeys(name for needs in self._needs.values() for name in needs))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
+        with storage_errors("starting the parts' template", self._log_file):
             self._log_file.parent.mkdir(parents=True, exist_ok=True)
             output = self._log_file.open("ab")
-        except OSError as error:
-            raise storage_error(error, "starting the parts' template", self._log_file) from error
         with theirs, output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "fleet.launch.template", str(theirs.fileno()), *names, "." * _ROOM],
@@ -154,16 +152,14 @@ class _TemplateLink:
         """whether to wait for it is no slower than to start a new program"""
         line.setblocking(False)
         self._line = line
-        self._parts: dict[int, _ForkedPart] = {}
+        self.parts: list[_ForkedPart] = []
+        """by the number of their request"""
         self._decode = msgspec.msgpack.Decoder(_Started | _Ended | _Ready).decode
 
     def ask(self, part: _ForkedPart, request: _Request, output: int) -> None:
         """Raises `OSError` when that is not possible now."""
         socket.send_fds(self._line, [msgspec.msgpack.encode(request)], [output])
-        self._parts[request.number] = part
-
-    def next_number(self) -> int:
-        return len(self._parts)
+        self.parts.append(part)
 
     def read(self) -> None:
         """Take what the template has said since."""
@@ -182,9 +178,9 @@ class _TemplateLink:
                 return
             match self._decode(data):
                 case _Started(number, pid):
-                    self._parts[number].started(pid, descriptors[0])
+                    self.parts[number].started(pid, descriptors[0])
                 case _Ended(number, status):
-                    self._parts[number].ended(status)
+                    self.parts[number].ended(status)
                 case _Ready():
                     self.usable = True
 
@@ -212,10 +208,10 @@ class _ForkedPart(Forked):
     ) -> None:
         super().__init__(0, command)
         self._line = line
-        self._wanted = _Request(line.next_number(), command, environment, niceness, needs)
+        self._wanted = _Request(len(line.parts), command, environment, niceness, needs)
         self._descriptor = -1
         self._program: Process | None = None
-        self._patience_s = time.monotonic() + _PATIENCE_S
+        self._deadline_s = time.monotonic() + _TIMEOUT_S
         line.ask(self, self._wanted, output)
         self._output = os.dup(output)
 
@@ -241,7 +237,7 @@ class _ForkedPart(Forked):
         if self._status is not None:
             return self._status
         if self.pid == 0:
-            self._begin_otherwise()
+            self._start_as_program()
         elif not self._line.alive and select.select([self._descriptor], [], [], 0)[0]:
             self.ended(_LOST)
         return self._status
@@ -257,12 +253,12 @@ class _ForkedPart(Forked):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, number)
 
-    def _begin_otherwise(self) -> None:
+    def _start_as_program(self) -> None:
         """Be a new program if the template does not come round to it."""
-        if self._line.alive and time.monotonic() > self._patience_s:
+        if self._line.alive and time.monotonic() > self._deadline_s:
             log.error("the template of the parts hangs and is ended.")
             self._line.process.kill()
-            self._patience_s = float("inf")
+            self._deadline_s = float("inf")
         if not self._line.alive:
             wanted = self._wanted
             self._program = start_program(wanted.command, wanted.environment, self._output, wanted.niceness)
@@ -294,7 +290,7 @@ class _Server:
             for descriptor, _ in self._poll.poll(0 if busy else None):
                 if descriptor in self._children:
                     self._reap(descriptor)
-                elif not self._hear():
+                elif not self._receive():
                     return
             if self._waiting:
                 request, output = self._waiting.pop(0)
@@ -303,7 +299,7 @@ class _Server:
             elif self._missing:
                 self._import(self._missing[:1])
 
-    def _hear(self) -> bool:
+    def _receive(self) -> bool:
         data, descriptors, _, _ = socket.recv_fds(self._line, _LARGEST, 1)
         if data:
             self._waiting.append((self._decode(data), descriptors[0]))

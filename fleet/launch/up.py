@@ -5,31 +5,28 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import signal
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from cloud_learner.buffer.ledger.ledger import Ledger
 from fleet.cli.table import Dashboard
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
-from fleet.launch.backend import Backend, LocalBackend, changes
+from fleet.launch.backend import Backend, LocalBackend
 from fleet.launch.builders import THINKER
 from fleet.launch.options import EVERYWHERE, UpOptions, check_options, free_port
 from fleet.launch.preloads import by_role
 from fleet.launch.process_specs import AFTER, BEFORE, DEMONSTRATOR, HELPERS, Parts, measurer, minute_label
-from fleet.launch.run_counters import RunCounters
 from fleet.launch.template import Template
-from fleet.tools.policy_build import Building
-from fleet.tools.policy_smoke_test import try_policy
-from fleet.tools.report import write_report
+from fleet.tools.policy_process import build_policy, try_policy
+from fleet.tools.report import RunCounters, make_report, write_report
 from robot_edge.runtime.process_group import DRAIN_S
 from robot_edge.runtime.rejection_log import RejectionLog
 from wire.errors import ConfigError, FleetError
@@ -38,7 +35,8 @@ from wire.types import CALLERS
 
 log = logging.getLogger(__name__)
 
-START_PATIENCE_S = 60.0
+START_S = 60.0
+DEMONSTRATIONS_S = 300.0
 FINAL_EVALUATION_S = 900.0
 USUAL_ROBOTS = 3
 
@@ -59,12 +57,12 @@ class Up:
             # What cannot work is said here, once, rather than by every part.
             self.recipe = self.overrides.applied(self.recipe)
         self.data = DataDirectory(options.root.resolve())
-        self.meters = RunCounters()
+        self.counters = RunCounters()
         self._refusals = RejectionLog()
         self._robots: dict[str, str] = {}
         self._edges: list[str] = []
         self._think = ""
-        self._asked = 0
+        self._stops_requested = 0
         self._newest_version = 0
         self._at_minute: dict[float, int] = {}
 
@@ -74,18 +72,18 @@ class Up:
         if options.report is not None and not options.report.resolve().parent.is_dir():
             raise ConfigError(f"--report {options.report}: its directory does not exist; create it first.")
         identity = RunIdentity(self.recipe.name, options.seed, self.recipe.spec.hash, self.overrides.choice())
-        self._listen()
+        self._handle_signals()
         self.data.require(identity)
         # Before the directory is given to this policy for ever. With Ray other machines make it.
         tried = self.overrides.policy and options.backend == "local"
-        if tried and not try_policy(options.recipe, self.overrides, options.seed, lambda: bool(self._asked)):
+        if tried and not try_policy(options.recipe, self.overrides, options.seed, lambda: bool(self._stops_requested)):
             return 0
         with self.data.prepare(identity):
             self.data.keep_buffer_at(options.ledger, options.store)
             make_keys(self.data.keys, [GATEWAY, *HELPERS, *self._measurers, *CALLERS])
             with self._backend() as (self.backend, reached):
                 # Ray puts its own handlers there.
-                self._listen()
+                self._handle_signals()
                 host = options.host or reached
                 port = free_port(options.port, host, "--port")
                 web_port = free_port(options.web_port, options.web_host, "--web-port")
@@ -112,8 +110,8 @@ class Up:
             self.screen.close()
         if self.options.report is not None and status == 0:
             duration_s = time.monotonic() - started
-            found = self.recipe, self.meters, duration_s, self._elsewhere(), self.options.measure_at
-            write_report(self.options.report, self.data, *found)
+            found = self.recipe, self.counters, duration_s, self._remote_steps(), self.options.measure_at
+            write_report(self.options.report, make_report(self.data, *found))
             self.screen.say(f"report: {self.options.report}")
         return status
 
@@ -141,30 +139,37 @@ class Up:
 
     def _work(self, host: str, port: int, web_port: int) -> None:
         self.backend.start(self.parts.make_gateway(host, port, self.options.web_host, web_port))
-        self._await_page()
+        late = f"the gateway did not answer within {START_S:.0f} s; see {self.data.logs / 'gateway.log'}."
+        self._wait_until(self._refresh, START_S, late)
         missing = self.recipe.demonstrations * len(self.recipe.tasks) - self._demonstrations()
         if missing > 0:
             self.screen.say(f"recording {self.recipe.demonstrations} demonstrations of each task …")
-            self._demonstrate(missing, 300.0)
+            self.backend.start(self.parts.make_demonstrator(missing))
+            late = (
+                f"{DEMONSTRATOR} did not end within {DEMONSTRATIONS_S:.0f} s; see {self.data.logs / DEMONSTRATOR}.log."
+            )
+            self._wait_until(lambda: self._ended(DEMONSTRATOR), DEMONSTRATIONS_S, late)
         if self._builds:
             self._build_policy()
         self.backend.start(self.parts.make_trainer())
         if self.options.think_server:
             self.backend.start(self.parts.make_thinker())
         self.backend.start(self.parts.make_evaluator())
-        self._meet()
         self.screen.say(f"the page is {self.page}; Ctrl-C stops everything")
-        self._await_first_version()
+        self.screen.say("pretraining on the demonstrations …")
+        while not self._newest_version:
+            self._start_new_edges()
+            self._wait(0.5)
         started = time.monotonic()
-        deadline = started + 60 * self.options.minutes if self.options.minutes is not None else None
-        while deadline is None or time.monotonic() < deadline:
-            self._meet()
-            self._rest(0.5, deadline)
-            self._mark((time.monotonic() - started) / 60)
+        deadline = math.inf if self.options.minutes is None else started + 60 * self.options.minutes
+        while (left := deadline - time.monotonic()) > 0:
+            self._start_new_edges()
+            self._wait(min(0.5, left))
+            self._note_versions((time.monotonic() - started) / 60)
         if self.options.report is not None:
             self._measure()
 
-    def _mark(self, minutes: float) -> None:
+    def _note_versions(self, minutes: float) -> None:
         """Remember the newest version of the minutes that are to be measured, so many having passed."""
         for minute in self.options.measure_at:
             if minute <= minutes and self._newest_version:
@@ -178,31 +183,29 @@ class Up:
 
     def _build_policy(self) -> None:
         """Give every part the recipe's tiny policy; the first time it is built."""
-        place, kind = self.data.policy, self.recipe.tiny
-        if not place.exists():
-            self.screen.say(f"building a tiny {kind} in {place} …")
-            with Building(kind, self.data, self.recipe.name, self.options.seed) as building:
-                while not building.done():
-                    self._rest(0.2, None)
-        self.overrides = replace(self.overrides, policy=f"lerobot:{place}")
+        path, kind = self.data.policy, self.recipe.tiny
+        if not path.exists():
+            self.screen.say(f"building a tiny {kind} in {path} …")
+            build_policy(kind, self.data, self.recipe.name, self.options.seed, lambda: self._wait(0.2))
+        self.overrides = replace(self.overrides, policy=f"lerobot:{path}")
         self.recipe = self.overrides.applied(self.recipe)
         self.parts = replace(self.parts, overrides=self.overrides)
 
-    def _meet(self) -> None:
+    def _start_new_edges(self) -> None:
         """Start the edges of robots that have joined since the last time."""
         if self.options.think_server and not self._found_think_server():
             return
-        now = dict(self.backend.robots())
-        joined, left = changes(self._robots, now)
+        # One that is on another node now has neither joined nor left.
+        before, now = self._robots, dict(self.backend.robots())
         self._robots = now
-        for name in joined:
+        for name in sorted(now.keys() - before.keys()):
             if name not in self._edges:
                 make_keys(self.data.keys, [name])
                 self._edges.append(name)
                 self.backend.start(self.parts.make_edge(name, self._think))
             if now[name]:
                 self.screen.say(f"{name} is there, on {now[name]}")
-        for name in left:
+        for name in sorted(before.keys() - now.keys()):
             self.screen.say(f"{name} is lost: its node has gone. It works again when the node is back.")
 
     def _found_think_server(self) -> bool:
@@ -218,12 +221,8 @@ class Up:
 
     def _demonstrations(self) -> int:
         """Finished demonstrations in the buffer."""
-        ledger = Ledger.open(self.data.buffer.ledger_place, read_only=True)
-        try:
-            episodes = ledger.episodes("demonstrator", limit=1_000_000)
-        finally:
-            ledger.close()
-        return sum(episode.outcome != "" for episode in episodes)
+        with self.data.open_buffer() as (ledger, _store):
+            return sum(episode.outcome != "" for episode in ledger.episodes(DEMONSTRATOR, limit=1_000_000))
 
     def _measure(self) -> None:
         """Robots and trainer end, then versions are measured with the machine to themselves: the first, those of
@@ -238,12 +237,8 @@ class Up:
         wanted |= {minute_label(minute): number for minute, number in self._at_minute.items()}
         for label, number in wanted.items():
             self.backend.start(self.parts.make_measurer(label, number))
-        deadline = time.monotonic() + FINAL_EVALUATION_S
-        while not all(self._ended(measurer(label)) for label in wanted):
-            self._rest(0.5, None)
-            if time.monotonic() > deadline:
-                raise FleetError(f"the final evaluation took more than {FINAL_EVALUATION_S:.0f} s and was given up.")
-        self._rest(0.0, None)
+        late = f"the final evaluation took more than {FINAL_EVALUATION_S:.0f} s and was given up."
+        self._wait_until(lambda: all(self._ended(measurer(label)) for label in wanted), FINAL_EVALUATION_S, late)
 
     def _finish(self) -> None:
         self._stop_robots()
@@ -252,39 +247,36 @@ class Up:
 
     def _stop_robots(self) -> None:
         self.backend.stop(self._edges, 2 * DRAIN_S + 10.0)
-        self._look()
-
-    def _demonstrate(self, episodes: int, limit_s: float) -> None:
-        self.backend.start(self.parts.make_demonstrator(episodes))
-        deadline = time.monotonic() + limit_s
-        while not self._ended(DEMONSTRATOR):
-            self._rest(0.2, None)
-            if time.monotonic() > deadline:
-                found = self.backend.parts[DEMONSTRATOR]
-                raise FleetError(f"{DEMONSTRATOR} did not end within {limit_s:.0f} s; see {found.log}.")
-        self._rest(0.0, None)
+        self._refresh()
 
     def _ended(self, name: str) -> bool:
         """Whether a part that runs once has done so."""
         state = self.backend.parts[name]
-        return state.starts > 0 and not state.running and not state.trouble
+        return state.starts > 0 and not state.running and not state.fault
 
-    def _elsewhere(self) -> dict[str, int]:
+    def _remote_steps(self) -> dict[str, int]:
         """What robots of other machines said they recorded, in steps."""
-        parts = self.backend.parts
-        return {name: parts[name].steps_recorded for name in self._edges if parts[name].steps_recorded >= 0}
+        said = {name: self.backend.parts[name].steps_recorded for name in self._edges}
+        return {name: steps for name, steps in said.items() if steps is not None}
 
     # --- watching -------------------------------------------------------------------------------------------------
 
-    def _rest(self, seconds: float, deadline: float | None) -> None:
+    def _wait_until(self, done: Callable[[], object], limit_s: float, late: str) -> None:
+        """Rest until `done`. Raises `FleetError` that says `late` after `limit_s`."""
+        deadline = time.monotonic() + limit_s
+        while not done():
+            if time.monotonic() > deadline:
+                raise FleetError(late)
+            self._wait(0.2)
+        self._wait(0.0)
+
+    def _wait(self, seconds: float) -> None:
         """Wait a little, keep the children running and the screen fresh."""
         until = time.monotonic() + seconds
-        if deadline is not None:
-            until = min(until, deadline)
         while True:
-            if self._asked:
+            if self._stops_requested:
                 raise StopRequestedError
-            for text in self.backend.turn():
+            for text in self.backend.poll():
                 self.screen.say(text)
             for name, part in self.backend.parts.items():
                 if part.failed and name not in self._edges:
@@ -293,60 +285,32 @@ class Up:
             if remaining <= 0:
                 break
             time.sleep(min(0.1, remaining))
-        self._look()
+        self._refresh()
 
-    def _look(self) -> None:
+    def _refresh(self) -> bool:
+        """See what the gateway says, and whether it does."""
         try:
             snapshot = self.snapshot()
-        except (OSError, urllib.error.URLError, json.JSONDecodeError) as error:
+        except (OSError, json.JSONDecodeError) as error:
             log.debug("no snapshot: %s", error)
-            return
-        self.meters.take(snapshot)
+            return False
+        self.counters.update(snapshot)
         if snapshot["version"] is not None:
             self._newest_version = snapshot["version"]["number"]
         for event in snapshot["events"]:
             if event["kind"] == "refused" and (line := self._refusals.line(event["robot"], event["text"])):
                 self.screen.say(line)
         self.screen.show(snapshot, self.backend.parts, self._edges)
+        return True
 
     def snapshot(self) -> dict[str, Any]:
         """What the page shows, from the gateway. Raises `OSError` when it does not answer."""
         with urllib.request.urlopen(f"{self.page}/api/fleet", timeout=5.0) as answer:
             return json.load(answer)
 
-    def _await_page(self) -> None:
-        deadline = time.monotonic() + START_PATIENCE_S
-        while True:
-            try:
-                self.snapshot()
-                return
-            except (OSError, urllib.error.URLError) as error:
-                if time.monotonic() > deadline:
-                    raise FleetError(
-                        f"the gateway did not answer within {START_PATIENCE_S:.0f} s ({error}); "
-                        f"see {self.data.logs / 'gateway.log'}."
-                    ) from error
-            self._rest(0.1, None)
-
-    def _await_first_version(self) -> None:
-        self.screen.say("pretraining on the demonstrations …")
-        while True:
-            self._meet()
-            try:
-                if self.snapshot()["version"] is not None:
-                    return
-            except (OSError, urllib.error.URLError) as error:
-                log.debug("no snapshot: %s", error)
-            self._rest(0.5, None)
-
-    def _listen(self) -> None:
+    def _handle_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
+            signal.signal(number, self._request_stop)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked += 1
-
-
-def run_up(options: UpOptions) -> int:
-    """Run the main job; the exit status."""
-    return Up(options).run()
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
+        self._stops_requested += 1

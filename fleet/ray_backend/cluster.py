@@ -13,10 +13,12 @@ from typing import Any
 
 import msgspec
 
+from fleet.cli.client import FleetClient
 from fleet.launch.backend import Part
 from fleet.ray_backend.host import RayHost, look
-from fleet.ray_backend.resources import Node, ResourceRequest, living, robot_resource
-from wire.errors import ConfigError, WireError, storage_error
+from fleet.ray_backend.resources import Node, ResourceRequest, discover, living, robot_resource
+from wire.errors import ConfigError, WireError, storage_errors
+from wire.messages.fleet import RobotState
 
 log = logging.getLogger(__name__)
 
@@ -108,12 +110,31 @@ class Cluster:
         return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedRobot:
+    """A robot as Ray and the gateway see it."""
+
+    name: str
+    node: str
+    """host name of the node that offers it, '' when none does now"""
+    state: RobotState | None
+    """what the gateway knows of it: health, lease, job; None: it has not come to the gateway yet"""
+
+
+def robots(cluster: Cluster, fleet: FleetClient) -> tuple[PlacedRobot, ...]:
+    """All robots that a node of `cluster` offers or that the gateway of `fleet` knows, by name."""
+    offered, _ = discover(cluster.nodes().values())
+    known = {state.name: state for state in fleet.robots()}
+    names = sorted(offered.keys() | known.keys())
+    return tuple(PlacedRobot(name, offered.get(name, ""), known.get(name)) for name in names)
+
+
 @contextlib.contextmanager
-def connected(address: str, robots: Sequence[str], words: Path) -> Iterator[Cluster]:
+def connected(address: str, robots: Sequence[str], log_file: Path) -> Iterator[Cluster]:
     """A connection to the cluster at `address` (auto, or HOST:PORT), which must have a node on this machine.
 
     '' starts a cluster of one node on this machine, with `robots`, and ends it. What Ray itself says, at length, of
-    nodes that die goes to the file `words`. Raises `ConfigError` when Ray is not installed, `WireError` when there is
+    nodes that die goes to `log_file`. Raises `ConfigError` when Ray is not installed, `WireError` when there is
     no such cluster, `StorageError` when the file cannot be written.
     """
     # Ray tells its maker of each cluster unless it is asked not to.
@@ -139,20 +160,11 @@ def connected(address: str, robots: Sequence[str], words: Path) -> Iterator[Clus
             "cluster must run on this machine: start one with `vla-fleet ray-node --address HOST:PORT`, or the first "
             "one with `vla-fleet ray-node --head`."
         ) from error
-    try:
-        with _own_words(words):
-            yield Cluster(ray)
-    finally:
-        ray.shutdown()
-
-
-@contextlib.contextmanager
-def _own_words(path: Path) -> Iterator[None]:
-    """Ray prints messages of its nodes wherever the driver's output goes, into the middle of a live table."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a", buffering=1)
-    except OSError as error:
-        raise storage_error(error, "writing Ray's messages", path) from error
-    with file, contextlib.redirect_stdout(file):
-        yield
+    with contextlib.ExitStack() as held:
+        held.callback(ray.shutdown)
+        with storage_errors("writing Ray's messages", log_file):
+            log_file.parent.mkdir(parents=True, exist_ok=True)
+            output = held.enter_context(log_file.open("a", buffering=1))
+        # Ray prints messages of its nodes wherever the driver's output goes, into the middle of a live table.
+        held.enter_context(contextlib.redirect_stdout(output))
+        yield Cluster(ray)

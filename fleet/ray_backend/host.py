@@ -6,7 +6,6 @@ by itself when its actor is gone (`robot_edge.runtime.lifecycle.ShutdownSignal`)
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -19,14 +18,14 @@ import msgspec
 
 from fleet.config.data_directory import DataDirectory
 from fleet.launch.backend import LocalBackend, Part, PartState
-from fleet.ray_backend.settings import NodeSettings
+from fleet.ray_backend.node import NodeSettings
 from wire.errors import FleetError
 from wire.types import Role
 
-log = logging.getLogger(__name__)
-
+TOKEN = "run.token"
+"""file in the gateway's data directory, new for each run: who reads the same one sees the same directory"""
 _TURN_S = 0.1
-_TROUBLE_PAUSE_S = 5.0
+_FAULT_PAUSE_S = 5.0
 
 
 class RayHost:
@@ -39,7 +38,7 @@ class RayHost:
         settings = NodeSettings.of()
         made = msgspec.convert(part, Part)
         if made.role == Role.edge:
-            made = replace(made, words=(*made.words, *settings.edge_words(made.name)))
+            made = replace(made, argv=(*made.argv, *settings.edge_arguments(made.name)))
             # Ray hides all GPUs from an actor that asks for none; a robot's own is not the cluster's to give.
             if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
                 del os.environ["CUDA_VISIBLE_DEVICES"]
@@ -48,7 +47,7 @@ class RayHost:
         self._keys = settings.key_directory(data)
         self._lock = threading.Lock()
         self._stopped = False
-        self._trouble = ""
+        self._fault = ""
         # The node's address as others reach it, for a part that they call.
         address = ray.util.get_node_ip_address()
         self._backend = LocalBackend(self._data.root, self._data.logs, environment=environment, host=address)
@@ -66,12 +65,12 @@ class RayHost:
             self._backend.stop([self._part.name], grace_s)
             now = self._now()
         if self._part.role == Role.edge:
-            now = msgspec.structs.replace(now, steps_recorded=steps_recorded(self._data, self._part.name))
+            now = msgspec.structs.replace(now, steps_recorded=self._data.steps_recorded(self._part.name))
         return {**msgspec.to_builtins(now), "host_pid": os.getpid()}
 
     def _now(self) -> PartState:
         state = self._backend.parts.get(self._part.name, PartState())
-        return msgspec.structs.replace(state, node=socket.gethostname(), trouble=self._trouble or state.trouble)
+        return msgspec.structs.replace(state, node=socket.gethostname(), fault=self._fault or state.fault)
 
     def _keep(self) -> None:
         """Keep the part running; a disk that is full now may have room later."""
@@ -81,31 +80,13 @@ class RayHost:
                 if self._stopped:
                     return
                 try:
-                    if self._part.name not in self._backend.parts or self._trouble:
+                    if self._part.name not in self._backend.parts or self._fault:
                         self._backend.start(self._part, self._keys)
-                    self._backend.turn()
-                    self._trouble = ""
+                    self._backend.poll()
+                    self._fault = ""
                 except FleetError as error:
-                    self._trouble, pause_s = f"{self._part.name}: {error}", _TROUBLE_PAUSE_S
+                    self._fault, pause_s = f"{self._part.name}: {error}", _FAULT_PAUSE_S
             time.sleep(pause_s)
-
-
-def steps_recorded(data: DataDirectory, robot: str) -> int:
-    """Steps the robot's spool ever took in, -1 when it is not on this machine. The robot must be stopped."""
-    from robot_edge.uplink.spool import Spool
-
-    path = data.edge(robot) / "spool.sqlite"
-    if not path.exists():
-        return -1
-    try:
-        spool = Spool(path)
-    except FleetError as error:
-        log.warning("what robot '%s' recorded is not known: %s", robot, error)
-        return -1
-    try:
-        return spool.steps_recorded
-    finally:
-        spool.close()
 
 
 def look(data: str, token: str) -> tuple[bool, list[str]]:
@@ -113,15 +94,8 @@ def look(data: str, token: str) -> tuple[bool, list[str]]:
     settings = NodeSettings.of()
     keys = settings.key_directory(data)
     names = [path.name.removesuffix(".key_secret") for path in keys.glob("*.key_secret")] if keys.is_dir() else []
-    return _read(Path(data) / TOKEN) == token and settings.data_root(data) == Path(data), sorted(names)
-
-
-TOKEN = "run.token"
-"""file in the gateway's data directory, new for each run: who reads the same one sees the same directory"""
-
-
-def _read(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        told = (Path(data) / TOKEN).read_text().strip()
     except OSError:
-        return ""
+        told = ""
+    return told == token and settings.data_root(data) == Path(data), sorted(names)

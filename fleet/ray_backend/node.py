@@ -6,11 +6,11 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from fleet.ray_backend.resources import robot_resource
-from fleet.ray_backend.settings import NodeSettings
 from wire.errors import ConfigError
 from wire.transport.keys import GATEWAY, load_pair, load_public
 from wire.types import CALLERS, Role
@@ -19,6 +19,51 @@ _PARTS = (Role.gateway, Role.trainer, Role.evaluator, Role.demonstrator, Role.th
 """what other keys of a fleet are called, or begin with"""
 _STORE_BYTES = 100_000_000
 """object store, unless said otherwise: nothing of a fleet goes through it"""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """'' leaves what `vla-fleet up` says."""
+
+    data: str = ""
+    """data directory on this node; default: the same path as on the gateway's machine"""
+    keys: str = ""
+    """key directory on this node; default: `keys` in its data directory"""
+    site: str = ""
+    """where this node's robots stand"""
+    robot: str = ""
+    """driver of this node's robots"""
+    robot_config: str = ""
+    """its configuration: JSON, or a JSON file; {name} stands for the robot's name"""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str] | None = None) -> NodeSettings:
+        """From `environment`, by default this process's own."""
+        found = os.environ if environment is None else environment
+        return cls(**{field.name: found.get(_variable(field.name), "") for field in fields(cls)})
+
+    def environment(self) -> dict[str, str]:
+        """The variables that say the same: VLA_FLEET_DATA and so on."""
+        return {_variable(name): value for name, value in asdict(self).items() if value}
+
+    def data_root(self, usual: str) -> Path:
+        return Path(self.data or usual)
+
+    def key_directory(self, usual_data: str) -> Path:
+        return Path(self.keys) if self.keys else self.data_root(usual_data) / "keys"
+
+    def edge_arguments(self, name: str) -> list[str]:
+        """Options of `vla-fleet edge` for robot `name` on this node."""
+        given = (
+            ("--site", self.site),
+            ("--robot", self.robot),
+            ("--robot-config", self.robot_config.replace("{name}", name)),
+        )
+        return [word for option, value in given if value for word in (option, value)]
+
+
+def _variable(field: str) -> str:
+    return f"VLA_FLEET_{field.upper()}"
 
 
 def robot_names(text: str) -> tuple[str, ...]:
@@ -35,7 +80,7 @@ def robot_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def start_words(robots: Sequence[str], address: str, head: bool, more: Sequence[str]) -> list[str]:
+def start_arguments(robots: Sequence[str], address: str, head: bool, more: Sequence[str]) -> list[str]:
     """Arguments of `ray start`. `more`: further options of it, which win over what is usual here.
 
     A computer with robots offers those alone, and no CPU: nothing else shall run where a robot is controlled.
@@ -68,7 +113,7 @@ def run_node(robots: Sequence[str], address: str, head: bool, settings: NodeSett
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("ray-node needs Ray: install vla-fleet[cluster] here.")
     check_keys(settings, robots)
-    words = start_words(robots, address, head, more)
+    words = start_arguments(robots, address, head, more)
     # Asked to end, Ray would go on for half a minute so that others can move away; a robot cannot.
     environment = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0", **os.environ, **settings.environment()}
     os.execve(sys.executable, [sys.executable, "-m", "ray.scripts.scripts", "start", *words], environment)

@@ -65,13 +65,6 @@ class ResourceRequest:
     """id of the one node it may run on, '' where its resources are"""
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """There is no place for a part now."""
-
-    why: str
-
-
 def robot_resource(name: str) -> str:
     """The custom resource of robot `name`. Raises `ConfigError` for what cannot be a name."""
     return ROBOT + check_name(name)
@@ -92,17 +85,11 @@ def living(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Node]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Discovery:
-    """The robots there are, and what is wrong with what nodes offer."""
+def discover(nodes: Iterable[Node]) -> tuple[dict[str, str], list[str]]:
+    """Host name by name of each robot that `nodes` offer, and what is wrong with what they offer.
 
-    robots: Mapping[str, str]
-    """host name by robot name"""
-    complaints: tuple[str, ...] = ()
-
-
-def discover(nodes: Iterable[Node]) -> Discovery:
-    """Which robots `nodes` offer. A name that two nodes offer is one robot: Ray gives it to one edge."""
+    A name that two nodes offer is one robot: Ray gives it to one edge.
+    """
     robots: dict[str, str] = {}
     complaints = []
     for node in sorted(nodes, key=lambda node: (node.host, node.id)):
@@ -122,11 +109,13 @@ def discover(nodes: Iterable[Node]) -> Discovery:
             if node.resources[resource] != 1:
                 complaints.append(f"node {node.host} offers {node.resources[resource]:g} of {resource}: a robot is 1.")
             robots[name] = node.host
-    return Discovery(robots, tuple(complaints))
+    return robots, complaints
 
 
-def place(part: Part, nodes: Mapping[str, Node], placed: Mapping[str, ResourceRequest]) -> ResourceRequest | Waits:
+def place(part: Part, nodes: Mapping[str, Node], placed: Mapping[str, ResourceRequest]) -> ResourceRequest | str:
     """Where `part` goes among the living `nodes`, next to the other parts' requests `placed` (by part name).
+
+    A sentence that says for what it waits, when there is no place now.
 
     An edge goes wherever its robot is; a trainer and a think server to a GPU if one is free where they can work, else
     to a CPU, near the gateway rather than far; evaluators to the node with the least of our parts.
@@ -148,7 +137,7 @@ def place(part: Part, nodes: Mapping[str, Node], placed: Mapping[str, ResourceRe
         )
         return ResourceRequest(cpus=need.cpus, node=best.id)
     where = "sees the gateway's data directory" if need.shares_data else f"has the secret key of '{part.name}'"
-    return Waits(f"{part.name} waits for a node that {where} and has {need.cpus:g} CPU free.")
+    return f"{part.name} waits for a node that {where} and has {need.cpus:g} CPU free."
 
 
 def _able(part: Part, need: Need, node: Node) -> bool:

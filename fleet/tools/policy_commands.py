@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from fleet.config.data_directory import DataDirectory
@@ -15,41 +16,15 @@ from fleet.config.overrides import Overrides
 from fleet.config.process_options import TryPolicyOptions
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
-from fleet.launch.builders import one_thread
+from fleet.launch.builders import limit_threads
 from policies.conformance.check import example_observation
 from policies.interface.policy import NormalizationData
-from wire.errors import ConfigError, CorruptDataError, FleetError, PolicyError, storage_error
-
-
-class Shown(msgspec.Struct, frozen=True):
-    """What a policy is and what it costs on this computer."""
-
-    policy: str
-    recipe: str
-    parameters: int
-    trained_parameters: int
-    """those that learning changes"""
-    version_bytes: int
-    """of one published version"""
-    horizon: int
-    horizon_s: float
-    execute_ticks: int
-    latent_shape: list[int]
-    latent_bytes: int
-    think_ms: float
-    """median, one thread"""
-    act_ms: float
-    cameras: dict[str, str]
-    """camera of the robot by the name that the policy has for it"""
-    pretrained: bool
-    """its first weights can act already"""
-    trained_max_delay: int
-    """ticks"""
+from wire.errors import ConfigError, CorruptDataError, FleetError, PolicyError, storage_errors
 
 
 def tuned(recipe: str, policy: str, policy_config: str) -> Recipe:
     """The recipe with that policy, in a process that is about to run it. Raises `ConfigError`."""
-    one_thread()
+    limit_threads()
     return Overrides(policy=policy, policy_config=policy_config).applied(get_recipe(recipe))
 
 
@@ -58,7 +33,7 @@ def make_once(options: TryPolicyOptions) -> None:
 
     Raises a `FleetError` when it cannot be made, `PolicyError` for what a policy raises that says no more of itself.
     """
-    one_thread()
+    limit_threads()
     job = options.overrides.applied(get_recipe(options.recipe, options.seed))
     try:
         job.make_policy(job.spec, options.seed)
@@ -69,8 +44,12 @@ def make_once(options: TryPolicyOptions) -> None:
         raise PolicyError(f"policy {what} cannot be made: {type(error).__name__}: {error}") from error
 
 
-def look_at(recipe: Recipe, seed: int = 0, rounds: int = 10) -> Shown:
-    """Make the recipe's policy and time it on random observations."""
+def look_at(recipe: Recipe, seed: int = 0, rounds: int = 10) -> dict[str, Any]:
+    """What the recipe's policy is and what it costs on this computer, timed on random observations.
+
+    Times are medians with one thread; `version_bytes`: of one published version; `cameras`: of the robot, by the names
+    that the policy has for them; `pretrained`: its first weights can act already; `trained_max_delay` in ticks.
+    """
     spec = recipe.spec
     policy = recipe.make_policy(spec, seed)
     think_s, act_s = [], []
@@ -86,38 +65,40 @@ def look_at(recipe: Recipe, seed: int = 0, rounds: int = 10) -> Shown:
             think_s.append(thought_s - started_s)
             act_s.append(time.perf_counter() - thought_s)
     parameters = list(policy.module.parameters())
-    return Shown(
-        policy=type(policy).__name__,
-        recipe=recipe.name,
-        parameters=sum(parameter.numel() for parameter in parameters),
-        trained_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-        version_bytes=len(policy.save()),
-        horizon=policy.horizon,
-        horizon_s=policy.horizon / spec.control_hz,
-        execute_ticks=recipe.chunking.execute_ticks,
-        latent_shape=list(latent.data.shape),
-        latent_bytes=latent.data.nbytes,
-        think_ms=1e3 * float(np.median(think_s)),
-        act_ms=1e3 * float(np.median(act_s)),
-        cameras=dict(getattr(policy, "cameras", {})),
-        pretrained=policy.pretrained,
-        trained_max_delay=policy.trained.trained_max_delay,
-    )
+    return {
+        "policy": type(policy).__name__,
+        "recipe": recipe.name,
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "trained_parameters": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        "version_bytes": len(policy.save()),
+        "horizon": policy.horizon,
+        "horizon_s": policy.horizon / spec.control_hz,
+        "execute_ticks": recipe.chunking.execute_ticks,
+        "latent_shape": list(latent.data.shape),
+        "latent_bytes": latent.data.nbytes,
+        "think_ms": 1e3 * float(np.median(think_s)),
+        "act_ms": 1e3 * float(np.median(act_s)),
+        "cameras": dict(getattr(policy, "cameras", {})),
+        "pretrained": policy.pretrained,
+        "trained_max_delay": policy.trained.trained_max_delay,
+    }
 
 
-def lines(shown: Shown) -> list[str]:
-    """`shown` for people."""
+def lines(shown: dict[str, Any]) -> list[str]:
+    """What `look_at` found, for people."""
+    parameters, trained = shown["parameters"], shown["trained_parameters"]
+    chunk_s, ticks = shown["horizon_s"], shown["execute_ticks"]
     return [
-        f"policy          {shown.policy} for recipe '{shown.recipe}'",
-        f"parameters      {shown.parameters:,}, of which {shown.trained_parameters:,} are trained",
-        f"a version       {shown.version_bytes / 1e6:.2f} MB are published",
-        f"begins with     {'weights that act' if shown.pretrained else 'random weights'}",
-        f"chunk           {shown.horizon} actions, {shown.horizon_s:.2f} s; the next after {shown.execute_ticks} ticks",
-        f"trained for     a delay of up to {shown.trained_max_delay} ticks",
-        f"latent          {shown.latent_shape}, {shown.latent_bytes / 1e3:.1f} kB",
-        f"think           {shown.think_ms:.1f} ms",
-        f"act             {shown.act_ms:.1f} ms",
-        *(f"camera          {camera} as {name}" for name, camera in shown.cameras.items()),
+        f"policy          {shown['policy']} for recipe '{shown['recipe']}'",
+        f"parameters      {parameters:,}, of which {trained:,} are trained",
+        f"a version       {shown['version_bytes'] / 1e6:.2f} MB are published",
+        f"begins with     {'weights that act' if shown['pretrained'] else 'random weights'}",
+        f"chunk           {shown['horizon']} actions, {chunk_s:.2f} s; the next after {ticks} ticks",
+        f"trained for     a delay of up to {shown['trained_max_delay']} ticks",
+        f"latent          {shown['latent_shape']}, {shown['latent_bytes'] / 1e3:.1f} kB",
+        f"think           {shown['think_ms']:.1f} ms",
+        f"act             {shown['act_ms']:.1f} ms",
+        *(f"camera          {camera} as {name}" for name, camera in shown["cameras"].items()),
     ]
 
 
@@ -146,7 +127,7 @@ def exported(root: Path, version: int, out: Path) -> int:
             "written as a lerobot checkpoint."
         )
     number, weights = published(root, version)
-    one_thread()
+    limit_threads()
     from policies.lerobot.export import export
     from policies.lerobot.policy import LeRobotPolicy
 
@@ -161,13 +142,8 @@ def published(root: Path, version: int) -> tuple[int, bytes]:
     """Number and weights of a version of the fleet below `root`, 0 for the newest. Raises `ConfigError`,
     `CorruptDataError`.
     """
-    from cloud_learner.gateway.weight_store import WeightStore
-
     data = DataDirectory(root)
-    if not data.buffer.exists():
-        raise ConfigError(f"--data {root}: nothing was published there yet.")
-    ledger, store = data.buffer.open_reader()
-    try:
+    with data.open_buffer() as (ledger, _store):
         newest = ledger.newest_version()
         if newest is None:
             raise ConfigError(f"--data {root}: nothing was published there yet.")
@@ -175,14 +151,9 @@ def published(root: Path, version: int) -> tuple[int, bytes]:
         row = ledger.version(number)
         if row is None:
             raise ConfigError(f"--version {number}: {root} has versions up to {newest.version.number}.")
-        path = WeightStore(data.weights, ledger).path(number)
-        try:
-            weights = path.read_bytes()
-        except OSError as error:
-            raise storage_error(error, f"reading version {number}", path) from error
-    finally:
-        store.close()
-        ledger.close()
+    path = data.weights / row.path
+    with storage_errors(f"reading version {number}", path):
+        weights = path.read_bytes()
     if hashlib.sha256(weights).hexdigest() != row.version.sha256:
         raise CorruptDataError(f"{path} is not what was published as version {number}. Take another version.")
     return number, weights
@@ -194,19 +165,13 @@ def recorded(root: Path, recipe: Recipe, horizon: int) -> NormalizationData:
     from cloud_learner.buffer.loading.dataset import ReplayDataset
     from cloud_learner.buffer.sampling.target import imitation
 
-    place = DataDirectory(root).buffer
-    if not place.exists():
-        raise ConfigError(f"--data {root}: no fleet has recorded anything there.")
-    ledger, store = place.open_reader()
+    data = DataDirectory(root)
     config = DatasetConfig(tasks=recipe.instructions, target=imitation(), batch=1, horizon=horizon, prefetch=0)
-    feed = ReplayDataset(ledger, store, recipe.spec, config, place)
-    try:
-        feed.refresh()
-        examples = feed.examples()
-    finally:
-        feed.close()
-        store.close()
-        ledger.close()
+    with contextlib.ExitStack() as held:
+        ledger, store = held.enter_context(data.open_buffer())
+        dataset = held.enter_context(contextlib.closing(ReplayDataset(ledger, store, recipe.spec, config, data.buffer)))
+        dataset.refresh()
+        examples = dataset.examples()
     if not len(examples.chunks):
         raise ConfigError(
             f"--data {root}: it has no {horizon} actions in a row of an operator on the tasks of recipe "

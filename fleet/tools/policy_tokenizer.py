@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,25 +16,15 @@ from policies.tokens.read_tokenizer import read_tokenizer
 from policies.tokens.residual_vq import ResidualVQ
 from policies.tokens.tokenizer import ActionTokenizer
 from policies.tokens.tokenizer import report as measured
-from wire.errors import ConfigError, InvalidDataError, storage_error, suggest
+from wire.errors import ConfigError, InvalidDataError, storage_errors, suggest
 from wire.types import RobotSpec
 
 _RESTS = 0.02
 """a dimension that used less of the robot's range than this share is taken to rest"""
 
 
-def _fast(chunks: np.ndarray, least_span: np.ndarray, goal: float | None) -> ActionTokenizer:
-    return FastTokenizer.fit(chunks, FastConfig(error_goal=goal), least_span)
-
-
-def _residual_vq(chunks: np.ndarray, least_span: np.ndarray, goal: float | None) -> ActionTokenizer:
-    return ResidualVQ.fit(chunks, ResidualVQConfig(error_goal=goal), least_span)
-
-
-_KINDS: dict[str, Callable[[np.ndarray, np.ndarray, float | None], ActionTokenizer]] = {
-    "fast": _fast,
-    "residual_vq": _residual_vq,
-}
+_KINDS: dict[str, Any] = {"fast": (FastTokenizer, FastConfig), "residual_vq": (ResidualVQ, ResidualVQConfig)}
+"""tokeniser and its configuration"""
 
 
 def recorded_chunks(root: Path, horizon: int) -> tuple[np.ndarray, RobotSpec]:
@@ -55,23 +45,22 @@ def fitted(kind: str, chunks: np.ndarray, spec: RobotSpec, error: float) -> Acti
         raise ConfigError(
             f"--kind {kind}: there is no such tokeniser.{suggest(kind, _KINDS)} Known: {', '.join(_KINDS)}."
         )
-    return _KINDS[kind](chunks, _RESTS * (spec.action_high() - spec.action_low()), error or None)
+    tokenizer, config = _KINDS[kind]
+    return tokenizer.fit(chunks, config(error_goal=error or None), _RESTS * (spec.action_high() - spec.action_low()))
 
 
 def write(tokenizer: ActionTokenizer, path: Path) -> None:
     """Raises `StorageError`."""
-    try:
+    with storage_errors("writing the tokeniser", path):
         path.write_bytes(tokenizer.to_bytes())
-    except OSError as error:
-        raise storage_error(error, "writing the tokeniser", path) from error
 
 
 def read(path: Path) -> ActionTokenizer:
     """Raises `StorageError` or `InvalidDataError` that names the file."""
+    with storage_errors("reading the tokeniser", path):
+        data = path.read_bytes()
     try:
-        return read_tokenizer(path.read_bytes())
-    except OSError as error:
-        raise storage_error(error, "reading the tokeniser", path) from error
+        return read_tokenizer(data)
     except InvalidDataError as error:
         raise InvalidDataError(f"{path}: {error}") from error
 

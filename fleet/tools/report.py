@@ -12,48 +12,55 @@ from typing import Any
 import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import EvaluationRow
+from cloud_learner.buffer.ledger.rows import EpisodeRow, EvaluationRow
 from cloud_learner.buffer.store.store import SegmentStore
+from cloud_learner.operator.view_models import FINISHED
 from fleet.config.data_directory import DataDirectory
 from fleet.config.machine import describe_machine
 from fleet.config.recipe import Recipe
 from fleet.launch.process_specs import AFTER, BEFORE, minute_label
-from fleet.launch.run_counters import RunCounters
-from fleet.tools.quarters import quarters
 from robot_edge.runtime.rejection_log import read_refusal
-from robot_edge.uplink.spool import Spool
-from wire.errors import storage_error
+from wire.errors import storage_errors
 from wire.messages.gateway import ACTORS
 
+QUARTERS = 4
 _SEGMENTS_AT_ONCE, _ALL = 64, 1_000_000_000
 NOWHERE: Mapping[str, int] = {}
 
 
-def write_report(
-    path: Path,
-    data: DataDirectory,
-    recipe: Recipe,
-    meters: RunCounters,
-    duration_s: float,
-    elsewhere: Mapping[str, int] = NOWHERE,
-    measured_at: Iterable[float] = (),
-) -> dict[str, Any]:
-    """Write the report to `path`, whole, and return it; see `make_report`."""
-    report = make_report(data, recipe, meters, duration_s, elsewhere, measured_at)
+class RunCounters:
+    """Ticks of the robots' control processes: each counts from zero, so the newest count of each is kept."""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def update(self, snapshot: dict[str, Any]) -> None:
+        """Take in what the page shows."""
+        for robot in snapshot["robots"]:
+            if robot["pids"]:
+                self._newest[robot["name"], robot["pids"][0]] = robot
+
+    def totals(self) -> dict[str, int]:
+        """`starved_ticks`: ticks a robot held because inference was late."""
+        names = ("ticks", "missed_ticks", "starved_ticks")
+        return {name: sum(robot[name] for robot in self._newest.values()) for name in names}
+
+
+def write_report(path: Path, report: dict[str, Any]) -> None:
+    """Write it to `path`, whole. Raises `StorageError`."""
     temporary = path.with_suffix(".tmp")
-    try:
-        temporary.write_text(json.dumps(report, indent=2) + "\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise storage_error(error, "writing the report", path) from error
-    return report
+    with storage_errors("writing the report", path):
+        try:
+            temporary.write_text(json.dumps(report, indent=2) + "\n")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def make_report(
     data: DataDirectory,
     recipe: Recipe,
-    meters: RunCounters,
+    counters: RunCounters,
     duration_s: float,
     elsewhere: Mapping[str, int] = NOWHERE,
     measured_at: Iterable[float] = (),
@@ -65,11 +72,10 @@ def make_report(
     `elsewhere`: steps recorded by robots whose spools are on other machines. A robot that cannot be asked what it
     recorded is named in `spools_not_seen` and counts neither as lost nor as recorded.
     """
-    ledger, store = data.buffer.open_reader()
-    try:
+    with data.open_buffer() as (ledger, store):
         totals, by_robot = ledger.totals(), ledger.robot_totals()
         versions, evaluations = ledger.versions(), ledger.evaluations()
-        asked = {name: _recorded(data, name, elsewhere) for name in by_robot}
+        asked = {name: elsewhere[name] if name in elsewhere else data.steps_recorded(name) for name in by_robot}
         recorded = {name: steps for name, steps in asked.items() if steps is not None}
         online = [row for row in _segments(ledger) if row.source == "online"]
         offsets = {robot.name: robot.clock_offset_ns for robot in ledger.robots()}
@@ -117,12 +123,8 @@ def make_report(
             "ingest_latency_s": _quantiles(ingest_s),
             "publish_to_applied_s": _quantiles(applied_s),
             "version_lag": _version_lag(ledger, store, offsets),
-            "ticks": meters.ticks,
-            "missed_ticks": meters.missed_ticks,
-            "starved_ticks": meters.starved_ticks,
+            **counters.totals(),
         }
-    finally:
-        ledger.close()
 
 
 def _segments(ledger: Ledger) -> list:
@@ -144,18 +146,6 @@ def _refused(ledger: Ledger) -> dict[str, dict[str, Any]]:
                 found.setdefault(event.robot, {}).pop(refusal[0], None)
                 found[event.robot][refusal[0]] = refusal[1]
     return {robot: {"versions": len(why), "reason": [*why.values()][-1]} for robot, why in sorted(found.items())}
-
-
-def _recorded(data: DataDirectory, robot: str, elsewhere: Mapping[str, int]) -> int | None:
-    """Steps the robot's spool ever took in, None when nobody can say."""
-    path = data.edge(robot) / "spool.sqlite"
-    if robot in elsewhere or not path.exists():
-        return elsewhere.get(robot)
-    spool = Spool(path)
-    try:
-        return spool.steps_recorded
-    finally:
-        spool.close()
 
 
 def _version_lag(ledger: Ledger, store: SegmentStore, offsets: dict[str, int]) -> dict[str, int]:
@@ -192,3 +182,39 @@ def _quantiles(values: list[float]) -> dict[str, float | int | None]:
         return {"p50": None, "p99": None, "count": 0}
     p50, p99 = np.percentile(values, [50, 99])
     return {"p50": round(float(p50), 4), "p99": round(float(p99), 4), "count": len(values)}
+
+
+# --- how much help the robots needed ----------------------------------------------------------------------------------
+
+
+def quarters(episodes: Iterable[EpisodeRow]) -> list[dict[str, Any]]:
+    """One summary for each quarter of the time from the first to the last end of an episode in `episodes`.
+
+    `episodes` and `steps`, `interventions_per_episode`, `human_share` of the steps, and `unaided_success`: the share
+    of finished episodes that succeeded with nobody's help. An episode belongs to the quarter it ended in; shares of
+    nothing are None. Empty without an episode that ended.
+    """
+    ended = sorted((row for row in episodes if row.outcome), key=lambda row: row.wall_ns)
+    if not ended:
+        return []
+    first_ns, took_ns = ended[0].wall_ns, max(1, ended[-1].wall_ns - ended[0].wall_ns)
+    parts: list[list[EpisodeRow]] = [[] for _ in range(QUARTERS)]
+    for row in ended:
+        parts[min(QUARTERS - 1, QUARTERS * (row.wall_ns - first_ns) // took_ns)].append(row)
+    return [_summary(part) for part in parts]
+
+
+def _summary(rows: list[EpisodeRow]) -> dict[str, Any]:
+    steps, finished = sum(row.steps for row in rows), [row for row in rows if row.outcome in FINISHED]
+    alone = sum(row.outcome == "success" and not row.human_steps for row in finished)
+    return {
+        "episodes": len(rows),
+        "steps": steps,
+        "interventions_per_episode": _share(sum(row.interventions for row in rows), len(rows)),
+        "human_share": _share(sum(row.human_steps for row in rows), steps),
+        "unaided_success": _share(alone, len(finished)),
+    }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None

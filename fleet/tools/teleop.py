@@ -41,7 +41,7 @@ _STATUS_S = 1.0
 
 
 class Teleop:
-    """`turn` once a period until it returns False; then `close`."""
+    """`step` once a period until it returns False; then `close`."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Teleop:
 
     # --- one period ----------------------------------------------------------------------------------------------
 
-    def turn(self) -> bool:
+    def step(self) -> bool:
         """Handle messages, read the device, send a command. False when the person is done.
 
         Raises `RejectedError` when the gateway does not let us in or the robot is somebody's, `ConfigError` for a robot
@@ -104,16 +104,16 @@ class Teleop:
         device.
         """
         while (message := self._channel.recv()) is not None:
-            self._hear(message)
-        self._watch_line()
-        self._keep_line()
+            self._handle_message(message)
+        self._watch_connection()
+        self._keep_connection()
         if self._spec is None:
             return True
-        return self._act(self._device.read(self._pose(), self.driving))
+        return self._follow_device(self._device.read(self._pose(), self.driving))
 
     def close(self) -> None:
         """Hand back and release what is held. Not after a device that failed: its robot should hold."""
-        if self._taken and self._wish("hand_back"):
+        if self._taken and self._send_command("hand_back"):
             self.driving = self._taken = False
         if self.lease is not None:
             self._channel.send(ReleaseLease(self._next_call(""), self.robot, self.lease.number))
@@ -134,7 +134,7 @@ class Teleop:
 
     # --- the line ------------------------------------------------------------------------------------------------
 
-    def _hear(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         now_ns = self._clock.now_ns()
         if self._silent:
             self._say("The gateway answers again.")
@@ -150,21 +150,21 @@ class Teleop:
                 self._welcomed = False
                 self._due_ns.clear()
             case Response():
-                self._answered(message, now_ns)
+                self._handle_response(message, now_ns)
             case Preempted(lease=lease, reason=reason) if self.lease and lease.number == self.lease.number:
                 self._given_up = True
-                self._lose(f"{self.robot} was taken away: {reason}.")
+                self._lose_lease(f"{self.robot} was taken away: {reason}.")
             case EdgeStatus(robot=robot) if robot == self.robot:
                 self.status, self._status_ns = message, now_ns
             case _:
                 log.debug("nothing is done about a %s.", type(message).__name__)
 
-    def _answered(self, answer: Response, now_ns: int) -> None:
+    def _handle_response(self, answer: Response, now_ns: int) -> None:
         what, sent_ns = self._asked.pop(answer.call, ("", now_ns))
         if what:
             self.link_s = (now_ns - sent_ns) / 1e9
         if what == "list":
-            self._meet(answer)
+            self._learn_spec(answer)
         elif what == "acquire" and answer.lease is not None:
             self.lease, self._had_it = answer.lease, True
             self._say(f"{self.robot} is yours.")
@@ -172,19 +172,19 @@ class Teleop:
             raise RejectedError(f"{self.robot} cannot be had: {answer.refused or 'the gateway gave no lease'}")
         elif what == "acquire":
             self._given_up = True
-            self._bar(f"{self.robot} cannot be had now: {answer.refused}")
+            self._stop_driving(f"{self.robot} cannot be had now: {answer.refused}")
         elif what == "renew" and self.lease is not None:
             if answer.refused:
-                self._lose(f"The lease of {self.robot} is over: {answer.refused}")
+                self._lose_lease(f"The lease of {self.robot} is over: {answer.refused}")
             elif answer.lease is not None:
                 self.lease = answer.lease
         elif answer.refused and self.driving:
             # A command was rejected: the gateway sees it otherwise than we do.
-            self._bar(answer.refused)
+            self._stop_driving(answer.refused)
         elif answer.refused and not self._barred:
             self._say(answer.refused)
 
-    def _meet(self, answer: Response) -> None:
+    def _learn_spec(self, answer: Response) -> None:
         """Learn what the robot is."""
         names = {state.name: state for state in answer.robots}
         state = names.get(self.robot)
@@ -203,7 +203,7 @@ class Teleop:
         if state.health not in ("ready", "degraded"):
             self._say(f"{self.robot} is {state.health}: {state.reason or 'no reason given'}.")
 
-    def _watch_line(self) -> None:
+    def _watch_connection(self) -> None:
         silent_s = (self._clock.now_ns() - self._heard_ns) / 1e9
         if not self._welcomed and self._spec is None:
             if why := getattr(self._channel, "refusal", ""):
@@ -215,9 +215,11 @@ class Teleop:
         elif silent_s > SILENT_S and not self._silent:
             self._silent = True
             # The robot is not told: it hears nothing of us either, and holds by itself.
-            self._bar(f"The gateway has been silent for {SILENT_S:g} s: nothing is commanded, and {self.robot} holds.")
+            self._stop_driving(
+                f"The gateway has been silent for {SILENT_S:g} s: nothing is commanded, and {self.robot} holds."
+            )
 
-    def _keep_line(self) -> None:
+    def _keep_connection(self) -> None:
         now_ns = self._clock.now_ns()
         if not self._welcomed:
             if self._due("hello", _HELLO_S):
@@ -253,9 +255,9 @@ class Teleop:
 
     # --- the person ----------------------------------------------------------------------------------------------
 
-    def _act(self, intent: TeleopCommand) -> bool:
+    def _follow_device(self, intent: TeleopCommand) -> bool:
         self._stop_due |= intent.estop
-        if self._stop_due and self._wish("estop"):
+        if self._stop_due and self._send_command("estop"):
             # The stop holds the robot now, above our own lease; it is not handed back, or it would go on by itself
             # when the stop is released.
             self._stop_due, self._given_up, self.lease = False, True, None
@@ -266,7 +268,7 @@ class Teleop:
         if intent.quit:
             return False
         if not intent.engaged:
-            if self.driving and self._wish("hand_back"):
+            if self.driving and self._send_command("hand_back"):
                 self.driving = self._taken = False
                 self._say(f"{self.robot} is handed back.")
             self._barred &= self._silent
@@ -277,7 +279,7 @@ class Teleop:
         if self._barred or self._silent or self.lease is None:
             return True
         if not self.driving:
-            if not self._wish("take_over"):
+            if not self._send_command("take_over"):
                 return True
             self.driving = self._taken = True
             self._commanded = None
@@ -297,17 +299,17 @@ class Teleop:
         self._sequence += 1
         # A float32 may lie a hair outside a limit that is given in double precision.
         numbers = tuple(min(max(float(a), d.low), d.high) for a, d in zip(action, self._spec.action, strict=True))
-        if self._wish("command", numbers):
+        if self._send_command("command", numbers):
             self._commanded = action
 
-    def _wish(self, kind: str, action: tuple[float, ...] = ()) -> bool:
+    def _send_command(self, kind: str, action: tuple[float, ...] = ()) -> bool:
         return self._channel.send(OperatorCommand(self.robot, kind, action, self._sequence, self._name))
 
-    def _lose(self, why: str) -> None:
+    def _lose_lease(self, why: str) -> None:
         self.lease, self.status = None, None
-        self._bar(why)
+        self._stop_driving(why)
 
-    def _bar(self, why: str) -> None:
+    def _stop_driving(self, why: str) -> None:
         self.driving, self._barred, self._commanded = False, True, None
         self._say(why)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fleet.cli.client import FleetClient, gateway_of
+from fleet.cli.client import FleetClient
 from robot_edge.uplink.spool import Spool
 from tests.e2e.chaos_robots import CABLES
 from tests.e2e.test_processes import Job, number, robot
@@ -101,7 +101,7 @@ def test_robots_come_and_go_and_the_fleet_goes_on_learning(job: Job, tmp_path: P
     given_back: set[str] = set()
     long, *_ = ROBOTS
     chaos.pull(long, LONG_S)
-    with FleetClient(gateway_of(job.data.root), job.data.keys) as fleet:
+    with FleetClient(job.data.gateway, job.data.keys) as fleet:
         deadline_s = time.monotonic() + CHAOS_S
         while time.monotonic() < deadline_s:
             for name, state in _robots(fleet).items():

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet.cli.client import gateway_of
 from tests.e2e.robot_log import CONTROL_HZ, read_log
 from tests.e2e.test_processes import ROOT, Job, robot
 from wire.transport.keys import make_keys
@@ -157,7 +156,7 @@ def test_a_robot_thinks_elsewhere_holds_when_the_link_dies_and_goes_on(job: Job,
         "--data",
         str(job.data.root),
         "--gateway",
-        gateway_of(job.data.root),
+        job.data.gateway,
     ]
     server = ["think-server", *common, "--port", str(port)]
     edge = ["edge", *common, "--name", "robot-9", "--no-operator", "--think", f"tcp://127.0.0.1:{port}"]

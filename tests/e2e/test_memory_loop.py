@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.common.in_process_fleet import InProcessFleet
 from fleet.config.recipes import fake
-from fleet.evaluation.in_process_fleet import InProcessFleet
 from fleet.launch import supplies
-from fleet.launch.run_counters import RunCounters
-from fleet.tools.report import make_report
+from fleet.tools.report import RunCounters, make_report
 from wire.messages.gateway import ACTORS, OperatorCommand
 
 pytestmark = pytest.mark.slow

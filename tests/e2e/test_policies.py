@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.common.in_process_fleet import InProcessFleet
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.overrides import Overrides
-from fleet.evaluation.in_process_fleet import InProcessFleet
 from fleet.tools.policy_commands import published
 from policies.interface.policy import Batch
 from tests.command_line import vla_fleet

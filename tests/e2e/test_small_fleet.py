@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleet.cli.client import gateway_of
 from fleet.config.data_directory import DataDirectory
 from tests.command_line import vla_fleet
 from tests.e2e.test_processes import ROOT, Job, robot
@@ -230,7 +229,7 @@ def test_a_robot_with_an_unknown_key_is_refused_by_name(fleet: Job, tmp_path: Pa
     make_keys(elsewhere, ["robot-9"])
     shutil.copy(fleet.data.keys / "public" / "gateway.key", elsewhere / "public" / "gateway.key")
     words = ["edge", "--recipe", "fake", "--name", "robot-9", "--keys", str(elsewhere)]
-    edge = start(fleet, tmp_path / "edge.log", *words, "--gateway", gateway_of(fleet.data.root))
+    edge = start(fleet, tmp_path / "edge.log", *words, "--gateway", fleet.data.gateway)
     try:
         until("the gateway says so", lambda: "refused 'robot-9'" in gateway_log.read_text(), gateway_log.read_text)
         uplink = fleet.data.logs / "robot-9.uplink.log"

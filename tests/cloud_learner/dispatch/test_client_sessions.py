@@ -101,7 +101,7 @@ def test_the_client_class_speaks_to_a_gateway(hall: Hall) -> None:
     with client as fleet:
         assert [robot.name for robot in fleet.robots()] == ["robot-0"]
         assert [job.request.id for job in fleet.jobs()] == ["main"]
-        assert list(fleet.specs().values()) == [SPEC]
+        assert list(fleet.fleet().specs.values()) == [SPEC]
         lease = fleet.lease("robot-0", 30.0)
         assert fleet.renew(lease).number == lease.number
         with pytest.raises(RejectedError, match="ttl_s"):

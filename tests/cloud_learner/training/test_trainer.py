@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.common.in_process_fleet import InProcessFleet
 from cloud_learner.training import checkpoint
 from fleet.config.recipes import fake
-from fleet.evaluation.in_process_fleet import InProcessFleet
 from fleet.launch import supplies
 from policies.common.weights import unpack
 

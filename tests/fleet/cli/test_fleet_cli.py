@@ -21,7 +21,8 @@ from cloud_learner.gateway.server import Gateway
 from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from fleet.cli.__main__ import app
-from fleet.cli.client import FleetClient, gateway_of, note_gateway
+from fleet.cli.client import FleetClient
+from fleet.config.data_directory import DataDirectory
 from tests.cloud_learner.fake_edge import SPEC, FakeEdge
 from wire.clock import MonotonicClock
 from wire.errors import ConfigError, RejectedError, WireError
@@ -104,7 +105,7 @@ class House:
     def _serve(self) -> None:
         channel = ZmqServer(self.address, self.keys, apart=True)
         self.address = channel.endpoint
-        note_gateway(self.root, channel.endpoint)
+        DataDirectory(self.root).note_gateway(channel.endpoint)
         ledger, store = BufferLocation(self.root).open_writer()
         ingest = Ingest(self.root, ledger, store)
         ingest.open()
@@ -294,7 +295,7 @@ def test_a_second_robot_of_one_name_is_refused_over_the_wire(house: House) -> No
 
 def test_nobody_there_is_said_with_the_way_out(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", [GATEWAY, "console"])
-    assert gateway_of(tmp_path) == "tcp://127.0.0.1:5760"
+    assert DataDirectory(tmp_path).gateway == "tcp://127.0.0.1:5760"
     with pytest.raises(WireError, match=r"no gateway answers at tcp://127\.0\.0\.1:9"):
         FleetClient("tcp://127.0.0.1:9", tmp_path / "keys", answer_s=0.3).connect()
     with pytest.raises(ConfigError, match="is no address"):

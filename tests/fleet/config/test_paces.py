@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.in_process_fleet import InProcessFleet
 from fleet.config.recipes import get_recipe
-from fleet.evaluation.in_process_fleet import InProcessFleet
 from robot_edge.chunking.config import Strategy
 from robot_edge.chunking.factory import resolve
 from robot_edge.chunking.strategies.future_state import FutureStateScheduler

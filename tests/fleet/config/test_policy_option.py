@@ -23,8 +23,7 @@ from fleet.launch.options import UpOptions
 from fleet.launch.process_specs import Parts
 from fleet.launch.robot_builders import edge_processes
 from fleet.launch.up import Up
-from fleet.tools.policy_build import Building
-from fleet.tools.policy_smoke_test import _last_word, try_policy
+from fleet.tools.policy_process import _last_word, build_policy, try_policy
 from policies.conformance.check import PolicyCheck
 from policies.interface import registry
 from policies.interface.policy import Policy
@@ -124,14 +123,14 @@ def test_flags_mean_the_same_in_every_directory(tmp_path: Path, monkeypatch: pyt
 
 def test_whoever_runs_or_trains_the_policy_is_told_and_nobody_else() -> None:
     overrides = Overrides(delay="4", policy="echo:small", policy_config='{"horizon": 12}')
-    parts = Parts("fake", "tcp://10.0.0.1:5760", 3, operated=True, overrides=overrides)
+    parts = Parts("fake", "tcp://10.0.0.1:5760", 3, operator=True, overrides=overrides)
     told = [parts.make_trainer(), parts.make_evaluator(), parts.make_measurer("after", 3), parts.make_thinker()]
     for part in (*told, parts.make_edge("robot-0")):
-        assert part.words[part.words.index("--policy") + 1] == "echo:small", part.name
-        assert json.loads(part.words[part.words.index("--policy-config") + 1]) == {"horizon": 12}
+        assert part.argv[part.argv.index("--policy") + 1] == "echo:small", part.name
+        assert json.loads(part.argv[part.argv.index("--policy-config") + 1]) == {"horizon": 12}
     for part in (parts.make_gateway("", 1, "", 2), parts.make_demonstrator(3)):
-        assert "--policy" not in part.words
-    assert "--delay" not in parts.make_trainer().words
+        assert "--policy" not in part.argv
+    assert "--delay" not in parts.make_trainer().argv
 
 
 def test_an_edge_tells_its_processes(tmp_path: Path) -> None:
@@ -195,13 +194,13 @@ def test_a_recipe_with_a_directory_for_a_policy_builds_it_once(tmp_path: Path, m
     up = Up(options(tmp_path, recipe="vla"))
     assert up._builds
     said: list[str] = []
-    up.parts = Parts("vla", "tcp://127.0.0.1:5760", 0, operated=True, overrides=up.overrides)
+    up.parts = Parts("vla", "tcp://127.0.0.1:5760", 0, operator=True, overrides=up.overrides)
     up.screen = type("Screen", (), {"say": lambda self, text: said.append(text)})()
     monkeypatch.setattr(registry, "_BUILT_IN", (EntryPoint("lerobot", "tests.fleet.tools.echo_kind", POLICIES),))
     up.data.policy.mkdir()
     up._build_policy()
     assert said == [], "it is there"
-    words = up.parts.make_trainer().words
+    words = up.parts.make_trainer().argv
     assert words[words.index("--policy") + 1] == f"lerobot:{tmp_path / 'policy'}"
     assert not up._builds
 
@@ -214,20 +213,24 @@ def test_a_part_of_such_a_recipe_wants_to_be_told() -> None:
 @pytest.mark.slow
 def test_a_build_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     data = DataDirectory(tmp_path)
-    with (
-        Building("smolvla", data, "no-such-recipe", 0) as building,
-        pytest.raises(FleetError, match="there is no recipe"),
-    ):
-        while not building.done():
-            pass
+    with pytest.raises(FleetError, match="there is no recipe"):
+        build_policy("smolvla", data, "no-such-recipe", 0, lambda: False)
     assert not data.policy.exists()
 
 
-def test_a_build_is_ended_with_its_job(tmp_path: Path) -> None:
-    with Building("smolvla", DataDirectory(tmp_path), "fake", 0) as building:
-        process = building._process
-        assert process.poll() is None
-    assert process.returncode != 0
+def test_a_build_is_ended_with_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **kept: started.append(popen(*given, **kept)) or started[0])
+
+    def ends() -> None:
+        assert started[0].poll() is None
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_policy("smolvla", DataDirectory(tmp_path), "fake", 0, ends)
+    assert started[0].returncode not in (None, 0)
+    assert not DataDirectory(tmp_path).policy.exists()
 
 
 @pytest.mark.parametrize(("detail", "status", "words"), [("", 0, "2 checks, all passed"), ("it moves", 1, "1 failed")])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fleet.evaluation.evaluator import Evaluator, EvaluatorConfig
-from fleet.evaluation.injected_delay import FixedDelay
-from fleet.evaluation.rollout import Conditions, rollout
+from fleet.evaluation.evaluator import Conditions, Evaluator, EvaluatorConfig, rollout
 from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
@@ -88,7 +87,7 @@ class Bench:
 
     def turn(self, rounds: int = 20) -> None:
         for _ in range(rounds):
-            self.evaluator.turn()
+            self.evaluator.step()
             while (item := self.server.recv()) is not None:
                 message = item[1]
                 self.said.append(message)
@@ -163,9 +162,7 @@ def test_a_rollout_is_deterministic_and_late_chunks_only_cost_time(bench: Bench)
     policy = Knowing(bench.robot)
     policy.load(b"good", 1)
     results = [
-        rollout(
-            bench.robot, policy, scheduler(bench.robot), "go-left", 5, max_ticks, Conditions(delay=FixedDelay(delay))
-        )
+        rollout(bench.robot, policy, scheduler(bench.robot), "go-left", 5, max_ticks, Conditions(delay=repeat(delay)))
         for max_ticks, delay in ((60, 0), (60, 0), (60, 3), (2, 0))
     ]
     assert results == [True, True, True, False]

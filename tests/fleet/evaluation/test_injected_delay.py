@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import numpy as np
 import pytest
 
-from fleet.evaluation.injected_delay import DelayedChannel, FixedDelay, parse_delay
+from fleet.evaluation.injected_delay import DelayedChannel, parse_delay
 from tests import samples
 from wire.clock import ManualClock
 from wire.errors import ConfigError
@@ -17,16 +19,16 @@ PERIOD_NS = 10_000_000
 
 
 def test_what_is_understood() -> None:
-    assert [parse_delay("4").draw() for _ in range(3)] == [4, 4, 4]
-    drawn = [parse_delay("random:2-8", seed=1).draw() for _ in range(3)]
+    assert [next(parse_delay("4")) for _ in range(3)] == [4, 4, 4]
+    drawn = [next(parse_delay("random:2-8", seed=1)) for _ in range(3)]
     assert drawn == [drawn[0]] * 3, "the same seed draws the same"
     many = parse_delay("random:2-8")
-    assert {many.draw() for _ in range(300)} == set(range(2, 9))
+    assert {next(many) for _ in range(300)} == set(range(2, 9))
 
 
 def test_bursts_come_in_runs_of_ten_and_as_often_as_asked() -> None:
     burst = parse_delay("burst:2,12,0.05")
-    drawn = np.array([burst.draw() for _ in range(20_000)])
+    drawn = np.array([next(burst) for _ in range(20_000)])
     assert set(drawn) == {2, 12}
     edges = np.flatnonzero(np.diff((drawn == 12).astype(int)))
     lengths = np.diff(edges)[:: 2 if drawn[0] == 2 else 1]
@@ -47,7 +49,7 @@ def test_anything_else_is_refused_with_what_is_possible(text: str) -> None:
 def test_an_answer_is_usable_that_many_ticks_after_its_request(ticks: int) -> None:
     clock = ManualClock()
     near, far = memory_pair()
-    line = DelayedChannel(near, FixedDelay(ticks), PERIOD_NS, clock)
+    line = DelayedChannel(near, repeat(ticks), PERIOD_NS, clock)
     came = {}
     observation = samples.observation()
     for tick in range(40):
@@ -71,7 +73,7 @@ def test_an_answer_is_usable_that_many_ticks_after_its_request(ticks: int) -> No
 def test_other_messages_are_not_held_and_answers_stay_in_order() -> None:
     clock = ManualClock()
     near, far = memory_pair()
-    line = DelayedChannel(near, FixedDelay(3), PERIOD_NS, clock)
+    line = DelayedChannel(near, repeat(3), PERIOD_NS, clock)
     observation = samples.observation()
     line.send(ChunkRequest(1, observation, 1, observation.state))
     far.send(ChunkReply(None, tick=1))

@@ -6,10 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from fleet.config.overrides import Overrides
-from fleet.launch.backend import LocalBackend, News, Part, changes, command
+from fleet.launch.backend import LocalBackend, News, Part, command
 from fleet.launch.process_specs import Parts
 
 _BROKEN = Part("robot-0", "edge", ("edge", "--recipe", "no-such-recipe", "--name", "robot-0"), give_up_after=0)
@@ -28,12 +26,12 @@ def test_a_robot_that_cannot_start_is_named_with_its_last_words_and_never_given_
     said: list[str] = []
     backend.start(_BROKEN)
     try:
-        _await(lambda: said.extend(backend.turn()) or backend.parts["robot-0"].starts > 1)
+        _await(lambda: said.extend(backend.poll()) or backend.parts["robot-0"].starts > 1)
     finally:
         backend.stop(["robot-0", "nobody"], 5.0)
     state = backend.parts["robot-0"]
     assert not state.failed
-    assert "there is no recipe 'no-such-recipe'" in state.trouble
+    assert "there is no recipe 'no-such-recipe'" in state.fault
     assert state.log == str(tmp_path / "logs" / "robot-0.log")
     assert len(said) == 1, "once, though it died more than once"
     assert "robot-0" in said[0]
@@ -44,16 +42,16 @@ def test_a_part_that_runs_once_and_ends_well_is_no_trouble(tmp_path: Path) -> No
     backend = LocalBackend(tmp_path, tmp_path / "logs", environment={"COLUMNS": "200"})
     backend.start(Part("one", "demonstrator", ("demonstrate", "--help"), restart=False))
     said = []
-    _await(lambda: said.extend(backend.turn()) or not backend.parts["one"].running)
-    said += backend.turn()
+    _await(lambda: said.extend(backend.poll()) or not backend.parts["one"].running)
+    said += backend.poll()
     state = backend.parts["one"]
-    assert (said, state.failed, state.trouble, state.starts) == ([], "", "", 1)
+    assert (said, state.failed, state.fault, state.starts) == ([], "", "", 1)
 
 
 def test_a_part_that_runs_once_and_fails_says_so(tmp_path: Path) -> None:
     backend = LocalBackend(tmp_path, tmp_path / "logs")
     backend.start(Part("one", "demonstrator", ("demonstrate", "--recipe", "no-such-recipe"), restart=False))
-    _await(lambda: backend.turn() or backend.parts["one"].failed)
+    _await(lambda: backend.poll() or backend.parts["one"].failed)
     assert "one ended with exit status 1: vla-fleet: there is no recipe" in backend.parts["one"].failed
 
 
@@ -67,7 +65,7 @@ def test_a_think_server_says_where_it_is(tmp_path: Path) -> None:
 
 
 def test_each_place_adds_its_own_directories(tmp_path: Path) -> None:
-    parts = Parts("fake", "tcp://10.0.0.1:5760", 3, operated=False, overrides=Overrides(delay="4"))
+    parts = Parts("fake", "tcp://10.0.0.1:5760", 3, operator=False, overrides=Overrides(delay="4"))
     words = command(parts.make_edge("arm-1"), tmp_path, tmp_path / "keys")
     assert words[1:4] == ["-m", "fleet.cli", "edge"]
     for option, value in (
@@ -83,19 +81,6 @@ def test_each_place_adds_its_own_directories(tmp_path: Path) -> None:
     assert "--keys" not in gateway
     assert parts.make_edge("arm-1").give_up_after == 0, "a robot is never given up"
     assert not parts.make_measurer("after", 7).restart
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "joined", "left"),
-    [
-        ({}, {"b": "x", "a": "y"}, ("a", "b"), ()),
-        ({"a": "x", "b": "x"}, {"a": "x"}, (), ("b",)),
-        ({"a": "x"}, {"b": "x"}, ("b",), ("a",)),
-        ({"a": "x"}, {"a": "y"}, (), ()),
-    ],
-)
-def test_who_joined_and_who_left(before: dict, now: dict, joined: tuple, left: tuple) -> None:
-    assert changes(before, now) == (joined, left)
 
 
 def test_the_same_news_is_told_once() -> None:

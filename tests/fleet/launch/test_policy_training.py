@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.common.in_process_fleet import InProcessFleet
 from fleet.config.overrides import Overrides
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import fake
-from fleet.evaluation.in_process_fleet import InProcessFleet
 from policies.conformance.check import example_observation
 from policies.conformance.data import randomize_zero_init
 from tests.policies.flow.vlm_directory import build

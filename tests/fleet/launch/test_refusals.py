@@ -12,9 +12,8 @@ from fleet.config.data_directory import DataDirectory
 from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
 from fleet.launch.options import UpOptions
-from fleet.launch.run_counters import RunCounters
 from fleet.launch.up import Up
-from fleet.tools.report import make_report
+from fleet.tools.report import RunCounters, make_report
 from robot_edge.runtime import process_group as edge_module
 from robot_edge.runtime.process_group import run_edge
 from robot_edge.runtime.rejection_log import RejectionLog, RejectionLogTail, not_taken, read_refusal
@@ -45,9 +44,9 @@ def test_up_says_what_a_robot_refuses(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
     snapshot: dict[str, Any] = {"robots": [], "events": events, "version": None}
     monkeypatch.setattr(up, "snapshot", lambda: snapshot)
-    up._look()
+    up._refresh()
     events.append({"t_s": 3.0, "kind": "refused", "robot": "robot-0", "text": not_taken(3, WHY)})
-    up._look()
+    up._refresh()
     assert said == [f"robot-0 refuses version 2: {WHY}"]
 
 

@@ -195,9 +195,9 @@ def running(pid: int) -> bool:
 def test_roles_that_use_a_gpu_are_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = get_recipe("pixels")
     monkeypatch.setattr(imports, "has_gpu", lambda: False)
-    assert "torch" in imports.of_edge(recipe, "")
-    assert not any("lerobot" in name for name in imports.of_edge(recipe, ""))
-    assert any("lerobot" in name for name in imports.of_edge(recipe, "lerobot:x"))
+    assert "torch" in imports.by_role(recipe, "")["edge"]
+    assert not any("lerobot" in name for name in imports.by_role(recipe, "")["edge"])
+    assert any("lerobot" in name for name in imports.by_role(recipe, "lerobot:x")["edge"])
     monkeypatch.setattr(imports, "has_gpu", lambda: True)
     needs = imports.by_role(recipe, "lerobot:x")
     assert set(needs) == {"gateway", "demonstrator", "edge"}

@@ -32,7 +32,7 @@ class FakeBackend:
         self.started.append(part)
         self.parts[part.name] = PartState(running=True, starts=1)
 
-    def turn(self) -> list[str]:
+    def poll(self) -> list[str]:
         said, self.says = self.says, []
         return said
 
@@ -68,24 +68,24 @@ def _options(tmp_path: Path) -> UpOptions:
 def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Up:
     made = Up(_options(tmp_path))
     made.backend, made.screen = FakeBackend(), FakeScreen()  # type: ignore[assignment]
-    made.parts = Parts("fake", "tcp://127.0.0.1:5760", 0, operated=True, overrides=Overrides())
-    monkeypatch.setattr(made, "_look", lambda: None)
+    made.parts = Parts("fake", "tcp://127.0.0.1:5760", 0, operator=True, overrides=Overrides())
+    monkeypatch.setattr(made, "_refresh", lambda: True)
     return made
 
 
 def test_robots_are_put_to_work_when_they_join_and_once(up: Up) -> None:
     up.backend.there = {"arm-1": "lab"}
-    up._meet()
+    up._start_new_edges()
     up.backend.there = {"arm-1": "lab", "arm-2": ""}
-    up._meet()
+    up._start_new_edges()
     assert [part.name for part in up.backend.started] == ["arm-1", "arm-2"]
     assert all(part.role == "edge" and part.give_up_after == 0 for part in up.backend.started)
     assert load_pair(up.data.keys, "arm-2"), "its key was made"
 
     up.backend.there = {"arm-2": ""}
-    up._meet()
+    up._start_new_edges()
     up.backend.there = {"arm-1": "shed", "arm-2": ""}
-    up._meet()
+    up._start_new_edges()
     assert len(up.backend.started) == 2, "its edge waits for it"
     assert up.screen.said == [
         "arm-1 is there, on lab",
@@ -96,10 +96,10 @@ def test_robots_are_put_to_work_when_they_join_and_once(up: Up) -> None:
 
 def test_a_robot_that_fails_is_named_and_the_job_goes_on(up: Up) -> None:
     up.backend.there = {"arm-1": ""}
-    up._meet()
-    up.backend.parts["arm-1"] = PartState(failed="arm-1 ended", trouble="arm-1 ended")
+    up._start_new_edges()
+    up.backend.parts["arm-1"] = PartState(failed="arm-1 ended", fault="arm-1 ended")
     up.backend.says = ["arm-1 ended with exit status 1: no usable secret key"]
-    up._rest(0.0, None)
+    up._wait(0.0)
     assert up.screen.said == ["arm-1 ended with exit status 1: no usable secret key"]
 
 
@@ -107,21 +107,21 @@ def test_a_trainer_that_fails_ends_the_job(up: Up) -> None:
     up.backend.start(up.parts.make_trainer())
     up.backend.parts["trainer"] = PartState(failed="trainer ended with exit status 1: no torch")
     with pytest.raises(FleetError, match="no torch"):
-        up._rest(0.0, None)
+        up._wait(0.0)
 
 
 def test_robots_wait_for_the_think_server_and_follow_it(up: Up) -> None:
     up.options = replace(up.options, think_server=True)
     up.backend.there = {"arm-1": ""}
     up.backend.start(up.parts.make_thinker())
-    up._meet()
+    up._start_new_edges()
     assert [part.name for part in up.backend.started] == ["thinker"], "nobody knows yet where to think"
     for address in ("tcp://10.0.0.1:1", "tcp://10.0.0.1:1", "tcp://10.0.0.2:1"):
         up.backend.parts["thinker"] = PartState(running=True, starts=1, address=address)
-        up._meet()
+        up._start_new_edges()
     first, moved = up.backend.started[1:]
-    assert first.words[first.words.index("--think") + 1] == "tcp://10.0.0.1:1"
-    assert moved.words[moved.words.index("--think") + 1] == "tcp://10.0.0.2:1"
+    assert first.argv[first.argv.index("--think") + 1] == "tcp://10.0.0.1:1"
+    assert moved.argv[moved.argv.index("--think") + 1] == "tcp://10.0.0.2:1"
     assert up.backend.stopped == ["arm-1"]
 
 
@@ -147,11 +147,11 @@ def test_the_version_of_a_minute_is_measured_at_the_end_beside_the_first_and_the
     up.options = replace(up.options, report=Path("report.json"), minutes=10.0, measure_at=(2.0, 4.0))
     for minutes, newest in ((1.9, 7), (2.0, 8), (2.1, 9), (3.9, 14), (4.1, 15), (10.0, 30)):
         up._newest_version = newest
-        up._mark(minutes)
+        up._note_versions(minutes)
     monkeypatch.setattr(up, "snapshot", lambda: {"version": {"number": 30}})
     monkeypatch.setattr(up, "_ended", lambda name: True)
     up._measure()
-    words = [(part.name, part.words[part.words.index("--version") + 1]) for part in up.backend.started]
+    words = [(part.name, part.argv[part.argv.index("--version") + 1]) for part in up.backend.started]
     assert words == [
         ("evaluator-before", "1"),
         ("evaluator-after", "30"),

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.common.in_process_fleet import InProcessFleet
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.recipes import fake
-from fleet.evaluation.in_process_fleet import InProcessFleet
 from fleet.tools.policy_commands import published, recipe_of, recorded
 from policies.interface.registry import PolicyChoice
 from wire.errors import ConfigError, CorruptDataError, FleetError, InvalidDataError

@@ -1,7 +1,7 @@
 """Quarters of a run, by when episodes ended."""
 
 from cloud_learner.buffer.ledger.rows import EpisodeRow
-from fleet.tools.quarters import quarters
+from fleet.tools.report import quarters
 
 
 def episode(ended_s: float, outcome: str = "success", human_steps: int = 0, interventions: int = 0) -> EpisodeRow:

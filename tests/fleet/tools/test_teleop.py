@@ -125,7 +125,7 @@ class Scene:
         for _ in range(max(1, round(30 * seconds))):
             self.clock.advance(self.person.period_ns)
             for teleop in others if self.gone else (self.person, *others):
-                self.over |= not teleop.turn()
+                self.over |= not teleop.step()
             if not gateway:
                 continue
             self.gateway.poll()
@@ -427,7 +427,7 @@ def test_another_gateways_key_is_named_at_once(tmp_path: Path) -> None:
         while time.monotonic() < end:
             wait_any([server], 0.01)
             server.recv()
-            person.turn()
+            person.step()
     line.close()
     server.close()
 

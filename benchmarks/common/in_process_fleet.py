@@ -11,7 +11,7 @@ from pathlib import Path
 from fleet.config.data_directory import DataDirectory
 from fleet.config.recipe import Recipe
 from fleet.evaluation.demonstrations import demonstrate
-from fleet.evaluation.rollout import rollout
+from fleet.evaluation.evaluator import rollout
 from fleet.launch import supplies
 from robot_edge.control.loop import ControlLoop
 from robot_edge.inference.server import Inference
@@ -44,7 +44,7 @@ class RehearsedRobot:
             recipe, name, control_up, control_inference, clock, operated=operated, paced=False
         )
         line = server.connect(name)
-        self.uplink: Uplink = supplies.make_uplink(name, data.edge(name), line, uplink_control, uplink_inference, clock)
+        self.uplink = Uplink(name, data.edge(name), line, uplink_control, uplink_inference, clock)
         policy = recipe.make_policy(recipe.spec, seed)
         self.inference = Inference(name, policy, inference_control, inference_uplink, clock, config=recipe.slow)
         self.loop.robot.connect()
@@ -96,14 +96,11 @@ class InProcessFleet:
 
     def demonstrate(self, episodes: int) -> None:
         """Add so many demonstrations, the tasks in turn."""
-        control, uplink_end = memory_pair()
-        idle, unused = memory_pair()
-        loop = supplies.make_demonstrator(self.recipe, "demonstrator", control, idle, SimulatedClock())
-        line = self.server.connect("demonstrator")
-        uplink = supplies.make_uplink("demonstrator", self.data.edge("demonstrator"), line, uplink_end, unused)
+        name = "demonstrator"
         first_seed = self._first_demonstration_seed + self._demonstrations
         self._demonstrations += episodes
-        demonstrate(loop, uplink, control, uplink_end, self.recipe.tasks, episodes, first_seed, self.gateway.poll)
+        gateway = self.server.connect(name)
+        demonstrate(self.recipe, name, self.data.edge(name), gateway, episodes, first_seed, self.gateway.poll)
 
     def turn(self, rounds: int, gradient_steps_per_round: float = 0.2) -> None:
         """`rounds` control periods of every robot, and the trainer's share of gradient steps."""

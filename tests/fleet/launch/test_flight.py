@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fleet.cli.__main__ import app
-from fleet.cli.flight import recorded
 from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
 from robot_edge.inference.server import infer_chunk
@@ -30,7 +29,7 @@ def flight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     up, uplink = memory_pair()
     inf, inference = memory_pair()
     clock = ManualClock()
-    with recorded(recipe, "robot-0", directory, operated=True) as recorder:
+    with supplies.record_flight(recipe, "robot-0", directory, operated=True) as recorder:
         loop = supplies.make_control(recipe, "robot-0", uplink, inference, clock, paced=False, flight=recorder)
         loop.robot.connect()
         up.send(Job("j", recipe.tasks, 500_000))
