@@ -153,7 +153,7 @@ def control(run_directory: Path, record: Path) -> None:
     loop = ControlLoop(
         NAME,
         "0",
-        flight.robot(RobotProxy(arm_spec(), run_directory / "robot", (TASK,))),
+        flight.robot(RobotProxy(arm_spec(), run_directory / "robot")),
         flight.channel("uplink", uplink),
         flight.channel("inference", inference),
         _scheduler,

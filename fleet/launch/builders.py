@@ -98,7 +98,7 @@ def run_evaluator(options: EvaluatorOptions) -> None:
                 if not evaluator.busy:
                     wait_any([channel], 0.1)
                 evaluator.step()
-                timeout.check(evaluator.subscriber.refused, channel)
+                timeout.check(evaluator.subscriber.rejection, channel)
         finally:
             evaluator.robot.close()
 
