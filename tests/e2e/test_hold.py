@@ -28,8 +28,9 @@ from wire.transport.keys import make_keys
 pytestmark = pytest.mark.slow
 
 PERIOD_S = 1 / CONTROL_HZ
-MOST_TICKS = {"inference": 16 + 2, "control": 2, "uplink": 24 + 2}
-"""commands that may still move after a kill: what is left of a chunk, nothing, what the recorder can keep; and two"""
+MOST_TICKS = {"inference": 16 + 2, "control": 2, "uplink": 24 + 4 + 2}
+"""commands that may still move after a kill: what is left of a chunk, nothing, what the recorder can keep and what it
+sends in the 50 ms in which nobody knows; and two"""
 
 
 @pytest.fixture(scope="module")
