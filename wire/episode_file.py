@@ -22,7 +22,7 @@ from wire.errors import ConfigError, CorruptDataError, InvalidDataError, Message
 from wire.messages.gateway import Segment
 from wire.types import Episode, RobotSpec
 
-MAGIC = b"VLAEPIS\x01"
+MAGIC = b"VLAEPIS\x02"
 MAX_EPISODE_BYTES = 2 * 1024 * 1024 * 1024
 _SIZE = struct.Struct("<QI")
 
@@ -117,7 +117,7 @@ def _read(path: Path) -> _EpisodeBody:
 def _segments(body: _EpisodeBody, path: Path) -> Iterator[Segment]:
     for data in body.segments:
         try:
-            segment = codec.decode(data)
+            segment = codec.decode(data, stored=True)
         except WireError as error:
             raise CorruptDataError(f"{path}: a segment cannot be read: {error}") from error
         if not isinstance(segment, Segment):

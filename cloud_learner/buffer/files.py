@@ -72,6 +72,15 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def open_directory(path: Path, what: str) -> None:
+    """Create `path` if it is not there, and remove what a crash left half-written in it; only for who writes there."""
+    try:
+        make_directory(path)
+    except OSError as error:
+        raise storage_error(error, what, path) from error
+    remove_leftovers(path, what)
+
+
 def remove_quietly(path: Path) -> None:
     """Remove a temporary file; one that is gone, or cannot be removed now, waits for `remove_leftovers`."""
     with contextlib.suppress(OSError):

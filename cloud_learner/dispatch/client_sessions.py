@@ -177,7 +177,8 @@ class ClientSessions:
         """A stop goes out before anything is asked, and stands also when the robot cannot hear of it now."""
         robot = command.robot
         sent = self._send(robot, msgspec.structs.replace(command, operator=peer))
-        if not sent and not self._exists(robot):
+        # Nothing that may fail or take its time comes before a stop of a robot that is known.
+        if not sent and self._view.spec(robot) is None and not self._exists(robot):
             raise RejectedError(f"estop: there is no robot '{robot}'. `robots` lists them.")
         self.operators.estop(robot, peer, now_ns)
         if not sent:

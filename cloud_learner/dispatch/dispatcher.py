@@ -115,8 +115,12 @@ class Dispatcher:
             self._notify(name, self._assigned[name], now_ns)
 
     def _exists(self, robot: str) -> bool:
-        """Whether there is such a robot, here now or not."""
-        row = self._ledger.robot(robot)
+        """Whether there is such a robot, here now or not; there may be while the ledger cannot be asked."""
+        try:
+            row = self._ledger.robot(robot)
+        except StorageError as error:
+            log.error("whether there is a robot '%s' cannot be asked now: %s", robot, error)
+            return True
         return row is not None and row.spec_hash is not None
 
     def on_status(self, status: EdgeStatus, now_ns: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from cloud_learner.buffer.check import CommittedHistory, check_frames, check_names, check_order, check_steps
-from cloud_learner.buffer.files import remove_leftovers, write_durably
+from cloud_learner.buffer.files import open_directory, write_durably
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.store.store import SegmentStore, canonical
 from wire import codec
@@ -70,8 +70,8 @@ class Ingest:
         self._histories: OrderedDict[str, CommittedHistory] = OrderedDict()
 
     def open(self) -> None:
-        """Remove what a crash left half-written in the quarantine."""
-        remove_leftovers(self._quarantine, "quarantine")
+        """Remove what a crash left half-written in the quarantine, and make sure that it can be written."""
+        open_directory(self._quarantine, "quarantine")
 
     def accept(self, peer_robot: str, segment: Segment, received_ns: int) -> IngestResult:
         """Store `segment`, sent by the authenticated `peer_robot` and received at `received_ns` of the gateway's clock.

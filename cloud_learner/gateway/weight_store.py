@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from cloud_learner.buffer.files import TEMPORARY, make_directory, move_durably, remove_leftovers, remove_quietly
+from cloud_learner.buffer.files import TEMPORARY, make_directory, move_durably, open_directory, remove_quietly
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import VersionRow
 from wire.errors import CorruptDataError, RejectedError, storage_error
@@ -36,8 +36,11 @@ class WeightStore:
 
     @classmethod
     def open(cls, root: Path, ledger: Ledger) -> WeightStore:
-        """Remove what a crash left half-written in the directory. For the one writer."""
-        remove_leftovers(root, "weights")
+        """Remove what a crash left half-written in the directory, and make sure that there is one that can be written.
+
+        For the one writer.
+        """
+        open_directory(root, "weights")
         return cls(root, ledger)
 
     def begin(self, publish: Publish) -> PolicyVersion | None:

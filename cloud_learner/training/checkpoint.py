@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 _WRITING = "writing a checkpoint"
 _KEPT = 2
+_NAME = re.compile(r"\d+-[0-9a-f]{64}\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ def _read(path: Path) -> Checkpoint:
 
 
 def _newest_first(directory: Path) -> list[Path]:
-    found = [path for path in directory.glob("*.safetensors") if path.name[:1].isdigit()]
+    """Only files of our own naming: somebody may keep other weights beside them."""
+    found = [path for path in directory.glob("*.safetensors") if _NAME.fullmatch(path.name)]
     return sorted(found, key=_number, reverse=True)
 
 

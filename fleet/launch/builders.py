@@ -67,6 +67,8 @@ def run_trainer(options: TrainerOptions) -> None:
     data = DataDirectory(options.root)
     shutdown = ShutdownSignal()
     with gateway_channel(options, options.name) as channel:
+        if not data.buffer.exists():
+            log.info("waiting for a gateway's buffer at %s", data.root)
         while not data.buffer.exists() and not shutdown.requested:
             time.sleep(0.1)
         trainer = supplies.make_trainer(recipe, options.name, data, channel, options.seed, options.max_steps)

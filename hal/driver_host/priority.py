@@ -13,7 +13,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 _REAL_TIME, _YIELDING = 10, 5
-_CORES = os.sched_getaffinity(0)
+_CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 """that this process may run on"""
 
 

@@ -173,7 +173,7 @@ class RobotProxy:
             self.meanwhile()
             time.sleep(0.02)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(self._call_s))
-        set_receive_timeout(connection, _SLICE_S)
+        set_receive_timeout(connection, min(_SLICE_S, self._call_s))
         self._socket, self._blocked = connection, False
         try:
             reply = self._call("attach", max(0.1, deadline_s - time.monotonic()))
@@ -244,7 +244,8 @@ class RobotProxy:
         return RobotDisconnectedError(f"robot '{self.spec.embodiment}': {self._gone_text(call)} ({error.strerror}).")
 
     def _receive(self, connection: socket.socket, call: str, sent_ns: int, timeout_s: float) -> Reply:
-        """Raises `BlockingIOError` when no reply came within `timeout_s` of `sent_ns`, to the next `_SLICE_S`."""
+        """Raises `BlockingIOError` when no reply came within `timeout_s` of `sent_ns`, to the next `_SLICE_S`; or
+        `call_s`, if that is shorter."""
         while True:
             try:
                 size = connection.recv_into(self._packet)

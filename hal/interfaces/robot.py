@@ -113,12 +113,16 @@ def validate_executed(spec: RobotSpec, feedback: Feedback) -> np.ndarray:
     """float32[da]: what was executed. Raises as `validate_feedback`."""
     if not isinstance(feedback, Feedback):
         raise _invalid(spec, f"write() gave {type(feedback).__name__}, not a Feedback.")
-    executed = np.asarray(feedback.executed)
-    fits = executed.shape == (len(spec.action),) and executed.dtype.kind in "fiu"
+    given = executed = np.asarray(feedback.executed)
+    fits = given.shape == (len(spec.action),) and given.dtype.kind in "fiu"
+    if fits and given.dtype != _FLOAT32:
+        with np.errstate(over="ignore"):
+            executed = given.astype(np.float32)
+    # As float32: what is finite as float64 may be none then.
     if not fits or not all(map(math.isfinite, executed.tolist())):
-        what = f"write() gave {_text_of(executed)} as what it executed"
+        what = f"write() gave {_text_of(given)} as what it executed"
         raise _invalid(spec, f"{what}; float32[{spec.action_dim}], all finite, is expected.")
-    return executed if executed.dtype == _FLOAT32 else executed.astype(np.float32)
+    return executed
 
 
 def validate_outcome(spec: RobotSpec, feedback: Feedback) -> tuple[float, bool]:

@@ -71,7 +71,10 @@ def _override(stored: dict[str, Any], options: LeRobotOptions) -> dict[str, Any]
     if stored["type"] != "diffusion" or "n_action_steps" in options.override:
         return options.override
     fields = stored | options.override
-    return {**options.override, "n_action_steps": fields["horizon"] - fields["n_obs_steps"] + 1}
+    horizon, seen = fields.get("horizon"), fields.get("n_obs_steps")
+    if not isinstance(horizon, int) or not isinstance(seen, int):
+        return options.override  # lerobot says what is wrong with it
+    return {**options.override, "n_action_steps": horizon - seen + 1}
 
 
 def _horizon(fields: dict[str, Any]) -> int | None:

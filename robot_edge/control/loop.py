@@ -92,8 +92,8 @@ class ControlLoop:
             planned = self._next_action(observation)
             scripted = self._scripted_action(observation, planned)
             self.mode, self.hold = decide(self._conditions(planned, scripted))
-            proposed = self._select(planned, scripted, observation)
-            feedback = self._apply(self._limit(proposed, observation), self.rate.next_ns)
+            proposed, action = self._limit(self._select(planned, scripted, observation), observation)
+            feedback = self._apply(action, self.rate.next_ns)
             self._record(observation, proposed, feedback, planned)
         self._publish_status()
 
@@ -291,13 +291,14 @@ class ControlLoop:
             action = self.override.action(self._executed)
         return self._safety.brake(self._executed, observation.state) if action is None else action
 
-    def _limit(self, proposed: np.ndarray, observation: Observation) -> np.ndarray:
+    def _limit(self, proposed: np.ndarray, observation: Observation) -> tuple[np.ndarray, np.ndarray]:
+        """What is recorded as proposed, and what may be done; what is not finite is neither."""
         try:
-            return self._safety.limit(proposed, self._executed, observation.state)
+            return proposed, self._safety.limit(proposed, self._executed, observation.state)
         except InvalidDataError as error:
             log.warning("robot '%s': %s", self.name, error)
             self._hold_for(Hold(HoldReason.bad_action, str(error)))
-            return self._safety.brake(self._executed, observation.state)
+            return (self._safety.brake(self._executed, observation.state),) * 2
 
     def _hold_for(self, fault: Hold) -> None:
         """The robot cannot be used, or what was decided cannot be done."""

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 FALLBACKS = ("hold", "local")
 _IDLE_NS = 1_000_000_000
 """a robot that asks for nothing for so long has nothing to starve of"""
+_ERROR_CHARACTERS = 300
+"""of what a policy that failed says: every status repeats it while the robot holds for it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,7 @@ class Inference:
             if repr(error) != self._failure:
                 log.exception("robot '%s': its policy failed.", self._name)
             self._failure = repr(error)
-            return ChunkReply(None, f"the policy failed: {error!r}", request.tick)
+            return ChunkReply(None, f"the policy failed: {error!r}"[:_ERROR_CHARACTERS], request.tick)
         if not intact(seen):
             return ChunkReply(None, "the frames were overwritten while the policy looked at them.", request.tick)
         return reply

@@ -112,7 +112,7 @@ def run_control(
     gc.freeze()
     real_time()
     next_hello = 0.0
-    # A driver in this process may block, or the line to one in another.
+    # The connection to the process of the driver may block.
     bound = CallDeadline(CallLimits(2 * (loop.config.driver.reset_s + loop.config.driver.stuck_s)))
     try:
         while not (shutdown.requested or loop.inbox.stopping):

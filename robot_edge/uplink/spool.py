@@ -72,7 +72,7 @@ class Spool:
         found = self._db.execute("SELECT data FROM segments WHERE row = ?", (row,)).fetchone()
         if found is None:
             return None
-        segment = decode(found[0])
+        segment = decode(found[0], stored=True)
         if not isinstance(segment, Segment):
             raise CorruptDataError(
                 f"row {row} of {self._path} holds a {type(segment).__name__}. Move the file away to start anew."

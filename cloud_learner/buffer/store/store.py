@@ -25,7 +25,7 @@ from cloud_learner.buffer.store.journal import Journal
 from cloud_learner.buffer.store.objects import ObjectStore
 from cloud_learner.buffer.store.shard import FORMAT, encode_shard, metadata, read_spans, shard_key
 from wire import codec
-from wire.errors import CorruptDataError, InvalidDataError, ProtocolError, StorageError
+from wire.errors import CorruptDataError, InvalidDataError, MessageTooLargeError, ProtocolError, StorageError
 from wire.messages.gateway import CameraFrames, Segment
 from wire.types import RobotSpec
 
@@ -94,11 +94,14 @@ class SegmentStore:
     def append(self, segment: Segment, received_ns: int, committed_ns: int) -> int | None:
         """Take a segment: on the device and committed when this returns. Its ledger row, or None if it was there.
 
-        Raises `InvalidDataError` when the ledger refuses it or it is too large for a message, and `DiskFullError`,
+        Raises `InvalidDataError` when the ledger refuses it or it is too large, and `DiskFullError`,
         `NotWritableError` or `StorageError`; then it is not stored, or, if only the answer of a commit was lost, it is
         found to be there the next time.
         """
-        payload = codec.encode(canonical(segment, self.spec(segment.episode.spec_hash)))
+        try:
+            payload = codec.encode(canonical(segment, self.spec(segment.episode.spec_hash)))
+        except MessageTooLargeError as error:
+            raise InvalidDataError(f"segment {segment.id[:200]!r}: {error} Close segments more often.") from error
         # one after the other: `Journal.remove_unused` relies on it
         with self._appending:
             at = self.journal.append(payload)

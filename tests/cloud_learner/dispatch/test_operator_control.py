@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cloud_learner.dispatch.hall import Hall, commands, page
-from wire.errors import RejectedError
+from wire.errors import RejectedError, StorageError
 from wire.messages.fleet import AcquireLease, Preempted, ReleaseLease, RenewLease
 from wire.messages.gateway import OperatorCommand
 
@@ -360,6 +360,32 @@ def test_a_teleoperator_stops_a_robot_that_is_not_back_since_a_restart(hall: Hal
     assert hall.lease("robot-0") == ("teleoperator", "estop")
     assert "there is no robot 'robot-9'" in hall.ask(teleoperator, OperatorCommand("robot-9", "estop")).refused
     hall = hall.killed()  # the stop is kept
+    hall.server.cut.clear()
+    hall.edges = [edge]
+    hall.pass_time(20.0)
+    assert edge.mode == "estop" and hall.lease("robot-0") == ("teleoperator", "estop")
+    hall.ledger.close()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_stop_stands_while_the_ledger_cannot_be_asked(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    """Neither the robot's link nor the ledger answers: the stop is kept for when the robot is back."""
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    if restarted:
+        hall = hall.killed()
+    hall.server.cut.add("robot-0")
+    teleoperator = hall.peer("teleoperator")
+
+    def fail(*arguments: object) -> None:
+        raise StorageError("the database does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hall.ledger, "robot", fail)
+        refused = hall.ask(teleoperator, OperatorCommand("robot-0", "estop")).refused
+        assert "no link to the gateway now; it hears of it" in refused
     hall.server.cut.clear()
     hall.edges = [edge]
     hall.pass_time(20.0)

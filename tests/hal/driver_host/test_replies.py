@@ -123,6 +123,7 @@ def test_a_reading_that_cannot_be_sent_is_named(place: Path, seen: dict[str, Any
         ({"reward": 10**400}, "the reward 1000"),
         ({"success": np.zeros(2)}, r"write\(\) gave success array\(\[0., 0.\]\)"),
         ({"executed": np.zeros(7, np.float32)}, r"write\(\) gave array\(.*as what it executed; float32\[4\]"),
+        ({"executed": np.full(4, 1e39)}, r"write\(\) gave array\(\[1.e\+39.*all finite"),
         ({"executed": np.full(4, np.nan, np.float32)}, r"write\(\) gave array\(\[nan.*all finite"),
     ],
 )

@@ -15,7 +15,7 @@ from cloud_learner.buffer.store.store import SegmentStore, canonical
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer
 from wire import codec
-from wire.errors import DiskFullError, InvalidDataError, MessageTooLargeError, StorageError
+from wire.errors import DiskFullError, InvalidDataError, StorageError
 from wire.messages.gateway import CameraFrames
 
 pytest_plugins = ["tests.s3"]
@@ -66,7 +66,7 @@ def test_what_may_not_be_stored_leaves_no_row(local):
     with pytest.raises(InvalidDataError, match="say hello"):
         local.store.append(msgspec.structs.replace(segment, episode=stranger), 1, 2)
     large = {**segment.frames, "camera0": CameraFrames(np.arange(2), (bytes(33 << 20),) * 2)}
-    with pytest.raises(MessageTooLargeError, match="send it in parts"):
+    with pytest.raises(InvalidDataError, match="Close segments more often"):
         local.store.append(msgspec.structs.replace(segment, frames=large), 1, 2)
     assert local.ledger.newest_row() == 0
     assert local.store.append(segment, 1, 2) == 1
