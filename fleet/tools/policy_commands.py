@@ -199,7 +199,7 @@ def recorded(root: Path, recipe: Recipe, horizon: int) -> NormalizationData:
         raise ConfigError(f"--data {root}: no fleet has recorded anything there.")
     ledger, store = place.open_reader()
     config = DatasetConfig(tasks=recipe.instructions, target=imitation(), batch=1, horizon=horizon, prefetch=0)
-    feed = ReplayDataset(ledger, store, recipe.spec, config, place)
+    feed = ReplayDataset(ledger, store, recipe.spec, config)
     try:
         feed.refresh()
         examples = feed.examples()
