@@ -34,7 +34,9 @@ def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(document: Path) -> 
 
 
 def test_a_walk_names_files_and_functions_that_exist_and_counts_its_files() -> None:
-    walks = (ROOT / "docs" / "architecture.md").read_text().split("\n## Walk ")[1:]
+    first, *walks = (ROOT / "docs" / "architecture.md").read_text().split("\n## Walk ")
+    carriers = set(re.findall(r"`([\w/]+\.py)`: ", first.split("\n## What only carries")[1]))
+    assert all((ROOT / path).is_file() for path in carriers)
     assert len(walks) == 3
     for walk in walks:
         items = re.findall(r"^(\d+)\. `([\w/]+\.py): ([\w., ]+)` ", walk, re.MULTILINE)
@@ -43,9 +45,11 @@ def test_a_walk_names_files_and_functions_that_exist_and_counts_its_files() -> N
         for _, path, names in items:
             missing = set(names.split(", ")) - _definitions(ROOT / path)
             assert not missing, f"{path} has no {missing}"
-        said = re.search(r"^\*\*(\d+) files\.\*\*$", walk, re.MULTILINE)
-        assert said, "a walk ends with the number of its files"
-        assert int(said[1]) == len({path for _, path, _ in items})
+        said = re.search(r"^\*\*(\d+) files\*\*, carried by (\d+): (.+)$", walk, re.MULTILINE)
+        assert said, "a walk ends with the number of its files, and what it is carried by"
+        opened, carried = {path for _, path, _ in items}, set(re.findall(r"`([\w/]+\.py)`", said[3]))
+        assert (int(said[1]), int(said[2])) == (len(opened), len(carried))
+        assert carried <= carriers and not opened & carriers
 
 
 def _definitions(path: Path) -> set[str]:

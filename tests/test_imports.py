@@ -30,7 +30,6 @@ ALLOWED = {
 DOORS = {
     "robot_edge.chunking.strategies": ("robot_edge.chunking",),
     "robot_edge.ros2": ("fleet.ros2",),
-    "cloud_learner.buffer.loading.decoding": ("cloud_learner.buffer.loading",),
     "cloud_learner.dispatch": ("cloud_learner.gateway",),
     "policies.flow.networks": ("policies.flow", "policies.tokens"),
 }

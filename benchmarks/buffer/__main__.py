@@ -241,7 +241,7 @@ def _notes(size: BufferSize, grown: list[At]) -> list[str]:
         f"Ours draws each decoded step {ECHO:.0f} times on average before it leaves memory (echo); at ratio 1.0 all "
         "stays. Ratio: bytes of cache over bytes of decoded frames; 1.0 is what all takes, with the steps and what is "
         "held ready for the next; 0 is the smallest cache it accepts. "
-        f"{size.workers} loading processes, {feed_config(1, 1, ECHO).prefetch} batches ahead.",
+        f"{size.workers} loading threads, {feed_config(1, 1, ECHO).prefetch} batches ahead.",
         "The array in RAM and the memmap hold each frame once and are read with the fastest of three ways to pick "
         "rows; they know neither durability, nor growth, nor where a sample came from.",
         "torchrl: one row per step with its frames and its chunk of actions, sampled ahead by threads; it gets as many "

@@ -236,7 +236,7 @@ def _open_to_read(data: Path, spec: RobotSpec) -> tuple[float, int]:
     before = time.perf_counter()
     feed = open_dataset(BufferLocation(data), spec, feed_config(256 << 20, 256, 8.0, prefetch=0))
     feed.refresh()
-    feed.planner.next()
+    feed.sampler.next()
     took = time.perf_counter() - before
     found = len(feed.universe)
     feed.close()

@@ -179,7 +179,7 @@ def _notes(size: LoadSize, written: WrittenLoad, checked: Checked, stats: Any) -
         f"{written.late_ms:.0f} ms after it was due. Writing used {written.cores:.2f} of a core.",
         f"{checked.samples:,} samples checked, of {len(checked.numbers):,} episodes: episode and tick in the state and "
         "in every action, and both painted into both pictures. Checking is part of both speeds.",
-        f"Cache {size.cache_bytes / 1e6:,.0f} MB, {size.workers} loading processes, echo {size.echo:.0f}; "
+        f"Cache {size.cache_bytes / 1e6:,.0f} MB, {size.workers} loading threads, echo {size.echo:.0f}; "
         f"{size.before} episodes at the beginning. {stats.from_gateway:,} segments came straight from the writer.",
     ]
 

@@ -53,12 +53,13 @@ def feed_config(cache_bytes: int, batch: int, echo: float, **more: Any) -> Datas
         horizon=HORIZON,
         cache_bytes=cache_bytes,
         echo=echo,
+        max_echo=echo,
         **more,
     )
 
 
 class Ours:
-    """A feed with loading processes and batches gathered ahead."""
+    """A dataset with loading threads and batches gathered ahead."""
 
     def __init__(self, name: str, place: BufferLocation, spec: RobotSpec, config: DatasetConfig) -> None:
         self.name = name
@@ -121,5 +122,5 @@ def _resident(place: BufferLocation, spec: RobotSpec, config: DatasetConfig) -> 
     """Whether all may stay in memory with this cache. Raises `ConfigError` if nothing can be done with it."""
     with open_dataset(place, spec, msgspec.structs.replace(config, workers=0, prefetch=0)) as feed:
         feed.refresh()
-        feed.planner.next()
-        return feed.planner.stats.sweeping_strata == 0
+        feed.sampler.next()
+        return feed.sampler.stats.sweeping_strata == 0

@@ -333,5 +333,6 @@ class Trainer:
                 imitated_steps=self._source.eligible_steps,
                 cached_segments=self._source.segments,
                 phase=TrainerPhase.finished if self._finished else self.phase,
+                echo=self._source.echo,
             )
         )

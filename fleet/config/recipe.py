@@ -59,7 +59,10 @@ class Recipe:
     checkpoint_every_s: float = 30.0
     cache_bytes: int = 4 * 1024**3
     """RAM the trainer's cache of decoded experience may take"""
+    echo: float = 1.0
+    """how often a step is drawn, on average, while it is in the cache; raised by itself, up to 8, while the
+    trainer waits for decoding; without meaning where all fits"""
     cache_workers: int = 0
-    """processes that read and decode for the cache; 0: the trainer does it itself"""
+    """threads that read and decode for the cache; 0: the trainer does it itself"""
     prefetch: int = 0
     """batches gathered ahead in a thread of the trainer; 0: none"""

@@ -183,8 +183,7 @@ def make_trainer(
 
     algorithm = recipe.algorithm
     policy = recipe.make_policy(recipe.spec, seed)
-    place = data.buffer
-    ledger, store = place.open_reader()
+    ledger, store = data.buffer.open_reader()
     mix = TaskMix(online=OnlineShare() if algorithm.adaptive_share else None)
     config = DatasetConfig(
         tasks=recipe.instructions,
@@ -200,6 +199,7 @@ def make_trainer(
         ticks_per_frame=algorithm.ticks_per_frame if recipe.spec.cameras else 1,
         seed=seed,
         cache_bytes=recipe.cache_bytes,
+        echo=recipe.echo,
         workers=recipe.cache_workers,
         prefetch=recipe.prefetch,
     )
@@ -207,7 +207,7 @@ def make_trainer(
         name,
         Learner(policy, algorithm, seed),
         policy.set_normalization,
-        ReplayDataset(ledger, store, recipe.spec, config, place),
+        ReplayDataset(ledger, store, recipe.spec, config),
         ledger,
         gateway,
         data.checkpoints,

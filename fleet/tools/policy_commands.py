@@ -169,7 +169,7 @@ def recorded(root: Path, recipe: Recipe, horizon: int) -> NormalizationData:
     config = DatasetConfig(tasks=recipe.instructions, target=imitation(), batch=1, horizon=horizon, prefetch=0)
     with contextlib.ExitStack() as held:
         ledger, store = held.enter_context(data.open_buffer())
-        dataset = held.enter_context(contextlib.closing(ReplayDataset(ledger, store, recipe.spec, config, data.buffer)))
+        dataset = held.enter_context(contextlib.closing(ReplayDataset(ledger, store, recipe.spec, config)))
         dataset.refresh()
         examples = dataset.examples()
     if not len(examples.chunks):

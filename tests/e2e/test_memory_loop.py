@@ -165,6 +165,6 @@ def test_the_share_of_online_data_can_follow_the_losses(tmp_path: Path) -> None:
     rehearsal.turn(400)
     noted = rehearsal.trainer.save
     noted()
-    losses = rehearsal.trainer._source.state()["planner"]["losses"]
+    losses = rehearsal.trainer._source.state()["sampler"]["losses"]
     assert any(online and offline for offline, online in losses.values())
     rehearsal.close()

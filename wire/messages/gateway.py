@@ -291,6 +291,8 @@ class TrainerStatus(Message, frozen=True, eq=False):
     cached_segments: int
     phase: str
     """waiting, pretraining or online"""
+    echo: float = 1.0
+    """draws of a step, on average, while it is in the trainer's cache; 1 where all fits"""
 
 
 class Evaluate(Message, frozen=True, eq=False):

@@ -1,8 +1,9 @@
-"""What a feed is asked for, and what it says about itself."""
+"""What a dataset is asked for, what it says about itself, and what it keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -10,6 +11,8 @@ from cloud_learner.buffer.sampling.target import SamplingDistribution
 from wire.errors import ConfigError
 
 _NOT_NEGATIVE = (("max_offset", 0), ("history", 0), ("workers", 0), ("prefetch", 0))
+_MEMORY = ("fresh_bytes", "max_echo", "workers", "prefetch", "lead", "target")
+"""settings that other plans may follow with"""
 
 
 class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,36 +43,46 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
     """for decoded frames and steps"""
     fresh_bytes: int = 64 * 1024**2
     """for encoded segments that the gateway sent, on top of the cache"""
-    echo: float = 8.0
+    echo: float = 1.0
     """how often a step is drawn on average while it is in memory, where not all fit"""
+    max_echo: float = 8.0
+    """echo is raised up to this while loading is what the trainer waits for"""
     rank: int = 0
     world: int = 1
-    """ranks share the episodes: each gets those with number % world == rank"""
+    """ranks share the episodes: each gets those that the index deals to it"""
     workers: int = 0
-    """loading processes; 0 loads in the thread that gathers"""
+    """loading threads; 0 loads in the thread that gathers"""
     prefetch: int = 2
     """batches gathered before they are asked for; 0 gathers when asked, without a thread"""
     lead: int = 8
     """batches planned before they are asked for, more than `prefetch`: time to load in, and until new data shows up"""
-    pin: bool = False
-    """page-locked batches, for copies to a GPU beside other work; needs torch and a GPU"""
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("horizon", 1), ("ticks_per_frame", 1), *_NOT_NEGATIVE):
             if getattr(self, name) < least:
-                raise ConfigError(f"feed: {name} is {getattr(self, name)}; at least {least} is needed.")
+                raise ConfigError(f"dataset: {name} is {getattr(self, name)}; at least {least} is needed.")
         if not 0 <= self.offset_share <= 1:
-            raise ConfigError(f"feed: offset_share {self.offset_share} must be from 0 to 1.")
+            raise ConfigError(f"dataset: offset_share {self.offset_share} must be from 0 to 1.")
         if self.lead <= self.prefetch:
-            raise ConfigError(f"feed: lead {self.lead} must be more than prefetch {self.prefetch}.")
+            raise ConfigError(f"dataset: lead {self.lead} must be more than prefetch {self.prefetch}.")
         if any(a >= b for a, b in zip((0, *self.ticks_ahead), self.ticks_ahead, strict=False)):
-            raise ConfigError(f"feed: ticks_ahead {self.ticks_ahead} must be positive and grow.")
+            raise ConfigError(f"dataset: ticks_ahead {self.ticks_ahead} must be positive and grow.")
         if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"feed: seed {self.seed} must be in [0, 2**63).")
+            raise ConfigError(f"dataset: seed {self.seed} must be in [0, 2**63).")
+
+    @property
+    def lookahead(self) -> int:
+        """How many steps after the one that saw its frames a window may need."""
+        return self.max_offset + max((self.horizon - 1, *self.ticks_ahead))
+
+    def settings(self) -> dict[str, object]:
+        """JSON-able: what a plan depends on; plans of other settings mean other steps."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in _MEMORY}
+        return msgspec.json.decode(msgspec.json.encode({**values, "tasks": list(self.tasks)}))
 
 
-class FeedStats(msgspec.Struct, frozen=True):
-    """What a feed did and holds."""
+class DatasetStats(msgspec.Struct, frozen=True):
+    """What a dataset did and holds."""
 
     batches: int
     segments: int
@@ -78,6 +91,8 @@ class FeedStats(msgspec.Struct, frozen=True):
     """memory that was written and not given back"""
     newest_row: int
     """ledger row of the newest segment looked at"""
+    echo: float
+    """draws of a step now, on average, while it is in memory, where not all fit"""
     loaded: int
     """segments brought into memory, again and again"""
     from_gateway: int
@@ -87,5 +102,24 @@ class FeedStats(msgspec.Struct, frozen=True):
     unreadable_frames: int
     replaced: int
     """draws that could not be read and were replaced by others of their batch"""
-    restarts: int
-    """loading processes that ended and were replaced"""
+
+
+class PendingBatch(msgspec.Struct, frozen=True):
+    """A batch that was planned and not delivered."""
+
+    number: int
+    watermark: int
+    newest_version: int
+    draws: str
+    """base64 of `load_plan.DRAW`[b]"""
+
+
+class DatasetState(msgspec.Struct, frozen=True):
+    """What a dataset needs to go on after a stop."""
+
+    settings: dict[str, Any]
+    sampler: dict[str, Any]
+    watermark: int
+    pending: tuple[PendingBatch, ...]
+    batches: int
+    drawn: tuple[int, ...]

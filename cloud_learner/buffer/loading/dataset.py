@@ -1,38 +1,39 @@
-"""The trainer's view of the buffer: an endless iterator of batches, the same ones whatever the number of workers.
+"""The trainer's view of the buffer: an endless iterator of batches, the same ones whatever the number of threads.
 
-Plans are made `lead` batches ahead, in the thread that asks for batches, so that what they need is loaded in time; what
-`refresh` finds therefore shows up `lead` batches later. Loading happens in `workers` processes, and up to `prefetch`
-batches are gathered in a thread before they are asked for: both change when work is done, never what a batch holds.
+Batches are planned `lead` ahead, in the thread that asks for them, so that what they need is loaded in time; what
+`refresh` finds therefore shows up `lead` batches later. Loading happens in `workers` threads, and up to `prefetch`
+batches are gathered in another before they are asked for: both change when work is done, never what a batch holds.
+
+Where not all fits in the cache and loading is what the trainer waits for, each step is drawn more often while it is in
+memory: `echo` doubles, up to `max_echo`, and halves again when there is no more waiting. Only this follows the clock.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Self
 
 import msgspec
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.loading import resume
-from cloud_learner.buffer.loading.ahead import Ahead, Inline, Maker
-from cloud_learner.buffer.loading.batch_builder import BatchBuilder
-from cloud_learner.buffer.loading.config import DatasetConfig, FeedStats
-from cloud_learner.buffer.loading.decoding.block import ReadSegments
-from cloud_learner.buffer.loading.decoding.loader import FreshSegments, InlineLoader, Loader
-from cloud_learner.buffer.loading.decoding.orders import LoadOrders, Order
-from cloud_learner.buffer.loading.decoding.processes import ProcessLoader
-from cloud_learner.buffer.loading.frame_cache import FrameCache
+from cloud_learner.buffer.loading.batch_builder import BatchBuilder, BatchQueue
+from cloud_learner.buffer.loading.cache import FrameCache, StepCache
+from cloud_learner.buffer.loading.config import DatasetConfig, DatasetState, DatasetStats, PendingBatch
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.step_cache import StepCache
-from cloud_learner.buffer.loading.windows import Batch, Shape
+from cloud_learner.buffer.loading.load_plan import DRAW, LoadPlan, LoadPlanner
+from cloud_learner.buffer.loading.loader import FreshSegments, SegmentLoader
+from cloud_learner.buffer.loading.windows import Batch
 from cloud_learner.buffer.location import BufferLocation
-from cloud_learner.buffer.sampling.plan import PlannerStats, SamplingPlan, SamplingPlanner
+from cloud_learner.buffer.sampling.sampler import BatchPlan, Sampler
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
+from cloud_learner.buffer.store.store import SegmentStore
 from policies.interface.policy import NormalizationData
 from wire.errors import ConfigError, CorruptDataError, InvalidDataError
 from wire.messages.gateway import Segment
@@ -43,99 +44,59 @@ _PLANNED_SHARE = 0.95
 """of the cache; the rest is for what is being loaded ahead of its turn"""
 _EMPTY_BATCHES = 100
 _SEGMENTS_AT_ONCE = 256
-
-
-class Planning(Protocol):
-    """The part of a `SamplingPlanner` that a feed needs."""
-
-    def refresh(self, newest_version: int) -> None: ...
-    def rebuild(self, newest_version: int) -> None: ...
-    def next(self) -> SamplingPlan: ...
-    def note(self, task: str, online: bool, loss: float) -> None: ...
-    def state(self) -> dict[str, Any]: ...
-    def restore(self, state: Mapping[str, Any]) -> bool: ...
-    @property
-    def stats(self) -> PlannerStats: ...
-
-
-class Reader(Protocol):
-    """The part of a `SegmentStore` that a feed needs."""
-
-    def read(self, rows: Any) -> ReadSegments: ...
+_ECHO_S = 5.0
+"""between looks at what the trainer waits for"""
+_WAITS, _WAITS_NOT = 0.5, 0.05
+"""parts of the time spent waiting above and below which echo changes"""
 
 
 class ReplayDataset:
     """Batches as `windows` documents. The arrays of a batch may be overwritten by the next call of `next`.
 
-    Not for several threads at once, except `offer`.
+    Not for several threads at once, except `submit`.
     """
 
     def __init__(
         self,
         ledger: Ledger,
-        store: Reader,
+        store: SegmentStore,
         spec: RobotSpec,
         config: DatasetConfig,
-        place: BufferLocation | None = None,
-        planner: type[SamplingPlanner] = SamplingPlanner,
+        sampler: type[Sampler] = Sampler,
     ) -> None:
-        """`place`: where loading processes find the buffer; needed for `workers`. Call `refresh` or `restore` first.
-
-        Raises `ConfigError` for what cannot work.
-        """
-        if config.workers and place is None:
-            raise ConfigError("feed: loading processes need to know the place of the buffer; use open_dataset.")
+        """Call `refresh` or `restore` first. Raises `ConfigError` for what cannot work."""
         if config.rolled and len(config.rolled) != spec.state_dim:
             raise ConfigError(
-                f"feed: rolled names {len(config.rolled)} state dimensions, robot '{spec.embodiment}' has "
+                f"dataset: rolled names {len(config.rolled)} state dimensions, robot '{spec.embodiment}' has "
                 f"{spec.state_dim}; use the `rolled` of its motion."
             )
         self.config = config
         self.universe = SegmentIndex(tuple(config.tasks), config.rank, config.world)
         self._ledger, self._store, self._spec = ledger, store, spec
         target = config.target
-        offsets = config.max_offset, config.offset_share, config.rolled, config.later, config.history
-        shape = Shape(config.horizon, config.ticks_ahead, config.ticks_per_frame, *offsets)
-        self._layout = Layout.of(spec, shape.lookahead, target.starts, target.continues, config.history)
-        self._pool = StepCache(self._layout)
-        self._arena = FrameCache(self._layout.shapes, config.cache_bytes)
+        self._layout = Layout.of(spec, config.lookahead, target.starts, target.continues, config.history)
+        self._steps = StepCache(self._layout)
+        self._frames = FrameCache(self._layout.shapes, config.cache_bytes)
         self._fresh = FreshSegments(config.fresh_bytes)
-        self._orders = LoadOrders(self.universe, self._layout, self._pool.bytes_of)
-        self.planner: Planning = planner(
-            self.universe,
-            target,
-            self._orders.cost,
-            int(config.cache_bytes * _PLANNED_SHARE),
-            config.batch,
-            config.seed,
-            config.echo,
+        self._planner = LoadPlanner(self.universe, self._layout)
+        budget = int(config.cache_bytes * _PLANNED_SHARE)
+        self.sampler = sampler(
+            self.universe, target, self._planner.cost, budget, config.batch, config.seed, config.echo
         )
         self._generation = ledger.generation()
         self._version = 0
-        """newest policy version that the planner knows"""
-        self._loader: Loader
-        if config.workers and place is not None:
-            self._loader = ProcessLoader(self._arena, place, self._layout, config.workers, self._fresh)
-        else:
-            self._loader = InlineLoader(self._arena, store.read, self._layout, self._fresh)
-        self._assembly = BatchBuilder(
-            self._pool, self._arena, self._loader, self._layout, shape, tuple(config.tasks.values()), config.seed
-        )
+        """newest policy version that the sampler knows"""
+        self._loader = SegmentLoader(self._frames, store.read, self._layout, self._fresh, config.workers)
+        self._builder = BatchBuilder(self._steps, self._frames, self._loader, self._layout, config)
+        self._batches_made = BatchQueue(self._builder.make, config.prefetch)
         self._closing = contextlib.ExitStack()
-        with contextlib.ExitStack() as undo:
-            # the loader may have processes
-            undo.callback(self._arena.close)
-            undo.callback(self._loader.close)
-            self._maker: Maker = (
-                Ahead(self._assembly, config.prefetch, config.pin)
-                if config.prefetch
-                else Inline(self._assembly, config.pin)
-            )
-            undo.pop_all()
-        self._pending: deque[Order] = deque()
+        self._pending: deque[LoadPlan] = deque()
         """planned and not delivered"""
+        self._left_over: np.ndarray = np.zeros(0, np.int64)
+        """in memory for what was pending at the last stop: leaves with the next plan"""
         self._drawn: set[int] = set()
         self._batches = 0
+        self._waited_s, self._looked_s = 0.0, time.perf_counter()
         self._closed = False
 
     # --- what is there --------------------------------------------------------------------------------------------
@@ -151,10 +112,10 @@ class ReplayDataset:
             return self._rebuild(generation)
         index = self._ledger.index(self.universe.watermark, self._spec.hash, limit)
         added, version = self.universe.extend(index), self._newest_version()
-        self._orders.note_added(added)
+        self._planner.note_added(added)
         self._look_elsewhere()
         if len(added) or version != self._version:
-            self.planner.refresh(version)
+            self.sampler.refresh(version)
         self._version = version
         return len(index.row)
 
@@ -171,12 +132,12 @@ class ReplayDataset:
     @property
     def eligible_steps(self) -> int:
         """Steps at which a window may begin."""
-        return self.planner.stats.eligible_steps
+        return self.sampler.stats.eligible_steps
 
     @property
     def segments(self) -> int:
         """Segments in memory."""
-        return len(self._pool)
+        return len(self._steps)
 
     def finished(self, source: str) -> int:
         """Episodes of that source, 'online' or 'demonstration', that are committed from their first to last segment."""
@@ -192,14 +153,11 @@ class ReplayDataset:
         They are read from whole segments spread evenly over what is there; chunks overlap by half. Raises
         `StorageError`.
         """
-        startable = self._orders.startable(np.arange(len(self.universe)))
+        startable = self._planner.startable(np.arange(len(self.universe)))
         able = np.flatnonzero((startable > 0) & ~self.universe.gone)
         share = min(1.0, steps / max(1, int(startable[able].sum())))
-        chosen = (
-            able[np.unique(np.linspace(0, len(able) - 1, max(1, round(share * len(able)))).astype(int))]
-            if len(able)
-            else able
-        )
+        count = max(1, round(share * len(able)))
+        chosen = able[np.unique(np.linspace(0, len(able) - 1, count).astype(int))] if len(able) else able
         horizon = self.config.horizon
         states: list[np.ndarray] = [np.zeros((0, self._spec.state_dim), np.float32)]
         chunks: list[np.ndarray] = [np.zeros((0, horizon, self._spec.action_dim), np.float32)]
@@ -225,11 +183,14 @@ class ReplayDataset:
         (ask again then), and `ConfigError` if the cache is too small.
         """
         if self._closed:
-            raise InvalidDataError("a feed that was closed has no next batch.")
+            raise InvalidDataError("a dataset that was closed has no next batch.")
+        self._adapt_echo()
         for _ in range(_EMPTY_BATCHES):
             while len(self._pending) < self.config.lead:
-                self._put(self._orders.order(self.planner.next()))
-            batch = self._maker.take()
+                self._put(self._planner.plan(self._next_plan()))
+            before = time.perf_counter()
+            batch = self._batches_made.take()
+            self._waited_s += (time.perf_counter() - before) * bool(self.config.prefetch)
             self._pending.popleft()
             if batch is not None:
                 self._batches += 1
@@ -246,7 +207,7 @@ class ReplayDataset:
 
     def note(self, task: str, online: bool, loss: float) -> None:
         """A loss on that part of the data, for an adaptive share of online data."""
-        self.planner.note(task, online, loss)
+        self.sampler.note(task, online, loss)
 
     def note_losses(self, batch: Batch, losses: np.ndarray) -> None:
         """`note` for the parts of a delivered batch, whose samples or images had `losses`, float32[b]."""
@@ -263,56 +224,82 @@ class ReplayDataset:
         return drawn
 
     @property
-    def stats(self) -> FeedStats:
+    def stats(self) -> DatasetStats:
         loader = self._loader.stats
-        return FeedStats(
+        return DatasetStats(
             batches=self._batches,
-            segments=len(self._pool),
-            bytes=self._arena.frame_bytes + self._pool.bytes,
+            segments=len(self._steps),
+            bytes=self._frames.frame_bytes + self._steps.bytes,
             newest_row=self.newest_row,
+            echo=self.echo,
             loaded=loader.segments,
             from_gateway=loader.from_gateway,
             damaged=loader.damaged,
             unreadable_frames=loader.unreadable_frames,
-            replaced=self._assembly.replaced,
-            restarts=loader.restarts,
+            replaced=self._builder.replaced,
         )
+
+    @property
+    def echo(self) -> float:
+        """Draws of a step now, on average, while it is in memory; 1 where all fits."""
+        return self.sampler.echo if self.sampler.stats.sweeping_strata else 1.0
 
     # --- going on after a stop ------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """JSON-able: what `restore` needs to go on with the batch after the one delivered last."""
-        return resume.pack(
-            self.config, self.planner.state(), self.universe.watermark, iter(self._pending), self._batches, self._drawn
+        pending = tuple(
+            PendingBatch(
+                plan.number, plan.watermark, plan.newest_version, base64.b64encode(plan.draws.tobytes()).decode()
+            )
+            for plan in self._pending
         )
+        drawn = tuple(sorted(self._drawn))
+        settings, sampler = self.config.settings(), self.sampler.state()
+        state = DatasetState(settings, sampler, self.universe.watermark, pending, self._batches, drawn)
+        return msgspec.to_builtins(state)
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Go on where `state` was taken, on a new feed with the same config, instead of its first `refresh`.
+        """Go on where `state` was taken, on a new dataset with the same config, instead of its first `refresh`.
 
         The same batches follow as would have there; False if segments were pruned or damaged meanwhile, so that others
         do. Raises `InvalidDataError` for a state that does not fit, `StorageError` if the ledger cannot be read.
         """
-        saved = resume.unpack(state, self.config)
-        if len(self.universe):
-            raise InvalidDataError("feed: restore a state before the first refresh, or into a new feed.")
-        self._generation = self._ledger.generation()
-        index = self._ledger.index(0, self._spec.hash)
-        self.universe.extend(resume.until(index, saved.watermark))
         try:
-            same = self.planner.restore(saved.planner)
+            saved = msgspec.convert(dict(state), DatasetState)
+            draws = [np.frombuffer(base64.b64decode(pending.draws), DRAW) for pending in saved.pending]
+        except (msgspec.ValidationError, ValueError) as error:
+            raise InvalidDataError(f"dataset: the state cannot be read ({error}); begin anew without it.") from error
+        ours = self.config.settings()
+        for name in {**ours, **saved.settings}:
+            if saved.settings.get(name) != ours.get(name):
+                raise InvalidDataError(
+                    f"dataset: the state was taken with {name} {saved.settings.get(name)}, this one has "
+                    f"{ours.get(name)}."
+                )
+        if len(self.universe):
+            raise InvalidDataError("dataset: restore a state before the first refresh, or into a new dataset.")
+        self._generation = self._ledger.generation()
+        self.universe.extend(self._ledger.index(0, self._spec.hash), saved.watermark)
+        try:
+            same = self.sampler.restore(saved.sampler)
         except (InvalidDataError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            # the segments are known by now: the planner has to hear of them, for nothing else will tell it
-            self._orders.note_all()
-            self.planner.rebuild(self._newest_version())
-            raise InvalidDataError(f"feed: the state of the plan cannot be used: {error}") from error
-        for planned, plan, whole in resume.plans(saved.pending, self.universe):
+            # the segments are known by now: the sampler has to hear of them, for nothing else will tell it
+            self.sampler.refresh(self._newest_version(), anew=True)
+            raise InvalidDataError(f"dataset: the state of the sampler cannot be used: {error}") from error
+        numbers = [self.universe.find(each["segment"]) for each in draws]
+        for position, (pending, each) in enumerate(zip(saved.pending, draws, strict=True)):
+            mine = np.unique(numbers[position][numbers[position] >= 0])
+            same = same and len(mine) == len(np.unique(each["segment"]))
+            held = self._planner.loaded
+            drop, load = np.setdiff1d(held, np.concatenate(numbers[position:])), np.setdiff1d(mine, held)
             # each was made when more was known than for the one before
-            self._orders.note_all()
-            order = self._orders.order(plan, planned.watermark)
-            self._put(msgspec.structs.replace(order, draws=planned.draws, watermark=planned.watermark))
-            same = same and whole
-        self._orders.note_all()
-        self._batches, self._drawn = saved.batches, saved.drawn
+            self._planner.note_all()
+            plan = BatchPlan(pending.number, drop, load, mine, mine, pending.newest_version)
+            self._put(self._planner.plan(plan, pending.watermark, each))
+        self._planner.note_all()
+        self._left_over = self._planner.loaded
+        self._batches, self._drawn = saved.batches, set(saved.drawn)
         return same
 
     def close(self) -> None:
@@ -322,11 +309,10 @@ class ReplayDataset:
         self._closed = True
         # whoever waits for a segment is woken first
         self._loader.close()
-        self._maker.close()
-        self._arena.close()
+        self._batches_made.close()
         self._closing.close()
 
-    def __enter__(self) -> ReplayDataset:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -334,29 +320,52 @@ class ReplayDataset:
 
     # --- within ---------------------------------------------------------------------------------------------------
 
-    def _put(self, order: Order) -> None:
-        for job in order.jobs:
+    def _next_plan(self) -> BatchPlan:
+        plan = self.sampler.next()
+        if len(self._left_over):
+            plan = msgspec.structs.replace(plan, drop=np.union1d(plan.drop, self._left_over))
+            self._left_over = self._left_over[:0]
+        return plan
+
+    def _put(self, plan: LoadPlan) -> None:
+        for job in plan.jobs:
             self._loader.submit(job)
-        self._pending.append(order)
-        self._maker.put(order)
+        self._pending.append(plan)
+        self._batches_made.put(plan)
+
+    def _adapt_echo(self) -> None:
+        config, passed_s = self.config, time.perf_counter() - self._looked_s
+        if passed_s < _ECHO_S:
+            return
+        waited_s = self._waited_s if config.prefetch else self._builder.waited_s
+        self._looked_s, self._waited_s, self._builder.waited_s = time.perf_counter(), 0.0, 0.0
+        if not self.sampler.stats.sweeping_strata:
+            return
+        before, share = self.sampler.echo, waited_s / passed_s
+        if share > _WAITS:
+            self.sampler.echo = max(before, min(config.max_echo, before * 2))
+        elif share < _WAITS_NOT:
+            self.sampler.echo = max(config.echo, before / 2)
+        if self.sampler.echo != before:
+            log.info("loading takes %.0f%% of the time: echo is %g from now on.", share * 100, self.sampler.echo)
 
     def _rebuild(self, generation: int) -> int:
         before = self.universe.watermark
         index = self._ledger.index(0, self._spec.hash)
         gone = self.universe.rebuild(index)
         self._generation = generation
-        log.info("%d segments left the buffer; sampling begins anew.", len(gone))
-        self._orders.note_all()
+        log.info("%d segments left the buffer.", len(gone))
+        self._planner.note_all()
         self._version = self._newest_version()
-        self.planner.rebuild(self._version)
+        self.sampler.refresh(self._version, anew=True)
         return int((index.row > before).sum())
 
     def _look_elsewhere(self) -> None:
-        waiting = list(self._assembly.elsewhere)
+        waiting = list(self._builder.elsewhere)
         if waiting:
             sealed = [row for row, place in self._ledger.places(waiting).items() if place.journal is None]
-            self._assembly.elsewhere.difference_update(sealed)
-            self._orders.note_readable(sealed)
+            self._builder.elsewhere.difference_update(sealed)
+            self._planner.note_readable(sealed)
 
     def _newest_version(self) -> int:
         newest = self._ledger.newest_version()
@@ -364,11 +373,11 @@ class ReplayDataset:
 
 
 def open_dataset(place: BufferLocation, spec: RobotSpec, config: DatasetConfig) -> ReplayDataset:
-    """A feed from the buffer at `place`. Raises `StorageError` if there is none."""
+    """A dataset on the buffer at `place`. Raises `StorageError` if there is none."""
     ledger, store = place.open_reader()
     with contextlib.ExitStack() as undo:
         undo.callback(ledger.close)
         undo.callback(store.close)
-        feed = ReplayDataset(ledger, store, spec, config, place)
-        feed._closing = undo.pop_all()
-    return feed
+        dataset = ReplayDataset(ledger, store, spec, config)
+        dataset._closing = undo.pop_all()
+    return dataset

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import numpy as np
 
+from cloud_learner.buffer.sampling.target import StepFilter
 from wire.messages.gateway import ACTORS, Segment
 from wire.types import RobotSpec
 
-Predicate = Callable[[np.ndarray, bool], np.ndarray]
-"""(actor uint8[T], demonstration) -> bool[T]; must look at each step alone"""
-
+SLACK = 1.25
+"""how much larger than what is used the step cache's arrays may get before the gaps are closed"""
 NO_FRAME = -1
 """in place of a frame's number: no window starts here, or the frame never came"""
 UNREADABLE_FRAME = -2
@@ -20,11 +18,9 @@ UNREADABLE_FRAME = -2
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Plain values only, so that it can be told to another process."""
+    """Of one spec, for one kind of windows."""
 
     cameras: tuple[str, ...]
-    rates_hz: tuple[float, ...]
-    """by camera"""
     shapes: tuple[tuple[int, int, int], ...]
     """the different (height, width, 3) of the cameras"""
     shape_of: tuple[int, ...]
@@ -42,12 +38,11 @@ class Layout(msgspec.Struct, frozen=True):
     """how many steps before its own a segment keeps, for what windows tell of the past"""
 
     @classmethod
-    def of(cls, spec: RobotSpec, lookahead: int, starts: Predicate, continues: Predicate, history: int = 0) -> Layout:
+    def of(cls, spec: RobotSpec, lookahead: int, starts: StepFilter, continues: StepFilter, history: int = 0) -> Layout:
         """`lookahead`: max(H - 1, the farthest of `ahead`)."""
         shapes = tuple(dict.fromkeys((camera.height, camera.width, 3) for camera in spec.cameras))
         return cls(
             cameras=tuple(camera.name for camera in spec.cameras),
-            rates_hz=tuple(camera.rate_hz for camera in spec.cameras),
             shapes=shapes,
             shape_of=tuple(shapes.index((camera.height, camera.width, 3)) for camera in spec.cameras),
             state_dim=spec.state_dim,
@@ -77,25 +72,42 @@ class Layout(msgspec.Struct, frozen=True):
             ]
         )
 
+    @property
+    def columns(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        """Type and shape of one step's value by column of the step cache."""
+        found = {
+            name: (self.record[name].base, self.record[name].shape)
+            for name in self.record.names or ()
+            if name != "eligible"
+        }
+        found |= {name: (np.dtype(np.int32), ()) for name in ("run", "left")}
+        found |= {name: (np.dtype(np.int16), ()) for name in ("group", "mates", "eligible_offset")}
+        return found | {"later_reward": (np.dtype(np.float64), ())}
+
     def frame_bytes(self, shape: int) -> int:
         height, width, channels = self.shapes[shape]
         return height * width * channels
 
-    def frames_at_most(self, frames: np.ndarray, startable: np.ndarray) -> np.ndarray:
-        """int64[k, shapes]: how many frames segments that brought `frames` int64[k] may have to keep decoded.
+    def step_bytes(self, steps: np.ndarray) -> np.ndarray:
+        """int64[k]: memory that segments of int[k] `steps` take at most in the step cache, with gaps between them."""
+        size = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in self.columns.values())
+        around = self.history + self.lookahead
+        return np.ceil((steps.astype(np.int64) + around) * (size * SLACK)).astype(np.int64)
+
+    def frames_bytes(self, frames: np.ndarray, startable: np.ndarray) -> np.ndarray:
+        """int64[k]: memory of the decoded frames of segments that brought `frames` int64[k], at most.
 
         `startable` int64[k]: steps at which a window may begin; each sees one frame of each camera, and so does each
-        step of its history. The frames that cameras of several shapes brought are told apart by their rates, so this
-        is an estimate then.
+        step of its history. Which camera brought how many is not known: the largest count first.
         """
-        found = np.zeros((len(frames), len(self.shapes)), np.int64)
-        for shape in range(len(self.shapes)):
-            mine = [c for c, other in enumerate(self.shape_of) if other == shape]
-            share = sum(self.rates_hz[c] for c in mine) / sum(self.rates_hz)
-            brought = np.ceil(frames * min(1.0, 1.1 * share)).astype(np.int64)
+        left, found = frames.astype(np.int64), np.zeros(len(frames), np.int64)
+        for shape in sorted(range(len(self.shapes)), key=self.frame_bytes, reverse=True):
+            cameras = self.shape_of.count(shape)
+            most = startable * ((1 + self.history) * cameras)
+            brought = np.minimum(left, most)
+            left = left - brought
             # the first steps may still see frames that came before
-            before = (2 + self.history) * len(mine)
-            found[:, shape] = np.minimum(brought + before, startable * ((1 + self.history) * len(mine)))
+            found += np.minimum(brought + (2 + self.history) * cameras, most) * self.frame_bytes(shape)
         return found
 
 
@@ -115,6 +127,6 @@ def records_of(segment: Segment, layout: Layout) -> np.ndarray:
     return found
 
 
-def _table(predicate: Predicate) -> tuple[tuple[bool, ...], ...]:
+def _table(predicate: StepFilter) -> tuple[tuple[bool, ...], ...]:
     actors = np.arange(len(ACTORS), dtype=np.uint8)
     return tuple(tuple(bool(yes) for yes in predicate(actors, demonstration)) for demonstration in (False, True))

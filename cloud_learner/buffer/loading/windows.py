@@ -45,102 +45,25 @@ later states.
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-import msgspec
 import numpy as np
 
+from cloud_learner.buffer.loading.cache import StepCache
+from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.step_cache import StepCache
-from wire.errors import ConfigError
+from cloud_learner.buffer.sampling.target import Moment, StepRuns
 
 Batch = dict[str, object]
+Weigh = Callable[[np.ndarray], np.ndarray]
+"""float64[b, ...] weight of the steps in int64[b, ...] rows, where not all that may begin a window weigh the same"""
 _ALIGNED = 64
 
 
-class Draws(msgspec.Struct, frozen=True, eq=False):
-    """b steps to begin at, and what the index knows of each."""
-
-    segment: np.ndarray
-    """int64[b] ledger row"""
-    offset: np.ndarray
-    """int64[b] step within its segment"""
-    first_tick: np.ndarray
-    """int64[b] of the segment"""
-    task: np.ndarray
-    """int64[b]"""
-    online: np.ndarray
-    """bool[b]"""
-    outcome: np.ndarray
-    """int8[b]"""
-    episode: np.ndarray
-    """int64[b]"""
-    return_after: np.ndarray
-    """float64[b] rewards of all later segments of the episode, nan while it is unfinished"""
-
-    @classmethod
-    def unpack(cls, packed: Mapping[str, str]) -> Draws:
-        """What `pack` made."""
-        arrays = {name: np.frombuffer(base64.b64decode(packed[name]), dtype).copy() for name, dtype in _DRAWS.items()}
-        return cls(**arrays)
-
-    def pack(self) -> dict[str, str]:
-        """JSON-able."""
-        return {
-            name: base64.b64encode(getattr(self, name).astype(dtype).tobytes()).decode()
-            for name, dtype in _DRAWS.items()
-        }
-
-    def take(self, which: np.ndarray) -> Draws:
-        """The draws of int64[n] positions."""
-        return Draws(*(getattr(self, name)[which] for name in self.__struct_fields__))
-
-
-_DRAWS = {
-    "segment": "<i8",
-    "offset": "<i8",
-    "first_tick": "<i8",
-    "task": "<i8",
-    "online": "|b1",
-    "outcome": "|i1",
-    "episode": "<i8",
-    "return_after": "<f8",
-}
-
-
-class Shape(msgspec.Struct, frozen=True):
-    """What windows look like."""
-
-    horizon: int
-    ticks_ahead: tuple[int, ...] = ()
-    """growing"""
-    ticks_per_frame: int = 1
-    max_offset: int = 0
-    """D: a window begins up to so many steps after the one its frames were seen at"""
-    offset_share: float = 1.0
-    """share of the windows that do; the others begin at that step"""
-    rolled: tuple[bool, ...] = ()
-    """by state dimension: whether it is known at the later step; empty: all are"""
-    later: bool = False
-    """whether there is `later_index` and `later_state`"""
-    history: int = 0
-    """n: whether there is `past_state` and `past_images`, of so many ticks"""
-
-    @property
-    def lookahead(self) -> int:
-        """How many steps after the one that saw its frames a window may need."""
-        return self.max_offset + max((self.horizon - 1, *self.ticks_ahead))
-
-
 class BatchSlot:
-    """Memory of one batch, used again for later ones: arrays by name, page-locked on request."""
+    """Memory of one batch, used again for later ones: arrays by name."""
 
-    def __init__(self, pin: bool = False) -> None:
-        """Raises `ConfigError` for page-locked memory where there is none."""
-        self._pin = pin
-        if pin:
-            _pinned(1)
+    def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}
 
     def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
@@ -148,21 +71,21 @@ class BatchSlot:
         found = self._arrays.get(name)
         if found is None or found.shape != shape or found.dtype != dtype:
             size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            memory = _pinned(size) if self._pin else np.empty(size + _ALIGNED, np.uint8)
+            memory = np.empty(size + _ALIGNED, np.uint8)
             # copying into memory that is not aligned takes up to twice as long
             begin = -memory.ctypes.data % _ALIGNED
             found = self._arrays[name] = memory[begin : begin + size].view(dtype).reshape(shape)
         return found
 
 
-def settle(pool: StepCache, draws: Draws) -> tuple[np.ndarray, np.ndarray] | None:
-    """(positions int64[b], rows int64[b]): the draws to use and where in `pool` they begin.
+def settle(pool: StepCache, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """(positions int64[b], rows int64[b]): which of DRAW[b] to use and where in `pool` they begin.
 
     A draw at which no window can begin, because its segment or frame could not be read, is replaced by the next one
     that can, the first after the last. None when there is none.
     """
-    first = pool.first_rows(draws.segment)
-    rows = first + draws.offset
+    first = pool.first_rows(draws["segment"])
+    rows = first + draws["offset"]
     able = (first >= 0) & (pool.columns["mates"][np.where(first >= 0, rows, 0)] > 0) if len(pool) else first >= 0
     positions: np.ndarray = np.arange(len(rows))
     if not able.all():
@@ -173,12 +96,28 @@ def settle(pool: StepCache, draws: Draws) -> tuple[np.ndarray, np.ndarray] | Non
     return positions, rows[positions]
 
 
-def spread(pool: StepCache, rows: np.ndarray, offsets: np.ndarray, ticks: int, rng: np.random.Generator) -> np.ndarray:
-    """int64[b, ticks] steps, each one of the eligible ones that saw the same frames as int64[b] `rows`."""
+def spread(
+    pool: StepCache,
+    rows: np.ndarray,
+    offsets: np.ndarray,
+    ticks: int,
+    rng: np.random.Generator,
+    weigh: Weigh | None = None,
+) -> np.ndarray:
+    """int64[b, ticks] steps, each one of the eligible ones that saw the same frames as int64[b] `rows`, by weight."""
     first = rows - offsets
-    mates = pool.columns["mates"][rows]
-    number = pool.columns["group"][rows][:, None] + rng.integers(0, mates[:, None], size=(len(rows), ticks))
-    return first[:, None] + pool.columns["eligible_offset"][first[:, None] + number]
+    mates, group = pool.columns["mates"][rows], pool.columns["group"][rows]
+    if weigh is None:
+        number = rng.integers(0, mates[:, None], size=(len(rows), ticks))
+    else:
+        every = np.arange(mates.max())
+        others = pool.columns["eligible_offset"][
+            first[:, None] + group[:, None] + np.minimum(every, mates[:, None] - 1)
+        ]
+        until = np.cumsum(np.where(every < mates[:, None], weigh(first[:, None] + others), 0.0), 1)
+        point = rng.random((len(rows), ticks)) * until[:, -1:]
+        number = np.minimum((until[:, None, :] <= point[..., None]).sum(-1), mates[:, None] - 1)
+    return first[:, None] + pool.columns["eligible_offset"][first[:, None] + group[:, None] + number]
 
 
 def postpone(
@@ -189,6 +128,7 @@ def postpone(
     most: int,
     rng: np.random.Generator,
     share: float = 1.0,
+    weigh: Weigh | None = None,
 ) -> np.ndarray:
     """int64[b(, k)]: how many steps later than int64[b(, k)] `start` each window begins, 0 to `most`.
 
@@ -200,6 +140,9 @@ def postpone(
     at = np.minimum(start[..., None] + reach, len(pool.columns["actor"]) - 1)
     source = (~online).astype(np.intp).reshape(-1, *(1,) * (at.ndim - 1))
     able = (reach < pool.columns["run"][start][..., None]) & np.array(may_begin)[source, pool.columns["actor"][at]]
+    if weigh is not None:
+        able &= weigh(at) > 0
+        able[..., 0] = True
     rank = (rng.random(start.shape) * able.sum(-1)).astype(np.int64)
     if share < 1:
         rank[rng.random(start.shape) >= share] = 0
@@ -210,16 +153,17 @@ def gather(
     pool: StepCache,
     frames: Sequence[np.ndarray],
     layout: Layout,
-    draws: Draws,
+    draws: np.ndarray,
     rows: np.ndarray,
-    shape: Shape,
-    instructions: Sequence[str],
+    config: DatasetConfig,
     slot: BatchSlot,
     rng: np.random.Generator,
+    newest_version: int,
 ) -> Batch:
-    """The batch of windows that begin at the int64[b] `rows` of `pool`; its arrays lie in `slot`."""
-    columns = pool.columns
-    batch: Batch = {"images": {}, "instructions": [instructions[number] for number in draws.task.tolist()]}
+    """The batch of windows of DRAW[b] that begin at the int64[b] `rows` of `pool`; its arrays lie in `slot`."""
+    columns, instructions = pool.columns, tuple(config.tasks.values())
+    weigh = _weigh(pool, draws, config, newest_version) if config.target.factors else None
+    batch: Batch = {"images": {}, "instructions": [instructions[number] for number in draws["task"].tolist()]}
     for c, camera in enumerate(layout.cameras):
         number = layout.shape_of[c]
         image = slot.array(camera, (len(rows), *layout.shapes[number]), np.uint8)
@@ -227,23 +171,24 @@ def gather(
         np.take(frames[number], columns["frame"][rows, c], 0, out=image, mode="clip")
         batch["images"][camera] = image  # type: ignore[index]
     for name in ("task", "outcome", "online", "episode"):
-        batch[name] = _put(slot, name, getattr(draws, name))
-    seen, offset, return_after = rows, draws.offset, draws.return_after
-    tick = draws.first_tick + offset
-    if shape.ticks_per_frame > 1:
-        seen = spread(pool, rows, offset, shape.ticks_per_frame, rng)
+        batch[name] = _put(slot, name, draws[name])
+    seen, offset, return_after = rows, draws["offset"], draws["return_after"]
+    tick = draws["first_tick"] + offset
+    if config.ticks_per_frame > 1:
+        seen = spread(pool, rows, offset, config.ticks_per_frame, rng, weigh)
         return_after = return_after[:, None]
         tick = tick[:, None] + (seen - rows[:, None])
     start, age, to_go = seen, columns["frame_age"][seen], columns["later_reward"][seen]
-    if shape.max_offset:
-        delta = postpone(pool, seen, draws.online, layout.starts, shape.max_offset, rng, shape.offset_share)
+    if config.max_offset:
+        online, starts = draws["online"], layout.starts
+        delta = postpone(pool, seen, online, starts, config.max_offset, rng, config.offset_share, weigh)
         start, tick, age = seen + delta, tick + delta, age + delta
         # the step may lie behind its segment's end, where no sum is known
-        to_go = to_go - _rewards(columns["reward"], seen, delta, shape.max_offset)
+        to_go = to_go - _rewards(columns["reward"], seen, delta, config.max_offset)
     batch["tick"] = _put(slot, "tick", tick)
     run, left = columns["run"][start], columns["left"][start]
-    steps = np.arange(shape.horizon)
-    mask = slot.array("mask", (*start.shape, shape.horizon), np.float32)
+    steps = np.arange(config.horizon)
+    mask = slot.array("mask", (*start.shape, config.horizon), np.float32)
     valid = slot.array("valid", mask.shape, np.float32)
     np.less(steps, run[..., None], out=mask, casting="unsafe")
     np.less(steps, left[..., None], out=valid, casting="unsafe")
@@ -255,36 +200,36 @@ def gather(
         values *= mask[..., None] if values.ndim > mask.ndim else mask
         batch[name] = values
     batch["mask"], batch["valid"] = mask, valid
-    ahead = slot.array("ahead", (*start.shape, len(shape.ticks_ahead), layout.state_dim), np.float32)
-    if shape.ticks_ahead:
-        reach = np.minimum(np.array(shape.ticks_ahead), np.maximum(run[..., None] - 1, 0))
+    ahead = slot.array("ahead", (*start.shape, len(config.ticks_ahead), layout.state_dim), np.float32)
+    if config.ticks_ahead:
+        reach = np.minimum(np.array(config.ticks_ahead), np.maximum(run[..., None] - 1, 0))
         np.take(columns["state"], start[..., None] + reach, 0, out=ahead, mode="clip")
     batch["ahead"] = ahead
     for name in ("state", "version", "actor", "delay"):
         source = columns[name]
         values = slot.array(name, (*start.shape, *source.shape[1:]), source.dtype)
         batch[name] = np.take(source, start, 0, out=values, mode="clip")
-    if shape.max_offset and not all(shape.rolled):
-        known = ~np.array(shape.rolled)
+    if config.max_offset and not all(config.rolled):
+        known = ~np.array(config.rolled)
         batch["state"][..., known] = columns["state"][seen][..., known]  # type: ignore[index]
-    if shape.max_offset:
+    if config.max_offset:
         values = slot.array("seen_state", (len(rows), layout.state_dim), np.float32)
         batch["seen_state"] = np.take(columns["state"], rows, 0, out=values, mode="clip")
     batch["frame_age"] = _put(slot, "frame_age", age.astype(np.float32))
     total = slot.array("return_to_go", start.shape, np.float32)
     np.add(to_go, return_after, out=total, casting="same_kind")
     batch["return_to_go"] = total
-    if shape.later:
-        index = rng.integers(0, np.clip(run, 1, shape.horizon))
+    if config.later:
+        index = rng.integers(0, np.clip(run, 1, config.horizon))
         batch["later_index"] = _put(slot, "later_index", index)
         states = slot.array("later_state", (*start.shape, layout.state_dim), np.float32)
         batch["later_state"] = np.take(columns["state"], start + index, 0, out=states, mode="clip")
-    if shape.history:
-        _tell_past(batch, pool, frames, layout, rows, seen, start, shape, slot)
+    if config.history:
+        _add_past(batch, pool, frames, layout, rows, seen, start, config, slot)
     return batch
 
 
-def _tell_past(
+def _add_past(
     batch: Batch,
     pool: StepCache,
     frames: Sequence[np.ndarray],
@@ -292,28 +237,40 @@ def _tell_past(
     rows: np.ndarray,
     seen: np.ndarray,
     start: np.ndarray,
-    shape: Shape,
+    config: DatasetConfig,
     slot: BatchSlot,
 ) -> None:
     """Add `past_state` and `past_images` to `batch`; arguments as in `gather`."""
-    columns, back = pool.columns, np.arange(-shape.history, 0)
+    columns, back = pool.columns, np.arange(-config.history, 0)
     at = start[..., None] + back
     states = slot.array("past_state", (*at.shape, layout.state_dim), np.float32)
     np.take(columns["state"], at, 0, out=states, mode="clip")
-    if shape.max_offset and not all(shape.rolled):
-        known = ~np.array(shape.rolled)
+    if config.max_offset and not all(config.rolled):
+        known = ~np.array(config.rolled)
         states[..., known] = columns["state"][np.minimum(at, seen[..., None])][..., known]
     images = {}
     for c, camera in enumerate(layout.cameras):
-        numbers = columns["frame"][rows[:, None] + np.arange(-shape.history, 1), c]
-        for i in reversed(range(shape.history)):
+        numbers = columns["frame"][rows[:, None] + np.arange(-config.history, 1), c]
+        for i in reversed(range(config.history)):
             numbers[:, i] = np.where(numbers[:, i] < 0, numbers[:, i + 1], numbers[:, i])
         number = layout.shape_of[c]
         images[camera] = slot.array(
-            f"past_images/{camera}", (len(rows), shape.history, *layout.shapes[number]), np.uint8
+            f"past_images/{camera}", (len(rows), config.history, *layout.shapes[number]), np.uint8
         )
         np.take(frames[number], numbers[:, :-1], 0, out=images[camera], mode="clip")
     batch["past_state"], batch["past_images"] = states, images
+
+
+def _weigh(pool: StepCache, draws: np.ndarray, config: DatasetConfig, newest_version: int) -> Weigh:
+    """The target's weights, as of the batch's plan, of steps in the episodes of DRAW[b]."""
+
+    def weigh(rows: np.ndarray) -> np.ndarray:
+        alike = [np.broadcast_to(column.reshape(-1, *(1,) * (rows.ndim - 1)), rows.shape).ravel() for column in known]
+        runs = StepRuns(pool.columns["actor"][rows].ravel(), pool.columns["version"][rows].ravel(), *alike)
+        return config.target.weights(runs, Moment(newest_version)).reshape(rows.shape)
+
+    known = ~draws["online"], draws["outcome"]
+    return weigh
 
 
 def _rewards(reward: np.ndarray, first: np.ndarray, count: np.ndarray, most: int) -> np.ndarray:
@@ -327,13 +284,3 @@ def _put(slot: BatchSlot, name: str, values: np.ndarray) -> np.ndarray:
     found = slot.array(name, values.shape, values.dtype)
     found[...] = values
     return found
-
-
-def _pinned(size: int) -> np.ndarray:
-    # torch only where it is asked for: a reader without a GPU runs without it
-    import torch
-
-    try:
-        return torch.empty(size + _ALIGNED, dtype=torch.uint8, pin_memory=True).numpy()
-    except RuntimeError as error:
-        raise ConfigError(f"page-locked memory of {size} bytes: {error}. Use pin=False without a GPU.") from error

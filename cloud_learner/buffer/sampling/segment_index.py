@@ -19,11 +19,11 @@ _ONLINE, _DEMONSTRATION = SOURCES[0], SOURCES[1]
 _INDEX_BITS = 32
 
 
-class _Growing:
-    """An array with room at its end."""
+class Growing:
+    """A column with room at its end: appending costs what is appended."""
 
     def __init__(self, dtype: type) -> None:
-        self._array: np.ndarray = np.zeros(1024, dtype)
+        self._array: np.ndarray = np.zeros(64, dtype)
         self._length = 0
 
     def append(self, values: np.ndarray) -> None:
@@ -37,6 +37,7 @@ class _Growing:
 
     @property
     def all(self) -> np.ndarray:
+        """What is there, in place: take it again after `append`."""
         return self._array[: self._length]
 
     def view(self) -> np.ndarray:
@@ -74,8 +75,8 @@ class SegmentIndex:
     """Grows with the ledger. Its arrays are read-only views: take them again after `extend` or `rebuild`.
 
     Left out: evaluation episodes (held-out seeds stay held out), tasks that were not asked for, and, where several
-    ranks share one buffer, episodes that fall to other ranks by a hash of their ledger number. Not for several threads
-    at once.
+    ranks share one buffer, the episodes of other ranks: of each `world` episodes of a task and source that follow each
+    other, every rank gets one. Not for several threads at once.
     """
 
     row: np.ndarray
@@ -120,8 +121,6 @@ class SegmentIndex:
     """int32[R]"""
     episode_numbers: np.ndarray
     """int64[E] ledger number by dense number"""
-    episode_first_row: np.ndarray
-    """int64[E] ledger row of the episode's oldest segment that is not gone"""
 
     def __init__(self, tasks: tuple[str, ...], rank: int = 0, world: int = 1) -> None:
         """`tasks` in the order that `task` counts. Raises `ConfigError` for no task, one twice, or a wrong rank."""
@@ -132,21 +131,21 @@ class SegmentIndex:
         self.tasks, self.rank, self.world = tuple(tasks), rank, world
         self.watermark = 0
         """newest ledger row looked at, also those left out: pass it to `ledger.index(after=...)`"""
-        self._segment = {name: _Growing(dtype) for name, dtype in _SEGMENT.items()}
-        self._run = {name: _Growing(dtype) for name, dtype in _RUN.items()}
-        self._run_offsets = _Growing(np.int64)
+        self._segment = {name: Growing(dtype) for name, dtype in _SEGMENT.items()}
+        self._run = {name: Growing(dtype) for name, dtype in _RUN.items()}
+        self._run_offsets = Growing(np.int64)
         self._run_offsets.append(np.zeros(1, np.int64))
         self._dense: dict[int, int] = {}
         self._episode = {
-            "number": _Growing(np.int64),
-            "task": _Growing(np.int32),
-            "demonstration": _Growing(np.bool_),
-            "first_row": _Growing(np.int64),
-            "outcome": _Growing(np.int8),
-            "last_row": _Growing(np.int64),
+            "number": Growing(np.int64),
+            "task": Growing(np.int32),
+            "demonstration": Growing(np.bool_),
+            "outcome": Growing(np.int8),
+            "last_row": Growing(np.int64),
         }
-        self._facts: list[EpisodeFacts] = []
-        self._after = _Growing(np.float64)
+        self._dealt: dict[tuple[str, str], int] = {}
+        """episodes seen so far by task and source, of all ranks"""
+        self._after = Growing(np.float64)
         self._summed: set[int] = set()
         # (episode, index) of all that are not gone, sorted, and their segment numbers
         self._keys: np.ndarray = np.zeros(0, np.int64)
@@ -156,18 +155,19 @@ class SegmentIndex:
     def __len__(self) -> int:
         return len(self.row)
 
-    def extend(self, index: SegmentColumns) -> np.ndarray:
+    def extend(self, index: SegmentColumns, until: int | None = None) -> np.ndarray:
         """Take in the segments of `index` above the watermark. int64[k] numbers of those added, growing.
 
-        Raises `InvalidDataError` if the rows of `index` do not grow, for then it is no answer of a ledger.
+        `until`: and only those up to this row. Raises `InvalidDataError` if the rows of `index` do not grow, for then
+        it is no answer of a ledger.
         """
         rows = np.asarray(index.row)
         if (np.diff(rows) <= 0).any():
             raise InvalidDataError("universe: the rows of the ledger's index do not grow; it cannot be taken in.")
-        episode = self._dense_numbers(np.asarray(index.episode), rows, index.episodes)
-        wanted = np.flatnonzero((rows > self.watermark) & (episode >= 0))
-        if len(rows):
-            self.watermark = max(self.watermark, int(rows[-1]))
+        episode = self._dense_numbers(np.asarray(index.episode), index.episodes)
+        last = until if until is not None else int(rows[-1]) if len(rows) else 0
+        wanted = np.flatnonzero((rows > self.watermark) & (rows <= last) & (episode >= 0))
+        self.watermark = max(self.watermark, last)
         first = len(self)
         added = np.arange(first, first + len(wanted))
         if not len(added):
@@ -204,9 +204,6 @@ class SegmentIndex:
         self._after.all[:] = np.nan
         alive = np.flatnonzero(~gone)
         self._episode["outcome"].all[:] = -1
-        first_row = self._episode["first_row"].all
-        first_row[:] = np.iinfo(np.int64).max
-        np.minimum.at(first_row, self.episode[alive], self.row[alive])
         position = np.searchsorted(index.row, self.row[alive])
         self._note_ends(alive, np.asarray(index.outcome)[position])
         self._link(alive)
@@ -221,10 +218,6 @@ class SegmentIndex:
             return np.full(len(rows), -1)
         at = np.minimum(np.searchsorted(self.row, rows), len(self) - 1)
         return np.where((self.row[at] == rows) & ~self.gone[at], at, -1)
-
-    def facts(self, segment: int) -> EpisodeFacts:
-        """What the ledger knows of the episode of a segment number."""
-        return self._facts[self.episode[segment]]
 
     def outcome(self, segments: np.ndarray) -> np.ndarray:
         """int8[k] outcome of each segment's episode, an index into `check.OUTCOMES`, -1 while it is unknown."""
@@ -256,11 +249,39 @@ class SegmentIndex:
             outcome=np.where(known, self._episode["outcome"].all[episode], np.int8(-1)),
         )
 
+    def neighbours(
+        self, segments: np.ndarray, back: int, lookahead: int, watermark: int
+    ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Ledger rows of up to `back` segments before each of int64[k] `segments`, nearest first, and of those after.
+
+        These reach `lookahead` steps far. Only what had been committed when `watermark` was the newest row.
+        """
+        before, after = [], []
+        at = segments
+        for _ in range(back):
+            at = np.where(at >= 0, self.previous[at], -1)
+            at = np.where(self.row[at] <= watermark, at, -1)
+            if (at < 0).all():
+                break
+            before.append(np.where(at >= 0, self.row[at], -1))
+        at, reached = segments, np.zeros(len(segments), np.int64)
+        while True:
+            at = np.where((at >= 0) & (reached < lookahead), self.following[at], -1)
+            at = np.where(self.row[at] <= watermark, at, -1)
+            if (at < 0).all():
+                break
+            after.append(np.where(at >= 0, self.row[at], -1))
+            reached += self.steps[at]
+        none = np.zeros((len(segments), 0), np.int64)
+        sides = (np.stack(found, 1) if found else none for found in (before, after))
+        found = [[tuple(row for row in rows if row >= 0) for rows in side.tolist()] for side in sides]
+        return list(zip(*found, strict=True))
+
     # --- taking in ------------------------------------------------------------------------------------------------
 
-    def _dense_numbers(self, numbers: np.ndarray, rows: np.ndarray, facts: Mapping[int, EpisodeFacts]) -> np.ndarray:
+    def _dense_numbers(self, numbers: np.ndarray, facts: Mapping[int, EpisodeFacts]) -> np.ndarray:
         """int64[n] dense episode number, -1 for those left out; new episodes are noted."""
-        different, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
+        different, inverse = np.unique(numbers, return_inverse=True)
         dense = np.empty(len(different), np.int64)
         new: list[tuple[int, int, bool]] = []
         for position, number in enumerate(different.tolist()):
@@ -273,7 +294,6 @@ class SegmentIndex:
             self._episode["number"].append(taken)
             self._episode["task"].append(np.array([task for _, task, _ in new]))
             self._episode["demonstration"].append(np.array([demonstration for _, _, demonstration in new]))
-            self._episode["first_row"].append(rows[first[np.searchsorted(different, taken)]])
             self._episode["outcome"].append(np.full(len(new), -1))
             self._episode["last_row"].append(np.zeros(len(new), np.int64))
         return dense[inverse]
@@ -281,11 +301,14 @@ class SegmentIndex:
     def _new_episode(self, number: int, facts: EpisodeFacts, new: list[tuple[int, int, bool]]) -> int:
         if facts.source not in (_ONLINE, _DEMONSTRATION) or facts.task not in self.tasks:
             return -1
-        if _spread(number) % self.world != self.rank:
+        kind = facts.task, facts.source
+        turn, place = divmod(self._dealt.get(kind, 0), self.world)
+        self._dealt[kind] = turn * self.world + place + 1
+        # robots that take turns must not end up with one rank each
+        if self.world > 1 and np.random.default_rng(turn).permutation(self.world)[place] != self.rank:
             return -1
         new.append((number, self.tasks.index(facts.task), facts.source == _DEMONSTRATION))
-        self._facts.append(facts)
-        return len(self._facts) - 1
+        return len(self.episode_numbers) + len(new) - 1
 
     def _append_runs(self, index: SegmentColumns, wanted: np.ndarray, added: np.ndarray) -> None:
         offsets, runs = np.asarray(index.run_offsets), np.asarray(index.runs)
@@ -309,7 +332,6 @@ class SegmentIndex:
             setattr(self, name, column.view())
         self.run_offsets = self._run_offsets.view()
         self.episode_numbers = self._episode["number"].view()
-        self.episode_first_row = self._episode["first_row"].view()
 
     def _link(self, added: np.ndarray) -> None:
         """Join new segments with their neighbours, whichever of them came first."""
@@ -344,14 +366,3 @@ class SegmentIndex:
             total = np.cumsum(self.reward_sum[members][::-1])[::-1]
             self._after.all[members] = np.append(total[1:], 0.0)
             self._summed.add(episode)
-
-
-def _spread(number: int) -> int:
-    """A number without the pattern of arrival: robots that take turns must not end up with one rank each.
-
-    The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-    """
-    z = (number * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return z ^ (z >> 31)

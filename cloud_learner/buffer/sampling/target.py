@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -43,15 +42,19 @@ class Moment(msgspec.Struct, frozen=True):
     newest_version: int
 
 
-Factor = Callable[[StepRuns, Moment], np.ndarray]
-"""float64[R] weight >= 0 of each step of a run; factors multiply. Pure: the same runs and moment, the same weights."""
+class Factor(msgspec.Struct, frozen=True, eq=False):
+    """A part of a step's weight; factors multiply. Pure: the same runs and moment, the same weights."""
+
+    weigh: Callable[[StepRuns, Moment], np.ndarray]
+    """float64[R] weight >= 0 of each step of a run"""
+    by_version: bool = True
+    """whether what it answers for a run changes with the newest version"""
+    by_outcome: bool = True
+    """whether it changes with the episode's outcome"""
 
 
-class StepFilter(Protocol):
-    """A static predicate of steps."""
-
-    def __call__(self, actor: np.ndarray, demonstration: bool | np.ndarray) -> np.ndarray:
-        """bool[T] of uint8[T] indices into `ACTORS`, and one bool or bool[T]"""
+StepFilter = Callable[[np.ndarray, bool | np.ndarray], np.ndarray]
+"""A static predicate of steps: bool[T] of uint8[T] indices into `ACTORS`, and one bool or bool[T]."""
 
 
 # --- predicates -------------------------------------------------------------------------------------------------------
@@ -70,27 +73,17 @@ def acted_steps(actor: np.ndarray, demonstration: bool | np.ndarray) -> np.ndarr
 # --- factors ----------------------------------------------------------------------------------------------------------
 
 
-def imitable() -> Factor:
-    """1 for `imitable_steps`, else 0."""
-    return lambda runs, moment: imitable_steps(runs.actor, runs.demonstration).astype(np.float64)
-
-
-def everything() -> Factor:
-    """1 for `acted_steps`, that is for all steps but holds, else 0."""
-    return lambda runs, moment: acted_steps(runs.actor, runs.demonstration).astype(np.float64)
-
-
 def by_actor(weights: Mapping[str, float], other: float = 0.0) -> Factor:
     """A weight by who acted; `other` for those not named. Raises `ConfigError` for a name that is no actor."""
     table = _table("by_actor", weights, ACTORS, other)
-    return lambda runs, moment: table[runs.actor]
+    return Factor(lambda runs, moment: table[runs.actor], by_version=False, by_outcome=False)
 
 
 def by_outcome(weights: Mapping[str, float], unknown: float = 1.0, other: float = 0.0) -> Factor:
     """A weight by how the episode ended; `unknown` until it did. Raises `ConfigError` for a name that is no outcome."""
     # an outcome of -1 reads the last entry
     table = np.append(_table("by_outcome", weights, OUTCOMES, other), _weight("by_outcome", "unknown", unknown))
-    return lambda runs, moment: table[runs.outcome]
+    return Factor(lambda runs, moment: table[runs.outcome], by_version=False)
 
 
 def max_lag(versions: int) -> Factor:
@@ -100,7 +93,10 @@ def max_lag(versions: int) -> Factor:
     """
     if versions < 0:
         raise ConfigError(f"max_lag: {versions} versions; it must not be negative.")
-    return lambda runs, moment: (runs.demonstration | (_lag(runs, moment) <= versions)).astype(np.float64)
+    return Factor(
+        lambda runs, moment: (runs.demonstration | (_lag(runs, moment) <= versions)).astype(np.float64),
+        by_outcome=False,
+    )
 
 
 _SMALLEST_EXPONENT = -900.0
@@ -115,8 +111,11 @@ def lag_half_life(versions: float) -> Factor:
     """
     if not versions > 0:
         raise ConfigError(f"lag_half_life: {versions} versions; it must be positive.")
-    return lambda runs, moment: np.where(
-        runs.demonstration, 1.0, np.exp2(np.clip(-_lag(runs, moment) / versions, _SMALLEST_EXPONENT, 64))
+    return Factor(
+        lambda runs, moment: np.where(
+            runs.demonstration, 1.0, np.exp2(np.clip(-_lag(runs, moment) / versions, _SMALLEST_EXPONENT, 64))
+        ),
+        by_outcome=False,
     )
 
 
@@ -211,10 +210,6 @@ class TaskMix(msgspec.Struct, frozen=True):
             raise ConfigError(f"task mix: the online share {self.online} is not within 0 and 1.")
 
 
-Mix = TaskMix
-"""the only mix there is"""
-
-
 def strata_shares(mix: TaskMix, tasks: tuple[str, ...], mass: np.ndarray, losses: Losses | None) -> np.ndarray:
     """float64[tasks, 2] probability of each stratum from its sum of weights float64[tasks, 2]; all 0 if none has data.
 
@@ -262,6 +257,7 @@ class SamplingDistribution(msgspec.Struct, frozen=True, eq=False):
     """What a trainer wants to see."""
 
     factors: tuple[Factor, ...]
+    """on top of 1 for each step that may begin a window"""
     mix: TaskMix
     recent: Recent
     starts: StepFilter
@@ -276,7 +272,7 @@ class SamplingDistribution(msgspec.Struct, frozen=True, eq=False):
         """
         weights = self.starts(runs.actor, runs.demonstration).astype(np.float64)
         for factor in self.factors:
-            weights = weights * factor(runs, moment)
+            weights = weights * factor.weigh(runs, moment)
         if weights.shape != runs.actor.shape or not (np.isfinite(weights).all() and (weights >= 0).all()):
             raise ConfigError("target: a factor must answer with one finite weight, 0 or more, for each run.")
         return weights
@@ -286,9 +282,9 @@ def imitation(
     recent: Recent = EVENLY, factors: tuple[Factor, ...] = (), mix: TaskMix = BY_TASK
 ) -> SamplingDistribution:
     """Windows of what people and scripts did: for HG-DAgger and behaviour cloning."""
-    return SamplingDistribution((imitable(), *factors), mix, recent, imitable_steps, imitable_steps)
+    return SamplingDistribution(factors, mix, recent, imitable_steps, imitable_steps)
 
 
 def uniform(recent: Recent = EVENLY, factors: tuple[Factor, ...] = (), mix: TaskMix = BY_TASK) -> SamplingDistribution:
     """Windows of everything that somebody did: for reinforcement learning and value functions."""
-    return SamplingDistribution((everything(), *factors), mix, recent, acted_steps, acted_steps)
+    return SamplingDistribution(factors, mix, recent, acted_steps, acted_steps)

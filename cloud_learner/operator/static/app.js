@@ -109,7 +109,8 @@ function drawTrainer(trainer) {
   setText(byId("trainer-loss"), trainer?.loss == null ? "–" : trainer.loss.toPrecision(3));
   setText(byId("trainer-speed"), trainer?.steps_per_s == null ? "–" : `${trainer.steps_per_s.toFixed(1)} steps/s`);
   setText(byId("trainer-imitated"), count(trainer?.imitated_steps));
-  setText(byId("trainer-cached"), count(trainer?.cached_segments));
+  const echo = trainer?.echo > 1 ? `, echo ${trainer.echo.toPrecision(2)}` : "";
+  setText(byId("trainer-cached"), count(trainer?.cached_segments) + echo);
 }
 
 function drawRobots(robots) {

@@ -1,4 +1,4 @@
-"""A buffer in memory and a planner that does anything it may."""
+"""A buffer in memory and a sampler that does anything it may."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.check import OUTCOMES
-from cloud_learner.buffer.sampling.plan import SamplingPlan
+from cloud_learner.buffer.sampling.sampler import BatchPlan
 from cloud_learner.buffer.synthetic import fake_jpeg
 from wire.errors import InvalidDataError
 from wire.messages.gateway import ACTORS, CameraFrames, Segment
@@ -214,30 +214,30 @@ def record(
     return found
 
 
-# --- a planner --------------------------------------------------------------------------------------------------------
+# --- a sampler --------------------------------------------------------------------------------------------------------
 
 
-class ChaosPlanner:
+class ChaosSampler:
     """Admits and releases random neighbours within its budget, and draws anywhere in what it holds."""
 
     most_blocks = 6
 
-    def __init__(self, universe, target, cost, budget_bytes, batch, seed, echo=8.0, newest_version=0):
+    def __init__(self, universe, target, cost, budget_bytes, batch, seed, echo=1.0, newest_version=0):
         self.universe, self.target, self.cost = universe, target, cost
         self.budget, self.batch, self.seed = budget_bytes, batch, seed
-        self.number, self.held, self.drop = 0, [], []
-        self.readmit = False
+        self.number, self.held, self.echo = 0, [], echo
+        self.loaded = set()
         self.noted = []
         self.refresh(newest_version)
 
-    def refresh(self, newest_version):
+    def refresh(self, newest_version, anew=False):
         self.known = len(self.universe)
+        self.version = newest_version
+        self.held = [block for block in self.held if not any(self.universe.gone[s] for s in block)]
 
-    def rebuild(self, newest_version):
-        self.refresh(newest_version)
-        gone = [block for block in self.held if any(self.universe.gone[s] for s in block)]
-        self.held = [block for block in self.held if block not in gone]
-        self.drop += gone
+    @property
+    def stats(self):
+        return SimpleNamespace(sweeping_strata=0, eligible_steps=1)
 
     def note(self, task, online, loss):
         self.noted.append((task, online, loss))
@@ -247,8 +247,6 @@ class ChaosPlanner:
         eligible = self._eligible()
         if not eligible:
             raise InvalidDataError("there is no step to learn from yet")
-        admit = list(self.held) if self.readmit else []
-        self.readmit = False
         population = sorted(eligible)
         for _ in range(int(rng.integers(1, 4))):
             first = population[int(rng.integers(len(population)))]
@@ -258,31 +256,34 @@ class ChaosPlanner:
                 at = int(self.universe.following[at])
             if self._size([*self.held, block]) <= self.budget and len(self.held) < self.most_blocks:
                 self.held.append(tuple(block))
-                admit.append(tuple(block))
+        here = {s for block in self.held for s in block}
         there = [s for s in dict.fromkeys(s for block in self.held for s in block) if s in eligible]
         segments = np.array([there[i] for i in rng.integers(0, len(there), self.batch)], np.int64)
         offsets = np.array([rng.choice(eligible[s]) for s in segments.tolist()], np.int64)
-        release = [block for block in self.held if rng.random() < 0.4][: len(self.held) - 1]
-        for block in release:
+        drop, load = sorted(self.loaded - here), sorted(here - self.loaded)
+        self.loaded = here
+        for block in [block for block in self.held if rng.random() < 0.4][: len(self.held) - 1]:
             self.held.remove(block)
         # at least one block with something to draw stays or comes next time: the budget allows one at any time
-        plan = SamplingPlan(self.number, tuple(self.drop), tuple(admit), segments, offsets, tuple(release))
-        self.number, self.drop = self.number + 1, []
-        return plan
+        self.number += 1
+        return BatchPlan(
+            self.number - 1, np.array(drop, np.int64), np.array(load, np.int64), segments, offsets, self.version
+        )
 
     def state(self):
         rows = self.universe.row
         return {
             "number": self.number,
             "known": int(rows[self.known - 1]) if self.known else 0,
+            "version": self.version,
             "held": [[int(rows[s]) for s in block] for block in self.held],
         }
 
     def restore(self, state):
-        self.number = state["number"]
+        self.number, self.version = state["number"], state["version"]
         self.known = int(np.searchsorted(self.universe.row, state["known"], "right"))
         self.held = [tuple(self.universe.find(np.array(block)).tolist()) for block in state["held"]]
-        self.readmit = True
+        self.loaded = set()
         return True
 
     def _size(self, blocks):

@@ -1,4 +1,4 @@
-"""Feeds on a buffer in memory, with a planner that does whatever it may."""
+"""Datasets on a buffer in memory, with a sampler that does whatever it may."""
 
 from __future__ import annotations
 
@@ -11,12 +11,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cloud_learner.buffer.loading import dataset
 from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.dataset import ReplayDataset
-from cloud_learner.buffer.loading.decoding.loader import FreshSegments
-from cloud_learner.buffer.sampling.plan import SamplingPlan, SamplingPlanner
-from cloud_learner.buffer.sampling.target import OnlineShare, Recent, TaskMix, imitation, uniform
-from tests.cloud_learner.buffer.loading.memory_buffer import TASKS, ChaosPlanner, MemoryBuffer, record, robot
+from cloud_learner.buffer.loading.loader import FreshSegments
+from cloud_learner.buffer.sampling.sampler import BatchPlan, Sampler
+from cloud_learner.buffer.sampling.target import OnlineShare, Recent, TaskMix, by_actor, imitation, uniform
+from tests.cloud_learner.buffer.loading.memory_buffer import (
+    HOLD,
+    HUMAN,
+    POLICY,
+    SCRIPT,
+    TASKS,
+    ChaosSampler,
+    MemoryBuffer,
+    record,
+    robot,
+)
 from tests.cloud_learner.buffer.loading.reference import Reference
 from wire.errors import ConfigError, CorruptDataError, InvalidDataError, StorageError
 from wire.messages.gateway import CameraFrames
@@ -31,6 +42,8 @@ CAMERAS = {
 
 def config(**options) -> DatasetConfig:
     defaults = {"tasks": TASKS, "target": uniform(), "batch": 8, "cache_bytes": 4_000_000, "prefetch": 0, "lead": 3}
+    # an echo that follows the clock would make other batches
+    defaults["max_echo"] = options.get("echo", 1.0)
     return DatasetConfig(**(defaults | options))
 
 
@@ -61,13 +74,13 @@ def same(a, b) -> bool:
 class Watched(ReplayDataset):
     """Knows what the buffer held when the plan of the last batch was made."""
 
-    def __init__(self, buffer, settings, planner=ChaosPlanner):
+    def __init__(self, buffer, settings, sampler=ChaosSampler):
         self.buffer = buffer
         self.references = {}
         self.now = None
         watched = self
 
-        class Noting(planner):
+        class Noting(sampler):
             def next(self):
                 plan = super().next()
                 u = watched.universe
@@ -76,9 +89,9 @@ class Watched(ReplayDataset):
                 watched.references[plan.number] = watched.now, list(zip(episodes, ticks, strict=True))
                 return plan
 
-        super().__init__(buffer, buffer, buffer.spec, settings, planner=Noting)
+        super().__init__(buffer, buffer, buffer.spec, settings, sampler=Noting)
         self.made = []
-        take = self._maker.take
+        take = self._batches_made.take
 
         def counted():
             number = self._pending[0].number
@@ -86,7 +99,7 @@ class Watched(ReplayDataset):
             self.made.append(number)
             return batch
 
-        self._maker.take = counted
+        self._batches_made.take = counted
         self.look()
 
     def look(self):
@@ -117,11 +130,11 @@ class Watched(ReplayDataset):
                 reference.check(batch, i, j, drawn[i] if self.config.max_offset else None, drawn[i])
 
 
-@pytest.mark.parametrize("planner", [ChaosPlanner, SamplingPlanner])
+@pytest.mark.parametrize("sampler", [ChaosSampler, Sampler])
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 @pytest.mark.slow
-def test_every_window_is_what_brute_force_finds(planner, data):
+def test_every_window_is_what_brute_force_finds(sampler, data):
     draw = data.draw
     spec = robot(CAMERAS[draw(st.sampled_from(list(CAMERAS)))])
     buffer = MemoryBuffer(spec)
@@ -159,7 +172,7 @@ def test_every_window_is_what_brute_force_finds(planner, data):
     order = draw(st.permutations(range(len(coming)))) if draw(st.booleans()) else list(range(len(coming)))
     queue = [coming[i] for i in order]
     damaged = draw(st.sets(st.integers(1, max(1, len(queue))), max_size=2))
-    with Watched(buffer, settings, planner) as feed:
+    with Watched(buffer, settings, sampler) as feed:
         while True:
             some, queue = queue[: (n := draw(st.integers(1, 6)))], queue[n:]
             rows = buffer.add(*some)
@@ -229,12 +242,12 @@ def life(feed, buffer, queue, batches=40, start=0):
 ADAPTIVE = uniform(Recent(0.2, 20), mix=TaskMix(online=OnlineShare(at_least=1)))
 
 
-@pytest.mark.parametrize("planner", [ChaosPlanner, SamplingPlanner])
+@pytest.mark.parametrize("sampler", [ChaosSampler, Sampler])
 @pytest.mark.parametrize(
     ("ticks_per_frame", "offsets"), [(1, {}), (4, {"history": 2}), (4, {"max_offset": 9, "later": True})]
 )
 @pytest.mark.slow
-def test_prefetching_changes_no_batch(planner, ticks_per_frame, offsets):
+def test_prefetching_changes_no_batch(sampler, ticks_per_frame, offsets):
     spec = robot(CAMERAS["two"])
     made = []
     for prefetch in (0, 1, 2):
@@ -250,7 +263,7 @@ def test_prefetching_changes_no_batch(planner, ticks_per_frame, offsets):
             batch=32,
             **offsets,
         )
-        with ReplayDataset(buffer, buffer, spec, options, planner=planner) as feed:
+        with ReplayDataset(buffer, buffer, spec, options, sampler=sampler) as feed:
             made.append(life(feed, buffer, queue[5:]))
     for other in made[1:]:
         assert all(same(a, b) for a, b in zip(made[0], other, strict=True))
@@ -258,7 +271,7 @@ def test_prefetching_changes_no_batch(planner, ticks_per_frame, offsets):
     buffer = MemoryBuffer(spec)
     buffer.add(*queue[:5])
     with ReplayDataset(
-        buffer, buffer, spec, config(seed=4, ticks_per_frame=ticks_per_frame, **offsets), planner=planner
+        buffer, buffer, spec, config(seed=4, ticks_per_frame=ticks_per_frame, **offsets), sampler=sampler
     ) as feed:
         feed.refresh()
         assert not same(copied(feed.next()), made[0][0])
@@ -266,10 +279,10 @@ def test_prefetching_changes_no_batch(planner, ticks_per_frame, offsets):
 
 @pytest.mark.parametrize("stop", [1, 9, 22])
 @pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("planner", [ChaosPlanner, SamplingPlanner])
+@pytest.mark.parametrize("sampler", [ChaosSampler, Sampler])
 @pytest.mark.parametrize("offsets", [{}, {"max_offset": 8, "rolled": (True, True, False), "later": True, "history": 3}])
 @pytest.mark.slow
-def test_a_feed_goes_on_where_it_stopped(planner, stop, prefetch, offsets):
+def test_a_feed_goes_on_where_it_stopped(sampler, stop, prefetch, offsets):
     spec = robot(CAMERAS["two shapes"])
     buffer, queue = MemoryBuffer(spec), fleet(spec)
     buffer.add(*queue[:5])
@@ -283,7 +296,7 @@ def test_a_feed_goes_on_where_it_stopped(planner, stop, prefetch, offsets):
         echo=4.0,
         **offsets,
     )
-    with ReplayDataset(buffer, buffer, spec, options, planner=planner) as feed:
+    with ReplayDataset(buffer, buffer, spec, options, sampler=sampler) as feed:
         made = life(feed, buffer, queue[5:], stop)
         state = msgspec.json.decode(msgspec.json.encode(feed.state()))
         drawn = set(state["drawn"])
@@ -291,14 +304,14 @@ def test_a_feed_goes_on_where_it_stopped(planner, stop, prefetch, offsets):
         expect = life(feed, buffer, queue[5:], stop + 25, start=stop)
     # the buffer as it was when it stopped
     again = buffer.until(state["watermark"])
-    with ReplayDataset(again, again, spec, options, planner=planner) as feed:
+    with ReplayDataset(again, again, spec, options, sampler=sampler) as feed:
         assert feed.restore(state)
         assert feed.drawn_episodes() == drawn
         assert feed.drawn_episodes() == set()
         found = life(feed, again, queue[5:], stop + 25, start=stop)
     assert all(same(a, b) for a, b in zip(expect, found, strict=True))
     # a buffer that has grown since: what is planned already, and until the next refresh, is the same
-    with ReplayDataset(buffer, buffer, spec, options, planner=planner) as feed:
+    with ReplayDataset(buffer, buffer, spec, options, sampler=sampler) as feed:
         assert feed.restore(state)
         found = [copied(feed.next()) for _ in range(-stop % 4)]
     assert all(same(a, b) for a, b in zip(expect, found, strict=False))
@@ -308,8 +321,8 @@ def test_a_state_that_does_not_fit_is_refused():
     spec = robot([])
     buffer = MemoryBuffer(spec)
     buffer.add(*record(spec, "e", [20], 0))
-    with ReplayDataset(buffer, buffer, spec, config(), planner=ChaosPlanner) as feed:
-        with pytest.raises(InvalidDataError, match="format None"):
+    with ReplayDataset(buffer, buffer, spec, config(), sampler=ChaosSampler) as feed:
+        with pytest.raises(InvalidDataError, match="cannot be read"):
             feed.restore({})
         feed.refresh()
         with pytest.raises(InvalidDataError, match="before the first refresh"):
@@ -317,16 +330,16 @@ def test_a_state_that_does_not_fit_is_refused():
         state = feed.state()
     offsets = config(max_offset=3)
     with (
-        ReplayDataset(buffer, buffer, spec, offsets, planner=ChaosPlanner) as feed,
-        pytest.raises(InvalidDataError, match=r"offsets None, this feed has \[3, \[\], False\]"),
+        ReplayDataset(buffer, buffer, spec, offsets, sampler=ChaosSampler) as feed,
+        pytest.raises(InvalidDataError, match="max_offset 0, this one has 3"),
     ):
         feed.restore(state)
-    with ReplayDataset(buffer, buffer, spec, offsets, planner=ChaosPlanner) as feed:
+    with ReplayDataset(buffer, buffer, spec, offsets, sampler=ChaosSampler) as feed:
         feed.refresh()
         state = feed.state()
     with (
-        ReplayDataset(buffer, buffer, spec, config(), planner=ChaosPlanner) as feed,
-        pytest.raises(InvalidDataError, match=r"offsets \[3, \[\], False\], this feed has None"),
+        ReplayDataset(buffer, buffer, spec, config(), sampler=ChaosSampler) as feed,
+        pytest.raises(InvalidDataError, match="max_offset 3, this one has 0"),
     ):
         feed.restore(state)
 
@@ -350,18 +363,16 @@ def test_what_cannot_work_is_refused():
             config(**wrong)
     spec = robot(CAMERAS["one"])
     buffer = MemoryBuffer(spec)
-    with pytest.raises(ConfigError, match="place of the buffer"):
-        ReplayDataset(buffer, buffer, spec, config(workers=1), planner=ChaosPlanner)
     with pytest.raises(ConfigError, match="rolled names 2 state dimensions, robot 'fake' has 3"):
-        ReplayDataset(buffer, buffer, spec, config(rolled=(True, False)), planner=ChaosPlanner)
+        ReplayDataset(buffer, buffer, spec, config(rolled=(True, False)), sampler=ChaosSampler)
     with pytest.raises(ConfigError, match="does not hold one frame"):
-        ReplayDataset(buffer, buffer, spec, config(cache_bytes=100), planner=ChaosPlanner)
+        ReplayDataset(buffer, buffer, spec, config(cache_bytes=100), sampler=ChaosSampler)
 
 
 def test_nothing_to_learn_from_is_said_and_goes_away():
     spec = robot(CAMERAS["one"])
     buffer = MemoryBuffer(spec)
-    with ReplayDataset(buffer, buffer, spec, config(prefetch=2), planner=ChaosPlanner) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(prefetch=2), sampler=ChaosSampler) as feed:
         assert feed.refresh() == 0
         for _ in range(2):
             with pytest.raises(InvalidDataError, match="no step to learn from"):
@@ -387,7 +398,7 @@ def test_a_store_that_fails_for_a_while_loses_no_batch(prefetch):
             return read(rows)
 
         buffer.read = flaky
-        with ReplayDataset(buffer, buffer, spec, config(prefetch=prefetch), planner=ChaosPlanner) as feed:
+        with ReplayDataset(buffer, buffer, spec, config(prefetch=prefetch), sampler=ChaosSampler) as feed:
             feed.refresh()
             batches, failures = [], 0
             while len(batches) < 10:
@@ -428,7 +439,7 @@ def test_when_nothing_at_all_can_be_read_it_says_so():
     spec = robot([])
     buffer = MemoryBuffer(spec)
     buffer.damaged.update(buffer.add(*record(spec, "e", [20, 20], 5)))
-    with ReplayDataset(buffer, buffer, spec, config(), planner=ChaosPlanner) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(), sampler=ChaosSampler) as feed:
         feed.refresh()
         with pytest.raises(CorruptDataError, match="buffer verify"):
             feed.next()
@@ -439,7 +450,7 @@ def test_what_lies_in_another_journal_is_loaded_when_it_was_sealed():
     buffer = MemoryBuffer(spec)
     buffer.add(*record(spec, "a", [30], 1))
     buffer.elsewhere.update(buffer.add(*record(spec, "b", [30], 2)))
-    with ReplayDataset(buffer, buffer, spec, config(batch=16), planner=HoldAll) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(batch=16), sampler=HoldAll) as feed:
         feed.refresh()
         assert {int(e) for _ in range(10) for e in feed.next()["episode"]} == {1}
         assert feed.stats.damaged == 0
@@ -450,25 +461,25 @@ def test_what_lies_in_another_journal_is_loaded_when_it_was_sealed():
         assert {int(e) for _ in range(10) for e in feed.next()["episode"]} == {1, 2}
 
 
-class HoldAll(ChaosPlanner):
-    """Admits everything once, and draws anywhere."""
+class HoldAll(ChaosSampler):
+    """Loads everything once, and draws anywhere."""
 
     def next(self):
         rng = np.random.default_rng([self.seed, self.number])
         eligible = self._eligible()
-        fresh = tuple((s,) for s in eligible if (s,) not in self.held)
-        self.held += fresh
         there = list(eligible)
+        load = [s for s in there if s not in self.loaded]
+        self.loaded |= set(load)
         segments = np.array([there[i] for i in rng.integers(0, len(there), self.batch)], np.int64)
         offsets = np.array([rng.choice(eligible[s]) for s in segments.tolist()], np.int64)
         self.number += 1
-        return SamplingPlan(self.number - 1, (), fresh, segments, offsets, ())
+        return BatchPlan(self.number - 1, np.zeros(0, np.int64), np.array(load), segments, offsets, self.version)
 
 
 def test_a_cache_that_is_too_small_says_so_and_is_never_exceeded():
     spec = robot(CAMERAS["one"])
     buffer = MemoryBuffer(spec)
-    with ReplayDataset(buffer, buffer, spec, config(cache_bytes=30_000, lead=1), planner=HoldAll) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(cache_bytes=30_000, lead=1), sampler=HoldAll) as feed:
         for e in range(20):
             buffer.add(*record(spec, f"e{e}", [20], e))
         feed.refresh()
@@ -493,7 +504,7 @@ def test_whatever_is_planned_stays_within_the_cache(cameras, cache_bytes):
                 del queue[:12]
                 feed.refresh()
             feed.next()
-            assert feed._arena.bytes <= cache_bytes
+            assert feed._frames.bytes <= cache_bytes
             assert feed.stats.bytes <= cache_bytes
             most = max(most, feed.stats.bytes)
         # all of it is used where not everything fits
@@ -507,7 +518,7 @@ def test_a_fault_in_the_code_is_raised_where_a_batch_is_asked_for(prefetch, monk
     buffer = MemoryBuffer(spec)
     buffer.add(*record(spec, "e", [20], 0))
     monkeypatch.setattr(buffer, "read", lambda rows: 1 / 0)
-    feed = ReplayDataset(buffer, buffer, spec, config(prefetch=prefetch), planner=ChaosPlanner)
+    feed = ReplayDataset(buffer, buffer, spec, config(prefetch=prefetch), sampler=ChaosSampler)
     feed.refresh()
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
@@ -545,7 +556,7 @@ def test_fresh_segments_are_not_read_again():
     spec = robot(CAMERAS["one"])
     buffer = MemoryBuffer(spec)
     other = robot(CAMERAS["two"])
-    with ReplayDataset(buffer, buffer, spec, config(), planner=HoldAll) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(), sampler=HoldAll) as feed:
         for segment in record(spec, "e", [10, 10, 10, 10], 0):
             (row,) = buffer.add(segment)
             feed.submit(row, segment)
@@ -579,7 +590,7 @@ def test_finished_episodes_and_states():
         *record(spec, "d", [10, 10], 3),
     ]
     buffer.add(*segments)
-    with ReplayDataset(buffer, buffer, spec, config(target=imitation()), planner=HoldAll) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(target=imitation()), sampler=HoldAll) as feed:
         assert feed.examples().states.shape == (0, 3)
         assert feed.refresh(limit=4) == 4
         assert (feed.finished("demonstration"), feed.finished("online"), feed.newest_row) == (1, 0, 4)
@@ -605,7 +616,7 @@ def test_example_chunks_are_what_was_executed_in_runs_that_are_all_imitable():
         allowed += [s.executed[t : t + horizon] for t in range(s.steps - horizon + 1) if able[t : t + horizon].all()]
         runs += int((able[1:] & ~able[:-1]).sum()) if s.episode.source == "online" else 0
     assert runs > 3, "people must come and go, or nothing would be shown"
-    with ReplayDataset(buffer, buffer, spec, config(target=imitation(), horizon=horizon), planner=HoldAll) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(target=imitation(), horizon=horizon), sampler=HoldAll) as feed:
         assert feed.examples().chunks.shape == (0, horizon, spec.action_dim)
         feed.refresh()
         chunks = feed.examples().chunks
@@ -621,13 +632,13 @@ def test_a_state_fits_only_feeds_with_the_same_history(options):
     spec = robot([])
     buffer = MemoryBuffer(spec)
     buffer.add(*fleet(spec))
-    with ReplayDataset(buffer, buffer, spec, config(**options), planner=HoldAll) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(**options), sampler=HoldAll) as feed:
         feed.refresh()
         feed.next()
         state = feed.state()
-        assert ("history" in state["settings"]) == bool(options)
+        assert state["settings"]["history"] == options.get("history", 0)
     with (
-        ReplayDataset(buffer, buffer, spec, config(history=5), planner=HoldAll) as other,
+        ReplayDataset(buffer, buffer, spec, config(history=5), sampler=HoldAll) as other,
         pytest.raises(InvalidDataError, match="history"),
     ):
         other.restore(state)
@@ -641,7 +652,7 @@ def test_two_ranks_share_the_episodes():
     assert len(there) > 8
     drawn = []
     for rank in range(2):
-        with ReplayDataset(buffer, buffer, spec, config(rank=rank, world=2), planner=HoldAll) as feed:
+        with ReplayDataset(buffer, buffer, spec, config(rank=rank, world=2), sampler=HoldAll) as feed:
             feed.refresh()
             for _ in range(60):
                 feed.next()
@@ -654,7 +665,7 @@ def test_a_closed_feed_can_be_closed_again_and_an_iterator_goes_on():
     spec = robot(CAMERAS["one"])
     buffer = MemoryBuffer(spec)
     buffer.add(*fleet(spec))
-    feed = ReplayDataset(buffer, buffer, spec, config(prefetch=2), planner=ChaosPlanner)
+    feed = ReplayDataset(buffer, buffer, spec, config(prefetch=2), sampler=ChaosSampler)
     feed.refresh()
     numbers = [int(batch["tick"][0]) for batch, _ in zip(feed, range(5), strict=False)]
     assert len(numbers) == 5
@@ -662,3 +673,86 @@ def test_a_closed_feed_can_be_closed_again_and_an_iterator_goes_on():
     feed.close()
     feed.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "batches"]
+
+
+# --- what is drawn is what is due -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offsets", [{}, {"max_offset": 6}])
+def test_no_window_begins_at_a_step_without_weight_that_saw_the_same_image(offsets):
+    spec = robot([(16, 16, 5.0)])
+    buffer = MemoryBuffer(spec)
+    for e in range(6):
+        buffer.add(*record(spec, f"e{e}", [60], e))
+    target = uniform(factors=(by_actor({"human": 3, "script": 1}),))
+    with ReplayDataset(buffer, buffer, spec, config(target=target, ticks_per_frame=4, batch=64, **offsets)) as feed:
+        feed.refresh()
+        actors = np.concatenate([feed.next()["actor"].flatten() for _ in range(100)])
+    counts = np.bincount(actors, minlength=4)
+    assert counts[POLICY] == counts[HOLD] == 0
+    if not offsets:
+        steps = np.concatenate([segment.actor for segment in buffer.segments.values()])
+        due = 3 * (steps == HUMAN).sum() / (steps == SCRIPT).sum()
+        assert counts[HUMAN] / counts[SCRIPT] == pytest.approx(due, rel=0.15)
+
+
+def test_cameras_of_two_shapes_that_do_not_keep_their_rates_fit_what_was_planned():
+    """The ledger keeps one number of frames; here nearly all are of the large camera, which was to be the slow one."""
+    planned, real = robot([(32, 32, 2.0), (8, 8, 40.0)]), robot([(32, 32, 40.0), (8, 8, 2.0)])
+    buffer = MemoryBuffer(planned)
+    for e in range(30):
+        for segment in record(real, f"e{e}", [40, 40], e, source="demonstration"):
+            episode = msgspec.structs.replace(segment.episode, spec_hash=planned.hash)
+            buffer.add(msgspec.structs.replace(segment, episode=episode))
+    with ReplayDataset(buffer, buffer, planned, config(cache_bytes=1_500_000, batch=64)) as feed:
+        feed.refresh()
+        for _ in range(150):
+            feed.next()
+            assert feed._frames.bytes <= 1_500_000
+        assert feed.sampler.stats.sweeping_strata
+        assert feed.stats.loaded > 60
+
+
+def test_echo_rises_while_loading_is_what_the_trainer_waits_for_and_falls_again(monkeypatch):
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*fleet(spec, episodes=30))
+    monkeypatch.setattr(dataset, "_ECHO_S", 0.0)
+    options = config(cache_bytes=250_000, batch=64, max_echo=8.0)
+    with ReplayDataset(buffer, buffer, spec, options) as feed:
+        feed.refresh()
+        assert feed.echo == 1
+        for _ in range(20):
+            feed.next()
+            feed._builder.waited_s = 1e6
+        assert feed.echo == feed.stats.echo == 8
+        for _ in range(20):
+            feed.next()
+            feed._builder.waited_s = 0.0
+        assert feed.echo == 1
+    # where all fits it means nothing
+    with ReplayDataset(buffer, buffer, spec, config(max_echo=8.0)) as feed:
+        feed.refresh()
+        for _ in range(5):
+            feed.next()
+            feed._builder.waited_s = 1e6
+        assert feed.echo == feed.sampler.echo == 1
+
+
+def test_a_prune_drops_from_memory_what_is_gone_and_nothing_else():
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    for e in range(20):
+        buffer.add(*record(spec, f"e{e}", [20, 20, 20], e, source="demonstration"))
+    with ReplayDataset(buffer, buffer, spec, config(batch=64)) as feed:
+        feed.refresh()
+        for _ in range(100):
+            feed.next()
+        before = feed.stats
+        assert before.segments == before.loaded >= 55
+        buffer.prune("e3")
+        feed.refresh()
+        for _ in range(10):
+            feed.next()
+        assert before.segments - 3 <= feed.stats.segments < before.segments
+        assert feed.stats.loaded == before.loaded

@@ -1,24 +1,19 @@
-"""Loading blocks, in this process and in others: real processes on a real buffer."""
+"""Loading segments, in threads and without, from memory and from a real buffer."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
+import threading
 
 import cv2
 import msgspec
 import numpy as np
 import pytest
 
+from cloud_learner.buffer.loading.cache import FrameCache
 from cloud_learner.buffer.loading.dataset import open_dataset
-from cloud_learner.buffer.loading.decoding.block import LoadJob, SegmentRequest, load_block
-from cloud_learner.buffer.loading.decoding.loader import FreshSegments, InlineLoader
-from cloud_learner.buffer.loading.decoding.processes import ProcessLoader
-from cloud_learner.buffer.loading.frame_cache import FrameCache
+from cloud_learner.buffer.loading.decode import LoadJob, SegmentRequest, load_segments
 from cloud_learner.buffer.loading.layout import NO_FRAME, UNREADABLE_FRAME, Layout
+from cloud_learner.buffer.loading.loader import FreshSegments, SegmentLoader
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.sampling.target import imitation, uniform
@@ -36,22 +31,23 @@ def layout(spec=SPEC, lookahead=5, target=None) -> Layout:
     return Layout.of(spec, lookahead, target.starts, target.continues)
 
 
-def wait_for(condition, timeout_s=60.0):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
-
-
 # --- one block --------------------------------------------------------------------------------------------------------
 
 
-def load(buffer, job, plan=None, room=1000):
+def load(buffer, job, plan=None):
+    """What came of a job, its records by row, all frames, and how many were written."""
     plan = plan or layout(buffer.spec)
     arena = FrameCache(plan.shapes, 10_000_000)
     frames = [arena.frames(shape) for shape in range(len(plan.shapes))]
-    loaded = load_block(job, arena.reserve((room,) * len(plan.shapes)), frames, buffer.read, plan)
-    return loaded, {s.row: np.frombuffer(s.records, plan.record) for s in loaded.segments}, frames
+    asked = []
+
+    def reserve(counts, steps):
+        asked.append(list(counts))
+        return arena.reserve(counts, int(plan.step_bytes(steps).sum()))
+
+    loaded = load_segments(job, reserve, frames, buffer.read, plan)
+    used = tuple(count - len(rows) for count, rows in zip(asked[0], loaded.unused, strict=True))
+    return loaded, {s.row: s.records for s in loaded.segments}, frames, used
 
 
 def pixels(segment, camera, time):
@@ -66,7 +62,7 @@ def test_a_block_holds_steps_what_follows_and_each_frame_once(spec):
     segments = record(spec, "e", [30, 30, 3, 30], 0, source="demonstration")
     buffer.add(*segments)
     plan = layout(spec)
-    loaded, records, frames = load(
+    loaded, records, frames, used = load(
         buffer, LoadJob(1, (SegmentRequest(2, (1,), (3, 4)), SegmentRequest(1, (), (2,)))), plan
     )
     assert [(s.row, s.own) for s in loaded.segments] == [(2, 30), (1, 30)]
@@ -88,7 +84,7 @@ def test_a_block_holds_steps_what_follows_and_each_frame_once(spec):
             mine = {(plan.shape_of[c], number) for _, number in pairs}
             assert not mine & owned
             owned |= mine
-    assert sum(loaded.used) == len(owned)
+    assert sum(used) == len(owned)
     assert (records[1]["frame"][30:] == NO_FRAME).all()
 
 
@@ -98,9 +94,9 @@ def test_only_frames_that_a_window_may_show_are_decoded():
     buffer.add(segment)
     able = imitation().starts(segment.actor, False)
     assert 0 < able.sum() < 80
-    loaded, _, _ = load(buffer, LoadJob(1, (SegmentRequest(1),)), layout(target=imitation()))
+    _, _, _, used = load(buffer, LoadJob(1, (SegmentRequest(1),)), layout(target=imitation()))
     seen = sum(len(np.unique(times[able])) for times in segment.frame_times_ns.values())
-    assert loaded.used == (seen,)
+    assert used == (seen,)
 
 
 def test_a_frame_is_looked_for_further_back_only_when_it_must_be():
@@ -117,7 +113,7 @@ def test_a_frame_is_looked_for_further_back_only_when_it_must_be():
         for s in (first, *others)
     ]
     buffer.add(*changed)
-    _, records, frames = load(buffer, LoadJob(1, (SegmentRequest(6, (5, 4, 3, 2, 1)),)))
+    _, records, frames, _ = load(buffer, LoadJob(1, (SegmentRequest(6, (5, 4, 3, 2, 1)),)))
     number = records[6]["frame"][records[6]["eligible"], 1]
     np.testing.assert_array_equal(frames[0][number[0]], pixels(first, "camera1", still))
     assert set(buffer.reads) == {1, 2, 3, 4, 5, 6}
@@ -125,7 +121,7 @@ def test_a_frame_is_looked_for_further_back_only_when_it_must_be():
     load(buffer, LoadJob(1, (SegmentRequest(2, (1,)),)))
     assert sorted(buffer.reads) == [1, 2]
     # nobody brought it: the steps are there, without a frame
-    _, records, _ = load(buffer, LoadJob(1, (SegmentRequest(6, (5, 4)),)))
+    _, records, _, _ = load(buffer, LoadJob(1, (SegmentRequest(6, (5, 4)),)))
     assert (records[6]["frame"][:, 1] == NO_FRAME).all()
 
 
@@ -139,7 +135,7 @@ def test_what_is_wrong_with_a_block_is_said():
     }
     buffer.add(*segments[:2], msgspec.structs.replace(segments[2], frames=broken))
     buffer.damaged.add(2)
-    loaded, records, _ = load(
+    loaded, records, _, _ = load(
         buffer,
         LoadJob(
             1,
@@ -160,34 +156,28 @@ def test_what_is_wrong_with_a_block_is_said():
     assert (records[3]["frame"][records[3]["eligible"], 1] <= UNREADABLE_FRAME).any()
 
 
-def test_too_little_room_is_told_before_anything_is_written():
+def test_the_loader_reserves_what_it_needs_and_gives_back_what_was_not_written():
     buffer = MemoryBuffer(SPEC)
-    buffer.add(*record(SPEC, "e", [40], 2, source="demonstration"))
-    enough, _, _ = load(buffer, LoadJob(1, (SegmentRequest(1),)))
-    loaded, _, frames = load(buffer, LoadJob(1, (SegmentRequest(1),)), room=3)
-    assert loaded.short == enough.used
-    assert not loaded.segments
-    assert not frames[0][:3].any()
+    (segment,) = record(SPEC, "e", [40], 2, source="demonstration")
+    frames = segment.frames["camera1"]
+    torn = CameraFrames(frames.times_ns, (b"torn", *frames.encoded[1:]))
+    buffer.add(msgspec.structs.replace(segment, frames=segment.frames | {"camera1": torn}))
+    plan = layout()
+    for threads in (0, 2):
+        arena = FrameCache(plan.shapes, 1_000_000)
+        loader = SegmentLoader(arena, buffer.read, plan, FreshSegments(1000), threads)
+        loader.submit(LoadJob(0, (SegmentRequest(1),)))
+        (loaded,) = loader.take(0).segments
+        kept = len(np.unique(loaded.records["frame"][loaded.records["frame"] >= 0]))
+        charge = int(plan.step_bytes(np.array([40]))[0])
+        assert arena.used_bytes == charge + 768 * kept
+        loader.submit(LoadJob(1, (SegmentRequest(1),) * 2000))
+        with pytest.raises(ConfigError, match="no room for"):
+            loader.take(1)
+        loader.close()
 
 
-def test_the_inline_loader_asks_for_more_room_and_gives_back_what_is_left():
-    buffer = MemoryBuffer(SPEC)
-    buffer.add(*record(SPEC, "e", [40], 2, source="demonstration"))
-    arena = FrameCache(layout().shapes, 1_000_000)
-    loader = InlineLoader(arena, buffer.read, layout(), FreshSegments(1000))
-    for room in (2, 500):
-        loader.submit(LoadJob(1, (SegmentRequest(1),), room=(room,), other_bytes=100))
-        taken = loader.take(1)
-        assert len(taken.frames[0]) == taken.loaded.used[0]
-        assert arena.used_bytes == 100 + 768 * len(taken.frames[0])
-        loader.release(taken.frames, 100)
-        assert arena.used_bytes == 0
-    loader.submit(LoadJob(2, (SegmentRequest(1),), room=(2000,)))
-    with pytest.raises(ConfigError, match="no room for"):
-        loader.take(2)
-
-
-# --- processes --------------------------------------------------------------------------------------------------------
+# --- threads ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -222,10 +212,10 @@ def batches(place, count, kill=0, during=None, **options):
 
 
 @pytest.mark.slow
-def test_processes_change_no_batch(filled):
+def test_threads_change_no_batch(filled):
     place, segments = filled
 
-    def offer(feed, number):
+    def submit(feed, number):
         if number % 3 == 0:
             for row in range(21 + number // 2, min(24 + number // 2, len(segments))):
                 feed.submit(row, segments[row])
@@ -233,139 +223,73 @@ def test_processes_change_no_batch(filled):
     options = {"ticks_per_frame": 2, "max_offset": 6, "rolled": (True, False, True), "later": True}
     expect, stats = batches(place, 40, **options)
     assert stats.loaded > 60
-    for workers, prefetch in ((1, 0), (2, 2)):
-        found, stats = batches(place, 40, workers=workers, prefetch=prefetch, during=offer, **options)
+    for workers, prefetch in ((1, 0), (2, 2), (3, 0)):
+        found, stats = batches(place, 40, workers=workers, prefetch=prefetch, during=submit, **options)
         assert all(same(a, b) for a, b in zip(expect, found, strict=True))
         assert stats.from_gateway > 5
         assert stats.bytes <= 250_000
 
 
-@pytest.mark.slow
-def test_a_killed_process_is_replaced_and_nothing_is_lost(filled, caplog):
-    place, _ = filled
-    killed = []
+def test_memory_is_given_in_the_order_of_need_whoever_is_ready_first():
+    buffer = MemoryBuffer(SPEC)
+    buffer.add(*(s for e in range(6) for s in record(SPEC, f"e{e}", [30], e, source="demonstration")))
+    slow, read = threading.Event(), buffer.read
 
-    def kill(feed, number):
-        if number in (3, 10, 24):
-            pid = feed._loader.pids[number % 2]
-            os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
+    def late(rows):
+        if 1 in rows:
+            assert slow.wait(60)
+        return read(rows)
 
-    expect, _ = batches(place, 30)
-    found, stats = batches(place, 30, workers=2, during=kill)
-    assert all(same(a, b) for a, b in zip(expect, found, strict=True))
-    assert stats.restarts >= 2
-    assert "ended with code -9 and is replaced" in caplog.text
-    for pid in killed:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
-@pytest.mark.slow
-def test_processes_end_with_their_feed_and_with_their_parent(filled, tmp_path):
-    place, _ = filled
-    feed = open_dataset(place, SPEC, config(workers=2, prefetch=1))
-    feed.refresh()
-    feed.next()
-    pids = feed._loader.pids
-    feed.close()
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-    code = (
-        "import sys, time\n"
-        "from pathlib import Path\n"
-        "from tests.cloud_learner.buffer.loading.test_loader import BufferLocation, SPEC, config, open_dataset\n"
-        f"feed = open_dataset(BufferLocation(Path({str(place.data)!r})), SPEC, config(workers=2))\n"
-        "feed.refresh()\nfeed.next()\n"
-        "print(*feed._loader.pids, flush=True)\ntime.sleep(600)\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(pids) == 2
-    parent.kill()
-    parent.wait()
-    wait_for(lambda: not any(_alive(pid) for pid in pids), 20)
-
-
-def _alive(pid):
-    """Whether a process runs; one that ended and was not collected by anybody does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.slow
-def test_a_block_over_which_processes_end_is_left_out_after_a_few(filled, caplog):
-    place, segments = filled
     plan = layout()
-    fresh = FreshSegments(10_000_000)
-    # a segment of another robot: whoever takes it ends with an error
-    fresh.add(1, record(robot([]), "other", [10], 0)[0])
-    arena = FrameCache(plan.shapes, 1_000_000)
-    loader = ProcessLoader(arena, place, plan, 1, fresh)
+    loads = [load(buffer, LoadJob(n, (SegmentRequest(n + 1),)))[3][0] for n in range(6)]
+    step_bytes = int(plan.step_bytes(np.array([30]))[0])
+    # two of them fit at a time
+    arena = FrameCache(plan.shapes, 2 * (max(loads) * 768 + step_bytes))
+    loader = SegmentLoader(arena, late, plan, FreshSegments(1000), 3)
     try:
-        loader.submit(LoadJob(1, (SegmentRequest(1),), room=(10,), other_bytes=50))
-        loader.submit(LoadJob(2, (SegmentRequest(2),), room=(200,), other_bytes=50))
-        taken = loader.take(1)
-        assert taken.loaded.missing == {1: "3 loading processes ended over it"}
-        assert "ledger row 1 is left out" in caplog.text
-        (segment,) = loader.take(2).loaded.segments
-        assert segment.own == segments[2].steps
-        assert loader.stats.restarts == 3
-    finally:
-        loader.close()
-        arena.close()
-
-
-@pytest.mark.slow
-def test_a_buffer_that_cannot_be_opened_or_processes_that_cannot_start_are_named(filled, tmp_path, monkeypatch):
-    place, _ = filled
-    for where, match in ((BufferLocation(tmp_path), "ledger"), (place, "workers=0")):
-        arena = FrameCache(layout().shapes, 1_000_000)
-        loader = ProcessLoader(arena, where, layout(), 2, FreshSegments(1000))
-        try:
-            loader.submit(LoadJob(1, (SegmentRequest(1),), room=(10,)))
-            with pytest.raises(StorageError, match=match):
-                loader.take(1)
-        finally:
-            loader.close()
-            arena.close()
-        monkeypatch.setattr(sys, "executable", "/bin/false")
-
-
-@pytest.mark.slow
-def test_a_loader_that_ran_ahead_too_far_gives_back_what_is_needed_later(filled):
-    place, segments = filled
-    plan = layout()
-    arena = FrameCache(plan.shapes, 80 * 768)
-    loader = ProcessLoader(arena, place, plan, 1, FreshSegments(1000))
-    try:
-        rows = sorted(segments, key=lambda row: -segments[row].steps)[:3]
-        # the first asks for far too little, so that the others are done before it can be
-        loader.submit(LoadJob(1, (SegmentRequest(rows[0]),), room=(1,)))
-        for number in (1, 2):
-            loader.submit(LoadJob(number + 1, (SegmentRequest(rows[number]),), room=(38,)))
-        for number in range(3):
-            taken = loader.take(number + 1)
-            assert [s.row for s in taken.loaded.segments] == [rows[number]]
-            loader.release(taken.frames, 0)
+        for number in range(6):
+            loader.submit(LoadJob(number, (SegmentRequest(number + 1),)))
+        slow.set()
+        for number in range(6):
+            (segment,) = loader.take(number).segments
+            assert segment.row == number + 1
+            numbers = np.unique(segment.records["frame"])
+            loader.release((numbers[numbers >= 0],), step_bytes)
         assert arena.used_bytes == 0
-        loader.submit(LoadJob(9, (SegmentRequest(rows[0]),), room=(1000,)))
-        with pytest.raises(ConfigError, match="cache_bytes"):
-            loader.take(9)
     finally:
         loader.close()
-        arena.close()
 
 
-def test_a_closed_loader_wakes_who_waits(filled):
-    place, _ = filled
-    arena = FrameCache(layout().shapes, 1_000_000)
-    loader = ProcessLoader(arena, place, layout(), 1, FreshSegments(1000))
+def test_a_job_that_failed_is_tried_again_though_all_threads_wait_for_it():
+    buffer = MemoryBuffer(SPEC)
+    buffer.add(*(s for e in range(5) for s in record(SPEC, f"e{e}", [10], e, source="demonstration")))
+    calls, read = [], buffer.read
+
+    def flaky(rows):
+        calls.append(rows)
+        if 1 in rows and sum(1 in asked for asked in calls) < 3:
+            raise StorageError("the store is away.")
+        return read(rows)
+
+    loader = SegmentLoader(FrameCache(layout().shapes, 1_000_000), flaky, layout(), FreshSegments(1000), 2)
+    try:
+        for number in range(5):
+            loader.submit(LoadJob(number, (SegmentRequest(number + 1),)))
+        for _ in range(2):
+            with pytest.raises(StorageError, match="away"):
+                loader.take(0)
+        assert [loader.take(number).segments[0].row for number in range(5)] == [1, 2, 3, 4, 5]
+    finally:
+        loader.close()
+
+
+def test_a_closed_loader_wakes_who_waits():
+    buffer = MemoryBuffer(SPEC)
+    buffer.add(*record(SPEC, "e", [40, 40], 2, source="demonstration"))
+    arena = FrameCache(layout().shapes, 45 * 768)
+    loader = SegmentLoader(arena, buffer.read, layout(), FreshSegments(1000), 1)
+    loader.submit(LoadJob(0, (SegmentRequest(1),)))
+    loader.submit(LoadJob(1, (SegmentRequest(2),)))
+    # the second waits for memory
     loader.close()
-    arena.close()
-    with pytest.raises(StorageError, match="closed"):
-        loader.take(1)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("loading")]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from cloud_learner.buffer.loading.cache import StepCache
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.step_cache import StepCache
-from cloud_learner.buffer.loading.windows import BatchSlot, Draws, Shape, gather, settle
+from cloud_learner.buffer.loading.windows import BatchSlot, gather, settle
 from tests.cloud_learner.buffer.loading.memory_buffer import HUMAN, POLICY, SCRIPT, robot
+from tests.cloud_learner.buffer.loading.test_windows import draws, shape_of
 
 SPEC = robot([(4, 4, 40.0)])
 PICTURES = [np.arange(64, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)]
@@ -43,19 +44,11 @@ def pool_of(shape, actors, own, starts=by_human, continues=by_all, spec=SPEC):
 
 def windows(offset, shape, actors, own, count=MANY, seed=0, online=True, **options):
     pool, layout = pool_of(shape, actors, own, **options)
-    draws = Draws(
-        segment=np.full(count, 7, np.int64),
-        offset=np.full(count, offset, np.int64),
-        first_tick=np.full(count, 100, np.int64),
-        task=np.zeros(count, np.int64),
-        online=np.full(count, online),
-        outcome=np.full(count, 1, np.int8),
-        episode=np.full(count, 5, np.int64),
-        return_after=np.full(count, 2.5),
-    )
-    positions, rows = settle(pool, draws)
+    asked = draws(np.full(count, offset))
+    asked["online"] = online
+    positions, rows = settle(pool, asked)
     rng = np.random.default_rng(seed)
-    return gather(pool, PICTURES, layout, draws.take(positions), rows, shape, ["do it"], BatchSlot(), rng)
+    return gather(pool, PICTURES, layout, asked[positions], rows, shape, BatchSlot(), rng, 1)
 
 
 def shares(tick):
@@ -65,7 +58,7 @@ def shares(tick):
 
 
 def test_all_but_the_frames_moves_on_together():
-    shape = Shape(4, (3,), max_offset=5, later=True)
+    shape = shape_of(4, (3,), max_offset=5, later=True)
     batch = windows(2, shape, [HUMAN] * 40, own=20)
     delta = batch["tick"] - 102
     assert set(delta.tolist()) == {0, 1, 2, 3, 4, 5}
@@ -83,7 +76,7 @@ def test_all_but_the_frames_moves_on_together():
 
 
 def test_delays_are_uniform_and_end_where_there_is_no_room():
-    shape = Shape(2, max_offset=4)
+    shape = shape_of(2, max_offset=4)
     delays = windows(2, shape, [HUMAN] * 40, own=20)["tick"] - 102
     np.testing.assert_allclose(np.bincount(delays) / MANY, 0.2, atol=0.02)
     # two steps later the policy takes over: nothing of what follows may be learned
@@ -97,7 +90,7 @@ def test_delays_are_uniform_and_end_where_there_is_no_room():
 
 
 def test_a_window_never_begins_where_it_may_not_though_it_may_go_on_there():
-    shape = Shape(3, max_offset=4)
+    shape = shape_of(3, max_offset=4)
     batch = windows(2, shape, [HUMAN, HUMAN, HUMAN, SCRIPT, SCRIPT, HUMAN, SCRIPT, SCRIPT], own=8)
     assert shares(batch["tick"]) == {0: 0.5, 3: 0.5}
     assert batch["mask"][batch["tick"] == 102].all()
@@ -112,13 +105,13 @@ def test_where_a_window_may_begin_depends_on_its_source():
         return (actor == HUMAN) | np.asarray(demonstration)
 
     actors = [HUMAN, HUMAN, HUMAN, SCRIPT, SCRIPT, HUMAN, SCRIPT, SCRIPT]
-    shape = Shape(3, max_offset=4)
+    shape = shape_of(3, max_offset=4)
     for online, expect in ((True, {0: 0.5, 3: 0.5}), (False, dict.fromkeys(range(5), 0.2))):
         assert shares(windows(2, shape, actors, own=8, online=online, starts=starts)["tick"]) == expect
 
 
 def test_a_window_may_begin_behind_the_end_of_its_segment():
-    shape = Shape(3, max_offset=4, later=True)
+    shape = shape_of(3, max_offset=4, later=True)
     batch = windows(2, shape, [HUMAN] * 30, own=3)
     assert shares(batch["tick"]) == dict.fromkeys(range(5), 0.2)
     assert batch["mask"].all()
@@ -132,20 +125,20 @@ def test_a_window_may_begin_behind_the_end_of_its_segment():
 
 def test_what_a_robot_cannot_foretell_is_as_old_as_the_frames():
     actors = [HUMAN] * 30
-    batch = windows(2, Shape(3, (4,), max_offset=5, rolled=(True, False, True), later=True), actors, own=20)
+    batch = windows(2, shape_of(3, (4,), max_offset=5, rolled=(True, False, True), later=True), actors, own=20)
     delta = batch["tick"] - 102
     np.testing.assert_array_equal(batch["state"][:, [0, 2]], (2 + delta)[:, None] + [0, 200])
     assert (batch["state"][:, 1] == 102).all()
     # targets, and what is read when it is there, are whole
     np.testing.assert_array_equal(batch["ahead"][:, 0], (6 + delta)[:, None] + [0, 100, 200])
     np.testing.assert_array_equal(batch["later_state"], (2 + delta + batch["later_index"])[:, None] + [0, 100, 200])
-    nothing = windows(2, Shape(3, max_offset=5, rolled=(False,) * 3), actors, own=20)
+    nothing = windows(2, shape_of(3, max_offset=5, rolled=(False,) * 3), actors, own=20)
     assert (nothing["state"] == [2, 102, 202]).all()
     assert set((nothing["tick"] - 102).tolist()) == set(range(6))
 
 
 def test_each_step_behind_an_image_has_its_own_delay():
-    batch = windows(2, Shape(3, max_offset=3, ticks_per_frame=5), [HUMAN] * 30, own=20, count=1000)
+    batch = windows(2, shape_of(3, max_offset=3, ticks_per_frame=5), [HUMAN] * 30, own=20, count=1000)
     delta = batch["tick"] - 102
     assert delta.shape == (1000, 5)
     np.testing.assert_array_equal(batch["frame_age"], 0.5 + delta)
@@ -156,25 +149,25 @@ def test_each_step_behind_an_image_has_its_own_delay():
 
 
 def test_later_states_are_before_any_action_that_counts():
-    shape = Shape(4, later=True)
+    shape = shape_of(4, later=True)
     batch = windows(2, shape, [HUMAN] * 5 + [POLICY] * 9, own=14)
     counts = np.bincount(batch["later_index"]) / MANY
     assert counts.round(1).tolist() == [0.3, 0.3, 0.3]
     assert batch["mask"][0].tolist() == [1, 1, 1, 0]
     np.testing.assert_array_equal(batch["later_state"][:, 0], 2 + batch["later_index"])
-    assert "later_index" not in windows(2, Shape(4), [HUMAN] * 14, own=14, count=1)
+    assert "later_index" not in windows(2, shape_of(4), [HUMAN] * 14, own=14, count=1)
 
 
 def test_without_a_camera_the_age_is_the_delay():
-    batch = windows(2, Shape(2, max_offset=6), [HUMAN] * 30, own=20, spec=robot([]))
+    batch = windows(2, shape_of(2, max_offset=6), [HUMAN] * 30, own=20, spec=robot([]))
     np.testing.assert_array_equal(batch["frame_age"], batch["tick"] - 102)
     assert batch["frame_age"].max() == 6
 
 
 def test_asking_for_later_states_changes_no_delay():
-    shape = Shape(4, max_offset=9, ticks_per_frame=3)
+    shape = shape_of(4, max_offset=9, ticks_per_frame=3)
     plain = windows(2, shape, [HUMAN] * 60, own=40, count=50)
-    more = windows(2, Shape(4, max_offset=9, ticks_per_frame=3, later=True), [HUMAN] * 60, own=40, count=50)
+    more = windows(2, shape_of(4, max_offset=9, ticks_per_frame=3, later=True), [HUMAN] * 60, own=40, count=50)
     np.testing.assert_array_equal(plain["tick"], more["tick"])
     assert more.keys() - plain.keys() == {"later_index", "later_state"}
     other = windows(2, shape, [HUMAN] * 60, own=40, count=50, seed=1)
@@ -182,20 +175,20 @@ def test_asking_for_later_states_changes_no_delay():
 
 
 def test_only_a_share_of_the_windows_is_postponed():
-    shape = Shape(2, max_offset=8, offset_share=0.25)
+    shape = shape_of(2, max_offset=8, offset_share=0.25)
     tick = windows(3, shape, [HUMAN] * 40, own=30)["tick"]
     # a quarter is drawn evenly from 0 to 8, and a ninth of those is 0 too
     assert abs(np.mean(tick > 103) - 0.25 * 8 / 9) < 0.02
     assert set(tick.tolist()) == set(range(103, 112))
-    none = windows(3, Shape(2, max_offset=8, offset_share=0.0), [HUMAN] * 40, own=30)["tick"]
+    none = windows(3, shape_of(2, max_offset=8, offset_share=0.0), [HUMAN] * 40, own=30)["tick"]
     assert set(none.tolist()) == {103}
 
 
 def test_the_state_of_the_look_is_that_of_the_step_drawn_however_late_the_window_begins():
     actors = [HUMAN] * 30
     for ticks_per_frame in (1, 3):
-        shape = Shape(4, ticks_per_frame=ticks_per_frame, max_offset=6, rolled=(True, True, True))
+        shape = shape_of(4, ticks_per_frame=ticks_per_frame, max_offset=6, rolled=(True, True, True))
         batch = windows(5, shape, actors, 20, 50)
         assert np.array_equal(batch["seen_state"], np.float32([[5, 105, 205]]).repeat(50, 0))
         assert len(np.unique(batch["state"][..., 0])) > 3
-    assert "seen_state" not in windows(5, Shape(4), actors, 20, 3)
+    assert "seen_state" not in windows(5, shape_of(4), actors, 20, 3)

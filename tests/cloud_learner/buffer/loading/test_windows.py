@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
+from cloud_learner.buffer.loading.cache import StepCache
+from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.step_cache import StepCache
-from cloud_learner.buffer.loading.windows import BatchSlot, Draws, Shape, gather, settle, spread
+from cloud_learner.buffer.loading.load_plan import DRAW
+from cloud_learner.buffer.loading.windows import BatchSlot, gather, settle, spread
 from cloud_learner.buffer.sampling.target import imitation
 from tests.cloud_learner.buffer.loading.memory_buffer import HUMAN, POLICY, robot
-from wire.errors import ConfigError
 
 SPEC = robot([(4, 4, 20.0)])
 
 
+def shape_of(horizon=16, ticks_ahead=(), ticks_per_frame=1, target=None, **options) -> DatasetConfig:
+    return DatasetConfig(
+        tasks={"do": "do it"},
+        target=target or imitation(),
+        batch=1,
+        horizon=horizon,
+        ticks_ahead=tuple(ticks_ahead),
+        ticks_per_frame=ticks_per_frame,
+        **options,
+    )
+
+
 def filled(horizon=4, ahead=(), frames=(0, 0, 0, 1, 1, 2), actor=(1, 1, 1, 1, 0, 1), after=(1, 1)):
     """One segment of an online episode, ledger row 7: by default a human acts at all steps but the fifth."""
-    shape = Shape(horizon, tuple(ahead))
+    shape = shape_of(horizon, ahead)
     plan = Layout.of(SPEC, shape.lookahead, imitation().starts, imitation().continues)
     pool = StepCache(plan)
     steps = np.zeros(len(actor) + min(len(after), shape.lookahead), plan.record)
@@ -34,27 +46,20 @@ def filled(horizon=4, ahead=(), frames=(0, 0, 0, 1, 1, 2), actor=(1, 1, 1, 1, 0,
 
 
 def draws(offsets, segment=7):
-    n = len(offsets)
-    return Draws(
-        segment=np.full(n, segment, np.int64),
-        offset=np.array(offsets, np.int64),
-        first_tick=np.full(n, 100, np.int64),
-        task=np.zeros(n, np.int64),
-        online=np.ones(n, bool),
-        outcome=np.full(n, 1, np.int8),
-        episode=np.full(n, 5, np.int64),
-        return_after=np.full(n, 2.5),
-    )
+    found = np.zeros(len(offsets), DRAW)
+    found["segment"], found["offset"], found["first_tick"], found["online"] = segment, offsets, 100, True
+    found["outcome"], found["episode"], found["return_after"] = 1, 5, 2.5
+    return found
 
 
 def one(offset, slot=None, ticks=1, **options):
     pool, plan, shape = filled(**options)
-    shape = Shape(shape.horizon, shape.ticks_ahead, ticks)
+    shape = shape_of(shape.horizon, shape.ticks_ahead, ticks)
     asked = draws([offset])
     positions, rows = settle(pool, asked)
     pictures = [np.arange(10, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)]
     rng = np.random.default_rng(0)
-    return gather(pool, pictures, plan, asked.take(positions), rows, shape, ["do it"], slot or BatchSlot(), rng)
+    return gather(pool, pictures, plan, asked[positions], rows, shape, slot or BatchSlot(), rng, 1)
 
 
 def test_a_window_ends_at_the_first_step_that_may_not_be_continued_over():
@@ -105,9 +110,7 @@ def test_draws_that_cannot_be_used_are_replaced_by_the_next_that_can():
     positions, rows = settle(pool, draws([0, 1, 2, 4, 5]))
     assert positions.tolist() == [0, 2, 2, 0, 0]
     assert (rows - pool.first_rows(np.array([7]))[0]).tolist() == [0, 2, 2, 0, 0]
-    mixed = Draws(
-        *(np.concatenate([getattr(draws([0]), n), getattr(draws([0], 8), n)]) for n in Draws.__struct_fields__)
-    )
+    mixed = np.concatenate([draws([0]), draws([0], 8)])
     assert settle(pool, mixed)[0].tolist() == [0, 0]
     assert settle(pool, draws([1, 5])) is None
     assert settle(pool, draws([0], segment=8)) is None
@@ -125,38 +128,3 @@ def test_a_slot_is_used_again_and_its_arrays_are_aligned():
         assert array.ctypes.data % 64 == 0
     assert slot.array("state", (3, 2), np.float32).shape == (3, 2)
     assert not np.shares_memory(slot.array("a", (4,), np.int8), slot.array("b", (4,), np.int8))
-
-
-def test_pinned_slots_ask_torch_for_page_locked_memory(monkeypatch):
-    torch = pytest.importorskip("torch")
-    asked, empty = [], torch.empty
-
-    def noted(*size, pin_memory=False, **options):
-        asked.append(pin_memory)
-        return empty(*size, **options)
-
-    monkeypatch.setattr(torch, "empty", noted)
-    array = BatchSlot(pin=True).array("x", (5, 7), np.float32)
-    array[...] = 3
-    assert asked == [True, True]
-    assert array.shape == (5, 7)
-
-
-def test_page_locked_memory_that_is_not_there_is_refused(monkeypatch):
-    torch = pytest.importorskip("torch")
-
-    def refused(*size, **options):
-        raise RuntimeError("no accelerator")
-
-    monkeypatch.setattr(torch, "empty", refused)
-    with pytest.raises(ConfigError, match="pin=False"):
-        BatchSlot(pin=True)
-
-
-def test_draws_survive_being_packed():
-    asked = draws([1, 2])
-    asked.return_after[0] = np.nan
-    back = Draws.unpack(asked.pack())
-    for name in Draws.__struct_fields__:
-        np.testing.assert_array_equal(getattr(back, name), getattr(asked, name))
-        assert getattr(back, name).dtype == getattr(asked, name).dtype

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloud_learner.buffer.ledger.rows import EpisodeFacts, SegmentColumns
-from cloud_learner.buffer.sampling.plan import SamplingPlan
+from cloud_learner.buffer.sampling.sampler import BatchPlan, Sampler
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
+from cloud_learner.buffer.sampling.target import strata_shares
 
 POLICY, HUMAN, SCRIPT, HOLD = range(4)
 Run = tuple[int, int, int]
@@ -112,33 +113,35 @@ def by_step(universe: SegmentIndex, bytes_per_step: int = 1000):
 
 
 class Reader:
-    """Carries plans out as the feed does, and counts what was drawn."""
+    """Carries plans out as the dataset does, and counts what was drawn."""
 
     def __init__(self, universe: SegmentIndex, cost, budget: int) -> None:
         self.universe, self.cost, self.budget = universe, cost, budget
-        self.holders: Counter[int] = Counter()
-        self.held: Counter[tuple[int, ...]] = Counter()
+        self.loaded: set[int] = set()
         self.drawn: Counter[tuple[int, int]] = Counter()
         self.loads = 0
         self.peak = 0
 
-    def carry_out(self, plan: SamplingPlan, batch: int) -> None:
-        self._let_go(plan.drop)
-        for block in plan.admit:
-            assert block and len(set(block)) == len(block)
-            self.held[block] += 1
-            for segment in block:
-                self.loads += not self.holders[segment]
-                self.holders[segment] += 1
-        used = int(self.cost(np.array(sorted(+self.holders), np.int64)).sum())
+    def carry_out(self, plan: BatchPlan, batch: int) -> None:
+        drop, load = set(plan.drop.tolist()), set(plan.load.tolist())
+        assert drop <= self.loaded, f"{drop - self.loaded} leave but were never loaded"
+        self.loaded -= drop
+        assert not load & self.loaded, f"{load & self.loaded} are loaded again"
+        self.loaded |= load
+        self.loads += len(load)
+        used = self.used
         self.peak = max(self.peak, used)
-        assert used <= self.budget, f"plan {plan.number}: {used} bytes admitted of {self.budget}"
+        assert used <= self.budget, f"plan {plan.number}: {used} bytes loaded of {self.budget}"
         assert plan.segments.shape == plan.offsets.shape == (batch,)
         assert (plan.offsets >= 0).all() and (plan.offsets < self.universe.steps[plan.segments]).all()
         for segment, offset in zip(plan.segments.tolist(), plan.offsets.tolist(), strict=True):
-            assert self.holders[segment], f"plan {plan.number}: segment {segment} is drawn but not in memory"
+            assert segment in self.loaded, f"plan {plan.number}: segment {segment} is drawn but not in memory"
             self.drawn[segment, offset] += 1
-        self._let_go(plan.release)
+
+    @property
+    def used(self) -> int:
+        """Bytes of what is loaded."""
+        return int(self.cost(np.array(sorted(self.loaded), np.int64)).sum())
 
     def counts(self) -> np.ndarray:
         """int64 draws of each step of the universe, segment after segment."""
@@ -148,13 +151,24 @@ class Reader:
             counts[first[segment] + offset] = count
         return counts
 
-    def _let_go(self, blocks) -> None:
-        for block in blocks:
-            assert self.held[block] > 0, f"{block} leaves but was never admitted"
-            self.held[block] -= 1
-            for segment in block:
-                self.holders[segment] -= 1
-                assert self.holders[segment] >= 0
+
+def due_of(sampler: Sampler) -> np.ndarray:
+    """float64[runs]: the due probability that a draw is one given eligible step of each run that is known.
+
+    As of the last refresh; times `run_count` it sums to 1, but for the runs that the newest steps begin within.
+    """
+    known, target = sampler._known, sampler._target
+    shares = strata_shares(target.mix, known.index.tasks, sampler._mass, sampler._losses)
+    found = np.zeros(len(known.weight))
+    for number, stratum in enumerate(sampler._strata):
+        task, online = divmod(number, 2)
+        runs, newest = stratum.eligible.runs, sampler._recent.get(task)
+        part = shares[task, online] * (1 - target.recent.share if newest else 1.0)
+        if len(runs):
+            found[runs] += part * known.weight[runs] / sampler._mass[task, online]
+        if newest and online:
+            found[newest.runs] += target.recent.share * shares[task].sum() * known.weight[newest.runs] / newest.mass
+    return found
 
 
 def per_step(universe: SegmentIndex, by_run: np.ndarray) -> np.ndarray:
@@ -167,7 +181,7 @@ def per_step(universe: SegmentIndex, by_run: np.ndarray) -> np.ndarray:
     return values
 
 
-def same(one: SamplingPlan, other: SamplingPlan) -> bool:
+def same(one: BatchPlan, other: BatchPlan) -> bool:
     """Whether two plans draw the same steps."""
     return (
         one.number == other.number

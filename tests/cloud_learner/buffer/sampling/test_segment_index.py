@@ -10,7 +10,7 @@ import pytest
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import EpisodeFacts, Journaled, SegmentColumns
-from cloud_learner.buffer.sampling.plan import SamplingPlanner
+from cloud_learner.buffer.sampling.sampler import Sampler
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 from cloud_learner.buffer.sampling.target import uniform
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec
@@ -55,7 +55,6 @@ def test_columns_are_those_of_the_ledger():
     assert universe.run_actor.tolist() == [POLICY, HUMAN, POLICY]
     assert universe.run_version.tolist() == [3, 4, 4]
     assert universe.episode_numbers[universe.episode].tolist() == [number, number]
-    assert universe.facts(1).id == f"episode-{number}"
     with pytest.raises(ValueError):
         universe.row[0] = 7
 
@@ -72,7 +71,22 @@ def test_evaluations_other_tasks_and_other_ranks_are_left_out():
         assert universe.watermark == book.row
     numbers = [universe.episode_numbers[universe.episode].tolist() for universe in universes]
     assert sorted(numbers[0] + numbers[1]) == kept
-    assert all(number % 2 == rank for rank in range(2) for number in numbers[rank])
+    assert len(numbers[0]) == len(numbers[1])
+
+
+def test_no_rank_is_without_an_episode_of_a_kind_that_has_as_many_as_ranks():
+    book = Book()
+    kept = [
+        book.record([3], task, source) for task in "ab" for source in ("online", "demonstration") for _ in range(12)
+    ]
+    found = []
+    for rank in range(8):
+        universe = SegmentIndex(("a", "b"), rank, 8)
+        universe.extend(book.index())
+        kinds = 2 * universe.task + universe.online
+        assert set(np.bincount(kinds, minlength=4).tolist()) <= {1, 2}
+        found += universe.episode_numbers[universe.episode].tolist()
+    assert sorted(found) == kept
 
 
 def test_neighbours_are_found_whoever_comes_first_and_only_where_ticks_adjoin():
@@ -226,7 +240,7 @@ def test_it_takes_in_what_a_ledger_answers(ledger_place):
         assert universe.steps.tolist() == [40, 40, 10, 30]
         assert universe.following.tolist() == [1, 2, -1, -1]
         assert universe.demonstration.tolist() == [False, False, False, True]
-        assert [universe.facts(segment).id for segment in range(4)] == ["kept", "kept", "kept", "shown"]
+        assert universe.episode.tolist() == [0, 0, 0, 1]
         for number, segment in enumerate(kept):
             begin, end = universe.run_offsets[number : number + 2]
             lengths = universe.run_count[begin:end]
@@ -235,13 +249,13 @@ def test_it_takes_in_what_a_ledger_answers(ledger_place):
         after = universe.return_after(np.arange(3))
         rewards = [segment.reward.sum(dtype=np.float64) for segment in kept]
         assert after.tolist() == pytest.approx([rewards[1] + rewards[2], rewards[2], 0.0])
-        planner = SamplingPlanner(universe, uniform(), by_step(universe), 10**9, 16, 1)
-        plan = planner.next()
+        sampler = Sampler(universe, uniform(), by_step(universe), 10**9, 16, 1)
+        plan = sampler.next()
         assert (universe.steps[plan.segments] > plan.offsets).all()
         ledger.prune(["kept"], 5)
         assert universe.rebuild(ledger.index(0, spec.hash)).tolist() == [0, 1, 2]
-        planner.rebuild(1)
-        assert set(planner.next().segments.tolist()) == {3}
+        sampler.refresh(1, anew=True)
+        assert set(sampler.next().segments.tolist()) == {3}
 
 
 def large_index(first: int, count: int) -> SegmentColumns:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.sampling.target import (
+    Factor,
     Losses,
     Moment,
     OnlineShare,
@@ -19,8 +20,6 @@ from cloud_learner.buffer.sampling.target import (
     acted_steps,
     by_actor,
     by_outcome,
-    everything,
-    imitable,
     imitation,
     lag_half_life,
     max_lag,
@@ -39,30 +38,30 @@ def runs(actor=(0, 1, 2, 3), version=(1, 5, 9, 10), demonstration=(False,) * 4, 
 
 
 def test_people_and_scripts_are_imitated_and_in_demonstrations_everybody_but_hold():
-    assert imitable()(runs(), NOW).tolist() == [0, 1, 1, 0]
-    assert imitable()(runs(demonstration=(True,) * 4), NOW).tolist() == [1, 1, 1, 0]
+    assert imitation().weights(runs(), NOW).tolist() == [0, 1, 1, 0]
+    assert imitation().weights(runs(demonstration=(True,) * 4), NOW).tolist() == [1, 1, 1, 0]
     assert imitation().starts(np.array([0, 1, 2, 3], np.uint8), True).tolist() == [True, True, True, False]
     assert imitation().starts(np.array([0, 1, 2, 3], np.uint8), False).tolist() == [False, True, True, False]
-    assert everything()(runs(), NOW).tolist() == [1, 1, 1, 0]
+    assert uniform().weights(runs(), NOW).tolist() == [1, 1, 1, 0]
     assert uniform().continues(np.array([0, 3], np.uint8), False).tolist() == [True, False]
 
 
 def test_weights_by_actor_and_outcome():
-    assert by_actor({"human": 3, "policy": 0.5})(runs(), NOW).tolist() == [0.5, 3, 0, 0]
-    assert by_outcome({"success": 2, "failure": 0.25})(runs(), NOW).tolist() == [2, 0.25, 0, 1]
-    assert by_outcome({"success": 2}, unknown=0, other=1)(runs(), NOW).tolist() == [2, 1, 1, 0]
+    assert by_actor({"human": 3, "policy": 0.5}).weigh(runs(), NOW).tolist() == [0.5, 3, 0, 0]
+    assert by_outcome({"success": 2, "failure": 0.25}).weigh(runs(), NOW).tolist() == [2, 0.25, 0, 1]
+    assert by_outcome({"success": 2}, unknown=0, other=1).weigh(runs(), NOW).tolist() == [2, 1, 1, 0]
 
 
 def test_staleness_is_bounded_hard_or_softly_but_never_that_of_a_demonstration():
-    assert max_lag(5)(runs(), NOW).tolist() == [0, 1, 1, 1]
-    assert lag_half_life(5)(runs(), NOW) == pytest.approx([0.5 ** (9 / 5), 0.5, 0.5**0.2, 1])
+    assert max_lag(5).weigh(runs(), NOW).tolist() == [0, 1, 1, 1]
+    assert lag_half_life(5).weigh(runs(), NOW) == pytest.approx([0.5 ** (9 / 5), 0.5, 0.5**0.2, 1])
     demonstrated = runs(demonstration=(True,) * 4, version=(0,) * 4)
-    assert max_lag(5)(demonstrated, NOW).tolist() == [1, 1, 1, 1]
-    assert lag_half_life(5)(demonstrated, NOW).tolist() == [1, 1, 1, 1]
+    assert max_lag(5).weigh(demonstrated, NOW).tolist() == [1, 1, 1, 1]
+    assert lag_half_life(5).weigh(demonstrated, NOW).tolist() == [1, 1, 1, 1]
     # relative weights do not depend on the moment, and a newest version of 0 does not overflow
-    first, later = (lag_half_life(2)(runs(version=(3, 4, 5, 6)), Moment(v)) for v in (7, 20))
+    first, later = (lag_half_life(2).weigh(runs(version=(3, 4, 5, 6)), Moment(v)) for v in (7, 20))
     assert first / first.sum() == pytest.approx(later / later.sum())
-    assert np.isfinite(lag_half_life(0.001)(runs(version=(2_000_000,) * 4), Moment(0))).all()
+    assert np.isfinite(lag_half_life(0.001).weigh(runs(version=(2_000_000,) * 4), Moment(0))).all()
 
 
 def test_factors_multiply_and_only_starts_have_weight():
@@ -75,7 +74,7 @@ def test_factors_multiply_and_only_starts_have_weight():
 def test_a_factor_that_answers_nonsense_is_refused():
     for wrong in (lambda r, m: -np.ones(4), lambda r, m: np.full(4, np.nan), lambda r, m: np.ones((4, 4))):
         with pytest.raises(ConfigError, match="factor"):
-            uniform(factors=(wrong,)).weights(runs(), NOW)
+            uniform(factors=(Factor(wrong),)).weights(runs(), NOW)
 
 
 def test_names_and_numbers_that_cannot_be_are_refused_with_what_was_meant():

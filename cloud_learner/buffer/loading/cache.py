@@ -1,24 +1,122 @@
-"""The steps of the segments in memory, as flat arrays in which every window is one contiguous slice.
+"""What is in memory: decoded frames below one cap, and the steps of segments.
 
-Each segment has an extent: the n steps before it that its windows may tell of (`Layout.history`), its own T steps, then
-room for the L steps that follow it in its episode and that its windows may reach into. What follows is filled in when
-it is there; until then windows end earlier. What came before is there from the first, its oldest step repeated where
-no more is known.
+Frames lie in one array for each shape and are handed out by number. The pages come from the kernel when they are first
+written, so a cache costs what it was ever used for, not its cap.
+
+Steps lie in flat arrays in which every window is one contiguous slice. Each segment has an extent: the n steps before
+it that its windows may tell of (`Layout.history`), its own T steps, then room for the L steps that follow it in its
+episode and that its windows may reach into. What follows is filled in when it is there; until then windows end earlier.
+What came before is there from the first, its oldest step repeated where no more is known.
 """
 
 from __future__ import annotations
 
 import bisect
+import mmap
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.loading.frame_cache import Rows
-from cloud_learner.buffer.loading.layout import Layout
+from cloud_learner.buffer.loading.layout import SLACK, Layout
+from wire.errors import ConfigError
 
-_SLACK = 1.25
-"""how much larger than what is used the arrays may get before the gaps are closed"""
+Rows = tuple[np.ndarray, ...]
+"""int32[n] numbers of frames by shape"""
 _LEAST_ROWS = 256
+
+
+class FrameCache:
+    """Frames of several shapes below one cap. Not for several threads at once."""
+
+    def __init__(self, shapes: Sequence[tuple[int, int, int]], cap_bytes: int) -> None:
+        """Raises `ConfigError` if `cap_bytes` does not hold one frame of each shape."""
+        if sum(h * w * c for h, w, c in shapes) > cap_bytes:
+            raise ConfigError(f"a cache of {cap_bytes} bytes does not hold one frame of {list(shapes)}: give it more.")
+        self.cap_bytes = cap_bytes
+        self._pools = [_Frames(shape, cap_bytes) for shape in shapes]
+        self._charged = 0
+
+    @property
+    def bytes(self) -> int:
+        """`frame_bytes`, and what was charged."""
+        return self._charged + self.frame_bytes
+
+    @property
+    def frame_bytes(self) -> int:
+        """Memory that was ever written and not given back to the kernel."""
+        return sum(pool.touched * pool.row_bytes for pool in self._pools)
+
+    @property
+    def used_bytes(self) -> int:
+        """Frames handed out, and what was charged."""
+        return self._charged + sum((pool.touched - len(pool.warm)) * pool.row_bytes for pool in self._pools)
+
+    def frames(self, shape: int) -> np.ndarray:
+        """uint8[rows, h, w, 3] of the whole shape; only rows that were handed out mean something."""
+        return self._pools[shape].array
+
+    def reserve(self, counts: Sequence[int], charge: int = 0) -> Rows | None:
+        """That many frames of each shape and `charge` bytes of other memory, or None if the cap forbids it now."""
+        asked = sum(count * pool.row_bytes for count, pool in zip(counts, self._pools, strict=True))
+        if self.used_bytes + asked + charge > self.cap_bytes:
+            return None
+        fresh = sum(max(0, n - len(pool.warm)) * pool.row_bytes for n, pool in zip(counts, self._pools, strict=True))
+        if self.bytes + fresh + charge > self.cap_bytes:
+            for pool in self._pools:
+                pool.trim()
+        self._charged += charge
+        return tuple(pool.take(count) for count, pool in zip(counts, self._pools, strict=True))
+
+    def release(self, rows: Rows, charge: int = 0) -> None:
+        """Take back frames, and bytes that were charged, that nobody reads any more."""
+        self._charged -= charge
+        for pool, numbers in zip(self._pools, rows, strict=True):
+            pool.warm.extend(numbers.tolist())
+
+
+class _Frames:
+    """The frames of one shape: `warm` rows were written before, cold ones were given back to the kernel."""
+
+    def __init__(self, shape: tuple[int, int, int], cap_bytes: int) -> None:
+        self.row_bytes = shape[0] * shape[1] * shape[2]
+        rows = cap_bytes // self.row_bytes
+        self._memory = mmap.mmap(-1, max(1, rows * self.row_bytes))
+        self.array = np.frombuffer(self._memory, np.uint8, rows * self.row_bytes).reshape(rows, *shape)
+        self.warm: list[int] = []
+        self._cold: list[int] = []
+        self._next = 0
+
+    @property
+    def touched(self) -> int:
+        return self._next - len(self._cold)
+
+    def take(self, count: int) -> np.ndarray:
+        """int32[count]: the last one given back comes first, for it is still near the processor."""
+        found: list[int] = []
+        for free in (self.warm, self._cold):
+            some = min(count - len(found), len(free))
+            if some:
+                found += free[: -some - 1 : -1]
+                del free[-some:]
+        fresh = count - len(found)
+        found += range(self._next, self._next + fresh)
+        self._next += fresh
+        return np.array(found, np.int32)
+
+    def trim(self) -> None:
+        """Give the pages of free frames back; pages that a used frame shares stay."""
+        numbers = np.sort(np.array(self.warm, np.int64))
+        self._cold += numbers.tolist()
+        self.warm = []
+        if not hasattr(mmap, "MADV_REMOVE"):
+            return
+        for stretch in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
+            first, end = (stretch[0] * self.row_bytes, (stretch[-1] + 1) * self.row_bytes) if len(stretch) else (0, 0)
+            begin = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+            length = end // mmap.PAGESIZE * mmap.PAGESIZE - begin
+            if length > 0:
+                self._memory.madvise(mmap.MADV_REMOVE, int(begin), int(length))
 
 
 class Extent(msgspec.Struct):
@@ -45,13 +143,7 @@ class StepCache:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        names = [name for name in layout.record.names or () if name not in ("continues", "eligible")]
-        self._dtypes: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
-            name: (layout.record[name].base, layout.record[name].shape) for name in names
-        }
-        self._dtypes |= {"run": (np.dtype(np.int32), ()), "left": (np.dtype(np.int32), ())}
-        self._dtypes |= {name: (np.dtype(np.int16), ()) for name in ("group", "mates", "eligible_offset")}
-        self._dtypes |= {"later_reward": (np.dtype(np.float64), ()), "continues": (np.dtype(np.bool_), ())}
+        self._dtypes = layout.columns
         self.columns: dict[str, np.ndarray] = {
             name: np.empty((0, *shape), dtype) for name, (dtype, shape) in self._dtypes.items()
         }
@@ -70,11 +162,6 @@ class StepCache:
     @property
     def row_bytes(self) -> int:
         return sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in self._dtypes.values())
-
-    def bytes_of(self, steps: np.ndarray) -> np.ndarray:
-        """int64[k]: memory that segments of int[k] `steps` take at most, gaps between them included."""
-        around = self._layout.history + self._layout.lookahead
-        return np.ceil((steps.astype(np.int64) + around) * (self.row_bytes * _SLACK)).astype(np.int64)
 
     @property
     def bytes(self) -> int:
@@ -168,7 +255,7 @@ class StepCache:
                 else:
                     self._free[number] = (first + room, length - room)
                 return first
-        if self._end + room > max(_LEAST_ROWS, self._used * _SLACK):
+        if self._end + room > max(_LEAST_ROWS, self._used * SLACK):
             self._close_gaps()
         first = self._end
         self._end += room

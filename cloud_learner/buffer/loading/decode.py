@@ -1,4 +1,4 @@
-"""Brings a block of segments into memory: reads it, decodes the frames that windows may show, says what each step saw.
+"""Brings segments into memory: reads it, decodes the frames that windows may show, says what each step saw.
 
 Only frames that a step saw at which a window may begin are decoded, and those of the steps that such a window tells of
 as its past. A frame that an earlier segment brought is looked for there; what follows a segment is read as far as its
@@ -7,34 +7,24 @@ windows may reach.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
 
-import cv2
 import msgspec
 import numpy as np
+import simplejpeg
 
-from cloud_learner.buffer.loading.frame_cache import Rows
+from cloud_learner.buffer.loading.cache import Rows
 from cloud_learner.buffer.loading.layout import NO_FRAME, UNREADABLE_FRAME, Layout, records_of
+from cloud_learner.buffer.store.store import ReadResult
 from wire.messages.gateway import Segment
 
 CARRY_BACK = 16
 """how many segments back a frame that a step saw is looked for"""
 
-
-class ReadSegments(Protocol):
-    """What a store read."""
-
-    @property
-    def segments(self) -> Mapping[int, Segment]: ...
-    @property
-    def damaged(self) -> Mapping[int, str]: ...
-    @property
-    def elsewhere(self) -> Sequence[int]: ...
-
-
-Read = Callable[[Sequence[int]], ReadSegments]
+Read = Callable[[Sequence[int]], ReadResult]
 """The segments of ledger rows; rows that are gone are simply absent. Raises `StorageError`."""
+Reserve = Callable[[Sequence[int], np.ndarray], Rows]
+"""Memory for so many frames of each shape and for segments of int64[k] steps; waits for it."""
 
 
 class SegmentRequest(msgspec.Struct, frozen=True):
@@ -51,36 +41,29 @@ class LoadJob(msgspec.Struct, frozen=True):
     """What is loaded together."""
 
     number: int
-    """grows in the order of need"""
+    """0, 1, 2, ... in the order of need"""
     wanted: tuple[SegmentRequest, ...]
     follow: tuple[SegmentRequest, ...] = ()
     """segments in memory of which only what follows is wanted"""
-    room: tuple[int, ...] = ()
-    """frames of each shape that should be enough"""
-    other_bytes: int = 0
-    """memory that the steps take"""
 
 
-class LoadedSteps(msgspec.Struct, frozen=True):
+class LoadedSteps(msgspec.Struct, frozen=True, eq=False):
     """One segment, loaded."""
 
     row: int
     own: int
     """how many of the steps are its own; the others follow it, or are the `Layout.history` steps before it"""
-    records: bytes
+    records: np.ndarray
     """the layout's records: before, own, after"""
 
 
-class Loaded(msgspec.Struct, frozen=True, tag=True):
+class Loaded(msgspec.Struct, frozen=True, eq=False):
     """A job that was done."""
 
-    job: int
     segments: tuple[LoadedSteps, ...] = ()
     follow: tuple[LoadedSteps, ...] = ()
-    used: tuple[int, ...] = ()
-    """how many of the frames of each shape that were given; the first ones"""
-    short: tuple[int, ...] = ()
-    """instead of all else: the frames of each shape that are needed, more than were given"""
+    unused: Rows = ()
+    """frames that were reserved and not written"""
     missing: dict[int, str] = {}
     """ledger row: why it could not be read"""
     elsewhere: tuple[int, ...] = ()
@@ -90,40 +73,41 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     """ledger rows of the segments whose steps saw those"""
 
 
-def load_block(job: LoadJob, room: Rows, frames: Sequence[np.ndarray], read: Read, layout: Layout) -> Loaded:
-    """Do `job`, writing decoded frames to the rows `room` of `frames` (uint8[rows, h, w, 3] by shape).
+def load_segments(job: LoadJob, reserve: Reserve, frames: Sequence[np.ndarray], read: Read, layout: Layout) -> Loaded:
+    """Do `job`, writing decoded frames to what was reserved of `frames` (uint8[rows, h, w, 3] by shape).
 
     Raises `StorageError` if the store cannot be read at all.
     """
     block = _Block(read, layout)
     block.read([row for w in job.wanted for row in (w.row, *w.before[:1], *w.after)])
     block.read([row for w in job.follow for row in w.after])
-    seen = {w.row: block.frames_seen(w) for w in job.wanted if w.row in block.segments}
+    there = [w for w in job.wanted if w.row in block.segments]
+    seen = [block.frames_seen(w) for w in there]
     needed = [0] * len(layout.shapes)
-    for views in seen.values():
+    for views in seen:
         for c, view in enumerate(views):
             needed[layout.shape_of[c]] += sum(image is not None for image in view.images)
-    if any(n > len(rows) for n, rows in zip(needed, room, strict=True)):
-        return Loaded(job.number, short=tuple(needed))
-    decoder = _Decoder(room, frames, layout)
+    # all that can fail has been done, but for decoding
+    steps = np.array([block.segments[w.row].steps for w in there], np.int64)
+    decoder = _Decoder(reserve(needed, steps), frames, layout)
     segments, unreadable_in = [], []
-    for w in job.wanted:
-        if (segment := block.segments.get(w.row)) is None:
-            continue
+    for w, views in zip(there, seen, strict=True):
+        segment = block.segments[w.row]
         records = block.with_following(block.with_past(w), w.after)
-        for c, view in enumerate(seen[w.row]):
-            numbers = [decoder.decode(segment.episode.id, c, t, image) for t, image in zip(*view, strict=True)]
+        for c, view in enumerate(views):
+            numbers = [
+                decoder.decode(segment.episode.id, c, t, image)
+                for t, image in zip(view.times.tolist(), view.images, strict=True)
+            ]
             if UNREADABLE_FRAME in numbers:
                 unreadable_in.append(w.row)
             records["frame"][view.steps, c] = np.array(numbers, np.int32)[np.searchsorted(view.times, view.saw)]
-        segments.append(LoadedSteps(w.row, segment.steps, records.tobytes()))
+        segments.append(LoadedSteps(w.row, segment.steps, records))
     nothing = np.zeros(0, layout.record)
-    follow = [LoadedSteps(w.row, 0, block.with_following(nothing, w.after).tobytes()) for w in job.follow]
     return Loaded(
-        job.number,
         tuple(segments),
-        tuple(follow),
-        used=tuple(decoder.used),
+        tuple(LoadedSteps(w.row, 0, block.with_following(nothing, w.after)) for w in job.follow),
+        unused=decoder.unused,
         missing={w.row: block.missing[w.row] for w in job.wanted if w.row in block.missing},
         elsewhere=tuple(sorted(block.elsewhere)),
         unreadable_frames=decoder.unreadable,
@@ -131,21 +115,17 @@ def load_block(job: LoadJob, room: Rows, frames: Sequence[np.ndarray], read: Rea
     )
 
 
-class _Seen:
+class _Seen(msgspec.Struct, frozen=True, eq=False):
     """The different frames of one camera that windows of a segment show."""
 
-    def __init__(self, steps: np.ndarray, saw: np.ndarray, times: np.ndarray, images: list[bytes | None]) -> None:
-        self.steps = steps
-        """int64[m]: positions among the steps before the segment and its own that are shown"""
-        self.saw = saw
-        """int64[m]: time of the frame that each saw"""
-        self.times = times
-        """int64[n], growing: the different ones of them"""
-        self.images = images
-        """None where the frame never came"""
-
-    def __iter__(self) -> Iterator[list]:
-        return iter((self.times.tolist(), self.images))
+    steps: np.ndarray
+    """int64[m]: positions among the steps before the segment and its own that are shown"""
+    saw: np.ndarray
+    """int64[m]: time of the frame that each saw"""
+    times: np.ndarray
+    """int64[n], growing: the different ones of them"""
+    images: list[bytes | None]
+    """None where the frame never came"""
 
 
 class _Block:
@@ -260,15 +240,20 @@ class _Decoder:
     def __init__(self, room: Rows, frames: Sequence[np.ndarray], layout: Layout) -> None:
         self._room, self._frames, self._layout = room, frames, layout
         self._known: dict[tuple[str, int, int], int] = {}
-        self.used = [0] * len(layout.shapes)
+        self._used = [0] * len(layout.shapes)
         self.unreadable = 0
+
+    @property
+    def unused(self) -> Rows:
+        """What is left of the room."""
+        return tuple(rows[used:] for rows, used in zip(self._room, self._used, strict=True))
 
     def decode(self, episode: str, camera: int, time_ns: int, image: bytes | None) -> int:
         """Number of the frame in the memory of its shape, or why there is none."""
         if image is None:
             return NO_FRAME
         shape = self._layout.shape_of[camera]
-        number = int(self._room[shape][self.used[shape]])
+        number = int(self._room[shape][self._used[shape]])
         to = self._frames[shape][number]
         key = (episode, camera, time_ns)
         known = self._known.get(key)
@@ -280,27 +265,13 @@ class _Decoder:
             return known
         if known != number:
             to[:] = self._frames[shape][known]
-        self.used[shape] += 1
+        self._used[shape] += 1
         return number
 
 
 def _decode_into(image: bytes, to: np.ndarray) -> bool:
     """Whether `image` is a JPEG of the size of `to`, uint8[h, w, 3] RGB."""
-    data = np.frombuffer(image, np.uint8)
-    if len(data) == 0:
+    try:
+        return bool(simplejpeg.decode_jpeg(image, "RGB", buffer=to).shape == to.shape)
+    except ValueError:
         return False
-    if _RGB is not None:
-        pixels = cv2.imdecode(data, _RGB)
-        if pixels is None or pixels.shape != to.shape:
-            return False
-        to[:] = pixels
-        return True
-    pixels = cv2.imdecode(data, cv2.IMREAD_COLOR)
-    if pixels is None or pixels.shape != to.shape:
-        return False
-    cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=to)
-    return True
-
-
-_RGB: int | None = getattr(cv2, "IMREAD_COLOR_RGB", None)
-"""decodes to RGB at once, a quarter faster; not in older versions"""

@@ -1,0 +1,368 @@
+"""Which steps make up each batch, and which segments must lie in memory for it: pure functions of seed and ledger.
+
+`Sampler.next` answers with plans in order. Whoever carries one out lets its `drop` leave memory, has its `load` enter
+it, and gathers the batch.
+
+The due probability of a step is (share of its stratum) * (its weight) / (weights of the stratum); a part `recent.share`
+of every task's draws goes to its newest steps instead, by weight. A stratum is the online or the offline part of a
+task. Each gets its draws to within a draw or two over any number of batches (`apportion`), and its part of the bytes.
+Where all of it fits, every draw is independent, from the first batch on; what is drawn is loaded and stays. Where it
+does not, `sweep` draws from segments that come and go. What came since a sweep's epoch began is held beside it and
+drawn independently until it joins; so new data has its share at once, and what is in memory stays when one way becomes
+the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cloud_learner.buffer.sampling.budget import allot, apportion
+from cloud_learner.buffer.sampling.eligible import Cost, EligibleSteps, HeldSegments, WeightedRuns, generator
+from cloud_learner.buffer.sampling.segment_index import SegmentIndex
+from cloud_learner.buffer.sampling.stratum import Stratum, StratumState
+from cloud_learner.buffer.sampling.target import Losses, OnlineShare, SamplingDistribution, strata_shares
+from wire.errors import ConfigError, InvalidDataError, suggest
+
+log = logging.getLogger(__name__)
+_MOST_ECHO = 100.0
+
+
+class BatchPlan(msgspec.Struct, frozen=True, eq=False):
+    """One batch: what leaves memory, what enters it, what is drawn."""
+
+    number: int
+    """0, 1, 2, ..."""
+    drop: np.ndarray
+    """int64 segment numbers that leave memory before `load` enters it"""
+    load: np.ndarray
+    """int64 segment numbers that must enter memory before the batch is gathered, growing"""
+    segments: np.ndarray
+    """int64[b] segment numbers"""
+    offsets: np.ndarray
+    """int64[b] step within its segment"""
+    newest_version: int
+    """as of when weights were taken"""
+
+
+class SamplerStats(msgspec.Struct, frozen=True):
+    """What a sampler is doing."""
+
+    eligible_steps: int
+    """that may begin a window"""
+    loaded_bytes: int
+    """by `cost`, after the last plan"""
+    whole_strata: int
+    """(task, online or not) pairs that fit and are drawn independently"""
+    sweeping_strata: int
+    epochs: int
+    """begun so far, over all strata"""
+    repeated: int
+    """draws that had to repeat a step of their batch because the budget had no room for the next block"""
+
+
+class SamplerState(msgspec.Struct, frozen=True):
+    """What `restore` needs. Rows and versions, but no segment numbers."""
+
+    settings: dict[str, Any]
+    """with which the same plans follow"""
+    number: int
+    watermark: int
+    newest_version: int
+    content: int
+    """checksum of the ledger rows"""
+    credit: list[list[float]]
+    losses: dict[str, list[list[float]]]
+    strata: list[StratumState]
+    repeated: int
+    echo: float
+
+
+class Sampler:
+    """Plans batches over one index. Not for several threads at once."""
+
+    def __init__(
+        self,
+        index: SegmentIndex,
+        target: SamplingDistribution,
+        cost: Cost,
+        budget_bytes: int,
+        batch: int,
+        seed: int,
+        echo: float = 1.0,
+        newest_version: int = 0,
+    ) -> None:
+        """Sees what is in `index` now; what is added later counts from the next `refresh`.
+
+        `echo`: how often a step is drawn, on average, while its block is held. Raises `ConfigError` for settings that
+        cannot work, also if `budget_bytes` is too small for the largest segments.
+        """
+        if batch < 1 or seed < 0 or not 1 <= echo <= _MOST_ECHO:
+            raise ConfigError(
+                f"sampler: batch {batch} must be positive, seed {seed} not negative, echo {echo} 1 to {_MOST_ECHO:.0f}."
+            )
+        for task in target.mix.shares or ():
+            if task not in index.tasks:
+                raise ConfigError(
+                    f"sampler: the mix names task '{task}', which is none of {index.tasks}.{suggest(task, index.tasks)}"
+                )
+        self._index, self._target, self._cost = index, target, cost
+        self._budget, self._batch, self._seed, self.echo = budget_bytes, batch, seed, echo
+        adaptive = target.mix.online
+        self._losses = Losses(adaptive) if isinstance(adaptive, OnlineShare) else None
+        self._number = self._repeated = 0
+        self._reset()
+        self.refresh(newest_version)
+
+    def _reset(self) -> None:
+        self._held = HeldSegments()
+        self._known = EligibleSteps(self._index, self._target, self._cost)
+        self._strata = [
+            Stratum(number, self._known, self._held, self._seed) for number in range(2 * len(self._index.tasks))
+        ]
+        """number 2 * task + online"""
+        self._recent: dict[int, WeightedRuns] = {}
+        """by task, where there is data"""
+        self._recent_segments: np.ndarray = np.zeros(0, np.int64)
+        self._mass: np.ndarray = np.zeros((len(self._index.tasks), 2))
+        self._credit: np.ndarray = np.zeros((len(self._index.tasks), 5))
+        self._stale = False
+
+    # --- between batches ------------------------------------------------------------------------------------------
+
+    def refresh(self, newest_version: int, anew: bool = False) -> None:
+        """Between two batches: take in what the index added, and the newest policy version.
+
+        `anew`: after `index.rebuild`. Raises `ConfigError` if the budget is too small for what came.
+        """
+        anew = anew or self._stale
+        self._look(self._index.watermark, newest_version, anew)
+        # should it raise, the next refresh makes up for it
+        self._stale = True
+        shares = self._usual_shares()
+        recent_bytes = self._find_recent(shares > 0)
+        active = np.flatnonzero(shares.ravel() > 0).tolist()
+        need = np.array([self._strata[number].bytes for number in active], np.int64)
+        allotted = self._allot(shares.ravel()[active], need, active, recent_bytes)
+        for number, stratum in enumerate(self._strata):
+            if number in active:
+                stratum.refresh(int(allotted[active.index(number)]), self.echo, anew)
+            else:
+                stratum.clear()
+        self._stale = False
+
+    def note(self, task: str, online: bool, loss: float) -> None:
+        """A loss of one update on that part of the data, for `OnlineShare`; other mixes have no use for it.
+
+        Raises `InvalidDataError` for a loss that is no number.
+        """
+        if self._losses:
+            self._losses.note(task, online, loss)
+
+    def _look(self, watermark: int, newest_version: int, anew: bool) -> None:
+        runs, moved = self._known.look(watermark, newest_version, anew)
+        self._held.grow(self._known.segments)
+        segment = self._index.run_segment[runs]
+        number = 2 * self._index.task[segment] + self._index.online[segment]
+        for stratum in self._strata:
+            stratum.look(runs[number == stratum.number], moved)
+        self._mass = np.array([stratum.eligible.mass for stratum in self._strata]).reshape(-1, 2)
+
+    def _usual_shares(self) -> np.ndarray:
+        """float64[tasks, 2] of the strata, an adaptive online share counted as 0.5: what memory is divided by."""
+        return strata_shares(self._target.mix, self._index.tasks, self._mass, None)
+
+    def _find_recent(self, drawn: np.ndarray) -> int:
+        """Hold the newest steps of each task, of the strata bool[tasks, 2] that are drawn from; bytes of them."""
+        recent, known, most = self._target.recent, self._known, self._target.recent.newest
+        self._recent = {}
+        for task in np.flatnonzero(drawn.any(1)).tolist() if recent.share else ():
+            parts = [self._strata[2 * task + part].eligible.runs[-most:] for part in np.flatnonzero(drawn[task])]
+            runs = np.sort(np.concatenate(parts))
+            above = np.cumsum(self._index.run_count[runs][::-1].astype(np.int64))[::-1]
+            # the last run that has enough steps in it and after it
+            first = max(0, int(np.searchsorted(-above, -most, "right")) - 1)
+            self._recent[task] = WeightedRuns(self._index)
+            self._recent[task].append(runs[first:], known.weight[runs[first:]], max(0, int(above[first]) - most))
+        runs = np.concatenate([np.zeros(0, np.int64), *(newest.runs for newest in self._recent.values())])
+        segments = np.unique(self._index.run_segment[runs])
+        self._held.hold(segments)
+        self._held.release(self._recent_segments)
+        self._recent_segments = segments
+        return int(known.cost[segments].sum())
+
+    def _allot(self, shares: np.ndarray, need: np.ndarray, active: list[int], recent_bytes: int) -> np.ndarray:
+        """int64[active] bytes for each stratum. What is recent lies in its stratum, if that is whole."""
+        if need.sum() <= self._budget:
+            return need
+        least = np.array([self._strata[number].largest for number in active], np.int64)
+        allotted = allot(self._budget - recent_bytes, shares, least, need)
+        if allotted is None:
+            raise ConfigError(
+                f"sampler: a memory of {self._budget} bytes does not hold the largest segment of each part of the data"
+                f"{' and the newest steps' if recent_bytes else ''}. Set cache_bytes to at least "
+                f"{int(least.sum()) + recent_bytes}, several times that to mix well."
+            )
+        return allotted
+
+    # --- batches --------------------------------------------------------------------------------------------------
+
+    def next(self) -> BatchPlan:
+        """The next batch. Raises `InvalidDataError` while there is no step to learn from."""
+        shares = strata_shares(self._target.mix, self._index.tasks, self._mass, self._losses)
+        if not shares.any():
+            raise InvalidDataError(f"there is no step to learn from yet: {self._why_nothing()}")
+        self._held.start_batch()
+        for stratum in self._strata:
+            stratum.start_batch(self.echo)
+        parts = self._parts(shares)
+        draws, credit = apportion(self._batch, parts.ravel(), self._credit.ravel())
+        self._credit = credit.reshape(parts.shape)
+        rng = generator(self._seed, 1, self._number)
+        runs, offsets = self._draw(draws.reshape(parts.shape), rng)
+        order = rng.permutation(self._batch)
+        segments = self._index.run_segment[runs[order]]
+        drop, load = self._held.settle(segments, self._known.cost)
+        self._number += 1
+        return BatchPlan(self._number - 1, drop, load, segments, offsets[order], self._known.newest_version)
+
+    def _parts(self, shares: np.ndarray) -> np.ndarray:
+        """float64[tasks, 5] probability of: the newest, offline (swept, held whole), online (swept, held whole)."""
+        parts = np.zeros((len(shares), 5))
+        for number in np.flatnonzero(shares).tolist():
+            task, online = divmod(number, 2)
+            masses = np.array(self._strata[number].masses())
+            parts[task, 1 + 2 * online : 3 + 2 * online] = shares[task, online] * masses / (masses.sum() or 1.0)
+            if task in self._recent:
+                parts[task, 0] += shares[task, online] * self._target.recent.share
+                parts[task, 1 + 2 * online : 3 + 2 * online] *= 1 - self._target.recent.share
+        if not parts.any():
+            raise InvalidDataError("there is no step to learn from in memory; raise cache_bytes.")
+        return parts / parts.sum()
+
+    def _draw(self, draws: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """(runs, offsets) int64[batch] from int64[tasks, 5] draws."""
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        missing = 0
+        # what is held whole first: it may join an epoch that begins with this batch
+        for part, task in itertools.product((0, 2, 4, 1, 3), range(len(draws))):
+            if not (count := int(draws[task, part])):
+                continue
+            if part == 0:
+                found.append(self._recent[task].draw(count, rng))
+                continue
+            stratum = self._strata[2 * task + (part - 1) // 2]
+            got = stratum.whole.draw(count, rng) if part in (2, 4) else stratum.draw(count, rng)
+            found.append(got)
+            if short := count - len(got[0]):
+                self._repeated += short
+                again = rng.integers(0, max(1, len(got[0])), short if len(got[0]) else 0)
+                found.append((got[0][again], got[1][again]))
+                missing += short - len(again)
+        runs, offsets = (np.concatenate(columns) for columns in zip(*found, strict=True))
+        if missing:
+            if not len(runs):
+                raise InvalidDataError(
+                    "there is no step to learn from in memory, and no room for the next; raise cache_bytes."
+                )
+            again = rng.integers(0, len(runs), missing)
+            runs, offsets = np.append(runs, runs[again]), np.append(offsets, offsets[again])
+        return runs, offsets
+
+    def _why_nothing(self) -> str:
+        """Why no step may be drawn, and what to do about it."""
+        tasks, known = self._index.tasks, self._known
+        here = int((~self._index.gone[: known.segments]).sum())
+        if not here:
+            return (
+                f"no segment of {tasks} is in the buffer. Record a demonstration, or let a robot work on one of these "
+                "tasks."
+            )
+        if not self._mass.any():
+            return (
+                f"the target gives no weight to any of {here} segments at policy version {known.newest_version}. "
+                "Record a demonstration, take a robot over, or allow data of older versions."
+            )
+        parts = [f"{task} ({part})" for task in tasks for part in ("offline", "online")]
+        some = ", ".join(part for part, stratum in zip(parts, self._strata, strict=True) if stratum.steps)
+        return f"the mix gives no share to {some}, the only data there is. Change the shares, or record other data."
+
+    # --- going on later, and looking in ---------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able: everything that `restore` needs to go on with the plan after the last one."""
+        state = SamplerState(
+            settings=self._settings(),
+            number=self._number,
+            watermark=self._known.watermark,
+            newest_version=self._known.newest_version,
+            content=self._checksum(),
+            credit=self._credit.tolist(),
+            losses=self._losses.state() if self._losses else {},
+            strata=[stratum.state() for stratum in self._strata],
+            repeated=self._repeated,
+            echo=self.echo,
+        )
+        return msgspec.to_builtins(state)
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """Go on where `state` was taken, on an index that holds at least what it held then; on a fresh sampler.
+
+        What must be in memory is loaded again as it is drawn; all else is what the other sampler would have planned.
+        False if that cannot be, since segments were pruned or settings changed meanwhile: then it goes on with new
+        epochs. Raises `InvalidDataError` for what is no state of a sampler.
+        """
+        if self._number:
+            raise InvalidDataError("sampler: a state can only be restored before the first plan; make a new one.")
+        try:
+            then = msgspec.convert(dict(state), SamplerState)
+        except (msgspec.ValidationError, TypeError, ValueError) as error:
+            raise InvalidDataError(f"sampler: this is no state of a sampler, {error}; begin without it.") from error
+        self._reset()
+        self._number, self._repeated, self.echo = then.number, then.repeated, then.echo
+        if self._losses:
+            self._losses.restore(then.losses)
+        self._look(then.watermark, then.newest_version, True)
+        if then.settings != self._settings() or then.content != self._checksum():
+            log.warning("sampler: settings or data changed since its state was taken; it goes on with new epochs.")
+            if then.settings["tasks"] == list(self._index.tasks):
+                for stratum, was in zip(self._strata, then.strata, strict=True):
+                    stratum.epochs = was.epochs
+            self.refresh(then.newest_version, anew=True)
+            return False
+        self._credit = np.array(then.credit)
+        self._find_recent(self._usual_shares() > 0)
+        for stratum, was in zip(self._strata, then.strata, strict=True):
+            stratum.restore(was, self.echo)
+        return True
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "tasks": list(self._index.tasks),
+            "ranks": [self._index.rank, self._index.world],
+            "budget": self._budget,
+            "batch": self._batch,
+            "seed": self._seed,
+        }
+
+    def _checksum(self) -> int:
+        """Of the ledger rows that are known and there."""
+        here = ~self._index.gone[: self._known.segments]
+        return zlib.crc32(self._index.row[: self._known.segments][here].tobytes())
+
+    @property
+    def stats(self) -> SamplerStats:
+        return SamplerStats(
+            eligible_steps=sum(stratum.steps for stratum in self._strata),
+            loaded_bytes=self._held.loaded_bytes,
+            whole_strata=sum(stratum.sweep is None and stratum.whole.mass > 0 for stratum in self._strata),
+            sweeping_strata=sum(stratum.sweep is not None for stratum in self._strata),
+            epochs=sum(stratum.epochs for stratum in self._strata),
+            repeated=self._repeated,
+        )
