@@ -13,6 +13,7 @@ from hal.cameras.capture import CameraConfig, ThreadedCamera
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError
 
+Backend = Literal["any", "v4l2", "ffmpeg", "gstreamer"]
 Rotation = Literal[0, 90, 180, 270]
 
 
@@ -22,6 +23,8 @@ class OpenCvConfig(CameraConfig):
 
     device: int | str = 0
     """number, path as /dev/video2 or better /dev/v4l/by-id/..., or URL as rtsp://camera/1"""
+    backend: Backend = "any"
+    """any: V4L2 for devices, FFmpeg for URLs"""
     device_height: int = 0
     device_width: int = 0
     device_hz: float = 0.0
@@ -114,7 +117,8 @@ class OpenCvDevice(_CvCapture):
         cv2 = import_cv2(self._where)
         device = int(config.device) if isinstance(config.device, str) and config.device.isdecimal() else config.device
         stream = isinstance(device, str) and "://" in device
-        self._video = cv2.VideoCapture(device, cv2.CAP_FFMPEG if stream else cv2.CAP_V4L2)
+        backend = config.backend if config.backend != "any" else ("ffmpeg" if stream else "v4l2")
+        self._video = cv2.VideoCapture(device, getattr(cv2, f"CAP_{backend.upper()}"))
         if not self._video.isOpened():
             there = ", ".join(sorted(str(path) for path in Path("/dev").glob("video*"))) or "none"
             remedy = (
@@ -123,7 +127,7 @@ class OpenCvDevice(_CvCapture):
                 else f"There are: {there}. Check its cable, that no other program uses it, and that you may read it "
                 "(on Debian: `sudo adduser $USER video`, then log in again)."
             )
-            raise RobotError(f"{self._where} cannot be opened with {'ffmpeg' if stream else 'v4l2'}. {remedy}")
+            raise RobotError(f"{self._where} cannot be opened with {backend}. {remedy}")
         asked = (
             (cv2.CAP_PROP_FOURCC, cv2.VideoWriter.fourcc(*config.fourcc) if config.fourcc else 0),
             (cv2.CAP_PROP_FRAME_HEIGHT, config.device_height),

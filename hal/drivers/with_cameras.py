@@ -20,8 +20,6 @@ from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, FleetError, RobotError
 from wire.types import Frame, Observation, RobotSpec
 
-_FRESH_S = 5.0
-"""a reset waits so long for the first picture of each camera"""
 _KEPT = 16
 """pictures of each camera that are remembered, for observations that are stamped a little earlier"""
 
@@ -43,10 +41,14 @@ class CameraRobotConfig:
     """its name in the registry"""
     cameras: tuple[CameraChoice, ...]
     robot_config: dict[str, Any] = field(default_factory=dict)
+    fresh_picture_s: float = 5.0
+    """a reset waits so long for the first picture of each camera"""
 
     def __post_init__(self) -> None:
         if not self.cameras:
             raise ConfigError("robot 'with-cameras': cameras is empty; name at least one, or use the robot itself.")
+        if not self.fresh_picture_s > 0:
+            raise ConfigError(f"robot 'with-cameras': fresh_picture_s {self.fresh_picture_s:g} must be above 0.")
 
 
 class CameraRobot:
@@ -145,12 +147,12 @@ class CameraRobot:
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _wait_for(self, name: str, camera: Camera, begun_ns: int) -> None:
-        deadline = time.monotonic() + _FRESH_S
+        deadline = time.monotonic() + self.config.fresh_picture_s
         while (frame := camera.read()).time_ns < begun_ns:
             if time.monotonic() > deadline:
                 raise RobotError(
-                    f"robot 'with-cameras': camera '{name}' gave no picture within {_FRESH_S:g} s of the reset. "
-                    "Check the camera."
+                    f"robot 'with-cameras': camera '{name}' gave no picture within {self.config.fresh_picture_s:g} s "
+                    "of the reset. Check the camera."
                 )
             time.sleep(0.001)
         self._keep(name, frame)

@@ -46,6 +46,8 @@ class GamepadConfig:
     """share of a stick's way that counts as none"""
     speed: float = 0.5
     """share of full speed at a stick's end"""
+    range_s: float = 4.0
+    """seconds for the whole range of an absolute dimension at full speed"""
     dead_man: int = 5
     """button that must be held for any motion (RB); pressing it takes over. -1: none, it drives from the start"""
     hand_back: int = 7
@@ -56,8 +58,8 @@ class GamepadConfig:
     """button (Back)"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.deadzone < 1 or not 0 < self.speed <= 1:
-            raise ConfigError("GamepadConfig: deadzone must be in [0, 1), speed in (0, 1].")
+        if not 0 <= self.deadzone < 1 or not 0 < self.speed <= 1 or self.range_s <= 0:
+            raise ConfigError("GamepadConfig: deadzone must be in [0, 1), speed in (0, 1], range_s positive.")
         for what, names in (("axes", self.axes), ("buttons", self.buttons)):
             for name in names:
                 if not name.isdecimal():
@@ -99,7 +101,7 @@ class Gamepad:
         self._bind(spec)
         self.close()
         self._clear()
-        self._jog = Jog(spec, self._clock)
+        self._jog = Jog(spec, self._clock, self.config.range_s)
         try:
             self._fd = os.open(self.config.device, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:

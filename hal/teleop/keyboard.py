@@ -28,8 +28,6 @@ RESERVED = {
     "+": "faster",
     "-": "slower",
 }
-_REPEAT_S = 0.15
-"""so long a repeated press moves: a little more than the terminal's repeat period"""
 _REPEAT_WITHIN_S = 0.8
 """longest that a terminal waits before it repeats a key that is held"""
 
@@ -44,8 +42,12 @@ class KeyboardConfig:
     """shares of full speed that + and - step through"""
     speed: int = 1
     """which of them to begin with"""
+    range_s: float = 4.0
+    """seconds for the whole range of an absolute dimension at full speed"""
     tap_s: float = 0.1
     """so long a single press moves"""
+    repeat_s: float = 0.15
+    """so long a repeated press moves: a little more than the terminal's repeat period"""
     terminal: str = "/dev/tty"
 
     def __post_init__(self) -> None:
@@ -53,8 +55,8 @@ class KeyboardConfig:
             raise ConfigError(f"KeyboardConfig: speeds must be in (0, 1], not {self.speeds}.")
         if not 0 <= self.speed < len(self.speeds):
             raise ConfigError(f"KeyboardConfig: speed {self.speed} is no index of its {len(self.speeds)} speeds.")
-        if self.tap_s <= 0:
-            raise ConfigError("KeyboardConfig: tap_s must be positive.")
+        if min(self.range_s, self.tap_s, self.repeat_s) <= 0:
+            raise ConfigError("KeyboardConfig: range_s, tap_s and repeat_s must be positive.")
         for key in self.keys:
             if key in RESERVED or (len(key) != 1 and key not in _ARROWS):
                 why = f"is '{RESERVED[key]}'" if key in RESERVED else "is no single character or arrow"
@@ -94,7 +96,7 @@ class Keyboard:
 
     def connect(self, spec: RobotSpec) -> None:
         check_rest(spec, "a keyboard")
-        self._moves, self._jog = self._bind(spec), Jog(spec, self._clock)
+        self._moves, self._jog = self._bind(spec), Jog(spec, self._clock, self.config.range_s)
         self._clear()
         self._terminal.open()
 
@@ -133,7 +135,7 @@ class Keyboard:
 
     def _press(self, key: str, now_ns: int) -> None:
         repeated = key in self._presses and now_ns - self._presses[key][0] < _REPEAT_WITHIN_S * 1e9
-        self._presses[key] = now_ns, now_ns + int(1e9 * (_REPEAT_S if repeated else self.config.tap_s))
+        self._presses[key] = now_ns, now_ns + int(1e9 * (self.config.repeat_s if repeated else self.config.tap_s))
 
     def _release(self) -> None:
         self._presses.clear()

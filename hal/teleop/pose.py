@@ -11,8 +11,6 @@ from wire.clock import Clock
 from wire.errors import ConfigError, suggest
 from wire.types import CommandType, RobotSpec
 
-_RANGE_S = 4.0
-"""seconds for the whole range of an absolute dimension at full speed"""
 _LEASH = 0.2
 """share of a dimension's range by which a target may run ahead of the robot, which may be blocked"""
 _NEAR = 0.05
@@ -39,8 +37,9 @@ class Jog:
     and stays near it; where that is not measured, as of a gripper's effort, a push sets it to its limit for good.
     """
 
-    def __init__(self, spec: RobotSpec, clock: Clock) -> None:
-        self.spec = spec
+    def __init__(self, spec: RobotSpec, clock: Clock, range_s: float) -> None:
+        """`range_s`: seconds for the whole range of an absolute dimension at full speed."""
+        self.spec, self._range_s = spec, range_s
         self._clock = clock
         self._low, self._high = spec.action_low(), spec.action_high()
         self._span = self._high - self._low
@@ -81,7 +80,7 @@ class Jog:
         # A target follows the measured pose once, not its noise and not the arm's sagging.
         here = np.where(known & ~self._placed, self._pose, self._target)
         self._placed |= known
-        moved = here + push * speed * self._span * elapsed_s / _RANGE_S
+        moved = here + push * speed * self._span * elapsed_s / self._range_s
         with np.errstate(invalid="ignore"):
             leashed = np.clip(moved, self._pose - _LEASH * self._span, self._pose + _LEASH * self._span)
         jogged = np.where(push != 0, leashed, here)

@@ -20,8 +20,6 @@ from wire.errors import FleetError, InvalidDataError, RobotError
 from wire.types import Frame, Observation
 
 _Done = TypeVar("_Done")
-_SUCCESS = ("is_success", "success")
-"""the first of these that `info` has says whether the task is done"""
 
 
 class GymRobot:
@@ -94,7 +92,8 @@ class GymRobot:
         self._tick += 1
         self._executed = executed
         self._over = bool(terminated) or bool(truncated)
-        told = next((info[key] for key in _SUCCESS if key in info), 0.0)
+        ended_well = terminated and self.config.success_when_terminated
+        told = next((info[key] for key in self.config.success_keys if key in info), ended_well)
         self._success = bool(np.all(np.asarray(told, float) > 0.5))
         return Feedback(executed, float(reward), self._success)
 
@@ -117,7 +116,7 @@ class GymRobot:
             raise RobotError(f"{self._where}: {what} without a scene; call reset() first.")
 
     def _env_of(self, task: GymTask, seed: int) -> Any:
-        key = repr(task.kwargs)
+        key = repr((task.env_id, task.kwargs))
         if self.config.seed_argument and key in self._envs:
             self._run("close", self._envs.pop(key).close)
         if key not in self._envs:

@@ -63,6 +63,8 @@ class GymTask:
     name: str
     instruction: str = ""
     """what a person would say; default: the name with spaces"""
+    env_id: str = ""
+    """default: the configuration's"""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """added to the configuration's when the environment of this task is made"""
     options: dict[str, Any] = field(default_factory=dict)
@@ -87,6 +89,10 @@ class GymConfig:
     cameras: tuple[GymCamera, ...] = ()
     control_hz: float = 0.0
     """0: `render_fps` of the environment's metadata"""
+    success_keys: tuple[str, ...] = ("is_success", "success")
+    """the first of these that `info` has says whether the task is done"""
+    success_when_terminated: bool = False
+    """an episode that terminates without any of them was a success"""
     seed_argument: str = ""
     """for an environment whose scene is fixed when it is made: it is made at every reset, with the seed as this"""
     embodiment: str = ""
@@ -98,6 +104,12 @@ class GymConfig:
         names = [task.name for task in self.tasks]
         if len(set(names)) != len(names) or not all(names):
             raise ConfigError(f"{self.where}: tasks need names, each once; these are {names}.")
+        for camera in self.cameras:
+            preview = camera.preview_height, camera.preview_width
+            if any(preview) and not all(1 <= side <= 4096 for side in preview):
+                raise ConfigError(f"{self.where}: camera '{camera.name}' preview {preview}: each side is 1 to 4096.")
+            if not camera.rate_hz >= 0:
+                raise ConfigError(f"{self.where}: camera '{camera.name}' has rate_hz {camera.rate_hz:g}.")
 
     @property
     def where(self) -> str:
@@ -151,6 +163,7 @@ def make_env(config: GymConfig, task: GymTask, seed: int = 0) -> Any:
         module = _import(config.module, config)
         if config.env_id not in gymnasium.registry:
             gymnasium.register_envs(module)
+    env_id = task.env_id or config.env_id
     kwargs = {**config.kwargs, **task.kwargs}
     if config.seed_argument:
         kwargs[config.seed_argument] = seed
@@ -158,17 +171,17 @@ def make_env(config: GymConfig, task: GymTask, seed: int = 0) -> Any:
         kwargs.setdefault("render_mode", "rgb_array")
     try:
         # the checker only warns, and asks for a picture of its own
-        return gymnasium.make(config.env_id, disable_env_checker=True, **kwargs)
+        return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
     except gymnasium.error.UnregisteredEnv as error:
-        hint = suggest(config.env_id, gymnasium.registry)
+        hint = suggest(env_id, gymnasium.registry)
         module = "" if config.module else " Set `module` to the package that registers it."
-        raise ConfigError(f"{config.where}: there is no such environment.{hint}{module}") from error
+        raise ConfigError(f"{config.where}: there is no environment '{env_id}'.{hint}{module}") from error
     except TypeError as error:
         raise ConfigError(f"{config.where}: it cannot be made with kwargs {sorted(kwargs)}: {error}.") from error
     except Exception as error:  # whatever a simulator does when it is started
         raise RobotError(
-            f"{config.where}: it cannot be made ({type(error).__name__}: {error}). Check its packages and `kwargs`; "
-            f"MUJOCO_GL is '{os.environ['MUJOCO_GL']}', use egl or osmesa without a display."
+            f"{config.where}: '{env_id}' cannot be made ({type(error).__name__}: {error}). Check its packages and "
+            f"`kwargs`; MUJOCO_GL is '{os.environ['MUJOCO_GL']}', use egl or osmesa without a display."
         ) from error
 
 

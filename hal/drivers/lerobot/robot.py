@@ -30,8 +30,6 @@ _READ_TRIES = 2
 """a packet lost on a serial bus is asked for once more"""
 _SETTLE_S = 2.0
 """a robot may lag so long behind its rest pose"""
-_REST_TOLERANCE = 0.05
-"""share of a dimension's range that it may be off its rest pose; more means that it is blocked"""
 _WAIT_MS = 900.0
 """a camera without a picture for so long is opened again"""
 
@@ -217,7 +215,7 @@ class LeRobotRobot:
                 continue
             seen, _ = self._observe()
             off = {n: abs(seen[n] - g) / s for n, g, s in zip(names, goal, span, strict=True) if n in rest}
-            if max(off.values()) <= _REST_TOLERANCE:
+            if max(off.values()) <= self.config.rest_tolerance:
                 return
         worst = max(off, key=lambda name: off[name])
         raise RobotError(

@@ -49,6 +49,8 @@ class LeRobotConfig:
     """where `reset` brings the robot; none: it stays where it is"""
     rest_speed: float = 0.25
     """share of a dimension's range per second, on the way to the rest pose"""
+    rest_tolerance: float = 0.05
+    """share of a dimension's range that it may be off at the end; more means that it is blocked"""
     write_calibration: bool = False
     """write the calibration file into motors that hold another one; otherwise that is an error"""
     embodiment: str = ""
@@ -61,7 +63,7 @@ class LeRobotConfig:
             raise ConfigError(
                 f"lerobot robot '{self.type}': no tasks; say what it is for: tasks={{'pick': 'pick the cube'}}."
             )
-        for name in ("control_hz", "rest_speed"):
+        for name in ("control_hz", "rest_speed", "rest_tolerance"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"lerobot robot '{self.type}': {name} must be positive, not {getattr(self, name)}.")
 

@@ -200,6 +200,14 @@ def test_a_device_is_opened_as_it_was_asked_for(usb: type[Usb]) -> None:
     assert time.monotonic_ns() - frame.time_ns >= 20_000_000
 
 
+def test_a_device_is_opened_by_the_backend_that_is_named(usb: type[Usb]) -> None:
+    for backend in ("any", "v4l2", "ffmpeg", "gstreamer"):
+        camera = make_camera("opencv", read_config("opencv", {"device": "csi", "backend": backend}, CAMERAS))
+        camera.connect()
+        camera.close()
+    assert [d.backend for d in usb.made] == [cv2.CAP_V4L2, cv2.CAP_V4L2, cv2.CAP_FFMPEG, cv2.CAP_GSTREAMER]
+
+
 def test_a_device_that_is_pulled_out_and_put_in_again(usb: type[Usb]) -> None:
     camera = OpenCvCamera(OpenCvConfig(0, name="wrist", height=30, width=40, rate_hz=200.0, stall_timeout_s=0.2))
     camera.connect()

@@ -49,6 +49,8 @@ def test_the_spec_has_all_cameras() -> None:
         CameraRobot(CameraRobotConfig("fake", (CameraChoice("patern"),)))
     with pytest.raises(ConfigError, match="cameras is empty"):
         CameraRobotConfig("fake", ())
+    with pytest.raises(ConfigError, match="fresh_picture_s 0 must be above 0"):
+        CameraRobotConfig("fake", CONFIG.cameras, fresh_picture_s=0.0)
 
 
 def test_pictures_come_at_their_own_rate_and_are_never_newer(robot: CameraRobot) -> None:
@@ -70,6 +72,15 @@ def test_a_reset_shows_nothing_older(robot: CameraRobot) -> None:
         before = time.monotonic_ns()
         robot.reset("go-up", seed)
         assert robot.read().images["wrist"].time_ns >= before
+
+
+def test_a_reset_waits_for_a_picture_as_long_as_told() -> None:
+    slow = CameraChoice("pattern", {**FAST, "rate_hz": 0.5})
+    robot = CameraRobot(CameraRobotConfig("fake", (slow,), fresh_picture_s=0.05))
+    robot.connect()
+    with pytest.raises(RobotError, match=r"'wrist' gave no picture within 0\.05 s of the reset"):
+        robot.reset("go-up", 1)
+    robot.close()
 
 
 def test_the_operator_of_the_robot_inside_works(robot: CameraRobot) -> None:

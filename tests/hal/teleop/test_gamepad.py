@@ -154,6 +154,7 @@ def test_more_dimensions_than_sticks_are_named() -> None:
         ({"axes": {"left": "+x"}}, "axes has 'left'"),
         ({"buttons": {"5": "+x"}}, "button 5 is dead-man"),
         ({"deadzone": 1.0}, "deadzone"),
+        ({"range_s": 0.0}, "range_s positive"),
     ],
 )
 def test_a_wrong_configuration_is_named(wrong: dict, message: str) -> None:

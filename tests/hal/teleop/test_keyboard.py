@@ -135,6 +135,24 @@ def test_an_absolute_robot_moves_from_where_it_is(desk: Desk) -> None:
     assert 30 < action(desk.later(0.05))[0] < 31
 
 
+def test_a_quicker_arm_and_a_slower_terminal(desk: Desk) -> None:
+    pan = Dimension("pan", "deg", -100, 100)
+    config = KeyboardConfig(range_s=1.0, repeat_s=0.4, terminal=os.ttyname(desk.slave))
+    quick = Keyboard(config, desk.clock)
+    quick.connect(RobotSpec("arm", (pan,), (pan,), (), 50))
+    os.write(desk.master, b"\rd")
+    quick.read(np.float32([0]), True)
+    desk.clock.advance(50_000_000)
+    assert action(quick.read(np.float32([0]), True)) == pytest.approx([0.25 * 200 * 0.05])
+    os.write(desk.master, b"d")
+    quick.read(np.float32([0]), True)
+    desk.clock.advance(390_000_000)
+    assert quick.read(np.float32([0]), True).action is not None
+    desk.clock.advance(20_000_000)
+    assert quick.read(np.float32([0]), True).action is None
+    quick.close()
+
+
 def test_the_terminal_is_left_as_it_was(desk: Desk) -> None:
     desk.keyboard.close()
     before = termios.tcgetattr(desk.slave)
@@ -185,6 +203,7 @@ def test_more_dimensions_than_keys_are_named() -> None:
         ({"speeds": (0.0, 1.0)}, "speeds must be in"),
         ({"speed": 9}, "no index"),
         ({"tap_s": 0.0}, "must be positive"),
+        ({"repeat_s": 0.0}, "must be positive"),
     ],
 )
 def test_a_wrong_configuration_is_named(wrong: dict, message: str) -> None:

@@ -39,7 +39,7 @@ def test_a_pose_says_what_is_measured_and_what_is_not() -> None:
 
 def test_a_push_moves_from_the_pose_at_the_speed_it_should() -> None:
     clock = ManualClock()
-    jog = Jog(ARM, clock)
+    jog = Jog(ARM, clock, range_s=4.0)
     jog.follow(np.float32([20, 50, 0, np.nan]), True)
     for _ in range(10):
         clock.advance(50_000_000)
@@ -49,7 +49,7 @@ def test_a_push_moves_from_the_pose_at_the_speed_it_should() -> None:
 
 def test_a_pause_is_no_push() -> None:
     clock = ManualClock()
-    jog = Jog(ARM, clock)
+    jog = Jog(ARM, clock, range_s=4.0)
     jog.follow(np.float32([0, 50, 0, np.nan]), True)
     clock.advance(60_000_000_000)
     assert jog.action(push(pan=1), 1.0)[0] <= 200 / 4 * 0.1 + 1e-3
@@ -57,7 +57,7 @@ def test_a_pause_is_no_push() -> None:
 
 def test_a_target_does_not_follow_noise_or_sagging() -> None:
     clock = ManualClock()
-    jog = Jog(ARM, clock)
+    jog = Jog(ARM, clock, range_s=4.0)
     jog.follow(np.float32([20, 50, 0, np.nan]), True)
     first = jog.action(push(pan=1), 1.0)
     jog.follow(np.float32([20.4, 48.9, 0, np.nan]), False)
@@ -68,7 +68,7 @@ def test_a_target_does_not_follow_noise_or_sagging() -> None:
 
 def test_a_blocked_joint_keeps_its_target_near() -> None:
     clock = ManualClock()
-    jog = Jog(ARM, clock)
+    jog = Jog(ARM, clock, range_s=1.0)
     jog.follow(np.float32([0, 50, 0, np.nan]), True)
     for _ in range(100):
         clock.advance(50_000_000)
@@ -77,14 +77,14 @@ def test_a_blocked_joint_keeps_its_target_near() -> None:
 
 
 def test_a_rate_is_pushed_to_its_own_limit_and_rests_at_zero() -> None:
-    jog = Jog(ARM, ManualClock())
+    jog = Jog(ARM, ManualClock(), range_s=4.0)
     assert jog.action(push(speed=-1), 0.5)[2] == -1.0
     assert jog.action(push(speed=1), 0.5)[2] == 0.5
     assert jog.action(push(), 0.5)[2] == 0.0
 
 
 def test_what_is_not_measured_is_set_and_stays() -> None:
-    jog = Jog(ARM, ManualClock())
+    jog = Jog(ARM, ManualClock(), range_s=4.0)
     assert jog.action(push(grip=1), 0.1)[3] == 1
     assert jog.action(push(), 0.1)[3] == 1
     assert jog.action(push(grip=-1), 0.1)[3] == -1

@@ -58,7 +58,7 @@ class Cart(gymnasium.Env):
         self.place = min(1.0, self.place + 0.1 * float(action[0]))
         action *= 0  # some environments do that
         done = self.place >= self.goal
-        return self._seen(), self.place, done, False, {"is_success": done}
+        return self._seen(), self.place, done, False, {"is_success": done, "late": False}
 
     def render(self) -> np.ndarray:
         return np.full((24, 32, 3), 128 + round(100 * self.place), np.uint8)
@@ -71,6 +71,9 @@ class Cart(gymnasium.Env):
 
 
 gymnasium.register(ID, entry_point=lambda **kwargs: Cart(**kwargs), max_episode_steps=40)
+
+FAR = "vla_fleet_test/Far-v3"
+gymnasium.register(FAR, entry_point=lambda **kwargs: Cart(goal=2.0, **kwargs), max_episode_steps=40)
 
 PLACE = GymPart("arm.place", ("cart",), ("m",), (-1.0,), (1.0,))
 CONFIG = GymConfig(
@@ -161,6 +164,20 @@ def test_a_configuration_that_cannot_work_is_refused(fields: dict[str, Any], mes
         GymRobot(GymConfig(**{"env_id": ID, **fields}))
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rate_hz": float("nan")}, "has rate_hz nan"),
+        ({"rate_hz": -10.0}, "has rate_hz -10"),
+        ({"preview_height": 24}, r"preview \(24, 0\): each side is 1 to 4096"),
+        ({"preview_height": -24, "preview_width": 32}, "each side is 1 to 4096"),
+    ],
+)
+def test_a_camera_that_cannot_be_is_refused_before_anything_is_made(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GymConfig(ID, cameras=(GymCamera("eye", 12, 16, **fields),))
+
+
 def test_a_missing_package_is_named() -> None:
     with pytest.raises(RobotError, match=r"module 'no_such_module' cannot be imported"):
         GymRobot(GymConfig("Thing-v0", module="no_such_module"))
@@ -186,6 +203,32 @@ def test_options_belong_to_their_task() -> None:
     shifted, _ = ready(CONFIG, "shifted", seed=2)
     assert shifted.read().state[0] - plain.read().state[0] == pytest.approx(0.2, abs=1e-6)
     assert shifted.read().task == "shifted"
+
+
+def test_a_task_may_be_in_another_environment() -> None:
+    other = GymTask("far", env_id=FAR)
+    robot, clock = ready(replace(CONFIG, tasks=(*CONFIG.tasks, other)), "far")
+    assert not any(feedback.success for _, feedback in play(robot, clock, 25))
+    robot.reset("ahead", 0)
+    assert play(robot, clock, 25)[-1][1].success
+    missing = replace(CONFIG, control_hz=20.0, tasks=(GymTask("far", env_id="vla_fleet_test/Fer-v3"),))
+    with pytest.raises(ConfigError, match="there is no environment 'vla_fleet_test/Fer-v3'"):
+        ready(missing)
+
+
+@pytest.mark.parametrize(
+    ("fields", "done"),
+    [
+        ({"success_keys": ("there", "is_success")}, True),
+        ({"success_keys": ("there",)}, False),
+        ({"success_keys": (), "success_when_terminated": True}, True),
+        ({"success_keys": ("late", "is_success"), "success_when_terminated": True}, False),
+    ],
+)
+def test_a_configuration_says_what_success_is(fields: dict[str, Any], done: bool) -> None:
+    robot, clock = ready(replace(CONFIG, **fields))
+    feedback = [feedback.success for _, feedback in play(robot, clock, 25)]
+    assert feedback[-1] is done and not feedback[0]
 
 
 def test_after_the_end_it_keeps_answering_until_it_is_reset() -> None:

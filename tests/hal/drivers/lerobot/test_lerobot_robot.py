@@ -90,6 +90,7 @@ def test_what_is_missing_is_named(bus: FeetechBus, tmp_path: Path) -> None:
         ({"images": {"top": (64, 64)}}, "images has 'top'"),
         ({"tasks": {}}, "no tasks"),
         ({"control_hz": 0.0}, "control_hz must be positive"),
+        ({"rest_tolerance": 0.0}, "rest_tolerance must be positive"),
     ],
 )
 def test_a_wrong_configuration_is_named(bus: FeetechBus, tmp_path: Path, wrong: dict, message: str) -> None:
@@ -183,6 +184,16 @@ def test_a_blocked_joint_ends_the_reset_by_name(bus: FeetechBus, tmp_path: Path)
     robot.connect()
     with pytest.raises(RobotError, match=r"'elbow_flex.pos' is at 4.2 instead of -60.0"):
         robot.reset("pick", 0)
+    robot.close()
+
+
+def test_a_joint_may_be_as_far_off_its_rest_as_told(bus: FeetechBus, tmp_path: Path) -> None:
+    rest = {"rest_pose": {"elbow_flex.pos": -60.0}, "rest_speed": 2.0, "rest_tolerance": 0.6}
+    robot = LeRobotRobot(follower(calibrated(bus, tmp_path), **rest))
+    bus.servos[3].blocked = True
+    robot.connect()
+    robot.reset("pick", 0)
+    assert robot.read().state[2] == pytest.approx(4.2, abs=0.2)
     robot.close()
 
 
