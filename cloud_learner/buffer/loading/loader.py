@@ -1,19 +1,25 @@
-"""Who loads segments, and when: in threads or in the one that asks, in the order of need, below the cache's cap."""
+"""Segments into memory, and batches out of it: in threads or in the one that asks, in the order of need, below the cap
+of the cache.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.loading.cache import FrameCache, Rows
+from cloud_learner.buffer.loading.cache import FrameCache, Rows, StepCache
+from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.decode import Loaded, LoadJob, Read, load_segments
 from cloud_learner.buffer.loading.layout import Layout
+from cloud_learner.buffer.loading.load_plan import LoadPlan
+from cloud_learner.buffer.loading.windows import Batch, BatchSlot, gather, settle
 from cloud_learner.buffer.store.store import ReadResult
 from wire.errors import ConfigError, StorageError
 from wire.messages.gateway import Segment
@@ -163,3 +169,67 @@ class SegmentLoader:
         others = [row for row in rows if row not in given]
         found = self._store_read(others) if others else ReadResult({}, {})
         return ReadResult({**found.segments, **given}, found.damaged, found.elsewhere)
+
+
+class BatchBuilder:
+    """Makes batches of plans in turn: memory out, memory in, batch. For one thread, whichever it is."""
+
+    def __init__(
+        self, steps: StepCache, cache: FrameCache, loader: SegmentLoader, layout: Layout, config: DatasetConfig
+    ) -> None:
+        self._steps, self._loader, self._layout, self._config = steps, loader, layout, config
+        self._frames = [cache.frames(number) for number in range(len(layout.shapes))]
+        self._loaded = 0
+        """jobs of the running plan that were taken in"""
+        self.replaced = 0
+        """draws that could not be read and were replaced"""
+        self.waited_s = 0.0
+        """for what was to be loaded"""
+        self.elsewhere: set[int] = set()
+        """ledger rows that cannot be read yet, because they lie on another machine"""
+
+    def make(self, plan: LoadPlan, slot: BatchSlot) -> Batch | None:
+        """The batch of `plan` in `slot`, or None if no step of it can be read.
+
+        Raises `StorageError` while the store cannot be read; the same plan may be tried again.
+        """
+        self._drop(plan.drop)
+        for job in plan.jobs[self._loaded :]:
+            before = time.perf_counter()
+            loaded = self._loader.take(job.number)
+            self.waited_s += time.perf_counter() - before
+            self._take_in(loaded)
+            self._loaded += 1
+        self._loaded = 0
+        settled = settle(self._steps, plan.draws)
+        if settled is None:
+            return None
+        (positions, rows), draws = settled, plan.draws
+        if replaced := int((positions != np.arange(len(positions))).sum()):
+            self.replaced += replaced
+            draws = draws[positions]
+        # its own generator for each batch: the same however many were made before by this process
+        rng = np.random.Generator(np.random.Philox(key=[self._config.seed, plan.number]))
+        return gather(
+            self._steps, self._frames, self._layout, draws, rows, self._config, slot, rng, plan.newest_version
+        )
+
+    def _take_in(self, loaded: Loaded) -> None:
+        self._drop([*(segment.row for segment in loaded.segments), *loaded.missing])
+        self.elsewhere.update(loaded.elsewhere)
+        for segment in loaded.segments:
+            self.elsewhere.discard(segment.row)
+            self._steps.insert(segment.row, segment.records, segment.own)
+        for segment in loaded.follow:
+            if segment.row in self._steps:
+                self._steps.look_ahead(segment.row, segment.records)
+
+    def _drop(self, segments: Iterable[int]) -> None:
+        extents = [self._steps.drop(segment) for segment in segments if segment in self._steps]
+        if extents:
+            frames = tuple(
+                np.concatenate([extent.frames[number] for extent in extents])
+                for number in range(len(self._layout.shapes))
+            )
+            own = np.array([extent.own for extent in extents])
+            self._loader.release(frames, int(self._layout.step_bytes(own).sum()))
