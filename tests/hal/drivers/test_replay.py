@@ -221,8 +221,8 @@ def test_every_kind_of_damage_is_noticed(file: Path) -> None:
 
 def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
     whole = file.read_bytes()
-    file.write_bytes(MAGIC[:-1] + b"\x02" + whole[8:])
-    with pytest.raises(ConfigError, match="has format 2, this vla-fleet reads format 1"):
+    file.write_bytes(MAGIC[:-1] + b"\x01" + whole[8:])
+    with pytest.raises(ConfigError, match="has format 1, this vla-fleet reads format 2"):
         ReplayRobot(ReplayConfig(str(file)))
     file.write_bytes(b"\x89PNG and so on")
     with pytest.raises(ConfigError, match="is no episode file"):
