@@ -86,7 +86,8 @@ class Dispatcher:
             self._exists,
         )
         self.operators = self.clients.operators
-        self.jobs.restore(kept, now_ns)
+        practised = sum(episodes for episodes, _ in counts.values()), sum(won for _, won in counts.values())
+        self.jobs.restore(kept, practised, now_ns)
         for lease in kept:
             self.clients.restore(lease, now_ns)
 

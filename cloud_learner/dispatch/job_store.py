@@ -17,7 +17,7 @@ from hal.scheduler.seeds import HELD_OUT_SEEDS
 from wire.errors import ConfigError, RejectedError, StorageError, suggest
 from wire.messages.fleet import JobKind, JobPhase, JobRequest, JobState
 from wire.messages.gateway import Evaluation
-from wire.types import EpisodeOutcome, EpisodeSource, Lease
+from wire.types import EpisodeOutcome, Lease
 
 log = logging.getLogger(__name__)
 
@@ -49,19 +49,14 @@ class JobStore:
 
     # --- jobs -----------------------------------------------------------------------------------------------------
 
-    def restore(self, leases: Iterable[Lease], now_ns: int) -> None:
+    def restore(self, leases: Iterable[Lease], practised: tuple[int, int], now_ns: int) -> None:
         """Begin the standing job, and go on with those of the last gateway, whose `leases` are noted already.
 
-        Raises `StorageError`.
+        `practised`: (episodes, successes) of the standing job so far. Raises `StorageError`.
         """
         self._leases = {lease.robot: lease.number for lease in leases}
-        practised = (
-            Done(row.task, -1, n < row.successes)
-            for row in self._ledger.task_counts(EpisodeSource.online)
-            for n in range(row.episodes)
-        )
         main = JobRequest(MAIN, JobKind.rollout, self._tasks, submitter="gateway")
-        self._scheduler.submit(main, now_ns, practised)
+        self._scheduler.submit(main, now_ns, counted=practised)
         for row in self._ledger.jobs():
             counted = self._ledger.episodes_of_job(row.id)
             done = [Done(one.task, one.seed, one.outcome == EpisodeOutcome.success) for one in counted]

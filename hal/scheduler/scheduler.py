@@ -62,14 +62,18 @@ class Scheduler:
 
     # --- jobs -----------------------------------------------------------------------------------------------------
 
-    def submit(self, request: JobRequest, now_ns: int, done: Iterable[Done] = ()) -> JobState:
+    def submit(
+        self, request: JobRequest, now_ns: int, done: Iterable[Done] = (), counted: tuple[int, int] = (0, 0)
+    ) -> JobState:
         """Take a job. One of this id that is known already stays as it is; its state is returned.
 
-        `done`: finished episodes of it, when it is submitted again after a restart.
+        `done`: finished episodes of it, when it is submitted again after a restart. `counted`: (episodes, successes)
+        of those that are in no `done`, for a job without an end.
         """
         if request.id not in self._jobs:
             job = self._jobs[request.id] = JobRecord(request, self._submitted, now_ns)
             self._submitted += 1
+            job.episodes, job.successes = counted
             self._matcher.add(job)
             for episode in done:
                 if job.alive and job.work.claim(episode.task, episode.seed):

@@ -303,7 +303,7 @@ class ReplayDataset:
         return same
 
     def close(self) -> None:
-        """End threads and processes. Batches delivered stay as they are."""
+        """End threads. Batches delivered stay as they are."""
         if self._closed:
             return
         self._closed = True
