@@ -53,6 +53,19 @@ def test_a_lost_robots_lease_returns_and_so_does_the_robot(hall: Hall) -> None:
     assert edge.job is not None and job_of(edge.job.id) == "main"
 
 
+def test_what_was_practised_is_still_counted_by_the_next_gateway(hall: Hall) -> None:
+    hall.edge("robot-0")
+    hall.pass_time(5.0, work=True)
+    main = hall.jobs(hall.peer())["main"]
+    assert 0 < main.successes <= main.episodes
+    hall = hall.killed()
+    again = hall.jobs(hall.peer())["main"]
+    assert (again.episodes, again.successes) == (main.episodes, main.successes)
+    hall.pass_time(3.0, work=True)
+    assert hall.jobs(hall.peer())["main"].episodes > main.episodes
+    hall.ledger.close()
+
+
 def test_an_unwell_robot_is_told_to_rest_and_gets_work_again(hall: Hall) -> None:
     edge, other = hall.edge("robot-0"), hall.edge("robot-1")
     edge.fault = "the driver does not answer"
