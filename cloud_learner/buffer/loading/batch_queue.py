@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from cloud_learner.buffer.loading.load_plan import LoadPlan
+from cloud_learner.buffer.loading.loader import LoadPlan
 from cloud_learner.buffer.loading.windows import Batch, BatchSlot
 
 _END_S = 30.0

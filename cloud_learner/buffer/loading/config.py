@@ -111,7 +111,7 @@ class PendingBatch(msgspec.Struct, frozen=True):
     watermark: int
     newest_version: int
     draws: str
-    """base64 of `load_plan.DRAW`[b]"""
+    """base64 of `loader.DRAW`[b]"""
 
 
 class DatasetState(msgspec.Struct, frozen=True):

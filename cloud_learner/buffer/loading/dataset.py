@@ -26,9 +26,9 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.loading.batch_queue import BatchQueue
 from cloud_learner.buffer.loading.cache import FrameCache, StepCache
 from cloud_learner.buffer.loading.config import DatasetConfig, DatasetState, DatasetStats, PendingBatch
+from cloud_learner.buffer.loading.decode import FreshSegments
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.load_plan import DRAW, LoadPlan, LoadPlanner
-from cloud_learner.buffer.loading.loader import BatchBuilder, FreshSegments, SegmentLoader
+from cloud_learner.buffer.loading.loader import DRAW, BatchBuilder, LoadPlan, LoadPlanner, SegmentLoader
 from cloud_learner.buffer.loading.windows import Batch
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.sampling.sampler import BatchPlan, Sampler

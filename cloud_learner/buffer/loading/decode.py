@@ -7,6 +7,8 @@ windows may reach.
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -14,7 +16,7 @@ import numpy as np
 import simplejpeg
 
 from cloud_learner.buffer.loading.cache import Rows
-from cloud_learner.buffer.loading.layout import NO_FRAME, UNREADABLE_FRAME, Layout, records_of
+from cloud_learner.buffer.loading.layout import NO_FRAME, UNREADABLE_FRAME, Layout
 from cloud_learner.buffer.store.store import ReadResult
 from wire.messages.gateway import Segment
 
@@ -73,6 +75,32 @@ class Loaded(msgspec.Struct, frozen=True, eq=False):
     """ledger rows of the segments whose steps saw those"""
 
 
+class FreshSegments:
+    """Segments that came straight from the gateway, the newest below a number of bytes: they need not be read."""
+
+    def __init__(self, cap_bytes: int) -> None:
+        self._cap_bytes = cap_bytes
+        self._segments: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, row: int, segment: Segment) -> None:
+        size = sum(len(image) for frames in segment.frames.values() for image in frames.encoded)
+        size += segment.steps * (segment.state.strides[0] + 2 * segment.executed.strides[0] + 64)
+        with self._lock:
+            if row in self._segments:
+                return
+            self._segments[row] = segment, size
+            self._bytes += size
+            while self._bytes > self._cap_bytes:
+                self._bytes -= self._segments.popitem(last=False)[1][1]
+
+    def get(self, rows: Sequence[int]) -> dict[int, Segment]:
+        """Those of `rows` that are here."""
+        with self._lock:
+            return {row: self._segments[row][0] for row in rows if row in self._segments}
+
+
 def load_segments(job: LoadJob, reserve: Reserve, frames: Sequence[np.ndarray], read: Read, layout: Layout) -> Loaded:
     """Do `job`, writing decoded frames to what was reserved of `frames` (uint8[rows, h, w, 3] by shape).
 
@@ -126,6 +154,22 @@ class _Seen(msgspec.Struct, frozen=True, eq=False):
     """int64[n], growing: the different ones of them"""
     images: list[bytes | None]
     """None where the frame never came"""
+
+
+def records_of(segment: Segment, layout: Layout) -> np.ndarray:
+    """record[T] of a segment's steps; `eligible` says where windows may begin if all frames are there."""
+    found = np.zeros(segment.steps, layout.record)
+    demonstration = segment.episode.source == "demonstration"
+    found["state"], found["executed"] = segment.state, segment.executed
+    found["reward"], found["actor"], found["version"] = segment.reward, segment.actor, segment.version
+    found["delay"] = segment.delay_ticks
+    found["continues"] = np.array(layout.continues[demonstration])[segment.actor]
+    found["eligible"] = np.array(layout.starts[demonstration])[segment.actor]
+    found["frame"] = NO_FRAME
+    if layout.cameras:
+        oldest = np.min([segment.frame_times_ns[camera] for camera in layout.cameras], axis=0)
+        found["frame_age"] = (segment.times_ns - oldest) / layout.period_ns
+    return found
 
 
 class _Block:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.sampling.target import StepFilter
-from wire.messages.gateway import ACTORS, Segment
+from wire.messages.gateway import ACTORS
 from wire.types import RobotSpec
 
 SLACK = 1.25
@@ -109,22 +109,6 @@ class Layout(msgspec.Struct, frozen=True):
             # the first steps may still see frames that came before
             found += np.minimum(brought + (2 + self.history) * cameras, most) * self.frame_bytes(shape)
         return found
-
-
-def records_of(segment: Segment, layout: Layout) -> np.ndarray:
-    """record[T] of a segment's steps; `eligible` says where windows may begin if all frames are there."""
-    found = np.zeros(segment.steps, layout.record)
-    demonstration = segment.episode.source == "demonstration"
-    found["state"], found["executed"] = segment.state, segment.executed
-    found["reward"], found["actor"], found["version"] = segment.reward, segment.actor, segment.version
-    found["delay"] = segment.delay_ticks
-    found["continues"] = np.array(layout.continues[demonstration])[segment.actor]
-    found["eligible"] = np.array(layout.starts[demonstration])[segment.actor]
-    found["frame"] = NO_FRAME
-    if layout.cameras:
-        oldest = np.min([segment.frame_times_ns[camera] for camera in layout.cameras], axis=0)
-        found["frame_age"] = (segment.times_ns - oldest) / layout.period_ns
-    return found
 
 
 def _table(predicate: StepFilter) -> tuple[tuple[bool, ...], ...]:

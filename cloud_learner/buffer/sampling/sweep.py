@@ -10,16 +10,13 @@ held), and segments come and go evenly. One without draws left makes room for th
 The first segments held begin in the middle, spread evenly, as if this had gone on for long. So the first draws come
 from all that fits, and segments run out one by one from then on.
 
-**Deviation.** Let c(s) be the draws of step s among n, with static weights. In epoch j (0, 1, ...) let B be the
-draws of its begun visits, E <= W those with which the first segments began, and F <= W those of begun visits that have
-not come out: n = E + j D + B - F, to within less than one for each visit of rounding. Step s got less than j D p(s) + j
-from epochs that are over, D p(s) + 1 from this one and as much from the first segments; what still waits is missing. So
+**Deviation.** Let D be the draws of an epoch. With static weights, a step s that is due the part p(s) of n draws got
 
     |c(s) - n p(s)|  <  (j + 2) (1 + p(s)) + (2 D + W) p(s)
 
-as long as no draw of s waits from the epoch before. In words: a step is off by less than a draw for each epoch, and by
-what it is due in two epochs and a window, however long it goes on. Independent draws would be off by about
-sqrt(n p(s)).
+more or fewer in epoch j = 0, 1, ..., as long as no draw of it waits from the epoch before (proof: decision 0006).
+In words: less than a draw for each epoch, and what it is due in two epochs and a window, however long it goes on.
+Independent draws would be off by about sqrt(n p(s)).
 
 New data joins the running epoch as if it had been there from the start: a segment whose place in the order is to come
 is put there, one that would be held now is held with the draws it would have left, and the others wait for the next.
@@ -35,9 +32,8 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.sampling.eligible import EligibleSteps, HeldSegments, generator
+from cloud_learner.buffer.sampling.eligible import EligibleSteps, HeldSegments, SegmentVisit, VisitState, generator
 from cloud_learner.buffer.sampling.segment_index import Growing
-from cloud_learner.buffer.sampling.visit import SegmentVisit, VisitState
 
 _VISIT = 0.1
 """of all draws that are held: a segment of more than usual weight that is due more than that has several visits"""
@@ -45,7 +41,7 @@ _MOST_VISITS = 1000
 _BARREN = 3
 """epochs without a draw before it is said that there is none"""
 _ORDER = 0
-"""what random numbers are for; see `visit`"""
+"""what random numbers are for; see `eligible`"""
 
 
 class Leg(msgspec.Struct, frozen=True):
@@ -147,15 +143,14 @@ class Sweep:
         over = (done - place) % 1.0
         return visits[over < window], over[over < window] / window
 
-    def hold(self, visits: np.ndarray, out: np.ndarray) -> int:
-        """Begin visits now, a part `out` float64[k] of their draws left out, while they fit; how many were begun."""
-        for number, ((segment, begin, end, width), part) in enumerate(zip(visits.tolist(), out.tolist(), strict=True)):
+    def hold(self, visits: np.ndarray, out: np.ndarray) -> None:
+        """Begin visits now, a part `out` float64[k] of their draws left out, while they fit."""
+        for (segment, begin, end, width), part in zip(visits.tolist(), out.tolist(), strict=True):
             visit = self._plan(int(segment), begin + part * (end - begin), end, width)
             if not self._fits(visit):
-                return number
+                return
             if visit.left:
                 self._hold(visit)
-        return len(visits)
 
     def _add_leg(self, done: float, window: float, runs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         self._legs.append(Leg(self._known.watermark, self._known.newest_version, self._head, done, window, self.usual))

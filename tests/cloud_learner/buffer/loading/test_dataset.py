@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cloud_learner.buffer.loading import dataset
 from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.dataset import ReplayDataset
-from cloud_learner.buffer.loading.loader import FreshSegments
+from cloud_learner.buffer.loading.decode import FreshSegments
 from cloud_learner.buffer.sampling.sampler import BatchPlan, Sampler
 from cloud_learner.buffer.sampling.target import OnlineShare, Recent, TaskMix, by_actor, imitation, uniform
 from tests.cloud_learner.buffer.loading.memory_buffer import (

@@ -11,9 +11,9 @@ import pytest
 
 from cloud_learner.buffer.loading.cache import FrameCache
 from cloud_learner.buffer.loading.dataset import open_dataset
-from cloud_learner.buffer.loading.decode import LoadJob, SegmentRequest, load_segments
+from cloud_learner.buffer.loading.decode import FreshSegments, LoadJob, SegmentRequest, load_segments
 from cloud_learner.buffer.loading.layout import NO_FRAME, UNREADABLE_FRAME, Layout
-from cloud_learner.buffer.loading.loader import FreshSegments, SegmentLoader
+from cloud_learner.buffer.loading.loader import SegmentLoader
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.sampling.target import imitation, uniform

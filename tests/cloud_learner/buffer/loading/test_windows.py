@@ -7,7 +7,7 @@ import numpy as np
 from cloud_learner.buffer.loading.cache import StepCache
 from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.load_plan import DRAW
+from cloud_learner.buffer.loading.loader import DRAW
 from cloud_learner.buffer.loading.windows import BatchSlot, gather, settle, spread
 from cloud_learner.buffer.sampling.target import imitation
 from tests.cloud_learner.buffer.loading.memory_buffer import HUMAN, POLICY, robot
