@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.loading.layout import SLACK, Layout
+from cloud_learner.buffer.loading.layout import AFTER_END, SLACK, Layout
 from wire.errors import ConfigError
 
 Rows = tuple[np.ndarray, ...]
@@ -136,7 +136,8 @@ class StepCache:
     """Columns of N steps; rows that belong to no extent hold anything. Not for several threads at once.
 
     Besides a step's own values: `run` int32[N] how many steps from here on follow each other and may be continued over,
-    `left` int32[N] how many are there at all, `later_reward` float64[N] the rewards from here to the segment's end,
+    `left` int32[N] how many are there at all, `reach` int32[N] how many ticks later the last observation is that is
+    there, `later_reward` float64[N] the rewards from here to the segment's end,
     `group` and `mates` int16[N] where in `eligible_offset` the eligible steps that saw the same frames begin, and how
     many they are (0: no window may begin here), `eligible_offset` int16[N] from the segment's first step.
     """
@@ -179,7 +180,7 @@ class StepCache:
         past = self._layout.history
         room = past + own + self._layout.lookahead
         begin = self._allocate(room)
-        extent = Extent(begin + past, own, room, len(records) - past, self._frames_of(records[: past + own]))
+        extent = Extent(begin + past, own, room, len(records) - past, self._frames_of(records))
         self._extents[segment] = extent
         here = slice(begin, begin + len(records))
         for name in self._layout.record.names or ():
@@ -210,11 +211,11 @@ class StepCache:
 
     # --- what follows from the steps ------------------------------------------------------------------------------
 
-    def _frames_of(self, own: np.ndarray) -> Rows:
+    def _frames_of(self, records: np.ndarray) -> Rows:
         found = []
         for shape in range(len(self._layout.shapes)):
             cameras = [c for c, other in enumerate(self._layout.shape_of) if other == shape]
-            numbers = np.unique(own["frame"][:, cameras])
+            numbers = np.unique(records["frame"][:, cameras])
             found.append(numbers[numbers >= 0])
         return tuple(found)
 
@@ -225,7 +226,9 @@ class StepCache:
         ends = np.where(self.columns["continues"][here], np.int32(extent.filled), position)
         # the nearest step from here on that a window must not go over
         self.columns["run"][here] = np.minimum.accumulate(ends[::-1])[::-1] - position
-        self.columns["left"][here] = extent.filled - position
+        steps = extent.filled - (self.columns["end"][here][-1:] == AFTER_END).sum(dtype=np.int32)
+        self.columns["left"][here] = steps - position
+        self.columns["reach"][here] = extent.filled - 1 - position
 
     def _group(self, first: int, own: np.ndarray) -> None:
         """Eligible steps side by side, those that saw the same frames in one group."""

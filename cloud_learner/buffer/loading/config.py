@@ -10,7 +10,7 @@ import msgspec
 from cloud_learner.buffer.sampling.target import SamplingDistribution
 from wire.errors import ConfigError
 
-_NOT_NEGATIVE = (("max_offset", 0), ("history", 0), ("workers", 0), ("prefetch", 0))
+_NOT_NEGATIVE = (("max_offset", 0), ("history", 0), ("workers", 0), ("prefetch", 0), ("n_step", 0))
 _MEMORY = ("fresh_bytes", "max_echo", "workers", "prefetch", "lead", "target")
 """settings that other plans may follow with"""
 
@@ -36,6 +36,12 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
     """by state dimension: whether a robot can foretell it; the others are as old as the images. Empty: all"""
     history: int = 0
     """n: bring `past_state` and `past_images`, of so many ticks before"""
+    n_step: int = 0
+    """bring the observation so many ticks later, and what was rewarded until then, for learning values"""
+    gamma: float = 0.99
+    """discount of a tick, with `n_step`"""
+    labels: tuple[str, ...] = ()
+    """names of `Ledger.put_step_labels` to bring"""
     later: bool = False
     """bring `later_index` and `later_state`, for a network that corrects single actions"""
     seed: int = 0
@@ -65,6 +71,10 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"dataset: offset_share {self.offset_share} must be from 0 to 1.")
         if self.lead <= self.prefetch:
             raise ConfigError(f"dataset: lead {self.lead} must be more than prefetch {self.prefetch}.")
+        if self.n_step and self.ticks_per_frame > 1:
+            raise ConfigError("dataset: n_step goes with ticks_per_frame 1: each sample has an observation after it.")
+        if not 0 < self.gamma <= 1:
+            raise ConfigError(f"dataset: gamma {self.gamma} must be above 0 and at most 1.")
         if any(a >= b for a, b in zip((0, *self.ticks_ahead), self.ticks_ahead, strict=False)):
             raise ConfigError(f"dataset: ticks_ahead {self.ticks_ahead} must be positive and grow.")
         if not 0 <= self.seed < 2**63:
@@ -73,7 +83,7 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lookahead(self) -> int:
         """How many steps after the one that saw its frames a window may need."""
-        return self.max_offset + max((self.horizon - 1, *self.ticks_ahead))
+        return self.max_offset + max((self.horizon - 1, self.n_step, *self.ticks_ahead))
 
     def settings(self) -> dict[str, object]:
         """JSON-able: what a plan depends on; plans of other settings mean other steps."""

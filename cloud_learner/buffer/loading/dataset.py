@@ -74,7 +74,15 @@ class ReplayDataset:
         self.universe = SegmentIndex(tuple(config.tasks), config.rank, config.world)
         self._ledger, self._store, self._spec = ledger, store, spec
         target = config.target
-        self._layout = Layout.of(spec, config.lookahead, target.starts, target.continues, config.history)
+        self._layout = Layout.of(
+            spec,
+            config.lookahead,
+            target.starts,
+            target.continues,
+            config.history,
+            config.n_step,
+            len(config.labels),
+        )
         self._steps = StepCache(self._layout)
         self._frames = FrameCache(self._layout.shapes, config.cache_bytes)
         self._fresh = FreshSegments(config.fresh_bytes)
@@ -295,7 +303,7 @@ class ReplayDataset:
             drop, load = np.setdiff1d(held, np.concatenate(numbers[position:])), np.setdiff1d(mine, held)
             # each was made when more was known than for the one before
             self._planner.note_all()
-            plan = BatchPlan(pending.number, drop, load, mine, mine, pending.newest_version)
+            plan = BatchPlan(pending.number, drop, load, mine, mine, np.zeros(0), pending.newest_version)
             self._put(self._planner.plan(plan, pending.watermark, each))
         self._planner.note_all()
         self._left_over = self._planner.loaded

@@ -1,8 +1,8 @@
 """Brings segments into memory: reads it, decodes the frames that windows may show, says what each step saw.
 
 Only frames that a step saw at which a window may begin are decoded, and those of the steps that such a window tells of
-as its past. A frame that an earlier segment brought is looked for there; what follows a segment is read as far as its
-windows may reach.
+as its past, or leads to (`n_step`). A frame that an earlier segment brought is looked for there; what follows a segment
+is read as far as its windows may reach.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import simplejpeg
 
 from cloud_learner.buffer.loading.cache import Rows
-from cloud_learner.buffer.loading.layout import NO_FRAME, UNREADABLE_FRAME, Layout
+from cloud_learner.buffer.loading.layout import AFTER_END, NO_FRAME, TERMINATED, TRUNCATED, UNREADABLE_FRAME, Layout
 from cloud_learner.buffer.store.store import ReadResult
 from wire.messages.gateway import Segment
 
@@ -147,7 +147,7 @@ class _Seen(msgspec.Struct, frozen=True, eq=False):
     """The different frames of one camera that windows of a segment show."""
 
     steps: np.ndarray
-    """int64[m]: positions among the steps before the segment and its own that are shown"""
+    """int64[m]: positions among the steps before the segment, its own and those after it that are shown"""
     saw: np.ndarray
     """int64[m]: time of the frame that each saw"""
     times: np.ndarray
@@ -156,20 +156,38 @@ class _Seen(msgspec.Struct, frozen=True, eq=False):
     """None where the frame never came"""
 
 
-def records_of(segment: Segment, layout: Layout) -> np.ndarray:
-    """record[T] of a segment's steps; `eligible` says where windows may begin if all frames are there."""
-    found = np.zeros(segment.steps, layout.record)
+def records_of(segment: Segment, layout: Layout, labels: np.ndarray | None = None) -> np.ndarray:
+    """record[T] of a segment's steps; `eligible` says where windows may begin if all frames are there.
+
+    One more for the observation after the episode's last step, if it is kept. `labels`: float32[T, layout.labels].
+    """
+    after_end = segment.terminal if layout.n_step else None
+    found = np.zeros(segment.steps + (after_end is not None), layout.record)
+    own = found[: segment.steps]
     demonstration = segment.episode.source == "demonstration"
-    found["state"], found["executed"] = segment.state, segment.executed
-    found["reward"], found["actor"], found["version"] = segment.reward, segment.actor, segment.version
-    found["delay"] = segment.delay_ticks
-    found["continues"] = np.array(layout.continues[demonstration])[segment.actor]
-    found["eligible"] = np.array(layout.starts[demonstration])[segment.actor]
-    found["frame"] = NO_FRAME
+    own["state"], own["executed"] = segment.state, segment.executed
+    own["reward"], own["actor"], own["version"] = segment.reward, segment.actor, segment.version
+    own["delay"] = segment.delay_ticks
+    own["end"] = np.where(segment.terminated, TERMINATED, np.where(segment.truncated, TRUNCATED, 0))
+    own["continues"] = np.array(layout.continues[demonstration])[segment.actor]
+    own["eligible"] = np.array(layout.starts[demonstration])[segment.actor]
+    found["frame"], found["label"] = NO_FRAME, np.nan
+    if labels is not None:
+        own["label"] = labels
     if layout.cameras:
         oldest = np.min([segment.frame_times_ns[camera] for camera in layout.cameras], axis=0)
-        found["frame_age"] = (segment.times_ns - oldest) / layout.period_ns
+        own["frame_age"] = (segment.times_ns - oldest) / layout.period_ns
+    if after_end is not None:
+        found["state"][-1], found["end"][-1] = after_end.state, AFTER_END
     return found
+
+
+def _frame_times(segment: Segment, layout: Layout, camera: str) -> np.ndarray:
+    """int64[k]: time of the frame that each step of `records_of` saw."""
+    times = segment.frame_times_ns[camera]
+    if layout.n_step and segment.terminal:
+        return np.append(times, segment.terminal.frame_times_ns[camera])
+    return times
 
 
 class _Block:
@@ -180,6 +198,7 @@ class _Block:
         self.segments: dict[int, Segment] = {}
         self.missing: dict[int, str] = {}
         self.elsewhere: set[int] = set()
+        self._labels: dict[str, np.ndarray] = {}
 
     def read(self, rows: Sequence[int]) -> None:
         fresh = [row for row in dict.fromkeys(rows) if row not in self.segments and row not in self.missing]
@@ -187,6 +206,7 @@ class _Block:
             return
         found = self._read(fresh)
         self.segments.update(found.segments)
+        self._labels.update((found.segments[row].id, labels) for row, labels in found.labels.items())
         self.elsewhere.update(found.elsewhere)
         for row in fresh:
             if row not in found.segments:
@@ -194,22 +214,28 @@ class _Block:
 
     def with_following(self, own: np.ndarray, after: Sequence[int]) -> np.ndarray:
         """`own` and the records of what follows, up to the look-ahead or the first segment that is missing."""
-        parts, left = [own], self._layout.lookahead
+        return np.concatenate([own, *self._following(after, self._records)])
+
+    def _following(self, after: Sequence[int], values: Callable[[Segment], np.ndarray]) -> list[np.ndarray]:
+        parts, left = [], self._layout.lookahead
         for row in after:
             if row not in self.segments or left <= 0:
                 break
-            parts.append(records_of(self.segments[row], self._layout)[:left])
+            parts.append(values(self.segments[row])[:left])
             left -= len(parts[-1])
-        return np.concatenate(parts)
+        return parts
+
+    def _records(self, segment: Segment) -> np.ndarray:
+        return records_of(segment, self._layout, self._labels.get(segment.id))
 
     def with_past(self, wanted: SegmentRequest) -> np.ndarray:
         """Records of the `history` steps before `wanted` and of its own; the oldest known is repeated."""
-        own = records_of(self.segments[wanted.row], self._layout)
+        own = self._records(self.segments[wanted.row])
         if not self._layout.history:
             return own
         parts = [own]
         for segment, steps in self._before(wanted):
-            parts.insert(0, records_of(segment, self._layout)[segment.steps - steps :])
+            parts.insert(0, self._records(segment)[segment.steps - steps :])
         records = _padded(parts, self._layout.history + len(own))
         records["eligible"][: self._layout.history] = False
         return records
@@ -225,26 +251,35 @@ class _Block:
             left -= self.segments[row].steps
 
     def _times(self, wanted: SegmentRequest, camera: str) -> np.ndarray:
-        """int64[history + T]: time of the frame that each step of `with_past` saw."""
-        own = self.segments[wanted.row].frame_times_ns[camera]
-        if not self._layout.history:
-            return own
-        parts = [own]
-        for segment, steps in self._before(wanted):
-            parts.insert(0, segment.frame_times_ns[camera][segment.steps - steps :])
-        return _padded(parts, self._layout.history + len(own))
+        """int64[k]: time of the frame that each step of `with_past` saw, and of those that follow if that matters."""
+        layout = self._layout
+        parts = [_frame_times(self.segments[wanted.row], layout, camera)]
+        own = len(parts[0])
+        if layout.history:
+            for segment, steps in self._before(wanted):
+                parts.insert(0, segment.frame_times_ns[camera][segment.steps - steps :])
+            parts = [_padded(parts, layout.history + own)]
+        if layout.n_step:
+            parts += self._following(wanted.after, lambda segment: _frame_times(segment, layout, camera))
+        return np.concatenate(parts)
 
     def frames_seen(self, wanted: SegmentRequest) -> list[_Seen]:
         """By camera. Segments before `wanted` are read as far back as a frame has to be looked for."""
-        segment = self.segments[wanted.row]
+        segment, history = self.segments[wanted.row], self._layout.history
         startable = np.array(self._layout.starts[segment.episode.source == "demonstration"])[segment.actor]
-        steps = np.flatnonzero(_and_before(startable, self._layout.history))
+        within = np.flatnonzero(_and_before(startable, history))
         found = []
         for camera in self._layout.cameras:
-            saw = self._times(wanted, camera)[steps]
+            all_times = self._times(wanted, camera)
+            steps = within
+            if self._layout.n_step:
+                later = history + np.flatnonzero(startable) + self._layout.n_step
+                steps = np.union1d(steps, np.minimum(later, len(all_times) - 1))
+            saw = all_times[steps]
             times = np.unique(saw)
             images: dict[int, bytes] = {}
-            self._look(images, wanted.row, camera, times)
+            for row in (wanted.row, *wanted.after) if self._layout.n_step else (wanted.row,):
+                self._look(images, row, camera, times)
             back = 0
             while len(images) < len(times) and back < len(wanted.before):
                 # most often the first one has it

@@ -15,6 +15,8 @@ NO_FRAME = -1
 """in place of a frame's number: no window starts here, or the frame never came"""
 UNREADABLE_FRAME = -2
 """in place of a frame's number: its bytes cannot be decoded"""
+TERMINATED, TRUNCATED, AFTER_END = 1, 2, 3
+"""what `end` says of a step, 0 where the episode goes on; the last: of the observation after the last step"""
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -36,10 +38,23 @@ class Layout(msgspec.Struct, frozen=True):
     """[demonstration][actor]: whether a window may go on over such a step"""
     history: int = 0
     """how many steps before its own a segment keeps, for what windows tell of the past"""
+    n_step: int = 0
+    """so many steps after one at which a window may begin, frames are kept as well; 0: they are not"""
+    labels: int = 0
+    """how many labels each step has"""
 
     @classmethod
-    def of(cls, spec: RobotSpec, lookahead: int, starts: StepFilter, continues: StepFilter, history: int = 0) -> Layout:
-        """`lookahead`: max(H - 1, the farthest of `ahead`)."""
+    def of(
+        cls,
+        spec: RobotSpec,
+        lookahead: int,
+        starts: StepFilter,
+        continues: StepFilter,
+        history: int = 0,
+        n_step: int = 0,
+        labels: int = 0,
+    ) -> Layout:
+        """`lookahead`: max(H - 1, the farthest of `ahead`, `n_step`)."""
         shapes = tuple(dict.fromkeys((camera.height, camera.width, 3) for camera in spec.cameras))
         return cls(
             cameras=tuple(camera.name for camera in spec.cameras),
@@ -52,6 +67,8 @@ class Layout(msgspec.Struct, frozen=True):
             starts=_table(starts),
             continues=_table(continues),
             history=history,
+            n_step=n_step,
+            labels=labels,
         )
 
     @property
@@ -66,6 +83,8 @@ class Layout(msgspec.Struct, frozen=True):
                 ("version", np.int32),
                 ("delay", np.int16),
                 ("frame_age", np.float32),
+                ("end", np.uint8),
+                ("label", np.float32, (self.labels,)),
                 ("continues", np.bool_),
                 ("eligible", np.bool_),
                 ("frame", np.int32, (len(self.cameras),)),
@@ -80,7 +99,7 @@ class Layout(msgspec.Struct, frozen=True):
             for name in self.record.names or ()
             if name != "eligible"
         }
-        found |= {name: (np.dtype(np.int32), ()) for name in ("run", "left")}
+        found |= {name: (np.dtype(np.int32), ()) for name in ("run", "left", "reach")}
         found |= {name: (np.dtype(np.int16), ()) for name in ("group", "mates", "eligible_offset")}
         return found | {"later_reward": (np.dtype(np.float64), ())}
 
@@ -98,16 +117,17 @@ class Layout(msgspec.Struct, frozen=True):
         """int64[k]: memory of the decoded frames of segments that brought `frames` int64[k], at most.
 
         `startable` int64[k]: steps at which a window may begin; each sees one frame of each camera, and so does each
-        step of its history. Which camera brought how many is not known: the largest count first.
+        step of its history and the one it leads to. Which camera brought how many is not known: the largest first.
         """
         left, found = frames.astype(np.int64), np.zeros(len(frames), np.int64)
         for shape in sorted(range(len(self.shapes)), key=self.frame_bytes, reverse=True):
             cameras = self.shape_of.count(shape)
-            most = startable * ((1 + self.history) * cameras)
+            most = startable * ((1 + self.history + (self.n_step > 0)) * cameras)
             brought = np.minimum(left, most)
             left = left - brought
-            # the first steps may still see frames that came before
-            found += np.minimum(brought + (2 + self.history) * cameras, most) * self.frame_bytes(shape)
+            # the first steps may still see frames that came before, and the last lead to some that come after
+            around = (2 + self.history + self.n_step) * cameras
+            found += np.minimum(brought + around, most) * self.frame_bytes(shape)
         return found
 
 

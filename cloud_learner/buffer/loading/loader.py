@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
@@ -48,10 +48,12 @@ DRAW = np.dtype(
         ("outcome", "|i1"),
         ("episode", "<i8"),
         ("return_after", "<f8"),
+        ("probability", "<f8"),
     ]
 )
 """a step to begin at: its segment's ledger row and the step within it; the segment's first tick; and of its episode
-index of the task, outcome, ledger number, and the rewards of all later segments, nan while it is unfinished"""
+index of the task, outcome, ledger number, and the rewards of all later segments, nan while it is unfinished; how
+probable the step was"""
 
 
 class LoadPlan(msgspec.Struct, frozen=True, eq=False):
@@ -112,7 +114,7 @@ class LoadPlanner:
         jobs = [self._load(batch.load[n : n + _TOGETHER], known) for n in range(0, len(batch.load), _TOGETHER)]
         jobs += self._catch_up(known)
         if draws is None:
-            draws = self._draws(batch.segments, batch.offsets)
+            draws = self._draws(batch)
         drop = tuple(self._index.row[batch.drop].tolist())
         return LoadPlan(batch.number, drop, tuple(jobs), draws, known, batch.newest_version)
 
@@ -127,7 +129,7 @@ class LoadPlanner:
         self._stale.update(self._neighbours)
 
     def note_readable(self, rows: Iterable[int]) -> None:
-        """These ledger rows could not be read before and can be now: load them, and what they touch, again."""
+        """These ledger rows could not be read before, or had other labels: load them, and what they touch, again."""
         numbers = self._index.find(np.array(sorted(rows), np.int64))
         for segment in numbers[numbers >= 0].tolist():
             if segment in self._neighbours:
@@ -145,11 +147,12 @@ class LoadPlanner:
 
     def _catch_up(self, known: int) -> list[LoadJob]:
         """Load again what now has other neighbours: wholly if a frame may have come, else only what follows."""
+        framed = bool(self._layout.n_step and self._layout.cameras)
         stale = np.array(sorted(self._stale & self._neighbours.keys()), np.int64)
         self._stale.clear()
         again, follow = [], []
         for segment, (before, after) in zip(stale.tolist(), self._around(stale, known), strict=True):
-            if self._neighbours[segment][0] != before:
+            if self._neighbours[segment][0] != before or (framed and self._neighbours[segment][1] != after):
                 again.append(segment)
             elif self._neighbours[segment][1] != after:
                 follow.append(SegmentRequest(int(self._index.row[segment]), (), after))
@@ -168,9 +171,10 @@ class LoadPlanner:
             passed += 1 if steps is None else int(steps[at])
             at = int(neighbour[at])
 
-    def _draws(self, segments: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        index, draws = self._index, np.empty(len(segments), DRAW)
-        draws["segment"], draws["offset"] = index.row[segments], offsets
+    def _draws(self, batch: BatchPlan) -> np.ndarray:
+        index, segments, draws = self._index, batch.segments, np.empty(len(batch.segments), DRAW)
+        draws["segment"], draws["offset"] = index.row[segments], batch.offsets
+        draws["probability"] = batch.probability
         draws["first_tick"], draws["task"] = index.first_tick[segments], index.task[segments]
         draws["online"], draws["outcome"] = index.online[segments], index.outcome(segments)
         draws["episode"] = index.episode_numbers[index.episode[segments]]
@@ -213,8 +217,17 @@ class LoaderStats(msgspec.Struct):
 class SegmentLoader:
     """Does jobs in the order of their numbers. `release` and `take` may be called in another thread than `submit`."""
 
-    def __init__(self, cache: FrameCache, read: Read, layout: Layout, fresh: FreshSegments, threads: int) -> None:
-        """Without `threads` each job is done when it is taken."""
+    def __init__(
+        self,
+        cache: FrameCache,
+        read: Read,
+        layout: Layout,
+        fresh: FreshSegments,
+        threads: int,
+        read_labels: Callable[[Sequence[int]], dict[int, np.ndarray]] = lambda rows: {},
+    ) -> None:
+        """Without `threads` each job is done when it is taken. `read_labels`: float32[T, L] by ledger row."""
+        self._read_labels = read_labels
         self._cache, self._store_read, self._layout, self._fresh = cache, read, layout, fresh
         self._frames = [cache.frames(shape) for shape in range(len(layout.shapes))]
         self._threads = ThreadPoolExecutor(threads, "loading") if threads else None
@@ -293,7 +306,8 @@ class SegmentLoader:
             self.stats.from_gateway += len(given)
         others = [row for row in rows if row not in given]
         found = self._store_read(others) if others else ReadResult({}, {})
-        return ReadResult({**found.segments, **given}, found.damaged, found.elsewhere)
+        labels = self._read_labels(rows)
+        return ReadResult({**found.segments, **given}, found.damaged, found.elsewhere, labels)
 
 
 class BatchBuilder:

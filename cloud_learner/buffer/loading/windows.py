@@ -14,15 +14,23 @@ A batch is a dict of:
 | `state` | float32[b, ds] | before the first action: rolled dimensions delta later, the others as seen |
 | `actions` | float32[b, H, da] | executed from this step on, 0 where masked |
 | `mask` | float32[b, H] | 1 while steps follow each other that may be continued over, 0 from the first that may not |
-| `valid` | float32[b, H] | 1 while the episode goes on, whoever acted |
-| `reward` | float32[b, H] | 0 where masked |
+| `action_is_pad` | bool[b, H] | no step was recorded there, as LeRobot has it: behind the end, or not here yet |
+| `reward` | float32[b, H] | of each step, whoever acted; 0 where there is none |
+| `terminated`, `truncated` | bool[b, H] | whether the episode ended with that step, by itself or cut short |
 | `return_to_go` | float32[b] | sum of the rewards from this step to the end, nan while the episode is unfinished |
 | `ahead` | float32[b, W, ds] | the state W given numbers of ticks later, or the last one before the mask ends |
-| `version` | int32[b] | policy version that acted or was ready to act |
+| `version`, `lag` | int32[b] | policy version that acted or was ready to act; how many versions ago that is |
+| `probability` | float64[b] | of drawing the step whose frames are shown, by the target when it was planned |
 | `actor` | uint8[b] | who acted, index into `wire.messages.gateway.ACTORS` |
 | `delay` | int16[b] | measured inference delay in ticks, -1 when none |
 | `seen_state` | float32[b, ds] | with an offset: as it was at the step drawn, when the frames were seen |
 | `frame_age` | float32[b] | ticks between the oldest of the frames seen and the first action; delta without cameras |
+| `next_state` | float32[b, ds] | with `n_step` n: the state m ticks later, m <= n |
+| `next_images` | {camera: uint8[b, h, w, 3]} | likewise m ticks after `images` |
+| `next_ticks` | int64[b] | m: n, or less where the episode ends or nothing later is here; 0: nothing is known |
+| `n_step_return` | float32[b] | sum over i < m of gamma^i times the reward of step i |
+| `discount` | float32[b] | gamma^m; 0 where the episode terminated within these m steps |
+| `labels` | {name: float32[b]} | on request: written back by a job (`Ledger.put_step_labels`), nan for nothing |
 | `later_index` | int64[b] | on request: i, any of the actions that `mask` keeps, 0 if there is none |
 | `later_state` | float32[b, ds] | on request: the whole state before action i |
 | `past_state` | float32[b, n, ds] | on request: `state` 1 to n ticks before the first action, the oldest first |
@@ -30,6 +38,10 @@ A batch is a dict of:
 
 A grouped batch has k steps behind each image as a second axis, [b, k, ...] for all from `tick` on but `past_images` and
 `seen_state`: each drawn from the eligible steps of the segment that saw the same frames.
+
+With `n_step`, the target of a value is n_step_return + discount * V(next), n-step returns as in Sutton and Barto 2018,
+eq. 12.1. An episode that terminates has no value after it; one that was truncated is bootstrapped from the observation
+after its last step, or where none was recorded from the last there is.
 
 The past reaches back over the segments of an episode, whoever acted. Before the oldest step that is known it is that
 step again, and a frame that never came is the one after it.
@@ -51,7 +63,7 @@ import numpy as np
 
 from cloud_learner.buffer.loading.cache import StepCache
 from cloud_learner.buffer.loading.config import DatasetConfig
-from cloud_learner.buffer.loading.layout import Layout
+from cloud_learner.buffer.loading.layout import TERMINATED, TRUNCATED, Layout
 from cloud_learner.buffer.sampling.target import Moment, StepRuns
 
 Batch = dict[str, object]
@@ -170,7 +182,7 @@ def gather(
         # "clip" only because numpy would fill a second buffer to check the indices first
         np.take(frames[number], columns["frame"][rows, c], 0, out=image, mode="clip")
         batch["images"][camera] = image  # type: ignore[index]
-    for name in ("task", "outcome", "online", "episode"):
+    for name in ("task", "outcome", "online", "episode", "probability"):
         batch[name] = _put(slot, name, draws[name])
     seen, offset, return_after = rows, draws["offset"], draws["return_after"]
     tick = draws["first_tick"] + offset
@@ -189,17 +201,20 @@ def gather(
     run, left = columns["run"][start], columns["left"][start]
     steps = np.arange(config.horizon)
     mask = slot.array("mask", (*start.shape, config.horizon), np.float32)
-    valid = slot.array("valid", mask.shape, np.float32)
+    pad = slot.array("action_is_pad", mask.shape, np.bool_)
     np.less(steps, run[..., None], out=mask, casting="unsafe")
-    np.less(steps, left[..., None], out=valid, casting="unsafe")
+    np.greater_equal(steps, left[..., None], out=pad)
     at = start[..., None] + np.minimum(steps, left[..., None] - 1)
-    for name, column in (("actions", "executed"), ("reward", "reward")):
-        source = columns[column]
-        values = slot.array(name, (*at.shape, *source.shape[1:]), source.dtype)
-        np.take(source, at, 0, out=values, mode="clip")
-        values *= mask[..., None] if values.ndim > mask.ndim else mask
-        batch[name] = values
-    batch["mask"], batch["valid"] = mask, valid
+    actions = slot.array("actions", (*at.shape, layout.action_dim), np.float32)
+    np.take(columns["executed"], at, 0, out=actions, mode="clip")
+    actions *= mask[..., None]
+    reward = slot.array("reward", at.shape, np.float32)
+    np.take(columns["reward"], at, 0, out=reward, mode="clip")
+    reward[pad] = 0
+    batch |= {"actions": actions, "reward": reward, "mask": mask, "action_is_pad": pad}
+    end = np.take(columns["end"], at, mode="clip")
+    for name, code in (("terminated", TERMINATED), ("truncated", TRUNCATED)):
+        batch[name] = _put(slot, name, (end == code) & ~pad)
     ahead = slot.array("ahead", (*start.shape, len(config.ticks_ahead), layout.state_dim), np.float32)
     if config.ticks_ahead:
         reach = np.minimum(np.array(config.ticks_ahead), np.maximum(run[..., None] - 1, 0))
@@ -209,6 +224,7 @@ def gather(
         source = columns[name]
         values = slot.array(name, (*start.shape, *source.shape[1:]), source.dtype)
         batch[name] = np.take(source, start, 0, out=values, mode="clip")
+    batch["lag"] = _put(slot, "lag", newest_version - batch["version"])
     if config.max_offset and not all(config.rolled):
         known = ~np.array(config.rolled)
         batch["state"][..., known] = columns["state"][seen][..., known]  # type: ignore[index]
@@ -219,6 +235,11 @@ def gather(
     total = slot.array("return_to_go", start.shape, np.float32)
     np.add(to_go, return_after, out=total, casting="same_kind")
     batch["return_to_go"] = total
+    if config.labels:
+        values = _put(slot, "labels", columns["label"][start])
+        batch["labels"] = {name: values[..., number] for number, name in enumerate(config.labels)}
+    if config.n_step:
+        _add_transition(batch, pool, frames, layout, rows, start, config, slot)
     if config.later:
         index = rng.integers(0, np.clip(run, 1, config.horizon))
         batch["later_index"] = _put(slot, "later_index", index)
@@ -227,6 +248,42 @@ def gather(
     if config.history:
         _add_past(batch, pool, frames, layout, rows, seen, start, config, slot)
     return batch
+
+
+def _add_transition(
+    batch: Batch,
+    pool: StepCache,
+    frames: Sequence[np.ndarray],
+    layout: Layout,
+    rows: np.ndarray,
+    start: np.ndarray,
+    config: DatasetConfig,
+    slot: BatchSlot,
+) -> None:
+    """Add what `n_step` asks for to `batch`; arguments as in `gather`, `start` int64[b] where windows begin."""
+    columns, n = pool.columns, config.n_step
+    left, reach = columns["left"][start], columns["reach"][start]
+    seen_later = rows + np.minimum(n, columns["reach"][rows])
+    shown = (columns["frame"][seen_later] >= 0).all(1)
+    ends = (left <= n) & (columns["end"][start + left - 1] == TERMINATED)
+    ticks = np.where(ends, left, np.where(shown, np.minimum(n, reach), 0))
+    steps = np.arange(n)
+    reward = np.take(columns["reward"], start[:, None] + np.minimum(steps, left[:, None] - 1), mode="clip")
+    weight = np.where(steps < ticks[:, None], config.gamma**steps, 0.0)
+    batch["next_ticks"] = _put(slot, "next_ticks", ticks.astype(np.int64))
+    batch["n_step_return"] = _put(slot, "n_step_return", (reward * weight).sum(1).astype(np.float32))
+    batch["discount"] = _put(slot, "discount", np.where(ends, 0.0, config.gamma**ticks).astype(np.float32))
+    state = _put(slot, "next_state", columns["state"][start + np.minimum(ticks, reach)])
+    if config.max_offset and not all(config.rolled):
+        known = ~np.array(config.rolled)
+        state[:, known] = columns["state"][seen_later][:, known]
+    images = {}
+    for c, camera in enumerate(layout.cameras):
+        number = layout.shape_of[c]
+        images[camera] = slot.array(f"next_images/{camera}", (len(rows), *layout.shapes[number]), np.uint8)
+        at = np.where(shown, seen_later, rows)
+        np.take(frames[number], columns["frame"][at, c], 0, out=images[camera], mode="clip")
+    batch["next_state"], batch["next_images"] = state, images
 
 
 def _add_past(

@@ -63,6 +63,13 @@ class WeightedRuns:
         last = self._index.run_first[runs] + self._index.run_count[runs] - 1
         return runs, last - np.minimum(back, self._count.all[at] - 1)
 
+    def chance(self, runs: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """float64[k]: how probable each of the int64[k] steps is in one draw."""
+        at = np.minimum(self.runs.searchsorted(runs), len(self.runs) - 1)
+        begin = self._index.run_first[runs] + self._index.run_count[runs] - self._count.all[at]
+        there = (self.runs[at] == runs) & (offsets >= begin)
+        return np.where(there, self._weight.all[at] / self.mass, 0.0)
+
 
 class EligibleSteps:
     """The index as it was when `watermark` was its newest row, seen with `newest_version`."""

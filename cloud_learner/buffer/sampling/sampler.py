@@ -47,6 +47,8 @@ class BatchPlan(msgspec.Struct, frozen=True, eq=False):
     """int64[b] segment numbers"""
     offsets: np.ndarray
     """int64[b] step within its segment"""
+    probability: np.ndarray
+    """float64[b] of each step, by the target"""
     newest_version: int
     """as of when weights were taken"""
 
@@ -230,7 +232,24 @@ class Sampler:
         segments = self._index.run_segment[runs[order]]
         drop, load = self._held.settle(segments, self._known.cost)
         self._number += 1
-        return BatchPlan(self._number - 1, drop, load, segments, offsets[order], self._known.newest_version)
+        probability = self._probability(runs[order], offsets[order], shares)
+        newest = self._known.newest_version
+        return BatchPlan(self._number - 1, drop, load, segments, offsets[order], probability, newest)
+
+    def _probability(self, runs: np.ndarray, offsets: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        """float64[k] of drawing each step, with float64[tasks, 2] `shares`: what is due, whatever is held now."""
+        segment, found = self._index.run_segment[runs], np.zeros(len(runs))
+        task, online = self._index.task[segment], self._index.online[segment].astype(np.intp)
+        for one in np.unique(task).tolist():
+            recent = self._target.recent.share * (one in self._recent)
+            for part in (0, 1):
+                here = (task == one) & (online == part)
+                chance = self._strata[2 * one + part].eligible.chance(runs[here], offsets[here])
+                found[here] = (1 - recent) * shares[one, part] * chance
+            if recent:
+                here = task == one
+                found[here] += recent * shares[one].sum() * self._recent[one].chance(runs[here], offsets[here])
+        return found / shares.sum()
 
     def _parts(self, shares: np.ndarray) -> np.ndarray:
         """float64[tasks, 5] probability of: the newest, offline (swept, held whole), online (swept, held whole)."""

@@ -54,6 +54,8 @@ class ReadResult(msgspec.Struct, frozen=True):
     segments: dict[int, Segment]
     damaged: dict[int, str]
     elsewhere: tuple[int, ...] = ()
+    labels: dict[int, np.ndarray] = {}
+    """float32[T, L] by row, where they were asked for as well"""
 
 
 class SegmentStore:

@@ -12,7 +12,7 @@ from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.sampling.sampler import BatchPlan
 from cloud_learner.buffer.synthetic import fake_jpeg
 from wire.errors import InvalidDataError
-from wire.messages.gateway import ACTORS, CameraFrames, Segment
+from wire.messages.gateway import ACTORS, CameraFrames, Segment, TerminalObservation
 from wire.types import CameraSpec, Dimension, Episode, RobotSpec
 
 HUMAN, POLICY, SCRIPT, HOLD = (ACTORS.index(name) for name in ("human", "policy", "script", "hold"))
@@ -38,6 +38,7 @@ class Found(msgspec.Struct, frozen=True):
     segments: dict[int, Segment]
     damaged: dict[int, str]
     elsewhere: tuple[int, ...] = ()
+    labels: dict[int, np.ndarray] = {}
 
 
 class MemoryBuffer:
@@ -174,6 +175,19 @@ def record(
     executed = rng.normal(size=(total, spec.action_dim)).astype(np.float32)
     reward = rng.normal(size=total).astype(np.float32)
     delay = rng.integers(-1, 9, total).astype(np.int16)
+    ended = np.zeros((3, total), bool)
+    if finished:
+        # by itself, cut short, or in a recording that does not say
+        ended[rng.integers(3), -1:] = True
+    terminal = None
+    if finished and total and rng.random() < 0.7:
+        after = times[-1] + spec.period_ns
+        looked = {camera.name: int(seen[camera.name][-1]) for camera in spec.cameras}
+        for camera in spec.cameras:
+            if rng.random() < 0.5:
+                looked[camera.name] = int(after) - 500
+                images[camera.name][looked[camera.name]] = fake_jpeg(camera.height, camera.width, rng)
+        terminal = TerminalObservation(int(after), rng.normal(size=spec.state_dim).astype(np.float32), looked)
     episode = Episode(name, "r1", spec.hash, task, seed, source, 10**12)
     outcome = OUTCOMES[int(rng.integers(3))]
     found = []
@@ -183,7 +197,10 @@ def record(
         frames = {}
         for camera in spec.cameras:
             until = min(total, end + int(rng.integers(0, 6))) if early else end
-            new = sorted(set(seen[camera.name][:until].tolist()) - brought[camera.name])
+            shown = set(seen[camera.name][:until].tolist())
+            if terminal and index == len(lengths) - 1:
+                shown.add(terminal.frame_times_ns[camera.name])
+            new = sorted(shown - brought[camera.name])
             brought[camera.name] |= set(new)
             frames[camera.name] = CameraFrames(np.array(new, np.int64), tuple(images[camera.name][t] for t in new))
         last = finished and index == len(lengths) - 1
@@ -205,10 +222,11 @@ def record(
                 delay_ticks=delay[here],
                 version=version[here],
                 reward=reward[here],
-                terminated=np.zeros(length, bool),
-                truncated=np.zeros(length, bool),
+                terminated=ended[0][here],
+                truncated=ended[1][here],
                 frame_times_ns={name: values[here] for name, values in seen.items()},
                 frames=frames,
+                terminal=terminal if last else None,
             )
         )
     return found
@@ -267,7 +285,13 @@ class ChaosSampler:
         # at least one block with something to draw stays or comes next time: the budget allows one at any time
         self.number += 1
         return BatchPlan(
-            self.number - 1, np.array(drop, np.int64), np.array(load, np.int64), segments, offsets, self.version
+            self.number - 1,
+            np.array(drop, np.int64),
+            np.array(load, np.int64),
+            segments,
+            offsets,
+            np.zeros(self.batch),
+            self.version,
         )
 
     def state(self):

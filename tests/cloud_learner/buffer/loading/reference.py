@@ -25,9 +25,11 @@ class Reference:
         newest_row: int = 2**62,
         max_offset: int = 0,
         rolled: Sequence[bool] = (),
+        n_step: int = 0,
+        gamma: float = 0.99,
     ) -> None:
         self.buffer, self.target, self.horizon, self.ticks_ahead = buffer, target, horizon, ticks_ahead
-        self.max_offset = max_offset
+        self.max_offset, self.n_step, self.gamma = max_offset, n_step, gamma
         self.rolled = np.array(rolled or [True] * buffer.spec.state_dim)
         self.steps: dict[tuple[int, int], tuple[Segment, int]] = {}
         known = {row: s for row, s in buffer.segments.items() if row <= newest_row}
@@ -96,19 +98,22 @@ class Reference:
             "delay": segment.delay_ticks[t],
             "actions": np.zeros((self.horizon, segment.executed.shape[1]), np.float32),
             "mask": np.zeros(self.horizon, np.float32),
-            "valid": np.zeros(self.horizon, np.float32),
+            "action_is_pad": np.ones(self.horizon, bool),
             "reward": np.zeros(self.horizon, np.float32),
+            "terminated": np.zeros(self.horizon, bool),
+            "truncated": np.zeros(self.horizon, bool),
         }
         goes_on = True
         for h in range(self.horizon):
             if (found := self.steps.get((number, tick + h))) is None or not self._joined(number, tick, tick + h):
                 break
-            expect["valid"][h] = 1
+            expect["action_is_pad"][h] = False
+            for name in ("reward", "terminated", "truncated"):
+                expect[name][h] = getattr(found[0], name)[found[1]]
             goes_on = goes_on and self._continues(number, tick + h)
             if goes_on:
                 expect["mask"][h] = 1
                 expect["actions"][h] = found[0].executed[found[1]]
-                expect["reward"][h] = found[0].reward[found[1]]
         for name, value in expect.items():
             np.testing.assert_array_equal(batch[name][at], value, err_msg=name)
         for w, ticks in enumerate(self.ticks_ahead):
@@ -138,8 +143,47 @@ class Reference:
         np.testing.assert_allclose(batch["frame_age"][at], age, rtol=1e-6)
         for camera in before.frame_times_ns:
             np.testing.assert_array_equal(batch["images"][camera][i], self._picture(number, before, s, camera))
+        if "next_state" in batch:
+            self._check_next(batch, at, number, tick, tick if drawn is None else drawn)
         if "past_state" in batch:
             self._check_past(batch, at, number, tick, seen, tick if drawn is None else drawn)
+
+    def _check_next(self, batch: dict, at: tuple[int, ...], number: int, tick: int, seen: int) -> None:
+        """`seen`: the tick whose frames are shown."""
+
+        def steps_from(first: int) -> list[tuple[Segment, int]]:
+            found = []
+            for tick in range(first, first + self.n_step + 1):
+                if (step := self.steps.get((number, tick))) is None or not self._joined(number, first, tick):
+                    break
+                found.append(step)
+            return found
+
+        def observation(first: int, ticks: int) -> tuple[np.ndarray, dict[str, bytes | None], int]:
+            """The state so many ticks after `first`, the pictures seen, and how many ticks there are."""
+            steps = steps_from(first)
+            if ticks == len(steps) and (end := self._end(number, *steps[-1])):
+                times = end.terminal.frame_times_ns
+                return end.terminal.state, {c: self._image(number, end.index, c, times[c]) for c in times}, ticks
+            segment, t = steps[ticks := min(ticks, len(steps) - 1)]
+            return segment.state[t], {c: self._picture(number, segment, t, c) for c in segment.frame_times_ns}, ticks
+
+        steps = steps_from(tick)
+        state, _, ticks = observation(tick, min(self.n_step, len(steps)))
+        still, pictures, _ = observation(seen, min(self.n_step, len(steps_from(seen))))
+        ends = next((i + 1 for i, (s, t) in enumerate(steps[: self.n_step]) if s.terminated[t]), 0)
+        if ends:
+            ticks = ends
+        elif any(picture is None for picture in pictures.values()):
+            ticks, state = 0, steps[0][0].state[steps[0][1]]
+        assert batch["next_ticks"][at] == ticks
+        gains = [s.reward[t] * self.gamma**i for i, (s, t) in enumerate(steps[:ticks])]
+        np.testing.assert_allclose(batch["n_step_return"][at], sum(gains), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(batch["discount"][at], 0 if ends else self.gamma**ticks, rtol=1e-6)
+        if not ends:
+            np.testing.assert_array_equal(batch["next_state"][at], np.where(self.rolled, state, still))
+            for camera, picture in pictures.items() if ticks else ():
+                np.testing.assert_array_equal(batch["next_images"][camera][at], picture)
 
     def _check_past(self, batch: dict, at: tuple[int, ...], number: int, tick: int, seen: int, drawn: int) -> None:
         history = batch["past_state"].shape[-2]
@@ -183,9 +227,20 @@ class Reference:
 
     def _picture(self, number: int, segment: Segment, t: int, camera: str) -> np.ndarray | None:
         """The frame that a step saw, from its segment or those right before it without a gap."""
-        time = int(segment.frame_times_ns[camera][t])
+        return self._image(number, segment.index, camera, int(segment.frame_times_ns[camera][t]))
+
+    def _end(self, number: int, segment: Segment, t: int) -> Segment | None:
+        """The segment with the observation after that step, if it is the episode's last one."""
         by_index = {s.index: s for s in self.episodes[number]}
-        index = segment.index
+        while t == segment.steps - 1 and not segment.last and segment.index + 1 in by_index:
+            segment = by_index[segment.index + 1]
+            if segment.steps or segment.id not in self.readable:
+                return None
+            t = -1
+        return segment if t == segment.steps - 1 and segment.terminal else None
+
+    def _image(self, number: int, index: int, camera: str, time: int) -> np.ndarray | None:
+        by_index = {s.index: s for s in self.episodes[number]}
         while index in by_index:
             frames = by_index[index].frames[camera] if by_index[index].id in self.readable else CameraFrames([], ())
             for other, data in zip(frames.times_ns, frames.encoded, strict=True):

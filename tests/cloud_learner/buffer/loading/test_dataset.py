@@ -105,7 +105,17 @@ class Watched(ReplayDataset):
     def look(self):
         """The buffer changed and is refreshed from."""
         c = self.config
-        self.now = Reference(self.buffer, c.target, c.horizon, c.ticks_ahead, self.newest_row, c.max_offset, c.rolled)
+        self.now = Reference(
+            self.buffer,
+            c.target,
+            c.horizon,
+            c.ticks_ahead,
+            self.newest_row,
+            c.max_offset,
+            c.rolled,
+            c.n_step,
+            c.gamma,
+        )
 
     def refresh(self, limit=None):
         found = super().refresh(limit)
@@ -142,7 +152,8 @@ def test_every_window_is_what_brute_force_finds(sampler, data):
         target=draw(st.sampled_from([uniform(), imitation()])),
         horizon=draw(st.sampled_from([1, 2, 5, 16, 33])),
         ticks_ahead=draw(st.sampled_from([(), (1,), (3, 12), (40,)])),
-        ticks_per_frame=draw(st.sampled_from([1, 1, 3])),
+        n_step=(n_step := draw(st.sampled_from([0, 1, 4, 25]))),
+        ticks_per_frame=1 if n_step else draw(st.sampled_from([1, 1, 3])),
         max_offset=draw(st.sampled_from([0, 1, 7, 30])),
         rolled=draw(st.sampled_from([(), (True, False, True), (False, False, False)])),
         later=draw(st.booleans()),
@@ -393,7 +404,8 @@ def test_a_store_that_fails_for_a_while_loses_no_batch(prefetch):
 
         def flaky(rows, read=read, calls=calls):
             calls[0] += 1
-            if failing and calls[0] % 3:
+            # now and then it lasts for all that a job reads
+            if failing and calls[0] % 8 < 3:
                 raise StorageError("the store is away.")
             return read(rows)
 
@@ -473,7 +485,9 @@ class HoldAll(ChaosSampler):
         segments = np.array([there[i] for i in rng.integers(0, len(there), self.batch)], np.int64)
         offsets = np.array([rng.choice(eligible[s]) for s in segments.tolist()], np.int64)
         self.number += 1
-        return BatchPlan(self.number - 1, np.zeros(0, np.int64), np.array(load), segments, offsets, self.version)
+        return BatchPlan(
+            self.number - 1, np.zeros(0, np.int64), np.array(load), segments, offsets, offsets * 0.0, self.version
+        )
 
 
 def test_a_cache_that_is_too_small_says_so_and_is_never_exceeded():

@@ -71,7 +71,7 @@ def test_all_but_the_frames_moves_on_together():
     np.testing.assert_array_equal(batch["ahead"][:, 0, 0], 5 + delta)
     np.testing.assert_allclose(batch["reward"], 2.0 ** -((2 + delta)[:, None] + np.arange(4)))
     np.testing.assert_allclose(batch["return_to_go"], 2.5 + 2.0 ** (1.0 - (2 + delta)) - 2.0**-19, rtol=1e-6)
-    assert batch["mask"].all() and batch["valid"].all()
+    assert batch["mask"].all() and not batch["action_is_pad"].any()
     assert batch["frame_age"].dtype == np.float32 and batch["tick"].dtype == np.int64
 
 

@@ -1,4 +1,4 @@
-"""Gathering from a pool that is filled by hand; what whole feeds deliver is checked in `test_feed`."""
+"""Gathering from a pool that is filled by hand; what whole feeds deliver is checked in `test_dataset`."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def test_a_window_ends_at_the_first_step_that_may_not_be_continued_over():
     assert POLICY == 0
     batch = one(1, ahead=(1, 9))
     assert batch["mask"].tolist() == [[1, 1, 1, 0]]
-    assert batch["valid"].tolist() == [[1, 1, 1, 1]]
+    assert not batch["action_is_pad"].any()
     assert batch["actions"][0, :, 0].tolist() == [11, 12, 13, 0]
-    assert batch["reward"].tolist() == [[1, 1, 1, 0]]
+    assert batch["reward"].tolist() == [[1, 1, 1, 1]]
     assert batch["ahead"][0, :, 0].tolist() == [2, 3]
     assert batch["return_to_go"].tolist() == [5 + 2.5]
     assert (batch["tick"][0], batch["episode"][0], batch["outcome"][0], batch["online"][0]) == (101, 5, 1, True)
@@ -79,7 +79,8 @@ def test_a_window_ends_at_the_first_step_that_may_not_be_continued_over():
 def test_a_window_goes_on_into_what_follows_and_ends_with_it():
     batch = one(5, horizon=5)
     assert batch["actions"][0, :, 0].tolist() == [15, 16, 17, 0, 0]
-    assert batch["mask"].tolist() == batch["valid"].tolist() == [[1, 1, 1, 0, 0]]
+    assert batch["mask"].tolist() == batch["reward"].tolist() == [[1, 1, 1, 0, 0]]
+    assert batch["action_is_pad"].tolist() == [[False, False, False, True, True]]
     # no more than the look-ahead is there, and no more is needed
     assert one(5, horizon=2)["mask"].tolist() == [[1, 1]]
 
@@ -122,7 +123,7 @@ def test_a_slot_is_used_again_and_its_arrays_are_aligned():
     slot = BatchSlot()
     first = one(1, slot)
     second = one(0, slot)
-    for name in ("state", "actions", "mask", "valid", "reward", "tick", "task", "return_to_go"):
+    for name in ("state", "actions", "mask", "action_is_pad", "reward", "tick", "task", "return_to_go"):
         assert np.shares_memory(first[name], second[name]), name
     for array in (*second["images"].values(), second["actions"]):
         assert array.ctypes.data % 64 == 0
