@@ -52,6 +52,31 @@ class CameraFrames(msgspec.Struct, frozen=True, eq=False):
     """F JPEG images, RGB"""
 
 
+class RecordedChunk(msgspec.Struct, frozen=True, eq=False, array_like=True):
+    """An action chunk as the policy made it."""
+
+    first_tick: int
+    """tick of the episode at which its first action was due: `Segment.chunk_tick` of the steps that it brought"""
+    version: int
+    actions: np.ndarray
+    """float32[H, da]; with a speed-up q, step `chunk_tick + i` executed those from q * i on as one"""
+    observed_ns: int
+    seed: int
+    """`ActionChunk.seed`"""
+    log_prob: float
+    """`ActionChunk.log_prob`"""
+
+
+class TerminalObservation(msgspec.Struct, frozen=True, eq=False):
+    """What was observed after the last action of an episode, before anything was reset."""
+
+    time_ns: int
+    state: np.ndarray
+    """float32[ds]"""
+    frame_times_ns: dict[str, int]
+    """by camera: the time of the frame that was seen; the frame comes like those of steps"""
+
+
 class Segment(Message, frozen=True, eq=False):
     """Steps [first_tick, first_tick + T) of one episode: the unit that is spooled, sent and acknowledged."""
 
@@ -85,13 +110,17 @@ class Segment(Message, frozen=True, eq=False):
     reward: np.ndarray
     """float32[T]"""
     terminated: np.ndarray
-    """bool[T]"""
+    """bool[T]: the task ended with this step, the episode's last"""
     truncated: np.ndarray
-    """bool[T]"""
+    """bool[T]: the episode was cut off after this step, its last; the task would have gone on"""
     frame_times_ns: dict[str, np.ndarray]
     """int64[T] by camera: the time of the frame each step saw"""
     frames: dict[str, CameraFrames]
     """by camera; a step may refer to a frame that an earlier segment of the episode brought"""
+    terminal: TerminalObservation | None = None
+    """of the last segment; None when nobody could look any more"""
+    chunks: tuple[RecordedChunk, ...] = ()
+    """those of which a step of this segment was the first to execute an action"""
 
     @property
     def steps(self) -> int:
