@@ -136,7 +136,7 @@ def test_what_is_not_sealed_is_told_by_episode(ledger):
     assert [one.finished for one in found] == [False, False, True, True, True, False, False, False]
     assert [one.id for one in ledger.unsealed(OTHER.hash)] == ["o/0"]
     assert found[4] == Unsealed(
-        row=2, id="e1/2", episode="e1", episode_number=2, index=2, spec_hash=SPEC.hash, steps=40, bytes=102, frames=10,
+        row=2, id="e1/2", episode="e1", episode_number=2, index=2, spec_hash=SPEC.hash, steps=40, bytes=102, frames=11,
         journal=1, offset=400, sha256=f"{1:064x}", committed_ns=11, finished=True,
     )  # fmt: skip
     assert found[0].finished is False
