@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Mapping, Set
 
 import msgspec
@@ -221,10 +220,10 @@ def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None) -
     `known`: the frames of earlier segments, or None when some of them have not come, so that nobody can tell.
     """
     names, terminal = {camera.name for camera in spec.cameras}, segment.terminal
-    seen_by = [segment.frame_times_ns, *([terminal.frame_times_ns] if terminal is not None else [])]
-    if any(set(times) != names for times in seen_by) or not set(segment.frames) <= names:
+    seen_in_the_end = names if terminal is None else terminal.frame_times_ns.keys()
+    if set(segment.frame_times_ns) != names or seen_in_the_end != names or not set(segment.frames) <= names:
         raise InvalidDataError(
-            f"frames of cameras {sorted({*itertools.chain(*seen_by), *segment.frames})[:20]}; "
+            f"frames of cameras {sorted({*segment.frame_times_ns, *seen_in_the_end, *segment.frames})[:20]}; "
             f"the robot has {sorted(names)}."
         )
     for camera in spec.cameras:
