@@ -251,6 +251,11 @@ class ActionChunk(msgspec.Struct, frozen=True, eq=False):
     version: int
     observed_ns: int
     latent_observed_ns: int
+    seed: int = 0
+    """of the noise it began with: the same weights, observation, latent, prefix and seed make it again; 0: there was
+    none, or the policy does not say"""
+    log_prob: float = math.nan
+    """of the actions, nan when the policy does not say"""
 
 
 class Prefix(msgspec.Struct, frozen=True, eq=False):

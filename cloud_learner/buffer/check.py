@@ -187,10 +187,31 @@ def check_steps(segment: Segment, spec: RobotSpec) -> None:
         if flags[: t - 1].any() or (t and flags[-1] and not segment.last):
             tick = segment.first_tick + int(np.argmax(flags))
             raise InvalidDataError(f"{name} at tick {tick}, but the episode goes on.")
+    if (segment.terminated & segment.truncated).any():
+        raise InvalidDataError(f"tick {segment.first_tick + t - 1} is both terminated and truncated.")
     if t and int(segment.actor.max()) >= len(ACTORS):
         raise InvalidDataError(f"actor {int(segment.actor.max())} is none of {ACTORS}.")
     if t and int(segment.version.min()) < 0:
         raise InvalidDataError(f"version {int(segment.version.min())} is negative.")
+    _check_chunks(segment, spec)
+    if (terminal := segment.terminal) is not None:
+        if not (segment.last and t):
+            raise InvalidDataError("terminal: an observation after the last action, but no last action is here.")
+        _require_finite(terminal.state, (spec.state_dim,), "terminal.state")
+        if not int(segment.times_ns[-1]) < terminal.time_ns <= _MAX_INT64:
+            raise InvalidDataError(f"terminal.time_ns {terminal.time_ns} is not after the last step.")
+
+
+def _check_chunks(segment: Segment, spec: RobotSpec) -> None:
+    executed = set(segment.chunk_tick.tolist())
+    for number, chunk in enumerate(segment.chunks):
+        what = f"chunk {number}"
+        if chunk.first_tick not in executed:
+            raise InvalidDataError(f"{what} of tick {chunk.first_tick}: no step of the segment executed any of it.")
+        for name in ("version", "observed_ns", "seed"):
+            if abs(getattr(chunk, name)) > _MAX_INT64:
+                raise InvalidDataError(f"{what}: {name} {getattr(chunk, name)} does not fit 64 bits.")
+        _require_finite(chunk.actions, (*chunk.actions.shape[:1], spec.action_dim), f"{what}: actions")
 
 
 def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None) -> None:
@@ -198,10 +219,11 @@ def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None) -
 
     `known`: the frames of earlier segments, or None when some of them have not come, so that nobody can tell.
     """
-    names = {camera.name for camera in spec.cameras}
-    if set(segment.frame_times_ns) != names or not set(segment.frames) <= names:
+    names, terminal = {camera.name for camera in spec.cameras}, segment.terminal
+    seen_in_the_end = names if terminal is None else terminal.frame_times_ns.keys()
+    if set(segment.frame_times_ns) != names or seen_in_the_end != names or not set(segment.frames) <= names:
         raise InvalidDataError(
-            f"frames of cameras {sorted({*segment.frame_times_ns, *segment.frames})[:20]}; "
+            f"frames of cameras {sorted({*segment.frame_times_ns, *seen_in_the_end, *segment.frames})[:20]}; "
             f"the robot has {sorted(names)}."
         )
     for camera in spec.cameras:
@@ -213,6 +235,14 @@ def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None) -
         if (seen > segment.times_ns).any():
             tick = segment.first_tick + int(np.argmax(seen > segment.times_ns))
             raise InvalidDataError(f"{what}: the step at tick {tick} saw a frame that was taken after it.")
+        if terminal is not None:
+            time_ns = terminal.frame_times_ns[camera.name]
+            if not int(seen[-1]) <= time_ns <= terminal.time_ns:
+                raise InvalidDataError(
+                    f"{what}: the terminal observation saw a frame of time {time_ns}, older than the last step's or "
+                    "taken after it."
+                )
+            seen = np.append(seen, time_ns)
         brought: list[int] = []
         if (frames := segment.frames.get(camera.name)) is not None:
             _require_array(frames.times_ns, "<i8", (len(frames.encoded),), f"frame times of {what}")
@@ -258,9 +288,22 @@ def jpeg_size(data: bytes) -> tuple[int, int, int] | None:
 
 
 def _size(segment: Segment) -> int:
-    return sum(len(image) for frames in segment.frames.values() for image in frames.encoded) + sum(
-        value.nbytes for name in segment.__struct_fields__ if isinstance(value := getattr(segment, name), np.ndarray)
+    brought = sum(len(image) for frames in segment.frames.values() for image in frames.encoded)
+    return (
+        brought
+        + sum(chunk.actions.nbytes for chunk in segment.chunks)
+        + sum(
+            value.nbytes
+            for name in segment.__struct_fields__
+            if isinstance(value := getattr(segment, name), np.ndarray)
+        )
     )
+
+
+def _require_finite(array: np.ndarray, shape: tuple[int, ...], what: str) -> None:
+    _require_array(array, "<f4", shape, what)
+    if not np.isfinite(array).all():
+        raise InvalidDataError(f"{what} is not finite.")
 
 
 def _require_array(array: np.ndarray, dtype: str, shape: tuple[int, ...], what: str) -> None:

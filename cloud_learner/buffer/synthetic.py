@@ -7,10 +7,13 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
-from wire.messages.gateway import CameraFrames, Segment
-from wire.types import CameraSpec, Dimension, Episode, RobotSpec
+from wire import codec
+from wire.messages.gateway import ACTORS, CameraFrames, RecordedChunk, Segment, TerminalObservation
+from wire.types import Actor, CameraSpec, Dimension, Episode, RobotSpec
 
 _START_NS = 10**12
+_HORIZON, _EXECUTED = 16, 8
+"""actions of a chunk, and how many of them are executed"""
 CLOSING_NS = 1_000_000
 """from a segment's last step until it was closed"""
 
@@ -44,7 +47,8 @@ def fake_episode(
     if actor is None:
         changes = np.cumsum(rng.random(steps) < 0.08)
         actor = rng.integers(0, 4, steps + 1)[changes].tolist()
-    ticks = np.arange(steps, dtype=np.int64)
+    # one more than there are steps: the terminal observation
+    ticks = np.arange(steps + 1, dtype=np.int64)
     times = _START_NS + ticks * spec.period_ns
     seen, frames = {}, {}
     for c, camera in enumerate(spec.cameras):
@@ -53,18 +57,28 @@ def fake_episode(
         frames[camera.name] = {
             int(time): fake_jpeg(camera.height, camera.width, rng) for time in np.unique(seen[camera.name])
         }
-    state = rng.normal(size=(steps, spec.state_dim)).astype(np.float32)
+    state = rng.normal(size=(steps + 1, spec.state_dim)).astype(np.float32)
     proposed, executed = rng.uniform(-1, 1, (2, steps, spec.action_dim)).astype(np.float32)
+    chunk_tick = (ticks // _EXECUTED * _EXECUTED).astype(np.int32)
+    acts_first: dict[int, int] = {}
+    for tick in np.flatnonzero(np.array(actor[:steps]) == ACTORS.index(Actor.policy)).tolist():
+        acts_first.setdefault(int(chunk_tick[tick]), tick)
+    made = rng.uniform(-1, 1, (len(acts_first), _HORIZON, spec.action_dim)).astype(np.float32)
+    chunks = {
+        tick: RecordedChunk(first, 1, actions, int(times[first]), first + 1, -1.0)
+        for (first, tick), actions in zip(acts_first.items(), made, strict=True)
+    }
     episode = Episode(episode_id, robot, spec.hash, task, seed, source, _START_NS)
     found = []
     for index, first in enumerate(range(0, steps, segment_steps)):
         here = slice(first, min(first + segment_steps, steps))
         last = finished and here.stop == steps
+        observed = slice(first, here.stop + last)
         brought = {}
         for camera in spec.cameras:
             # a frame comes with the first segment whose steps saw it
             old = set(seen[camera.name][:first].tolist())
-            fresh = [time for time in np.unique(seen[camera.name][here]).tolist() if time not in old]
+            fresh = [time for time in np.unique(seen[camera.name][observed]).tolist() if time not in old]
             encoded = tuple(frames[camera.name][time] for time in fresh)
             brought[camera.name] = CameraFrames(np.array(fresh, np.int64), encoded)
         count = here.stop - first
@@ -82,7 +96,7 @@ def fake_episode(
                 proposed=proposed[here],
                 executed=executed[here],
                 actor=np.array(actor[here], np.uint8),
-                chunk_tick=(ticks[here] // 8 * 8).astype(np.int32),
+                chunk_tick=chunk_tick[here],
                 delay_ticks=np.full(count, 2, np.int16),
                 version=np.full(count, 1, np.int32),
                 reward=rng.random(count).astype(np.float32),
@@ -90,6 +104,12 @@ def fake_episode(
                 truncated=np.zeros(count, bool),
                 frame_times_ns={camera: times_seen[here] for camera, times_seen in seen.items()},
                 frames=brought,
+                terminal=TerminalObservation(
+                    int(times[steps]), state[steps], {camera: int(times[steps]) for camera, times in seen.items()}
+                )
+                if last
+                else None,
+                chunks=tuple(chunks[tick] for tick in range(first, here.stop) if tick in chunks),
             )
         )
     return tuple(found)
@@ -104,14 +124,4 @@ def fake_jpeg(height: int, width: int, rng: np.random.Generator) -> bytes:
 
 def same_segment(a: Segment, b: Segment) -> bool:
     """Whether two segments agree to the last bit."""
-    return all(_same(getattr(a, name), getattr(b, name)) for name in a.__struct_fields__)
-
-
-def _same(a: object, b: object) -> bool:
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    if isinstance(a, CameraFrames) and isinstance(b, CameraFrames):
-        return _same(a.times_ns, b.times_ns) and a.encoded == b.encoded
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    return type(a) is type(b) and a == b
+    return codec.encode(a) == codec.encode(b)

@@ -148,6 +148,22 @@ def lineage(
 
 
 @app.command()
+def label(
+    episode: Annotated[str, typer.Argument(help="Its id; `buffer tail` names some.")],
+    labels: Annotated[list[str], typer.Argument(help="NAME=NUMBER: success=0 or 1, quality=0 to 1, or your own name.")],
+    data: Data = _DATA,
+    author: Annotated[str, typer.Option(envvar="USER", help="Who says so.")] = "",
+) -> None:
+    """Say how an episode went; what is said last under a name counts."""
+    said = {name: _float(value, name) for name, value in _pairs(labels, "label").items()}
+    with DataDirectory(data).open_buffer(write=True) as (ledger, _store):
+        for name, value in said.items():
+            ledger.label_episode(episode, name, value, author)
+        known = ledger.labels(episode)
+    typer.echo(f"{episode}: {', '.join(f'{name}={value:g}' for name, value in sorted(known.items()))}")
+
+
+@app.command()
 def export_lerobot(
     out: Annotated[Path, typer.Argument(help="The new directory for the dataset.")],
     data: Data = _DATA,
@@ -214,7 +230,7 @@ def import_lerobot(
         robot=robot,
         by_position=by_position,
         names=_pairs(rename, "--rename"),
-        scale={name: _factor(value) for name, value in _pairs(scale, "--scale").items()},
+        scale={name: _float(value, f"--scale {name}") for name, value in _pairs(scale, "--scale").items()},
         cameras=_pairs(camera, "--camera"),
         tasks=tasks,
     )
@@ -274,11 +290,11 @@ def _pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
     return found
 
 
-def _factor(text: str) -> float:
+def _float(text: str, name: str) -> float:
     try:
         return float(text)
     except ValueError as error:
-        raise ConfigError(f"--scale ...={text}: give a number.") from error
+        raise ConfigError(f"{name}={text}: give a number.") from error
 
 
 def _only_spec(ledger: Ledger, wanted: str) -> RobotSpec:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from policies.common.batches import StepBatch, read_steps, to_tensor
+from policies.common.noise import draw_seed
 from policies.common.runtime import Runtime, acting, compiled
 from policies.common.weights import Header, load_published, pack_module, refresh, unpack_own
 from policies.flow.config import SlowPathConfig
@@ -70,7 +71,7 @@ class NetworkPolicy(ABC):
         self.runtime = runtime
         self.device = torch.device(runtime.device)
         self._cameras = [camera.name for camera in config.cameras]
-        self._noise = torch.Generator().manual_seed(seed)
+        self._seeds = torch.Generator().manual_seed(seed)
         self._header = Header(
             self.kind, msgspec.json.decode(msgspec.json.encode(config)), spec, spec.hash, self.trained
         )
@@ -117,16 +118,19 @@ class NetworkPolicy(ABC):
             for observation, latent in zip(observations, latents, strict=True)
         ]
 
-    def act(self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None) -> ActionChunk:
+    def act(
+        self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None, seed: int = 0
+    ) -> ActionChunk:
         """float32[H, da] within the spec's limits; reads the state and the latent, never an image.
 
         The latent's age is `observation.time_ns - latent.observed_ns`; a network without `max_offset` does not mind it.
-        The chunk begins with what `prefix` has committed.
+        The chunk begins with what `prefix` has committed. It names the seed of its noise, and is made again, to the
+        last bit, with that `seed`; 0 draws one.
 
         Raises `PolicyError` for a latent of another version or shape, a prefix that does not fit or that the network
         was not trained for, and when the network gives NaN.
         """
-        return self.act_batch([observation], [latent], [tick], [prefix])[0]
+        return self.act_batch([observation], [latent], [tick], [prefix], [seed])[0]
 
     @torch.inference_mode()
     def act_batch(
@@ -135,10 +139,12 @@ class NetworkPolicy(ABC):
         latents: Sequence[Latent],
         ticks: Sequence[int],
         prefixes: Sequence[Prefix | None] | None = None,
+        seeds: Sequence[int] | None = None,
     ) -> list[ActionChunk]:
         """`act` of each, in one pass and with the same noise as one after the other."""
         if prefixes is None:
             prefixes = [None] * len(observations)
+        seeds = [seed or self._draw_seed() for seed in seeds or [0] * len(observations)]
         for observation, latent, prefix in zip(observations, latents, prefixes, strict=True):
             require_version(latent, self.version)
             require_width(latent, self.module.latent_width)
@@ -147,9 +153,11 @@ class NetworkPolicy(ABC):
                 require_prefix(self.horizon, self.spec, prefix)
                 self._require_able(prefix)
         return [
-            chunk(actions, self.spec, self.version, observation, latent, tick, prefix)
-            for actions, observation, latent, tick, prefix in zip(
-                self._actions(observations, latents, prefixes), observations, latents, ticks, prefixes, strict=True
+            chunk(actions, self.spec, self.version, *of)
+            for actions, *of in zip(
+                self._actions(observations, latents, prefixes, seeds),
+                *(observations, latents, ticks, prefixes, seeds),
+                strict=True,
             )
         ]
 
@@ -203,9 +211,17 @@ class NetworkPolicy(ABC):
 
     @abstractmethod
     def _actions(
-        self, observations: Sequence[Observation], latents: Sequence[Latent], prefixes: Sequence[Prefix | None]
+        self,
+        observations: Sequence[Observation],
+        latents: Sequence[Latent],
+        prefixes: Sequence[Prefix | None],
+        seeds: Sequence[int],
     ) -> Iterable[np.ndarray]:
-        """float32[H, da] of each, in the robot's units."""
+        """float32[H, da] of each, in the robot's units, from the noise of its seed."""
+
+    def _draw_seed(self) -> int:
+        """For the noise of a chunk; 0 for a policy that needs none."""
+        return draw_seed(self._seeds)
 
     def _states(self, observations: Sequence[Observation]) -> torch.Tensor:
         """float32[b, ds]"""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from policies.common.batches import to_tensor
+from policies.common.noise import seeded
 from policies.common.runtime import Runtime, compiled
 from policies.flow.config import FlowConfig
 from policies.flow.network_policy import NetworkPolicy
@@ -76,11 +77,15 @@ class FlowPolicy(NetworkPolicy):
             )
 
     def _actions(
-        self, observations: Sequence[Observation], latents: Sequence[Latent], prefixes: Sequence[Prefix | None]
+        self,
+        observations: Sequence[Observation],
+        latents: Sequence[Latent],
+        prefixes: Sequence[Prefix | None],
+        seeds: Sequence[int],
     ) -> np.ndarray:
         """float32[b, H, da]"""
         flat = self.horizon * self.spec.action_dim
-        noise = torch.cat([torch.randn(1, flat, generator=self._noise) for _ in observations]).to(self.device)
+        noise = torch.cat([torch.randn(1, flat, generator=seeded(seed)) for seed in seeds]).to(self.device)
         guided = [prefix is not None and prefix.guided for prefix in prefixes]
         sampled = torch.empty_like(noise)
         for kind in sorted(set(guided)):

@@ -191,10 +191,12 @@ def chunk(
     latent: Latent,
     tick: int,
     prefix: Prefix | None = None,
+    seed: int = 0,
 ) -> ActionChunk:
     """The chunk of float32[H, da] `actions` for `tick` on, clipped to the limits, begun with what `prefix` committed.
 
-    May write into `actions`. Raises `PolicyError` for actions that are not finite.
+    `seed`: of the noise it was made from, 0 for none. May write into `actions`. Raises `PolicyError` for actions that
+    are not finite.
     """
     if prefix is not None:
         actions[: prefix.committed] = prefix.actions[: prefix.committed]
@@ -207,6 +209,7 @@ def chunk(
         version=version,
         observed_ns=observation.time_ns,
         latent_observed_ns=latent.observed_ns,
+        seed=seed,
     )
 
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from policies.common.batches import to_tensor
+from policies.common.noise import draw_seed, seeded
 from policies.common.runtime import acting, compiled
 from policies.common.weights import Header, load_published, pack_module, refresh, unpack_own
 from policies.interface.policy import (
@@ -117,7 +118,7 @@ class LeRobotPolicy:
         self.module.eval()
         self._acting: Network = acting(self.module, self.runtime)
         self._act = self._partition.act if self._partition.draws else compiled(self._partition.act, self.runtime)
-        self._noise = torch.Generator().manual_seed(seed)
+        self._seeds = torch.Generator().manual_seed(seed)
         self._thoughts = ObservationHistory(past + 1, spec.period_ns)
         self._states = ObservationHistory(past + 1, spec.period_ns)
         self._kept: tuple[np.ndarray, list[torch.Tensor]] | None = None
@@ -147,7 +148,9 @@ class LeRobotPolicy:
         return Latent(data, oldest_frame_ns(observation, cameras), self.version)
 
     @torch.no_grad()
-    def act(self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None) -> ActionChunk:
+    def act(
+        self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None, seed: int = 0
+    ) -> ActionChunk:
         """float32[H, da] within the spec's limits; reads the state and the latent, never an image.
 
         A type with `history` sees the states and latents of earlier calls as well, by their times: one policy acts for
@@ -155,6 +158,8 @@ class LeRobotPolicy:
 
         The chunk begins with what `prefix` has committed. A guided prefix steers a type that has lerobot's real-time
         chunking; no lerobot policy is trained to read a prefix.
+
+        The chunk names the seed of its noise, and is made again with that `seed` and the same history; 0 draws one.
 
         Raises `PolicyError` for a latent of another version or policy, a prefix that does not fit or cannot be used,
         and when the network gives NaN.
@@ -176,8 +181,9 @@ class LeRobotPolicy:
             self._states.add(observation.time_ns, observation.task, list(states.values()))
             batch |= dict(zip(states, self._states.interpolated(), strict=True))
         shape = self._partition.noise_shape(self._acting)
-        noise = None if shape is None else torch.randn(shape, generator=self._noise).to(self.device)
-        seed = int(torch.randint(2**62, (), generator=self._noise))
+        if shape is not None or self._partition.draws:
+            seed = seed or draw_seed(self._seeds)
+        noise = None if shape is None else torch.randn(shape, generator=seeded(seed)).to(self.device)
         with self._inference(seed):
             act = self._act if guide is None else self._partition.act
             actions = act(self._acting, thought, batch, noise, guide)
@@ -188,7 +194,7 @@ class LeRobotPolicy:
             )
         # as a batch of H: processors of lerobot expect [b, da]
         chosen = self._after(actions[0].float()).cpu().numpy().astype(np.float32)
-        return chunk(chosen, self.spec, self.version, observation, latent, tick, prefix)
+        return chunk(chosen, self.spec, self.version, observation, latent, tick, prefix, seed)
 
     def load(self, weights: bytes, version: int) -> None:
         """Take all that `weights` has of `version` at once, its normalisation statistics included.

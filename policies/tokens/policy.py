@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from policies.common.batches import hold_masked, to_tensor
+from policies.common.noise import seeded
 from policies.common.runtime import Runtime, compiled
 from policies.common.weights import refresh
 from policies.flow.network_policy import NetworkPolicy
@@ -79,14 +80,22 @@ class TokenPolicy(NetworkPolicy):
                 "without a prefix, or use the flow policy."
             )
 
+    def _draw_seed(self) -> int:
+        return super()._draw_seed() if self.config.temperature else 0
+
     def _actions(
-        self, observations: Sequence[Observation], latents: Sequence[Latent], prefixes: Sequence[Prefix | None]
+        self,
+        observations: Sequence[Observation],
+        latents: Sequence[Latent],
+        prefixes: Sequence[Prefix | None],
+        seeds: Sequence[int],
     ) -> list[np.ndarray]:
         noise = None
         if self.config.temperature:
-            shape = len(observations), self.config.longest, self.config.action_vocabulary + 1
+            shape = self.config.longest, self.config.action_vocabulary + 1
+            drawn = torch.stack([torch.rand(shape, generator=seeded(seed)) for seed in seeds])
             # the Gumbel-max trick: the largest of logits + temperature * noise is a draw from their softmax
-            noise = -(-torch.rand(shape, generator=self._noise).clamp_min(1e-12).log()).log().to(self.device)
+            noise = -(-drawn.clamp_min(1e-12).log()).log().to(self.device)
             noise *= self.config.temperature
         state, age = self._states(observations), self._ages(observations, latents)
         with self.runtime.autocast():

@@ -194,6 +194,11 @@ class ChunkScheduler:
         """Measured: ticks from the running chunk's observation until the chunk was here, -1 when there is none."""
         return -1
 
+    @property
+    def made(self) -> ActionChunk | None:
+        """The running chunk as the policy made it, None when there is none."""
+        return None
+
     def reset(self, tick: int) -> None:
         """A new episode starts at `tick`: chunks made for earlier ticks are void. What is known of delays stays."""
 
@@ -234,6 +239,10 @@ class AlignedScheduler(ChunkScheduler):
     @property
     def delay_ticks(self) -> int:
         return -1 if self._running is None else self._running.delay_ticks
+
+    @property
+    def made(self) -> ActionChunk | None:
+        return None if self._running is None else self._running.made
 
     def reset(self, tick: int) -> None:
         self.tracker.reset()

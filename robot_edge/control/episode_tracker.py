@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from hal.interfaces.robot import Feedback
 from robot_edge.control.config import LoopConfig
 from robot_edge.control.mode import HoldReason, Mode
 from wire.errors import InvalidDataError, MessageTooLargeError
+from wire.messages.gateway import RecordedChunk, TerminalObservation
 from wire.messages.local import EpisodeEnded, EpisodeStarted, FrameRecorded, StepRecorded
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import private, without_preview
@@ -39,6 +41,8 @@ class EpisodeTracker:
         """Episode ids are `<name>-<session_id>-<number>`. `notify(kind, detail)`: for the operator."""
         self.recorder = recorder
         self.episode: Episode | None = None
+        self.outcome = ""
+        """success or failure when its last step is recorded: only what that led to is still to be seen"""
         self.first_tick = 0
         """control tick at which the newest episode began"""
         self.ended = 0
@@ -48,6 +52,7 @@ class EpisodeTracker:
         self._stem, self._begun = f"{name}-{session_id}", 0
         self._own_ticks = self._success_ticks = 0
         self._acted = False
+        self._chunk: tuple[int, int] | None = None
 
     @property
     def running(self) -> bool:
@@ -66,6 +71,7 @@ class EpisodeTracker:
             started_ns=now_ns,
         )
         self._begun += 1
+        self.outcome, self._chunk = "", None
         self.recorder.start(self.episode)
         return self.episode
 
@@ -78,16 +84,17 @@ class EpisodeTracker:
         proposed: np.ndarray,
         feedback: Feedback,
         chunk: ActionChunk | None,
+        made: ActionChunk | None,
         *,
         delay_ticks: int,
         version: int,
         own: bool,
         ending: bool,
-    ) -> str:
-        """Record what a tick came to. The outcome if the episode is over with it, else ''.
+    ) -> bool:
+        """Record what a tick came to. False if the episode must end at once, as aborted.
 
-        `proposed`: float32[da]; `own`: it counts against the episode's length; `ending`: whatever happens, this is the
-        last one.
+        `proposed`: float32[da]; `chunk`: what the policy's action is from, and `made`, the same as the policy made it;
+        `own`: it counts against the episode's length; `ending`: whatever happens, this is the last one.
         """
         self._own_ticks += own
         # The first chunk of an episode cannot be there yet; only what runs out afterwards is starvation.
@@ -96,7 +103,7 @@ class EpisodeTracker:
         self._success_ticks += feedback.success or self._success_ticks > 0
         if reason in (HoldReason.no_recorder, HoldReason.bad_observation):
             # Nobody takes notes, so no backlog may grow; or there is nothing valid to note. The robot stands still.
-            return ""
+            return True
         terminated = self._success_ticks > self._config.tail_ticks
         truncated = not terminated and (self._own_ticks >= self._config.max_ticks or ending)
         step = Step(
@@ -115,22 +122,39 @@ class EpisodeTracker:
             truncated=truncated,
         )
         try:
-            self.recorder.step(observation, step)
+            self.recorder.step(observation, step, self._first_use(mode, chunk, made))
         except InvalidDataError as error:
             # Nothing is recorded that was not seen.
             self._notify("hold", f"the episode ends: {error}")
-            return "aborted"
+            return False
         if terminated:
-            return "success"
-        return ("aborted" if ending else "failure") if truncated else ""
+            self.outcome = "success"
+        elif truncated and not ending:
+            self.outcome = "failure"
+        return not truncated or bool(self.outcome)
 
-    def end(self, outcome: str, now_ns: int) -> None:
-        """Close the running episode, if there is one."""
-        if self.episode is None:
-            return
-        self.recorder.end(outcome, now_ns)
+    def end(self, now_ns: int, terminal: Observation | None = None) -> str:
+        """Close the running episode; its outcome: aborted, unless its last step is recorded.
+
+        `terminal`: what was observed after its last action.
+        """
+        outcome, self.outcome = self.outcome or "aborted", ""
+        self.recorder.end(outcome, now_ns, terminal)
         self.episode = None
         self.ended += 1
+        return outcome
+
+    def _first_use(self, mode: Mode, chunk: ActionChunk | None, made: ActionChunk | None) -> RecordedChunk | None:
+        """The chunk if the policy acts by it for the first time."""
+        if mode is not Mode.policy or chunk is None or made is None:
+            return None
+        # By value: a replay begins with copies of what was known.
+        before, self._chunk = self._chunk, (chunk.first_tick, made.observed_ns)
+        if self._chunk == before:
+            return None
+        actions = np.asarray(made.actions, np.float32)
+        first_tick = chunk.first_tick - self.first_tick
+        return RecordedChunk(first_tick, made.version, actions, made.observed_ns, made.seed, made.log_prob)
 
 
 class StepRecorder:
@@ -146,6 +170,7 @@ class StepRecorder:
         self._waiting: deque[_Record] = deque()
         self._episode: Episode | None = None
         self._frame_ns: dict[str, int] = {}
+        self._step_ns = 0
         self.previews = True
 
     @property
@@ -160,23 +185,38 @@ class StepRecorder:
         self._frame_ns = {}
         self._put(EpisodeStarted(episode))
 
-    def step(self, observation: Observation, step: Step) -> None:
-        """Record one tick; frames not yet recorded go first, so that a step never refers to what did not come.
+    def step(self, observation: Observation, step: Step, chunk: RecordedChunk | None = None) -> None:
+        """Record one tick, and the chunk it is the first to act by.
+
+        Frames not yet recorded go first, so that a step never refers to what did not come.
 
         Raises `InvalidDataError`, and records no step, when a frame was overwritten before it could be taken.
         """
         assert self._episode is not None
+        self._put_frames(self._episode, observation)
+        self._step_ns = step.time_ns
+        self._put(StepRecorded(self._episode.id, step, chunk))
+
+    def end(self, outcome: str, now_ns: int, observation: Observation | None = None) -> None:
+        """`observation`: made after the last action. Left out if it is not newer than the last step, or its frames were
+        overwritten.
+        """
+        assert self._episode is not None
+        terminal = None
+        if observation is not None and observation.time_ns > self._step_ns:
+            with contextlib.suppress(InvalidDataError):
+                self._put_frames(self._episode, observation)
+                seen = {camera: frame.time_ns for camera, frame in observation.images.items()}
+                terminal = TerminalObservation(observation.time_ns, observation.state, seen)
+        self._put(EpisodeEnded(self._episode.id, outcome, now_ns, terminal))
+        self._episode = None
+
+    def _put_frames(self, episode: Episode, observation: Observation) -> None:
         for camera, frame in observation.images.items():
             if frame.time_ns > self._frame_ns.get(camera, -1):
                 self._frame_ns[camera] = frame.time_ns
                 sent = frame if self.previews else without_preview(frame)
-                self._put(FrameRecorded(self._episode.id, camera, sent))
-        self._put(StepRecorded(self._episode.id, step))
-
-    def end(self, outcome: str, now_ns: int) -> None:
-        assert self._episode is not None
-        self._put(EpisodeEnded(self._episode.id, outcome, now_ns))
-        self._episode = None
+                self._put(FrameRecorded(episode.id, camera, sent))
 
     def _put(self, record: _Record) -> None:
         waiting = bool(self._waiting)

@@ -99,7 +99,7 @@ class ControlLoop:
 
     def close(self) -> None:
         """End the running episode and stop the robot."""
-        self._end("aborted")
+        self._end()
         self.driver.close()
 
     # --- messages -------------------------------------------------------------------------------------------------
@@ -114,9 +114,9 @@ class ControlLoop:
         while (message := self._uplink.recv()) is not None:
             inbox.handle_message(message)
         self.driver.request_previews(inbox.previews_wanted)
-        if self.tracker.running and (why := self._void_because()):
+        if self.tracker.running and not self.tracker.outcome and (why := self._void_because()):
             log.warning("robot '%s': %s; the running episode ends.", self.name, why)
-            self._end("aborted")
+            self._end()
         inbox.recorder_restarted = False
 
     def _handle_reply(self, reply: ChunkReply) -> None:
@@ -144,6 +144,9 @@ class ControlLoop:
 
     def _ensure_episode(self) -> bool:
         """Whether an episode runs. Begins the next one with a robot that is connected and at rest."""
+        if self.tracker.outcome:
+            self._finish_episode()
+            return False
         if not self.tracker.running:
             self.inbox.adopt_job()
         return self._ensure_connected() and (self.tracker.running or (self._at_rest() and self._start_episode()))
@@ -158,7 +161,7 @@ class ControlLoop:
         connected = self.driver.ensure_connected()
         if not connected:
             self._hold_for(self.driver.fault)
-            self._end("aborted")
+            self._end()
         if not connected or not was_connected:
             self._seen = None
             self.rate.restart()
@@ -216,11 +219,21 @@ class ControlLoop:
             self._inference.send(EpisodeStarted(episode))
         return True
 
-    def _end(self, outcome: str) -> None:
-        """The running episode, if there is one, is over."""
+    def _finish_episode(self) -> None:
+        """The tick after an episode's last action: record what it led to, then slow down."""
+        observation = self.driver.observe()
+        self._seen = observation or self._seen
+        self._end(None if self.driver.observation_fault else observation)
+        if self.driver.connected:
+            self.mode, self.hold = decide(ControlConditions(estop=self.inbox.estop, resetting=True))
+            self._at_rest()
+        else:
+            self._hold_for(self.driver.fault)
+
+    def _end(self, terminal: Observation | None = None) -> None:
+        """The running episode, if there is one, is over: aborted, unless its last step is recorded."""
         if self.tracker.running:
-            self.tracker.end(outcome, self._clock.now_ns())
-            self.inbox.on_episode_ended(outcome)
+            self.inbox.on_episode_ended(self.tracker.end(self._clock.now_ns(), terminal))
 
     # --- read -----------------------------------------------------------------------------------------------------
 
@@ -238,7 +251,7 @@ class ControlLoop:
         # Nobody knows what would hold a robot that was just reset.
         self._hold_for(self.driver.observation_fault)
         if self.inbox.estop or self.inbox.stopping or not self.driver.connected:
-            self._end("aborted")
+            self._end()
         return None
 
     # --- decide ---------------------------------------------------------------------------------------------------
@@ -321,13 +334,13 @@ class ControlLoop:
         self, observation: Observation, proposed: np.ndarray, feedback: Feedback, planned: PlannedAction | None
     ) -> None:
         if not self.driver.connected:
-            self._end("aborted")
+            self._end()
             return
         self.chunks.scheduler.on_executed(self._tick, feedback.executed)
         if not self.tracker.running:
             # It ended while the command waited for `write_after_s`.
             return
-        outcome = self.tracker.step(
+        goes_on = self.tracker.step(
             self._tick,
             self.mode,
             self.hold.reason,
@@ -335,13 +348,14 @@ class ControlLoop:
             proposed,
             feedback,
             planned[1] if planned else None,
+            self.chunks.scheduler.made,
             delay_ticks=self.chunks.scheduler.delay_ticks,
             version=self.inbox.version,
             own=not self.override.in_control,
             ending=self.inbox.estop or self.inbox.stopping,
         )
-        if outcome:
-            self._end(outcome)
+        if not goes_on:
+            self._end()
 
     def _publish_status(self, now: bool = False) -> None:
         if not now and self._tick < self._next_status:

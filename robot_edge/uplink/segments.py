@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 
 import cv2
+import msgspec
 import numpy as np
 
 from wire.errors import InvalidDataError
-from wire.messages.gateway import ACTORS, CameraFrames, Segment
-from wire.types import Episode, Step
+from wire.messages.gateway import ACTORS, CameraFrames, RecordedChunk, Segment, TerminalObservation
+from wire.types import Episode, EpisodeOutcome, Step
 
 
 def encode_jpeg(image: np.ndarray, quality: int = 95) -> bytes:
@@ -28,6 +29,7 @@ class SegmentBuilder:
         self._max_steps = max_steps
         self._index = 0
         self._steps: list[Step] = []
+        self._chunks: list[RecordedChunk] = []
         self._frames: dict[str, deque[tuple[int, bytes]]] = {}
 
     def frame(self, camera: str, time_ns: int, image: np.ndarray) -> bytes:
@@ -36,19 +38,41 @@ class SegmentBuilder:
         self._frames.setdefault(camera, deque()).append((time_ns, jpeg))
         return jpeg
 
-    def step(self, step: Step) -> Segment | None:
-        """Add a step; returns the segment before it when that one is full."""
+    def step(self, step: Step, chunk: RecordedChunk | None = None) -> Segment | None:
+        """Add a step, and the chunk it is the first to act by; the segment before it when that one is full."""
         full = len(self._steps) >= self._max_steps
         segment = self._cut("", False, self._steps[-1].time_ns, step.frames) if full else None
         self._steps.append(step)
+        if chunk is not None:
+            self._chunks.append(chunk)
         return segment
 
-    def end(self, outcome: str, now_ns: int) -> Segment | None:
-        """The last segment, or None for an episode without a step."""
-        return self._cut(outcome, True, now_ns, None) if self._steps else None
+    def end(self, outcome: str, now_ns: int, terminal: TerminalObservation | None = None) -> Segment | None:
+        """The last segment, or None for an episode without a step.
 
-    def _cut(self, outcome: str, last: bool, closed_ns: int, next_frames: dict[str, int] | None) -> Segment:
+        Its last step says whether the episode was terminated or truncated, also when nobody knew at that step.
+        """
+        if not self._steps:
+            return None
+        last = self._steps[-1]
+        if last.terminated and outcome == EpisodeOutcome.aborted:
+            # Control died when all but the terminal observation was there.
+            outcome = EpisodeOutcome.success.value
+        if not (last.terminated or last.truncated):
+            over = outcome == EpisodeOutcome.success
+            self._steps[-1] = msgspec.structs.replace(last, terminated=over, truncated=not over)
+        return self._cut(outcome, True, now_ns, None, terminal)
+
+    def _cut(
+        self,
+        outcome: str,
+        last: bool,
+        closed_ns: int,
+        next_frames: dict[str, int] | None,
+        terminal: TerminalObservation | None = None,
+    ) -> Segment:
         steps, self._steps = self._steps, []
+        chunks, self._chunks = tuple(self._chunks), []
         frames = {}
         for camera, queue in self._frames.items():
             # The frame that only the step to come refers to goes with that step's segment.
@@ -84,6 +108,8 @@ class SegmentBuilder:
             truncated=np.array([s.truncated for s in steps], bool),
             frame_times_ns={c: np.array([s.frames.get(c, -1) for s in steps], np.int64) for c in steps[0].frames},
             frames=frames,
+            terminal=terminal,
+            chunks=chunks,
         )
         self._index += 1
         return segment

@@ -156,9 +156,9 @@ class Uplink:
 
     def _from_control(self, message: Message) -> None:
         match message:
-            case StepRecorded(episode_id=episode_id, step=step):
+            case StepRecorded(episode_id=episode_id, step=step, chunk=chunk):
                 if self._builder is not None and self._builder.episode.id == episode_id:
-                    self._close_segment(self._builder.step(step))
+                    self._close_segment(self._builder.step(step, chunk))
                 elif episode_id != self._unknown_episode:
                     self._unknown_episode = episode_id
                     self._notify_restart()
@@ -168,9 +168,9 @@ class Uplink:
                 if self._builder is not None:
                     self._close_segment(self._builder.end("aborted", self._clock.now_ns()))
                 self._builder = SegmentBuilder(episode, self._segment_steps)
-            case EpisodeEnded(episode_id=episode_id, outcome=outcome, ended_ns=ended_ns):
+            case EpisodeEnded(episode_id=episode_id, outcome=outcome, ended_ns=ended_ns, terminal=terminal):
                 if self._builder is not None and self._builder.episode.id == episode_id:
-                    self._close_segment(self._builder.end(outcome, ended_ns))
+                    self._close_segment(self._builder.end(outcome, ended_ns, terminal))
                     self._builder = None
             case EdgeStatus():
                 self._last_status = message

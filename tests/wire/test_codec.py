@@ -14,11 +14,19 @@ from tests import samples
 from wire import codec
 from wire.codec import decode, encode
 from wire.errors import MessageTooLargeError, ProtocolError
-from wire.messages.gateway import Ack, Heartbeat, Hello, Segment, WeightBytes
-from wire.messages.local import ChunkReply, ChunkRequest, StepRecorded
+from wire.messages.gateway import Ack, Heartbeat, Hello, RecordedChunk, Segment, TerminalObservation, WeightBytes
+from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, StepRecorded
 from wire.types import Observation
 
-GOLDEN_SEGMENT = "340ae7a8baea6bfa"
+GOLDEN_SEGMENT = "c0c1c118cc0c2004"
+
+
+def whole_segment() -> Segment:
+    return msgspec.structs.replace(
+        samples.segment(),
+        terminal=TerminalObservation(4, np.ones(4, np.float32), {"front": 0}),
+        chunks=(RecordedChunk(0, 1, samples.chunk(0).actions, 0, 2**31, np.nan),),
+    )
 
 
 def request(seen: Observation | None = None) -> ChunkRequest:
@@ -36,6 +44,28 @@ def test_a_segment_comes_back_equal() -> None:
         assert np.array_equal(before, after)
     assert came.episode == sent.episode
     assert came.frames["front"].encoded == (b"jpeg",)
+
+
+def test_what_an_episode_led_to_and_the_chunks_it_was_made_of_come_along() -> None:
+    came = decode(encode(whole_segment()))
+    assert isinstance(came, Segment) and came.terminal is not None
+    assert (came.terminal.time_ns, came.terminal.frame_times_ns) == (4, {"front": 0})
+    assert came.terminal.state.tolist() == [1, 1, 1, 1]
+    (chunk,) = came.chunks
+    assert (chunk.first_tick, chunk.version, chunk.observed_ns, chunk.seed) == (0, 1, 0, 2**31)
+    assert np.isnan(chunk.log_prob) and np.array_equal(chunk.actions, samples.chunk(0).actions)
+    recorded = encode(StepRecorded("e", samples.step(0), chunk)), encode(EpisodeEnded("e", "success", 5, came.terminal))
+    step, end = map(decode, recorded)
+    assert isinstance(step, StepRecorded) and step.chunk is not None and step.chunk.seed == 2**31
+    assert isinstance(end, EpisodeEnded) and end.terminal is not None
+
+
+def test_a_segment_recorded_before_there_were_terminal_observations_is_read() -> None:
+    old = msgspec.msgpack.decode(encode(samples.segment())[1:])
+    del old["terminal"], old["chunks"]
+    came = decode(b"\x02" + msgspec.msgpack.encode(old), stored=True)
+    assert isinstance(came, Segment)
+    assert (came.terminal, came.chunks) == (None, ())
 
 
 def test_images_are_not_copied_when_they_arrive() -> None:
@@ -57,18 +87,18 @@ def test_optional_parts() -> None:
 
 def test_golden_bytes_of_the_wire() -> None:
     """Bytes that peers of this protocol version rely on; a change here needs a new PROTOCOL_VERSION."""
-    assert codec.PROTOCOL_VERSION == 2
-    assert encode(Heartbeat(5)) == bytes.fromhex("0282a474797065a9486561727462656174a773656e745f6e7305")
-    digest = hashlib.sha256(encode(samples.segment())).hexdigest()
+    assert codec.PROTOCOL_VERSION == 3
+    assert encode(Heartbeat(5)) == bytes.fromhex("0382a474797065a9486561727462656174a773656e745f6e7305")
+    digest = hashlib.sha256(encode(whole_segment())).hexdigest()
     assert digest[:16] == GOLDEN_SEGMENT
 
 
 def test_another_protocol_version_says_what_to_do() -> None:
-    with pytest.raises(ProtocolError, match="speaks protocol 3, this side 2: install the same"):
-        decode(b"\x03" + encode(Heartbeat(1))[1:])
+    with pytest.raises(ProtocolError, match="speaks protocol 4, this side 3: install the same"):
+        decode(b"\x04" + encode(Heartbeat(1))[1:])
 
 
-@pytest.mark.parametrize("data", [b"", b"\x02", b"\x02\xc1", b"\x02" + b"\x91" * 2000, encode(Ack(("a",)))[:-1]])
+@pytest.mark.parametrize("data", [b"", b"\x03", b"\x03\xc1", b"\x03" + b"\x91" * 2000, encode(Ack(("a",)))[:-1]])
 def test_garbage_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(data)
@@ -78,7 +108,7 @@ def test_garbage_is_refused(data: bytes) -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_are_refused_or_a_message(data: bytes) -> None:
     try:
-        decode(b"\x02" + data)
+        decode(b"\x03" + data)
     except ProtocolError as error:
         assert str(error)
 
@@ -102,7 +132,7 @@ def test_arrays_that_do_not_fit_are_refused(array: object) -> None:
     good = msgspec.msgpack.decode(encode(request())[1:])
     good["observation"]["state"] = array
     with pytest.raises(ProtocolError):
-        decode(b"\x02" + msgspec.msgpack.encode(good))
+        decode(b"\x03" + msgspec.msgpack.encode(good))
 
 
 def test_unknown_dtype_is_not_sent() -> None:
@@ -126,4 +156,4 @@ def test_a_spec_that_makes_no_sense_is_no_message() -> None:
     hello = msgspec.msgpack.decode(encode(Hello("r", "edge", "c", 1, 1, samples.spec()))[1:])
     hello["spec"]["state"][0]["low"] = 5.0
     with pytest.raises(ProtocolError, match="not below high"):
-        decode(b"\x02" + msgspec.msgpack.encode(hello))
+        decode(b"\x03" + msgspec.msgpack.encode(hello))

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from wire.messages import Message
+from wire.messages.gateway import RecordedChunk, TerminalObservation
 from wire.types import ActionChunk, Episode, Frame, Latent, Observation, PolicyVersion, Prefix, ResidualPolicy, Step
 
 
@@ -93,6 +94,8 @@ class EpisodeStarted(Message, frozen=True, eq=False):
 class StepRecorded(Message, frozen=True, eq=False):
     episode_id: str
     step: Step
+    chunk: RecordedChunk | None = None
+    """the policy's action came from it, as the first of it"""
 
 
 class FrameRecorded(Message, frozen=True, eq=False):
@@ -107,3 +110,4 @@ class EpisodeEnded(Message, frozen=True, eq=False):
     episode_id: str
     outcome: str
     ended_ns: int
+    terminal: TerminalObservation | None = None

@@ -196,8 +196,10 @@ class Ledger:
     applied = _reads(ledger_notes.applied)
     add_event = _writes(ledger_notes.add_event)
     events = _reads(ledger_notes.events)
-    add_label = _writes(ledger_notes.add_label)
+    label_episode = _writes(ledger_notes.label_episode)
     labels = _reads(ledger_notes.labels)
+    put_step_labels = _writes(ledger_notes.put_step_labels)
+    step_labels = _reads(ledger_notes.step_labels)
 
     # jobs and leases
     add_job = _writes(ledger_work.add_job)

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.commit import inserted_key
 from cloud_learner.buffer.ledger.rows import (
     AppliedRow,
     ClockOffsetRow,
     EvaluationRow,
     EventRow,
-    LabelRow,
     RobotRow,
 )
+from cloud_learner.buffer.ledger.segments import chunks
 from wire.errors import InvalidDataError
 from wire.messages.gateway import Evaluation
-from wire.types import RobotSpec
+from wire.types import MAX_NAME, RobotSpec
 
-_robots, _offsets, _labels, _e = (
+_robots, _offsets, _labels, _e, _s = (
     tables.robots.c,
     tables.clock_offsets.c,
     tables.labels.c,
     tables.episodes.c,
+    tables.segments.c,
 )
 
 
@@ -147,17 +151,80 @@ def events(connection: sa.Connection, after_id: int = 0, limit: int = 1000) -> t
 # --- labels ---------------------------------------------------------------------------------------------------------
 
 
-def add_label(connection: sa.Connection, episode: str, key: str, value: str, author: str, time_ns: int) -> int:
-    """Note what `author` says of an episode; the label's id. Raises `InvalidDataError` for an unknown episode."""
-    number = connection.scalar(sa.select(_e.number).where(_e.id == episode))
-    if number is None:
-        raise InvalidDataError(f"episode {episode!r} is not in the ledger: it cannot be labelled.")
-    values = {"episode": number, "key": key, "value": value, "author": author, "time_ns": time_ns}
-    return inserted_key(connection.execute(sa.insert(tables.labels).values(**values)))
+def label_episode(connection: sa.Connection, episode_id: str, name: str, value: float, author: str) -> None:
+    """Note what `author` says of an episode; what was said last under a name counts.
+
+    `success` is 0 or 1, `quality` from 0 to 1, other names are free. Raises `InvalidDataError` for another value or no
+    name, and for an episode that is not there.
+    """
+    _require_label_name(name)
+    allowed = {"success": value in (0, 1), "quality": 0 <= value <= 1}.get(name, math.isfinite(value))
+    if not allowed:
+        raise InvalidDataError(
+            f"label {name}={value:g} of episode {episode_id!r}: success is 0 or 1, quality from 0 to 1, anything else "
+            "a finite number."
+        )
+    found = connection.execute(sa.select(_e.number, _e.pruned_ns).where(_e.id == episode_id)).one_or_none()
+    if found is None or found.pruned_ns:
+        gone = "is not in the ledger" if found is None else "was pruned"
+        raise InvalidDataError(
+            f"episode {episode_id!r} {gone}: it cannot be labelled with '{name}'. `vla-fleet buffer tail` names "
+            "segments of episodes that are there."
+        )
+    values = {"episode": found.number, "name": name, "value": value, "author": author, "wall_ns": time.time_ns()}
+    connection.execute(sa.insert(tables.labels).values(**values))
 
 
-def labels(connection: sa.Connection, episode: str) -> tuple[LabelRow, ...]:
-    """All labels of an episode, oldest first; one key may stand there several times."""
-    columns = (_e.id if name == "episode" else _labels[name] for name in LabelRow.__struct_fields__)
-    query = sa.select(*columns).select_from(tables.labels.join(tables.episodes, _labels.episode == _e.number))
-    return tuple(LabelRow(*row) for row in connection.execute(query.where(_e.id == episode).order_by(_labels.id)))
+def labels(connection: sa.Connection, episode_id: str) -> dict[str, float]:
+    """What was said last of an episode, by name."""
+    query = sa.select(_labels.name, _labels.value).join(tables.episodes, _labels.episode == _e.number)
+    return dict(map(tuple, connection.execute(query.where(_e.id == episode_id).order_by(_labels.id))))
+
+
+def put_step_labels(connection: sa.Connection, name: str, labels: Mapping[int, np.ndarray]) -> None:
+    """Note one number for each step of the segments of these ledger rows, float32[T] each, in place of earlier ones.
+
+    A thousand rows at a time hold nobody up. Raises `InvalidDataError`, with nothing noted, for a row that is gone and
+    for another number of steps.
+    """
+    _require_label_name(name)
+    steps: dict[int, int] = {}
+    for some in chunks(map(int, labels)):
+        steps |= dict(map(tuple, connection.execute(sa.select(_s.row, _s.steps).where(_s.row.in_(some)))))
+    found = []
+    for row, values in labels.items():
+        data = np.asarray(values, "<f4")
+        if row not in steps:
+            raise InvalidDataError(
+                f"label '{name}' of ledger row {row}: no such segment, it was pruned or never came. Leave it out."
+            )
+        if data.shape != (steps[row],):
+            raise InvalidDataError(
+                f"label '{name}' of ledger row {row} has shape {list(data.shape)}; the segment has {steps[row]} steps, "
+                "give one number for each."
+            )
+        found.append({"row": int(row), "name": name, "data": data.tobytes()})
+    if found:
+        row_of = insert_into(connection, tables.step_labels)
+        changes = {"data": row_of.excluded.data}
+        connection.execute(row_of.on_conflict_do_update(index_elements=["row", "name"], set_=changes), found)
+
+
+def step_labels(
+    connection: sa.Connection, rows: Sequence[int], names: Sequence[str]
+) -> dict[int, dict[str, np.ndarray]]:
+    """By ledger row and name, float32[T]; what was not said is absent."""
+    c = tables.step_labels.c
+    found: dict[int, dict[str, np.ndarray]] = {}
+    for some in chunks(map(int, rows)):
+        query = sa.select(c.row, c.name, c.data).where(c.row.in_(some), c.name.in_(names))
+        for row, name, data in connection.execute(query):
+            found.setdefault(row, {})[name] = np.frombuffer(data, "<f4")
+    return found
+
+
+def _require_label_name(name: str) -> None:
+    if not (name.isascii() and name.isidentifier() and len(name) <= MAX_NAME):
+        raise InvalidDataError(
+            f"label {name[:MAX_NAME]!r}: a name is made of letters, digits and underscores, such as 'success'."
+        )

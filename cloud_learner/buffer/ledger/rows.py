@@ -214,17 +214,6 @@ class EventRow(msgspec.Struct, frozen=True):
     detail: str
 
 
-class LabelRow(msgspec.Struct, frozen=True):
-    """What somebody said about an episode."""
-
-    id: int
-    episode: str
-    key: str
-    value: str
-    author: str
-    time_ns: int
-
-
 class Intervention(msgspec.Struct, frozen=True):
     """A stretch of an episode in which a human or script had taken the robot from the policy."""
 

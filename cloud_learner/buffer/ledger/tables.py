@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-FORMAT = 3
+FORMAT = 4
 """Grows when a table changes its meaning; a ledger of another format is refused."""
 
 metadata = sa.MetaData()
@@ -244,12 +244,24 @@ labels = sa.Table(
     "labels",
     metadata,
     _key("id"),
+    # of one name the newest counts
     _count("episode", sa.ForeignKey("episodes.number"), index=True),
-    _text("key"),
-    _text("value"),
+    _text("name"),
+    sa.Column("value", sa.Double, nullable=False),
     _text("author"),
-    _count("time_ns"),
+    # nanoseconds since 1970
+    _count("wall_ns"),
     sqlite_autoincrement=True,
+)
+
+step_labels = sa.Table(
+    "step_labels",
+    metadata,
+    # what a job says of each step of a segment; it goes with the segment
+    _count("row", sa.ForeignKey("segments.row", ondelete="CASCADE"), primary_key=True, autoincrement=False),
+    _text("name", primary_key=True),
+    # little-endian float32[T]
+    sa.Column("data", sa.LargeBinary, nullable=False),
 )
 
 jobs = sa.Table(

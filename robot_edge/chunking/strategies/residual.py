@@ -43,6 +43,10 @@ class ResidualScheduler(ChunkScheduler):
     def delay_ticks(self) -> int:
         return self._base.delay_ticks
 
+    @property
+    def made(self) -> ActionChunk | None:
+        return self._base.made
+
     def reset(self, tick: int) -> None:
         self._helpers.clear()
         self._base.reset(tick)

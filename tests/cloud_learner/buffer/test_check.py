@@ -117,10 +117,66 @@ def test_who_sent_it_must_be_whose_it_is():
 def test_the_end_of_an_episode_may_bring_no_steps():
     empty = {n: getattr(LAST, n)[:0] for n in LAST.__struct_fields__ if isinstance(getattr(LAST, n), np.ndarray)}
     seen = {camera: times[:0] for camera, times in LAST.frame_times_ns.items()}
-    nothing = replace(LAST, **empty, frame_times_ns=seen, frames={})
+    nothing = replace(LAST, **empty, frame_times_ns=seen, frames={}, terminal=None, chunks=())
     _check(nothing, {})
     with pytest.raises(InvalidDataError, match="no steps"):
         _check(replace(nothing, last=False, outcome=""), {})
+    with pytest.raises(InvalidDataError, match="no last action is here"):
+        _check(replace(nothing, terminal=LAST.terminal), {})
+
+
+def test_the_end_of_an_episode_does_not_contradict_itself():
+    whole = _known(FIRST, SECOND)
+    cut_off = replace(LAST, terminated=LAST.truncated, truncated=LAST.terminated, outcome="aborted")
+    _check(cut_off, whole)
+    with pytest.raises(InvalidDataError, match="tick 199 is both terminated and truncated"):
+        _check(replace(LAST, truncated=LAST.terminated), whole)
+    for name in ("terminated", "truncated"):
+        with pytest.raises(InvalidDataError, match=f"{name} at tick 190, but the episode goes on"):
+            _check(replace(LAST, **{name: _changed(LAST.truncated, 30, True)}), whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"state": LAST.terminal.state[:3]}, "terminal.state is <f4.3., expected <f4.4."),
+        ({"state": LAST.terminal.state.astype(np.float64)}, "terminal.state is <f8"),
+        ({"state": np.full(4, np.nan, np.float32)}, "terminal.state is not finite"),
+        ({"time_ns": int(LAST.times_ns[-1])}, "terminal.time_ns .* is not after the last step"),
+        ({"time_ns": 2**63}, "terminal.time_ns"),
+        ({"frame_times_ns": {"camera0": LAST.terminal.frame_times_ns["camera0"]}}, "frames of cameras"),
+        ({"frame_times_ns": {**LAST.terminal.frame_times_ns, "camera1": 5}}, "'camera1': .* frame of time 5, older"),
+        ({"frame_times_ns": {**LAST.terminal.frame_times_ns, "camera1": 2**64}}, "taken after it"),
+        (
+            {"frame_times_ns": {**LAST.terminal.frame_times_ns, "camera1": LAST.terminal.time_ns}},
+            "'camera1': .* frame of time .* that never came",
+        ),
+    ],
+)
+def test_a_terminal_observation_is_checked_like_a_step(change, says):
+    with pytest.raises(InvalidDataError, match=says):
+        _check(replace(LAST, terminal=replace(LAST.terminal, **change)), _known(FIRST, SECOND))
+
+
+def test_only_the_last_segment_may_bring_a_terminal_observation():
+    with pytest.raises(InvalidDataError, match="no last action is here"):
+        _check(replace(FIRST, terminal=LAST.terminal), {})
+    _check(replace(LAST, terminal=None), _known(FIRST, SECOND))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"first_tick": 3}, "chunk 0 of tick 3: no step"),
+        ({"seed": 2**63}, "chunk 0: seed 9223372036854775808 does not fit"),
+        ({"actions": FIRST.chunks[0].actions[:, :3]}, "chunk 0: actions is <f4.16, 3., expected <f4.16, 4."),
+        ({"actions": FIRST.chunks[0].actions[0, 0]}, "chunk 0: actions"),
+        ({"actions": np.full((16, 4), np.inf, np.float32)}, "chunk 0: actions is not finite"),
+    ],
+)
+def test_a_chunk_must_be_one_of_the_robot_that_a_step_of_the_segment_executed(change, says):
+    with pytest.raises(InvalidDataError, match=says):
+        _check(replace(FIRST, chunks=(replace(FIRST.chunks[0], **change), *FIRST.chunks[1:])), {})
 
 
 def test_jpeg_size_never_fails_on_garbage():

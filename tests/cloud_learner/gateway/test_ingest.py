@@ -266,7 +266,7 @@ def test_nothing_comes_after_an_episodes_end(gateway):
     assert gateway.accept(third).outcome == "stored"
     assert "ended with segment 2 already" in gateway.accept(early_end).reason
     more = replace(third, id="e/3", index=3, first_tick=60, times_ns=third.times_ns + 20 * SPEC.period_ns)
-    more = replace(more, frames={}, last=False, outcome="", terminated=np.zeros(20, bool))
+    more = replace(more, frames={}, last=False, outcome="", terminated=np.zeros(20, bool), terminal=None)
     assert "ended with 2" in gateway.accept(more).reason
     flagged = replace(second, terminated=np.arange(20) == 5)
     assert "terminated at tick 25, but the episode goes on" in gateway.accept(flagged).reason

@@ -14,7 +14,7 @@ from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory
-from wire.errors import ConfigError
+from wire.errors import ConfigError, InvalidDataError
 from wire.types import PolicyVersion
 
 # large enough for several chunks of a shard
@@ -106,6 +106,15 @@ def test_lineage_goes_both_ways(data: Path) -> None:
         run("lineage", "--data", data)
 
 
+def test_people_say_how_an_episode_went(data: Path) -> None:
+    assert run("label", "e1", "success=1", "quality=0.8", "--data", data).strip() == "e1: quality=0.8, success=1"
+    assert run("label", "e1", "success=0", "--author", "anna", "--data", data).strip() == "e1: quality=0.8, success=0"
+    with DataDirectory(data).open_buffer() as (ledger, _store):
+        assert ledger.labels("e1") == {"success": 0.0, "quality": 0.8}
+    with pytest.raises(InvalidDataError, match="'e7' is not in the ledger"):
+        run("label", "e7", "success=1", "--data", data)
+
+
 def test_tail_shows_the_newest_segments(data: Path) -> None:
     lines = run("tail", "--data", data, "-n", "2", "--no-follow").splitlines()
     assert len(lines) == 2
@@ -121,6 +130,9 @@ def test_tail_shows_the_newest_segments(data: Path) -> None:
         (["export-lerobot", "out", "--spec", "nope"], "--spec must name one robot spec"),
         (["import-lerobot", "nowhere"], "there is no LeRobot dataset at nowhere"),
         (["import-lerobot", "nowhere", "--scale", "a"], "write NAME=VALUE"),
+        (["import-lerobot", "nowhere", "--scale", "a=b"], "--scale a=b: give a number"),
+        (["label", "e1", "success"], "label 'success': write NAME=VALUE"),
+        (["label", "e1", "success=yes"], "success=yes: give a number"),
     ],
 )
 def test_wrong_options_say_what_to_do(data: Path, arguments: list[str], message: str) -> None:

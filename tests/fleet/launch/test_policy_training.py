@@ -50,8 +50,8 @@ def test_a_robot_takes_what_a_trainer_of_another_seed_learnt(policy: str, config
     randomize_zero_init(trainer)
     robot.load(trainer.save(), 1)
     observation = example_observation(recipe.spec, 0, next(iter(recipe.instructions.values())))
-    trainer._noise.manual_seed(5)  # type: ignore[attr-defined]
-    robot._noise.manual_seed(5)  # type: ignore[attr-defined]
+    trainer._seeds.manual_seed(5)  # type: ignore[attr-defined]
+    robot._seeds.manual_seed(5)  # type: ignore[attr-defined]
     mine, its = (one.act(observation, one.think(observation), 0).actions for one in (trainer, robot))
     assert np.array_equal(mine, its)
 

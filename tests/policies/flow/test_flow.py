@@ -7,6 +7,7 @@ import torch
 
 from policies.common.weights import read_header
 from policies.conformance.check import example_batch, example_observation
+from policies.conformance.data import randomize_zero_init
 from policies.flow.config import FlowConfig
 from policies.flow.factory import pixels_network, state_network
 from policies.flow.networks.fast import Conditioning
@@ -15,7 +16,7 @@ from policies.flow.networks.sampling import sample
 from policies.flow.policy import FlowPolicy
 from tests.samples import states_only
 from wire.errors import ConfigError, InvalidDataError, PolicyError, SpecMismatchError, WeightsError
-from wire.types import Frame
+from wire.types import Frame, Prefix
 
 
 def random_loss(policy, batch):
@@ -36,6 +37,27 @@ def test_latent_and_chunk_carry_their_times(seeing, seeing_net):
     assert latent.observed_ns == observation.images["front"].time_ns
     chunk = policy.act(observation, latent, 11)
     assert (chunk.first_tick, chunk.step_ns, chunk.observed_ns) == (11, 50_000_000, observation.time_ns)
+
+
+def test_a_chunk_is_made_again_from_its_seed_to_the_last_bit(seeing, seeing_net):
+    net = msgspec.structs.replace(seeing_net, prefix=True, max_offset=2)
+    robot, later = FlowPolicy(seeing, net, seed=1), FlowPolicy(seeing, net, seed=2)
+    randomize_zero_init(robot)
+    weights = robot.save()
+    for policy in (robot, later):
+        policy.load(weights, 3)
+    observation = example_observation(seeing)
+    latent = robot.think(observation)
+    decided = np.zeros((3, 2), np.float32)
+    seeds = set()
+    for prefix in (None, None, Prefix(decided, 2), Prefix(decided, 1, guided=True)):
+        chunk = robot.act(observation, latent, 11, prefix)
+        again = later.act(observation, latent, 11, prefix, chunk.seed)
+        assert again.actions.tobytes() == chunk.actions.tobytes() and again.seed == chunk.seed
+        assert not np.array_equal(later.act(observation, latent, 11, prefix, chunk.seed + 1).actions, chunk.actions)
+        seeds.add(chunk.seed)
+    assert len(seeds) == 4 and 0 not in seeds
+    assert np.isnan(chunk.log_prob)
 
 
 def test_without_a_camera_the_latent_is_words_only(blind, blind_net):

@@ -33,8 +33,7 @@ def older(latent, ticks, spec):
 
 def chunk(policy, latent, prefix=None, seed=0):
     """The actions for one noise, whatever was drawn before."""
-    policy._noise.manual_seed(seed)
-    return policy.act(example_observation(policy.spec), latent, 0, prefix).actions
+    return policy.act(example_observation(policy.spec), latent, 0, prefix, seed + 1).actions
 
 
 # --- age -----------------------------------------------------------------------------------------------------------

@@ -282,7 +282,7 @@ def test_adapters_alone_travel(seeing, net):
     """On a base that both sides have: random weights of a seed that is the same for all of them."""
     make = lambda seed=0: FlowPolicy(seeing, net, seed, training=FinetuneConfig(lora=Lora(rank=2)))  # noqa: E731
     policy, robot = make(), make(4321)
-    robot._noise.manual_seed(0)
+    robot._seeds.manual_seed(0)
     names = trainable_state_dict(policy.module)
     assert all("lora" in name or name.startswith("normalizer") for name in names)
     assert len(policy.save()) < 0.4 * len(FlowPolicy(seeing, net).save())

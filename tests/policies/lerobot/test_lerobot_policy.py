@@ -233,7 +233,7 @@ def test_states_of_the_ticks_before_are_interpolated():
 
 def test_a_policy_of_two_observations_forgets_when_time_goes_back(robot, diffusion_checkpoint):
     def chunk(policy, observation):
-        policy._noise.manual_seed(0)
+        policy._seeds.manual_seed(0)
         return policy.act(observation, policy.think(observation), 0).actions
 
     first, second = example_observation(robot, 1), example_observation(robot, 2)

@@ -153,7 +153,7 @@ def test_what_was_trained_on_a_random_base_reaches_robots_of_other_seeds(trainin
     policy.loss(batch_of(draw(16, 0))).backward()
     optimizer.step()
     robot.load(policy.save(), 1)
-    robot._noise.manual_seed(0)
+    robot._seeds.manual_seed(0)
     observation = example_observation(REACHER)
     mine, its = (one.act(observation, one.think(observation), 0).actions for one in (policy, robot))
     assert np.array_equal(mine, its)
@@ -280,10 +280,13 @@ def test_with_a_temperature_it_draws():
     policy = TokenPolicy(REACHER, msgspec.structs.replace(REACHING, temperature=1.0))
     observation = example_observation(REACHER)
     latent = policy.think(observation)
-    drawn = [policy.act(observation, latent, 0).actions for _ in range(3)]
-    assert not np.array_equal(drawn[0], drawn[1])
+    drawn = [policy.act(observation, latent, 0) for _ in range(3)]
+    assert not np.array_equal(drawn[0].actions, drawn[1].actions)
     again = TokenPolicy(REACHER, policy.config)
-    assert np.array_equal(again.act(observation, latent, 0).actions, drawn[0])
+    assert np.array_equal(again.act(observation, latent, 0).actions, drawn[0].actions)
+    assert np.array_equal(again.act(observation, latent, 0, seed=drawn[2].seed).actions, drawn[2].actions)
+    likeliest = TokenPolicy(REACHER, REACHING)
+    assert likeliest.act(observation, latent, 0).seed == 0
 
 
 @pytest.mark.slow

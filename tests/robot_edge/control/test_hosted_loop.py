@@ -129,6 +129,12 @@ def test_everybody_sees_what_the_driver_drew_and_inference_where_it_lies(bench: 
         assert np.array_equal(message.frame.preview, bench.driver.drew(message.frame).preview)
     recorded = {message.frame.time_ns for message in taken}
     assert all(set(step.step.frames.values()) <= recorded for step in bench.of(StepRecorded))
+    ends = bench.of(EpisodeEnded)
+    assert len(ends) == 2
+    for end in ends:
+        last = [step.step for step in bench.of(StepRecorded) if step.episode_id == end.episode_id][-1]
+        assert end.terminal.time_ns > last.time_ns and set(end.terminal.frame_times_ns.values()) <= recorded
+        np.testing.assert_allclose(end.terminal.state[:3], last.state[:3] + 0.01 * last.executed[:3], atol=1e-6)
 
 
 def test_no_pixel_is_sent_to_inference(bench: Bench) -> None:

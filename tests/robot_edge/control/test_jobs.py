@@ -51,13 +51,13 @@ def test_another_job_begins_after_the_running_episode_and_an_interrupted_one_goe
     bench.uplink.send(Job("other", (RIGHT,), 900))
     bench.tick(3)
     assert status(bench).job == "main"
-    bench.tick(14)
+    bench.tick(16)
     assert (status(bench).job, status(bench).job_episodes) == ("other", 1)
     bench.uplink.send(Job("main", (LEFT, RIGHT), 500))
-    bench.tick(20)
+    bench.tick(23)
     assert scenes(bench) == [(LEFT, 500), (RIGHT, 501), (RIGHT, 900), (RIGHT, 901), (LEFT, 502), (RIGHT, 503)]
     bench.uplink.send(Job("main", (LEFT, RIGHT), 700))
-    bench.tick(20)
+    bench.tick(23)
     assert scenes(bench)[6:] == [(LEFT, 700), (RIGHT, 701)], "another stretch of seeds begins at its beginning"
 
 

@@ -31,6 +31,7 @@ from robot_edge.flight_recorder.file import MAGIC, frame, frames
 from robot_edge.flight_recorder.replay import read_records, replay
 from tests.robot_edge.flight_recorder.bench import FAKE, Bench, eventful, make_loop
 from wire.errors import ConfigError, CorruptDataError, FleetError, RobotDisconnectedError, RobotError
+from wire.messages.local import EpisodeEnded, StepRecorded
 from wire.types import Frame, Observation, PolicyCapabilities
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -77,6 +78,15 @@ def test_a_stretch_begins_at_the_snapshot_before_it(flown: tuple[Path, int]) -> 
         result = replay(directory, make_loop, first, last)
         assert result.differences == [], first
         assert (result.first_tick, result.last_tick) == (first, last)
+
+
+def test_the_ends_of_episodes_and_their_chunks_are_decided_again_from_any_snapshot(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, snapshot_ticks=7, boundary_ticks=7).ready().fly(140).land()
+    ends = [m for m in bench.sent if isinstance(m, EpisodeEnded)]
+    assert len(ends) == 2 and all(end.terminal is not None for end in ends)
+    assert sum(isinstance(m, StepRecorded) and m.chunk is not None for m in bench.sent) > 10
+    for first in range(1, 140, 7):
+        assert replay(tmp_path, make_loop, first, first + 6).differences == [], first
 
 
 def test_another_rule_of_decision_is_named(flown: tuple[Path, int]) -> None:

@@ -378,15 +378,68 @@ def test_measurements_applied_and_events(ledger):
     assert ledger.events(limit=1)[0].time_ns == 1
 
 
-def test_labels_are_kept_with_who_gave_them(ledger):
+def test_of_the_labels_of_an_episode_the_newest_of_each_name_counts(ledger):
     _commit(ledger, fake_episode(SPEC, "e1")[0])
-    assert ledger.add_label("e1", "quality", "good", "anna", 5) == 1
-    assert ledger.add_label("e1", "quality", "bad", "otto", 6) == 2
-    rows = ledger.labels("e1")
-    assert [(row.episode, row.key, row.value, row.author, row.time_ns) for row in rows] == [
-        ("e1", "quality", "good", "anna", 5),
-        ("e1", "quality", "bad", "otto", 6),
-    ]
-    assert ledger.labels("e2") == ()
-    with pytest.raises(InvalidDataError, match="'e2'"):
-        ledger.add_label("e2", "quality", "good", "anna", 5)
+    assert ledger.labels("e1") == ledger.labels("e2") == {}
+    ledger.label_episode("e1", "success", 0, "anna")
+    ledger.label_episode("e1", "quality", 0.5, "anna")
+    ledger.label_episode("e1", "success", 1, "otto")
+    ledger.label_episode("e1", "spilled_ml", -3.5, "otto")
+    assert ledger.labels("e1") == {"success": 1.0, "quality": 0.5, "spilled_ml": -3.5}
+
+
+@pytest.mark.parametrize(
+    ("episode", "name", "value", "says"),
+    [
+        ("e2", "quality", 1, "'e2' is not in the ledger: .*'quality'.*buffer tail"),
+        ("gone", "quality", 1, "'gone' was pruned"),
+        ("e1", "success", 0.5, "success=0.5 of episode 'e1': success is 0 or 1"),
+        ("e1", "quality", 1.5, "quality from 0 to 1"),
+        ("e1", "other", float("nan"), "other=nan"),
+        ("e1", "two words", 1, "'two words': a name"),
+    ],
+)
+def test_a_label_that_cannot_be_is_refused_by_name(ledger, episode, name, value, says):
+    _commit(ledger, fake_episode(SPEC, "e1")[0])
+    _commit(ledger, fake_episode(SPEC, "gone")[0])
+    ledger.prune(["gone"], 70)
+    with pytest.raises(InvalidDataError, match=says):
+        ledger.label_episode(episode, name, value, "anna")
+    assert ledger.labels(episode) == {}
+
+
+def test_a_job_writes_numbers_back_by_row_and_step(ledger):
+    rows = [_commit(ledger, segment) for segment in fake_episode(SPEC, "e1", steps=100, segment_steps=80)]
+    first, second = np.linspace(0, 1, 80, dtype=np.float32), np.full(20, np.nan, np.float32)
+    ledger.put_step_labels("value", {rows[0]: -first, np.int64(rows[1]): second})
+    ledger.put_step_labels("value", {rows[0]: first})
+    ledger.put_step_labels("advantage", {rows[1]: np.zeros(20)})
+    ledger.put_step_labels("value", {})
+    found = ledger.step_labels([*rows, 99], ["value", "advantage", "other"])
+    assert {row: sorted(names) for row, names in found.items()} == {
+        rows[0]: ["value"],
+        rows[1]: ["advantage", "value"],
+    }
+    assert found[rows[0]]["value"].dtype == np.float32 and np.array_equal(found[rows[0]]["value"], first)
+    assert np.isnan(found[rows[1]]["value"]).all()
+    assert ledger.step_labels(rows, ["other"]) == {}
+
+
+def test_numbers_for_a_row_that_is_gone_or_of_another_length_are_refused_whole(ledger):
+    rows = [_commit(ledger, segment) for segment in fake_episode(SPEC, "e1", steps=100, segment_steps=80)]
+    good = np.zeros(80, np.float32)
+    with pytest.raises(InvalidDataError, match=f"'value' of ledger row {rows[1]} has shape .80.; .* 20 steps"):
+        ledger.put_step_labels("value", {rows[0]: good, rows[1]: good})
+    with pytest.raises(InvalidDataError, match="'value' of ledger row 77: no such segment"):
+        ledger.put_step_labels("value", {rows[0]: good, 77: good})
+    with pytest.raises(InvalidDataError, match="'a b': a name"):
+        ledger.put_step_labels("a b", {rows[0]: good})
+    assert ledger.step_labels(rows, ["value"]) == {}
+
+
+def test_pruning_forgets_what_was_said_of_steps(ledger):
+    rows = [_commit(ledger, segment) for name in ("e1", "e2") for segment in fake_episode(SPEC, name)]
+    counts = {row: ledger.segments_after(row - 1, 1)[0].steps for row in rows}
+    ledger.put_step_labels("value", {row: np.zeros(count, np.float32) for row, count in counts.items()})
+    ledger.prune(["e1"], 70)
+    assert sorted(ledger.step_labels(rows, ["value"])) == rows[3:]

@@ -136,7 +136,7 @@ def test_what_is_not_sealed_is_told_by_episode(ledger):
     assert [one.finished for one in found] == [False, False, True, True, True, False, False, False]
     assert [one.id for one in ledger.unsealed(OTHER.hash)] == ["o/0"]
     assert found[4] == Unsealed(
-        row=2, id="e1/2", episode="e1", episode_number=2, index=2, spec_hash=SPEC.hash, steps=40, bytes=102, frames=10,
+        row=2, id="e1/2", episode="e1", episode_number=2, index=2, spec_hash=SPEC.hash, steps=40, bytes=102, frames=11,
         journal=1, offset=400, sha256=f"{1:064x}", committed_ns=11, finished=True,
     )  # fmt: skip
     assert found[0].finished is False
@@ -219,7 +219,7 @@ def test_a_pruned_episode_is_gone_but_not_unknown(ledger):
     rows = _commit(ledger, *fake_episode(SPEC, "e1"), *fake_episode(SPEC, "e2", seed=3), journal=1)
     rows += _commit(ledger, *fake_episode(OTHER, "o", robot="r2"), journal=2)
     ledger.commit_version(PolicyVersion(1, "a" * 64, 10, 0, 1, 1, 1), "1", trained=[1, 2])
-    ledger.add_label("e1", "quality", "bad", "anna", 5)
+    ledger.label_episode("e1", "quality", 0.5, "anna")
     before, episode = ledger.robot_totals(), ledger.episode("e1")
     assert ledger.generation() == 0
     assert ledger.prune([], 70) == ledger.prune(["nothing"], 70) == (0, 0)
@@ -239,7 +239,7 @@ def test_a_pruned_episode_is_gone_but_not_unknown(ledger):
     assert ledger.episode("e1").pruned_ns == 70
     assert (ledger.episode("e1").steps, ledger.episode("e1").outcome) == (episode.steps, "success")
     assert ledger.episodes_of_version(1) == ("e1", "e2")
-    assert len(ledger.labels("e1")) == 1
+    assert ledger.labels("e1") == {"quality": 0.5}
     assert ledger.episodes_of_robot("r1") == 2
     assert [row.id for row in ledger.episodes("r1")] == ["e2"]
     assert [row.id for row in ledger.episodes("r1", pruned=True)] == ["e2", "e1"]
