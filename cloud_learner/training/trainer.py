@@ -50,6 +50,8 @@ _HEARTBEAT_NS = 1_000_000_000
 _REFRESH_NS = 200_000_000
 _REFRESH_SEGMENTS = 4096
 _STATUS_NS = 500_000_000
+_LOOK_NS = 5_000_000_000
+"""until the demonstrations are looked at again that could not all be read"""
 
 
 class TrainerPhase(StrEnum):
@@ -122,6 +124,7 @@ class Trainer:
         self._step_times_ns: deque[int] = deque(maxlen=50)
         now_ns = clock.now_ns()
         self._next_heartbeat_ns = self._next_refresh_ns = self._next_status_ns = self._next_publish_ns = now_ns
+        self._next_look_ns = now_ns
         self._next_checkpoint_ns = now_ns + int(config.checkpoint_every_s * 1e9)
         self._resume()
 
@@ -238,8 +241,15 @@ class Trainer:
     # --- learning -------------------------------------------------------------------------------------------------
 
     def _look_for_demonstrations(self) -> None:
+        if self._clock.now_ns() < self._next_look_ns:
+            return
         if self._source.finished(EpisodeSource.demonstration) >= self._config.demonstrations:
-            self._set_normalization(self._source.examples())
+            try:
+                self._set_normalization(self._source.examples())
+            except StorageError as error:
+                log.warning("the trainer waits: %s", error)
+                self._next_look_ns = self._clock.now_ns() + _LOOK_NS
+                return
             self.phase = TrainerPhase.pretraining
 
     def _refresh(self) -> int:
@@ -259,6 +269,8 @@ class Trainer:
         """One gradient step on the next batch; whether there was one to do."""
         # Only what is pretrained can be past waiting while there is nothing to learn from.
         if self.phase == TrainerPhase.waiting or self._finished or not self._source.eligible_steps:
+            return False
+        if self.phase == TrainerPhase.online and self._source.ahead_of_data:
             return False
         started_ns = self._clock.now_ns()
         try:
@@ -331,7 +343,7 @@ class Trainer:
                 loss=float(np.mean(self._losses)) if self._losses else 0.0,
                 steps_per_s=1.0 / mean_s if mean_s else 0.0,
                 imitated_steps=self._source.eligible_steps,
-                cached_segments=self._source.segments,
+                cached_segments=self._source.stats.segments,
                 phase=TrainerPhase.finished if self._finished else self.phase,
                 echo=self._source.echo,
             )

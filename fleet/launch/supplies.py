@@ -200,6 +200,7 @@ def make_trainer(
         seed=seed,
         cache_bytes=recipe.cache_bytes,
         echo=recipe.echo,
+        samples_per_insert=recipe.samples_per_insert,
         workers=recipe.cache_workers,
         prefetch=recipe.prefetch,
     )

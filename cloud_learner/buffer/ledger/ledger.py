@@ -200,6 +200,7 @@ class Ledger:
     labels = _reads(ledger_notes.labels)
     put_step_labels = _writes(ledger_notes.put_step_labels)
     step_labels = _reads(ledger_notes.step_labels)
+    labelled_since = _reads(ledger_notes.labelled_since)
 
     # jobs and leases
     add_job = _writes(ledger_work.add_job)

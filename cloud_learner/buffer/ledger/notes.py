@@ -205,8 +205,9 @@ def put_step_labels(connection: sa.Connection, name: str, labels: Mapping[int, n
             )
         found.append({"row": int(row), "name": name, "data": data.tobytes()})
     if found:
-        row_of = insert_into(connection, tables.step_labels)
-        changes = {"data": row_of.excluded.data}
+        revision = 1 + (connection.scalar(sa.select(sa.func.max(tables.step_labels.c.revision))) or 0)
+        row_of = insert_into(connection, tables.step_labels).values(revision=revision)
+        changes = {"data": row_of.excluded.data, "revision": revision}
         connection.execute(row_of.on_conflict_do_update(index_elements=["row", "name"], set_=changes), found)
 
 
@@ -221,6 +222,16 @@ def step_labels(
         for row, name, data in connection.execute(query):
             found.setdefault(row, {})[name] = np.frombuffer(data, "<f4")
     return found
+
+
+def labelled_since(connection: sa.Connection, revision: int, names: Sequence[str]) -> tuple[tuple[int, ...], int]:
+    """(ledger rows, growing, that got a label of these names after `revision`, the newest revision)."""
+    c = tables.step_labels.c
+    newest = connection.scalar(sa.select(sa.func.max(c.revision))) or 0
+    if newest <= revision:
+        return (), revision
+    query = sa.select(c.row).distinct().where(c.revision > revision, c.name.in_(names)).order_by(c.row)
+    return tuple(connection.scalars(query)), newest
 
 
 def _require_label_name(name: str) -> None:

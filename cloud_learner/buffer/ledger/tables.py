@@ -260,6 +260,8 @@ step_labels = sa.Table(
     # what a job says of each step of a segment; it goes with the segment
     _count("row", sa.ForeignKey("segments.row", ondelete="CASCADE"), primary_key=True, autoincrement=False),
     _text("name", primary_key=True),
+    # grows with every call that writes some, so that who keeps them finds what is new
+    _count("revision", index=True),
     # little-endian float32[T]
     sa.Column("data", sa.LargeBinary, nullable=False),
 )

@@ -11,7 +11,7 @@ from cloud_learner.buffer.sampling.target import SamplingDistribution
 from wire.errors import ConfigError
 
 _NOT_NEGATIVE = (("max_offset", 0), ("history", 0), ("workers", 0), ("prefetch", 0), ("n_step", 0))
-_MEMORY = ("fresh_bytes", "max_echo", "workers", "prefetch", "lead", "target")
+_MEMORY = ("fresh_bytes", "max_echo", "workers", "prefetch", "lead", "target", "samples_per_insert")
 """settings that other plans may follow with"""
 
 
@@ -53,6 +53,14 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
     """how often a step is drawn on average while it is in memory, where not all fit"""
     max_echo: float = 8.0
     """echo is raised up to this while loading is what the trainer waits for"""
+    samples_per_insert: float = 0.0
+    """at most so many steps are drawn for each step that was recorded (`ReplayDataset.ahead_of_data`); 0: any number"""
+    validation: float = 0.0
+    """share of the episodes that are held out, by a hash of their ids: the same ones for everybody and for good"""
+    held_out: bool = False
+    """draw from those, and from nothing else"""
+    until_row: int = 0
+    """draw from nothing that was committed after this ledger row, such as that of a snapshot; 0: from all"""
     rank: int = 0
     world: int = 1
     """ranks share the episodes: each gets those that the index deals to it"""
@@ -77,6 +85,11 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"dataset: gamma {self.gamma} must be above 0 and at most 1.")
         if any(a >= b for a, b in zip((0, *self.ticks_ahead), self.ticks_ahead, strict=False)):
             raise ConfigError(f"dataset: ticks_ahead {self.ticks_ahead} must be positive and grow.")
+        if self.samples_per_insert < 0 or not 0 <= self.validation < 1:
+            raise ConfigError(
+                f"dataset: samples_per_insert {self.samples_per_insert} must not be negative, validation "
+                f"{self.validation} from 0 to below 1."
+            )
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"dataset: seed {self.seed} must be in [0, 2**63).")
 
@@ -132,4 +145,5 @@ class DatasetState(msgspec.Struct, frozen=True):
     watermark: int
     pending: tuple[PendingBatch, ...]
     batches: int
+    recorded: int
     drawn: tuple[int, ...]

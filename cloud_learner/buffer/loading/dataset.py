@@ -15,12 +15,11 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.loading.batch_queue import BatchQueue
@@ -29,6 +28,7 @@ from cloud_learner.buffer.loading.config import DatasetConfig, DatasetState, Dat
 from cloud_learner.buffer.loading.decode import FreshSegments
 from cloud_learner.buffer.loading.layout import Layout
 from cloud_learner.buffer.loading.loader import DRAW, BatchBuilder, LoadPlan, LoadPlanner, SegmentLoader
+from cloud_learner.buffer.loading.normalization import read_examples
 from cloud_learner.buffer.loading.windows import Batch
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.sampling.sampler import BatchPlan, Sampler
@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 _PLANNED_SHARE = 0.95
 """of the cache; the rest is for what is being loaded ahead of its turn"""
 _EMPTY_BATCHES = 100
-_SEGMENTS_AT_ONCE = 256
 _ECHO_S = 5.0
 """between looks at what the trainer waits for"""
 _WAITS, _WAITS_NOT = 0.5, 0.05
@@ -71,7 +70,8 @@ class ReplayDataset:
                 f"{spec.state_dim}; use the `rolled` of its motion."
             )
         self.config = config
-        self.universe = SegmentIndex(tuple(config.tasks), config.rank, config.world)
+        shares = config.rank, config.world, config.validation, config.held_out, config.until_row
+        self.universe = SegmentIndex(tuple(config.tasks), *shares)
         self._ledger, self._store, self._spec = ledger, store, spec
         target = config.target
         self._layout = Layout.of(
@@ -94,7 +94,9 @@ class ReplayDataset:
         self._generation = ledger.generation()
         self._version = 0
         """newest policy version that the sampler knows"""
-        self._loader = SegmentLoader(self._frames, store.read, self._layout, self._fresh, config.workers)
+        self._loader = SegmentLoader(
+            self._frames, store.read, self._layout, self._fresh, config.workers, self._read_labels
+        )
         self._builder = BatchBuilder(self._steps, self._frames, self._loader, self._layout, config)
         self._batches_made = BatchQueue(self._builder.make, config.prefetch)
         self._closing = contextlib.ExitStack()
@@ -103,7 +105,9 @@ class ReplayDataset:
         self._left_over: np.ndarray = np.zeros(0, np.int64)
         """in memory for what was pending at the last stop: leaves with the next plan"""
         self._drawn: set[int] = set()
-        self._batches = 0
+        self._batches = self._recorded = 0
+        self._labelled = 0
+        """newest revision of the steps' labels that was looked at"""
         self._waited_s, self._looked_s = 0.0, time.perf_counter()
         self._closed = False
 
@@ -120,8 +124,12 @@ class ReplayDataset:
             return self._rebuild(generation)
         index = self._ledger.index(self.universe.watermark, self._spec.hash, limit)
         added, version = self.universe.extend(index), self._newest_version()
+        self._recorded += int(self.universe.steps[added].sum())
         self._planner.note_added(added)
         self._look_elsewhere()
+        if self.config.labels:
+            rows, self._labelled = self._ledger.labelled_since(self._labelled, self.config.labels)
+            self._planner.note_readable(rows)
         if len(added) or version != self._version:
             self.sampler.refresh(version)
         self._version = version
@@ -143,9 +151,11 @@ class ReplayDataset:
         return self.sampler.stats.eligible_steps
 
     @property
-    def segments(self) -> int:
-        """Segments in memory."""
-        return len(self._steps)
+    def ahead_of_data(self) -> bool:
+        """Whether as many steps were drawn as `samples_per_insert` allows for what was recorded so far."""
+        config = self.config
+        drawn = self._batches * config.batch * config.ticks_per_frame
+        return bool(config.samples_per_insert) and drawn >= config.samples_per_insert * self._recorded
 
     def finished(self, source: str) -> int:
         """Episodes of that source, 'online' or 'demonstration', that are committed from their first to last segment."""
@@ -156,31 +166,10 @@ class ReplayDataset:
         return int((segments[universe.episode[last]] == universe.index[last] + 1).sum())
 
     def examples(self, steps: int = 100_000) -> NormalizationData:
-        """States at which windows may begin and chunks of their actions, of all such steps or about `steps` of them.
-
-        They are read from whole segments spread evenly over what is there; chunks overlap by half. Raises
-        `StorageError`.
-        """
+        """States and chunks to fit a normalisation to: `normalization.read_examples`, whose errors it raises."""
         startable = self._planner.startable(np.arange(len(self.universe)))
-        able = np.flatnonzero((startable > 0) & ~self.universe.gone)
-        share = min(1.0, steps / max(1, int(startable[able].sum())))
-        count = max(1, round(share * len(able)))
-        chosen = able[np.unique(np.linspace(0, len(able) - 1, count).astype(int))] if len(able) else able
-        horizon = self.config.horizon
-        states: list[np.ndarray] = [np.zeros((0, self._spec.state_dim), np.float32)]
-        chunks: list[np.ndarray] = [np.zeros((0, horizon, self._spec.action_dim), np.float32)]
-        for first in range(0, len(chosen), _SEGMENTS_AT_ONCE):
-            rows = self.universe.row[chosen[first : first + _SEGMENTS_AT_ONCE]].tolist()
-            for segment in self._store.read(rows).segments.values():
-                table = np.array(self._layout.starts[segment.episode.source == "demonstration"])
-                imitable = table[segment.actor]
-                states.append(segment.state[imitable])
-                if len(imitable) < horizon:
-                    continue
-                whole = np.flatnonzero(sliding_window_view(imitable, horizon).all(1))
-                windows = sliding_window_view(segment.executed, horizon, 0).transpose(0, 2, 1)
-                chunks.append(windows[whole[:: max(1, horizon // 2)]].astype(np.float32))
-        return NormalizationData(np.concatenate(states), np.concatenate(chunks))
+        startable[self.universe.gone] = 0
+        return read_examples(self.universe.row, startable, self._store.read, self._layout, self.config.horizon, steps)
 
     # --- batches --------------------------------------------------------------------------------------------------
 
@@ -264,14 +253,16 @@ class ReplayDataset:
         )
         drawn = tuple(sorted(self._drawn))
         settings, sampler = self.config.settings(), self.sampler.state()
-        state = DatasetState(settings, sampler, self.universe.watermark, pending, self._batches, drawn)
+        watermark = self.universe.watermark
+        state = DatasetState(settings, sampler, watermark, pending, self._batches, self._recorded, drawn)
         return msgspec.to_builtins(state)
 
     def restore(self, state: Mapping[str, Any]) -> bool:
         """Go on where `state` was taken, on a new dataset with the same config, instead of its first `refresh`.
 
-        The same batches follow as would have there; False if segments were pruned or damaged meanwhile, so that others
-        do. Raises `InvalidDataError` for a state that does not fit, `StorageError` if the ledger cannot be read.
+        The same batches follow as would have there; False if others do, since segments were pruned or damaged or there
+        are more or fewer ranks. Raises `InvalidDataError` for a state that does not fit, `StorageError` if the ledger
+        cannot be read.
         """
         try:
             saved = msgspec.convert(dict(state), DatasetState)
@@ -279,7 +270,9 @@ class ReplayDataset:
         except (msgspec.ValidationError, ValueError) as error:
             raise InvalidDataError(f"dataset: the state cannot be read ({error}); begin anew without it.") from error
         ours = self.config.settings()
-        for name in {**ours, **saved.settings}:
+        ranks = {name: saved.settings.get(name) for name in ("rank", "world")}
+        same_ranks = ranks == {name: ours[name] for name in ranks}
+        for name in sorted({**ours, **saved.settings}.keys() - ranks.keys()):
             if saved.settings.get(name) != ours.get(name):
                 raise InvalidDataError(
                     f"dataset: the state was taken with {name} {saved.settings.get(name)}, this one has "
@@ -289,12 +282,17 @@ class ReplayDataset:
             raise InvalidDataError("dataset: restore a state before the first refresh, or into a new dataset.")
         self._generation = self._ledger.generation()
         self.universe.extend(self._ledger.index(0, self._spec.hash), saved.watermark)
+        self._batches, self._drawn = saved.batches, set(saved.drawn)
+        self._recorded = max(saved.recorded, int(self.universe.steps.sum()))
         try:
             same = self.sampler.restore(saved.sampler)
         except (InvalidDataError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             # the segments are known by now: the sampler has to hear of them, for nothing else will tell it
             self.sampler.refresh(self._newest_version(), anew=True)
             raise InvalidDataError(f"dataset: the state of the sampler cannot be used: {error}") from error
+        if not same_ranks:
+            # what was planned there is another rank's by now, and is drawn again in the next epoch
+            return False
         numbers = [self.universe.find(each["segment"]) for each in draws]
         for position, (pending, each) in enumerate(zip(saved.pending, draws, strict=True)):
             mine = np.unique(numbers[position][numbers[position] >= 0])
@@ -307,7 +305,6 @@ class ReplayDataset:
             self._put(self._planner.plan(plan, pending.watermark, each))
         self._planner.note_all()
         self._left_over = self._planner.loaded
-        self._batches, self._drawn = saved.batches, set(saved.drawn)
         return same
 
     def close(self) -> None:
@@ -366,6 +363,7 @@ class ReplayDataset:
         self._planner.note_all()
         self._version = self._newest_version()
         self.sampler.refresh(self._version, anew=True)
+        self._recorded += int(self.universe.steps[self.universe.row > before].sum())
         return int((index.row > before).sum())
 
     def _look_elsewhere(self) -> None:
@@ -374,6 +372,14 @@ class ReplayDataset:
             sealed = [row for row, place in self._ledger.places(waiting).items() if place.journal is None]
             self._builder.elsewhere.difference_update(sealed)
             self._planner.note_readable(sealed)
+
+    def _read_labels(self, rows: Sequence[int]) -> dict[int, np.ndarray]:
+        """float32[T, L] by ledger row, nan where nobody said anything."""
+        names, found = self.config.labels, {}
+        for row, labels in self._ledger.step_labels(rows, names).items() if names else ():
+            nothing = np.full(len(next(iter(labels.values()))), np.nan, np.float32)
+            found[row] = np.stack([labels.get(name, nothing) for name in names], 1)
+        return found
 
     def _newest_version(self) -> int:
         newest = self._ledger.newest_version()

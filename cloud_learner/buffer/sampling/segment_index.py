@@ -6,6 +6,7 @@ lives. A *run* is a stretch of steps of one segment with the same actor and poli
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -74,7 +75,8 @@ _RUN = {
 class SegmentIndex:
     """Grows with the ledger. Its arrays are read-only views: take them again after `extend` or `rebuild`.
 
-    Left out: evaluation episodes (held-out seeds stay held out), tasks that were not asked for, and, where several
+    Left out: evaluation episodes (held-out seeds stay held out), tasks that were not asked for, the episodes of a
+    validation share, and, where several
     ranks share one buffer, the episodes of other ranks: of each `world` episodes of a task and source that follow each
     other, every rank gets one. Not for several threads at once.
     """
@@ -122,8 +124,20 @@ class SegmentIndex:
     episode_numbers: np.ndarray
     """int64[E] ledger number by dense number"""
 
-    def __init__(self, tasks: tuple[str, ...], rank: int = 0, world: int = 1) -> None:
-        """`tasks` in the order that `task` counts. Raises `ConfigError` for no task, one twice, or a wrong rank."""
+    def __init__(
+        self,
+        tasks: tuple[str, ...],
+        rank: int = 0,
+        world: int = 1,
+        validation: float = 0.0,
+        held_out: bool = False,
+        until_row: int = 0,
+    ) -> None:
+        """`tasks` in the order that `task` counts. A share `validation` of the episodes is left out, or with `held_out`
+        all others; so is what came after `until_row`, if it is not 0. Raises `ConfigError` for no task, one twice, or a
+        wrong rank.
+        """
+        self._validation, self._held_out, self._until = validation, held_out, until_row or 2**63 - 1
         if not tasks or len(set(tasks)) != len(tasks):
             raise ConfigError(f"universe: tasks {tasks} must be at least one, each once.")
         if not 0 <= rank < world:
@@ -166,7 +180,7 @@ class SegmentIndex:
             raise InvalidDataError("universe: the rows of the ledger's index do not grow; it cannot be taken in.")
         episode = self._dense_numbers(np.asarray(index.episode), index.episodes)
         last = until if until is not None else int(rows[-1]) if len(rows) else 0
-        wanted = np.flatnonzero((rows > self.watermark) & (rows <= last) & (episode >= 0))
+        wanted = np.flatnonzero((rows > self.watermark) & (rows <= min(last, self._until)) & (episode >= 0))
         self.watermark = max(self.watermark, last)
         first = len(self)
         added = np.arange(first, first + len(wanted))
@@ -300,6 +314,8 @@ class SegmentIndex:
 
     def _new_episode(self, number: int, facts: EpisodeFacts, new: list[tuple[int, int, bool]]) -> int:
         if facts.source not in (_ONLINE, _DEMONSTRATION) or facts.task not in self.tasks:
+            return -1
+        if self._validation and (zlib.crc32(facts.id.encode()) < self._validation * 2**32) != self._held_out:
             return -1
         kind = facts.task, facts.source
         turn, place = divmod(self._dealt.get(kind, 0), self.world)

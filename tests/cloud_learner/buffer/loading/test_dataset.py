@@ -770,3 +770,106 @@ def test_a_prune_drops_from_memory_what_is_gone_and_nothing_else():
             feed.next()
         assert before.segments - 3 <= feed.stats.segments < before.segments
         assert feed.stats.loaded == before.loaded
+
+
+# --- which episodes, and how often ------------------------------------------------------------------------------------
+
+
+def test_no_more_steps_are_drawn_than_the_recorded_ones_allow():
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*record(spec, "e0", [20], 1))
+    options = config(samples_per_insert=2.0, batch=10)
+    with ReplayDataset(buffer, buffer, spec, options) as feed:
+        feed.refresh()
+        for _ in range(4):
+            assert not feed.ahead_of_data
+            feed.next()
+        assert feed.ahead_of_data
+        buffer.add(*record(spec, "e1", [10], 2))
+        feed.refresh()
+        assert not feed.ahead_of_data
+        feed.next()
+        state = feed.state()
+    with ReplayDataset(buffer, buffer, spec, options) as feed:
+        assert feed.restore(state)
+        feed.next()
+        assert feed.ahead_of_data
+        buffer.prune("e0")
+        feed.refresh()
+        buffer.add(*record(spec, "e2", [5], 3))
+        feed.refresh()
+        assert not feed.ahead_of_data, "what was forgotten had been recorded all the same"
+    with ReplayDataset(buffer, buffer, spec, config()) as feed:
+        feed.refresh()
+        feed.next()
+        assert not feed.ahead_of_data
+
+
+def test_episodes_are_held_out_for_good_and_by_nobody_twice():
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*(segment for e in range(40) for segment in record(spec, f"e{e}", [3, 3], e)))
+    drawn = {}
+    for held_out in (False, True):
+        with ReplayDataset(buffer, buffer, spec, config(validation=0.25, held_out=held_out)) as feed:
+            feed.refresh()
+            drawn[held_out] = set(feed.universe.episode_numbers.tolist())
+    assert drawn[True] | drawn[False] == set(buffer.numbers.values())
+    assert not drawn[True] & drawn[False]
+    assert 4 <= len(drawn[True]) <= 16
+    before = drawn[True]
+    buffer.add(*(segment for e in range(40, 80) for segment in record(spec, f"e{e}", [3], e)))
+    with ReplayDataset(buffer, buffer, spec, config(validation=0.25, held_out=True)) as feed:
+        feed.refresh()
+        assert before < set(feed.universe.episode_numbers.tolist())
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_nothing_after_the_last_row_asked_for_is_drawn(limit):
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*(segment for e in range(10) for segment in record(spec, f"e{e}", [5], e)))
+    with ReplayDataset(buffer, buffer, spec, config(until_row=7)) as feed:
+        while feed.refresh(limit):
+            pass
+        assert feed.universe.row.tolist() == [1, 2, 3, 4, 5, 6, 7]
+        buffer.prune("e0")
+        feed.refresh()
+        assert feed.universe.row[~feed.universe.gone].tolist() == [2, 3, 4, 5, 6, 7]
+
+
+def test_a_state_is_gone_on_from_with_more_or_fewer_ranks():
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*(segment for e in range(16) for segment in record(spec, f"e{e}", [20], e)))
+    with ReplayDataset(buffer, buffer, spec, config(world=2, rank=1)) as feed:
+        feed.refresh()
+        for _ in range(3):
+            feed.next()
+        state = feed.state()
+    there = []
+    for world in (1, 3):
+        for rank in range(world):
+            with ReplayDataset(buffer, buffer, spec, config(world=world, rank=rank)) as feed:
+                assert not feed.restore(state)
+                assert feed.stats.batches == 3
+                feed.refresh()
+                feed.next()
+                there.append(set(feed.universe.episode_numbers.tolist()))
+    assert there[0] == there[1] | there[2] | there[3] == set(buffer.numbers.values())
+    assert sum(map(len, there[1:])) == 16
+
+
+def test_a_normalisation_is_not_fitted_to_the_part_that_can_be_read():
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    rows = buffer.add(*(segment for e in range(4) for segment in record(spec, f"e{e}", [40], e)))
+    with ReplayDataset(buffer, buffer, spec, config(horizon=2)) as feed:
+        feed.refresh()
+        everything = feed.examples()
+        buffer.elsewhere.update(rows[2:])
+        with pytest.raises(StorageError, match="2 of the 4 segments"):
+            feed.examples()
+        buffer.elsewhere.clear()
+        np.testing.assert_array_equal(feed.examples().states, everything.states)

@@ -230,6 +230,45 @@ def test_threads_change_no_batch(filled):
         assert stats.bytes <= 250_000
 
 
+def test_labels_that_a_job_writes_back_come_with_the_steps_they_are_of(filled):
+    place, segments = filled
+    ledger, store = place.open_writer()
+    rng, said = np.random.default_rng(0), {}
+
+    def label(rows):
+        values = {row: rng.normal(size=segments[row].steps).astype(np.float32) for row in rows}
+        ledger.put_step_labels("advantage", values)
+        said.update(values)
+
+    def check(batch):
+        number = {segment.episode.id: ledger.episode(segment.episode.id).number for segment in segments.values()}
+        steps = {
+            (number[segment.episode.id], segment.first_tick + t): said[row][t] if row in said else np.nan
+            for row, segment in segments.items()
+            for t in range(segment.steps)
+        }
+        for i, at in enumerate(zip(batch["episode"].tolist(), batch["tick"].tolist(), strict=True)):
+            np.testing.assert_array_equal(batch["labels"]["advantage"][i], np.float32(steps[at]))
+            assert np.isnan(batch["labels"]["value"][i])
+
+    label(list(segments)[::2])
+    ledger.put_step_labels("other", {row: np.zeros(segments[row].steps) for row in segments})
+    options = {"labels": ("advantage", "value"), "lead": 3, "batch": 64, "max_offset": 4}
+    with open_dataset(place, SPEC, config(**options)) as feed:
+        feed.refresh()
+        for _ in range(10):
+            check(feed.next())
+        label(list(segments))
+        feed.refresh()
+        # what was planned before
+        for _ in range(3):
+            feed.next()
+        for _ in range(10):
+            check(feed.next())
+    store.close()
+    ledger.close()
+
+
 def test_memory_is_given_in_the_order_of_need_whoever_is_ready_first():
     buffer = MemoryBuffer(SPEC)
     buffer.add(*(s for e in range(6) for s in record(SPEC, f"e{e}", [30], e, source="demonstration")))

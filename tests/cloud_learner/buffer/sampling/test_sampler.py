@@ -22,6 +22,7 @@ from cloud_learner.buffer.sampling.target import (
     imitation,
     lag_half_life,
     max_lag,
+    strata_shares,
     uniform,
 )
 from tests.cloud_learner.buffer.sampling.planned import (
@@ -271,6 +272,32 @@ def test_the_newest_steps_get_their_part_and_stay_in_memory(ratio):
     assert counts[newest].sum() / counts.sum() == pytest.approx(of_all, abs=0.02)
     # a task with less than that has all of it newest, and no more than its share
     assert counts[np.repeat(universe.task == 1, universe.steps)].sum() == pytest.approx(counts.sum() / 2, abs=2)
+
+
+@pytest.mark.parametrize("ratio", [0.2, 2.0])
+def test_a_plan_says_how_probable_each_of_its_steps_was(ratio):
+    book = Book()
+    book.record_some(np.random.default_rng(5), 60, far=20)
+    universe = book.universe()
+    cost = by_step(universe)
+    target = uniform(Recent(0.3, 50), factors=UNEQUAL, mix=TaskMix(shares={"a": 2, "b": 3}))
+    sampler = Sampler(universe, target, cost, int(rest(universe, cost) * ratio), 64, 3)
+    runs = np.repeat(np.arange(len(universe.run_count)), universe.run_count)
+    offsets = np.concatenate([np.arange(f, f + n) for f, n in zip(universe.run_first, universe.run_count, strict=True)])
+    shares = strata_shares(target.mix, universe.tasks, sampler._mass, None)
+    every = sampler._probability(runs, offsets, shares)
+    assert every.sum() == pytest.approx(1)
+    by_step_of = {(int(universe.run_segment[r]), int(o)): p for r, o, p in zip(runs, offsets, every, strict=True)}
+    for _ in range(20):
+        plan = sampler.next()
+        expect = [by_step_of[at] for at in zip(plan.segments.tolist(), plan.offsets.tolist(), strict=True)]
+        np.testing.assert_allclose(plan.probability, expect)
+        assert (plan.probability > 0).all()
+    # away from the newest steps, which belong to a run in part, it is what is due
+    due = due_of(sampler)[runs]
+    newest = np.concatenate([recent.runs[:1] for recent in sampler._recent.values()])
+    apart = ~np.isin(runs, newest)
+    np.testing.assert_allclose(every[apart], due[apart])
 
 
 # --- a target that moves ----------------------------------------------------------------------------------------------
