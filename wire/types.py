@@ -168,6 +168,15 @@ class RobotSpec(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(same)).hexdigest()[:16]
 
     @property
+    def data_hash(self) -> str:
+        """16 hexadecimal digits, the same for specs whose recordings can be learned from together.
+
+        All but the limits must be equal: embodiment, names, units and meanings of the dimensions, cameras and rates.
+        """
+        sides = [[msgspec.structs.replace(d, low=0.0, high=1.0) for d in side] for side in (self.state, self.action)]
+        return msgspec.structs.replace(self, state=tuple(sides[0]), action=tuple(sides[1])).hash
+
+    @property
     def state_dim(self) -> int:
         return len(self.state)
 

@@ -71,7 +71,7 @@ class Up:
         options = self.options
         if options.report is not None and not options.report.resolve().parent.is_dir():
             raise ConfigError(f"--report {options.report}: its directory does not exist; create it first.")
-        identity = RunIdentity(self.recipe.name, options.seed, self.recipe.spec.hash, self.overrides.choice())
+        identity = RunIdentity(self.recipe.name, options.seed, self.recipe.spec.data_hash, self.overrides.choice())
         self._handle_signals()
         self.data.require(identity)
         # Before the directory is given to this policy for ever. With Ray other machines make it.

@@ -56,7 +56,7 @@ def test_a_push_is_recorded_as_held_and_not_imitated(tmp_path: Path) -> None:
     demonstrate(place, track_config(), episodes=2, max_ticks=60, seed=7, pushes=pushes)
     ledger, store = place.open_reader()
     try:
-        index = ledger.index(0, metaworld_spec(track_config()).hash)
+        index = ledger.index(0, metaworld_spec(track_config()).data_hash)
         segments = store.read(index.row.tolist()).segments.values()
         assert len(segments) == 2
         for segment in segments:

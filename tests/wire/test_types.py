@@ -17,6 +17,7 @@ from wire.types import CameraSpec, Dimension
 def test_equal_specs_share_a_hash_and_others_do_not() -> None:
     assert samples.spec().hash == samples.spec().hash
     assert samples.spec().hash != samples.spec(control_hz=50.0).hash
+    assert samples.spec().data_hash != samples.spec(control_hz=50.0).data_hash
 
 
 def test_the_hash_survives_the_wire_when_limits_are_whole_numbers() -> None:

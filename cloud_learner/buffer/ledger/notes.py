@@ -48,7 +48,7 @@ def see_robot(connection: sa.Connection, name: str, spec: RobotSpec | None, cloc
     if spec is not None:
         seen["spec_hash"] = spec.hash
         text = msgspec.json.encode(spec).decode()
-        row = insert_into(connection, tables.specs).values(hash=spec.hash, json=text)
+        row = insert_into(connection, tables.specs).values(hash=spec.hash, data_hash=spec.data_hash, json=text)
         connection.execute(row.on_conflict_do_nothing())
     row = insert_into(connection, tables.robots).values(name=name, first_seen_ns=seen_ns, **seen)
     connection.execute(row.on_conflict_do_update(index_elements=["name"], set_=seen))

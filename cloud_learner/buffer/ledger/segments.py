@@ -116,11 +116,15 @@ def places_in_shard(connection: sa.Connection, spec_hash: str, number: int) -> t
     return tuple(Place(*row) for row in connection.execute(query))
 
 
-def index(connection: sa.Connection, after: int, spec_hash: str, limit: int | None = None) -> SegmentColumns:
-    """All segments of this robot spec after ledger row `after` that are not damaged; the first `limit` of them."""
+def index(connection: sa.Connection, after: int, data_hash: str, limit: int | None = None) -> SegmentColumns:
+    """All segments of robot specs of this `data_hash` after ledger row `after` that are not damaged.
+
+    The first `limit` of them.
+    """
     names = ("row", "episode", "index", "first_tick", "steps", "frames", "reward_sum", "last", "outcome", "runs")
     query = sa.select(*(_s[name] for name in names)).select_from(_joined)
-    query = query.where(_s.row > after, _e.spec_hash == spec_hash, ~_s.damaged).order_by(_s.row).limit(limit)
+    alike = sa.select(tables.specs.c.hash).where(tables.specs.c.data_hash == data_hash)
+    query = query.where(_s.row > after, _e.spec_hash.in_(alike), ~_s.damaged).order_by(_s.row).limit(limit)
     rows = fetch_plain(connection, query)
     columns = dict(zip(names, zip(*rows, strict=True) if rows else itertools.repeat(()), strict=False))
     blobs = columns["runs"]

@@ -38,7 +38,14 @@ meta = sa.Table(
     _text("value"),
 )
 
-specs = sa.Table("specs", metadata, _text("hash", primary_key=True), _text("json"))
+specs = sa.Table(
+    "specs",
+    metadata,
+    _text("hash", primary_key=True),
+    # the same for those whose recordings can be learned from together
+    _text("data_hash", index=True),
+    _text("json"),
+)
 
 robots = sa.Table(
     "robots",

@@ -122,7 +122,7 @@ class ReplayDataset:
         generation = self._ledger.generation()
         if generation != self._generation:
             return self._rebuild(generation)
-        index = self._ledger.index(self.universe.watermark, self._spec.hash, limit)
+        index = self._ledger.index(self.universe.watermark, self._spec.data_hash, limit)
         added, version = self.universe.extend(index), self._newest_version()
         self._recorded += int(self.universe.steps[added].sum())
         self._planner.note_added(added)
@@ -281,7 +281,7 @@ class ReplayDataset:
         if len(self.universe):
             raise InvalidDataError("dataset: restore a state before the first refresh, or into a new dataset.")
         self._generation = self._ledger.generation()
-        self.universe.extend(self._ledger.index(0, self._spec.hash), saved.watermark)
+        self.universe.extend(self._ledger.index(0, self._spec.data_hash), saved.watermark)
         self._batches, self._drawn = saved.batches, set(saved.drawn)
         self._recorded = max(saved.recorded, int(self.universe.steps.sum()))
         try:
@@ -356,7 +356,7 @@ class ReplayDataset:
 
     def _rebuild(self, generation: int) -> int:
         before = self.universe.watermark
-        index = self._ledger.index(0, self._spec.hash)
+        index = self._ledger.index(0, self._spec.data_hash)
         gone = self.universe.rebuild(index)
         self._generation = generation
         log.info("%d segments left the buffer.", len(gone))

@@ -288,7 +288,7 @@ def test_the_index_says_of_every_step_who_acted_with_which_version(ledger):
     committed.append(replace(empty, outcome="aborted"))
     _commit(ledger, committed[-1])
 
-    found = ledger.index(0, SPEC.hash)
+    found = ledger.index(0, SPEC.data_hash)
     kinds = {
         "row": "i8", "episode": "i8", "index": "i4", "first_tick": "i8", "steps": "i4", "frames": "i4",
         "reward_sum": "f8", "last": "?", "outcome": "i1", "run_offsets": "i8", "runs": "i4",
@@ -321,14 +321,14 @@ def test_the_index_says_of_every_step_who_acted_with_which_version(ledger):
 
     # piece by piece it is the same
     pieces, after = [], 0
-    while len(piece := ledger.index(after, SPEC.hash, limit=4).row):
+    while len(piece := ledger.index(after, SPEC.data_hash, limit=4).row):
         pieces += piece.tolist()
         after = pieces[-1]
     assert pieces == found.row.tolist()
-    late = ledger.index(int(found.row[-3]), SPEC.hash)
+    late = ledger.index(int(found.row[-3]), SPEC.data_hash)
     assert late.row.tolist() == found.row[-2:].tolist()
     assert set(late.episodes) == set(late.episode.tolist())
-    nothing = ledger.index(ledger.newest_row(), SPEC.hash)
+    nothing = ledger.index(ledger.newest_row(), SPEC.data_hash)
     assert (len(nothing.row), nothing.run_offsets.tolist(), nothing.runs.shape) == (0, [0], (0, 4))
     assert nothing.episodes == {}
     assert {name: getattr(nothing, name).dtype for name in kinds} == kinds

@@ -83,7 +83,7 @@ def test_many_threads_commit_and_one_follows(ledger):
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads) or after < ledger.newest_row():
-        found = ledger.index(after, SPEC.hash)
+        found = ledger.index(after, SPEC.data_hash)
         seen += found.row.tolist()
         after = seen[-1] if seen else 0
     assert failures == []

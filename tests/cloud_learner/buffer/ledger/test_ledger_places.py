@@ -231,8 +231,8 @@ def test_a_pruned_episode_is_gone_but_not_unknown(ledger):
 
     assert ledger.segments_of("e1") == ()
     assert list(ledger.places(rows)) == rows[3:]
-    assert ledger.index(0, SPEC.hash).row.tolist() == rows[3:6]
-    assert {facts.id for facts in ledger.index(0, SPEC.hash).episodes.values()} == {"e2"}
+    assert ledger.index(0, SPEC.data_hash).row.tolist() == rows[3:6]
+    assert {facts.id for facts in ledger.index(0, SPEC.data_hash).episodes.values()} == {"e2"}
     assert [one.episode for one in ledger.unsealed()] == ["e2"] * 3 + ["o"] * 3
     assert ledger.interventions("e1") == ()
     # what it was stays known, for lineage and for the seeds that were used up
@@ -287,7 +287,7 @@ def test_damaged_segments_are_left_out_and_counted(ledger):
     assert ledger.mark_damaged(rows[:2]) == ledger.mark_damaged([]) == 0
     assert ledger.generation() == 2
     assert ledger.damaged_segments() == 2
-    assert ledger.index(0, SPEC.hash).row.tolist() == rows[2:]
+    assert ledger.index(0, SPEC.data_hash).row.tolist() == rows[2:]
     assert [place.damaged for place in ledger.places(rows).values()] == [True, True, False]
     assert [row.damaged for row in ledger.segments_of("e1")] == [True, True, False]
     # nothing is lost from the counters: they came, and they are not duplicates if they come again

@@ -92,8 +92,9 @@ class MemoryBuffer:
     def places(self, rows: Sequence[int]):
         return {row: SimpleNamespace(journal=1 if row in self.elsewhere else None) for row in rows}
 
-    def index(self, after: int, spec_hash: str, limit: int | None = None) -> Index:
-        chosen = [(row, s) for row, s in self.segments.items() if row > after and s.episode.spec_hash == spec_hash]
+    def index(self, after: int, data_hash: str, limit: int | None = None) -> Index:
+        assert data_hash == self.spec.data_hash
+        chosen = [(row, s) for row, s in self.segments.items() if row > after]
         chosen = chosen[:limit]
         runs, offsets = [], [0]
         for _, s in chosen:

@@ -269,6 +269,21 @@ def test_labels_that_a_job_writes_back_come_with_the_steps_they_are_of(filled):
     ledger.close()
 
 
+def test_what_a_robot_recorded_within_other_limits_is_learned_from(filled):
+    place, segments = filled
+    wider = msgspec.structs.replace(SPEC.action[0], high=SPEC.action[0].high + 1)
+    other = msgspec.structs.replace(SPEC, action=(wider, *SPEC.action[1:]))
+    assert other.hash != SPEC.hash
+    with open_dataset(place, other, config(cache_bytes=250_000, lead=6)) as feed:
+        feed.refresh()
+        assert len(feed.universe) == len(segments)
+        assert feed.next()["actions"].shape[0] == 8
+    renamed = msgspec.structs.replace(SPEC.action[0], unit="furlong")
+    with open_dataset(place, msgspec.structs.replace(SPEC, action=(renamed, *SPEC.action[1:])), config()) as feed:
+        feed.refresh()
+        assert not len(feed.universe)
+
+
 def test_memory_is_given_in_the_order_of_need_whoever_is_ready_first():
     buffer = MemoryBuffer(SPEC)
     buffer.add(*(s for e in range(6) for s in record(SPEC, f"e{e}", [30], e, source="demonstration")))

@@ -79,7 +79,7 @@ def test_only_the_segments_that_are_hit_are_named_and_the_rest_serves_on(buffer)
     found = buffer.store.read(rows + other)
     assert set(found.damaged) == hit and set(found.segments) == set(rows + other) - hit
     assert all(same_segment(segment, buffer.segments[row]) for row, segment in found.segments.items())
-    index = buffer.ledger.index(0, SPEC.hash)
+    index = buffer.ledger.index(0, SPEC.data_hash)
     assert set(index.row.tolist()) == set(rows) - hit
     (copy,) = (buffer.place.data / "quarantine").iterdir()
     assert copy.read_bytes() != good and len(copy.read_bytes()) == len(good)

@@ -235,7 +235,7 @@ def test_it_takes_in_what_a_ledger_answers(ledger_place):
         for segment in (*kept, *(segment for segments in others for segment in segments)):
             ledger.commit_segment(segment, Journaled(1, 0, 1, "0" * 64), 1, 2)
         universe = SegmentIndex(("a",))
-        universe.extend(ledger.index(0, spec.hash))
+        universe.extend(ledger.index(0, spec.data_hash))
         assert universe.watermark == ledger.newest_row()
         assert universe.steps.tolist() == [40, 40, 10, 30]
         assert universe.following.tolist() == [1, 2, -1, -1]
@@ -253,7 +253,7 @@ def test_it_takes_in_what_a_ledger_answers(ledger_place):
         plan = sampler.next()
         assert (universe.steps[plan.segments] > plan.offsets).all()
         ledger.prune(["kept"], 5)
-        assert universe.rebuild(ledger.index(0, spec.hash)).tolist() == [0, 1, 2]
+        assert universe.rebuild(ledger.index(0, spec.data_hash)).tolist() == [0, 1, 2]
         sampler.refresh(1, anew=True)
         assert set(sampler.next().segments.tolist()) == {3}
 
