@@ -169,12 +169,12 @@ class RobotSpec(msgspec.Struct, frozen=True):
 
     @property
     def data_hash(self) -> str:
-        """16 hexadecimal digits, the same for specs whose recordings can be learned from together.
-
-        All but the limits must be equal: embodiment, names, units and meanings of the dimensions, cameras and rates.
-        """
-        sides = [[msgspec.structs.replace(d, low=0.0, high=1.0) for d in side] for side in (self.state, self.action)]
-        return msgspec.structs.replace(self, state=tuple(sides[0]), action=tuple(sides[1])).hash
+        """As `hash`, of all but the limits: recordings of specs that have the same are learned from together."""
+        alike = (
+            tuple(msgspec.structs.replace(d, low=0.0, high=1.0) for d in side) for side in (self.state, self.action)
+        )
+        state, action = alike
+        return msgspec.structs.replace(self, state=state, action=action).hash
 
     @property
     def state_dim(self) -> int:

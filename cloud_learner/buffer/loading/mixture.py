@@ -1,0 +1,78 @@
+"""Several kinds of robots in one run: a dataset for each spec, each batch from one of them, by shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from cloud_learner.buffer.loading.dataset import ReplayDataset
+from cloud_learner.buffer.loading.windows import Batch
+from cloud_learner.buffer.sampling.budget import apportion
+from wire.errors import ConfigError, InvalidDataError
+from wire.messages.gateway import Segment
+
+
+class DatasetMixture:
+    """Batches of several datasets in turn, as a `ReplayDataset` gives those of one. Each has its own cache."""
+
+    def __init__(self, datasets: Mapping[str, ReplayDataset], shares: Mapping[str, float]) -> None:
+        """`shares` of the batches, by the same names; whoever has no data leaves its share to the others.
+
+        Raises `ConfigError` for no dataset, other names, and shares that are not positive.
+        """
+        if not datasets or datasets.keys() != shares.keys() or min(shares.values()) <= 0:
+            raise ConfigError(f"mixture: shares {dict(shares)} must be positive, one for each of {sorted(datasets)}.")
+        self.datasets = dict(datasets)
+        self._shares = np.array([shares[name] for name in self.datasets])
+        self._credit: np.ndarray = np.zeros(len(self.datasets))
+
+    def refresh(self, limit: int | None = None) -> int:
+        """`ReplayDataset.refresh` of each, up to `limit` segments of each; how many were looked at."""
+        return sum(dataset.refresh(limit) for dataset in self.datasets.values())
+
+    def submit(self, row: int, segment: Segment) -> None:
+        """A segment that was just committed; whose robot it is of takes it."""
+        for dataset in self.datasets.values():
+            dataset.submit(row, segment)
+
+    def next(self) -> tuple[str, Batch]:
+        """The name of the dataset whose turn it is, and its next batch. Over any number of batches each gets its share
+        to within one, counted while the same ones have data. Raises what `ReplayDataset.next` raises.
+        """
+        there = np.array([dataset.eligible_steps > 0 for dataset in self.datasets.values()])
+        if not there.any():
+            raise InvalidDataError(f"there is no step to learn from yet in any of {sorted(self.datasets)}.")
+        shares = np.where(there, self._shares, 0.0)
+        draws, credit = apportion(1, shares / shares.sum(), np.where(there, self._credit, 0.0))
+        name = list(self.datasets)[int(draws.argmax())]
+        batch = self.datasets[name].next()
+        self._credit = credit
+        return name, batch
+
+    def __iter__(self) -> Iterator[tuple[str, Batch]]:
+        while True:
+            yield self.next()
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able: what `restore` needs to go on with the batch after the last one."""
+        states = {name: dataset.state() for name, dataset in self.datasets.items()}
+        return {"credit": self._credit.tolist(), "datasets": states}
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """As `ReplayDataset.restore`, of each; False if any goes on with other batches.
+
+        Raises `InvalidDataError` for a state of other datasets.
+        """
+        states = state.get("datasets", {})
+        if states.keys() != self.datasets.keys():
+            raise InvalidDataError(f"mixture: the state is of {sorted(states)}, these are {sorted(self.datasets)}.")
+        self._credit = np.array(state["credit"])
+        same = [dataset.restore(states[name]) for name, dataset in self.datasets.items()]
+        return all(same)
+
+    def close(self) -> None:
+        """Close each."""
+        for dataset in self.datasets.values():
+            dataset.close()
