@@ -26,8 +26,8 @@ def read_examples(
     share = min(1.0, steps / max(1, int(startable.sum())))
     count = max(1, round(share * len(able)))
     chosen = able[np.unique(np.linspace(0, len(able) - 1, count).astype(int))] if len(able) else able
-    states = [np.zeros((0, layout.state_dim), np.float32)]
-    chunks = [np.zeros((0, horizon, layout.action_dim), np.float32)]
+    states: list[np.ndarray] = [np.zeros((0, layout.state_dim), np.float32)]
+    chunks: list[np.ndarray] = [np.zeros((0, horizon, layout.action_dim), np.float32)]
     for first in range(0, len(chosen), _SEGMENTS_AT_ONCE):
         found = read(rows[chosen[first : first + _SEGMENTS_AT_ONCE]].tolist())
         if found.elsewhere:

@@ -224,7 +224,7 @@ def gather(
         source = columns[name]
         values = slot.array(name, (*start.shape, *source.shape[1:]), source.dtype)
         batch[name] = np.take(source, start, 0, out=values, mode="clip")
-    batch["lag"] = _put(slot, "lag", newest_version - batch["version"])
+    batch["lag"] = _put(slot, "lag", newest_version - columns["version"][start])
     if config.max_offset and not all(config.rolled):
         known = ~np.array(config.rolled)
         batch["state"][..., known] = columns["state"][seen][..., known]  # type: ignore[index]
