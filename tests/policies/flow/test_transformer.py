@@ -154,7 +154,7 @@ def test_a_policy_told_which_actions_were_good_does_those(blind, blind_net, toke
         chunks = policy.act_batch(observations, latents, [0] * 8)
         return np.array([((c.actions - MIDDLE) / HALF).mean() for c in chunks])
 
-    assert means(policy).min() > 0.3
+    assert means(policy).min() > 0.1
     unguided = FlowPolicy(blind, msgspec.structs.replace(config, guidance=0.0))
     unguided.module.load_state_dict(policy.module.state_dict())
     assert means(unguided).min() < 0  # not told, it does either
