@@ -153,11 +153,11 @@ def control(run_directory: Path, record: Path) -> None:
     loop = ControlLoop(
         NAME,
         "0",
-        flight.robot(RobotProxy(arm_spec(), run_directory / "robot")),
-        flight.channel("uplink", uplink),
-        flight.channel("inference", inference),
+        flight.border("robot", RobotProxy(arm_spec(), run_directory / "robot")),
+        flight.border("uplink", uplink),
+        flight.border("inference", inference),
         _scheduler,
-        flight.clock(MonotonicClock()),
+        flight.border("clock", MonotonicClock()),
         config,
     )
     try:

@@ -95,9 +95,9 @@ def make_control(
     if recipe.delay != "0":
         inference = DelayedChannel(inference, parse_delay(recipe.delay), recipe.spec.period_ns, clock)
     if flight is not None:
-        session_id, robot, operator = flight.session_id, flight.robot(robot), flight.operator(operator)
-        uplink, inference = flight.channel("uplink", uplink), flight.channel("inference", inference)
-        clock = flight.clock(clock)
+        session_id, robot, clock = flight.session_id, flight.border("robot", robot), flight.border("clock", clock)
+        uplink, inference = flight.border("uplink", uplink), flight.border("inference", inference)
+        operator = operator and flight.border("operator", operator)
     gate = (gate or Gate(recipe.gate)) if operated else None
     return ControlLoop(
         name, session_id, robot, uplink, inference, scheduler_factory(recipe), clock, recipe.loop, operator, gate

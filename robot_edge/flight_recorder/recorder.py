@@ -1,7 +1,7 @@
 """The recorder on the control thread: stands at the loop's borders and notes what crosses them.
 
     flight = FlightRecorder(directory, header)
-    loop = ControlLoop(name, session_id, flight.robot(robot), flight.channel("uplink", uplink), ...)
+    loop = ControlLoop(name, session_id, flight.border("robot", robot), flight.border("uplink", uplink), ...)
     flight.start()
     while ...:
         flight.tick(loop)      # instead of loop.tick()
@@ -14,16 +14,14 @@ refuses, whole ticks are left out with a mark, and the robot goes on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeVar, cast
 
 import msgspec
-import numpy as np
 
-from hal.interfaces.robot import Robot, Teleoperator
 from robot_edge.control.loop import ControlLoop
-from robot_edge.flight_recorder.borders import RecordedChannel, RecordedClock, RecordedOperator, RecordedRobot
+from robot_edge.flight_recorder.borders import RecordedBoundary
 from robot_edge.flight_recorder.events import (
     Call,
     CallEncoder,
@@ -31,22 +29,17 @@ from robot_edge.flight_recorder.events import (
     Gap,
     SnapshotRecord,
     TickRecord,
-    is_image,
     raised,
 )
 from robot_edge.flight_recorder.snapshot import capture
 from robot_edge.flight_recorder.writer import FlightConfig, Writer
-from wire.clock import Clock
 from wire.codec import encode
 from wire.messages.local import EpisodeEnded, StepRecorded
-from wire.transport.channel import Channel
-from wire.types import Frame, Observation
+from wire.types import Frame
 
 log = logging.getLogger(__name__)
 
-COPY_BYTES = 256 * 2**10
-"""a frame up to this size is copied in its tick, as a driver may use its memory again; larger ones must stay as they
-are for a few seconds, or only their digests, which checks of observations are replayed from, come out wrong"""
+_T = TypeVar("_T")
 
 
 class FlightRecorder:
@@ -66,31 +59,20 @@ class FlightRecorder:
         """inside a tick that is recorded"""
         self._episode_ended = False
         """since the last snapshot"""
-        self._images: dict[str, Frame] = {}
+        self._images: Mapping[str, Frame] = {}
         """the newest"""
-        self._encoder = CallEncoder({})
+        self._encoder = CallEncoder()
         self._calls: list[bytes] = []
         self._size = 0
-        self._frames: dict[str, tuple[int, np.ndarray]] = {}
         self._since_snapshot = 0
         self._gap_from = self._try_at = 0
         self._gap_reason = ""
 
-    # --- the borders -----------------------------------------------------------------------------------------------
-
-    def robot(self, robot: Robot) -> Robot:
-        return RecordedRobot("robot", robot, self)
-
-    def channel(self, which: Literal["uplink", "inference"], channel: Channel) -> Channel:
-        return RecordedChannel(which, channel, self)
-
-    def clock(self, clock: Clock) -> Clock:
-        return RecordedClock("clock", clock, self)
-
-    def operator(self, operator: Teleoperator | None) -> Teleoperator | None:
-        return RecordedOperator("operator", operator, self) if operator is not None else None
-
     # --- ticks -----------------------------------------------------------------------------------------------------
+
+    def border(self, name: str, inner: _T) -> _T:
+        """The loop's `inner` (its "robot", "uplink", "inference", "clock" or "operator"), whose calls are recorded."""
+        return cast(_T, RecordedBoundary(name, inner, self))
 
     def start(self) -> None:
         """Begin to write. Call before the process becomes real-time, so that the writing does not."""
@@ -134,7 +116,7 @@ class FlightRecorder:
         self._try_at = self.ticks + (50 if failing else 5)
         try:
             tree, left_out = capture(loop)
-            encoder = CallEncoder(self._encoder.copies)
+            encoder = CallEncoder()
             state = encoder.encode(tree)
         except Exception as error:  # noqa: BLE001 - a loop that cannot be noted is flown all the same
             self._lose(f"the loop's state cannot be noted: {error!r}")
@@ -189,7 +171,9 @@ class FlightRecorder:
             raise
         if name == "robot.read":
             try:
-                self._note_frames(result)
+                new = (frame for camera, frame in result.images.items() if frame is not self._images.get(camera))
+                self._size += sum(frame.image.nbytes for frame in new)
+                self._images = result.images
             except AttributeError as error:
                 # What a driver gave in an observation's place is for the loop to refuse.
                 self._lose(f"an observation cannot be recorded: {error}")
@@ -209,19 +193,3 @@ class FlightRecorder:
             self._calls.append(self._encoder.encode(call))
         except Exception as error:  # noqa: BLE001 - a value without a place in the file costs the tick, not the robot
             self._lose(f"{call.name} cannot be recorded: {error}")
-
-    def _note_frames(self, observation: Observation) -> None:
-        """Take note of new frames: a copy where that is cheap, and the size of what waits for the other thread."""
-        for camera, frame in observation.images.items():
-            known = self._frames.get(camera)
-            if known is not None and known[0] == frame.time_ns and known[1] is frame.image:
-                continue
-            copies = self._encoder.copies
-            if known is not None:
-                copies.pop(id(known[1]), None)
-            image = frame.image
-            if image.nbytes <= COPY_BYTES and is_image(image) and image.flags.writeable:
-                copies[id(image)] = image.copy()
-            self._frames[camera] = frame.time_ns, image
-            self._size += image.nbytes
-            self._images = observation.images

@@ -27,8 +27,9 @@ from wire.messages import Message
 from wire.messages.gateway import Job, OperatorCommand, VersionActivated
 from wire.messages.local import ChunkReply, ChunkRequest
 from wire.transport.channel import Channel
+from wire.transport.frame_ring import FrameRing
 from wire.transport.memory_channel import memory_pair
-from wire.types import ActionChunk, PolicyCapabilities, ResidualPolicy
+from wire.types import ActionChunk, Frame, PolicyCapabilities, ResidualPolicy
 
 FAKE = FakeConfig(image_px=32)
 CORRECTOR = ResidualPolicy(
@@ -106,11 +107,11 @@ class Bench:
         self.flight = FlightRecorder(directory, self.header, replace(FlightConfig(flush_s=0.05), **config))
         self.loop = make_loop(
             self.header,
-            self.flight.robot(self.robot),
-            self.flight.channel("uplink", self.up),
-            self.flight.channel("inference", self.inf),
-            self.flight.clock(self.clock),
-            self.flight.operator(FakeExpert(self.robot) if operated else None),
+            self.flight.border("robot", self.robot),
+            self.flight.border("uplink", self.up),
+            self.flight.border("inference", self.inf),
+            self.flight.border("clock", self.clock),
+            self.flight.border("operator", FakeExpert(self.robot)) if operated else None,
         )
         self.flight.start()
         self.rng = np.random.default_rng(0)
@@ -153,6 +154,18 @@ class Bench:
     def land(self) -> Bench:
         self.flight.close()
         return self
+
+
+def shared(bench: Bench, path: Path, keep_s: float) -> None:
+    """Its frames lie in a ring, as those of a hosted robot do."""
+    ring, film = FrameRing(path, bench.robot.spec, write=True, keep_s=keep_s), bench.robot._film
+
+    def put() -> Frame:
+        frame = ring.view("front", ring.put("front", film()))
+        assert frame is not None
+        return frame
+
+    bench.robot._film = put  # type: ignore[method-assign]
 
 
 def eventful(directory: Path, **config: float) -> Bench:

@@ -29,7 +29,7 @@ from robot_edge.flight_recorder.events import (
 )
 from robot_edge.flight_recorder.file import MAGIC, frame, frames
 from robot_edge.flight_recorder.replay import read_records, replay
-from tests.robot_edge.flight_recorder.bench import FAKE, Bench, eventful, make_loop
+from tests.robot_edge.flight_recorder.bench import FAKE, Bench, eventful, make_loop, shared
 from wire.errors import ConfigError, CorruptDataError, FleetError, RobotDisconnectedError, RobotError
 from wire.types import Frame, Observation, PolicyCapabilities
 
@@ -352,7 +352,8 @@ def test_every_strategy_can_be_taken_up_in_the_middle(tmp_path: Path, strategy: 
 
 
 def test_a_driver_may_use_a_frames_memory_again(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, FakeConfig(image_px=32, camera_every_ticks=1), flush_s=0.3).ready()
+    """Its process copies them into memory of its own, where they stay whole."""
+    bench = Bench(tmp_path / "flight", FakeConfig(image_px=32, camera_every_ticks=1), flush_s=0.3).ready()
     memory = np.zeros((32, 32, 3), np.uint8)
     film = bench.robot._film
 
@@ -363,11 +364,12 @@ def test_a_driver_may_use_a_frames_memory_again(tmp_path: Path) -> None:
         return Frame(frame.time_ns, memory)
 
     bench.robot._film = again  # type: ignore[method-assign]
+    shared(bench, tmp_path / "frames", keep_s=100.0)
     bench.fly(60).land()
     images: list[bytes] = []
 
     def look(record: TickRecord, calls: list[Call]) -> None:
         images.extend(c.result.images["front"].image.tobytes() for c in calls if c.name == "robot.read")
 
-    assert replay(tmp_path, make_loop, on_tick=look).differences == []
+    assert replay(tmp_path / "flight", make_loop, on_tick=look).differences == []
     assert len(set(images)) > 50

@@ -12,9 +12,7 @@ import pytest
 from robot_edge.flight_recorder.events import Gap
 from robot_edge.flight_recorder.replay import read_records, replay
 from robot_edge.flight_recorder.writer import Writer
-from tests.robot_edge.flight_recorder.bench import Bench, make_loop
-from wire.transport.frame_ring import FrameRing
-from wire.types import Frame
+from tests.robot_edge.flight_recorder.bench import Bench, make_loop, shared
 
 
 def until(condition: object, timeout_s: float = 60.0) -> None:
@@ -127,18 +125,6 @@ def test_a_directory_that_cannot_be_made_is_said_once(tmp_path: Path, caplog: py
     bench.fly(100).land()
     assert bench.loop.rate.ticks == 105
     assert caplog.text.count("the flight recorder pauses") == 1
-
-
-def shared(bench: Bench, path: Path, keep_s: float) -> None:
-    """Its frames lie in a ring, as those of a hosted robot do."""
-    ring, film = FrameRing(path, bench.robot.spec, write=True, keep_s=keep_s), bench.robot._film
-
-    def put() -> Frame:
-        frame = ring.view("front", ring.put("front", film()))
-        assert frame is not None
-        return frame
-
-    bench.robot._film = put  # type: ignore[method-assign]
 
 
 def test_frames_are_digested_where_they_lie_and_a_replay_may_begin_at_any_of_them(tmp_path: Path) -> None:
