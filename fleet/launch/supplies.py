@@ -20,9 +20,8 @@ from hal.registry import make_operator, make_robot
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler, DelayEstimator, MakeScheduler
-from robot_edge.control.config import GateConfig, LoopConfig
+from robot_edge.control.config import LoopConfig
 from robot_edge.control.loop import ControlLoop
-from robot_edge.control.takeover import Gate, TakeoverGate
 from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from wire.clock import Clock, ManualClock, MonotonicClock, SimulatedClock
@@ -77,13 +76,12 @@ def make_control(
     paced: bool = True,
     robot: Robot | None = None,
     operator: Teleoperator | None = None,
-    gate: TakeoverGate | None = None,
     flight: FlightRecorder | None = None,
 ) -> ControlLoop:
     """The control loop of one robot; `operated`: with the scripted operator at its side.
 
-    `robot` and `operator`: instead of the recipe's own, in this process; `gate`: instead of the recipe's; `flight`:
-    records all that crosses the loop's borders.
+    `robot` and `operator`: instead of the recipe's own, in this process; `flight`: records all that crosses the loop's
+    borders.
     """
     if robot is None:
         # A robot at its own rate stamps with the machine's clock.
@@ -98,10 +96,8 @@ def make_control(
         session_id, robot, clock = flight.session_id, flight.border("robot", robot), flight.border("clock", clock)
         uplink, inference = flight.border("uplink", uplink), flight.border("inference", inference)
         operator = operator and flight.border("operator", operator)
-    gate = (gate or Gate(recipe.gate)) if operated else None
-    return ControlLoop(
-        name, session_id, robot, uplink, inference, scheduler_factory(recipe), clock, recipe.loop, operator, gate
-    )
+    scheduler = scheduler_factory(recipe)
+    return ControlLoop(name, session_id, robot, uplink, inference, scheduler, clock, recipe.loop, operator)
 
 
 def make_evaluator(
@@ -237,7 +233,6 @@ def record_flight(
         settings={
             "recipe": recipe.name,
             "chunking": msgspec.to_builtins(recipe.chunking),
-            "gate": msgspec.to_builtins(recipe.gate),
         },
         operated=operated,
     )
@@ -262,7 +257,6 @@ def rebuild_control(
     settings = header.settings
     try:
         config = msgspec.convert(header.config, LoopConfig)
-        gate = Gate(msgspec.convert(settings["gate"], GateConfig)) if operator is not None else None
         recipe = replace(
             get_recipe(settings["recipe"]),
             loop=config,
@@ -283,5 +277,4 @@ def rebuild_control(
         clock,
         config,
         operator,
-        gate,
     )

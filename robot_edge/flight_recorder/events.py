@@ -40,7 +40,7 @@ class FlightHeader(msgspec.Struct, frozen=True, array_like=True, tag=5):
     strategy: str
     """name of the chunking strategy"""
     settings: dict[str, Any] = {}
-    """whatever else `make_loop` needs: the chunk scheduler's settings, gate, safety limits, motion"""
+    """whatever else `make_loop` needs: the chunk scheduler's settings, motion"""
     operated: bool = False
     """whether the loop has a scripted operator"""
     program: str = ""

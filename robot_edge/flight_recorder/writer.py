@@ -35,6 +35,7 @@ from robot_edge.flight_recorder.events import (
     refer,
 )
 from robot_edge.flight_recorder.file import MAGIC, SUFFIX, frame
+from robot_edge.uplink.segments import encode_jpeg
 from wire.errors import StorageError, storage_error
 from wire.transport.frame_ring import SharedFrame
 from wire.types import Frame
@@ -234,10 +235,9 @@ class Writer:
             if scale < 1:
                 size = (max(1, round(image.shape[1] * scale)), max(1, round(image.shape[0] * scale)))
                 image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
-            quality = [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY]
-            ok, jpeg = cv2.imencode(".jpg", image[..., ::-1], quality)
-            if ok and (not isinstance(shot, SharedFrame) or shot.intact):
-                self._write(frame(PreviewFrame(tick, camera, shot.time_ns, jpeg.tobytes())))
+            jpeg = encode_jpeg(image, _JPEG_QUALITY)
+            if not isinstance(shot, SharedFrame) or shot.intact:
+                self._write(frame(PreviewFrame(tick, camera, shot.time_ns, jpeg)))
 
     def _open(self) -> None:
         """Begin the next file, and drop the oldest ones of this robot."""

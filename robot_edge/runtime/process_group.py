@@ -205,11 +205,6 @@ class EdgeProcesses:
         return self._logs / f"{self.name}.{role}.log"
 
     @property
-    def failed(self) -> str:
-        """Which process was given up and why; '' as long as all are tried again, as a robot's are for ever."""
-        return next((child.failed for child in self.children.children.values() if child.failed), "")
-
-    @property
     def fault(self) -> str:
         """How a process that does not run steadily ended last, with its last word, '' while all do."""
         return next((child.fault for child in self.children.children.values() if child.fault), "")
@@ -261,8 +256,8 @@ class EdgeProcesses:
         )
 
 
-def run_edge(edge: EdgeProcesses) -> int:
-    """Start the processes of one robot and keep them running until asked to stop; the exit status.
+def run_edge(edge: EdgeProcesses) -> None:
+    """Start the processes of one robot and keep them running until asked to stop.
 
     What a person must know and only the inference process says comes to this terminal too: versions it refuses.
     """
@@ -271,9 +266,6 @@ def run_edge(edge: EdgeProcesses) -> int:
     with edge:
         while not shutdown.requested:
             edge.poll()
-            if edge.failed:
-                return 1
             for line in refusals.lines():
                 log.error("%s", line)
             time.sleep(0.1)
-    return 0

@@ -18,7 +18,6 @@ from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler
 from robot_edge.control.config import GateConfig, LoopConfig
 from robot_edge.control.loop import ControlLoop
-from robot_edge.control.takeover import Gate
 from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.flight_recorder.writer import FlightConfig
@@ -49,9 +48,8 @@ def make_loop(
         inference,
         lambda trained: _scheduler(header, trained),
         clock,
-        LoopConfig(max_ticks=header.config["max_ticks"], tail_ticks=2),
+        LoopConfig(max_ticks=header.config["max_ticks"], tail_ticks=2, gate=GateConfig(min_ticks=5)),
         operator,
-        Gate(GateConfig(min_ticks=5)) if operator else None,
     )
 
 
