@@ -63,7 +63,6 @@ class FlightRecorder:
         """the newest"""
         self._encoder = CallEncoder()
         self._calls: list[bytes] = []
-        self._size = 0
         self._since_snapshot = 0
         self._gap_from = self._try_at = 0
         self._gap_reason = ""
@@ -98,7 +97,7 @@ class FlightRecorder:
         if not self._since_snapshot or self._gap_from or self.writer.failure or self._due():
             self._snapshot(loop)
         self._encoder.clear()
-        self._calls, self._size = [], 0
+        self._calls = []
         self._live = not self._gap_from
 
     def _due(self) -> bool:
@@ -122,12 +121,11 @@ class FlightRecorder:
             self._lose(f"the loop's state cannot be noted: {error!r}")
             return
         record = SnapshotRecord(self.ticks - 1, state, left_out=tuple(left_out))
-        size = len(state) + sum(array.nbytes for array in encoder.large)
         if failing:
             # Only to see whether the disk takes it; the record goes on with the snapshot after that.
-            self.writer.submit(record, encoder.large, self._images, size)
+            self.writer.submit(record, encoder.large, self._images)
             return
-        if not (self._mark_gap(self.ticks - 1) and self.writer.submit(record, encoder.large, self._images, size)):
+        if not (self._mark_gap(self.ticks - 1) and self.writer.submit(record, encoder.large, self._images)):
             self._lose("the disk is too slow")
             return
         self._since_snapshot = 1
@@ -153,8 +151,7 @@ class FlightRecorder:
             self._live = False
             mode, reason = str(loop.mode), str(loop.hold.reason)
             record = TickRecord(self.ticks, self._calls, mode=mode, reason=reason, error=raised(error))
-            size = sum(map(len, self._calls)) + self._size
-            if self.writer.submit(record, self._encoder.large, self._images, size):
+            if self.writer.submit(record, self._encoder.large, self._images):
                 self._since_snapshot += 1
                 return
             self._lose("the disk is too slow")
@@ -170,13 +167,7 @@ class FlightRecorder:
             self._note(Call(name, given, None, raised(error)))
             raise
         if name == "robot.read":
-            try:
-                new = (frame for camera, frame in result.images.items() if frame is not self._images.get(camera))
-                self._size += sum(frame.image.nbytes for frame in new)
-                self._images = result.images
-            except AttributeError as error:
-                # What a driver gave in an observation's place is for the loop to refuse.
-                self._lose(f"an observation cannot be recorded: {error}")
+            self._images = result.images
         elif name == "uplink.send":
             message = given[0]
             if self._live and type(message) is StepRecorded:

@@ -44,8 +44,6 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 4
 """ticks written before the lock is offered: a fifth of a millisecond"""
-_QUEUE_BYTES = 64 * 2**20
-"""of ticks that may wait, with their images"""
 _JPEG_QUALITY = 80
 _KNOWN = 16
 """arrays whose digests are remembered: a frame comes again in every tick until the next one"""
@@ -77,7 +75,7 @@ class FlightConfig:
 
 Record = TickRecord | SnapshotRecord | Gap
 _R = TypeVar("_R", TickRecord, SnapshotRecord)
-_Queued = tuple[Record, Sequence[np.ndarray], Mapping[str, Frame], int]
+_Queued = tuple[Record, Sequence[np.ndarray], Mapping[str, Frame]]
 """as `Writer.submit` takes them"""
 
 
@@ -94,7 +92,6 @@ class Writer:
         self._directory = directory
         self._header = msgspec.structs.replace(header, program=program(), started_unix_ns=time.time_ns())
         self._queue: deque[_Queued] = deque()
-        self._submitted = self._taken = 0
         self._closing = threading.Event()
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flight-recorder", daemon=True)
@@ -111,19 +108,15 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(
-        self, record: Record, large: Sequence[np.ndarray] = (), images: Mapping[str, Frame] = {}, size: int = 0
-    ) -> bool:
+    def submit(self, record: Record, large: Sequence[np.ndarray] = (), images: Mapping[str, Frame] = {}) -> bool:
         """Hand over a record; False when there is no room: then it is lost.
 
-        `large`: the arrays that `record.references` will stand for; `images`: the newest frames by camera; `size`: in
-        bytes, with all of them.
+        `large`: the arrays that `record.references` will stand for; `images`: the newest frames by camera.
         """
         waiting = len(self._queue)
-        if waiting >= self.config.queue_ticks or self._submitted - self._taken > _QUEUE_BYTES:
+        if waiting >= self.config.queue_ticks:
             return False
-        self._submitted += size
-        self._queue.append((record, large, images, size))
+        self._queue.append((record, large, images))
         if waiting == self.config.queue_ticks // 2:
             self._hurry.set()
         return True
@@ -159,12 +152,11 @@ class Writer:
 
     def _drain(self) -> None:
         if self.failure and time.monotonic() < self._retry_at:
-            self._forget()
+            self._queue.clear()
             return
         taken = 0
         while self._queue:
-            record, large, images, size = self._queue.popleft()
-            self._taken += size
+            record, large, images = self._queue.popleft()
             if self._file is None and not isinstance(record, SnapshotRecord):
                 continue
             self._store(record, large, images)
@@ -173,10 +165,6 @@ class Writer:
             if taken % _AT_ONCE == 0:
                 time.sleep(0)
         self._flush()
-
-    def _forget(self) -> None:
-        while self._queue:
-            self._taken += self._queue.popleft()[-1]
 
     def _store(self, record: Record, large: Sequence[np.ndarray], images: Mapping[str, Frame]) -> None:
         if isinstance(record, TickRecord):
@@ -288,7 +276,7 @@ class Writer:
                 # A file that never got beyond its header would push an older, whole one out.
                 Path(self._file.name).unlink(missing_ok=True)
             self._file = None
-        self._forget()
+        self._queue.clear()
 
 
 def program() -> str:
