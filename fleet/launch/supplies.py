@@ -17,15 +17,12 @@ from fleet.evaluation.evaluator import Conditions, Evaluator
 from fleet.evaluation.injected_delay import DelayedChannel, parse_delay
 from hal.interfaces.robot import Robot, Teleoperator
 from hal.registry import make_operator, make_robot
-from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler, DelayEstimator, MakeScheduler
-from robot_edge.control.config import LoopConfig
 from robot_edge.control.loop import ControlLoop
 from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from wire.clock import Clock, ManualClock, MonotonicClock, SimulatedClock
-from wire.errors import ConfigError
 from wire.messages.gateway import Evaluate, Evaluation
 from wire.transport.channel import Channel
 from wire.transport.keys import GATEWAY, load_pair, load_public
@@ -228,12 +225,9 @@ def record_flight(
         name=name,
         session_id=secrets.token_hex(4),
         spec=recipe.spec,
-        config=msgspec.to_builtins(recipe.loop),
-        strategy=recipe.chunking.strategy,
-        settings={
-            "recipe": recipe.name,
-            "chunking": msgspec.to_builtins(recipe.chunking),
-        },
+        config=recipe.loop,
+        chunking=recipe.chunking,
+        recipe=recipe.name,
         operated=operated,
     )
     flight = FlightRecorder(directory, header)
@@ -251,30 +245,10 @@ def rebuild_control(
 ) -> ControlLoop:
     """The control loop that `header` describes, on other borders.
 
-    What a file cannot hold, the robot's motion, is the recipe's of today. Raises `ConfigError` for an unknown recipe or
-    a header of another program version that cannot be read.
+    What a file cannot hold, the robot's motion, is the recipe's of today. Raises `ConfigError` for an unknown recipe.
     """
-    settings = header.settings
-    try:
-        config = msgspec.convert(header.config, LoopConfig)
-        recipe = replace(
-            get_recipe(settings["recipe"]),
-            loop=config,
-            chunking=msgspec.convert(settings["chunking"], ChunkingConfig),
-        )
-    except (KeyError, msgspec.ValidationError) as error:
-        raise ConfigError(
-            f"the flight of '{header.name}' was recorded by version {header.program} and its header cannot be read "
-            f"now ({error}); replay it with that version."
-        ) from error
+    recipe = replace(get_recipe(header.recipe), loop=header.config, chunking=header.chunking)
+    scheduler = scheduler_factory(recipe)
     return ControlLoop(
-        header.name,
-        header.session_id,
-        robot,
-        uplink,
-        inference,
-        scheduler_factory(recipe),
-        clock,
-        config,
-        operator,
+        header.name, header.session_id, robot, uplink, inference, scheduler, clock, recipe.loop, operator
     )

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.control.config import LoopConfig
 from robot_edge.flight_recorder.borders import CALLS
 from wire.errors import CorruptDataError
 from wire.types import RobotSpec
@@ -35,12 +37,10 @@ class FlightHeader(msgspec.Struct, frozen=True, array_like=True, tag=5):
     session_id: str
     """names this start of the control process"""
     spec: RobotSpec
-    config: dict[str, Any]
-    """`LoopConfig` as plain values"""
-    strategy: str
-    """name of the chunking strategy"""
-    settings: dict[str, Any] = {}
-    """whatever else `make_loop` needs: the chunk scheduler's settings, motion"""
+    config: LoopConfig
+    chunking: ChunkingConfig
+    recipe: str = ""
+    """whose motion the robot has, which a file cannot hold"""
     operated: bool = False
     """whether the loop has a scripted operator"""
     program: str = ""

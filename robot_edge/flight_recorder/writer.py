@@ -36,7 +36,7 @@ from robot_edge.flight_recorder.events import (
 )
 from robot_edge.flight_recorder.file import MAGIC, SUFFIX, frame
 from robot_edge.uplink.segments import encode_jpeg
-from wire.errors import StorageError, storage_error
+from wire.errors import StorageError, storage_errors
 from wire.transport.frame_ring import SharedFrame
 from wire.types import Frame
 
@@ -135,11 +135,10 @@ class Writer:
         while True:
             closing = self._closing.is_set()
             try:
-                self._drain()
+                with storage_errors("recording the flight", self._directory):
+                    self._drain()
             except StorageError as error:
                 self._fail(error)
-            except OSError as error:
-                self._fail(storage_error(error, "recording the flight", self._directory))
             except Exception as error:  # a recorder that breaks must neither be silent nor stop a robot
                 log.exception("robot '%s': the flight recorder failed.", self._header.name)
                 self._fail(StorageError(f"the flight recorder failed: {error!r}"))

@@ -48,14 +48,14 @@ def make_loop(
         inference,
         lambda trained: _scheduler(header, trained),
         clock,
-        LoopConfig(max_ticks=header.config["max_ticks"], tail_ticks=2, gate=GateConfig(min_ticks=5)),
+        header.config,
         operator,
     )
 
 
 def _scheduler(header: FlightHeader, trained: PolicyCapabilities) -> ChunkScheduler:
     motion = SpecMotion(header.spec, [ActionStateMapping(f"move_{axis}", axis, 0.01) for axis in "xyz"])
-    return make_scheduler(ChunkingConfig(**header.settings), header.spec, trained, motion)
+    return make_scheduler(header.chunking, header.spec, trained, motion)
 
 
 class Lossy:
@@ -84,7 +84,7 @@ class Bench:
         fake: FakeConfig = FAKE,
         *,
         operated: bool = False,
-        settings: dict[str, Any] | None = None,
+        chunking: dict[str, Any] = {},
         **config: float,
     ) -> None:
         self.clock = ManualClock(1_000_000)
@@ -97,9 +97,8 @@ class Bench:
             "robot-0",
             "boot",
             self.robot.spec,
-            {"max_ticks": 60},
-            "aligned",
-            settings or {"strategy": "aligned", "execute_ticks": 6},
+            LoopConfig(max_ticks=60, tail_ticks=2, gate=GateConfig(min_ticks=5)),
+            ChunkingConfig(**{"strategy": "aligned", "execute_ticks": 6, **chunking}),
             operated=operated,
         )
         self.flight = FlightRecorder(directory, self.header, replace(FlightConfig(flush_s=0.05), **config))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FakeConfig
+from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.scheduler import AlignedScheduler
 from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason
@@ -81,8 +82,8 @@ def test_a_stretch_begins_at_the_snapshot_before_it(flown: tuple[Path, int]) -> 
 
 def test_another_rule_of_decision_is_named(flown: tuple[Path, int]) -> None:
     def other(header: FlightHeader, *borders: object) -> ControlLoop:
-        settings = {"strategy": "aligned", "execute_ticks": 3}
-        return make_loop(msgspec.structs.replace(header, settings=settings), *borders)  # type: ignore[arg-type]
+        chunking = ChunkingConfig("aligned", execute_ticks=3)
+        return make_loop(msgspec.structs.replace(header, chunking=chunking), *borders)  # type: ignore[arg-type]
 
     result = replay(flown[0], other)
     assert result.differences
@@ -336,8 +337,8 @@ STRATEGIES = [
 def test_every_strategy_can_be_taken_up_in_the_middle(tmp_path: Path, strategy: str, more: dict[str, int]) -> None:
     """Snapshots every 17 ticks carry each strategy's plans, forecasts and reckoning."""
     trained = PolicyCapabilities(8, state_aligned=True, prefix_trained=True, residual_trained=True)
-    settings = {"strategy": strategy, "execute_ticks": 6, **more}
-    bench = Bench(tmp_path, settings=settings, snapshot_ticks=16).ready(trained).fly(110).land()
+    chunking = {"strategy": strategy, **more}
+    bench = Bench(tmp_path, chunking=chunking, snapshot_ticks=16).ready(trained).fly(110).land()
     assert len({mode for mode in bench.modes if mode == "policy"}) == 1
     assert replay(tmp_path, make_loop).differences == []
     for first in (25, 60, 100):
