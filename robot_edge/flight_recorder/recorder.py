@@ -67,11 +67,11 @@ class FlightRecorder:
         self._gap_from = self._try_at = 0
         self._gap_reason = ""
 
-    # --- ticks -----------------------------------------------------------------------------------------------------
-
     def border(self, name: str, inner: _T) -> _T:
         """The loop's `inner` (its "robot", "uplink", "inference", "clock" or "operator"), whose calls are recorded."""
         return cast(_T, RecordedBoundary(name, inner, self))
+
+    # --- ticks -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to write. Call before the process becomes real-time, so that the writing does not."""

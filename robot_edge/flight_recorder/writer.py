@@ -87,8 +87,6 @@ class Writer:
         self.config = config
         self.failure = ""
         """why nothing is written now, '' while all is well"""
-        self.full = False
-        """the file has reached its size; it ends before the next snapshot"""
         self._directory = directory
         self._header = msgspec.structs.replace(header, program=program(), started_unix_ns=time.time_ns())
         self._queue: deque[_Queued] = deque()
@@ -104,6 +102,11 @@ class Writer:
         self._stored: set[bytes] = set()
         self._block: list[TickRecord] = []
         self._pictured: dict[str, int] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether the file has reached its size; it ends before the next snapshot."""
+        return self._bytes >= self.config.file_bytes
 
     def start(self) -> None:
         self._thread.start()
@@ -177,7 +180,7 @@ class Writer:
         if isinstance(record, Gap):
             self._write(frame(record))
             return
-        if self._file is None or self._bytes >= self.config.file_bytes:
+        if self._file is None or self.full:
             self._open()
         self._write(frame(self._referring(record, large, images)))
         self._useful = True
@@ -246,7 +249,6 @@ class Writer:
         self._stored = set()
         self._known.clear()
         self._pictured = {}
-        self.full = False
         self._write(MAGIC + frame(header))
 
     def _write(self, data: bytes) -> None:
@@ -255,7 +257,6 @@ class Writer:
         while view:
             view = view[self._file.write(view) :]
         self._bytes += len(data)
-        self.full = self._bytes >= self.config.file_bytes
 
     def _fail(self, error: StorageError) -> None:
         """Give up the file; try a new one later. What waits is lost: the robot has long gone on."""

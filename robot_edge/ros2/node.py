@@ -230,7 +230,7 @@ class EdgeNode(LifecycleNode):
             assert self._prepared is not None
             for role in self._prepared.edge.poll():
                 self.get_logger().warning(f"robot '{self._robot}': its {role} process died and is started again.")
-            most = max((child.deaths_in_a_row for child in self._prepared.edge.children.children.values()), default=0)
+            most = max((child.deaths_in_a_row for child in self._prepared.edge.supervisor.children.values()), default=0)
             if 0 < self._give_up_after <= most:
                 self._fail(self._prepared.edge.fault)
         elif self._autostart and time.monotonic() >= self._next_start_s:

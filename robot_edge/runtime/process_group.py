@@ -186,7 +186,7 @@ class EdgeProcesses:
         added, where their channels lie; `logs`: directory of one log for each; `unforked`: roles that are always
         started as new programs, where the others may be forks of this process (`robot_edge.runtime.forking`)."""
         self.name = name
-        self.children = Supervisor([])
+        self.supervisor = Supervisor([])
         self._commands = commands
         self._logs = logs
         self._unforked = unforked
@@ -207,32 +207,32 @@ class EdgeProcesses:
     @property
     def fault(self) -> str:
         """How a process that does not run steadily ended last, with its last word, '' while all do."""
-        return next((child.fault for child in self.children.children.values() if child.fault), "")
+        return next((child.fault for child in self.supervisor.children.values() if child.fault), "")
 
     def start(self) -> None:
         """Start them all. Raises `StorageError` when there is no room for their channels or logs."""
         if self._directory is not None:
             return
         self._directory = self._held.enter_context(run_directory())
-        self.children = Supervisor([self._child(role, command) for role, command in self._commands.items()])
+        self.supervisor = Supervisor([self._child(role, command) for role, command in self._commands.items()])
         try:
-            for child in self.children.children:
-                self.children.start(child)
+            for child in self.supervisor.children:
+                self.supervisor.start(child)
         except BaseException:
             self.stop()
             raise
 
     def poll(self) -> list[str]:
         """Start the dead ones again; roles of those that died since the last call."""
-        return [child.removeprefix(f"{self.name}.") for child in self.children.poll()]
+        return [child.removeprefix(f"{self.name}.") for child in self.supervisor.poll()]
 
     def stop(self) -> None:
         """End them in order: control first, for its last words go through the uplink, which then drains."""
         if self._directory is None:
             return
         control = f"{self.name}.control"
-        self.children.stop([child for child in self.children.children if child == control], 5.0)
-        self.children.stop([child for child in self.children.children if child != control], DRAIN_S + 5.0)
+        self.supervisor.stop([child for child in self.supervisor.children if child == control], 5.0)
+        self.supervisor.stop([child for child in self.supervisor.children if child != control], DRAIN_S + 5.0)
         self._directory = None
         self._held.close()
 
