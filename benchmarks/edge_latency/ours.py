@@ -15,7 +15,6 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from benchmarks.edge_latency.arm import TASK, Arm, arm_spec
@@ -48,8 +47,8 @@ from wire.transport.frame_ring import FrameRing, ring_path
 from wire.transport.shared_channel import SharedChannel
 from wire.types import Frame, Observation, PolicyCapabilities, PolicyVersion
 
-NAME, STRATEGY = "arm", "auto"
-EXECUTE = 1
+NAME = "arm"
+CHUNKING = ChunkingConfig("auto", execute_ticks=1)
 """ask for the next chunk one tick after the running one's first action: as often as inference can answer"""
 WRITE_AFTER_S = 0.016
 """of the 20 ms period: an answer that takes less is executed in the tick it was asked in"""
@@ -127,7 +126,7 @@ class UplinkStandIn:
 
 
 def _scheduler(trained: PolicyCapabilities) -> ChunkScheduler:
-    return make_scheduler(ChunkingConfig(STRATEGY, EXECUTE), arm_spec(), trained)
+    return make_scheduler(CHUNKING, arm_spec(), trained)
 
 
 def _line(run_directory: Path, name: str, *, bind: bool, polls: bool = False) -> SharedChannel:
@@ -147,17 +146,17 @@ def control(run_directory: Path, record: Path) -> None:
     uplink = record_channel(run_directory, arm_spec(), uplink=False)
     inference = _line(run_directory, "inference-control", bind=False, polls=True)
     config = LoopConfig(max_ticks=10**9, write_after_s=WRITE_AFTER_S)
-    header = FlightHeader(NAME, "0", arm_spec(), msgspec.to_builtins(config), STRATEGY)
+    header = FlightHeader(NAME, "0", arm_spec(), config, CHUNKING)
     flight = FlightRecorder(record.parent / "flight", header)
     flight.start()
     loop = ControlLoop(
         NAME,
         "0",
-        flight.robot(RobotProxy(arm_spec(), run_directory / "robot")),
-        flight.channel("uplink", uplink),
-        flight.channel("inference", inference),
+        flight.border("robot", RobotProxy(arm_spec(), run_directory / "robot")),
+        flight.border("uplink", uplink),
+        flight.border("inference", inference),
         _scheduler,
-        flight.clock(MonotonicClock()),
+        flight.border("clock", MonotonicClock()),
         config,
     )
     try:

@@ -11,7 +11,7 @@ from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.interfaces.dynamics import DynamicsModel
 from policies.interface.policy import LearnedPolicy, Policy
 from robot_edge.chunking.config import ChunkingConfig
-from robot_edge.control.config import GateConfig, LoopConfig
+from robot_edge.control.config import LoopConfig
 from robot_edge.inference.server import SlowConfig
 from wire.types import RobotSpec
 
@@ -54,7 +54,6 @@ class Recipe:
     motion: DynamicsModel | None = None
     """how the robot's state follows from its actions; None: no state is rolled forward"""
     loop: LoopConfig = field(default_factory=LoopConfig)
-    gate: GateConfig = field(default_factory=GateConfig)
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     checkpoint_every_s: float = 30.0
     cache_bytes: int = 4 * 1024**3

@@ -51,8 +51,11 @@ def pixels(seed: int = 0) -> Recipe:
         chunking=ChunkingConfig(execute_ticks=4),
         algorithm=hg_dagger.pixels(),
         # 1.5 s: the operator needs up to 94 ticks on these tasks, a robot gets a quarter more.
-        loop=LoopConfig(max_ticks=120, safety=metaworld_limits()),
-        gate=GateConfig(disagreement=0.35, min_ticks=50, stall_ticks=40),
+        loop=LoopConfig(
+            max_ticks=120,
+            safety=metaworld_limits(),
+            gate=GateConfig(disagreement=0.35, min_ticks=50, stall_ticks=40),
+        ),
         evaluator=EvaluatorConfig(max_ticks=120),
     )
 

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from fleet.config.recipe import Recipe
 from fleet.launch.supplies import make_control
+from robot_edge.control.config import GateConfig
 from robot_edge.uplink.server import Uplink
 from wire.clock import MonotonicClock, SimulatedClock, clock_name
 from wire.errors import FleetError, RobotError
@@ -23,19 +22,6 @@ from wire.types import Role
 
 log = logging.getLogger(__name__)
 _DRAIN_S = 60.0
-
-
-class AlwaysIntervene:
-    """A gate that never hands back."""
-
-    active = False
-
-    def reset(self) -> None:
-        self.active = True
-
-    def update(self, policy: np.ndarray | None, expert: np.ndarray, progress: float) -> bool:
-        self.active = True
-        return True
 
 
 def demonstrate(
@@ -54,10 +40,10 @@ def demonstrate(
     """
     to_uplink, from_uplink = memory_pair()
     inference, unused = memory_pair()
-    loop_config = replace(recipe.loop, source="demonstration", needs_policy=False)
-    undelayed = replace(recipe, loop=loop_config, delay="0")
-    gate = AlwaysIntervene()
-    loop = make_control(undelayed, name, to_uplink, inference, SimulatedClock(), paced=False, gate=gate)
+    # The gate opens at once, and there is no policy to hand back to.
+    config = replace(recipe.loop, source="demonstration", needs_policy=False, gate=GateConfig(stall_ticks=0))
+    demonstrated = replace(recipe, loop=config, delay="0")
+    loop = make_control(demonstrated, name, to_uplink, inference, SimulatedClock(), paced=False)
     uplink = Uplink(name, directory, gateway, from_uplink, unused, MonotonicClock())
     loop.robot.connect()
     to_uplink.send(Hello(name, Role.demonstrator, clock_name(), time.monotonic_ns(), os.getpid(), loop.robot.spec))

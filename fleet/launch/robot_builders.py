@@ -68,16 +68,16 @@ def edge_processes(options: EdgeOptions) -> EdgeProcesses:
     return EdgeProcesses(options.name, commands, logs, THINKING if has_gpu() else frozenset())
 
 
-def run_robot(options: EdgeOptions) -> int:
+def run_robot(options: EdgeOptions) -> None:
     """Run one robot: its driver, control, inference and uplink processes."""
     edge, overrides = edge_processes(options), options.overrides
     # Whoever started this as one of many has tried it.
     if overrides.policy and PARENT not in os.environ:
         shutdown = ShutdownSignal()
         if not try_policy(options.recipe, overrides, 0, lambda: shutdown.requested):
-            return 0
+            return
     preload(by_role(overrides.applied(get_recipe(options.recipe)), overrides.policy)[Role.edge])
-    return run_edge(edge)
+    run_edge(edge)
 
 
 def run_edge_part(options: EdgePartOptions) -> None:

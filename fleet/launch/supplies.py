@@ -17,16 +17,12 @@ from fleet.evaluation.evaluator import Conditions, Evaluator
 from fleet.evaluation.injected_delay import DelayedChannel, parse_delay
 from hal.interfaces.robot import Robot, Teleoperator
 from hal.registry import make_operator, make_robot
-from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler, DelayEstimator, MakeScheduler
-from robot_edge.control.config import GateConfig, LoopConfig
 from robot_edge.control.loop import ControlLoop
-from robot_edge.control.takeover import Gate, TakeoverGate
 from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from wire.clock import Clock, ManualClock, MonotonicClock, SimulatedClock
-from wire.errors import ConfigError
 from wire.messages.gateway import Evaluate, Evaluation
 from wire.transport.channel import Channel
 from wire.transport.keys import GATEWAY, load_pair, load_public
@@ -77,13 +73,12 @@ def make_control(
     paced: bool = True,
     robot: Robot | None = None,
     operator: Teleoperator | None = None,
-    gate: TakeoverGate | None = None,
     flight: FlightRecorder | None = None,
 ) -> ControlLoop:
     """The control loop of one robot; `operated`: with the scripted operator at its side.
 
-    `robot` and `operator`: instead of the recipe's own, in this process; `gate`: instead of the recipe's; `flight`:
-    records all that crosses the loop's borders.
+    `robot` and `operator`: instead of the recipe's own, in this process; `flight`: records all that crosses the loop's
+    borders.
     """
     if robot is None:
         # A robot at its own rate stamps with the machine's clock.
@@ -95,13 +90,11 @@ def make_control(
     if recipe.delay != "0":
         inference = DelayedChannel(inference, parse_delay(recipe.delay), recipe.spec.period_ns, clock)
     if flight is not None:
-        session_id, robot, operator = flight.session_id, flight.robot(robot), flight.operator(operator)
-        uplink, inference = flight.channel("uplink", uplink), flight.channel("inference", inference)
-        clock = flight.clock(clock)
-    gate = (gate or Gate(recipe.gate)) if operated else None
-    return ControlLoop(
-        name, session_id, robot, uplink, inference, scheduler_factory(recipe), clock, recipe.loop, operator, gate
-    )
+        session_id, robot, clock = flight.session_id, flight.border("robot", robot), flight.border("clock", clock)
+        uplink, inference = flight.border("uplink", uplink), flight.border("inference", inference)
+        operator = operator and flight.border("operator", operator)
+    scheduler = scheduler_factory(recipe)
+    return ControlLoop(name, session_id, robot, uplink, inference, scheduler, clock, recipe.loop, operator)
 
 
 def make_evaluator(
@@ -233,13 +226,9 @@ def record_flight(
         name=name,
         session_id=secrets.token_hex(4),
         spec=recipe.spec,
-        config=msgspec.to_builtins(recipe.loop),
-        strategy=recipe.chunking.strategy,
-        settings={
-            "recipe": recipe.name,
-            "chunking": msgspec.to_builtins(recipe.chunking),
-            "gate": msgspec.to_builtins(recipe.gate),
-        },
+        config=recipe.loop,
+        chunking=recipe.chunking,
+        recipe=recipe.name,
         operated=operated,
     )
     flight = FlightRecorder(directory, header)
@@ -257,32 +246,10 @@ def rebuild_control(
 ) -> ControlLoop:
     """The control loop that `header` describes, on other borders.
 
-    What a file cannot hold, the robot's motion, is the recipe's of today. Raises `ConfigError` for an unknown recipe or
-    a header of another program version that cannot be read.
+    What a file cannot hold, the robot's motion, is the recipe's of today. Raises `ConfigError` for an unknown recipe.
     """
-    settings = header.settings
-    try:
-        config = msgspec.convert(header.config, LoopConfig)
-        gate = Gate(msgspec.convert(settings["gate"], GateConfig)) if operator is not None else None
-        recipe = replace(
-            get_recipe(settings["recipe"]),
-            loop=config,
-            chunking=msgspec.convert(settings["chunking"], ChunkingConfig),
-        )
-    except (KeyError, msgspec.ValidationError) as error:
-        raise ConfigError(
-            f"the flight of '{header.name}' was recorded by version {header.program} and its header cannot be read "
-            f"now ({error}); replay it with that version."
-        ) from error
+    recipe = replace(get_recipe(header.recipe), loop=header.config, chunking=header.chunking)
+    scheduler = scheduler_factory(recipe)
     return ControlLoop(
-        header.name,
-        header.session_id,
-        robot,
-        uplink,
-        inference,
-        scheduler_factory(recipe),
-        clock,
-        config,
-        operator,
-        gate,
+        header.name, header.session_id, robot, uplink, inference, scheduler, clock, recipe.loop, operator
     )

@@ -7,7 +7,6 @@ and how the robot brakes to hold where there is no action. Somebody else may act
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,9 +20,6 @@ _PAST = 64
 _OFF_TARGET, _OFF_COURSE = 0.05, 0.15
 """by how much of a dimension's range what is executed may differ from what was chosen: an absolute one; a delta or
 velocity, which add up over the ticks that were reckoned with"""
-
-_Executed = tuple[np.ndarray, tuple[int, np.ndarray | None, np.ndarray] | None, np.ndarray]
-"""what was executed; the tick, the action and the state of what was chosen for it; the last two executed before"""
 
 
 class ActionPredictor:
@@ -52,8 +48,8 @@ class ActionPredictor:
         """rows of it that are filled"""
         self._chosen: tuple[int, np.ndarray | None, np.ndarray] | None = None
         self._drift = [0.0] * self._spec.action_dim
-        self._own = True
-        self._unreckoned: deque[_Executed] = deque(maxlen=_PAST)
+        self.last_action_was_ours = True
+        """whether what was executed last is what was chosen"""
 
     @property
     def past(self) -> np.ndarray:
@@ -73,37 +69,23 @@ class ActionPredictor:
 
     def on_executed(self, tick: int, action: np.ndarray) -> None:
         """float32[da]: what the robot did at `tick`."""
-        # What it means is reckoned when somebody asks: while others act nobody does, at most ticks.
-        chosen = self._chosen if self._chosen is not None and self._chosen[0] == tick else None
         if self._done == len(self._memory):
             self._memory[:_PAST], self._done = self._memory[_PAST:].copy(), _PAST
-        end = self._done
-        self._memory[end] = action
+        before, executed = self._memory[max(0, self._done - 2) : self._done], self._memory[self._done]
+        executed[:] = action
         self._done += 1
-        self._unreckoned.append((self._memory[end].copy(), chosen, self._memory[max(0, end - 2) : end].copy()))
+        chosen = self._chosen if self._chosen is not None and self._chosen[0] == tick else None
+        # A scheduler that was not even asked at that tick: somebody else was in control.
+        self.last_action_was_ours = chosen is not None and self._as_chosen(executed, chosen[1], chosen[2], before)
 
     def reset_drift(self) -> None:
         """Begin to add up what differs."""
-        self._reckon()
         self._drift = [0.0] * len(self._drift)
-
-    @property
-    def last_action_was_ours(self) -> bool:
-        """Whether what was executed last is what was chosen."""
-        self._reckon()
-        return self._own
 
     @property
     def has_drifted(self) -> bool:
         """Whether the robot is no longer where it was reckoned to be, since `reset_drift`."""
-        self._reckon()
         return self._is_off(self._drift)
-
-    def _reckon(self) -> None:
-        while self._unreckoned:
-            executed, chosen, before = self._unreckoned.popleft()
-            # A scheduler that was not even asked at that tick: somebody else was in control.
-            self._own = chosen is not None and self._as_chosen(executed, chosen[1], chosen[2], before)
 
     def _as_chosen(
         self, executed: np.ndarray, chosen: np.ndarray | None, state: np.ndarray, before: np.ndarray

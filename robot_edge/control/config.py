@@ -82,7 +82,7 @@ class GateConfig:
     min_ticks: int = 15
     """ticks a takeover lasts at least"""
     stall_ticks: int = 80
-    """ticks without progress before taking over"""
+    """ticks without progress before taking over; 0: at once"""
     stall_progress: float = 0.01
     """what counts as progress, in the operator's unit"""
 
@@ -102,6 +102,7 @@ class LoopConfig:
     source: str = "online"
     needs_policy: bool = True
     """whether a policy version must be there before an episode starts and before the operator steps in"""
-    health: ObservationLimits = field(default_factory=ObservationLimits)
+    observation_limits: ObservationLimits = field(default_factory=ObservationLimits)
     safety: SafetyLimits = field(default_factory=SafetyLimits)
     driver: RobotTimeouts = field(default_factory=RobotTimeouts)
+    gate: GateConfig = field(default_factory=GateConfig)

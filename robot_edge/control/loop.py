@@ -20,7 +20,7 @@ from robot_edge.control.guarded_robot import GuardedRobot
 from robot_edge.control.mode import NO_HOLD, ControlConditions, Hold, HoldReason, Mode, decide
 from robot_edge.control.operator_override import OperatorOverride
 from robot_edge.control.rate import Rate
-from robot_edge.control.takeover import ScriptedTakeover, TakeoverGate
+from robot_edge.control.takeover import ScriptedTakeover
 from wire.clock import Clock
 from wire.errors import ConfigError, InvalidDataError
 from wire.messages.gateway import EdgeEvent, EdgeStatus
@@ -46,7 +46,6 @@ class ControlLoop:
         clock: Clock,
         config: LoopConfig,
         operator: Teleoperator | None = None,
-        gate: TakeoverGate | None = None,
     ) -> None:
         """`session_id` names this start of the process, so that episode ids never repeat.
 
@@ -70,9 +69,9 @@ class ControlLoop:
         self.override = OperatorOverride(robot.spec, clock)
         self.inbox = CommandInbox(name, self.override)
         self.tracker = EpisodeTracker(name, session_id, robot.spec, StepRecorder(uplink), config, self._notify)
-        self.driver = GuardedRobot(name, robot, config.driver, config.health, clock, self._notify)
+        self.driver = GuardedRobot(name, robot, config.driver, config.observation_limits, clock, self._notify)
         self._safety = SafetyLimiter(robot.spec, config.safety)
-        self._scripted = ScriptedTakeover(operator, gate, self._notify)
+        self._scripted = ScriptedTakeover(operator, config.gate, self._notify)
         self._clock = clock
         self._uplink = uplink
         self._inference = inference

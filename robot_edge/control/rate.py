@@ -21,32 +21,26 @@ class Rate:
         self.ticks = 0
         self.missed = 0
         self._clock = clock
-        self._deadline_ns = clock.now_ns() + period_ns
-        self.due_ns = self._deadline_ns
-        """when the running tick should have begun"""
+        self.due_ns = self.next_ns = clock.now_ns() + period_ns
+        """when the running tick should have begun, and when the next one is to begin"""
         # lateness in steps of 1% of the period, the last bin holds the rest
         self._histogram = np.zeros(_BINS, np.int64)
 
-    @property
-    def next_ns(self) -> int:
-        """When the next tick is to begin."""
-        return self._deadline_ns
-
     def restart(self) -> None:
         """Begin anew from now, after something that was allowed to take long (a reset)."""
-        self._deadline_ns = self._clock.now_ns() + self.period_ns
+        self.next_ns = self._clock.now_ns() + self.period_ns
 
     def wait(self) -> int:
         """Sleep until the next deadline and return how late it woke, in ns (never negative)."""
-        self.due_ns = self._deadline_ns
-        self._clock.sleep_until(self._deadline_ns)
-        late_ns = max(0, self._clock.now_ns() - self._deadline_ns)
+        self.due_ns = self.next_ns
+        self._clock.sleep_until(self.next_ns)
+        late_ns = max(0, self._clock.now_ns() - self.next_ns)
         self.ticks += 1
         self._histogram[min(_BINS - 1, late_ns * 100 // self.period_ns)] += 1
         skipped = late_ns // self.period_ns
         if skipped:
             self.missed += 1
-        self._deadline_ns += (skipped + 1) * self.period_ns
+        self.next_ns += (skipped + 1) * self.period_ns
         return late_ns
 
     def late_s(self, quantile: float) -> float:

@@ -7,23 +7,12 @@ or when nothing has advanced for a while (a policy that stalls agrees with nobod
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
 from hal.interfaces.robot import Teleoperator
 from robot_edge.control.config import GateConfig
 from wire.types import Observation
-
-
-class TakeoverGate(Protocol):
-    """Decides tick by tick whether the operator is in control."""
-
-    active: bool
-
-    def reset(self) -> None: ...
-
-    def update(self, policy: np.ndarray | None, expert: np.ndarray, progress: float) -> bool: ...
 
 
 class Gate:
@@ -67,29 +56,26 @@ class Gate:
 
 
 class ScriptedTakeover:
-    """`action` once a tick while nobody else has the robot. Without an operator and a gate it never takes over."""
+    """`action` once a tick while nobody else has the robot. Without an operator it never takes over."""
 
-    def __init__(
-        self, operator: Teleoperator | None, gate: TakeoverGate | None, notify: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, operator: Teleoperator | None, gate: GateConfig, notify: Callable[[str, str], None]) -> None:
         """`notify(kind, detail)`: for people."""
         self.takeovers = 0
         self._operator = operator
-        self._gate = gate
+        self._gate = Gate(gate)
         self._notify = notify
         self._failed = ""
 
     def reset(self) -> None:
         """An episode begins."""
-        if self._gate is not None:
-            self._gate.reset()
+        self._gate.reset()
 
     def action(self, observation: Observation, policy: np.ndarray | None) -> np.ndarray | None:
         """float32[da]: what the operator does if it is in control. `policy`, float32[da]: what the policy would do.
 
         People hear of an operator that raises once, and the robot goes on without it.
         """
-        if self._operator is None or self._gate is None:
+        if self._operator is None:
             return None
         try:
             expert = self._operator.propose(observation)

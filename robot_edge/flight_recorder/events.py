@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hal.interfaces.robot import Feedback
-from wire.codec import AnyMessage
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.control.config import LoopConfig
+from robot_edge.flight_recorder.borders import CALLS
 from wire.errors import CorruptDataError
-from wire.types import Observation, RobotSpec
+from wire.types import RobotSpec
 
 INLINE_BYTES = 2048
 """arrays up to this size stand in the call"""
@@ -36,12 +37,10 @@ class FlightHeader(msgspec.Struct, frozen=True, array_like=True, tag=5):
     session_id: str
     """names this start of the control process"""
     spec: RobotSpec
-    config: dict[str, Any]
-    """`LoopConfig` as plain values"""
-    strategy: str
-    """name of the chunking strategy"""
-    settings: dict[str, Any] = {}
-    """whatever else `make_loop` needs: the chunk scheduler's settings, gate, safety limits, motion"""
+    config: LoopConfig
+    chunking: ChunkingConfig
+    recipe: str = ""
+    """whose motion the robot has, which a file cannot hold"""
     operated: bool = False
     """whether the loop has a scripted operator"""
     program: str = ""
@@ -72,26 +71,6 @@ class Call(msgspec.Struct, frozen=True, array_like=True, eq=False, gc=False):
     given: tuple[Any, ...] = ()
     result: Any = None
     error: Raised | None = None
-
-
-CALLS: dict[str, tuple[tuple[Any, ...], Any]] = {
-    "clock.now_ns": ((), int),
-    "clock.sleep_until": ((int,), None),
-    "uplink.send": ((AnyMessage,), bool),
-    "uplink.recv": ((), AnyMessage),
-    "uplink.close": ((), None),
-    "inference.send": ((AnyMessage,), bool),
-    "inference.recv": ((), AnyMessage),
-    "inference.close": ((), None),
-    "robot.connect": ((), None),
-    "robot.reset": ((str, int), None),
-    "robot.read": ((), Observation),
-    "robot.write": ((np.ndarray,), Feedback),
-    "robot.close": ((), None),
-    "operator.propose": ((), np.ndarray),
-    "operator.progress": ((), float),
-}
-"""by name, types of what is noted of the arguments, and of what comes back if anything does"""
 
 
 class Reference(msgspec.Struct, frozen=True, array_like=True):
@@ -165,10 +144,8 @@ def is_image(array: np.ndarray) -> bool:
 class CallEncoder:
     """Encodes calls, collecting the large arrays in `large`. Raises `TypeError` for what has no place in a file."""
 
-    def __init__(self, copies: dict[int, np.ndarray]) -> None:
-        """`copies` of images, by the id of what they are a copy of; kept from tick to tick by whoever makes them."""
+    def __init__(self) -> None:
         self.large: list[np.ndarray] = []
-        self.copies = copies
         self._at: dict[int, int] = {}
         self.encode = msgspec.msgpack.Encoder(enc_hook=self._array).encode
 
@@ -186,14 +163,14 @@ class CallEncoder:
         raise TypeError(f"a {type(value).__name__} cannot be recorded")
 
     def _refer(self, value: np.ndarray) -> int:
+        # A hosted robot's frames are closed to writing; what is not may soon hold something else.
+        if value.flags.writeable:
+            self.large.append(value.copy())
+            return len(self.large) - 1
         index = self._at.get(id(value))
         if index is None:
             index = self._at[id(value)] = len(self.large)
-            # A frame is captured once and never written to; anything else may be, unless it is closed to writing.
-            kept = self.copies.get(id(value), value) if is_image(value) or not value.flags.writeable else value.copy()
-            self.large.append(kept)
-            if kept is not value:
-                del self._at[id(value)]
+            self.large.append(value)
         return index
 
 

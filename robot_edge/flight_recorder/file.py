@@ -5,6 +5,7 @@ A file is only ever appended to. What a kill or a full disk left half written at
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
@@ -29,11 +30,11 @@ from robot_edge.flight_recorder.events import (
     TickRecord,
     stand_in,
 )
-from wire.errors import ConfigError, CorruptDataError, storage_error
+from wire.errors import ConfigError, CorruptDataError, storage_errors
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"VLAFLY3\n"
+MAGIC = b"VLAFLY4\n"
 SUFFIX = ".flight"
 _FRAME = struct.Struct("<II")
 _MAX_IMAGE_BYTES = 1 << 30
@@ -80,11 +81,8 @@ def find_starts(path: Path) -> list[list[FlightFile]]:
 
 def read_header(path: Path) -> FlightHeader | None:
     """The header of a flight file, None when it was cut off before its end."""
-    try:
-        with path.open("rb") as file:
-            first = next(frames(file), None)
-    except OSError as error:
-        raise storage_error(error, "reading a flight", path) from error
+    with storage_errors("reading a flight", path), path.open("rb") as file:
+        first = next(frames(file), None)
     if first is not None and not isinstance(first, FlightHeader):
         raise CorruptDataError(f"{path} does not begin with a header.")
     return first
@@ -111,36 +109,24 @@ class FlightFile:
         self.path = path
         self.header = header
         self._arrays: dict[bytes, bytes] = {}
-        self._made: dict[Reference, np.ndarray] = {}
+        # A frame comes again in every tick until the next one.
+        self.array = functools.lru_cache(_MADE)(self._make)
+        """A large array, or what stands in for an image. Raises `CorruptDataError` when its bytes are missing."""
 
     def __iter__(self) -> Iterator[FlightRecord]:
-        try:
-            with self.path.open("rb") as file:
-                whole = 0
-                for record in frames(file):
-                    whole = file.tell()
-                    if isinstance(record, TickBlock):
-                        yield from (FlightRecord(tick, self) for tick in record.ticks)
-                    elif isinstance(record, StoredArray):
-                        self._arrays[record.digest] = record.data
-                    elif not isinstance(record, FlightHeader):
-                        yield FlightRecord(record, self)
-                torn = self.path.stat().st_size - whole
-                if torn:
-                    log.warning("%s: its last %d bytes are not whole and left out.", self.path, torn)
-        except OSError as error:
-            raise storage_error(error, "reading a flight", self.path) from error
-
-    def array(self, reference: Reference) -> np.ndarray:
-        """A large array, or what stands in for an image. Raises `CorruptDataError` when its bytes are missing."""
-        known = self._made.pop(reference, None)
-        if known is None:
-            known = self._make(reference)
-        # A frame comes again in every tick until the next one.
-        self._made[reference] = known
-        if len(self._made) > _MADE:
-            del self._made[next(iter(self._made))]
-        return known
+        with storage_errors("reading a flight", self.path), self.path.open("rb") as file:
+            whole = 0
+            for record in frames(file):
+                whole = file.tell()
+                if isinstance(record, TickBlock):
+                    yield from (FlightRecord(tick, self) for tick in record.ticks)
+                elif isinstance(record, StoredArray):
+                    self._arrays[record.digest] = record.data
+                elif not isinstance(record, FlightHeader):
+                    yield FlightRecord(record, self)
+            torn = self.path.stat().st_size - whole
+            if torn:
+                log.warning("%s: its last %d bytes are not whole and left out.", self.path, torn)
 
     def _make(self, reference: Reference) -> np.ndarray:
         data = self._arrays.get(reference.digests[0]) if reference.digests else None

@@ -1,7 +1,7 @@
 """The recorder on the control thread: stands at the loop's borders and notes what crosses them.
 
     flight = FlightRecorder(directory, header)
-    loop = ControlLoop(name, session_id, flight.robot(robot), flight.channel("uplink", uplink), ...)
+    loop = ControlLoop(name, session_id, flight.border("robot", robot), flight.border("uplink", uplink), ...)
     flight.start()
     while ...:
         flight.tick(loop)      # instead of loop.tick()
@@ -14,16 +14,14 @@ refuses, whole ticks are left out with a mark, and the robot goes on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeVar, cast
 
 import msgspec
-import numpy as np
 
-from hal.interfaces.robot import Robot, Teleoperator
 from robot_edge.control.loop import ControlLoop
-from robot_edge.flight_recorder.borders import RecordedChannel, RecordedClock, RecordedOperator, RecordedRobot
+from robot_edge.flight_recorder.borders import RecordedBoundary
 from robot_edge.flight_recorder.events import (
     Call,
     CallEncoder,
@@ -31,22 +29,17 @@ from robot_edge.flight_recorder.events import (
     Gap,
     SnapshotRecord,
     TickRecord,
-    is_image,
     raised,
 )
 from robot_edge.flight_recorder.snapshot import capture
 from robot_edge.flight_recorder.writer import FlightConfig, Writer
-from wire.clock import Clock
 from wire.codec import encode
 from wire.messages.local import EpisodeEnded, StepRecorded
-from wire.transport.channel import Channel
-from wire.types import Frame, Observation
+from wire.types import Frame
 
 log = logging.getLogger(__name__)
 
-COPY_BYTES = 256 * 2**10
-"""a frame up to this size is copied in its tick, as a driver may use its memory again; larger ones must stay as they
-are for a few seconds, or only their digests, which checks of observations are replayed from, come out wrong"""
+_T = TypeVar("_T")
 
 
 class FlightRecorder:
@@ -66,29 +59,17 @@ class FlightRecorder:
         """inside a tick that is recorded"""
         self._episode_ended = False
         """since the last snapshot"""
-        self._images: dict[str, Frame] = {}
+        self._images: Mapping[str, Frame] = {}
         """the newest"""
-        self._encoder = CallEncoder({})
+        self._encoder = CallEncoder()
         self._calls: list[bytes] = []
-        self._size = 0
-        self._frames: dict[str, tuple[int, np.ndarray]] = {}
         self._since_snapshot = 0
         self._gap_from = self._try_at = 0
         self._gap_reason = ""
 
-    # --- the borders -----------------------------------------------------------------------------------------------
-
-    def robot(self, robot: Robot) -> Robot:
-        return RecordedRobot("robot", robot, self)
-
-    def channel(self, which: Literal["uplink", "inference"], channel: Channel) -> Channel:
-        return RecordedChannel(which, channel, self)
-
-    def clock(self, clock: Clock) -> Clock:
-        return RecordedClock("clock", clock, self)
-
-    def operator(self, operator: Teleoperator | None) -> Teleoperator | None:
-        return RecordedOperator("operator", operator, self) if operator is not None else None
+    def border(self, name: str, inner: _T) -> _T:
+        """The loop's `inner` (its "robot", "uplink", "inference", "clock" or "operator"), whose calls are recorded."""
+        return cast(_T, RecordedBoundary(name, inner, self))
 
     # --- ticks -----------------------------------------------------------------------------------------------------
 
@@ -116,7 +97,7 @@ class FlightRecorder:
         if not self._since_snapshot or self._gap_from or self.writer.failure or self._due():
             self._snapshot(loop)
         self._encoder.clear()
-        self._calls, self._size = [], 0
+        self._calls = []
         self._live = not self._gap_from
 
     def _due(self) -> bool:
@@ -134,18 +115,17 @@ class FlightRecorder:
         self._try_at = self.ticks + (50 if failing else 5)
         try:
             tree, left_out = capture(loop)
-            encoder = CallEncoder(self._encoder.copies)
+            encoder = CallEncoder()
             state = encoder.encode(tree)
         except Exception as error:  # noqa: BLE001 - a loop that cannot be noted is flown all the same
             self._lose(f"the loop's state cannot be noted: {error!r}")
             return
         record = SnapshotRecord(self.ticks - 1, state, left_out=tuple(left_out))
-        size = len(state) + sum(array.nbytes for array in encoder.large)
         if failing:
             # Only to see whether the disk takes it; the record goes on with the snapshot after that.
-            self.writer.submit(record, encoder.large, self._images, size)
+            self.writer.submit(record, encoder.large, self._images)
             return
-        if not (self._mark_gap(self.ticks - 1) and self.writer.submit(record, encoder.large, self._images, size)):
+        if not (self._mark_gap(self.ticks - 1) and self.writer.submit(record, encoder.large, self._images)):
             self._lose("the disk is too slow")
             return
         self._since_snapshot = 1
@@ -171,8 +151,7 @@ class FlightRecorder:
             self._live = False
             mode, reason = str(loop.mode), str(loop.hold.reason)
             record = TickRecord(self.ticks, self._calls, mode=mode, reason=reason, error=raised(error))
-            size = sum(map(len, self._calls)) + self._size
-            if self.writer.submit(record, self._encoder.large, self._images, size):
+            if self.writer.submit(record, self._encoder.large, self._images):
                 self._since_snapshot += 1
                 return
             self._lose("the disk is too slow")
@@ -188,11 +167,7 @@ class FlightRecorder:
             self._note(Call(name, given, None, raised(error)))
             raise
         if name == "robot.read":
-            try:
-                self._note_frames(result)
-            except AttributeError as error:
-                # What a driver gave in an observation's place is for the loop to refuse.
-                self._lose(f"an observation cannot be recorded: {error}")
+            self._images = result.images
         elif name == "uplink.send":
             message = given[0]
             if self._live and type(message) is StepRecorded:
@@ -209,19 +184,3 @@ class FlightRecorder:
             self._calls.append(self._encoder.encode(call))
         except Exception as error:  # noqa: BLE001 - a value without a place in the file costs the tick, not the robot
             self._lose(f"{call.name} cannot be recorded: {error}")
-
-    def _note_frames(self, observation: Observation) -> None:
-        """Take note of new frames: a copy where that is cheap, and the size of what waits for the other thread."""
-        for camera, frame in observation.images.items():
-            known = self._frames.get(camera)
-            if known is not None and known[0] == frame.time_ns and known[1] is frame.image:
-                continue
-            copies = self._encoder.copies
-            if known is not None:
-                copies.pop(id(known[1]), None)
-            image = frame.image
-            if image.nbytes <= COPY_BYTES and is_image(image) and image.flags.writeable:
-                copies[id(image)] = image.copy()
-            self._frames[camera] = frame.time_ns, image
-            self._size += image.nbytes
-            self._images = observation.images

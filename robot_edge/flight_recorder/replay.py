@@ -20,7 +20,7 @@ import numpy as np
 import wire.errors
 from hal.interfaces.robot import Robot, Teleoperator
 from robot_edge.control.loop import ControlLoop
-from robot_edge.flight_recorder.borders import RecordedChannel, RecordedClock, RecordedOperator, RecordedRobot
+from robot_edge.flight_recorder.borders import RecordedBoundary
 from robot_edge.flight_recorder.events import (
     Call,
     FlightHeader,
@@ -166,13 +166,13 @@ class _Player:
         self.calls: list[Call] = []
         self._at = 0
         self._differences: list[Difference] = []
+
+        def border(name: str) -> Any:
+            return RecordedBoundary(name, SimpleNamespace(spec=header.spec), self)
+
+        uplink, inference, clock = border("uplink"), border("inference"), border("clock")
         self.loop = make_loop(
-            header,
-            RecordedRobot("robot", SimpleNamespace(spec=header.spec), self),
-            RecordedChannel("uplink", None, self),
-            RecordedChannel("inference", None, self),
-            RecordedClock("clock", None, self),
-            RecordedOperator("operator", None, self) if header.operated else None,
+            header, border("robot"), uplink, inference, clock, border("operator") if header.operated else None
         )
 
     def play(self, record: FlightRecord) -> list[Difference] | None:

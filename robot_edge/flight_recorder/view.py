@@ -12,7 +12,7 @@ import numpy as np
 
 from robot_edge.flight_recorder.events import FlightHeader, Gap, PreviewFrame
 from robot_edge.flight_recorder.rows import Row, read_rows
-from wire.errors import ConfigError, storage_error
+from wire.errors import ConfigError, storage_errors
 
 
 def write_rerun(
@@ -24,11 +24,9 @@ def write_rerun(
     """
     rr = _rerun()
     header, stretch = read_rows(path, first_tick, last_tick, session_id)
-    try:
+    with storage_errors("writing a Rerun recording", rrd):
         rrd.parent.mkdir(parents=True, exist_ok=True)
         rrd.touch()
-    except OSError as error:
-        raise storage_error(error, "writing a Rerun recording", rrd) from error
     recording = rr.RecordingStream("vla-fleet flight", recording_id=f"{header.name}-{header.session_id}")
     recording.save(str(rrd))
     view = _View(rr, recording, header)
@@ -106,7 +104,7 @@ class _View:
 def _about(header: FlightHeader) -> str:
     return (
         f"Robot {header.name}, start {header.session_id}, {header.spec.embodiment} at {header.spec.control_hz:g} Hz, "
-        f"strategy {header.strategy}, vla-fleet {header.program}."
+        f"strategy {header.chunking.strategy}, vla-fleet {header.program}."
     )
 
 

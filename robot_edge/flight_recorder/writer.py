@@ -35,7 +35,8 @@ from robot_edge.flight_recorder.events import (
     refer,
 )
 from robot_edge.flight_recorder.file import MAGIC, SUFFIX, frame
-from wire.errors import StorageError, storage_error
+from robot_edge.uplink.segments import encode_jpeg
+from wire.errors import StorageError, storage_errors
 from wire.transport.frame_ring import SharedFrame
 from wire.types import Frame
 
@@ -43,8 +44,6 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 4
 """ticks written before the lock is offered: a fifth of a millisecond"""
-_QUEUE_BYTES = 64 * 2**20
-"""of ticks that may wait, with their images"""
 _JPEG_QUALITY = 80
 _KNOWN = 16
 """arrays whose digests are remembered: a frame comes again in every tick until the next one"""
@@ -76,7 +75,7 @@ class FlightConfig:
 
 Record = TickRecord | SnapshotRecord | Gap
 _R = TypeVar("_R", TickRecord, SnapshotRecord)
-_Queued = tuple[Record, Sequence[np.ndarray], Mapping[str, Frame], int]
+_Queued = tuple[Record, Sequence[np.ndarray], Mapping[str, Frame]]
 """as `Writer.submit` takes them"""
 
 
@@ -88,12 +87,9 @@ class Writer:
         self.config = config
         self.failure = ""
         """why nothing is written now, '' while all is well"""
-        self.full = False
-        """the file has reached its size; it ends before the next snapshot"""
         self._directory = directory
         self._header = msgspec.structs.replace(header, program=program(), started_unix_ns=time.time_ns())
         self._queue: deque[_Queued] = deque()
-        self._submitted = self._taken = 0
         self._closing = threading.Event()
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flight-recorder", daemon=True)
@@ -107,22 +103,23 @@ class Writer:
         self._block: list[TickRecord] = []
         self._pictured: dict[str, int] = {}
 
+    @property
+    def full(self) -> bool:
+        """Whether the file has reached its size; it ends before the next snapshot."""
+        return self._bytes >= self.config.file_bytes
+
     def start(self) -> None:
         self._thread.start()
 
-    def submit(
-        self, record: Record, large: Sequence[np.ndarray] = (), images: Mapping[str, Frame] = {}, size: int = 0
-    ) -> bool:
+    def submit(self, record: Record, large: Sequence[np.ndarray] = (), images: Mapping[str, Frame] = {}) -> bool:
         """Hand over a record; False when there is no room: then it is lost.
 
-        `large`: the arrays that `record.references` will stand for; `images`: the newest frames by camera; `size`: in
-        bytes, with all of them.
+        `large`: the arrays that `record.references` will stand for; `images`: the newest frames by camera.
         """
         waiting = len(self._queue)
-        if waiting >= self.config.queue_ticks or self._submitted - self._taken > _QUEUE_BYTES:
+        if waiting >= self.config.queue_ticks:
             return False
-        self._submitted += size
-        self._queue.append((record, large, images, size))
+        self._queue.append((record, large, images))
         if waiting == self.config.queue_ticks // 2:
             self._hurry.set()
         return True
@@ -141,11 +138,10 @@ class Writer:
         while True:
             closing = self._closing.is_set()
             try:
-                self._drain()
+                with storage_errors("recording the flight", self._directory):
+                    self._drain()
             except StorageError as error:
                 self._fail(error)
-            except OSError as error:
-                self._fail(storage_error(error, "recording the flight", self._directory))
             except Exception as error:  # a recorder that breaks must neither be silent nor stop a robot
                 log.exception("robot '%s': the flight recorder failed.", self._header.name)
                 self._fail(StorageError(f"the flight recorder failed: {error!r}"))
@@ -158,12 +154,11 @@ class Writer:
 
     def _drain(self) -> None:
         if self.failure and time.monotonic() < self._retry_at:
-            self._forget()
+            self._queue.clear()
             return
         taken = 0
         while self._queue:
-            record, large, images, size = self._queue.popleft()
-            self._taken += size
+            record, large, images = self._queue.popleft()
             if self._file is None and not isinstance(record, SnapshotRecord):
                 continue
             self._store(record, large, images)
@@ -172,10 +167,6 @@ class Writer:
             if taken % _AT_ONCE == 0:
                 time.sleep(0)
         self._flush()
-
-    def _forget(self) -> None:
-        while self._queue:
-            self._taken += self._queue.popleft()[-1]
 
     def _store(self, record: Record, large: Sequence[np.ndarray], images: Mapping[str, Frame]) -> None:
         if isinstance(record, TickRecord):
@@ -189,7 +180,7 @@ class Writer:
         if isinstance(record, Gap):
             self._write(frame(record))
             return
-        if self._file is None or self._bytes >= self.config.file_bytes:
+        if self._file is None or self.full:
             self._open()
         self._write(frame(self._referring(record, large, images)))
         self._useful = True
@@ -234,10 +225,9 @@ class Writer:
             if scale < 1:
                 size = (max(1, round(image.shape[1] * scale)), max(1, round(image.shape[0] * scale)))
                 image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
-            quality = [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY]
-            ok, jpeg = cv2.imencode(".jpg", image[..., ::-1], quality)
-            if ok and (not isinstance(shot, SharedFrame) or shot.intact):
-                self._write(frame(PreviewFrame(tick, camera, shot.time_ns, jpeg.tobytes())))
+            jpeg = encode_jpeg(image, _JPEG_QUALITY)
+            if not isinstance(shot, SharedFrame) or shot.intact:
+                self._write(frame(PreviewFrame(tick, camera, shot.time_ns, jpeg)))
 
     def _open(self) -> None:
         """Begin the next file, and drop the oldest ones of this robot."""
@@ -259,7 +249,6 @@ class Writer:
         self._stored = set()
         self._known.clear()
         self._pictured = {}
-        self.full = False
         self._write(MAGIC + frame(header))
 
     def _write(self, data: bytes) -> None:
@@ -268,7 +257,6 @@ class Writer:
         while view:
             view = view[self._file.write(view) :]
         self._bytes += len(data)
-        self.full = self._bytes >= self.config.file_bytes
 
     def _fail(self, error: StorageError) -> None:
         """Give up the file; try a new one later. What waits is lost: the robot has long gone on."""
@@ -288,7 +276,7 @@ class Writer:
                 # A file that never got beyond its header would push an older, whole one out.
                 Path(self._file.name).unlink(missing_ok=True)
             self._file = None
-        self._forget()
+        self._queue.clear()
 
 
 def program() -> str:

@@ -73,6 +73,10 @@ def think(policy: Policy, observation: Observation) -> StampedLatent:
         raise InvalidDataError(
             "camera frames were overwritten while the policy looked at them: keep more of them (keep_s)."
         )
+    return _stamped(latent, observation)
+
+
+def _stamped(latent: Latent, observation: Observation) -> StampedLatent:
     return StampedLatent(latent, seen_ns(observation), observation.time_ns, observation.task)
 
 
@@ -129,15 +133,6 @@ class InlineSlowPath(SlowPath):
                 return
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    number: int
-    sent_ns: int
-    seen_ns: int
-    made_from_ns: int
-    task: str
-
-
 class ProcessSlowPath(SlowPath):
     """Thinks in another process of this computer, which loads the same weights (`latent_server.LatentWorker`).
 
@@ -152,7 +147,8 @@ class ProcessSlowPath(SlowPath):
         self._timeout_ns = int(timeout_s * 1e9)
         # The answer to a predecessor of this process must never look like one to us.
         self._number = clock.now_ns()
-        self._asked: _Asked | None = None
+        self._asked: ThinkRequest | None = None
+        self._asked_ns = 0
         self._weights: dict[int, LoadWeights] = {}
 
     def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
@@ -167,14 +163,13 @@ class ProcessSlowPath(SlowPath):
         self._listen()
         now_ns = self._clock.now_ns()
         if self._asked is not None:
-            if now_ns - self._asked.sent_ns < self._timeout_ns:
+            if now_ns - self._asked_ns < self._timeout_ns:
                 return
             self.problem = f"no answer within {self._timeout_ns / 1e9:g} s"
         self._number += 1
-        if not self._channel.send(self._make_request(self._number, observation, versions)):
+        self._asked, self._asked_ns = self._make_request(self._number, observation, versions), now_ns
+        if not self._channel.send(self._asked):
             self._asked, self.problem = None, self._unreachable()
-            return
-        self._asked = _Asked(self._number, now_ns, seen_ns(observation), observation.time_ns, observation.task)
 
     def pop(self) -> list[StampedLatent]:
         self._listen()
@@ -196,7 +191,7 @@ class ProcessSlowPath(SlowPath):
             return
         self._asked, self.problem = None, reply.error
         if reply.latent is not None:
-            self._thoughts.append(StampedLatent(reply.latent, asked.seen_ns, asked.made_from_ns, asked.task))
+            self._thoughts.append(_stamped(reply.latent, asked.observation))
         # A thinker that was killed and came back has nothing.
         for number, load in self._weights.items():
             if number not in reply.versions:

@@ -230,15 +230,11 @@ class EdgeNode(LifecycleNode):
             assert self._prepared is not None
             for role in self._prepared.edge.poll():
                 self.get_logger().warning(f"robot '{self._robot}': its {role} process died and is started again.")
-            if given_up := self._given_up(self._prepared.edge):
-                self._fail(given_up)
+            most = max((child.deaths_in_a_row for child in self._prepared.edge.supervisor.children.values()), default=0)
+            if 0 < self._give_up_after <= most:
+                self._fail(self._prepared.edge.fault)
         elif self._autostart and time.monotonic() >= self._next_start_s:
             self._start()
-
-    def _given_up(self, edge: EdgeProcesses) -> str:
-        """Why the edge cannot go on; '' when it can."""
-        most = max((child.deaths_in_a_row for child in edge.children.children.values()), default=0)
-        return edge.fault if 0 < self._give_up_after <= most else edge.failed
 
     def _fail(self, reason: str) -> None:
         """An active node goes to ErrorProcessing by a deactivation that fails."""

@@ -262,7 +262,7 @@ def _become(
     try:
         os.setsid()
         _forget_signals(mask)
-        parent = _arrange_files(output, parent)
+        _arrange_files(output, parent)
         os.environ.clear()
         os.environ.update({**_Shared.environment, **environment})
         watch(parent)
@@ -316,10 +316,10 @@ def _forget_signals(mask: set[int | signal.Signals]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _arrange_files(output: int, parent: int) -> int:
+def _arrange_files(output: int, parent: int) -> None:
     """Standard input from nowhere, standard output and error to `output`, all else closed but what libraries opened.
 
-    A file of the parent that stayed open would keep its lock after the parent's end. Where `parent` is then.
+    A file of the parent that stayed open would keep its lock after the parent's end.
     """
     nowhere = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nowhere, 0), (output, 1), (output, 2)):
@@ -328,7 +328,6 @@ def _arrange_files(output: int, parent: int) -> int:
     for descriptor in _descriptors():
         if descriptor >= _FIRST_FREE and descriptor not in keep:
             os.close(descriptor)
-    return parent
 
 
 def rename(command: list[str]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from wire.errors import ConfigError, storage_error
+from wire.errors import ConfigError, storage_errors
 from wire.transport.shared_memory import memory_directory
 
 log = logging.getLogger(__name__)
@@ -80,11 +80,9 @@ def instance_lock(path: Path, timeout_s: float = 30.0) -> Iterator[None]:
 
     Raises `ConfigError` when it is still held after `timeout_s`, `StorageError` when it cannot be made.
     """
-    try:
+    with storage_errors("locking", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
-    except OSError as error:
-        raise storage_error(error, "locking", path) from error
     with file:
         deadline = time.monotonic() + timeout_s
         waited = False
@@ -113,11 +111,9 @@ def run_directory(parent: Path | None = None) -> Iterator[Path]:
     long as a process holds its lock. Raises `StorageError` when it cannot be made.
     """
     parent = parent or memory_directory() or Path(tempfile.gettempdir())
-    try:
+    with storage_errors("making a run directory", parent):
         _sweep(parent)
         directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    except OSError as error:
-        raise storage_error(error, "making a run directory", parent) from error
     try:
         with (directory / "new").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

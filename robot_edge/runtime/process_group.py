@@ -186,7 +186,7 @@ class EdgeProcesses:
         added, where their channels lie; `logs`: directory of one log for each; `unforked`: roles that are always
         started as new programs, where the others may be forks of this process (`robot_edge.runtime.forking`)."""
         self.name = name
-        self.children = Supervisor([])
+        self.supervisor = Supervisor([])
         self._commands = commands
         self._logs = logs
         self._unforked = unforked
@@ -205,39 +205,34 @@ class EdgeProcesses:
         return self._logs / f"{self.name}.{role}.log"
 
     @property
-    def failed(self) -> str:
-        """Which process was given up and why; '' as long as all are tried again, as a robot's are for ever."""
-        return next((child.failed for child in self.children.children.values() if child.failed), "")
-
-    @property
     def fault(self) -> str:
         """How a process that does not run steadily ended last, with its last word, '' while all do."""
-        return next((child.fault for child in self.children.children.values() if child.fault), "")
+        return next((child.fault for child in self.supervisor.children.values() if child.fault), "")
 
     def start(self) -> None:
         """Start them all. Raises `StorageError` when there is no room for their channels or logs."""
         if self._directory is not None:
             return
         self._directory = self._held.enter_context(run_directory())
-        self.children = Supervisor([self._child(role, command) for role, command in self._commands.items()])
+        self.supervisor = Supervisor([self._child(role, command) for role, command in self._commands.items()])
         try:
-            for child in self.children.children:
-                self.children.start(child)
+            for child in self.supervisor.children:
+                self.supervisor.start(child)
         except BaseException:
             self.stop()
             raise
 
     def poll(self) -> list[str]:
         """Start the dead ones again; roles of those that died since the last call."""
-        return [child.removeprefix(f"{self.name}.") for child in self.children.poll()]
+        return [child.removeprefix(f"{self.name}.") for child in self.supervisor.poll()]
 
     def stop(self) -> None:
         """End them in order: control first, for its last words go through the uplink, which then drains."""
         if self._directory is None:
             return
         control = f"{self.name}.control"
-        self.children.stop([child for child in self.children.children if child == control], 5.0)
-        self.children.stop([child for child in self.children.children if child != control], DRAIN_S + 5.0)
+        self.supervisor.stop([child for child in self.supervisor.children if child == control], 5.0)
+        self.supervisor.stop([child for child in self.supervisor.children if child != control], DRAIN_S + 5.0)
         self._directory = None
         self._held.close()
 
@@ -261,8 +256,8 @@ class EdgeProcesses:
         )
 
 
-def run_edge(edge: EdgeProcesses) -> int:
-    """Start the processes of one robot and keep them running until asked to stop; the exit status.
+def run_edge(edge: EdgeProcesses) -> None:
+    """Start the processes of one robot and keep them running until asked to stop.
 
     What a person must know and only the inference process says comes to this terminal too: versions it refuses.
     """
@@ -271,9 +266,6 @@ def run_edge(edge: EdgeProcesses) -> int:
     with edge:
         while not shutdown.requested:
             edge.poll()
-            if edge.failed:
-                return 1
             for line in refusals.lines():
                 log.error("%s", line)
             time.sleep(0.1)
-    return 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from robot_edge.runtime.forking import Process, Start, start_program
 from robot_edge.runtime.lifecycle import PARENT
-from wire.errors import storage_error
+from wire.errors import storage_errors
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +67,9 @@ class Supervisor:
     def start(self, name: str) -> None:
         """Start one child now."""
         child = self.children[name]
-        try:
+        with storage_errors(f"starting {name}", child.log_file):
             child.log_file.parent.mkdir(parents=True, exist_ok=True)
             output = child.log_file.open("ab")
-        except OSError as error:
-            raise storage_error(error, f"starting {name}", child.log_file) from error
         environment = {**os.environ, **child.environment, PARENT: str(os.getpid())}
         niceness = os.getpriority(os.PRIO_PROCESS, 0) + child.nice
         with output:

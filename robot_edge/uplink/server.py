@@ -104,7 +104,6 @@ class Uplink:
         self._control_pid = self._inference_pid = 0
         self._storage_fault = ""
         self._last_status: EdgeStatus | None = None
-        self._greeted_control = False
         self._unknown_episode = ""
         self._acknowledged: list[str] = []
         self._commands = StickyCommands(name, directory)
@@ -181,11 +180,7 @@ class Uplink:
                 self._hello = msgspec.structs.replace(message, name=self.name, clock=clock_name())
                 self._accepted, self._next_heartbeat_ns = False, 0
                 self._control_done = False
-                if message.pid != self._control_pid:
-                    self._control_pid = message.pid
-                    if not self._greeted_control:
-                        self._greeted_control = True
-                        self._notify_restart()
+                self._control_pid = message.pid
                 for waiting in (*self._commands.current(), self._job, self._activated):
                     if waiting is not None:
                         self._control.send(waiting)

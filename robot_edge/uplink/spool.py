@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 
 from wire.codec import decode, encode
-from wire.errors import CorruptDataError, DiskFullError, NotWritableError, StorageError, storage_error
+from wire.errors import CorruptDataError, DiskFullError, NotWritableError, StorageError, storage_errors
 from wire.messages.gateway import Segment
 
 
@@ -19,10 +19,8 @@ class Spool:
     def __init__(self, path: Path) -> None:
         """Open or create the spool. Raises `StorageError` that says what to do."""
         self._path = path
-        try:
+        with storage_errors("opening the spool", path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise storage_error(error, "opening the spool", path.parent) from error
         try:
             self._db = sqlite3.connect(path)
             self._db.execute("PRAGMA journal_mode=WAL")

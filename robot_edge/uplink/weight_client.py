@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wire.clock import Clock, clock_name
-from wire.errors import storage_error
+from wire.errors import storage_error, storage_errors
 from wire.messages import Message
 from wire.messages.gateway import (
     FetchWeights,
@@ -47,12 +47,10 @@ class WeightClient:
         self._parts = bytearray()
         self._asked_ns = 0
         self.ready: tuple[PolicyVersion, Path] | None = None
-        try:
+        with storage_errors("preparing the weight cache", directory):
             directory.mkdir(parents=True, exist_ok=True)
             for stale in directory.glob("*.tmp"):
                 stale.unlink()
-        except OSError as error:
-            raise storage_error(error, "preparing the weight cache", directory) from error
 
     def fetch(self, version: PolicyVersion) -> bool:
         """This version is to act. It replaces a fetch under way; True when its weights are ready at once."""

@@ -62,8 +62,7 @@ def reach(seed: int = 0) -> Recipe:
         algorithm=HGDagger(batch=8, learning_rate=3e-4, pretrain_steps=10, publish_every_s=2.0),
         demonstrations=0,
         chunking=ChunkingConfig(execute_ticks=4),
-        loop=LoopConfig(max_ticks=60),
-        gate=GateConfig(min_ticks=8),
+        loop=LoopConfig(max_ticks=60, gate=GateConfig(min_ticks=8)),
         evaluator=EvaluatorConfig(episodes=1, every_s=1000.0, final_episodes=1, max_ticks=20),
     )
 

@@ -7,7 +7,7 @@ import numpy as np
 from hal.interfaces.dynamics import DynamicsModel
 from robot_edge.chunking.action_predictor import ActionPredictor
 from robot_edge.chunking.scheduler import AlignedScheduler, PlannedAction, RequestTracker, ScheduledChunk
-from wire.messages.local import ChunkReply, ChunkRequest
+from wire.messages.local import ChunkRequest
 from wire.types import Observation
 
 
@@ -72,10 +72,6 @@ class FutureStateScheduler(AlignedScheduler):
             wanted = [planned[0] if running and (planned := running.at(tick + i)) else None for i in range(ahead)]
             state = self._motion.rollout(state, past, self.predictor.predict(wanted, state))
         return ChunkRequest(tick, observation, tick + ahead, np.asarray(state, np.float32))
-
-    def submit(self, reply: ChunkReply, tick: int) -> None:
-        super().submit(reply, tick)
-        self._promote(tick)
 
     def _on_chunk(self, chunk: ScheduledChunk, tick: int) -> None:
         if chunk.end > tick:

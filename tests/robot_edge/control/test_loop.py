@@ -13,7 +13,6 @@ from robot_edge.chunking.factory import make_scheduler
 from robot_edge.control.config import GateConfig, LoopConfig
 from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason, Mode
-from robot_edge.control.takeover import Gate
 from wire.clock import ManualClock
 from wire.messages import Message
 from wire.messages.gateway import EdgeEvent, EdgeStatus, Hello, Job, Nack, OperatorCommand, Stop, VersionActivated
@@ -39,9 +38,8 @@ class Bench:
             inference,
             lambda trained: make_scheduler(ChunkingConfig("aligned"), self.robot.spec, trained),
             self.clock,
-            LoopConfig(**{"max_ticks": 30, "tail_ticks": 2, **limits}),
+            LoopConfig(**{"max_ticks": 30, "tail_ticks": 2, "gate": GateConfig(min_ticks=5), **limits}),
             FakeExpert(self.robot) if operated else None,
-            Gate(GateConfig(min_ticks=5)) if operated else None,
         )
         self.said: list[Message] = []
         self.asked: list[ChunkRequest] = []

@@ -47,7 +47,9 @@ class Bench:
             inference,
             lambda trained: make_scheduler(ChunkingConfig(strategy), self.robot.spec, trained, motion, safety=limits),
             self.clock,
-            LoopConfig(**{"max_ticks": 40, **config}, health=ObservationLimits(recover_ticks=2), safety=limits),
+            LoopConfig(
+                **{"max_ticks": 40, **config}, observation_limits=ObservationLimits(recover_ticks=2), safety=limits
+            ),
         )
         self.said: list[Message] = []
         self.asked: list[ChunkRequest] = []

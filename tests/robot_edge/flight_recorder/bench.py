@@ -18,7 +18,6 @@ from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler
 from robot_edge.control.config import GateConfig, LoopConfig
 from robot_edge.control.loop import ControlLoop
-from robot_edge.control.takeover import Gate
 from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.flight_recorder.writer import FlightConfig
@@ -27,8 +26,9 @@ from wire.messages import Message
 from wire.messages.gateway import Job, OperatorCommand, VersionActivated
 from wire.messages.local import ChunkReply, ChunkRequest
 from wire.transport.channel import Channel
+from wire.transport.frame_ring import FrameRing
 from wire.transport.memory_channel import memory_pair
-from wire.types import ActionChunk, PolicyCapabilities, ResidualPolicy
+from wire.types import ActionChunk, Frame, PolicyCapabilities, ResidualPolicy
 
 FAKE = FakeConfig(image_px=32)
 CORRECTOR = ResidualPolicy(
@@ -48,15 +48,14 @@ def make_loop(
         inference,
         lambda trained: _scheduler(header, trained),
         clock,
-        LoopConfig(max_ticks=header.config["max_ticks"], tail_ticks=2),
+        header.config,
         operator,
-        Gate(GateConfig(min_ticks=5)) if operator else None,
     )
 
 
 def _scheduler(header: FlightHeader, trained: PolicyCapabilities) -> ChunkScheduler:
     motion = SpecMotion(header.spec, [ActionStateMapping(f"move_{axis}", axis, 0.01) for axis in "xyz"])
-    return make_scheduler(ChunkingConfig(**header.settings), header.spec, trained, motion)
+    return make_scheduler(header.chunking, header.spec, trained, motion)
 
 
 class Lossy:
@@ -85,7 +84,7 @@ class Bench:
         fake: FakeConfig = FAKE,
         *,
         operated: bool = False,
-        settings: dict[str, Any] | None = None,
+        chunking: dict[str, Any] = {},
         **config: float,
     ) -> None:
         self.clock = ManualClock(1_000_000)
@@ -98,19 +97,18 @@ class Bench:
             "robot-0",
             "boot",
             self.robot.spec,
-            {"max_ticks": 60},
-            "aligned",
-            settings or {"strategy": "aligned", "execute_ticks": 6},
+            LoopConfig(max_ticks=60, tail_ticks=2, gate=GateConfig(min_ticks=5)),
+            ChunkingConfig(**{"strategy": "aligned", "execute_ticks": 6, **chunking}),
             operated=operated,
         )
         self.flight = FlightRecorder(directory, self.header, replace(FlightConfig(flush_s=0.05), **config))
         self.loop = make_loop(
             self.header,
-            self.flight.robot(self.robot),
-            self.flight.channel("uplink", self.up),
-            self.flight.channel("inference", self.inf),
-            self.flight.clock(self.clock),
-            self.flight.operator(FakeExpert(self.robot) if operated else None),
+            self.flight.border("robot", self.robot),
+            self.flight.border("uplink", self.up),
+            self.flight.border("inference", self.inf),
+            self.flight.border("clock", self.clock),
+            self.flight.border("operator", FakeExpert(self.robot)) if operated else None,
         )
         self.flight.start()
         self.rng = np.random.default_rng(0)
@@ -153,6 +151,18 @@ class Bench:
     def land(self) -> Bench:
         self.flight.close()
         return self
+
+
+def shared(bench: Bench, path: Path, keep_s: float) -> None:
+    """Its frames lie in a ring, as those of a hosted robot do."""
+    ring, film = FrameRing(path, bench.robot.spec, write=True, keep_s=keep_s), bench.robot._film
+
+    def put() -> Frame:
+        frame = ring.view("front", ring.put("front", film()))
+        assert frame is not None
+        return frame
+
+    bench.robot._film = put  # type: ignore[method-assign]
 
 
 def eventful(directory: Path, **config: float) -> Bench:

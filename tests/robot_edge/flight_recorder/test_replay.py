@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FakeConfig
+from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.scheduler import AlignedScheduler
 from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason
@@ -29,7 +30,7 @@ from robot_edge.flight_recorder.events import (
 )
 from robot_edge.flight_recorder.file import MAGIC, frame, frames
 from robot_edge.flight_recorder.replay import read_records, replay
-from tests.robot_edge.flight_recorder.bench import FAKE, Bench, eventful, make_loop
+from tests.robot_edge.flight_recorder.bench import FAKE, Bench, eventful, make_loop, shared
 from wire.errors import ConfigError, CorruptDataError, FleetError, RobotDisconnectedError, RobotError
 from wire.messages.local import EpisodeEnded, StepRecorded
 from wire.types import Frame, Observation, PolicyCapabilities
@@ -91,8 +92,8 @@ def test_the_ends_of_episodes_and_their_chunks_are_decided_again_from_any_snapsh
 
 def test_another_rule_of_decision_is_named(flown: tuple[Path, int]) -> None:
     def other(header: FlightHeader, *borders: object) -> ControlLoop:
-        settings = {"strategy": "aligned", "execute_ticks": 3}
-        return make_loop(msgspec.structs.replace(header, settings=settings), *borders)  # type: ignore[arg-type]
+        chunking = ChunkingConfig("aligned", execute_ticks=3)
+        return make_loop(msgspec.structs.replace(header, chunking=chunking), *borders)  # type: ignore[arg-type]
 
     result = replay(flown[0], other)
     assert result.differences
@@ -346,8 +347,8 @@ STRATEGIES = [
 def test_every_strategy_can_be_taken_up_in_the_middle(tmp_path: Path, strategy: str, more: dict[str, int]) -> None:
     """Snapshots every 17 ticks carry each strategy's plans, forecasts and reckoning."""
     trained = PolicyCapabilities(8, state_aligned=True, prefix_trained=True, residual_trained=True)
-    settings = {"strategy": strategy, "execute_ticks": 6, **more}
-    bench = Bench(tmp_path, settings=settings, snapshot_ticks=16).ready(trained).fly(110).land()
+    chunking = {"strategy": strategy, **more}
+    bench = Bench(tmp_path, chunking=chunking, snapshot_ticks=16).ready(trained).fly(110).land()
     assert len({mode for mode in bench.modes if mode == "policy"}) == 1
     assert replay(tmp_path, make_loop).differences == []
     for first in (25, 60, 100):
@@ -362,7 +363,8 @@ def test_every_strategy_can_be_taken_up_in_the_middle(tmp_path: Path, strategy: 
 
 
 def test_a_driver_may_use_a_frames_memory_again(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, FakeConfig(image_px=32, camera_every_ticks=1), flush_s=0.3).ready()
+    """Its process copies them into memory of its own, where they stay whole."""
+    bench = Bench(tmp_path / "flight", FakeConfig(image_px=32, camera_every_ticks=1), flush_s=0.3).ready()
     memory = np.zeros((32, 32, 3), np.uint8)
     film = bench.robot._film
 
@@ -373,11 +375,12 @@ def test_a_driver_may_use_a_frames_memory_again(tmp_path: Path) -> None:
         return Frame(frame.time_ns, memory)
 
     bench.robot._film = again  # type: ignore[method-assign]
+    shared(bench, tmp_path / "frames", keep_s=100.0)
     bench.fly(60).land()
     images: list[bytes] = []
 
     def look(record: TickRecord, calls: list[Call]) -> None:
         images.extend(c.result.images["front"].image.tobytes() for c in calls if c.name == "robot.read")
 
-    assert replay(tmp_path, make_loop, on_tick=look).differences == []
+    assert replay(tmp_path / "flight", make_loop, on_tick=look).differences == []
     assert len(set(images)) > 50

@@ -12,9 +12,7 @@ import pytest
 from robot_edge.flight_recorder.events import Gap
 from robot_edge.flight_recorder.replay import read_records, replay
 from robot_edge.flight_recorder.writer import Writer
-from tests.robot_edge.flight_recorder.bench import Bench, make_loop
-from wire.transport.frame_ring import FrameRing
-from wire.types import Frame
+from tests.robot_edge.flight_recorder.bench import Bench, make_loop, shared
 
 
 def until(condition: object, timeout_s: float = 60.0) -> None:
@@ -129,18 +127,6 @@ def test_a_directory_that_cannot_be_made_is_said_once(tmp_path: Path, caplog: py
     assert caplog.text.count("the flight recorder pauses") == 1
 
 
-def shared(bench: Bench, path: Path, keep_s: float) -> None:
-    """Its frames lie in a ring, as those of a hosted robot do."""
-    ring, film = FrameRing(path, bench.robot.spec, write=True, keep_s=keep_s), bench.robot._film
-
-    def put() -> Frame:
-        frame = ring.view("front", ring.put("front", film()))
-        assert frame is not None
-        return frame
-
-    bench.robot._film = put  # type: ignore[method-assign]
-
-
 def test_frames_are_digested_where_they_lie_and_a_replay_may_begin_at_any_of_them(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "flight", snapshot_ticks=20)
     shared(bench, tmp_path / "frames", keep_s=100.0)
@@ -154,7 +140,7 @@ def test_frames_that_are_overwritten_before_they_are_digested_leave_a_gap(tmp_pa
     bench = Bench(tmp_path / "flight", flush_s=0.01, retry_s=0.02)
     shared(bench, tmp_path / "frames", keep_s=1.0)
     bench.ready().fly(8)
-    until(lambda: bench.flight.writer._taken == bench.flight.writer._submitted)
+    until(lambda: not bench.flight.writer._queue)
     # The thread that digests does not get to run.
     drain, bench.flight.writer._drain = bench.flight.writer._drain, lambda: None  # type: ignore[method-assign]
     bench.fly(120)

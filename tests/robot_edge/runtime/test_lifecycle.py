@@ -56,10 +56,10 @@ def test_they_share_a_directory_come_back_and_end_in_order(tmp_path: Path) -> No
         assert said(tmp_path, "control") == "control robot-7 True\n"
         kept.start()
         assert kept.directory == place, "started already"
-        first = kept.children.children["robot-7.control"].pid
+        first = kept.supervisor.children["robot-7.control"].pid
         os.kill(first, signal.SIGKILL)
         assert until(kept, lambda: said(tmp_path, "control").count("True") == 2) == ["control"]
-        assert kept.failed == ""
+        assert not any(child.failed for child in kept.supervisor.children.values())
         assert "signal SIGKILL" in kept.fault
     assert not place.exists()
     ended = {role: int(said(tmp_path, role).split()[-1]) for role in ROLES}
@@ -73,6 +73,6 @@ def test_they_share_a_directory_come_back_and_end_in_order(tmp_path: Path) -> No
 def test_one_that_cannot_start_is_named_and_tried_on(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "raise SystemExit('no such arm')"]
     with EdgeProcesses("robot-7", {"robot": command}, tmp_path) as kept:
-        until(kept, lambda: kept.children.children["robot-7.robot"].starts == 3)
-        assert kept.failed == ""
+        until(kept, lambda: kept.supervisor.children["robot-7.robot"].starts == 3)
+        assert not any(child.failed for child in kept.supervisor.children.values())
         assert "robot-7.robot ended with exit status 1: no such arm" in kept.fault

@@ -17,7 +17,6 @@ import pytest
 
 from fleet.config.overrides import Overrides
 from fleet.config.recipes import get_recipe
-from fleet.evaluation.demonstrations import AlwaysIntervene
 from fleet.launch.supplies import make_control
 from hal.conformance import check_robot
 from hal.drivers.fake import FakeConfig, FakeRobot, fake_spec
@@ -25,7 +24,7 @@ from hal.interfaces.robot import Robot
 from hal.registry import make_robot, read_config
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
-from robot_edge.control.config import LoopConfig, ObservationLimits
+from robot_edge.control.config import GateConfig, LoopConfig, ObservationLimits
 from robot_edge.control.loop import ControlLoop
 from tests.ros import needs_ros, sim_node, wait_until
 from tests.ros import ros as ros
@@ -66,7 +65,14 @@ def recorded(robot: Robot, task: str, seed: int, episodes: int, ticks: int) -> t
     """What the control loop records of `robot` under `Seer`."""
     ours, uplink = memory_pair()
     _, inference = memory_pair()
-    config = LoopConfig(max_ticks=ticks, tail_ticks=1, needs_policy=False, source="demonstration", health=HEALTH)
+    config = LoopConfig(
+        max_ticks=ticks,
+        tail_ticks=1,
+        needs_policy=False,
+        source="demonstration",
+        observation_limits=HEALTH,
+        gate=GateConfig(stall_ticks=0),
+    )
     clock = MonotonicClock()
     loop = ControlLoop(
         "r",
@@ -78,7 +84,6 @@ def recorded(robot: Robot, task: str, seed: int, episodes: int, ticks: int) -> t
         clock,
         config,
         Seer(),
-        AlwaysIntervene(),
     )
     robot.connect()
     steps: list[Step] = []
@@ -143,7 +148,7 @@ def test_a_robot_moves_to_ros_by_configuration_alone(ros: Mapping[str, str], tmp
     path.write_text(json.dumps({**describe(make_robot("fake")), "stepped": True, **PATIENT}))
     recipe = Overrides(robot="ros2", robot_config=str(path)).applied(get_recipe("fake"))
     assert recipe.robot == "ros2"
-    recipe = replace(recipe, loop=replace(recipe.loop, needs_policy=False, max_ticks=10, health=HEALTH))
+    recipe = replace(recipe, loop=replace(recipe.loop, needs_policy=False, max_ticks=10, observation_limits=HEALTH))
     ours, uplink = memory_pair()
     _, inference = memory_pair()
     loop = make_control(
