@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.rows import EpisodeFacts, EpisodeRow, Place, SegmentColumns, SegmentRow
+from cloud_learner.buffer.ledger.rows import EpisodeFacts, EpisodeRow, SegmentColumns, SegmentRow, Unsealed
 
 _s, _e = tables.segments.c, tables.episodes.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)
@@ -20,7 +20,12 @@ _OUTCOMES = {"": -1, **{name: number for number, name in enumerate(OUTCOMES)}}
 CHUNK = 1000
 """Values of one IN list: SQLite takes some ten thousand."""
 
-_OF_EPISODE = {"episode": _e.id, **{name: _e[name] for name in ("robot", "spec_hash", "task", "source")}}
+_OF_EPISODE: dict[str, sa.ColumnElement[Any]] = {
+    "episode": _e.id,
+    "episode_number": _e.number,
+    **{name: _e[name] for name in ("robot", "spec_hash", "task", "source")},
+    "finished": sa.cast(sa.and_(_e.last_index >= 0, _e.segments > _e.last_index), sa.Boolean),
+}
 
 
 def _rows(kind: type[msgspec.Struct]) -> sa.Select[Any]:
@@ -29,8 +34,8 @@ def _rows(kind: type[msgspec.Struct]) -> sa.Select[Any]:
     return sa.select(*columns).select_from(_joined)
 
 
-_SEGMENT_ROWS, _PLACES = _rows(SegmentRow), _rows(Place)
-_EPISODE_ROWS = sa.select(*(_e[name] for name in EpisodeRow.__struct_fields__))
+_SEGMENT_ROWS, _UNSEALED = _rows(SegmentRow), _rows(Unsealed)
+EPISODE_ROWS = sa.select(*(_e[name] for name in EpisodeRow.__struct_fields__))
 
 
 def segment(connection: sa.Connection, segment_id: str) -> SegmentRow | None:
@@ -57,11 +62,6 @@ def row_before(connection: sa.Connection, count: int) -> int:
     return row if row is not None else 0
 
 
-def newest_row(connection: sa.Connection) -> int:
-    """The largest ledger row of a segment that is there, 0 if there is none."""
-    return connection.scalar(sa.select(sa.func.max(_s.row))) or 0
-
-
 def damaged_segments(connection: sa.Connection) -> int:
     """How many segments are marked as damaged."""
     # in the words of the partial index: SQLite finds it by no others
@@ -70,7 +70,7 @@ def damaged_segments(connection: sa.Connection) -> int:
 
 def episode(connection: sa.Connection, episode_id: str) -> EpisodeRow | None:
     """The episode with this id, also a pruned one."""
-    row = connection.execute(_EPISODE_ROWS.where(_e.id == episode_id)).one_or_none()
+    row = connection.execute(EPISODE_ROWS.where(_e.id == episode_id)).one_or_none()
     return EpisodeRow(*row) if row else None
 
 
@@ -78,7 +78,7 @@ def episodes(
     connection: sa.Connection, robot: str | None = None, limit: int = 100, pruned: bool = False
 ) -> tuple[EpisodeRow, ...]:
     """The newest `limit` episodes, of one robot or of all, newest first. `pruned`: also those that were pruned."""
-    query = _EPISODE_ROWS.order_by(_e.number.desc()).limit(limit)
+    query = EPISODE_ROWS.order_by(_e.number.desc()).limit(limit)
     if robot is not None:
         query = query.where(_e.robot == robot)
     if not pruned:
@@ -91,29 +91,25 @@ def episodes_of_robot(connection: sa.Connection, robot: str) -> int:
     return connection.scalar(sa.select(sa.func.count()).where(_e.robot == robot)) or 0
 
 
-def runs_of(connection: sa.Connection, episode_id: str) -> list[tuple[int, int, int]]:
-    """(first tick, ticks, actor) of every run of an episode, in order; neighbours may have the same actor."""
-    query = sa.select(_s.first_tick, _s.runs).select_from(_joined).where(_e.id == episode_id).order_by(_s.index)
-    found = []
-    for first_tick, runs in connection.execute(query):
-        for first, count, actor, _ in np.frombuffer(runs, "<i4").reshape(-1, 4).tolist():
-            found.append((first_tick + first, count, actor))
-    return found
-
-
-def places(connection: sa.Connection, rows: Sequence[int]) -> dict[int, Place]:
+def places(connection: sa.Connection, rows: Sequence[int]) -> dict[int, SegmentRow]:
     """Where the segments of these ledger rows lie; rows that are gone are absent."""
     found = {}
     for some in chunks(rows):
-        for row in connection.execute(_PLACES.where(_s.row.in_(some)).order_by(_s.row)):
-            found[row.row] = Place(*row)
+        for row in connection.execute(_SEGMENT_ROWS.where(_s.row.in_(some)).order_by(_s.row)):
+            found[row.row] = SegmentRow(*row)
     return found
 
 
-def places_in_shard(connection: sa.Connection, spec_hash: str, number: int) -> tuple[Place, ...]:
+def places_in_shard(connection: sa.Connection, spec_hash: str, number: int) -> tuple[SegmentRow, ...]:
     """The segments that lie in a shard and are not damaged, in the shard's order."""
-    query = _PLACES.where(_s.shard == number, _e.spec_hash == spec_hash, ~_s.damaged).order_by(_s.offset)
-    return tuple(Place(*row) for row in connection.execute(query))
+    query = _SEGMENT_ROWS.where(_s.shard == number, _e.spec_hash == spec_hash, ~_s.damaged).order_by(_s.offset)
+    return tuple(SegmentRow(*row) for row in connection.execute(query))
+
+
+def unsealed(connection: sa.Connection) -> tuple[Unsealed, ...]:
+    """The segments in the journal that are not damaged, by episode number and index."""
+    query = _UNSEALED.where(_s.journal.is_not(None), ~_s.damaged).order_by(_e.number, _s.index)
+    return tuple(Unsealed(*row) for row in connection.execute(query))
 
 
 def index(connection: sa.Connection, after: int, spec_hash: str, limit: int | None = None) -> SegmentColumns:

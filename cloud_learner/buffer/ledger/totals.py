@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.rows import TickCheck, Totals
-from cloud_learner.buffer.ledger.segments import fetch_plain
+from cloud_learner.buffer.ledger.rows import Totals
 
-_s, _e, _t = tables.segments.c, tables.episodes.c, tables.tallies.c
+_e, _t = tables.episodes.c, tables.tallies.c
 
 
 def totals(connection: sa.Connection) -> Totals:
@@ -44,22 +42,3 @@ def shares(connection: sa.Connection) -> tuple[tuple[str, str, str, int, int, in
     rows = connection.execute(query)
     # PostgreSQL adds bigints up to a decimal
     return tuple(sorted((task, source, end, n, int(a), int(b), int(c)) for task, source, end, n, a, b, c in rows))
-
-
-def check_ticks(connection: sa.Connection) -> TickCheck:
-    """Duplicated and missing steps, counted afresh from every segment."""
-    query = sa.select(_s.episode, _s.first_tick, _s.steps).order_by(_s.episode, _s.first_tick)
-    rows = np.array(fetch_plain(connection, query), np.int64).reshape(-1, 3)
-    if not len(rows):
-        return TickCheck(0, 0)
-    _, episode = np.unique(rows[:, 0], return_inverse=True)
-    first, steps = rows[:, 1], rows[:, 2]
-    # each episode gets its own stretch of one long line, so that a running maximum does not reach into the next one
-    stride = int((first + steps).max()) + 1
-    begin, end = first + episode * stride, first + steps + episode * stride
-    reached = np.maximum.accumulate(np.concatenate([[0], end[:-1]]))
-    reached = np.maximum(reached, episode * stride)
-    new = np.maximum(0, end - np.maximum(begin, reached))
-    ends = np.zeros(episode[-1] + 1, np.int64)
-    np.maximum.at(ends, episode, first + steps)
-    return TickCheck(int(steps.sum() - new.sum()), int(ends.sum() - new.sum()))

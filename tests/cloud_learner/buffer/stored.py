@@ -1,6 +1,6 @@
 """A buffer that tests write to, and know what is in it."""
 
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 
 SPEC = fake_spec(2, size=16)
 OTHER = fake_spec(0, state_dim=7)

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import ConfigError
 from wire.types import PolicyVersion
 

@@ -21,7 +21,7 @@ from cloud_learner.buffer.lerobot.source import DatasetSource
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.store.store import SegmentStore
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.messages.gateway import ACTORS, Segment
 from wire.types import RobotSpec
 

@@ -17,7 +17,6 @@ from cloud_learner.buffer.lerobot import exporter as lerobot_export
 from cloud_learner.buffer.lerobot.encoder import PixelCounts, VideoEncoder
 from cloud_learner.buffer.lerobot.exporter import export
 from cloud_learner.buffer.lerobot.selection import Selection, TransferProgress, select
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from tests.cloud_learner.buffer.lerobot.lerobot_samples import (
     HUMAN,
     SPEC,
@@ -28,6 +27,7 @@ from tests.cloud_learner.buffer.lerobot.lerobot_samples import (
     shown,
     two_episodes,
 )
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from tests.extras import needs
 from wire.errors import ConfigError, CorruptDataError, DiskFullError, StorageError
 from wire.messages.gateway import CameraFrames

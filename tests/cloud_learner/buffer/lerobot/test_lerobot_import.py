@@ -19,7 +19,6 @@ from cloud_learner.buffer.lerobot.mapping import DatasetMapping, map_dataset
 from cloud_learner.buffer.lerobot.rows import row_spec
 from cloud_learner.buffer.lerobot.selection import Selection, TransferProgress
 from cloud_learner.buffer.lerobot.source import DatasetSource
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from tests.cloud_learner.buffer.lerobot.lerobot_samples import (
     HUMAN,
     SPEC,
@@ -32,6 +31,7 @@ from tests.cloud_learner.buffer.lerobot.lerobot_samples import (
     taken,
     two_episodes,
 )
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from tests.extras import needs
 from wire.errors import ConfigError, CorruptDataError, StorageError
 from wire.messages.gateway import Segment

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.lerobot.rows import choose_rate, image_keys, pieces_of, row_spec, thin, track_of
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import ConfigError
 from wire.types import CommandType, Dimension
 

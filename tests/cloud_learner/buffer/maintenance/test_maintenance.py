@@ -10,8 +10,8 @@ from cloud_learner.buffer.maintenance import maintenance as upkeep
 from cloud_learner.buffer.maintenance.maintenance import Retention
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.store.shard import SHARD_BYTES, shard_key
-from cloud_learner.buffer.synthetic import same_segment
 from tests.cloud_learner.buffer.stored import OTHER, SPEC
+from tests.cloud_learner.buffer.synthetic import same_segment
 from wire.errors import StorageError
 
 pytest_plugins = ["tests.s3"]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cloud_learner.buffer.store.objects import open_objects
 from cloud_learner.buffer.store.shard import FORMAT, SHARD_BYTES, encode_shard, metadata, read_spans, shard_key
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from wire import codec
 from wire.errors import CorruptDataError
 
