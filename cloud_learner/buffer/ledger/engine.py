@@ -26,7 +26,7 @@ from wire.errors import (
     InvalidDataError,
     NotWritableError,
     StorageError,
-    storage_error,
+    storage_errors,
 )
 
 _WAIT_S = 30
@@ -66,10 +66,8 @@ class Database:
             location = url.database
         path = Path(location)
         if not read_only:
-            try:
+            with storage_errors("ledger", path):
                 make_directory(path.parent.absolute())
-            except OSError as error:
-                raise storage_error(error, "ledger", path) from error
         elif not path.exists():
             raise no_ledger(str(path))
         return cls(_sqlite(path, read_only), str(path), path.with_name(path.name + ".lock"), read_only)
@@ -104,10 +102,8 @@ class Database:
 
     @contextlib.contextmanager
     def _file_lock(self, path: Path, wait_s: float) -> Iterator[None]:
-        try:
+        with storage_errors("ledger's lock", path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise storage_error(error, "ledger's lock", path) from error
         try:
             deadline = time.monotonic() + wait_s
             while not _flock(descriptor, path):
@@ -271,12 +267,11 @@ def _sqlite(path: Path, read_only: bool) -> sa.Engine:
 
 def _flock(descriptor: int, path: Path) -> bool:
     """Whether the lock could be had at once."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        raise storage_error(error, "ledger's lock", path) from error
+    with storage_errors("ledger's lock", path):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
     return True
 
 
