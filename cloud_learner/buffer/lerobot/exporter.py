@@ -31,7 +31,6 @@ import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import EpisodeRow
-from cloud_learner.buffer.lerobot.encoder import VideoEncoder
 from cloud_learner.buffer.lerobot.rows import (
     Rows,
     Track,
@@ -44,9 +43,9 @@ from cloud_learner.buffer.lerobot.rows import (
     track_of,
 )
 from cloud_learner.buffer.lerobot.selection import LeftOut, Selection, TransferProgress, select
-from cloud_learner.buffer.lerobot.video import CODECS, why_not_encodable
+from cloud_learner.buffer.lerobot.video import LEAST_SIDE, MOST_HZ, VideoEncoder
 from cloud_learner.buffer.store.store import SegmentStore
-from wire.errors import ConfigError, CorruptDataError, StorageError, storage_error, suggest
+from wire.errors import ConfigError, CorruptDataError, StorageError, storage_error
 from wire.messages.gateway import ACTORS, Segment
 from wire.types import RobotSpec
 
@@ -75,20 +74,18 @@ def export(
     store: SegmentStore,
     spec: RobotSpec,
     out: Path,
-    repo_id: str = "",
     *,
     selection: Selection | None = None,
     instructions: Mapping[str, str] | None = None,
     fps: int | str = "control",
     video: bool | None = None,
-    codec: str = "libsvtav1",
     progress: Callable[[TransferProgress], None] | None = None,
 ) -> Exported:
     """Write the selected episodes of robots with `spec` to the new directory `out`, oldest first.
 
     instructions: by task name; a task that is not in it is called by its name
     fps: 'control' (every tick), 'camera' (the fastest camera's rate) or a number that divides the control rate
-    video: False keeps every frame as a lossless image; None takes video where `codec` can encode the cameras' size
+    video: False keeps every frame as a lossless image; None takes video (AV1) where the cameras are large enough
     progress: called after every episode
 
     `out` appears when it is whole: it is written beside under a name that ends in `.part`. Memory holds one episode.
@@ -104,23 +101,22 @@ def export(
             raise ConfigError(f"{path} exists already: name a new directory for the dataset, or remove that one.")
     episodes = select(ledger, spec, selection)
     lerobot = _lerobot()
-    video = _choose_video(spec, rate, video, codec)
+    video = _choose_video(spec, rate, video)
     features = _features(spec, video)
     try:
         with _quiet(), _removed_unless_done(part), _full_disk_is_said(part):
             dataset = lerobot.create(
-                repo_id or f"local/{out.name}",
+                f"local/{out.name}",
                 rate,
                 features,
                 root=part,
                 robot_type=spec.embodiment,
                 use_videos=video,
-                vcodec=codec,
                 video_backend="pyav",
                 image_writer_threads=0 if video else 4,
             )
             if video:
-                dataset._streaming_encoder = VideoEncoder(rate, codec)
+                dataset._streaming_encoder = VideoEncoder(rate)
             dataset.meta.update_chunk_settings(video_files_size_in_mb=_video_file_mb(spec))
             with _closed(dataset):
                 writer = _Writer(dataset, spec, stride, dict(instructions or {}), frozenset(selection.actors))
@@ -253,7 +249,7 @@ class _Writer:
             if abs(frames - rows) > 0.5:
                 raise StorageError(
                     f"episode {episode.id}: the video of '{key}' has {frames:.1f} frames for {rows} rows. "
-                    "Try another codec (h264), or write images instead of video."
+                    "Write images instead of video."
                 )
 
     def _note(self, episode: EpisodeRow, track: Track, piece: slice, rows: Rows) -> None:
@@ -304,18 +300,18 @@ def _vector(dtype: str, names: list[str]) -> dict[str, Any]:
     return {"dtype": dtype, "shape": (len(names),), "names": names}
 
 
-def _choose_video(spec: RobotSpec, fps: int, wanted: bool | None, codec: str) -> bool:
-    if codec not in CODECS:
-        raise ConfigError(f"video codec '{codec}' is none of {', '.join(CODECS)}.{suggest(codec, CODECS)}")
+def _choose_video(spec: RobotSpec, fps: int, wanted: bool | None) -> bool:
     if wanted is False or not spec.cameras:
         return False
     problems = [
-        f"camera '{c.name}' ({c.width}x{c.height}): {why}"
+        f"camera '{c.name}' ({c.width}x{c.height}): a side is shorter than {LEAST_SIDE} pixels"
         for c in spec.cameras
-        if (why := why_not_encodable(codec, c.height, c.width, fps))
+        if min(c.width, c.height) < LEAST_SIDE
     ]
+    if fps > MOST_HZ:
+        problems.append(f"{fps} frames a second are more than {MOST_HZ}")
     if problems and wanted:
-        raise ConfigError(f"no video can be made with {codec}: {'; '.join(problems)}. Write images instead of video.")
+        raise ConfigError(f"no video can be made: {'; '.join(problems)}. Write images instead of video.")
     return not problems
 
 
