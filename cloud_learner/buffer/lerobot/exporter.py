@@ -35,7 +35,6 @@ from cloud_learner.buffer.lerobot.rows import (
     Rows,
     Track,
     choose_rate,
-    frames_in_order,
     image_keys,
     pieces_of,
     row_spec,
@@ -230,9 +229,12 @@ class _Writer:
         """uint8[h, w, 3] RGB for each row; a frame that several rows saw is decoded once."""
         shape = (self._spec.cameras[camera].height, self._spec.cameras[camera].width, 3)
         image: np.ndarray = np.zeros(shape, np.uint8)
-        for jpeg, same in frames_in_order(track, rows, camera):
-            if not same:
-                decoded = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
+        before_ns = None
+        for time_ns in track.frame_times_ns[rows.first, camera].tolist():
+            if time_ns != before_ns:
+                before_ns = time_ns
+                jpeg = np.frombuffer(track.frames[camera][time_ns], np.uint8)
+                decoded = cv2.imdecode(jpeg, cv2.IMREAD_COLOR)
                 if decoded is None or decoded.shape != shape:
                     raise CorruptDataError(
                         f"episode {episode.id}: a stored frame of camera '{self._spec.cameras[camera].name}' cannot be "

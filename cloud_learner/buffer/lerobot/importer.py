@@ -220,7 +220,7 @@ def _segments(
     index = start = 0
     for row in range(total):
         for camera in cameras:
-            camera.take(row, int(part.times_ns[row]))
+            camera.add(row, int(part.times_ns[row]))
         size = sum(camera.size for camera in cameras)
         if row + 1 - start < SEGMENT_STEPS and size < SEGMENT_BYTES and row + 1 < total:
             continue
@@ -258,7 +258,7 @@ class _Camera:
     def __init__(
         self,
         spec: CameraSpec,
-        pictures: Iterator[tuple[bytes | np.ndarray, bool]],
+        pictures: Iterator[bytes | np.ndarray],
         frame_times_ns: np.ndarray | None,
         what: str,
     ) -> None:
@@ -270,14 +270,16 @@ class _Camera:
         self._times: list[int] = []
         self._encoded: list[bytes] = []
 
-    def take(self, row: int, time_ns: int) -> None:
+    def add(self, row: int, time_ns: int) -> None:
         """The frame of the next row, seen at `time_ns`: a new one, or the one that is there already."""
-        picture, same = next(self._pictures)
+        picture = next(self._pictures)
         if self._frame_times_ns is not None:
             time_ns = int(self._frame_times_ns[row])
             same = time_ns == self._seen_ns
-        elif not same and isinstance(picture, np.ndarray) and isinstance(self._before, np.ndarray):
-            same = np.array_equal(picture, self._before)
+        elif isinstance(picture, bytes):
+            same = picture == self._before
+        else:
+            same = picture is self._before or np.array_equal(picture, self._before)
         if self._seen_ns is None or not same:
             jpeg = self._jpeg(picture)
             self._encoded.append(jpeg)

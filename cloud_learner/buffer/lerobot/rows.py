@@ -7,7 +7,7 @@ seen and felt at the first of them, and what was commanded over all of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 
 import msgspec
 import numpy as np
@@ -199,14 +199,6 @@ def image_keys(spec: RobotSpec) -> dict[str, str]:
             f"cameras {sorted(keys)} would share a name in a LeRobot dataset; rename one in the robot spec."
         )
     return keys
-
-
-def frames_in_order(track: Track, rows: Rows, camera: int) -> Iterator[tuple[bytes, bool]]:
-    """For each row the JPEG image its camera showed, and whether it is the one of the row before."""
-    before = None
-    for time in track.frame_times_ns[rows.first, camera].tolist():
-        yield track.frames[camera][time], time == before
-        before = time
 
 
 def _ratio(control_hz: float, rate: int) -> int:

@@ -121,8 +121,8 @@ class DatasetSource(msgspec.Struct, frozen=True, eq=False):
 
     def pictures(
         self, episode: SourceEpisode, key: str, times_s: np.ndarray, first: int = 0
-    ) -> Iterator[tuple[bytes | np.ndarray, bool]]:
-        """For rows from `first` on an encoded image, or uint8[h, w, 3] in BGR; True if it is surely the row before's.
+    ) -> Iterator[bytes | np.ndarray]:
+        """For rows from `first` on an encoded image, or uint8[h, w, 3] in BGR.
 
         `times_s`: the `timestamp` of those rows. Raises `CorruptDataError` naming episode and file.
         """
@@ -131,7 +131,6 @@ class DatasetSource(msgspec.Struct, frozen=True, eq=False):
             yield from frames_at(part.path, (times_s + part.from_s).tolist(), 0.5 / self.fps, what)
             return
         parquet = _pyarrow().dataset
-        before: bytes | None = None
         with _unreadable(f"{what}: images '{key}' of {episode.path}"):
             scanner = parquet.dataset(episode.path, format="parquet").scanner(
                 columns=[key],
@@ -145,8 +144,7 @@ class DatasetSource(msgspec.Struct, frozen=True, eq=False):
                 data = cell.get("bytes") if isinstance(cell, dict) else None
                 if not data:
                     raise CorruptDataError(f"{what}: {episode.path} has a row without an image in '{key}'.")
-                yield data, data == before
-                before = data
+                yield data
 
 
 def names_of(feature: dict[str, Any], prefix: str) -> tuple[str, ...]:

@@ -195,8 +195,8 @@ def _real_time() -> set[int]:
     return found
 
 
-def frames_at(path: Path, times_s: Sequence[float], tolerance_s: float, what: str) -> Iterator[tuple[np.ndarray, bool]]:
-    """For each of the growing `times_s` the nearest frame uint8[h, w, 3] in BGR, and whether it is the same as before.
+def frames_at(path: Path, times_s: Sequence[float], tolerance_s: float, what: str) -> Iterator[np.ndarray]:
+    """For each of the growing `times_s` the nearest frame uint8[h, w, 3] in BGR; the same array for the same frame.
 
     Decodes in one go from the key frame before the first time, so memory holds two frames. `what` begins the message
     of `CorruptDataError`, raised when the file is gone or broken or has no frame within `tolerance_s` of a time.
@@ -216,10 +216,9 @@ def frames_at(path: Path, times_s: Sequence[float], tolerance_s: float, what: st
                     here, after, picture = after, next(decoded, None), None
                 if here is None or abs(here.time - time) > tolerance_s:
                     raise CorruptDataError(f"{what}: video {path} has no frame at {time:.3f} s.")
-                same = picture is not None
                 if picture is None:
                     picture = here.to_ndarray(format="bgr24")
-                yield picture, same
+                yield picture
     except FileNotFoundError as error:
         raise CorruptDataError(
             f"{what}: video {path} is not there. Copy the whole dataset, with its videos directory."
