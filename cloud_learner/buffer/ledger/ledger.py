@@ -22,7 +22,6 @@ from cloud_learner.buffer.ledger import lineage, tables
 from cloud_learner.buffer.ledger import notes as ledger_notes
 from cloud_learner.buffer.ledger import segments as ledger_segments
 from cloud_learner.buffer.ledger import shards as ledger_shards
-from cloud_learner.buffer.ledger import totals as counters
 from cloud_learner.buffer.ledger.engine import Database, no_ledger
 from wire.errors import StorageError
 
@@ -177,6 +176,6 @@ class Ledger(Database):
     kept_leases = _reads(ledger_work.kept_leases)
 
     # counters
-    totals = _reads(counters.totals)
-    robot_totals = _reads(counters.robot_totals)
-    shares = _reads(counters.shares)
+    totals = _reads(ledger_segments.totals)
+    robot_totals = _reads(ledger_segments.robot_totals)
+    shares = _reads(ledger_segments.shares)

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from wire.messages.fleet import JobRequest
+from wire.messages.gateway import Evaluation
 from wire.types import PolicyVersion
 
 
@@ -145,20 +146,11 @@ class VersionRow(msgspec.Struct, frozen=True):
     """file name in the weights directory"""
 
 
-class EvaluationRow(msgspec.Struct, frozen=True):
-    """Measured success of a version on held-out seeds."""
+class EvaluationRow(Evaluation, frozen=True, eq=False):
+    """A measurement as the gateway received it."""
 
-    number: int
-    label: str
-    first_seed: int
-    episodes: int
-    """per task"""
-    success: dict[str, float]
-    """by task name, 0 to 1"""
-    started_ns: int
-    duration_s: float
     wall_ns: int
-    """nanoseconds since 1970 when the gateway received it"""
+    """nanoseconds since 1970 when that was"""
 
 
 class AppliedRow(msgspec.Struct, frozen=True):

@@ -100,14 +100,16 @@ def shards(connection: sa.Connection, spec_hash: str | None = None) -> tuple[Sha
 def mark_dropping(connection: sa.Connection, spec_hash: str, number: int) -> None:
     """Note that the shard's object is about to be deleted. Raises `StorageError` if a live segment lies in it."""
     _require_state(connection, spec_hash, number, "sealed", "dropping")
-    _require_empty(connection, spec_hash, number)
+    query = sa.select(_s.id).select_from(_joined).where(_s.shard == number, _e.spec_hash == spec_hash, ~_s.damaged)
+    found = connection.scalar(query.limit(1))
+    if found is not None:
+        raise StorageError(f"ledger: shard {number} of robot spec {spec_hash} is still needed, by segment {found}.")
     _set_shard(connection, spec_hash, number, state="dropping")
 
 
 def forget_shard(connection: sa.Connection, spec_hash: str, number: int) -> None:
     """Remove the rows of a shard whose object was deleted. Raises `StorageError` if it is sealed or unknown."""
     _require_state(connection, spec_hash, number, "writing", "dropping")
-    _require_empty(connection, spec_hash, number)
     connection.execute(sa.delete(tables.shards).where(_shards.spec_hash == spec_hash, _shards.number == number))
 
 
@@ -124,13 +126,6 @@ def _require_state(connection: sa.Connection, spec_hash: str, number: int, *allo
             f"ledger: shard {number} of robot spec {spec_hash} is {state or 'unknown'}, not {' or '.join(allowed)}. "
             "Does another process seal or compact without holding `exclusive`?"
         )
-
-
-def _require_empty(connection: sa.Connection, spec_hash: str, number: int) -> None:
-    query = sa.select(_s.id).select_from(_joined).where(_s.shard == number, _e.spec_hash == spec_hash, ~_s.damaged)
-    found = connection.scalar(query.limit(1))
-    if found is not None:
-        raise StorageError(f"ledger: shard {number} of robot spec {spec_hash} is still needed, by segment {found}.")
 
 
 # --- forgetting -----------------------------------------------------------------------------------------------------

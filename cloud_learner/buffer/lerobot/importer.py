@@ -264,7 +264,7 @@ class _Camera:
     ) -> None:
         self.spec, self.size = spec, 0
         self._pictures, self._frame_times_ns, self._what = pictures, frame_times_ns, what
-        self._before: bytes | np.ndarray | None = None
+        self._before: bytes | np.ndarray = b""
         self._seen_ns: int | None = None
         self._seen: list[int] = []
         self._times: list[int] = []

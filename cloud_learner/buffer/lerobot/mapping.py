@@ -149,10 +149,9 @@ def _check_range(
     source: DatasetSource, key: str, wanted: tuple[Dimension, ...], order: list[int], scale: np.ndarray
 ) -> None:
     """That no number lies several times further out than the robot's limits are apart: that would be another unit."""
-    stats = source.stats.get(key)
-    if not stats or "min" not in stats or "max" not in stats:
+    if (limits := source.limits(key)) is None:
         return
-    least, most = np.ravel(stats["min"]), np.ravel(stats["max"])
+    least, most = limits
     for dimension, column, factor in zip(wanted, order, scale.tolist(), strict=True):
         low, high = sorted((float(least[column]) * factor, float(most[column]) * factor))
         span = _FAR * (dimension.high - dimension.low)
@@ -206,15 +205,13 @@ def _spec_of(source: DatasetSource, mapping: DatasetMapping) -> RobotSpec:
     """A robot as the dataset shows it: its names, the least and greatest value of each number as limits."""
 
     def dimensions(what: str, key: str) -> tuple[Dimension, ...]:
-        stats = source.stats.get(key)
-        if not stats or "min" not in stats or "max" not in stats:
+        limits = source.limits(key)
+        if limits is None:
             raise ConfigError(
                 f"the dataset at {source.root} has no statistics of '{key}' to take limits from: give a robot spec."
             )
         found = []
-        for name, low, high in zip(
-            names_of(source.features[key], what), np.ravel(stats["min"]), np.ravel(stats["max"]), strict=True
-        ):
+        for name, low, high in zip(names_of(source.features[key], what), *limits, strict=True):
             factor = _said(mapping.scale, what, name, 1.0)
             low, high = sorted((float(low) * factor, float(high) * factor))
             if low == high:

@@ -74,6 +74,11 @@ class DatasetSource(msgspec.Struct, frozen=True, eq=False):
     def fps(self) -> float:
         return float(self.info["fps"])
 
+    def limits(self, key: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """The least and the greatest of each number of a column, None where the dataset has no statistics of it."""
+        stats = self.stats.get(key, {})
+        return (np.ravel(stats["min"]), np.ravel(stats["max"])) if {"min", "max"} <= set(stats) else None
+
     @property
     def features(self) -> dict[str, dict[str, Any]]:
         """dtype, shape and names by key."""
