@@ -23,7 +23,7 @@ from pathlib import Path
 
 from cloud_learner.buffer.files import make_directory, sync_directory, write_durably
 from cloud_learner.buffer.ledger.rows import Journaled
-from wire.errors import CorruptDataError, storage_errors
+from wire.errors import CorruptDataError, storage_error, storage_errors
 
 ROTATE_BYTES = 64 * 1024 * 1024
 """A file that has reached this size gets no further record."""
@@ -52,12 +52,15 @@ class Journal:
         """
         digest = hashlib.sha256(payload)
         record = _HEADER.pack(_MAGIC, len(payload), digest.digest()) + payload
-        with self._lock, storage_errors("journal", self.directory):
-            if self._descriptor < 0 or self._end >= self._rotate_bytes:
-                self._begin()
-            self._write(record)
-            at = Journaled(self._number, self._end, len(payload), digest.hexdigest())
-            self._end += len(record)
+        with self._lock:
+            try:
+                if self._descriptor < 0 or self._end >= self._rotate_bytes:
+                    self._begin()
+                self._write(record)
+                at = Journaled(self._number, self._end, len(payload), digest.hexdigest())
+                self._end += len(record)
+            except OSError as error:
+                raise storage_error(error, "journal", self._path(self._number)) from error
         return at
 
     def read(self, at: Journaled) -> bytes:
@@ -91,16 +94,19 @@ class Journal:
         with self._lock:
             candidates = [number for number in self.numbers() if number != self._open_number]
             held = [(number, file) for number in candidates if (file := self._hold(number)) is not None]
+            removed = 0
             try:
                 needed = referred()
-                unused = [number for number, _ in held if number not in needed]
-                with storage_errors("journal", self.directory):
-                    for number in unused:
+                for number, _ in held:
+                    if number not in needed:
                         self._path(number).unlink(missing_ok=True)
+                        removed += 1
+            except OSError as error:
+                raise storage_error(error, "journal", self.directory) from error
             finally:
                 for _, descriptor in held:
                     os.close(descriptor)
-        return len(unused)
+        return removed
 
     def is_here(self, owner: str = "") -> bool:
         """Whether this machine has the journal at all; a trainer on another one does not.

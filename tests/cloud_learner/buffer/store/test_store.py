@@ -251,7 +251,7 @@ def test_readers_and_a_sealer_at_the_same_time(local):
 
 def test_a_journal_of_another_machine_is_no_damage(local, tmp_path):
     rows = local.add_episode("e0", steps=160)
-    there = BufferLocation(tmp_path / "other", store=local.place.store_place)
+    there = BufferLocation(tmp_path / "other", store=local.place.store_location)
     store = SegmentStore(there.journal, LocalObjects(tmp_path / "data" / "store"), local.ledger)
     found = store.read(rows)
     assert found.elsewhere == tuple(rows) and found.segments == {} and found.damaged == {}
