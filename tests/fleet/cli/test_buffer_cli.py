@@ -137,8 +137,8 @@ def test_where_the_buffer_is_can_be_said_once(tmp_path: Path) -> None:
     (tmp_path / "shards").mkdir()
     directory = DataDirectory(tmp_path / "fleet")
     directory.keep_buffer_at("", f"file://{tmp_path}/shards")
-    assert directory.buffer.store_place == f"file://{tmp_path}/shards"
-    assert directory.buffer.ledger_place == str(tmp_path / "fleet" / "ledger.sqlite")
+    assert directory.buffer.store_location == f"file://{tmp_path}/shards"
+    assert directory.buffer.ledger_location == str(tmp_path / "fleet" / "ledger.sqlite")
     ledger, store = directory.buffer.open_writer()
     store.close()
     ledger.close()
