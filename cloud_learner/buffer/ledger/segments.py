@@ -74,15 +74,11 @@ def episode(connection: sa.Connection, episode_id: str) -> EpisodeRow | None:
     return EpisodeRow(*row) if row else None
 
 
-def episodes(
-    connection: sa.Connection, robot: str | None = None, limit: int = 100, pruned: bool = False
-) -> tuple[EpisodeRow, ...]:
-    """The newest `limit` episodes, of one robot or of all, newest first. `pruned`: also those that were pruned."""
-    query = EPISODE_ROWS.order_by(_e.number.desc()).limit(limit)
+def episodes(connection: sa.Connection, robot: str | None = None, limit: int = 100) -> tuple[EpisodeRow, ...]:
+    """The newest `limit` episodes that are not pruned, of one robot or of all, newest first."""
+    query = EPISODE_ROWS.where(_e.pruned_ns == 0).order_by(_e.number.desc()).limit(limit)
     if robot is not None:
         query = query.where(_e.robot == robot)
-    if not pruned:
-        query = query.where(_e.pruned_ns == 0)
     return tuple(EpisodeRow(*row) for row in connection.execute(query))
 
 

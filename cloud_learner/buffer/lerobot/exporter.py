@@ -44,7 +44,7 @@ from cloud_learner.buffer.lerobot.rows import (
 from cloud_learner.buffer.lerobot.selection import LeftOut, Selection, TransferProgress, select
 from cloud_learner.buffer.lerobot.video import LEAST_SIDE, MOST_HZ, VideoEncoder
 from cloud_learner.buffer.store.store import SegmentStore
-from wire.errors import ConfigError, CorruptDataError, StorageError, storage_error
+from wire.errors import ConfigError, CorruptDataError, StorageError, storage_errors
 from wire.messages.gateway import ACTORS, Segment
 from wire.types import RobotSpec
 
@@ -103,7 +103,7 @@ def export(
     video = _choose_video(spec, rate, video)
     features = _features(spec, video)
     try:
-        with _quiet(), _removed_unless_done(part), _full_disk_is_said(part):
+        with storage_errors("LeRobot dataset", out), _quiet(), _full_disk_is_said(part):
             dataset = lerobot.create(
                 f"local/{out.name}",
                 rate,
@@ -138,8 +138,9 @@ def export(
             # lerobot empties it after every episode
             shutil.rmtree(part / "images", ignore_errors=True)
             part.rename(out)
-    except OSError as error:
-        raise storage_error(error, "LeRobot dataset", out) from error
+    finally:
+        # nothing is there any more when it was done
+        shutil.rmtree(part, ignore_errors=True)
     return Exported(out, writer.episodes, writer.rows, rate, video, tuple(writer.left_out))
 
 
@@ -358,12 +359,3 @@ def _closed(dataset: Any) -> Iterator[None]:
         raise
     finally:
         dataset.stop_image_writer()
-
-
-@contextlib.contextmanager
-def _removed_unless_done(part: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise

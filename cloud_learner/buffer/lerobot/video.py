@@ -92,8 +92,7 @@ class VideoEncoder:
             stream.cancel()
         self._streams = {}
 
-    def close(self) -> None:
-        self.cancel_episode()
+    close = cancel_episode
 
 
 class _Stream:
@@ -124,10 +123,8 @@ class _Stream:
     def finish(self) -> dict[str, np.ndarray]:
         self._count()
         self._write(None)
-        try:
+        with self._explained():
             self._output.close()
-        except self._av.error.FFmpegError as error:
-            raise self._explained(error) from error
         return self._counts.statistics()
 
     def cancel(self) -> None:
@@ -138,30 +135,30 @@ class _Stream:
                 self._output.close()
 
     def _open(self, height: int, width: int) -> None:
-        try:
+        with self._explained():
             self._output = self._av.open(str(self.path), "w")
             self._video = self._output.add_stream(_CODEC, self._fps, options=_OPTIONS)
-        except self._av.error.FFmpegError as error:
-            raise self._explained(error) from error
         self._video.pix_fmt, self._video.height, self._video.width = "yuv420p", height, width
         self._video.time_base = Fraction(1, self._fps)
 
     def _write(self, frame: Any) -> None:
         # the first frame opens the codec
         guard = contextlib.nullcontext() if self._number else as_before()
-        try:
-            with guard:
-                self._output.mux(self._video.encode(frame))
-        except self._av.error.FFmpegError as error:
-            raise self._explained(error) from error
+        with self._explained(), guard:
+            self._output.mux(self._video.encode(frame))
 
     def _count(self) -> None:
         if self._image is not None:
             self._counts.add(self._image, self._repeats)
         self._repeats = 0
 
-    def _explained(self, error: Exception) -> Exception:
-        return storage_error(OSError(getattr(error, "errno", 0), str(error)), "video of a LeRobot dataset", self.path)
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except self._av.error.FFmpegError as error:
+            reason = OSError(getattr(error, "errno", 0), str(error))
+            raise storage_error(reason, "video of a LeRobot dataset", self.path) from error
 
 
 @contextlib.contextmanager

@@ -175,13 +175,15 @@ def test_selection_by_everything(buffer: Buffer) -> None:
     assert ids() == ["online-0", "demo-0"]
     assert ids(sources=()) == ["online-0", "demo-0", "evaluated"]
     assert ids(outcomes=("unfinished",)) == ["open-0"]
-    assert ids(tasks=("window-open",)) == ids(robots=("r2",)) == ids(sources=("demonstration",)) == ["demo-0"]
+    assert ids(tasks=("window-open",)) == ids(sources=("demonstration",)) == ["demo-0"]
     assert ids(outcomes=(), newest=2, sources=()) == ["open-0", "evaluated"]
     assert [row.id for row in select(buffer.ledger, other, Selection())] == ["elsewhere"]
     with pytest.raises(ConfigError, match=r"no episode matches tasks: reach.*there are 4 \(tasks: drawer-open, window"):
         ids(tasks=("reach",))
     with pytest.raises(ConfigError, match=r"'sucess' is none of.*Did you mean 'success'"):
         ids(outcomes=("sucess",))
+    with pytest.raises(ConfigError, match=r"actor 'humen' is none of.*Did you mean 'human'"):
+        ids(actors=("humen",))
     with pytest.raises(ConfigError, match="source 'demo' is none of"):
         ids(sources=("demo",))
 
