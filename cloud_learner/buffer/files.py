@@ -11,7 +11,7 @@ import os
 import re
 from pathlib import Path
 
-from wire.errors import InvalidDataError, storage_error
+from wire.errors import InvalidDataError, storage_errors
 
 TEMPORARY = ".part"
 """Suffix of files that are being written."""
@@ -29,23 +29,27 @@ def checked_name(name: str, what: str) -> str:
     return name
 
 
-def write_durably(path: Path, data: bytes, what: str) -> None:
+def write_durably(path: Path, data: bytes, what: str, temporary: Path | None = None) -> None:
     """Write `data` to `path`, replacing what is there; it is on the device when this returns.
+
+    temporary: where it is written first, on the same file system; beside `path` when None
 
     Raises `DiskFullError`, `NotWritableError` or `StorageError`; then nothing new stands at `path` and no temporary is
     left.
     """
-    temporary = path.with_name(path.name + TEMPORARY)
-    try:
-        make_directory(path.parent)
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        move_durably(temporary, path)
-    except OSError as error:
-        remove_quietly(temporary)
-        raise storage_error(error, what, path) from error
+    temporary = temporary or path.with_name(path.name + TEMPORARY)
+    with storage_errors(what, path):
+        try:
+            make_directory(path.parent)
+            make_directory(temporary.parent)
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            move_durably(temporary, path)
+        except OSError:
+            remove_quietly(temporary)
+            raise
 
 
 def move_durably(temporary: Path, path: Path) -> None:
@@ -74,10 +78,8 @@ def sync_directory(path: Path) -> None:
 
 def open_directory(path: Path, what: str) -> None:
     """Create `path` if it is not there, and remove what a crash left half-written in it; only for who writes there."""
-    try:
+    with storage_errors(what, path):
         make_directory(path)
-    except OSError as error:
-        raise storage_error(error, what, path) from error
     remove_leftovers(path, what)
 
 
@@ -91,8 +93,6 @@ def remove_leftovers(root: Path, what: str) -> int:
     """Remove temporary files below `root`; only the process that writes there may call this. Returns how many."""
     found = sorted(root.rglob("*" + TEMPORARY))
     for path in found:
-        try:
+        with storage_errors(what, path):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise storage_error(error, what, path) from error
     return len(found)

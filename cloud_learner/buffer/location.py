@@ -24,11 +24,11 @@ class BufferLocation:
     """URL of an object store, such as s3://bucket/prefix"""
 
     @property
-    def ledger_place(self) -> str:
+    def ledger_location(self) -> str:
         return self.ledger or str(self.data / "ledger.sqlite")
 
     @property
-    def store_place(self) -> str:
+    def store_location(self) -> str:
         return self.store or str(self.data / "store")
 
     @property
@@ -47,10 +47,10 @@ class BufferLocation:
 
     def open_reader(self) -> tuple[Ledger, SegmentStore]:
         """Ledger and store to read from. Raises `StorageError` when there is none."""
-        ledger = Ledger.open(self.ledger_place, read_only=True)
+        ledger = Ledger.open(self.ledger_location, read_only=True)
         with contextlib.ExitStack() as undo:
             undo.callback(ledger.close)
-            store = SegmentStore(self.journal, open_objects(self.store_place), ledger)
+            store = SegmentStore(self.journal, open_objects(self.store_location), ledger)
             store.require_there()
             undo.pop_all()
         return ledger, store
@@ -60,10 +60,10 @@ class BufferLocation:
 
         Raises `StorageError`, `CorruptDataError`, `DiskFullError` or `NotWritableError`.
         """
-        ledger = Ledger.open(self.ledger_place)
+        ledger = Ledger.open(self.ledger_location)
         with contextlib.ExitStack() as undo:
             undo.callback(ledger.close)
-            store = SegmentStore.open(self.journal, open_objects(self.store_place), ledger)
+            store = SegmentStore.open(self.journal, open_objects(self.store_location), ledger)
             ledger.claim_journal(store.journal.claim())
             undo.pop_all()
         return ledger, store

@@ -66,7 +66,7 @@ class Dispatcher:
         self._next_view_ns = 0
         kept, last_number = ledger.kept_leases()
         self.leases = Leases(last_number)
-        counts = {row.task: (row.episodes, row.successes) for row in ledger.task_counts(EpisodeSource.online)}
+        counts = ledger.task_counts(EpisodeSource.online)
         # Robots keep their seeds, whatever the order they come back in.
         known = sorted((row for row in ledger.robots() if row.spec_hash), key=lambda row: row.first_seen_ns)
         self.scheduler = Scheduler(

@@ -290,7 +290,7 @@ class Gateway:
         if known.offset_ns != offset_ns:
             known.offset_ns = offset_ns
             if self._ledger.robot(peer) is not None:
-                self._ledger.set_clock_offset(peer, offset_ns)
+                self._ledger.set_clock_offset(peer, offset_ns, self._clock.now_ns())
 
     # --- data in --------------------------------------------------------------------------------------------------
 

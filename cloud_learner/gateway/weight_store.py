@@ -5,16 +5,15 @@ A version is one file `<number>-<sha12>.safetensors`; it exists when its ledger 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 from pathlib import Path
-from typing import BinaryIO
 
-from cloud_learner.buffer.files import TEMPORARY, make_directory, move_durably, open_directory, remove_quietly
+from cloud_learner.buffer.files import TEMPORARY, move_durably, open_directory, remove_quietly
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import VersionRow
-from wire.errors import CorruptDataError, RejectedError, storage_error
+from wire.errors import CorruptDataError, RejectedError, storage_error, storage_errors
 from wire.messages.gateway import FetchWeights, Publish, WeightBytes
 from wire.types import PolicyVersion
 
@@ -47,7 +46,8 @@ class WeightStore:
         """Start to receive a version.
 
         Returns the version if it is stored already, with the same hash: it can be confirmed at once, and its parts,
-        which come nevertheless, are dropped. Raises `RejectedError` when the number, hash or size cannot be.
+        which come nevertheless, are dropped. Raises `RejectedError` when the number, hash or size cannot be, and
+        `StorageError` when nothing can be written.
         """
         version = publish.version
         self._give_up(f"version {version.number} is offered instead")
@@ -67,7 +67,8 @@ class WeightStore:
                 f"policy version {version.number}: {version.size_bytes} bytes; 1 to {MAX_WEIGHTS_BYTES} are taken."
             )
         name = f"{version.number}-{version.sha256[:12]}.safetensors"
-        self._upload = _Upload(version, publish.trained, self._root / name)
+        with storage_errors(f"weights of version {version.number}", self._root / name):
+            self._upload = _Upload(version, publish.trained, self._root / name)
         return None
 
     def receive(self, part: WeightBytes) -> PolicyVersion | None:
@@ -115,7 +116,9 @@ class WeightStore:
         Raises `RejectedError` for an unknown version or a range outside it, `CorruptDataError` if its file is gone or
         torn.
         """
-        row = self._require(request.number)
+        row = self._ledger.version(request.number)
+        if row is None:
+            raise RejectedError(f"there is no policy version {request.number}; the newest is {self._next() - 1}.")
         size = row.version.size_bytes
         if not 0 <= request.offset < size or request.size < 1:
             raise RejectedError(
@@ -134,16 +137,6 @@ class WeightStore:
         if len(data) != wanted:
             raise CorruptDataError(f"weights file {path} ends before its {size} bytes. Restore it from a backup.")
         return WeightBytes(request.number, request.offset, data)
-
-    def path(self, number: int) -> Path:
-        """Where the weights of a version lie. Raises `RejectedError` for an unknown version."""
-        return self._root / self._require(number).path
-
-    def _require(self, number: int) -> VersionRow:
-        row = self._ledger.version(number)
-        if row is None:
-            raise RejectedError(f"there is no policy version {number}; the newest is {self._next() - 1}.")
-        return row
 
     def _next(self) -> int:
         newest = self._ledger.newest_version()
@@ -167,12 +160,9 @@ class _Upload:
         self._synced = 0
         self.digest = hashlib.sha256()
         self._temporary = path.with_name(path.name + TEMPORARY)
-        self._file: BinaryIO | None = None
+        self._file = open(self._temporary, "wb")  # noqa: SIM115  closed by finish or drop
 
     def append(self, data: bytes) -> None:
-        if self._file is None:
-            make_directory(self._temporary.parent)
-            self._file = open(self._temporary, "wb")  # noqa: SIM115  closed by finish or drop
         self._file.write(data)
         self.digest.update(data)
         self.received += len(data)
@@ -182,17 +172,13 @@ class _Upload:
             self._synced = self.received
 
     def finish(self) -> None:
-        assert self._file is not None
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         move_durably(self._temporary, self.path)
 
     def drop(self) -> None:
-        if self._file is not None:
-            try:
-                self._file.close()
-            except OSError as error:
-                # closing flushes, which fails again on a full disk; the file goes away next
-                log.debug("closing %s: %s", self._temporary, error)
+        # closing flushes, which fails again on a full disk
+        with contextlib.suppress(OSError):
+            self._file.close()
         remove_quietly(self._temporary)

@@ -214,7 +214,7 @@ def import_lerobot(
     skip_broken: Annotated[bool, typer.Option(help="Leave out what cannot be read and go on.")] = False,
 ) -> None:
     """Store a LeRobotDataset v3 as offline data; doing it twice stores it once."""
-    from cloud_learner.buffer.lerobot.importer import import_into
+    from cloud_learner.buffer.lerobot.importer import import_dataset
     from cloud_learner.buffer.lerobot.mapping import DatasetMapping
 
     tasks: dict[str, str] = {}
@@ -236,7 +236,7 @@ def import_lerobot(
     )
     data.mkdir(parents=True, exist_ok=True)
     with DataDirectory(data).open_buffer(write=True, create=True) as (ledger, store):
-        done = import_into(ledger, store, root, mapping, skip_broken=skip_broken, progress=_progress)
+        done = import_dataset(ledger, store, root, mapping, skip_broken=skip_broken, progress=_progress)
     _finish_progress(done.left_out)
     typer.echo(f"{done.episodes} episodes, {done.steps} steps stored as robot '{done.robot}'; {done.known} were known.")
 

@@ -6,12 +6,9 @@ are skipped. An episode that starts under a human counts none, and neither do de
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.ledger.rows import Intervention
 from wire.messages.gateway import ACTORS
 
 POLICY, HUMAN, SCRIPT, HOLD = (ACTORS.index(name) for name in ("policy", "human", "script", "hold"))
@@ -51,15 +48,6 @@ def is_takeover(before: int, after: int) -> bool:
     return before == POLICY and after in (HUMAN, SCRIPT)
 
 
-def count_interventions(segments: Iterable[tuple[int, int, int]]) -> int:
-    """Interventions of an episode from (entry, exit, takeovers) of its segments in order."""
-    total, before = 0, NOBODY
-    for entry, leave, takeovers in segments:
-        total += takeovers + is_takeover(before, entry)
-        before = leave if leave != NOBODY else before
-    return total
-
-
 def find_runs(actor: np.ndarray, version: np.ndarray) -> np.ndarray:
     """int32[k, 4]: first offset, count, actor and version of each stretch in which neither changes."""
     if not len(actor):
@@ -68,20 +56,3 @@ def find_runs(actor: np.ndarray, version: np.ndarray) -> np.ndarray:
     first = np.concatenate([[0], np.flatnonzero(changes) + 1])
     count = np.diff(first, append=len(actor))
     return np.stack([first, count, actor[first], version[first]], axis=1).astype(np.int32)
-
-
-def find_interventions(runs: Iterable[tuple[int, int, int]]) -> tuple[Intervention, ...]:
-    """The interventions of an episode from (first tick, ticks, actor) of its runs in order."""
-    found: list[Intervention] = []
-    before = NOBODY
-    for first, ticks, actor in runs:
-        if actor == HOLD:
-            continue
-        if is_takeover(before, actor):
-            found.append(Intervention(first, ticks, ACTORS[actor]))
-        elif found and before != POLICY and actor != POLICY:
-            # the same intervention goes on, after a hold or with somebody else
-            begun = found[-1]
-            found[-1] = Intervention(begun.first_tick, first + ticks - begun.first_tick, begun.actor)
-        before = actor
-    return tuple(found)

@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import sqlalchemy as sa
 
@@ -26,7 +26,7 @@ from wire.errors import (
     InvalidDataError,
     NotWritableError,
     StorageError,
-    storage_error,
+    storage_errors,
 )
 
 _WAIT_S = 30
@@ -39,36 +39,35 @@ _LOCK_SPACE, _WRITING, _EXCLUSIVE = 0x564C4146, 1, 2
 class Database:
     """A ledger's database. Nothing is opened before its first use; for several threads."""
 
-    def __init__(self, engine: sa.Engine, place: str, lock: Path | None, read_only: bool) -> None:
-        """`place`: for messages, without a password. `lock`: file for `exclusive`; None has the database do it."""
-        self.place = place
+    def __init__(self, engine: sa.Engine, location: str, lock: Path | None, read_only: bool) -> None:
+        """`lock`: file for `exclusive`; None has the database do it."""
+        self.location = location
+        """its path, or its URL without a password: for people"""
+        self.read_only = read_only
         self._engine = engine
         self._lock = lock
-        self._read_only = read_only
         snapshot = {} if lock else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         self._reader = engine.execution_options(**snapshot)
         # after waiting for the lock a writer must see what was committed meanwhile
         self._writer = engine.execution_options(writing=True, **({} if lock else {"isolation_level": "READ COMMITTED"}))
 
     @classmethod
-    def at(cls, place: str | Path, read_only: bool) -> Database:
+    def at(cls, location: str | Path, read_only: bool) -> Self:
         """The database at a path (SQLite) or an SQLAlchemy URL.
 
         Raises `StorageError` when there is no file to read, `ConfigError` for a URL of another kind.
         """
-        if isinstance(place, str) and "://" in place:
-            url = _parsed(place)
+        if isinstance(location, str) and "://" in location:
+            url = _parsed(location)
             if url.get_backend_name() == "postgresql":
                 return cls(_postgresql(url), _shown(url), None, read_only)
             if not url.database:
                 raise ConfigError(f"ledger: {url.render_as_string()} names no file.")
-            place = url.database
-        path = Path(place)
+            location = url.database
+        path = Path(location)
         if not read_only:
-            try:
+            with storage_errors("ledger", path):
                 make_directory(path.parent.absolute())
-            except OSError as error:
-                raise storage_error(error, "ledger", path) from error
         elif not path.exists():
             raise no_ledger(str(path))
         return cls(_sqlite(path, read_only), str(path), path.with_name(path.name + ".lock"), read_only)
@@ -85,8 +84,8 @@ class Database:
     @contextlib.contextmanager
     def writing(self) -> Iterator[sa.Connection]:
         """A transaction that is on the device when it ends; an exception within undoes all of it."""
-        if self._read_only:
-            raise NotWritableError(f"ledger {self.place} was opened for reading only.")
+        if self.read_only:
+            raise NotWritableError(f"ledger {self.location} was opened for reading only.")
         with self._explained(), self._writer.begin() as connection:
             yield connection
 
@@ -96,17 +95,15 @@ class Database:
 
         Not to be entered twice. Raises `StorageError` when somebody else still holds it after `wait_s`.
         """
-        if self._read_only:
-            raise NotWritableError(f"ledger {self.place} was opened for reading only.")
+        if self.read_only:
+            raise NotWritableError(f"ledger {self.location} was opened for reading only.")
         with self._file_lock(self._lock, wait_s) if self._lock else self._advisory_lock(wait_s):
             yield
 
     @contextlib.contextmanager
     def _file_lock(self, path: Path, wait_s: float) -> Iterator[None]:
-        try:
+        with storage_errors("ledger's lock", path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise storage_error(error, "ledger's lock", path) from error
         try:
             deadline = time.monotonic() + wait_s
             while not _flock(descriptor, path):
@@ -148,11 +145,11 @@ class Database:
                 raise
             with self._explained():
                 if not connection.scalar(sa.select(sa.func.pg_advisory_unlock(*keys))):
-                    raise StorageError(f"ledger {self.place}: its exclusive lock was lost while it was needed.")
+                    raise StorageError(f"ledger {self.location}: its exclusive lock was lost while it was needed.")
 
     def _held(self, holder: str) -> StorageError:
         return StorageError(
-            f"ledger {self.place}: {holder} seals, prunes, compacts or repairs it, as a gateway or a `vla-fleet "
+            f"ledger {self.location}: {holder} seals, prunes, compacts or repairs it, as a gateway or a `vla-fleet "
             "buffer` command does. Try again when that is done."
         )
 
@@ -162,40 +159,42 @@ class Database:
             yield
         except sa.exc.DataError as error:
             # trying again will not help
-            raise InvalidDataError(f"ledger {self.place}: a value cannot be stored: {_reason(error)}.") from error
+            raise InvalidDataError(f"ledger {self.location}: a value cannot be stored: {_reason(error)}.") from error
         except sa.exc.DBAPIError as error:
-            raise _explain(self.place, error) from error
+            raise _explain(self.location, error) from error
         except sa.exc.TimeoutError as error:
-            raise StorageError(f"ledger {self.place}: too many connections at once: {error}.") from error
+            raise StorageError(f"ledger {self.location}: too many connections at once: {error}.") from error
 
 
-def no_ledger(place: str) -> StorageError:
+def no_ledger(location: str) -> StorageError:
     """What to say when there is nothing to read."""
-    return StorageError(f"no ledger at {place}: start the gateway there first, or choose another --data.")
+    return StorageError(f"no ledger at {location}: start the gateway there first, or choose another --data.")
 
 
 def _reason(error: sa.exc.DBAPIError) -> str:
     return " ".join(str(error.orig).split()).rstrip(".")
 
 
-def _explain(place: str, error: sa.exc.DBAPIError) -> StorageError:
+def _explain(location: str, error: sa.exc.DBAPIError) -> StorageError:
     reason, state = _reason(error), getattr(error.orig, "sqlstate", None) or ""
     if "disk is full" in reason or state == "53100":
-        return DiskFullError(f"ledger: no space left for {place}. Free some room or choose another --data directory.")
+        return DiskFullError(
+            f"ledger: no space left for {location}. Free some room or choose another --data directory."
+        )
     if "malformed" in reason or "not a database" in reason or state.startswith("XX00"):
-        return CorruptDataError(f"ledger {place}: {reason}. Restore it from a backup.")
+        return CorruptDataError(f"ledger {location}: {reason}. Restore it from a backup.")
     if "readonly" in reason or state in ("25006", "42501"):
-        return NotWritableError(f"ledger {place}: {reason}. Fix its permissions or choose another --data.")
+        return NotWritableError(f"ledger {location}: {reason}. Fix its permissions or choose another --data.")
     if "database is locked" in reason or state == "55P03":
-        return StorageError(f"ledger {place}: another process has been writing to it for {_WAIT_S} s. Try again.")
-    return StorageError(f"ledger {place}: {reason}.")
+        return StorageError(f"ledger {location}: another process has been writing to it for {_WAIT_S} s. Try again.")
+    return StorageError(f"ledger {location}: {reason}.")
 
 
-def _parsed(place: str) -> sa.URL:
+def _parsed(location: str) -> sa.URL:
     """The URL of a database that the ledger can live in. Raises `ConfigError`."""
     kinds = "Give a path or postgresql://USER@HOST/DATABASE."
     try:
-        url = sa.make_url(place)
+        url = sa.make_url(location)
     except (sa.exc.ArgumentError, ValueError):
         # not what was given, nor the cause: a password may stand in it
         raise ConfigError(f"ledger: this is no URL of a database. {kinds}") from None
@@ -246,7 +245,7 @@ def _sqlite(path: Path, read_only: bool) -> sa.Engine:
         # a WAL database wants to write beside itself even to be read; here nobody can, so nobody does
         query |= {"mode": "ro", "immutable": "1"}
     # Every thread gets its own connection; WAL lets them, and other processes, read while one writes.
-    engine = sa.create_engine(sa.URL.create("sqlite", database=f"file:{_escaped(path)}", query=query))
+    engine = sa.create_engine(sa.URL.create("sqlite", database=path.absolute().as_uri(), query=query))
 
     @sa.event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
@@ -266,21 +265,13 @@ def _sqlite(path: Path, read_only: bool) -> sa.Engine:
     return engine
 
 
-def _escaped(path: Path) -> str:
-    text = str(path.absolute())
-    for character, escape in (("%", "%25"), ("?", "%3f"), ("#", "%23")):
-        text = text.replace(character, escape)
-    return text
-
-
 def _flock(descriptor: int, path: Path) -> bool:
     """Whether the lock could be had at once."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        raise storage_error(error, "ledger's lock", path) from error
+    with storage_errors("ledger's lock", path):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
     return True
 
 

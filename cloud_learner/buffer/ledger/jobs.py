@@ -12,13 +12,15 @@ import msgspec
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.notes import insert_into
-from cloud_learner.buffer.ledger.rows import JobEpisodeRow, JobRow, TaskRow
+from cloud_learner.buffer.ledger.notes import insert_into, read_meta, write_meta
+from cloud_learner.buffer.ledger.rows import EpisodeRow, JobRow
+from cloud_learner.buffer.ledger.segments import EPISODE_ROWS
 from wire.messages.fleet import JobRequest
 from wire.types import Lease
 
 _jobs, _done, _leases, _e = tables.jobs.c, tables.job_episodes.c, tables.leases.c, tables.episodes.c
 _OPEN = "waiting"
+_LEASE = "lease"
 
 # --- jobs -----------------------------------------------------------------------------------------------------------
 
@@ -56,19 +58,18 @@ def count_for_job(connection: sa.Connection, job: str, episode: str, wall_ns: in
     return connection.execute(row.on_conflict_do_nothing().returning(_done.episode)).first() is not None
 
 
-def episodes_of_job(connection: sa.Connection, job: str) -> tuple[JobEpisodeRow, ...]:
+def episodes_of_job(connection: sa.Connection, job: str) -> tuple[EpisodeRow, ...]:
     """What was counted for a job, oldest first."""
-    columns = (_e[name] for name in JobEpisodeRow.__struct_fields__)
-    query = sa.select(*columns).select_from(tables.job_episodes.join(tables.episodes, _done.episode == _e.number))
-    return tuple(JobEpisodeRow(*row) for row in connection.execute(query.where(_done.job == job).order_by(_e.number)))
+    query = EPISODE_ROWS.join(tables.job_episodes, _done.episode == _e.number)
+    return tuple(EpisodeRow(*row) for row in connection.execute(query.where(_done.job == job).order_by(_e.number)))
 
 
-def task_counts(connection: sa.Connection, source: str) -> tuple[TaskRow, ...]:
-    """Finished episodes of one source by task, pruned ones included; aborted ones do not count."""
+def task_counts(connection: sa.Connection, source: str) -> dict[str, tuple[int, int]]:
+    """(finished, successful) episodes of one source by task, pruned ones included; aborted ones do not count."""
     success = sa.func.sum(sa.case((_e.outcome == "success", 1), else_=0))
     query = sa.select(_e.task, sa.func.count(), success).where(_e.source == source)
     rows = connection.execute(query.where(_e.outcome.in_(("success", "failure"))).group_by(_e.task))
-    return tuple(sorted((TaskRow(task, count, int(won)) for task, count, won in rows), key=lambda row: row.task))
+    return {task: (count, int(won)) for task, count, won in rows}
 
 
 # --- leases ---------------------------------------------------------------------------------------------------------
@@ -82,20 +83,12 @@ def keep_leases(connection: sa.Connection, leases: Mapping[str, Lease | None], w
             text = msgspec.json.encode(lease).decode()
             row = sa.insert(tables.leases).values(robot=robot, number=lease.number, lease=text, wall_ns=wall_ns)
             connection.execute(row)
-            _raise_number(connection, lease.number)
+            # a number is never given twice, whatever happens to the lease
+            write_meta(connection, _LEASE, str(max(lease.number, int(read_meta(connection, _LEASE) or 0))))
 
 
 def kept_leases(connection: sa.Connection) -> tuple[tuple[Lease, ...], int]:
     """(the leases that stood, the largest number that a lease ever had)."""
     rows = connection.scalars(sa.select(_leases.lease).order_by(_leases.robot))
-    number = connection.scalar(sa.select(tables.meta.c.value).where(tables.meta.c.key == "lease"))
-    return tuple(msgspec.json.decode(row, type=Lease) for row in rows), int(number or 0)
-
-
-def _raise_number(connection: sa.Connection, number: int) -> None:
-    """A number is never given twice, whatever happens to the lease."""
-    found = connection.scalar(sa.select(tables.meta.c.value).where(tables.meta.c.key == "lease"))
-    if found is None:
-        connection.execute(sa.insert(tables.meta).values(key="lease", value=str(number)))
-    elif int(found) < number:
-        connection.execute(sa.update(tables.meta).where(tables.meta.c.key == "lease").values(value=str(number)))
+    number = int(read_meta(connection, _LEASE) or 0)
+    return tuple(msgspec.json.decode(row, type=Lease) for row in rows), number

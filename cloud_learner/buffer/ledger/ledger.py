@@ -9,7 +9,6 @@ The methods are functions of the modules named after their concern, each in one 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,13 +22,11 @@ from cloud_learner.buffer.ledger import lineage, tables
 from cloud_learner.buffer.ledger import notes as ledger_notes
 from cloud_learner.buffer.ledger import segments as ledger_segments
 from cloud_learner.buffer.ledger import shards as ledger_shards
-from cloud_learner.buffer.ledger import totals as counters
-from cloud_learner.buffer.ledger.control import find_interventions
 from cloud_learner.buffer.ledger.engine import Database, no_ledger
-from cloud_learner.buffer.ledger.rows import Intervention
 from wire.errors import StorageError
 
 _PRUNE_AT_ONCE = 500
+_FORMAT = "format"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -39,7 +36,7 @@ def _reads(function: Callable[Concatenate[sa.Connection, P], R]) -> Callable[Con
 
     @functools.wraps(function)
     def method(self: Ledger, /, *args: P.args, **options: P.kwargs) -> R:
-        with self._database.reading() as connection:
+        with self.reading() as connection:
             return function(connection, *args, **options)
 
     return method
@@ -50,73 +47,51 @@ def _writes(function: Callable[Concatenate[sa.Connection, P], R]) -> Callable[Co
 
     @functools.wraps(function)
     def method(self: Ledger, /, *args: P.args, **options: P.kwargs) -> R:
-        with self._database.writing() as connection:
+        with self.writing() as connection:
             return function(connection, *args, **options)
 
     return method
 
 
-class Ledger:
+class Ledger(Database):
     """An opened ledger. Get one from `Ledger.open`; it may be used from several threads.
 
     Every method may raise `StorageError`, and those that write `DiskFullError` or `NotWritableError`; then nothing of
     what they were to do was done, unless only the answer of the database was lost.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     @classmethod
-    def open(cls, place: str | Path, *, read_only: bool = False) -> Ledger:
+    def open(cls, location: str | Path, *, read_only: bool = False) -> Ledger:
         """Open the ledger at a path (SQLite) or an SQLAlchemy URL (`postgresql://user@host/database`).
 
         It is created if it is not there, unless `read_only`. Raises `StorageError` when there is none to read or it has
         another format, `CorruptDataError` when the file is no ledger, `ConfigError` for a URL of another kind.
         """
-        ledger = cls(Database.at(place, read_only))
+        ledger = cls.at(location, read_only)
         try:
-            ledger._check_format(read_only)
+            ledger._check_format()
         except BaseException:
             ledger.close()
             raise
         return ledger
 
-    def close(self) -> None:
-        """Give its connections up."""
-        self._database.close()
-
-    @property
-    def place(self) -> str:
-        """Its path, or its URL without a password: for people."""
-        return self._database.place
-
-    def _check_format(self, read_only: bool) -> None:
-        with self._database.reading() if read_only else self._database.writing() as connection:
+    def _check_format(self) -> None:
+        with self.reading() if self.read_only else self.writing() as connection:
             names = set(sa.inspect(connection).get_table_names())
-            if not names:
-                if read_only:
-                    raise no_ledger(self.place)
-                tables.metadata.create_all(connection)
-                connection.execute(tables.meta.insert().values(key="format", value=str(tables.FORMAT)))
-                return
-            query = sa.select(tables.meta.c.value).where(tables.meta.c.key == "format")
-            found = connection.scalar(query) if "meta" in names else None
-            if found == str(tables.FORMAT) and not read_only:
+            if not names and self.read_only:
+                raise no_ledger(self.location)
+            found = ledger_notes.read_meta(connection, _FORMAT) if "meta" in names else ""
+            if not self.read_only and (not names or found == str(tables.FORMAT)):
                 # what came later stands in tables of its own, which an older ledger gets now
                 tables.metadata.create_all(connection)
+            if not names:
+                found = str(tables.FORMAT)
+                ledger_notes.write_meta(connection, _FORMAT, found)
         if found != str(tables.FORMAT):
             raise StorageError(
-                f"ledger {self.place} has format {found or 'unknown'}, this vla-fleet reads format {tables.FORMAT}: "
+                f"ledger {self.location} has format {found or 'unknown'}, this vla-fleet reads format {tables.FORMAT}: "
                 "install the vla-fleet that wrote it, or choose a fresh --data directory or database."
             )
-
-    def exclusive(self, wait_s: float = 10.0) -> contextlib.AbstractContextManager[None]:
-        """Held by whoever seals, prunes, compacts or repairs: one thread of one process at a time.
-
-        Segments are committed meanwhile. It must not be entered twice. Raises `StorageError`, saying who holds it, when
-        somebody else still does after `wait_s`.
-        """
-        return self._database.exclusive(wait_s)
 
     # robots
     see_robot = _writes(ledger_notes.see_robot)
@@ -132,7 +107,6 @@ class Ledger:
     segment = _reads(ledger_segments.segment)
     segments_after = _reads(ledger_segments.segments_after)
     segments_of = _reads(ledger_segments.segments_of)
-    newest_row = _reads(ledger_segments.newest_row)
     row_before = _reads(ledger_segments.row_before)
     episode = _reads(ledger_segments.episode)
     episodes = _reads(ledger_segments.episodes)
@@ -140,18 +114,10 @@ class Ledger:
     index = _reads(ledger_segments.index)
     generation = _reads(ledger_shards.generation)
 
-    def interventions(self, episode: str) -> tuple[Intervention, ...]:
-        """When somebody had taken the robot from the policy in this episode, in order."""
-        with self._database.reading() as connection:
-            found = ledger_segments.episode(connection, episode)
-            if found is None or found.source == "demonstration":
-                return ()
-            return find_interventions(ledger_segments.runs_of(connection, episode))
-
     # where segments lie
     places = _reads(ledger_segments.places)
     places_in_shard = _reads(ledger_segments.places_in_shard)
-    unsealed = _reads(ledger_shards.unsealed)
+    unsealed = _reads(ledger_segments.unsealed)
     claim_journal = _writes(ledger_shards.claim_journal)
     journal_owner = _reads(ledger_shards.journal_owner)
     in_journal = _reads(ledger_shards.in_journal)
@@ -175,7 +141,7 @@ class Ledger:
         """
         segments = size = 0
         for first in range(0, len(episode_ids), _PRUNE_AT_ONCE):
-            with self._database.writing() as connection:
+            with self.writing() as connection:
                 found = ledger_shards.prune(connection, episode_ids[first : first + _PRUNE_AT_ONCE], now_ns)
             segments, size = segments + found[0], size + found[1]
         return segments, size
@@ -213,7 +179,6 @@ class Ledger:
     kept_leases = _reads(ledger_work.kept_leases)
 
     # counters
-    totals = _reads(counters.totals)
-    robot_totals = _reads(counters.robot_totals)
-    shares = _reads(counters.shares)
-    check_ticks = _reads(counters.check_ticks)
+    totals = _reads(ledger_segments.totals)
+    robot_totals = _reads(ledger_segments.robot_totals)
+    shares = _reads(ledger_segments.shares)

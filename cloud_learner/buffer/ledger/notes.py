@@ -15,7 +15,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.rows import (
     AppliedRow,
-    ClockOffsetRow,
     EvaluationRow,
     EventRow,
     RobotRow,
@@ -39,6 +38,17 @@ def insert_into(connection: sa.Connection, table: sa.Table) -> Any:
     return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
 
 
+def read_meta(connection: sa.Connection, key: str) -> str:
+    """What the table `meta` has under `key`, '' if nothing."""
+    return connection.scalar(sa.select(tables.meta.c.value).where(tables.meta.c.key == key)) or ""
+
+
+def write_meta(connection: sa.Connection, key: str, value: str) -> None:
+    """Put `value` under `key`, in place of what is there."""
+    row = insert_into(connection, tables.meta).values(key=key, value=value)
+    connection.execute(row.on_conflict_do_update(index_elements=["key"], set_={"value": value}))
+
+
 # --- robots ---------------------------------------------------------------------------------------------------------
 
 
@@ -54,7 +64,7 @@ def see_robot(connection: sa.Connection, name: str, spec: RobotSpec | None, cloc
     connection.execute(row.on_conflict_do_update(index_elements=["name"], set_=seen))
 
 
-def set_clock_offset(connection: sa.Connection, name: str, offset_ns: int, measured_ns: int = 0) -> None:
+def set_clock_offset(connection: sa.Connection, name: str, offset_ns: int, measured_ns: int) -> None:
     """Note the measured offset of a robot's clock, gateway time minus robot time, if it is another one than before.
 
     Nothing happens for a robot that was never seen.
@@ -68,11 +78,10 @@ def set_clock_offset(connection: sa.Connection, name: str, offset_ns: int, measu
     connection.execute(sa.update(tables.robots).where(_robots.name == name).values(clock_offset_ns=offset_ns))
 
 
-def clock_offsets(connection: sa.Connection, robot: str) -> tuple[ClockOffsetRow, ...]:
-    """Every offset that a robot's clock was found to have, oldest first."""
-    query = sa.select(*(_offsets[name] for name in ClockOffsetRow.__struct_fields__))
-    query = query.where(_offsets.robot == robot).order_by(_offsets.id)
-    return tuple(ClockOffsetRow(*row) for row in connection.execute(query))
+def clock_offsets(connection: sa.Connection, robot: str) -> tuple[tuple[int, int], ...]:
+    """(when it was measured, offset) in ns, whenever a robot's clock was found to have another one; oldest first."""
+    query = sa.select(_offsets.measured_ns, _offsets.offset_ns).where(_offsets.robot == robot).order_by(_offsets.id)
+    return tuple((measured_ns, offset_ns) for measured_ns, offset_ns in connection.execute(query))
 
 
 def robot(connection: sa.Connection, name: str) -> RobotRow | None:

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from wire.messages.fleet import JobRequest
+from wire.messages.gateway import Evaluation
 from wire.types import PolicyVersion
 
 
@@ -20,16 +21,6 @@ class RobotRow(msgspec.Struct, frozen=True):
     """gateway time minus robot time, as measured last"""
     first_seen_ns: int
     last_seen_ns: int
-
-
-class ClockOffsetRow(msgspec.Struct, frozen=True):
-    """Gateway time minus robot time, as it was measured to be from some moment on."""
-
-    id: int
-    robot: str
-    measured_ns: int
-    """0 when nobody noted the time"""
-    offset_ns: int
 
 
 class EpisodeRow(msgspec.Struct, frozen=True):
@@ -75,7 +66,7 @@ class Journaled(msgspec.Struct, frozen=True):
 
 
 class SegmentRow(msgspec.Struct, frozen=True):
-    """A committed segment, with what a reader must know of its episode to decide whether to load it."""
+    """A committed segment: what a reader must know of it and its episode, and where its record lies."""
 
     row: int
     id: str
@@ -92,6 +83,12 @@ class SegmentRow(msgspec.Struct, frozen=True):
     """'' unless last"""
     bytes: int
     sha256: str
+    """of the record"""
+    journal: int | None
+    """file it lies in, None when it lies in a shard"""
+    shard: int | None
+    offset: int
+    """in the journal file, or among the records of the shard"""
     damaged: bool
     closed_ns: int
     received_ns: int
@@ -102,41 +99,11 @@ class SegmentRow(msgspec.Struct, frozen=True):
     source: str
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where the record of a segment lies: in a journal file or in a shard."""
-
-    row: int
-    id: str
-    episode: str
-    index: int
-    spec_hash: str
-    steps: int
-    sha256: str
-    """of the record"""
-    bytes: int
-    journal: int | None
-    shard: int | None
-    offset: int
-    """in the journal file, or among the records of the shard"""
-    damaged: bool
-
-
-class Unsealed(msgspec.Struct, frozen=True):
+class Unsealed(SegmentRow, frozen=True):
     """A segment that lies in the journal."""
 
-    row: int
-    id: str
-    episode: str
-    episode_number: int
-    index: int
-    spec_hash: str
-    steps: int
-    bytes: int
-    frames: int
     journal: int
-    offset: int
-    sha256: str
-    committed_ns: int
+    episode_number: int
     finished: bool
     """whether the episode's last segment and all before it are committed"""
 
@@ -179,20 +146,11 @@ class VersionRow(msgspec.Struct, frozen=True):
     """file name in the weights directory"""
 
 
-class EvaluationRow(msgspec.Struct, frozen=True):
-    """Measured success of a version on held-out seeds."""
+class EvaluationRow(Evaluation, frozen=True, eq=False):
+    """A measurement as the gateway received it."""
 
-    number: int
-    label: str
-    first_seed: int
-    episodes: int
-    """per task"""
-    success: dict[str, float]
-    """by task name, 0 to 1"""
-    started_ns: int
-    duration_s: float
     wall_ns: int
-    """nanoseconds since 1970 when the gateway received it"""
+    """nanoseconds since 1970 when that was"""
 
 
 class AppliedRow(msgspec.Struct, frozen=True):
@@ -214,16 +172,6 @@ class EventRow(msgspec.Struct, frozen=True):
     detail: str
 
 
-class Intervention(msgspec.Struct, frozen=True):
-    """A stretch of an episode in which a human or script had taken the robot from the policy."""
-
-    first_tick: int
-    ticks: int
-    """up to the last tick at which a human or script acted; holds in between count"""
-    actor: str
-    """who took it: human or script"""
-
-
 class Totals(msgspec.Struct, frozen=True):
     """What is stored, of all robots or of one. Pruned episodes are not in it."""
 
@@ -240,13 +188,6 @@ class Totals(msgspec.Struct, frozen=True):
     """ticks of an episode that more than one segment brought: 0 unless something is broken"""
     missing_steps: int = 0
     """ticks below the newest one of their episode that no segment brought yet"""
-
-
-class TickCheck(msgspec.Struct, frozen=True):
-    """What a walk over all segments found; the same figures as in `Totals` unless the ledger is broken."""
-
-    duplicated_steps: int
-    missing_steps: int
 
 
 class EpisodeFacts(msgspec.Struct, frozen=True):
@@ -272,24 +213,6 @@ class JobRow(msgspec.Struct, frozen=True):
     """nanoseconds since 1970"""
     ended_wall_ns: int
     """0 while it is open"""
-
-
-class JobEpisodeRow(msgspec.Struct, frozen=True):
-    """A finished episode that was counted for a job."""
-
-    id: str
-    robot: str
-    task: str
-    seed: int
-    outcome: str
-
-
-class TaskRow(msgspec.Struct, frozen=True):
-    """What has been done on one task."""
-
-    task: str
-    episodes: int
-    successes: int
 
 
 class SegmentColumns(msgspec.Struct, frozen=True, eq=False):

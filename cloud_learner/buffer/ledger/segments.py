@@ -1,4 +1,4 @@
-"""Segments and episodes as they are found in the ledger again: functions of one transaction, methods of `Ledger`."""
+"""Segments and episodes as they are found in the ledger again, and their totals. Functions of one transaction."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ import sqlalchemy as sa
 
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.rows import EpisodeFacts, EpisodeRow, Place, SegmentColumns, SegmentRow
+from cloud_learner.buffer.ledger.rows import EpisodeFacts, EpisodeRow, SegmentColumns, SegmentRow, Totals, Unsealed
 
-_s, _e = tables.segments.c, tables.episodes.c
+_s, _e, _t = tables.segments.c, tables.episodes.c, tables.tallies.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)
 _OUTCOMES = {"": -1, **{name: number for number, name in enumerate(OUTCOMES)}}
 CHUNK = 1000
 """Values of one IN list: SQLite takes some ten thousand."""
 
-_OF_EPISODE = {"episode": _e.id, **{name: _e[name] for name in ("robot", "spec_hash", "task", "source")}}
+_OF_EPISODE: dict[str, sa.ColumnElement[Any]] = {
+    "episode": _e.id,
+    "episode_number": _e.number,
+    **{name: _e[name] for name in ("robot", "spec_hash", "task", "source")},
+    "finished": sa.cast(sa.and_(_e.last_index >= 0, _e.segments > _e.last_index), sa.Boolean),
+}
 
 
 def _rows(kind: type[msgspec.Struct]) -> sa.Select[Any]:
@@ -29,8 +34,8 @@ def _rows(kind: type[msgspec.Struct]) -> sa.Select[Any]:
     return sa.select(*columns).select_from(_joined)
 
 
-_SEGMENT_ROWS, _PLACES = _rows(SegmentRow), _rows(Place)
-_EPISODE_ROWS = sa.select(*(_e[name] for name in EpisodeRow.__struct_fields__))
+_SEGMENT_ROWS, _UNSEALED = _rows(SegmentRow), _rows(Unsealed)
+EPISODE_ROWS = sa.select(*(_e[name] for name in EpisodeRow.__struct_fields__))
 
 
 def segment(connection: sa.Connection, segment_id: str) -> SegmentRow | None:
@@ -57,11 +62,6 @@ def row_before(connection: sa.Connection, count: int) -> int:
     return row if row is not None else 0
 
 
-def newest_row(connection: sa.Connection) -> int:
-    """The largest ledger row of a segment that is there, 0 if there is none."""
-    return connection.scalar(sa.select(sa.func.max(_s.row))) or 0
-
-
 def damaged_segments(connection: sa.Connection) -> int:
     """How many segments are marked as damaged."""
     # in the words of the partial index: SQLite finds it by no others
@@ -70,19 +70,15 @@ def damaged_segments(connection: sa.Connection) -> int:
 
 def episode(connection: sa.Connection, episode_id: str) -> EpisodeRow | None:
     """The episode with this id, also a pruned one."""
-    row = connection.execute(_EPISODE_ROWS.where(_e.id == episode_id)).one_or_none()
+    row = connection.execute(EPISODE_ROWS.where(_e.id == episode_id)).one_or_none()
     return EpisodeRow(*row) if row else None
 
 
-def episodes(
-    connection: sa.Connection, robot: str | None = None, limit: int = 100, pruned: bool = False
-) -> tuple[EpisodeRow, ...]:
-    """The newest `limit` episodes, of one robot or of all, newest first. `pruned`: also those that were pruned."""
-    query = _EPISODE_ROWS.order_by(_e.number.desc()).limit(limit)
+def episodes(connection: sa.Connection, robot: str | None = None, limit: int = 100) -> tuple[EpisodeRow, ...]:
+    """The newest `limit` episodes that are not pruned, of one robot or of all, newest first."""
+    query = EPISODE_ROWS.where(_e.pruned_ns == 0).order_by(_e.number.desc()).limit(limit)
     if robot is not None:
         query = query.where(_e.robot == robot)
-    if not pruned:
-        query = query.where(_e.pruned_ns == 0)
     return tuple(EpisodeRow(*row) for row in connection.execute(query))
 
 
@@ -91,29 +87,25 @@ def episodes_of_robot(connection: sa.Connection, robot: str) -> int:
     return connection.scalar(sa.select(sa.func.count()).where(_e.robot == robot)) or 0
 
 
-def runs_of(connection: sa.Connection, episode_id: str) -> list[tuple[int, int, int]]:
-    """(first tick, ticks, actor) of every run of an episode, in order; neighbours may have the same actor."""
-    query = sa.select(_s.first_tick, _s.runs).select_from(_joined).where(_e.id == episode_id).order_by(_s.index)
-    found = []
-    for first_tick, runs in connection.execute(query):
-        for first, count, actor, _ in np.frombuffer(runs, "<i4").reshape(-1, 4).tolist():
-            found.append((first_tick + first, count, actor))
-    return found
-
-
-def places(connection: sa.Connection, rows: Sequence[int]) -> dict[int, Place]:
+def places(connection: sa.Connection, rows: Sequence[int]) -> dict[int, SegmentRow]:
     """Where the segments of these ledger rows lie; rows that are gone are absent."""
     found = {}
     for some in chunks(rows):
-        for row in connection.execute(_PLACES.where(_s.row.in_(some)).order_by(_s.row)):
-            found[row.row] = Place(*row)
+        for row in connection.execute(_SEGMENT_ROWS.where(_s.row.in_(some)).order_by(_s.row)):
+            found[row.row] = SegmentRow(*row)
     return found
 
 
-def places_in_shard(connection: sa.Connection, spec_hash: str, number: int) -> tuple[Place, ...]:
+def places_in_shard(connection: sa.Connection, spec_hash: str, number: int) -> tuple[SegmentRow, ...]:
     """The segments that lie in a shard and are not damaged, in the shard's order."""
-    query = _PLACES.where(_s.shard == number, _e.spec_hash == spec_hash, ~_s.damaged).order_by(_s.offset)
-    return tuple(Place(*row) for row in connection.execute(query))
+    query = _SEGMENT_ROWS.where(_s.shard == number, _e.spec_hash == spec_hash, ~_s.damaged).order_by(_s.offset)
+    return tuple(SegmentRow(*row) for row in connection.execute(query))
+
+
+def unsealed(connection: sa.Connection) -> tuple[Unsealed, ...]:
+    """The segments in the journal that are not damaged, by episode number and index."""
+    query = _UNSEALED.where(_s.journal.is_not(None), ~_s.damaged).order_by(_e.number, _s.index)
+    return tuple(Unsealed(*row) for row in connection.execute(query))
 
 
 def index(connection: sa.Connection, after: int, data_hash: str, limit: int | None = None) -> SegmentColumns:
@@ -152,6 +144,40 @@ def _facts(connection: sa.Connection, numbers: set[int]) -> dict[int, EpisodeFac
     query = sa.select(_e.number, *(_e[name] for name in EpisodeFacts.__struct_fields__))
     query = query.where(_e.number.between(min(numbers), max(numbers)))
     return {number: EpisodeFacts(*facts) for number, *facts in connection.execute(query) if number in numbers}
+
+
+def totals(connection: sa.Connection) -> Totals:
+    """What is stored of all robots."""
+    found = robot_totals(connection).values()
+    everything = dict.fromkeys(Totals.__struct_fields__, 0)
+    for row in found:
+        for name in Totals.__struct_fields__:
+            value = getattr(row, name)
+            everything[name] = max(everything[name], value) if name == "newest_row" else everything[name] + value
+    return Totals(**everything)
+
+
+def robot_totals(connection: sa.Connection) -> dict[str, Totals]:
+    """What is stored, by robot."""
+    names = ("segments", "episodes", "steps", "human_steps", "interventions", "bytes", "newest_row")
+    query = sa.select(
+        _t.robot,
+        *(_t[name] for name in names),
+        (_t.steps - _t.ticks).label("duplicated_steps"),
+        (_t.end_tick - _t.ticks).label("missing_steps"),
+    )
+    rows = (dict(row) for row in connection.execute(query.where(_t.episodes > 0)).mappings())
+    return {row.pop("robot"): Totals(**row) for row in rows}
+
+
+def shares(connection: sa.Connection) -> tuple[tuple[str, str, str, int, int, int, int], ...]:
+    """(task, source, outcome, episodes, steps, human steps, interventions) of what is stored; '': unfinished."""
+    kinds = (_e.task, _e.source, _e.outcome)
+    sums = (sa.func.sum(column) for column in (_e.steps, _e.human_steps, _e.interventions))
+    query = sa.select(*kinds, sa.func.count(), *sums).where(_e.pruned_ns == 0).group_by(*kinds)
+    rows = connection.execute(query)
+    # PostgreSQL adds bigints up to a decimal
+    return tuple(sorted((task, source, end, n, int(a), int(b), int(c)) for task, source, end, n, a, b, c in rows))
 
 
 def fetch_plain(connection: sa.Connection, query: sa.Select[Any]) -> list[tuple[Any, ...]]:

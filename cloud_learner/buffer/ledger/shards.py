@@ -12,7 +12,8 @@ import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.commit import require_spec
-from cloud_learner.buffer.ledger.rows import ShardRow, Unsealed, Waiting
+from cloud_learner.buffer.ledger.notes import read_meta, write_meta
+from cloud_learner.buffer.ledger.rows import ShardRow, Waiting
 from cloud_learner.buffer.ledger.segments import chunks
 from wire.errors import StorageError
 
@@ -23,23 +24,6 @@ _JOURNAL = "journal"
 
 
 # --- sealing --------------------------------------------------------------------------------------------------------
-
-
-def unsealed(connection: sa.Connection, spec_hash: str | None = None) -> tuple[Unsealed, ...]:
-    """The segments in the journal that are not damaged, by episode number and index."""
-    finished = sa.and_(_e.last_index >= 0, _e.segments > _e.last_index)
-    computed: dict[str, sa.ColumnElement[Any]] = {
-        "episode": _e.id,
-        "episode_number": _e.number,
-        "spec_hash": _e.spec_hash,
-        "finished": sa.cast(finished, sa.Boolean),
-    }
-    names = Unsealed.__struct_fields__
-    query = sa.select(*(computed[name] if name in computed else _s[name] for name in names)).select_from(_joined)
-    query = query.where(_s.journal.is_not(None), ~_s.damaged).order_by(_e.number, _s.index)
-    if spec_hash is not None:
-        query = query.where(_e.spec_hash == spec_hash)
-    return tuple(Unsealed(*row) for row in connection.execute(query))
 
 
 def in_journal(connection: sa.Connection) -> Waiting:
@@ -116,14 +100,16 @@ def shards(connection: sa.Connection, spec_hash: str | None = None) -> tuple[Sha
 def mark_dropping(connection: sa.Connection, spec_hash: str, number: int) -> None:
     """Note that the shard's object is about to be deleted. Raises `StorageError` if a live segment lies in it."""
     _require_state(connection, spec_hash, number, "sealed", "dropping")
-    _require_empty(connection, spec_hash, number)
+    query = sa.select(_s.id).select_from(_joined).where(_s.shard == number, _e.spec_hash == spec_hash, ~_s.damaged)
+    found = connection.scalar(query.limit(1))
+    if found is not None:
+        raise StorageError(f"ledger: shard {number} of robot spec {spec_hash} is still needed, by segment {found}.")
     _set_shard(connection, spec_hash, number, state="dropping")
 
 
 def forget_shard(connection: sa.Connection, spec_hash: str, number: int) -> None:
     """Remove the rows of a shard whose object was deleted. Raises `StorageError` if it is sealed or unknown."""
     _require_state(connection, spec_hash, number, "writing", "dropping")
-    _require_empty(connection, spec_hash, number)
     connection.execute(sa.delete(tables.shards).where(_shards.spec_hash == spec_hash, _shards.number == number))
 
 
@@ -142,13 +128,6 @@ def _require_state(connection: sa.Connection, spec_hash: str, number: int, *allo
         )
 
 
-def _require_empty(connection: sa.Connection, spec_hash: str, number: int) -> None:
-    query = sa.select(_s.id).select_from(_joined).where(_s.shard == number, _e.spec_hash == spec_hash, ~_s.damaged)
-    found = connection.scalar(query.limit(1))
-    if found is not None:
-        raise StorageError(f"ledger: shard {number} of robot spec {spec_hash} is still needed, by segment {found}.")
-
-
 # --- forgetting -----------------------------------------------------------------------------------------------------
 
 
@@ -159,7 +138,7 @@ def claim_journal(connection: sa.Connection, owner: str) -> None:
     """
     known = journal_owner(connection)
     if not known:
-        connection.execute(sa.insert(tables.meta).values(key=_JOURNAL, value=owner))
+        write_meta(connection, _JOURNAL, owner)
     elif known != owner:
         raise StorageError(
             "another data directory writes to this ledger already: its journal is not this one's. Send segments and "
@@ -169,12 +148,12 @@ def claim_journal(connection: sa.Connection, owner: str) -> None:
 
 def journal_owner(connection: sa.Connection) -> str:
     """Whose journal the ledger refers to, '' before the first writer."""
-    return connection.scalar(sa.select(tables.meta.c.value).where(tables.meta.c.key == _JOURNAL)) or ""
+    return read_meta(connection, _JOURNAL)
 
 
 def generation(connection: sa.Connection) -> int:
     """Grows whenever segments that were there are pruned or marked: whoever keeps an index must build it again."""
-    return int(connection.scalar(sa.select(tables.meta.c.value).where(tables.meta.c.key == _GENERATION)) or 0)
+    return int(read_meta(connection, _GENERATION) or 0)
 
 
 def prune(connection: sa.Connection, episode_ids: Sequence[str], now_ns: int) -> tuple[int, int]:
@@ -228,10 +207,6 @@ def mark_damaged(connection: sa.Connection, rows: Sequence[int]) -> int:
 
 def _next(connection: sa.Connection, key: str) -> int:
     """Count a number in `meta` one up; its new value, 1 the first time."""
-    meta = tables.meta
-    value = connection.scalar(sa.select(meta.c.value).where(meta.c.key == key))
-    if value is None:
-        connection.execute(sa.insert(meta).values(key=key, value="1"))
-        return 1
-    connection.execute(sa.update(meta).where(meta.c.key == key).values(value=str(int(value) + 1)))
-    return int(value) + 1
+    number = int(read_meta(connection, key) or 0) + 1
+    write_meta(connection, key, str(number))
+    return number

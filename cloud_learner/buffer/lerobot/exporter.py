@@ -31,12 +31,10 @@ import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import EpisodeRow
-from cloud_learner.buffer.lerobot.encoder import VideoEncoder
 from cloud_learner.buffer.lerobot.rows import (
     Rows,
     Track,
     choose_rate,
-    frames_in_order,
     image_keys,
     pieces_of,
     row_spec,
@@ -44,9 +42,9 @@ from cloud_learner.buffer.lerobot.rows import (
     track_of,
 )
 from cloud_learner.buffer.lerobot.selection import LeftOut, Selection, TransferProgress, select
-from cloud_learner.buffer.lerobot.video import CODECS, why_not_encodable
+from cloud_learner.buffer.lerobot.video import LEAST_SIDE, MOST_HZ, VideoEncoder
 from cloud_learner.buffer.store.store import SegmentStore
-from wire.errors import ConfigError, CorruptDataError, StorageError, storage_error, suggest
+from wire.errors import ConfigError, CorruptDataError, StorageError, storage_errors
 from wire.messages.gateway import ACTORS, Segment
 from wire.types import RobotSpec
 
@@ -75,20 +73,18 @@ def export(
     store: SegmentStore,
     spec: RobotSpec,
     out: Path,
-    repo_id: str = "",
     *,
     selection: Selection | None = None,
     instructions: Mapping[str, str] | None = None,
     fps: int | str = "control",
     video: bool | None = None,
-    codec: str = "libsvtav1",
     progress: Callable[[TransferProgress], None] | None = None,
 ) -> Exported:
     """Write the selected episodes of robots with `spec` to the new directory `out`, oldest first.
 
     instructions: by task name; a task that is not in it is called by its name
     fps: 'control' (every tick), 'camera' (the fastest camera's rate) or a number that divides the control rate
-    video: False keeps every frame as a lossless image; None takes video where `codec` can encode the cameras' size
+    video: False keeps every frame as a lossless image; None takes video (AV1) where the cameras are large enough
     progress: called after every episode
 
     `out` appears when it is whole: it is written beside under a name that ends in `.part`. Memory holds one episode.
@@ -104,23 +100,22 @@ def export(
             raise ConfigError(f"{path} exists already: name a new directory for the dataset, or remove that one.")
     episodes = select(ledger, spec, selection)
     lerobot = _lerobot()
-    video = _choose_video(spec, rate, video, codec)
+    video = _choose_video(spec, rate, video)
     features = _features(spec, video)
     try:
-        with _quiet(), _removed_unless_done(part), _full_disk_is_said(part):
+        with storage_errors("LeRobot dataset", out), _quiet(), _full_disk_is_said(part):
             dataset = lerobot.create(
-                repo_id or f"local/{out.name}",
+                f"local/{out.name}",
                 rate,
                 features,
                 root=part,
                 robot_type=spec.embodiment,
                 use_videos=video,
-                vcodec=codec,
                 video_backend="pyav",
                 image_writer_threads=0 if video else 4,
             )
             if video:
-                dataset._streaming_encoder = VideoEncoder(rate, codec)
+                dataset._streaming_encoder = VideoEncoder(rate)
             dataset.meta.update_chunk_settings(video_files_size_in_mb=_video_file_mb(spec))
             with _closed(dataset):
                 writer = _Writer(dataset, spec, stride, dict(instructions or {}), frozenset(selection.actors))
@@ -143,8 +138,9 @@ def export(
             # lerobot empties it after every episode
             shutil.rmtree(part / "images", ignore_errors=True)
             part.rename(out)
-    except OSError as error:
-        raise storage_error(error, "LeRobot dataset", out) from error
+    finally:
+        # nothing is there any more when it was done
+        shutil.rmtree(part, ignore_errors=True)
     return Exported(out, writer.episodes, writer.rows, rate, video, tuple(writer.left_out))
 
 
@@ -234,9 +230,12 @@ class _Writer:
         """uint8[h, w, 3] RGB for each row; a frame that several rows saw is decoded once."""
         shape = (self._spec.cameras[camera].height, self._spec.cameras[camera].width, 3)
         image: np.ndarray = np.zeros(shape, np.uint8)
-        for jpeg, same in frames_in_order(track, rows, camera):
-            if not same:
-                decoded = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
+        before_ns = None
+        for time_ns in track.frame_times_ns[rows.first, camera].tolist():
+            if time_ns != before_ns:
+                before_ns = time_ns
+                jpeg = np.frombuffer(track.frames[camera][time_ns], np.uint8)
+                decoded = cv2.imdecode(jpeg, cv2.IMREAD_COLOR)
                 if decoded is None or decoded.shape != shape:
                     raise CorruptDataError(
                         f"episode {episode.id}: a stored frame of camera '{self._spec.cameras[camera].name}' cannot be "
@@ -253,7 +252,7 @@ class _Writer:
             if abs(frames - rows) > 0.5:
                 raise StorageError(
                     f"episode {episode.id}: the video of '{key}' has {frames:.1f} frames for {rows} rows. "
-                    "Try another codec (h264), or write images instead of video."
+                    "Write images instead of video."
                 )
 
     def _note(self, episode: EpisodeRow, track: Track, piece: slice, rows: Rows) -> None:
@@ -304,18 +303,18 @@ def _vector(dtype: str, names: list[str]) -> dict[str, Any]:
     return {"dtype": dtype, "shape": (len(names),), "names": names}
 
 
-def _choose_video(spec: RobotSpec, fps: int, wanted: bool | None, codec: str) -> bool:
-    if codec not in CODECS:
-        raise ConfigError(f"video codec '{codec}' is none of {', '.join(CODECS)}.{suggest(codec, CODECS)}")
+def _choose_video(spec: RobotSpec, fps: int, wanted: bool | None) -> bool:
     if wanted is False or not spec.cameras:
         return False
     problems = [
-        f"camera '{c.name}' ({c.width}x{c.height}): {why}"
+        f"camera '{c.name}' ({c.width}x{c.height}): a side is shorter than {LEAST_SIDE} pixels"
         for c in spec.cameras
-        if (why := why_not_encodable(codec, c.height, c.width, fps))
+        if min(c.width, c.height) < LEAST_SIDE
     ]
+    if fps > MOST_HZ:
+        problems.append(f"{fps} frames a second are more than {MOST_HZ}")
     if problems and wanted:
-        raise ConfigError(f"no video can be made with {codec}: {'; '.join(problems)}. Write images instead of video.")
+        raise ConfigError(f"no video can be made: {'; '.join(problems)}. Write images instead of video.")
     return not problems
 
 
@@ -360,12 +359,3 @@ def _closed(dataset: Any) -> Iterator[None]:
         raise
     finally:
         dataset.stop_image_writer()
-
-
-@contextlib.contextmanager
-def _removed_unless_done(part: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise

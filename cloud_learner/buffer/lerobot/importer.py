@@ -20,11 +20,11 @@ import numpy as np
 
 from cloud_learner.buffer.check import CommittedHistory, check_frames, check_names, check_order, check_steps, jpeg_size
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.lerobot.mapping import DatasetMapping, Mapped, map_dataset
+from cloud_learner.buffer.lerobot.mapping import ACTION_KEY, STATE_KEY, DatasetMapping, Mapped, map_dataset
 from cloud_learner.buffer.lerobot.selection import LeftOut, TransferProgress
 from cloud_learner.buffer.lerobot.source import DatasetSource, SourceEpisode
 from cloud_learner.buffer.store.store import SegmentStore
-from wire.errors import ConfigError, CorruptDataError, FleetError, InvalidDataError
+from wire.errors import CorruptDataError, FleetError, InvalidDataError
 from wire.messages.gateway import ACTORS, CameraFrames, Segment
 from wire.types import CameraSpec, Episode, RobotSpec
 
@@ -48,90 +48,53 @@ class Imported(msgspec.Struct, frozen=True):
     left_out: tuple[LeftOut, ...]
 
 
-def import_into(
+def import_dataset(
     ledger: Ledger,
     store: SegmentStore,
     root: Path,
     mapping: DatasetMapping | None = None,
     *,
-    now_ns: Callable[[], int] = time.monotonic_ns,
     skip_broken: bool = False,
     progress: Callable[[TransferProgress], None] | None = None,
 ) -> Imported:
-    """`import_dataset` into a writer's ledger and store; `now_ns`: the gateway's clock."""
+    """Store every episode that is not there as a whole, each segment checked as if a robot had sent it.
 
-    def stored(episode_id: str) -> bool:
-        row = ledger.episode(episode_id)
-        return row is not None and row.outcome != ""
-
-    def sink(segment: Segment) -> None:
-        now = now_ns()
-        store.append(segment, now, now)
-
-    source = DatasetSource.open(Path(root))
-    mapped = map_dataset(source, mapping or DatasetMapping())
-    ledger.see_robot(mapped.robot, mapped.spec, "lerobot", now_ns())
-    return import_dataset(source, mapped, sink, stored=stored, skip_broken=skip_broken, progress=progress)
-
-
-def import_dataset(
-    source: DatasetSource,
-    mapped: Mapped,
-    sink: Callable[[Segment], object],
-    *,
-    stored: Callable[[str], bool] = lambda episode_id: False,
-    skip_broken: bool = False,
-    progress: Callable[[TransferProgress], None] | None = None,
-) -> Imported:
-    """Give the segments of every episode to `sink`, in order, each checked as if a robot had sent it.
-
-    stored: whether the buffer has the whole episode of this id, which is then passed over
     skip_broken: note an episode that cannot be read or is not valid and go on; what came before the fault stays as an
         unfinished episode, which a later import of the mended dataset completes
     progress: called after every episode
 
-    Raises `CorruptDataError` or `InvalidDataError` naming the episode and the file.
+    Raises `CorruptDataError` or `InvalidDataError` naming the episode and the file, as `map_dataset` does, and what
+    writing may raise.
     """
+    source = DatasetSource.open(root)
+    mapped = map_dataset(source, mapping or DatasetMapping())
+    ledger.see_robot(mapped.robot, mapped.spec, "lerobot", time.monotonic_ns())
     twins: Counter[str] = Counter()
     left_out: list[LeftOut] = []
     episodes = known = steps = 0
-    for number, place in enumerate(source.episodes, 1):
+    for number, entry in enumerate(source.episodes, 1):
         try:
-            for part in _parts(source, mapped, place):
+            for part in _parts(source, mapped, entry):
                 episode_id = _name(part, mapped, twins)
-                if stored(episode_id):
+                row = ledger.episode(episode_id)
+                if row is not None and row.outcome:
                     known += 1
                     continue
                 before = CommittedHistory()
-                for segment in _segments(source, mapped, place, part, episode_id):
-                    _check(segment, mapped, before, f"episode {place.index} of {source.root}")
-                    sink(segment)
+                for segment in _segments(source, mapped, entry, part, episode_id):
+                    _check(segment, mapped, before, f"episode {entry.index} of {source.root}")
+                    now_ns = time.monotonic_ns()
+                    store.append(segment, now_ns, now_ns)
                     before.add(segment)
                     steps += segment.steps
                 episodes += 1
         except (CorruptDataError, InvalidDataError) as error:
             if not skip_broken:
                 raise
-            left_out.append(LeftOut(f"episode {place.index}", str(error)))
+            left_out.append(LeftOut(f"episode {entry.index}", str(error)))
         if progress is not None:
             progress(TransferProgress(number, len(source.episodes), steps))
     return Imported(mapped.robot, mapped.spec, episodes, known, steps, tuple(left_out))
-
-
-def fetch(repo_id: str, root: Path) -> Path:
-    """Copy a dataset from the Hugging Face hub to the directory `root`. Raises `ConfigError` when it cannot."""
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
-    except ImportError as error:
-        raise ConfigError(f"huggingface_hub is not installed: pip install 'vla-fleet[lerobot]' ({error})") from error
-    try:
-        return Path(snapshot_download(repo_id, repo_type="dataset", revision="v3.0", local_dir=root))
-    except (OSError, ValueError, HfHubHTTPError, HFValidationError, OfflineModeIsEnabled) as error:
-        raise ConfigError(
-            f"dataset '{repo_id}' cannot be fetched from the hub ({type(error).__name__}: {error}). "
-            "Check name and network, or copy it here and give its directory."
-        ) from error
 
 
 class _EpisodePart(msgspec.Struct, frozen=True, eq=False):
@@ -161,17 +124,17 @@ class _EpisodePart(msgspec.Struct, frozen=True, eq=False):
     """int64[T, C]: when each frame was taken, in the order of the spec's cameras; None when nobody knows"""
 
 
-def _parts(source: DatasetSource, mapped: Mapped, place: SourceEpisode) -> Iterator[_EpisodePart]:
+def _parts(source: DatasetSource, mapped: Mapped, entry: SourceEpisode) -> Iterator[_EpisodePart]:
     """Read the numbers of an episode; one part for each run of rows with the same task."""
     ours = source.about is not None
     extra = ("next.reward", "next.done", "next.truncated", "next.success")
     own = ("actor", "time_s", "frame_time_s") if ours else ()
-    columns = source.columns(place, (mapped.state_key, mapped.action_key, "timestamp", "task_index", *extra, *own))
-    rows = place.rows
+    columns = source.columns(entry, (STATE_KEY, ACTION_KEY, "timestamp", "task_index", *extra, *own))
+    rows = entry.rows
     if not rows:
         return
     flat = {name: column.reshape(rows, -1)[:, 0] for name, column in columns.items()}
-    note = source.notes.get(place.index)
+    note = source.notes.get(entry.index)
     start = note.first_ns if note is not None else 0
     if ours and "time_s" in flat:
         times = start + np.rint(flat["time_s"] * 1e9).astype(np.int64)
@@ -188,17 +151,17 @@ def _parts(source: DatasetSource, mapped: Mapped, place: SourceEpisode) -> Itera
     reward = flat["next.reward"].astype(np.float32) if "next.reward" in flat else np.zeros(rows, np.float32)
     for first, end in itertools.pairwise([0, *(np.flatnonzero(np.diff(task_index)) + 1).tolist(), rows]):
         here = slice(first, end)
-        outcome, terminated, truncated = _ending(flat, here, note.outcome if note else "", mapped.outcome)
+        outcome, terminated, truncated = _ending(flat, here, note.outcome if note else "")
         instruction = source.tasks.get(int(task_index[first]), "")
         yield _EpisodePart(
             first=first,
-            task=mapped.task(instruction, note.task if note else "", place.index),
+            task=mapped.task(instruction, note.task if note else "", entry.index),
             outcome=outcome,
             seed=note.seed if note else 0,
             timestamp=flat["timestamp"][here].astype(np.float64),
             times_ns=times[here],
-            state=mapped.state(columns[mapped.state_key].reshape(rows, -1)[here]),
-            action=mapped.action(columns[mapped.action_key].reshape(rows, -1)[here]),
+            state=mapped.state(columns[STATE_KEY].reshape(rows, -1)[here]),
+            action=mapped.action(columns[ACTION_KEY].reshape(rows, -1)[here]),
             reward=reward[here],
             actor=actor[here],
             terminated=terminated,
@@ -207,20 +170,18 @@ def _parts(source: DatasetSource, mapped: Mapped, place: SourceEpisode) -> Itera
         )
 
 
-def _ending(flat: dict[str, np.ndarray], here: slice, noted: str, usual: str) -> tuple[str, np.ndarray, np.ndarray]:
+def _ending(flat: dict[str, np.ndarray], here: slice, noted: str) -> tuple[str, np.ndarray, np.ndarray]:
     """(outcome, terminated bool[T], truncated bool[T]) of rows `here` of an episode, from what the dataset says.
 
-    noted: what our own export noted, or ''; usual: the outcome where nothing is said
+    noted: what our own export noted, or ''. Where nothing is said it is a success.
     """
     count = here.stop - here.start
     whole = here.stop == len(flat["timestamp"])
     done, success = flat.get("next.done"), flat.get("next.success")
     if noted and whole:
         outcome = noted
-    elif success is not None and success[here].any():
+    elif success is None or success[here].any() or not whole or (done is not None and not done[-1]):
         outcome = "success"
-    elif success is None or not whole or (done is not None and not done[-1]):
-        outcome = usual
     else:
         outcome = "failure"
     cut_off = flat.get("next.truncated", np.zeros(len(flat["timestamp"]), bool))[here].astype(bool)
@@ -242,16 +203,16 @@ def _name(part: _EpisodePart, mapped: Mapped, twins: Counter[str]) -> str:
 
 
 def _segments(
-    source: DatasetSource, mapped: Mapped, place: SourceEpisode, part: _EpisodePart, name: str
+    source: DatasetSource, mapped: Mapped, entry: SourceEpisode, part: _EpisodePart, name: str
 ) -> Iterator[Segment]:
     spec = mapped.spec
     episode = Episode(name, mapped.robot, spec.hash, part.task, part.seed, "demonstration", int(part.times_ns[0]))
     cameras = [
         _Camera(
             camera,
-            source.pictures(place, mapped.cameras[camera.name], part.timestamp, part.first),
+            source.pictures(entry, mapped.cameras[camera.name], part.timestamp, part.first),
             None if part.frame_times_ns is None else part.frame_times_ns[:, number],
-            f"episode {place.index} of {source.root}",
+            f"episode {entry.index} of {source.root}",
         )
         for number, camera in enumerate(spec.cameras)
     ]
@@ -259,7 +220,7 @@ def _segments(
     index = start = 0
     for row in range(total):
         for camera in cameras:
-            camera.take(row, int(part.times_ns[row]))
+            camera.add(row, int(part.times_ns[row]))
         size = sum(camera.size for camera in cameras)
         if row + 1 - start < SEGMENT_STEPS and size < SEGMENT_BYTES and row + 1 < total:
             continue
@@ -297,26 +258,28 @@ class _Camera:
     def __init__(
         self,
         spec: CameraSpec,
-        pictures: Iterator[tuple[bytes | np.ndarray, bool]],
+        pictures: Iterator[bytes | np.ndarray],
         frame_times_ns: np.ndarray | None,
         what: str,
     ) -> None:
         self.spec, self.size = spec, 0
         self._pictures, self._frame_times_ns, self._what = pictures, frame_times_ns, what
-        self._before: bytes | np.ndarray | None = None
+        self._before: bytes | np.ndarray = b""
         self._seen_ns: int | None = None
         self._seen: list[int] = []
         self._times: list[int] = []
         self._encoded: list[bytes] = []
 
-    def take(self, row: int, time_ns: int) -> None:
+    def add(self, row: int, time_ns: int) -> None:
         """The frame of the next row, seen at `time_ns`: a new one, or the one that is there already."""
-        picture, same = next(self._pictures)
+        picture = next(self._pictures)
         if self._frame_times_ns is not None:
             time_ns = int(self._frame_times_ns[row])
             same = time_ns == self._seen_ns
-        elif not same and isinstance(picture, np.ndarray) and isinstance(self._before, np.ndarray):
-            same = np.array_equal(picture, self._before)
+        elif isinstance(picture, bytes):
+            same = picture == self._before
+        else:
+            same = picture is self._before or np.array_equal(picture, self._before)
         if self._seen_ns is None or not same:
             jpeg = self._jpeg(picture)
             self._encoded.append(jpeg)

@@ -8,13 +8,13 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.files import checked_name
 from cloud_learner.buffer.lerobot.source import DatasetSource, names_of, picture_size
 from wire.errors import ConfigError, SpecMismatchError, suggest
-from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
+from wire.types import CameraSpec, Dimension, RobotSpec
 
 T = TypeVar("T")
+STATE_KEY, ACTION_KEY = "observation.state", "action"
 _FAR = 4.0
 _PREFIXES = ("observation.images.", "observation.")
 
@@ -30,8 +30,6 @@ class DatasetMapping(msgspec.Struct, frozen=True, kw_only=True):
     """whose data it is to be; None makes a robot spec from the dataset's names, statistics and rate"""
     robot: str = "lerobot"
     """name under which the episodes are stored"""
-    state_key: str = "observation.state"
-    action_key: str = "action"
     names: dict[str, str] = {}
     """what the dataset calls a state or action dimension"""
     by_position: bool = False
@@ -40,14 +38,8 @@ class DatasetMapping(msgspec.Struct, frozen=True, kw_only=True):
     """what to multiply a dimension with: 0.0174533 makes radians of degrees"""
     cameras: dict[str, str] = {}
     """the dataset's image key, by the robot's camera"""
-    units: dict[str, str] = {}
-    """without `spec`: the unit of a dimension"""
-    action_meaning: CommandType = CommandType.absolute
-    """without `spec`: what an action is"""
     tasks: dict[str, str] = {}
     """task name by instruction; an instruction that is not in it is the name itself"""
-    outcome: str = "success"
-    """of episodes about which the dataset does not say"""
 
 
 class Mapped(msgspec.Struct, frozen=True, eq=False):
@@ -55,13 +47,10 @@ class Mapped(msgspec.Struct, frozen=True, eq=False):
 
     spec: RobotSpec
     robot: str
-    state_key: str
-    action_key: str
     cameras: dict[str, str]
     """the dataset's key by the robot's camera"""
     frame_columns: list[int]
     """for each camera of the spec its column of `frame_time_s`, in datasets of our own export"""
-    outcome: str
     state: Callable[[np.ndarray], np.ndarray]
     """[T, n] as in the dataset to float32[T, ds]"""
     action: Callable[[np.ndarray], np.ndarray]
@@ -85,12 +74,8 @@ def map_dataset(source: DatasetSource, mapping: DatasetMapping) -> Mapped:
     Raises `ConfigError` for a dataset without state or action, another rate, an unknown name, or numbers that cannot be
     in the robot's units; `SpecMismatchError` when dimensions or cameras of the robot are not in the dataset.
     """
-    if mapping.outcome not in OUTCOMES:
-        raise ConfigError(
-            f"outcome '{mapping.outcome}' is none of {', '.join(OUTCOMES)}.{suggest(mapping.outcome, OUTCOMES)}"
-        )
     checked_name(mapping.robot, "robot")
-    for what, key in (("state", mapping.state_key), ("action", mapping.action_key)):
+    for what, key in (("state", STATE_KEY), ("action", ACTION_KEY)):
         feature = source.features.get(key)
         if feature is None or feature["dtype"] in ("video", "image", "string"):
             there = ", ".join(sorted(source.features))
@@ -108,13 +93,10 @@ def map_dataset(source: DatasetSource, mapping: DatasetMapping) -> Mapped:
     return Mapped(
         spec=spec,
         robot=mapping.robot,
-        state_key=mapping.state_key,
-        action_key=mapping.action_key,
         cameras=cameras,
         frame_columns=[by_key.get(key, 0) for key in cameras.values()],
-        outcome=mapping.outcome,
-        state=_dimensions(source, mapping, "state", mapping.state_key, spec.state),
-        action=_dimensions(source, mapping, "action", mapping.action_key, spec.action),
+        state=_dimensions(source, mapping, "state", STATE_KEY, spec.state),
+        action=_dimensions(source, mapping, "action", ACTION_KEY, spec.action),
         tasks=mapping.tasks,
     )
 
@@ -122,7 +104,7 @@ def map_dataset(source: DatasetSource, mapping: DatasetMapping) -> Mapped:
 def _check_names(mapping: DatasetMapping, spec: RobotSpec) -> None:
     known = {f"state.{d.name}" for d in spec.state} | {f"action.{d.name}" for d in spec.action}
     known |= {name.split(".", 1)[1] for name in known}
-    for option in ("names", "scale", "units"):
+    for option in ("names", "scale"):
         for name in getattr(mapping, option):
             if name not in known:
                 raise ConfigError(f"{option}: the robot has no state or action '{name}'.{suggest(name, known)}")
@@ -167,10 +149,9 @@ def _check_range(
     source: DatasetSource, key: str, wanted: tuple[Dimension, ...], order: list[int], scale: np.ndarray
 ) -> None:
     """That no number lies several times further out than the robot's limits are apart: that would be another unit."""
-    stats = source.stats.get(key)
-    if not stats or "min" not in stats or "max" not in stats:
+    if (limits := source.limits(key)) is None:
         return
-    least, most = np.ravel(stats["min"]), np.ravel(stats["max"])
+    least, most = limits
     for dimension, column, factor in zip(wanted, order, scale.tolist(), strict=True):
         low, high = sorted((float(least[column]) * factor, float(most[column]) * factor))
         span = _FAR * (dimension.high - dimension.low)
@@ -223,21 +204,19 @@ def _short(key: str) -> str:
 def _spec_of(source: DatasetSource, mapping: DatasetMapping) -> RobotSpec:
     """A robot as the dataset shows it: its names, the least and greatest value of each number as limits."""
 
-    def dimensions(what: str, key: str, meaning: CommandType) -> tuple[Dimension, ...]:
-        stats = source.stats.get(key)
-        if not stats or "min" not in stats or "max" not in stats:
+    def dimensions(what: str, key: str) -> tuple[Dimension, ...]:
+        limits = source.limits(key)
+        if limits is None:
             raise ConfigError(
                 f"the dataset at {source.root} has no statistics of '{key}' to take limits from: give a robot spec."
             )
         found = []
-        for name, low, high in zip(
-            names_of(source.features[key], what), np.ravel(stats["min"]), np.ravel(stats["max"]), strict=True
-        ):
+        for name, low, high in zip(names_of(source.features[key], what), *limits, strict=True):
             factor = _said(mapping.scale, what, name, 1.0)
             low, high = sorted((float(low) * factor, float(high) * factor))
             if low == high:
                 low, high = low - 0.5, high + 0.5
-            found.append(Dimension(name, _said(mapping.units, what, name, "unknown"), low, high, meaning))
+            found.append(Dimension(name, "unknown", low, high))
         return tuple(found)
 
     cameras = []
@@ -246,8 +225,8 @@ def _spec_of(source: DatasetSource, mapping: DatasetMapping) -> RobotSpec:
         cameras.append(CameraSpec(_short(key), height, width, source.fps))
     return RobotSpec(
         embodiment=str(source.info.get("robot_type") or "lerobot"),
-        state=dimensions("state", mapping.state_key, CommandType.absolute),
-        action=dimensions("action", mapping.action_key, mapping.action_meaning),
+        state=dimensions("state", STATE_KEY),
+        action=dimensions("action", ACTION_KEY),
         cameras=tuple(cameras),
         control_hz=source.fps,
     )

@@ -7,7 +7,7 @@ seen and felt at the first of them, and what was commanded over all of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 
 import msgspec
 import numpy as np
@@ -102,10 +102,6 @@ def track_of(segments: Sequence[Segment], spec: RobotSpec) -> Track:
 
 def pieces_of(track: Track, actors: Set[str]) -> list[slice]:
     """The longest runs of steps without a gap whose frames are there and that one of `actors` made (all when empty)."""
-    unknown = actors - set(ACTORS)
-    if unknown:
-        name = min(unknown)
-        raise ConfigError(f"actor '{name}' is none of {', '.join(ACTORS)}.{suggest(name, ACTORS)}")
     good = np.ones(track.steps, bool)
     if actors:
         good &= np.isin(track.actor, [ACTORS.index(actor) for actor in actors])
@@ -199,14 +195,6 @@ def image_keys(spec: RobotSpec) -> dict[str, str]:
             f"cameras {sorted(keys)} would share a name in a LeRobot dataset; rename one in the robot spec."
         )
     return keys
-
-
-def frames_in_order(track: Track, rows: Rows, camera: int) -> Iterator[tuple[bytes, bool]]:
-    """For each row the JPEG image its camera showed, and whether it is the one of the row before."""
-    before = None
-    for time in track.frame_times_ns[rows.first, camera].tolist():
-        yield track.frames[camera][time], time == before
-        before = time
 
 
 def _ratio(control_hz: float, rate: int) -> int:

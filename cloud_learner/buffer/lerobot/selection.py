@@ -19,7 +19,6 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     ids: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
-    robots: tuple[str, ...] = ()
     sources: tuple[str, ...] = ("online", "demonstration")
     outcomes: tuple[str, ...] = OUTCOMES
     """success, failure, aborted, unfinished"""
@@ -60,16 +59,14 @@ def select(ledger: Ledger, spec: RobotSpec, selection: Selection) -> list[Episod
         for row in of_spec
         if (not selection.ids or row.id in selection.ids)
         and (not selection.tasks or row.task in selection.tasks)
-        and (not selection.robots or row.robot in selection.robots)
         and (not selection.sources or row.source in selection.sources)
         and (not selection.outcomes or (row.outcome or UNFINISHED) in selection.outcomes)
     ]
     if not found:
         tasks = ", ".join(sorted({row.task for row in of_spec})[:20]) or "none"
-        robots = ", ".join(sorted({row.robot for row in of_spec})[:20]) or "none"
         raise ConfigError(
             f"no episode matches {_said(selection)}: of robot spec {spec.hash} there are {len(of_spec)} "
-            f"(tasks: {tasks}; robots: {robots})."
+            f"(tasks: {tasks})."
         )
     return (found[: selection.newest] if selection.newest else found)[::-1]
 

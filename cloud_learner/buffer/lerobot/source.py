@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -56,25 +57,27 @@ class Note(msgspec.Struct, frozen=True):
     first_ns: int
 
 
-class DatasetSource:
+class DatasetSource(msgspec.Struct, frozen=True, eq=False):
     """An opened dataset. Get one from `DatasetSource.open`."""
 
-    def __init__(
-        self,
-        root: Path,
-        info: dict[str, Any],
-        tasks: dict[int, str],
-        episodes: tuple[SourceEpisode, ...],
-        stats: dict[str, dict[str, Any]],
-        about: About | None,
-        notes: dict[int, Note],
-    ) -> None:
-        self.root, self.info, self.tasks, self.episodes = root, info, tasks, episodes
-        self.stats, self.about, self.notes = stats, about, notes
+    root: Path
+    info: dict[str, Any]
+    tasks: dict[int, str]
+    """instruction by `task_index`"""
+    episodes: tuple[SourceEpisode, ...]
+    stats: dict[str, dict[str, Any]]
+    about: About | None
+    """None for a dataset that is not of our own export"""
+    notes: dict[int, Note]
 
     @property
     def fps(self) -> float:
         return float(self.info["fps"])
+
+    def limits(self, key: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """The least and the greatest of each number of a column, None where the dataset has no statistics of it."""
+        stats = self.stats.get(key, {})
+        return (np.ravel(stats["min"]), np.ravel(stats["max"])) if {"min", "max"} <= set(stats) else None
 
     @property
     def features(self) -> dict[str, dict[str, Any]]:
@@ -100,21 +103,21 @@ class DatasetSource:
             )
         about, notes = None, {}
         if (path := root / "meta" / "vla_fleet.json").is_file():
-            about = _decoded(path.read_bytes(), About, path)
+            about = _decoded(path, path.read_bytes(), About)
             if (path := root / "meta" / "vla_fleet_episodes.jsonl").is_file():
-                notes = {n.index: n for line in path.read_bytes().splitlines() for n in [_decoded(line, Note, path)]}
-        stats_path = root / "meta" / "stats.json"
-        stats = _json(stats_path) if stats_path.is_file() else {}
+                lines = [_decoded(path, line, Note) for line in path.read_bytes().splitlines()]
+                notes = {note.index: note for note in lines}
+        path = root / "meta" / "stats.json"
+        stats = _json(path) if path.is_file() else {}
         return cls(root, info, _read_tasks(root), _read_episodes(root, info), stats, about, notes)
 
     def columns(self, episode: SourceEpisode, names: Sequence[str]) -> dict[str, np.ndarray]:
         """[rows] or [rows, n] of those of `names` that the dataset has as numbers."""
         there = [name for name in dict.fromkeys(names) if name in self.features]
-        parquet = _parquet()
-        try:
-            table = parquet.read_table(episode.path, columns=there, filters=[("episode_index", "=", episode.index)])
-        except (OSError, ValueError) as error:
-            raise CorruptDataError(f"episode {episode.index}: {episode.path} cannot be read: {error}") from error
+        with _unreadable(f"episode {episode.index}: {episode.path}"):
+            table = _pyarrow().parquet.read_table(
+                episode.path, columns=there, filters=[("episode_index", "=", episode.index)]
+            )
         if table.num_rows != episode.rows:
             raise CorruptDataError(
                 f"episode {episode.index}: {episode.path} has {table.num_rows} rows of it, not {episode.rows}."
@@ -123,8 +126,8 @@ class DatasetSource:
 
     def pictures(
         self, episode: SourceEpisode, key: str, times_s: np.ndarray, first: int = 0
-    ) -> Iterator[tuple[bytes | np.ndarray, bool]]:
-        """For rows from `first` on an encoded image, or uint8[h, w, 3] in BGR; True if it is surely the row before's.
+    ) -> Iterator[bytes | np.ndarray]:
+        """For rows from `first` on an encoded image, or uint8[h, w, 3] in BGR.
 
         `times_s`: the `timestamp` of those rows. Raises `CorruptDataError` naming episode and file.
         """
@@ -132,8 +135,8 @@ class DatasetSource:
         if (part := episode.videos.get(key)) is not None:
             yield from frames_at(part.path, (times_s + part.from_s).tolist(), 0.5 / self.fps, what)
             return
-        parquet = _dataset()
-        try:
+        parquet = _pyarrow().dataset
+        with _unreadable(f"{what}: images '{key}' of {episode.path}"):
             scanner = parquet.dataset(episode.path, format="parquet").scanner(
                 columns=[key],
                 filter=parquet.field("episode_index") == episode.index,
@@ -141,16 +144,12 @@ class DatasetSource:
                 batch_readahead=1,
                 use_threads=False,
             )
-            before: bytes | None = None
             cells = (cell for batch in scanner.to_batches() for cell in batch.column(0).to_pylist())
             for cell in itertools.islice(cells, first, None):
                 data = cell.get("bytes") if isinstance(cell, dict) else None
                 if not data:
                     raise CorruptDataError(f"{what}: {episode.path} has a row without an image in '{key}'.")
-                yield data, data == before
-                before = data
-        except (OSError, ValueError) as error:
-            raise CorruptDataError(f"{what}: images '{key}' of {episode.path} cannot be read: {error}") from error
+                yield data
 
 
 def names_of(feature: dict[str, Any], prefix: str) -> tuple[str, ...]:
@@ -217,43 +216,35 @@ def _numbers(column: Any, name: str) -> np.ndarray:
 
 
 def _read_table(path: Path, columns: list[str] | None) -> Any:
-    parquet = _parquet()
-    try:
-        return parquet.read_table(path, columns=columns)
-    except (OSError, ValueError, KeyError) as error:
-        raise CorruptDataError(f"{path} cannot be read: {error}. Copy the whole dataset again.") from error
+    with _unreadable(path):
+        return _pyarrow().parquet.read_table(path, columns=columns)
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
+    # msgspec takes no NaN, which lerobot writes
+    with _unreadable(path):
         return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise CorruptDataError(f"{path} cannot be read: {error}. Copy the whole dataset again.") from error
 
 
-def _decoded(data: bytes, type_: Any, path: Path) -> Any:
+def _decoded(path: Path, data: bytes, kind: Any) -> Any:
+    with _unreadable(path):
+        return msgspec.json.decode(data, type=kind)
+
+
+@contextlib.contextmanager
+def _unreadable(what: object) -> Iterator[None]:
     try:
-        return msgspec.json.decode(data, type=type_)
-    except msgspec.DecodeError as error:
-        raise CorruptDataError(
-            f"{path} cannot be read: {error}. Remove it to take the dataset as any other."
+        yield
+    except (OSError, ValueError, KeyError, msgspec.DecodeError) as error:
+        raise CorruptDataError(f"{what} cannot be read: {error}. Copy the whole dataset again.") from error
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.dataset
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError(
+            f"pyarrow is not installed, which reads parquet: pip install 'vla-fleet[lerobot]' ({error})"
         ) from error
-
-
-def _parquet() -> Any:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise ConfigError(f"pyarrow is not installed, which reads parquet: {_INSTALL} ({error})") from error
-    return parquet
-
-
-def _dataset() -> Any:
-    try:
-        import pyarrow.dataset as dataset
-    except ImportError as error:
-        raise ConfigError(f"pyarrow is not installed, which reads parquet: {_INSTALL} ({error})") from error
-    return dataset
-
-
-_INSTALL = "pip install 'vla-fleet[lerobot]'"
+    return pyarrow

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import Place, ShardRow
+from cloud_learner.buffer.ledger.rows import SegmentRow, ShardRow
 from cloud_learner.buffer.maintenance.shard_writer import DEFAULT_POLICY, SealPolicy, move, seal_held, take_shard
 from cloud_learner.buffer.store.shard import SHARD_BYTES
 from cloud_learner.buffer.store.store import SegmentStore
@@ -58,12 +58,12 @@ def drop_dead(store: SegmentStore, ledger: Ledger, *, wait_s: float = 30) -> int
         return _drop_dead(store, ledger)
 
 
-def rewrite(store: SegmentStore, spec_hash: str, places: Sequence[Place], now_ns: int) -> int:
+def rewrite(store: SegmentStore, spec_hash: str, places: Sequence[SegmentRow], now_ns: int) -> int:
     """Write segments into new shards, episode by episode; how many shards. For the holder of `ledger.exclusive`.
 
     A segment that is damaged stays where it is, and keeps its shard: `verify` with `repair` sets it aside.
     """
-    episodes: dict[str, list[Place]] = {}
+    episodes: dict[str, list[SegmentRow]] = {}
     for place in sorted(places, key=lambda place: place.row):
         episodes.setdefault(place.episode, []).append(place)
     rest = [sorted(some, key=lambda place: place.index) for some in episodes.values()]

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import Journaled, Place, Unsealed
+from cloud_learner.buffer.ledger.rows import Journaled, SegmentRow, Unsealed
 from cloud_learner.buffer.store.shard import SHARD_BYTES
 from cloud_learner.buffer.store.store import SegmentStore
 from wire.clock import Clock, MonotonicClock
@@ -24,7 +24,7 @@ from wire.errors import FleetError
 log = logging.getLogger(__name__)
 
 
-T = TypeVar("T", Place, Unsealed)
+T = TypeVar("T", SegmentRow, Unsealed)
 
 
 class SealPolicy(msgspec.Struct, frozen=True):
@@ -139,7 +139,7 @@ def take_shard(episodes: list[list[T]]) -> list[T]:
 
 
 def move(
-    store: SegmentStore, spec_hash: str, segments: Sequence[Place | Unsealed], now_ns: int
+    store: SegmentStore, spec_hash: str, segments: Sequence[SegmentRow | Unsealed], now_ns: int
 ) -> tuple[int, dict[int, str]]:
     """Write segments into a shard of their own; how many, and by row why others could not be read: they stay."""
     found = store.read_records([segment.row for segment in segments])

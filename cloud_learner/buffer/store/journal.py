@@ -23,7 +23,7 @@ from pathlib import Path
 
 from cloud_learner.buffer.files import make_directory, sync_directory, write_durably
 from cloud_learner.buffer.ledger.rows import Journaled
-from wire.errors import CorruptDataError, storage_error
+from wire.errors import CorruptDataError, storage_error, storage_errors
 
 ROTATE_BYTES = 64 * 1024 * 1024
 """A file that has reached this size gets no further record."""
@@ -79,13 +79,11 @@ class Journal:
 
     def raw(self, at: Journaled) -> bytes:
         """What stands in place of a damaged record, as much as there is."""
-        try:
-            with open(self._path(at.journal), "rb", buffering=0) as file:
-                return os.pread(file.fileno(), _HEADER.size + at.bytes, at.offset)
-        except FileNotFoundError:
+        path = self._path(at.journal)
+        if not path.exists():
             return b""
-        except OSError as error:
-            raise storage_error(error, "journal", self._path(at.journal)) from error
+        with storage_errors("journal", path), open(path, "rb", buffering=0) as file:
+            return os.pread(file.fileno(), _HEADER.size + at.bytes, at.offset)
 
     def remove_unused(self, referred: Callable[[], Set[int]]) -> int:
         """Remove the complete files that nobody refers to. Returns how many.
@@ -119,12 +117,10 @@ class Journal:
 
     def owner(self) -> str:
         """What tells this journal from that of another machine, '' before `claim`."""
-        try:
-            return (self.directory / _OWNER).read_text().strip()
-        except FileNotFoundError:
-            return ""
-        except OSError as error:
-            raise storage_error(error, "journal", self.directory / _OWNER) from error
+        path = self.directory / _OWNER
+        with storage_errors("journal", path), contextlib.suppress(FileNotFoundError):
+            return path.read_text().strip()
+        return ""
 
     def claim(self) -> str:
         """Give this journal a name of its own, once; the name."""
@@ -139,12 +135,9 @@ class Journal:
 
     def numbers(self) -> list[int]:
         """Numbers of the files that are there, growing."""
-        try:
+        names: list[str] = []
+        with storage_errors("journal", self.directory), contextlib.suppress(FileNotFoundError):
             names = os.listdir(self.directory)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise storage_error(error, "journal", self.directory) from error
         return sorted(int(match[1]) for name in names if (match := _NAME.match(name)))
 
     def close(self) -> None:
@@ -163,12 +156,11 @@ class Journal:
 
     def _hold(self, number: int) -> int | None:
         """A locked descriptor of a complete file, or None if its writer is still at it or it is gone."""
-        try:
-            descriptor = os.open(self._path(number), os.O_RDONLY)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise storage_error(error, "journal", self._path(number)) from error
+        with storage_errors("journal", self._path(number)):
+            try:
+                descriptor = os.open(self._path(number), os.O_RDONLY)
+            except FileNotFoundError:
+                return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

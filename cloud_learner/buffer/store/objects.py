@@ -16,13 +16,11 @@ from typing import Any, Protocol
 
 import msgspec
 import obstore
-import zarr.storage
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import from_url
-from zarr.abc.store import Store
 
-from cloud_learner.buffer.files import make_directory, move_durably, remove_leftovers, remove_quietly
-from wire.errors import ConfigError, CorruptDataError, NotWritableError, StorageError, storage_error
+from cloud_learner.buffer.files import TEMPORARY, remove_leftovers, write_durably
+from wire.errors import ConfigError, CorruptDataError, NotWritableError, StorageError, storage_error, storage_errors
 
 Span = tuple[str, int, int]
 """(key, first byte, end byte) of a part of an object."""
@@ -70,10 +68,6 @@ class ObjectStore(Protocol):
         """Remove what a crash left half-written; only for one that alone writes here. Returns how many."""
         ...
 
-    def zarr(self) -> Store:
-        """The same objects as zarr sees them, to be read only."""
-        ...
-
 
 _SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "file")
 
@@ -100,20 +94,8 @@ class LocalObjects:
         self._numbers = iter(range(2**62))
 
     def put(self, key: str, data: bytes) -> None:
-        path = self.root / key
-        name = f"{os.getpid()}-{threading.get_ident()}-{next(self._numbers)}.part"
-        temporary = self.root / _WRITING / name
-        try:
-            make_directory(path.parent)
-            make_directory(temporary.parent)
-            with open(temporary, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            move_durably(temporary, path)
-        except OSError as error:
-            remove_quietly(temporary)
-            raise storage_error(error, "store", path) from error
+        name = f"{os.getpid()}-{threading.get_ident()}-{next(self._numbers)}{TEMPORARY}"
+        write_durably(self.root / key, data, "store", self.root / _WRITING / name)
 
     def get(self, key: str) -> bytes:
         try:
@@ -122,33 +104,21 @@ class LocalObjects:
             raise self._explained(error, key) from error
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
-        found, key, descriptor = [], "", -1
-        try:
-            for wanted, first, end in spans:
-                if wanted != key:
-                    if descriptor >= 0:
-                        os.close(descriptor)
-                        descriptor = -1
-                    key = wanted
-                    descriptor = os.open(self.root / key, os.O_RDONLY)
-                part = os.pread(descriptor, end - first, first)
-                if len(part) != end - first:
-                    raise CorruptDataError(
-                        f"object {self.root / key} ends before byte {end}. Restore it from a backup."
-                    )
-                found.append(part)
-        except OSError as error:
-            raise self._explained(error, key) from error
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
+        found = []
+        for key, first, end in spans:
+            try:
+                with open(self.root / key, "rb", buffering=0) as file:
+                    part = os.pread(file.fileno(), end - first, first)
+            except OSError as error:
+                raise self._explained(error, key) from error
+            if len(part) != end - first:
+                raise CorruptDataError(f"object {self.root / key} ends before byte {end}. Restore it from a backup.")
+            found.append(part)
         return found
 
     def delete(self, key: str) -> None:
-        try:
+        with storage_errors("store", self.root / key):
             (self.root / key).unlink(missing_ok=True)
-        except OSError as error:
-            raise storage_error(error, "store", self.root / key) from error
 
     def list(self, prefix: str = "") -> Iterator[str]:
         for folder, folders, names in os.walk(self.root / prefix):
@@ -157,9 +127,6 @@ class LocalObjects:
                 folders[:] = [name for name in folders if name != _WRITING]
             for name in names:
                 yield str(relative / name)
-
-    def zarr(self) -> Store:
-        return zarr.storage.LocalStore(self.root, read_only=True)
 
     def clean(self) -> int:
         return remove_leftovers(self.root / _WRITING, "store")
@@ -189,8 +156,8 @@ class RemoteObjects:
                 f"store {self.place} cannot be used: {self._text(error)}. Give a URL such as s3://bucket/prefix, and "
                 "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL where it needs them."
             ) from None
-        self._threads: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        # its threads begin with the first requests
+        self._pool = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="objects")
 
     def put(self, key: str, data: bytes) -> None:
         try:
@@ -222,7 +189,7 @@ class RemoteObjects:
             return data
 
         found: list[bytes] = [b""] * len(spans)
-        for run, data in zip(runs, self._pool().map(fetch, runs), strict=True):
+        for run, data in zip(runs, self._pool.map(fetch, runs), strict=True):
             for number in run.spans:
                 _, first, end = spans[number]
                 found[number] = data[first - run.first : end - run.first]
@@ -247,9 +214,6 @@ class RemoteObjects:
     def clean(self) -> int:
         return 0  # an object is put in one request
 
-    def zarr(self) -> Store:
-        return zarr.storage.ObjectStore(self._store, read_only=True)
-
     def _size(self, key: str) -> int:
         try:
             return int(obstore.head(self._store, key)["size"])
@@ -258,12 +222,6 @@ class RemoteObjects:
 
     def _short(self, key: str, end: int) -> CorruptDataError:
         return CorruptDataError(f"object {self.place}/{key} ends before byte {end}. Restore it from a backup.")
-
-    def _pool(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="objects")
-            return self._threads
 
     def _explained(self, error: Exception, key: str) -> StorageError:
         where = f"{self.place}/{key}"

@@ -20,7 +20,7 @@ import numpy as np
 
 from cloud_learner.buffer.files import write_durably
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import Journaled, Place
+from cloud_learner.buffer.ledger.rows import Journaled, SegmentRow
 from cloud_learner.buffer.store.journal import Journal
 from cloud_learner.buffer.store.objects import ObjectStore
 from cloud_learner.buffer.store.shard import FORMAT, encode_shard, metadata, read_spans, shard_key
@@ -211,7 +211,7 @@ class SegmentStore:
         payloads: dict[int, bytes] = {}
         damaged: dict[int, str] = {}
         elsewhere: list[int] = []
-        failed: dict[int, tuple[Place, str]] = {}
+        failed: dict[int, tuple[SegmentRow, str]] = {}
         rest: list[int] = list(dict.fromkeys(rows))
         for _ in range(_MOVES):
             places = self.ledger.places(rest)
@@ -240,7 +240,7 @@ class SegmentStore:
         damaged.update((row, failed[row][1]) for row in rest)
         return Records(payloads, damaged, tuple(elsewhere))
 
-    def _read_group(self, places: Sequence[Place]) -> list[tuple[Place, bytes | CorruptDataError]]:
+    def _read_group(self, places: Sequence[SegmentRow]) -> list[tuple[SegmentRow, bytes | CorruptDataError]]:
         """The records of one shard, or one of the journal, or why one cannot be read."""
         try:
             return list(zip(places, self._payloads(places), strict=True))
@@ -250,7 +250,7 @@ class SegmentStore:
         # one of them, or more: the others are to be had
         return [found for place in places for found in self._read_group([place])]
 
-    def _payloads(self, places: Sequence[Place]) -> list[bytes]:
+    def _payloads(self, places: Sequence[SegmentRow]) -> list[bytes]:
         first = places[0]
         if first.journal is not None:
             return [self.journal.read(Journaled(first.journal, first.offset, first.bytes, first.sha256))]
@@ -286,9 +286,9 @@ def canonical(segment: Segment, spec: RobotSpec) -> Segment:
     )
 
 
-def _together(places: Sequence[Place]) -> list[list[Place]]:
+def _together(places: Sequence[SegmentRow]) -> list[list[SegmentRow]]:
     """Groups that are read at once: what lies in one shard, in its order; each journaled record alone."""
-    groups: dict[tuple[object, ...], list[Place]] = {}
+    groups: dict[tuple[object, ...], list[SegmentRow]] = {}
     for place in places:
         key = (place.spec_hash, place.shard) if place.shard is not None else (place.row,)
         groups.setdefault(key, []).append(place)

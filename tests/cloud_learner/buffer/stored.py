@@ -1,9 +1,19 @@
 """A buffer that tests write to, and know what is in it."""
 
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
+import zarr.storage
+
+from cloud_learner.buffer.store.objects import LocalObjects
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 
 SPEC = fake_spec(2, size=16)
 OTHER = fake_spec(0, state_dim=7)
+
+
+def as_zarr(objects):
+    """The same objects as zarr sees them, to be read only."""
+    if isinstance(objects, LocalObjects):
+        return zarr.storage.LocalStore(objects.root, read_only=True)
+    return zarr.storage.ObjectStore(objects._store, read_only=True)
 
 
 class Buffer:

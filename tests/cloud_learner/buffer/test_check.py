@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.check import check_frames, check_names, check_steps, jpeg_size
-from cloud_learner.buffer.synthetic import fake_episode, fake_jpeg, fake_spec
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_jpeg, fake_spec
 from wire.errors import InvalidDataError
 from wire.messages.gateway import CameraFrames
 

@@ -7,8 +7,8 @@ import pytest
 
 from cloud_learner.buffer.check import MAX_EPISODE_STEPS
 from cloud_learner.buffer.location import BufferLocation
-from cloud_learner.buffer.synthetic import CLOSING_NS, fake_episode, fake_spec, same_segment
 from cloud_learner.gateway.ingest import Ingest
+from tests.cloud_learner.buffer.synthetic import CLOSING_NS, fake_episode, fake_spec, same_segment
 from wire import codec
 from wire.clock import ManualClock
 from wire.errors import StorageError
@@ -251,7 +251,7 @@ def test_a_frame_that_cannot_be_decoded_is_refused(gateway, damage):
 def test_latency_is_measured_in_the_gateways_clock(gateway):
     segments = fake_episode(SPEC, "e", steps=200)
     offset_ns = 5 * 10**9
-    gateway.ledger.set_clock_offset("r1", offset_ns)
+    gateway.ledger.set_clock_offset("r1", offset_ns, 0)
     for number, segment in enumerate(segments, start=1):
         gateway.clock.sleep_until(segment.closed_ns + offset_ns + number * 10**7)
         assert gateway.accept(segment).latency_s == pytest.approx(0.01 * number)

@@ -54,7 +54,6 @@ def test_a_robot_is_shown_as_its_status_says():
     assert (robot["task"], robot["instruction"]) == ("drawer-open", "open the drawer")
     assert (robot["version"], robot["episodes"], robot["interventions"]) == (3, 12, 2)
     assert robot["missed_percent"] == 0.5
-    assert robot["late_p99_s"] is None
     assert robot["recent"] == [{"task": "drawer-open", "outcome": "success", "human_steps": 30}]
     assert robot["spec"]["cameras"] == ["front"]
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import ConfigError, InvalidDataError
 from wire.types import PolicyVersion
 
@@ -149,8 +149,8 @@ def test_where_the_buffer_is_can_be_said_once(tmp_path: Path) -> None:
     (tmp_path / "shards").mkdir()
     directory = DataDirectory(tmp_path / "fleet")
     directory.keep_buffer_at("", f"file://{tmp_path}/shards")
-    assert directory.buffer.store_place == f"file://{tmp_path}/shards"
-    assert directory.buffer.ledger_place == str(tmp_path / "fleet" / "ledger.sqlite")
+    assert directory.buffer.store_location == f"file://{tmp_path}/shards"
+    assert directory.buffer.ledger_location == str(tmp_path / "fleet" / "ledger.sqlite")
     ledger, store = directory.buffer.open_writer()
     store.close()
     ledger.close()

@@ -13,7 +13,7 @@ from cloud_learner.buffer.ledger import commit as ledger_commit
 from cloud_learner.buffer.ledger.control import summarise_control
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, Totals
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import ConfigError, CorruptDataError, DiskFullError, InvalidDataError, NotWritableError, StorageError
 
 SPEC = fake_spec()
@@ -44,7 +44,7 @@ def test_others_read_while_the_gateway_writes(ledger, ledger_place):
     with pytest.raises(NotWritableError, match="reading only"), reader.exclusive():
         pass
     # not only this class says no
-    with pytest.raises(NotWritableError), reader._database._explained(), reader._database._reader.begin() as connection:
+    with pytest.raises(NotWritableError), reader._explained(), reader._reader.begin() as connection:
         connection.execute(sa.text("DELETE FROM segments"))
     ledger.close()
     # the last writer may have tidied up behind it; readers still come in
@@ -55,14 +55,14 @@ def test_others_read_while_the_gateway_writes(ledger, ledger_place):
 def test_rows_appear_in_the_order_of_their_numbers(ledger):
     """A reader that has seen row n never finds a smaller one later: who comes second waits for the first to commit."""
     first, second = (fake_episode(SPEC, name, steps=40)[0] for name in ("a", "b"))
-    with ledger._database.writing() as connection:
+    with ledger.writing() as connection:
         row = ledger_commit.commit_segment(connection, first, Journaled(1, 0, 1, "0" * 64), 1, 2)
         late = []
         thread = threading.Thread(target=lambda: late.append(_commit(ledger, second)))
         thread.start()
         thread.join(0.3)
         assert thread.is_alive()
-        assert (late, ledger.newest_row()) == ([], 0)
+        assert (late, ledger.totals().newest_row) == ([], 0)
     thread.join(30)
     assert late == [row + 1]
     assert [found.id for found in ledger.segments_after(0)] == ["a/0", "b/0"]
@@ -82,7 +82,7 @@ def test_many_threads_commit_and_one_follows(ledger):
     threads = [threading.Thread(target=commit, args=(segments,)) for segments in episodes]
     for thread in threads:
         thread.start()
-    while any(thread.is_alive() for thread in threads) or after < ledger.newest_row():
+    while any(thread.is_alive() for thread in threads) or after < ledger.totals().newest_row:
         found = ledger.index(after, SPEC.data_hash)
         seen += found.row.tolist()
         after = seen[-1] if seen else 0
@@ -97,7 +97,7 @@ def test_many_threads_commit_and_one_follows(ledger):
 
 def test_a_reader_sees_one_state_however_long_it_looks(ledger):
     _commit(ledger, fake_episode(SPEC, "e1", steps=40)[0])
-    with ledger._database.reading() as connection:
+    with ledger.reading() as connection:
         query = sa.text("SELECT count(*) FROM segments")
         assert connection.scalar(query) == 1
         _commit(ledger, fake_episode(SPEC, "e2", steps=40)[0])
@@ -129,12 +129,12 @@ def test_two_open_a_new_ledger_at_once(ledger_place):
 
 
 def test_a_ledger_of_another_format_is_refused(ledger, ledger_place):
-    with ledger._database.writing() as connection:
+    with ledger.writing() as connection:
         connection.execute(sa.text("UPDATE meta SET value = '99' WHERE key = 'format'"))
     for read_only in (False, True):
         with pytest.raises(StorageError, match="has format 99, this vla-fleet reads format 4"):
             Ledger.open(ledger_place, read_only=read_only)
-    with ledger._database.writing() as connection:
+    with ledger.writing() as connection:
         connection.execute(sa.text("DROP TABLE meta"))
     with pytest.raises(StorageError, match="format unknown"):
         Ledger.open(ledger_place)
@@ -146,7 +146,7 @@ def test_there_must_be_something_to_read(ledger_place):
 
 
 def test_a_commit_is_on_the_device(ledger, ledger_place):
-    with ledger._database.writing() as connection:
+    with ledger.writing() as connection:
         if "://" in ledger_place:
             assert connection.scalar(sa.text("SHOW synchronous_commit")) == "on"
             assert connection.scalar(sa.text("SHOW transaction_isolation")) == "read committed"
@@ -167,11 +167,11 @@ def test_files_that_are_no_ledger_are_named(tmp_path):
     # directories are made, and any name will do
     path = tmp_path / "name with ? and # and %" / "ledger.sqlite"
     ledger = Ledger.open(path)
-    assert ledger.place == str(path)
+    assert ledger.location == str(path)
     ledger.close()
     assert path.exists()
     with contextlib.closing(Ledger.open(f"sqlite:///{tmp_path}/name.sqlite")) as ledger:
-        assert ledger.place == str(tmp_path / "name.sqlite")
+        assert ledger.location == str(tmp_path / "name.sqlite")
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file"):
         Ledger.open(tmp_path / "file" / "ledger.sqlite")
@@ -180,7 +180,7 @@ def test_files_that_are_no_ledger_are_named(tmp_path):
 def test_a_full_disk_is_said_and_survived(tmp_path):
     ledger = Ledger.open(tmp_path / "ledger.sqlite")
     ledger.see_robot("r1", SPEC, "clock", 5)
-    engine = ledger._database._engine
+    engine = ledger._engine
     limit = lambda raw, _record: raw.execute("PRAGMA max_page_count=1")  # noqa: E731
     sa.event.listen(engine, "connect", limit)
     engine.dispose()
@@ -202,8 +202,8 @@ def test_a_password_is_shown_to_nobody(postgres_url):
     secret = "sesame-4711"
     url = postgres_url.replace("fleet@", f"fleet:{secret}@")
     ledger = Ledger.open(url)
-    assert secret not in ledger.place + repr(ledger)
-    assert ledger.place.startswith("postgresql://fleet@/")
+    assert secret not in ledger.location + repr(ledger)
+    assert ledger.location.startswith("postgresql://fleet@/")
     with pytest.raises(InvalidDataError, match="out of range") as raised:
         ledger.see_robot("r1", None, "clock", 2**70)
     ledger.close()
@@ -232,7 +232,7 @@ def test_connections_that_broke_are_replaced(postgres_server, postgres_url):
     postgres_server.execute(end_all)
     assert _commit(ledger, segments[1]) is not None
     # in the middle of a transaction nothing of it is kept
-    with pytest.raises(StorageError), ledger._database.writing() as connection:
+    with pytest.raises(StorageError), ledger.writing() as connection:
         ledger_commit.commit_segment(connection, segments[2], Journaled(1, 0, 1, "0" * 64), 1, 2)
         postgres_server.execute(end_all)
     assert ledger.totals().segments == 2

@@ -5,7 +5,7 @@ import pytest
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import InvalidDataError
 from wire.types import PolicyVersion
 
@@ -84,7 +84,7 @@ def test_an_episode_is_first_drawn_once_on_every_way(ledger):
         expected = tuple(number for number in range(1, 30) if episode in seen[number])
         assert ledger.versions_of_episode(f"e{episode}") == expected
     # one row where an episode is new, none where an ancestor had it
-    with ledger._database.reading() as connection:
+    with ledger.reading() as connection:
         rows = connection.exec_driver_sql("SELECT version, episode FROM trained").fetchall()
     assert rows
     assert all(episode not in seen[parents[version]] for version, episode in rows)

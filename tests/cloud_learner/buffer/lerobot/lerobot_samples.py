@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +18,11 @@ import pytest
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.lerobot.importer import import_dataset
-from cloud_learner.buffer.lerobot.mapping import DatasetMapping, map_dataset
-from cloud_learner.buffer.lerobot.source import DatasetSource
+from cloud_learner.buffer.lerobot.mapping import DatasetMapping
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.store.store import SegmentStore
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.messages.gateway import ACTORS, Segment
 from wire.types import RobotSpec
 
@@ -132,10 +133,10 @@ def two_episodes(buffer: Buffer, steps: int = 24) -> None:
 
 
 def taken(root: Path, mapping: DatasetMapping | None = None, **options) -> list[Segment]:
-    """The segments that an import of `root` gives away."""
-    source, found = DatasetSource.open(root), []
-    import_dataset(source, map_dataset(source, mapping or DatasetMapping()), found.append, **options)
-    return found
+    """The segments that an import of `root` stores in an empty buffer."""
+    with tempfile.TemporaryDirectory() as directory, contextlib.closing(Buffer(Path(directory))) as made:
+        import_dataset(made.ledger, made.store, root, mapping, **options)
+        return made.segments()
 
 
 def episodes(segments: list[Segment]) -> list[list[Segment]]:

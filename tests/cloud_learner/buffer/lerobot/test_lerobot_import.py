@@ -14,12 +14,11 @@ import pytest
 from cloud_learner.buffer.lerobot import exporter as lerobot_export
 from cloud_learner.buffer.lerobot import importer as lerobot_import
 from cloud_learner.buffer.lerobot.exporter import export
-from cloud_learner.buffer.lerobot.importer import fetch, import_dataset, import_into
-from cloud_learner.buffer.lerobot.mapping import DatasetMapping, map_dataset
+from cloud_learner.buffer.lerobot.importer import import_dataset
+from cloud_learner.buffer.lerobot.mapping import DatasetMapping
 from cloud_learner.buffer.lerobot.rows import row_spec
 from cloud_learner.buffer.lerobot.selection import Selection, TransferProgress
 from cloud_learner.buffer.lerobot.source import DatasetSource
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from tests.cloud_learner.buffer.lerobot.lerobot_samples import (
     HUMAN,
     SPEC,
@@ -32,6 +31,7 @@ from tests.cloud_learner.buffer.lerobot.lerobot_samples import (
     taken,
     two_episodes,
 )
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from tests.extras import needs
 from wire.errors import ConfigError, CorruptDataError, StorageError
 from wire.messages.gateway import Segment
@@ -60,7 +60,7 @@ def test_there_and_back(buffer: Buffer, other: Buffer, tmp_path: Path, video: bo
     two_episodes(buffer, steps=300)
     export(buffer.ledger, buffer.store, SPEC, tmp_path / "out", video=video)
     told: list[TransferProgress] = []
-    done = import_into(other.ledger, other.store, tmp_path / "out", progress=told.append)
+    done = import_dataset(other.ledger, other.store, tmp_path / "out", progress=told.append)
     assert (done.episodes, done.known, done.steps, done.left_out) == (2, 0, 596, ())
     assert done.spec == SPEC
     assert told == [TransferProgress(1, 2, 300), TransferProgress(2, 2, 596)]
@@ -88,14 +88,14 @@ def test_there_and_back(buffer: Buffer, other: Buffer, tmp_path: Path, video: bo
 
 
 def test_twice_stores_once(exported: Path, other: Buffer) -> None:
-    first = import_into(other.ledger, other.store, exported)
+    first = import_dataset(other.ledger, other.store, exported)
     rows = other.rows()
-    again = import_into(other.ledger, other.store, exported)
+    again = import_dataset(other.ledger, other.store, exported)
     assert (first.episodes, again.episodes, again.known, again.steps) == (2, 0, 2, 0)
     assert other.rows() == rows
     elsewhere = exported.with_name("copy")
     shutil.copytree(exported, elsewhere)
-    assert import_into(other.ledger, other.store, elsewhere).known == 2
+    assert import_dataset(other.ledger, other.store, elsewhere).known == 2
 
 
 def test_an_interrupted_import_goes_on_where_it_stopped(
@@ -120,15 +120,17 @@ def test_an_interrupted_import_goes_on_where_it_stopped(
 
         monkeypatch.setattr(other.store, "append", limited)
         with pytest.raises(StorageError, match="went away"):
-            import_into(other.ledger, other.store, tmp_path / "out")
+            import_dataset(other.ledger, other.store, tmp_path / "out")
     monkeypatch.setattr(other.store, "append", append)
-    import_into(other.ledger, other.store, tmp_path / "out")
+    import_dataset(other.ledger, other.store, tmp_path / "out")
     stored = {segment.id: segment for segment in other.segments()}
     assert len(stored) == len(other.rows()) == len(whole)
     assert all(same_segment(stored[segment.id], segment) for segment in whole)
 
 
-def test_images_are_held_one_segment_at_a_time(buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_held_one_segment_at_a_time(
+    buffer: Buffer, other: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two_episodes(buffer)
     export(buffer.ledger, buffer.store, SPEC, tmp_path / "out")
     monkeypatch.setattr(lerobot_import, "SEGMENT_STEPS", 5)
@@ -140,15 +142,15 @@ def test_images_are_held_one_segment_at_a_time(buffer: Buffer, tmp_path: Path, m
             yield picture
 
     monkeypatch.setattr(DatasetSource, "pictures", counted)
-    source = DatasetSource.open(tmp_path / "out")
-    import_dataset(source, map_dataset(source, DatasetMapping()), lambda segment: at.append((drawn[0], segment.steps)))
+    monkeypatch.setattr(other.store, "append", lambda segment, *_times: at.append((drawn[0], segment.steps)))
+    import_dataset(other.ledger, other.store, tmp_path / "out")
     assert [count for count, _ in at] == (2 * np.cumsum([steps for _, steps in at])).tolist()
 
 
 def test_the_rate_of_the_camera_comes_back_as_such(buffer: Buffer, other: Buffer, tmp_path: Path) -> None:
     two_episodes(buffer)
     export(buffer.ledger, buffer.store, SPEC, tmp_path / "out", fps="camera", selection=Selection(ids=("online-0",)))
-    done = import_into(other.ledger, other.store, tmp_path / "out")
+    done = import_dataset(other.ledger, other.store, tmp_path / "out")
     assert done.spec == row_spec(SPEC, 20, 4)
     stored, copy = buffer.put["online-0"], other.segments()
     assert np.array_equal(joined(copy, "state"), joined(stored, "state")[::4])
@@ -161,8 +163,8 @@ def test_corrections_alone_are_episodes_without_a_known_end(buffer: Buffer, tmp_
     actor = [0] * 8 + [HUMAN] * 8 + [0] * 8
     buffer.add(fake_episode(SPEC, "e", steps=24, actor=actor))
     export(buffer.ledger, buffer.store, SPEC, tmp_path / "out", selection=Selection(actors=("human",)))
-    segments = taken(tmp_path / "out", DatasetMapping(outcome="aborted"))
-    assert [(s.steps, s.outcome) for s in segments] == [(8, "aborted")]
+    segments = taken(tmp_path / "out")
+    assert [(s.steps, s.outcome) for s in segments] == [(8, "success")]
     assert np.array_equal(segments[0].state, buffer.put["e"][0].state[8:16])
 
 
@@ -184,13 +186,13 @@ def test_a_video_that_cannot_be_decoded(exported: Path, other: Buffer, harm: str
     with pytest.raises(
         CorruptDataError, match=rf"episode 0: video {path} (cannot be decoded|is not there|has no frame)"
     ):
-        import_into(other.ledger, other.store, exported)
+        import_dataset(other.ledger, other.store, exported)
     assert other.rows() == []
-    done = import_into(other.ledger, other.store, exported, skip_broken=True)
+    done = import_dataset(other.ledger, other.store, exported, skip_broken=True)
     assert (done.episodes, done.steps) == (1, 20)
     assert [one.episode for one in done.left_out] == ["episode 0"]
     path.write_bytes(kept)
-    mended = import_into(other.ledger, other.store, exported)
+    mended = import_dataset(other.ledger, other.store, exported)
     assert (mended.episodes, mended.known, mended.steps, mended.left_out) == (1, 1, 24, ())
 
 
@@ -207,13 +209,13 @@ def test_a_fault_in_the_middle_leaves_an_unfinished_episode_that_a_mended_datase
     whole = taken(exported)
     kept = video_of(exported, 0).read_bytes()
     shutil.copy(video_of(exported, 1), video_of(exported, 0))
-    done = import_into(other.ledger, other.store, exported, skip_broken=True)
+    done = import_dataset(other.ledger, other.store, exported, skip_broken=True)
     assert len(done.left_out) == 1
     first = other.ledger.episode(whole[0].episode.id)
     assert first is not None
     assert (first.outcome, first.steps) == ("", 18)
     video_of(exported, 0).write_bytes(kept)
-    import_into(other.ledger, other.store, exported)
+    import_dataset(other.ledger, other.store, exported)
     mended = other.ledger.episode(whole[0].episode.id)
     assert mended is not None
     assert (mended.outcome, mended.steps) == ("success", 24)
@@ -270,21 +272,14 @@ def test_rows_that_are_missing_or_garbled(exported: Path) -> None:
         taken(exported)
 
 
-def test_without_the_libraries_it_says_how_to_get_them(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = DatasetSource.open(exported)
-    mapped = map_dataset(source, DatasetMapping())
+def test_without_the_libraries_it_says_how_to_get_them(
+    exported: Path, other: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("av", "pyarrow.parquet"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, module, None)
             with pytest.raises(ConfigError, match=r"pip install 'vla-fleet\[lerobot\]'"):
-                import_dataset(source, mapped, lambda segment: None)
-
-
-def test_the_hub_that_cannot_be_reached(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'someone/dataset' cannot be fetched.*copy it here"):
-        fetch("someone/dataset", tmp_path / "got")
-    with pytest.raises(ConfigError, match="cannot be fetched"):
-        fetch("not a name", tmp_path / "got")
+                import_dataset(other.ledger, other.store, exported)
 
 
 def test_large_segments_are_cut_by_size(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:

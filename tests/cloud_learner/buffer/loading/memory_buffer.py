@@ -10,7 +10,7 @@ import numpy as np
 
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.sampling.sampler import BatchPlan
-from cloud_learner.buffer.synthetic import fake_jpeg
+from tests.cloud_learner.buffer.synthetic import fake_jpeg
 from wire.errors import InvalidDataError
 from wire.messages.gateway import ACTORS, CameraFrames, Segment, TerminalObservation
 from wire.types import CameraSpec, Dimension, Episode, RobotSpec

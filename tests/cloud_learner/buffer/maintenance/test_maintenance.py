@@ -10,8 +10,8 @@ from cloud_learner.buffer.maintenance import maintenance as upkeep
 from cloud_learner.buffer.maintenance.maintenance import Retention
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.store.shard import SHARD_BYTES, shard_key
-from cloud_learner.buffer.synthetic import same_segment
-from tests.cloud_learner.buffer.stored import OTHER, SPEC
+from tests.cloud_learner.buffer.stored import OTHER, SPEC, as_zarr
+from tests.cloud_learner.buffer.synthetic import same_segment
 from wire.errors import StorageError
 
 pytest_plugins = ["tests.s3"]
@@ -171,7 +171,7 @@ def test_metadata_is_checked_and_can_be_written_again(buffer):
     buffer.check()
     list(upkeep.verify(buffer.store, buffer.ledger, repair=True))
     assert _whole(buffer) == []
-    opened = zarr.open_group(buffer.store.objects.zarr(), path=SPEC.hash, mode="r")
+    opened = zarr.open_group(as_zarr(buffer.store.objects), path=SPEC.hash, mode="r")
     place = buffer.ledger.places([1])[1]
     first = place.shard * SHARD_BYTES + place.offset
     record = bytes(opened["records"][first : first + place.bytes])

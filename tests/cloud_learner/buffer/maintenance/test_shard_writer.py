@@ -7,8 +7,8 @@ from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance import shard_writer
 from cloud_learner.buffer.maintenance.shard_writer import SealPolicy, ShardWriter, seal
 from cloud_learner.buffer.store.shard import shard_key
-from cloud_learner.buffer.synthetic import fake_episode
 from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer
+from tests.cloud_learner.buffer.synthetic import fake_episode
 from wire.clock import ManualClock
 from wire.errors import StorageError
 

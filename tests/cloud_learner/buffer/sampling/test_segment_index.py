@@ -13,8 +13,8 @@ from cloud_learner.buffer.ledger.rows import EpisodeFacts, Journaled, SegmentCol
 from cloud_learner.buffer.sampling.sampler import Sampler
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 from cloud_learner.buffer.sampling.target import uniform
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from tests.cloud_learner.buffer.sampling.planned import HUMAN, POLICY, Book, by_step
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import ConfigError, InvalidDataError
 
 COLUMNS = (
@@ -236,7 +236,7 @@ def test_it_takes_in_what_a_ledger_answers(ledger_place):
             ledger.commit_segment(segment, Journaled(1, 0, 1, "0" * 64), 1, 2)
         universe = SegmentIndex(("a",))
         universe.extend(ledger.index(0, spec.data_hash))
-        assert universe.watermark == ledger.newest_row()
+        assert universe.watermark == ledger.totals().newest_row
         assert universe.steps.tolist() == [40, 40, 10, 30]
         assert universe.following.tolist() == [1, 2, -1, -1]
         assert universe.demonstration.tolist() == [False, False, False, True]

@@ -23,8 +23,8 @@ import pytest
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance import maintenance as upkeep
 from cloud_learner.buffer.maintenance.shard_writer import seal
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from cloud_learner.gateway.ingest import Ingest
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 
 KILLS = 60
 CHECK_EVERY = 40

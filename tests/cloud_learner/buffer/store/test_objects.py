@@ -52,15 +52,6 @@ def test_what_is_gone_or_short_is_corrupt(objects, key):
             objects.read([("x", 0, 2), span])
 
 
-def test_zarr_sees_the_same_objects_and_may_not_write(objects):
-    import zarr
-
-    objects.put("g/zarr.json", b'{"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}}')
-    assert zarr.open_group(objects.zarr(), path="g", mode="r").attrs["a"] == 1
-    with pytest.raises(ValueError, match=r"read.only"):
-        zarr.open_group(objects.zarr(), path="g", mode="r+").attrs["a"] = 2
-
-
 @pytest.mark.parametrize(
     ("code", "kind"),
     [

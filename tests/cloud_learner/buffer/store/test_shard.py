@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from cloud_learner.buffer.store.objects import open_objects
 from cloud_learner.buffer.store.shard import FORMAT, SHARD_BYTES, encode_shard, metadata, read_spans, shard_key
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
+from tests.cloud_learner.buffer.stored import as_zarr
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from wire import codec
 from wire.errors import CorruptDataError
 
@@ -60,7 +61,7 @@ def test_zarr_reads_the_same_from_the_same_objects(objects):
     objects.put(KEY, encode_shard(records))
     for key, data in metadata(SPEC).items():
         objects.put(key, data)
-    group = zarr.open_group(objects.zarr(), path=SPEC.hash, mode="r")
+    group = zarr.open_group(as_zarr(objects), path=SPEC.hash, mode="r")
     assert group.attrs["format"] == FORMAT
     assert msgspec.convert(group.attrs["spec"], type(SPEC)) == SPEC
     begin = 3 * SHARD_BYTES

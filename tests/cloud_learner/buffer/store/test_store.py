@@ -12,8 +12,8 @@ from cloud_learner.buffer.maintenance.shard_writer import SealPolicy, seal
 from cloud_learner.buffer.store.objects import LocalObjects
 from cloud_learner.buffer.store.shard import encode_shard, shard_key
 from cloud_learner.buffer.store.store import SegmentStore, canonical
-from cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from wire import codec
 from wire.errors import DiskFullError, InvalidDataError, StorageError
 from wire.messages.gateway import CameraFrames
@@ -68,7 +68,7 @@ def test_what_may_not_be_stored_leaves_no_row(local):
     large = {**segment.frames, "camera0": CameraFrames(np.arange(2), (bytes(33 << 20),) * 2)}
     with pytest.raises(InvalidDataError, match="Close segments more often"):
         local.store.append(msgspec.structs.replace(segment, frames=large), 1, 2)
-    assert local.ledger.newest_row() == 0
+    assert local.ledger.totals().newest_row == 0
     assert local.store.append(segment, 1, 2) == 1
 
 
@@ -251,7 +251,7 @@ def test_readers_and_a_sealer_at_the_same_time(local):
 
 def test_a_journal_of_another_machine_is_no_damage(local, tmp_path):
     rows = local.add_episode("e0", steps=160)
-    there = BufferLocation(tmp_path / "other", store=local.place.store_place)
+    there = BufferLocation(tmp_path / "other", store=local.place.store_location)
     store = SegmentStore(there.journal, LocalObjects(tmp_path / "data" / "store"), local.ledger)
     found = store.read(rows)
     assert found.elsewhere == tuple(rows) and found.segments == {} and found.damaged == {}
