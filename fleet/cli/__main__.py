@@ -14,7 +14,6 @@ from fleet.cli.options import command
 from fleet.config import process_options as options
 from fleet.config.overrides import RobotConfig, RobotKind, unset
 from fleet.launch import builders, robot_builders, supplies
-from fleet.launch.options import UpOptions
 from wire.errors import FleetError
 
 app = typer.Typer(
@@ -30,8 +29,8 @@ app.add_typer(buffer.app)
 app.add_typer(policy.app)
 
 
-@command(app, UpOptions)
-def up(asked: UpOptions) -> int:
+@command(app, options.UpOptions)
+def up(asked: options.UpOptions) -> int:
     """Run the whole loop: gateway, trainer, evaluator and robots, on this machine or on a Ray cluster."""
     from fleet.launch.up import Up
 

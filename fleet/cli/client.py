@@ -32,7 +32,6 @@ from wire.messages.fleet import (
 )
 from wire.messages.gateway import Hello, HelloAck, ReintroduceRequest, Rejection
 from wire.transport.channel import PEER_SUFFIX, Channel
-from wire.transport.keys import GATEWAY, load_pair, load_public
 from wire.transport.zmq_channel import ZmqClient, wait_any
 from wire.types import CALLERS, Lease
 
@@ -85,8 +84,7 @@ class FleetClient:
         """Introduce ourselves and wait for the gateway's welcome."""
         if self._connection is None:
             assert self._keys is not None
-            pair = load_pair(self._keys, self.name)
-            self._connection = ZmqClient(self._gateway, self.name, pair, load_public(self._keys, GATEWAY))
+            self._connection = ZmqClient(self._gateway, self.name, self._keys)
         try:
             self._introduce(time.monotonic() + self._answer_s)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -11,11 +12,12 @@ from typing import Protocol
 
 import msgspec
 
-from fleet.launch.options import free_port
 from robot_edge.runtime.forking import Start, start_program
 from robot_edge.runtime.supervisor import Child, Supervisor
+from wire.errors import ConfigError
 from wire.types import Role
 
+EVERYWHERE = ("0.0.0.0", "::", "*")
 _SAY_AGAIN_S = 60.0
 
 
@@ -87,6 +89,20 @@ def command(part: Part, data: Path, keys: Path | None = None) -> list[str]:
     """What starts `part` on this machine. Only the gateway takes no `--keys`: its keys are its data's."""
     keyed = ["--keys", str(keys)] if keys is not None and part.role != Role.gateway else []
     return [sys.executable, "-m", "fleet.cli", *part.argv, "--data", str(data), *keyed]
+
+
+def free_port(port: int, host: str, option: str = "--port") -> int:
+    """`port` if it is free, any free one for 0. Raises `ConfigError` that names the option to change."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("" if host in EVERYWHERE else host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} on {host} cannot be used: {error.strerror}. Stop the program that uses it or choose "
+                f"another with {option} (0 takes a free one)."
+            ) from error
+        return probe.getsockname()[1]
 
 
 class LocalBackend:

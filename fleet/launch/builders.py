@@ -156,7 +156,7 @@ class _RejectionTimeout:
 
 def gateway_channel(options: ClientOptions, name: str) -> contextlib.AbstractContextManager[ZmqClient]:
     """The connection of the process called `name` to its gateway, closed in the end."""
-    return contextlib.closing(supplies.client(options.gateway, name, options.key_directory))
+    return contextlib.closing(ZmqClient(options.gateway, name, options.key_directory))
 
 
 def limit_threads() -> None:

@@ -142,7 +142,7 @@ def _inference(recipe: Recipe, options: EdgePartOptions) -> None:
     channels: list[SharedChannel | ZmqClient] = [control, uplink]
     slow: SlowPath
     if options.think:
-        remote = supplies.client(options.think, name, options.key_directory, THINKER)
+        remote = ZmqClient(options.think, name, options.key_directory, THINKER)
         channels.append(remote)
         slow = RemoteSlowPath(remote, clock)
     elif recipe.think_apart:

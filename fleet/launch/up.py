@@ -17,11 +17,11 @@ from typing import Any
 
 from fleet.cli.table import Dashboard
 from fleet.config.data_directory import DataDirectory, RunIdentity
+from fleet.config.process_options import UpOptions
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
-from fleet.launch.backend import Backend, LocalBackend
+from fleet.launch.backend import EVERYWHERE, Backend, LocalBackend, free_port
 from fleet.launch.builders import THINKER
-from fleet.launch.options import EVERYWHERE, UpOptions, check_options, free_port
 from fleet.launch.preloads import by_role
 from fleet.launch.process_specs import AFTER, BEFORE, DEMONSTRATOR, HELPERS, Parts, measurer, minute_label
 from fleet.launch.template import Template
@@ -49,7 +49,7 @@ class Up:
     """One run of the main job."""
 
     def __init__(self, options: UpOptions) -> None:
-        check_options(options)
+        options.check()
         self.options = options
         self.overrides = options.overrides
         self.recipe: Recipe = get_recipe(options.recipe, options.seed)

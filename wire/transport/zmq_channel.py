@@ -21,7 +21,7 @@ from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
 from wire.messages import Message
 from wire.messages.gateway import Hello, Rejection
 from wire.transport.channel import PEER_SUFFIX
-from wire.transport.keys import GATEWAY, KeyPair, authorised, check_name, load_pair
+from wire.transport.keys import GATEWAY, KeyPair, authorised, load_pair, load_public
 from wire.transport.shared_channel import SharedChannel
 
 log = logging.getLogger(__name__)
@@ -236,8 +236,11 @@ class ZmqServer:
 class ZmqClient:
     """A named peer's connection to the gateway. Connects in the background and reconnects by itself."""
 
-    def __init__(self, endpoint: str, name: str, pair: KeyPair, server_public: bytes, queue: int = 1000) -> None:
-        self._name = check_name(name)
+    def __init__(self, endpoint: str, name: str, keys: Path, server: str = GATEWAY, queue: int = 1000) -> None:
+        """`keys`: the directory that has the key of `name` and the public one of `server`. Raises `ConfigError` when
+        one is missing, or for an `endpoint` that is none."""
+        pair, server_public = load_pair(keys, name), load_public(keys, server)
+        self._name = name
         self._endpoint = endpoint
         self._context = zmq.Context()
         client: dict[int, int | bytes] = {

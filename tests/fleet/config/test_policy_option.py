@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.overrides import Overrides
-from fleet.config.process_options import EdgeOptions, EvaluatorOptions, TrainerOptions
+from fleet.config.process_options import EdgeOptions, EvaluatorOptions, TrainerOptions, UpOptions
 from fleet.config.recipes import get_recipe
-from fleet.launch.options import UpOptions
 from fleet.launch.process_specs import Parts
 from fleet.launch.robot_builders import edge_processes
 from fleet.launch.up import Up

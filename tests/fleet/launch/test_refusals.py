@@ -9,9 +9,9 @@ from typing import Any, Self
 import pytest
 
 from fleet.config.data_directory import DataDirectory
+from fleet.config.process_options import UpOptions
 from fleet.config.recipes import get_recipe
 from fleet.launch import supplies
-from fleet.launch.options import UpOptions
 from fleet.launch.up import Up
 from fleet.tools.report import RunCounters, make_report
 from robot_edge.runtime import process_group as edge_module

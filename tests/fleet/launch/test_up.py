@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fleet.config.overrides import Overrides
+from fleet.config.process_options import UpOptions
 from fleet.launch.backend import Part, PartState
-from fleet.launch.options import UpOptions
 from fleet.launch.process_specs import Parts
 from fleet.launch.up import Up
 from wire.errors import ConfigError, FleetError
